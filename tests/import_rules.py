@@ -21,32 +21,50 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"core"}),
     frozenset({"clock", "metrics", "remote", "config"}),
     frozenset({"engine"}),
-    frozenset({"tools", "session", "async_cache"}),
+    frozenset({"tools", "tool_types", "session", "async_cache", "toolbox", "tuning"}),
     frozenset({"recording", "testing"}),
-    frozenset({"resume"}),
+    frozenset({"resume", "advise", "report", "otel", "prometheus"}),
     frozenset({"service"}),
-    frozenset({"integrations", "pytest_plugin", "cli", "__main__"}),
+    frozenset({"integrations", "relay", "pytest_plugin", "cli", "__main__"}),
     frozenset({"__init__"}),
 )
 # These use the public names, as anyone's code does. `__init__` imports none of them: that would be a cycle.
-USERS_OF_PUBLIC_NAMES = frozenset({"integrations", "pytest_plugin", "cli", "__main__"})
+USERS_OF_PUBLIC_NAMES = frozenset({"integrations", "relay", "pytest_plugin", "cli", "__main__"})
 
 # Third-party module -> where it may stand. A name that is not here may stand in `integrations` only.
 LEAVES: dict[str, tuple[str, ...]] = {
     "aiohttp": ("recording.http.aiohttp_seam",),  # and what it is made of, once the program has imported it
+    "bokeh": ("report.page",),
     "cache": ("async_cache",),  # async-cache's top-level module
     "cryptography": ("remote.codecs",),
     "genai_prices": ("recording.prices",),
+    "httpx2": ("relay",),
+    "jinja2": ("report.page",),
     "langchain_core": ("resume.frameworks",),
     "langgraph": ("resume.frameworks",),
-    "litellm": ("recording.litellm",),
-    "msgspec": ("values.copies", "values.schema", "values.tagged", "recording", "resume", "service", "cli"),
+    "litellm": ("recording.litellm", "recording.results"),
+    "markupsafe": ("report.page",),
+    "msgspec": (
+        "values.copies",
+        "values.schema",
+        "values.tagged",
+        "recording",
+        "resume",
+        "advise",
+        "relay",
+        "service",
+        "cli",
+    ),
     "multidict": ("recording.http.aiohttp_seam",),
+    "opentelemetry": ("otel",),
+    "prometheus_client": ("prometheus",),
     "pytest": ("pytest_plugin", "testing.fixtures"),
     "redis": ("remote.redis", "cli"),
     "regex": ("recording.redaction",),
     "rich": ("cli",),
-    "starlette": ("service",),
+    "starlette": ("relay", "service"),
+    "uvicorn": ("relay",),
+    "uvloop": ("cli",),
 }
 
 # What waits, looks at a clock or at the world. `core` is values and functions of values.

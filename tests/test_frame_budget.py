@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import agent_cache
-from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, testing
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, ToolCall, configure, testing
+from agent_cache.clock import CLOCK
 
 HIT = 1
 MUTABLE_HIT = 2
@@ -30,8 +31,12 @@ PACKAGE = Path(agent_cache.__file__).parent
 
 @pytest.fixture(autouse=True)
 def _isolated() -> Iterator[None]:
+    """The clock stands still, in C: a load that the machine has interrupted counts as a slow one, which is noted."""
     testing.reset()
+    former = CLOCK.now
+    CLOCK.set((1_000.0).__pos__)
     yield
+    CLOCK.set(former)
     testing.reset()
 
 
@@ -100,6 +105,40 @@ def test_a_hit_outside_of_sessions_is_one_frame(resource: str) -> None:
     tool = AgentCache(resource=resource, ttl=60)(get_card)
     entered = asyncio.run(warm_frames(tool, "u1"))
     assert len(entered) == HIT, entered
+
+
+def test_observers_that_are_not_used_cost_no_frame() -> None:
+    """A hit is one frame also with middleware, and where other tools are audited. When there are none any more, a miss
+    and a write have as many frames as before.
+    """
+
+    async def observe(call: ToolCall, proceed: Callable[[], Awaitable[Any]]) -> Any:
+        return await proceed()
+
+    tool = AgentCache(resource="card", ttl=60, audit=0.0)(get_card)
+    write = AgentCacheInvalidator(resource="tip")(get_card)
+
+    async def main() -> None:
+        await tool("warm")
+        await write("warm")
+        miss, written = await frames(tool, "u1"), await frames(write, "u1")
+        with configure(middleware=(observe,), audit=1.0):
+            assert len(await warm_frames(tool, "u2")) == HIT
+            assert len(await frames(tool, "u3")) > len(miss)
+        await tool("warm again")
+        await write("warm again")
+        assert await frames(tool, "u4") == miss
+        assert await frames(write, "u4") == written
+        assert len(await warm_frames(tool, "u5")) == HIT
+
+    asyncio.run(main())
+
+
+def test_a_hit_that_is_not_chosen_for_an_audit_is_two_frames() -> None:
+    """The body, and the lookup that draws a number."""
+    tool = AgentCache(resource="card", ttl=60, audit=1e-9)(get_card)
+    entered = asyncio.run(warm_frames(tool, "u1"))
+    assert len(entered) == HIT + 1, entered
 
 
 def test_a_hit_without_ttl_is_one_frame() -> None:

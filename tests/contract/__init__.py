@@ -11,11 +11,14 @@ class TestMyTier(TierContract):
 from tests.contract.inheritance import InheritanceTests
 from tests.contract.leases_and_messages import LeaseTests, OutageTests, SubscriptionTests
 from tests.contract.reads_and_writes import LateTagTests, ReadTests, WriteTests
+from tests.contract.ttls import TtlTests
 
 __all__ = ["TierContract"]
 
 
-class TierContract(ReadTests, WriteTests, LateTagTests, InheritanceTests, LeaseTests, SubscriptionTests, OutageTests):
+class TierContract(
+    ReadTests, WriteTests, LateTagTests, InheritanceTests, LeaseTests, SubscriptionTests, OutageTests, TtlTests
+):
     """The promises of `Tier`, as tests. `Workbench` lists what a subclass overrides, each with a default or a skip.
 
     Override `make_tiers`; `advance` if time can be moved; `arrive` if messages take time; `cut` and `reconnect`,

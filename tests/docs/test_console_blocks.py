@@ -24,7 +24,7 @@ from tests.harness.slow import slow
 pytest.importorskip("pytest_asyncio")
 
 ROOT = Path(__file__).parents[2]
-TUTORIAL = "docs/tutorial-recording.md"
+TUTORIALS = ["docs/tutorial-advise.md", "docs/tutorial-recording.md"]
 PAGES = [
     page.relative_to(ROOT).as_posix()
     for page in sorted((ROOT / "docs").rglob("*.md"))
@@ -84,7 +84,7 @@ def run(command: str, project: Path, environment: dict[str, str]) -> str:
     ).stdout  # fmt: skip
 
 
-@pytest.mark.parametrize("page", [TUTORIAL, *slow(*(page for page in PAGES if page != TUTORIAL))])
+@pytest.mark.parametrize("page", [*TUTORIALS, *slow(*(page for page in PAGES if page not in TUTORIALS))])
 def test_a_terminal_shows_what_the_page_shows(page: str, tmp_path: Path, environment: dict[str, str]) -> None:
     """Every command prints what stands below it."""
     project = tmp_path / "project"
@@ -107,6 +107,6 @@ def test_a_terminal_shows_what_the_page_shows(page: str, tmp_path: Path, environ
     assert ran, f"{page} has no command in its console blocks"
 
 
-def test_the_tutorial_is_among_these_pages() -> None:
+def test_the_tutorials_are_among_these_pages() -> None:
     """Were none found, none would fail."""
-    assert TUTORIAL in PAGES
+    assert set(TUTORIALS) <= set(PAGES)

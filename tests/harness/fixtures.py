@@ -6,6 +6,7 @@ whole. Those called `own_...` belong to one test, which may break them.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -142,3 +143,11 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
             tail = "\n".join(server.log.splitlines()[-LOG_LINES:])
             report.sections.append((f"log of {server.kind} on {server.port}: {server.folder / 'log'}", tail))
     return report
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """This process and those that it starts can be interrupted, also where a shell has started it in the background."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)

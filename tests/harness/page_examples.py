@@ -6,14 +6,23 @@ Such a block is not run with the page. It stands below ``<!-- needs: PACKAGE -->
 
 from __future__ import annotations
 
+import ast
 import re
+import types
 from pathlib import Path
+from typing import Any
 
-_DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 _EXAMPLE = r"^<!-- needs: {} -->\n```python no-run\n(.*?)^```\n\n```text\n(.*?)^```$"
 
 
 def examples(page: str, package: str) -> list[tuple[str, str]]:
     """The code and the output of each example of a page that needs a package."""
-    text = (_DOCS / page).read_text("utf-8")
+    text = (DOCS / page).read_text("utf-8")
     return re.findall(_EXAMPLE.format(re.escape(package)), text, re.MULTILINE | re.DOTALL)
+
+
+async def run(code: str, names: dict[str, Any]) -> None:
+    """Run an example, as a module with these names, which may await."""
+    body = compile(code, "page", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    await types.FunctionType(body, names)()

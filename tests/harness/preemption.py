@@ -6,6 +6,7 @@ A stress hits the few instructions between two steps once in many runs; here a t
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -20,11 +21,12 @@ PACKAGE = str(Path(agent_cache.__file__).parent)
 PATIENCE = 30.0  # Seconds until something that waits for another thread counts as hung.
 A_MOMENT = 0.005  # Seconds until who has not come through waits for a lock that the stopped call holds.
 
-Main = Callable[[], Coroutine[Any, Any, Any]]
+Main = Callable[[], Coroutine[Any, Any, Any] | object]
+"""A coroutine function, which gets an event loop of its own, or a plain one."""
 
 
 class Thread(threading.Thread):
-    """Runs a call in an event loop of its own, and stops it once, at the given line of those it runs in the library.
+    """Runs a call, and stops it once, at the given line of those it runs in the library.
 
     Attributes:
         files: how the names of the files begin whose lines count.
@@ -42,7 +44,9 @@ class Thread(threading.Thread):
         if self.stop:
             sys.settrace(self._trace)
         try:
-            asyncio.run(self.main())
+            work = self.main()
+            if inspect.iscoroutine(work):
+                asyncio.run(work)
         except BaseException as error:
             self.error = error
         finally:

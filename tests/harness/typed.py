@@ -78,7 +78,6 @@ HASHABLE: dict[Any, st.SearchStrategy[Any]] = {
     Status: st.sampled_from(Status),
     type(None): st.none(),
 }
-_BUILTIN = [values for kind, values in HASHABLE.items() if kind is not Status]
 _builtin = st.recursive(
     st.one_of(
         *(each for kind, each in HASHABLE.items() if kind is not Status),

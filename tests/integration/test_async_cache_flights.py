@@ -23,6 +23,7 @@ from tests.harness.loads import (
     single_and_batched,
     turn,
 )
+from tests.harness.threads import in_threads
 
 # Cancellation
 
@@ -364,7 +365,6 @@ def test_one_cache_serves_one_loop_after_the_other(get: Get):
 @single_and_batched
 def test_loops_in_threads_load_the_same_key_side_by_side(get: Get):
     cache, met = AsyncCache(batch_window_ms=0), threading.Barrier(2)
-    outcomes: list[Any] = []
 
     async def run() -> Any:
         gate = HeldLoader()
@@ -374,12 +374,7 @@ def test_loops_in_threads_load_the_same_key_side_by_side(get: Get):
         gate.open()
         return await asyncio.gather(first, second)
 
-    threads = [threading.Thread(target=lambda: outcomes.append(asyncio.run(run()))) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert outcomes == [["loaded"] * 2] * 2
+    assert in_threads(2, lambda _: asyncio.run(run())) == [["loaded"] * 2] * 2
     assert nothing_is_left(cache)
 
 

@@ -21,6 +21,7 @@ import pytest
 import agent_cache
 from agent_cache.cli.demo import EXAMPLE, READS, AnswerChecker, Call, draw, has_room, play, show_picture
 from agent_cache.cli.main import main
+from tests.harness.processes import run_python
 
 KINDS = {"hit", "miss", "shared", "write", "stopped"}
 
@@ -46,14 +47,6 @@ def output_of(*arguments: str) -> tuple[int, str, str]:
     with start(*arguments) as process:
         out, err = process.communicate(timeout=60)
     return process.returncode, out, err
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Processes that are started here can be interrupted, also where this one runs in the background and cannot."""
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, former)
 
 
 def test_there_is_at_least_one_of_everything(facts):
@@ -262,9 +255,7 @@ def test_an_output_that_cannot_be_written_ends_the_demo_without_a_traceback():
 
 def test_importing_the_package_does_not_load_the_demo():
     script = "import agent_cache, sys; print([m for m in sys.modules if m.startswith('agent_cache.cli')])"
-    environment = os.environ | {"PYTHONPATH": str(Path(agent_cache.__file__).parent.parent)}
-    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"
+    assert run_python(script) == "[]\n"
 
 
 def test_the_lines_to_copy_run():

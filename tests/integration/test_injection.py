@@ -14,7 +14,8 @@ from unittest import mock
 
 import pytest
 
-from agent_cache import AgentCache, get_metrics
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, AgentLoopDetectedError, get_metrics
+from agent_cache.recording import record, replay
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -42,6 +43,39 @@ STUBS = {
     "mcp": "",
     "mcp.server": "",
     "mcp.server.fastmcp": "class Context(Generic[T]): pass",
+    "google": "",
+    "google.adk": "",
+    "google.adk.agents": "",
+    "google.adk.agents.readonly_context": "class ReadonlyContext: pass",
+    "google.adk.agents.context": (
+        "from google.adk.agents.readonly_context import ReadonlyContext\nclass Context(ReadonlyContext): pass"
+    ),
+    "google.adk.agents.callback_context": "from google.adk.agents.context import Context as CallbackContext",
+    "google.adk.agents.invocation_context": "class InvocationContext: pass",
+    "google.adk.tools": "from google.adk.agents.context import Context as ToolContext",
+    "google.adk.tools.tool_context": "from google.adk.agents.context import Context as ToolContext",
+    "google.genai": "class Context: pass",
+    "llama_index": "",
+    "llama_index.core": "",
+    "workflows": "",
+    "workflows.context": "",
+    "workflows.context.context": "class Context(Generic[T]): pass",
+    "llama_index.core.workflow": (
+        "import workflows\nfrom workflows.context.context import Context\nworkflows.Context = Context"
+    ),
+    "autogen_core": "",
+    "autogen_core._cancellation_token": (
+        "import autogen_core\nclass CancellationToken: pass\nautogen_core.CancellationToken = CancellationToken"
+    ),
+    "strands": "",
+    "strands.types": "",
+    "strands.types.tools": (
+        "import strands\nfrom typing import Protocol\nclass ToolContext(Protocol): pass\n"
+        "strands.ToolContext = ToolContext"
+    ),
+    "agno": "",
+    "agno.run": "",
+    "agno.run.base": "import agno.run\nclass RunContext: pass\nagno.run.RunContext = RunContext",
     "shop": "class Context:\n    def __init__(self, shop): self.shop = shop\nclass RunContext(Context): pass",
 }
 HEAD = "from typing import Generic, TypeVar\nT = TypeVar('T')\n"
@@ -112,6 +146,19 @@ INJECTED = {
     "fastmcp by its module": ("import fastmcp", "fastmcp.Context"),
     "mcp": ("from mcp.server.fastmcp import Context", "Context"),
     "mcp by its module": ("import mcp.server.fastmcp", "mcp.server.fastmcp.Context"),
+    "adk": ("from google.adk.tools import ToolContext", "ToolContext"),
+    "adk, where it is defined": ("from google.adk.agents.context import Context", "Context"),
+    "adk by its module": ("import google.adk.tools", "google.adk.tools.ToolContext"),
+    "adk by its module under another name": ("from google.adk import tools as t", "t.ToolContext"),
+    "adk, of a callback": ("from google.adk.agents.callback_context import CallbackContext", "CallbackContext"),
+    "adk, read-only": ("from google.adk.agents.readonly_context import ReadonlyContext", "ReadonlyContext"),
+    "adk, of a run": ("from google.adk.agents.invocation_context import InvocationContext", "InvocationContext"),
+    "llama-index": ("from llama_index.core.workflow import Context", "Context"),
+    "llama-index workflows": ("import llama_index.core.workflow\nfrom workflows import Context", "Context[int]"),
+    "autogen": ("from autogen_core import CancellationToken", "CancellationToken"),
+    "strands": ("from strands import ToolContext", "ToolContext"),
+    "agno": ("from agno.run import RunContext", "RunContext"),
+    "agno, where it is defined": ("from agno.run.base import RunContext", "RunContext"),
     "optional": ("from fastmcp import Context", "Optional[Context]"),
     "optional by its module": ("from fastmcp import Context", "typing.Optional[Context]"),
     "union": ("from fastmcp import Context", "Context | None"),
@@ -153,6 +200,13 @@ TYPING_ONLY = {
     "from a deep module": ("from mcp.server.fastmcp import Context", "Context | None"),
     "annotated": ("from langchain_core.tools import InjectedToolCallId", "Annotated[str, InjectedToolCallId]"),
     "marker instance": ("from langgraph.prebuilt import InjectedState", "Annotated[dict, InjectedState('x')]"),
+    "adk": ("from google.adk.tools import ToolContext", "ToolContext"),
+    "adk by its deep module": ("import google.adk.tools\n    import google.genai", "google.adk.tools.ToolContext"),
+    "adk by its module": ("from google import adk", "adk.tools.ToolContext"),
+    "llama-index": ("from llama_index.core.workflow import Context", "Context"),
+    "autogen": ("from autogen_core import CancellationToken", "CancellationToken | None"),
+    "strands": ("from strands import ToolContext", "ToolContext"),
+    "agno": ("from agno.run import RunContext", "RunContext"),
 }
 
 
@@ -168,6 +222,15 @@ async def test_a_context_imported_for_typing_alone_is_recognised_from_the_text(
     tool = load(module(f"if TYPE_CHECKING:\n    {imports}", hint, text=True))
     answer = await tool(object(), "tea")
     assert await tool(object(), "tea") == answer
+
+
+@pytest.mark.usefixtures("frameworks")
+async def test_a_context_imported_for_typing_from_elsewhere_is_recognised_if_that_is_loaded(load: Any):
+    """LlamaIndex's context is defined in a package with a common name, which tells nothing by itself."""
+    tool = load(module("if TYPE_CHECKING:\n    from workflows import Context", "Context", text=True))
+    assert await tool(object(), "tea") == await tool(object(), "tea")
+    tool = load(module("if TYPE_CHECKING:\n    import workflows", "workflows.Context", text=True))
+    assert await tool(object(), "tea") == await tool(object(), "tea")
 
 
 @pytest.mark.usefixtures("frameworks")
@@ -204,6 +267,7 @@ OWN = {
     "imported": ("from shop import Context", "Context"),
     "of another context's name": ("from shop import RunContext as Context", "Context"),
     "by its module": ("import shop\nContext = shop.Context", "shop.Context"),
+    "of another package of google's": ("from google.genai import Context", "Context"),
     "quoted": ("from shop import Context", "'Context'"),
     "optional": ("from shop import Context", "Optional[Context]"),
     "annotated": ("from shop import Context", "Annotated[Context, 'InjectedState']"),
@@ -224,6 +288,10 @@ async def test_a_users_context_imported_for_typing_alone_is_an_argument(load: An
     tool = load(module("if TYPE_CHECKING:\n    from shop import Context", "Context", text=True))
     assert await tool("one", "tea") != await tool("other", "tea")
     tool = load(module("if TYPE_CHECKING:\n    from .shop import Context", "Context", text=True))
+    assert await tool("one", "tea") != await tool("other", "tea")
+    tool = load(module("if TYPE_CHECKING:\n    from somebodys.workflows import Context", "Context", text=True))
+    assert await tool("one", "tea") != await tool("other", "tea")
+    tool = load(module("if TYPE_CHECKING:\n    from google.genai import Context", "Context", text=True))
     assert await tool("one", "tea") != await tool("other", "tea")
 
 
@@ -295,3 +363,38 @@ def test_a_module_that_has_changed_is_read_again(load: Any):
     Path(function.__code__.co_filename).write_text(source.replace("shop", "fastmcp"), encoding="utf-8")
     tool = AgentCache("r", name="changed")(function)
     assert [one.name for one in tool.__agent_cache__.parameters.all if one.in_key] == ["query"]
+
+
+async def test_what_the_user_ignores_identifies_no_call():
+    """Neither its result, nor whether it repeats another one."""
+    runs = itertools.count()
+
+    @AgentCache("r", ignore=("ctx", "options"))
+    async def read(ctx: Any, query: str, **options: Any) -> int:
+        return next(runs)
+
+    @AgentCacheInvalidator("r", ignore=["ctx"], ok=lambda result: result == "done")
+    async def write(query: str, *, ctx: Any) -> str:
+        return "no"
+
+    answer = await read(object(), "tea", trace=object())
+    assert await read(ctx=1, query="tea") == answer
+    assert await read(1, "coffee") != answer
+    assert get_metrics()["uncached"] == 0
+    assert read.cache_key(1, "tea") == read.cache_key(2, "tea", trace=1)
+    with pytest.raises(AgentLoopDetectedError):
+        async with AgentCacheSession(max_tool_repeats=3):
+            for ctx in range(9):
+                await write("tea", ctx=ctx)
+
+
+async def test_what_the_user_ignores_is_in_no_recording(tmp_path: Path):
+    @AgentCacheInvalidator("r", ignore=("ctx",), name="shop:buy")
+    async def buy(item: str, ctx: Any) -> str:
+        return f"{item} for {ctx}"
+
+    with record(tmp_path / "run.jsonl") as recorder:
+        await buy("tea", "user 1")
+    assert recorder.steps[0].arguments == {"item": "tea"}
+    with replay(tmp_path / "run.jsonl", strict=True):
+        assert await buy("tea", object()) == "tea for user 1"

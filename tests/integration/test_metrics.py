@@ -22,10 +22,24 @@ from agent_cache.metrics import Metrics
 from tests.harness import library
 from tests.harness.gates import Gate, cancelled, started
 from tests.harness.slow import slow
+from tests.harness.threads import in_threads
 
 pytestmark = pytest.mark.usefixtures("clock")
 
-COUNTERS = ("calls", "hits", "misses", "shared", "invalidations", "uncached", "evictions", "errors", "stale")
+COUNTERS = (
+    "calls",
+    "hits",
+    "misses",
+    "shared",
+    "invalidations",
+    "uncached",
+    "writes",
+    "evictions",
+    "errors",
+    "stale",
+    "audits",
+    "stale_found",
+)
 PUBLIC = {*COUNTERS, "time_saved", "hit_rate"}
 LOOPS = {"loop_detections", "loops", "loop_notices", "callback_errors"}
 
@@ -125,7 +139,7 @@ async def test_what_an_error_costs(clock: library.Clock, counts: Any):
                 await tool("bad")
 
     for metrics in await counts(body):
-        counted(metrics, calls=2, misses=1, errors=2, invalidations=1)
+        counted(metrics, calls=2, misses=1, errors=2, invalidations=1, writes=1)
         agree(metrics)
 
 
@@ -212,7 +226,7 @@ async def test_a_cancelled_call_is_counted_and_is_no_error(counts: Any):
         await cancelled(await started(put()))
 
     for metrics in await counts(body):
-        counted(metrics, calls=2, misses=1, invalidations=1)
+        counted(metrics, calls=2, misses=1, invalidations=1, writes=1)
 
 
 async def test_a_follower_that_takes_over_runs_the_tool_and_is_a_miss():
@@ -305,7 +319,7 @@ async def test_a_write_whose_tags_cannot_be_made_is_counted_where_it_was_made(co
     async def put() -> None: ...
 
     for metrics in await counts(put):
-        counted(metrics, calls=1, invalidations=1, uncached=1)
+        counted(metrics, calls=1, invalidations=1, writes=1, uncached=1)
         agree(metrics)
 
 
@@ -320,7 +334,7 @@ async def test_every_way_to_invalidate_counts_once(clock: library.Clock, counts:
             pass
 
     for metrics in await counts(body):
-        counted(metrics, calls=1, invalidations=4)
+        counted(metrics, calls=1, invalidations=4, writes=1)
         assert metrics["tools"]["put"]["invalidations"] == 1
         assert metrics["tools"]["get"]["invalidations"] == 1
         assert metrics["resources"]["order"]["invalidations"] == 4
@@ -452,23 +466,6 @@ def _busy_switching() -> Any:
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(former)
-
-
-def in_threads(count: int, work: Callable[[int], Any]) -> None:
-    errors: list[BaseException] = []
-
-    def guarded(number: int) -> None:
-        try:
-            work(number)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
 
 
 @pytest.mark.usefixtures("_busy_switching")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.recorded_runs import RETAIL_SETS, Run, data_directory, load_runs
+from benchmarks.recorded_runs import RETAIL_SETS, Run, data_directory, load_retail_runs, load_runs
 from benchmarks.retail.policies import (
     CLEAR_EVERYTHING,
     NO_CACHE,
@@ -35,7 +35,7 @@ def store(data: Path) -> RetailStore:
 
 @pytest.fixture(scope="module")
 def all_runs(data: Path) -> list[Run]:
-    return [run for run_set in RETAIL_SETS for run in load_runs(data, run_set)]
+    return load_retail_runs(data)
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import agent_cache
+from tests.harness.processes import run_python
 
 pytest_plugins = ["pytester"]
 
@@ -109,8 +108,7 @@ def test_the_clock_of_a_test_stands_still(suite: pytest.Pytester):
 
 def test_importing_the_helpers_does_not_load_pytest():
     script = "import sys, agent_cache.testing; print('pytest' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert run.stdout.strip() == "False"
+    assert run_python(script) == "False\n"
 
 
 def test_a_name_that_does_not_exist_is_an_attribute_error():

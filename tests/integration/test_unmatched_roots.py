@@ -28,14 +28,14 @@ CALLS = 100
 # The roots are words that no tool of another test has: one that is still alive would be the nearest name.
 
 
-def reading(resource: Any = "zqparcelqz:{id}", **options: Any) -> Any:
+def reading(resource: Any = "zqxjvkwqz:{id}", **options: Any) -> Any:
     async def get(id: str) -> str:
         return id
 
     return AgentCache(resource, name=options.pop("name", "get"), **options)(get)
 
 
-def changing(resource: Any = "zqparcelqz:{id}", **options: Any) -> Any:
+def changing(resource: Any = "zqxjvkwqz:{id}", **options: Any) -> Any:
     async def save(id: str) -> str:
         return id
 
@@ -58,32 +58,32 @@ def warned(caplog: pytest.LogCaptureFixture) -> Any:
 
 
 async def test_a_write_root_without_a_read_is_warned_of_at_the_first_call_with_the_nearest_name(warned: Any):
-    get, save, again = reading("zqparcelqz:{id}"), changing("zqparcelqzs:{id}"), changing("zqparcelqzs", name="again")
+    get, save, again = reading("zqxjvkwqz:{id}"), changing("zqxjvkwqzs:{id}"), changing("zqxjvkwqzs", name="again")
     assert warned() == []
     for _ in range(2):
         await save("7")
         await again("7")
     assert warned() == [
-        "save: no read tool depends on 'zqparcelqzs', so this write drops nothing under it; is 'zqparcelqz' meant?"
+        "save: no read tool depends on 'zqxjvkwqzs', so this write drops nothing under it; is 'zqxjvkwqz' meant?"
     ]
     del get
 
 
 async def test_without_a_name_that_is_near_none_is_given(warned: Any):
-    save = changing("zqparcelqz:{id}")
+    save = changing("zqxjvkwqz:{id}")
     await save("7")
-    assert warned() == ["save: no read tool depends on 'zqparcelqz', so this write drops nothing under it"]
+    assert warned() == ["save: no read tool depends on 'zqxjvkwqz', so this write drops nothing under it"]
 
 
 async def test_a_read_that_is_decorated_before_the_first_write_is_in_time(warned: Any):
     save = changing()
-    get = reading(["zqparcelqz:{id}", "zqcartqz"])
+    get = reading(["zqxjvkwqz:{id}", "zqcartqz"])
     await save("7")
     assert warned() == []
     del get
 
 
-@pytest.mark.parametrize("resource", ["zqparcelqz", "zqparcelqz:{result}", ["zqcartqz", "zqparcelqz:{id}"]])
+@pytest.mark.parametrize("resource", ["zqxjvkwqz", "zqxjvkwqz:{result}", ["zqcartqz", "zqxjvkwqz:{id}"]])
 async def test_every_kind_of_tag_counts(resource: Any, warned: Any):
     get, save, other = reading(resource), changing(resource), changing("zqcartqz", name="other")
     await called(get)
@@ -101,7 +101,7 @@ async def test_a_write_that_reaches_a_tier_may_have_its_reads_in_other_processes
 
 
 async def test_a_write_that_names_entries_is_not_warned_of(warned: Any):
-    get = reading("zqparcelqz:{id}")
+    get = reading("zqxjvkwqz:{id}")
     save = changing("anything", clear_all=False, key_fn=lambda args, kwargs: get.cache_key(*args))
     await save("7")
     await called(get)
@@ -109,7 +109,7 @@ async def test_a_write_that_names_entries_is_not_warned_of(warned: Any):
 
 
 async def test_a_read_root_without_a_write_is_warned_of_after_many_calls_with_the_nearest_name(warned: Any):
-    get, other, save = reading("zqparcelqzs:{id}"), reading("zqparcelqzs", name="other"), changing("zqparcelqz:{id}")
+    get, other, save = reading("zqxjvkwqzs:{id}"), reading("zqxjvkwqzs", name="other"), changing("zqxjvkwqz:{id}")
     await called(get, CALLS - 1)
     assert warned() == []
     for name in "abc":
@@ -118,16 +118,16 @@ async def test_a_read_root_without_a_write_is_warned_of_after_many_calls_with_th
     await called(other)
     assert [message.split(";") for message in warned()] == [
         [
-            "get: no write has 'zqparcelqzs', so what depends on it is cached until it is evicted",
+            "get: no write has 'zqxjvkwqzs', so what depends on it is cached until it is evicted",
             " if it changes, write it or give the tool a ttl",
-            " is 'zqparcelqz' meant?",
+            " is 'zqxjvkwqz' meant?",
         ]
     ]
     del save
 
 
 async def test_each_root_of_a_read_counts_for_itself(warned: Any):
-    get, save = reading(["zqparcelqz:{id}", "zqcartqz"]), changing()
+    get, save = reading(["zqxjvkwqz:{id}", "zqcartqz"]), changing()
     await called(get)
     assert [message.split(",")[0] for message in warned()] == ["get: no write has 'zqcartqz'"]
     del save
@@ -138,9 +138,9 @@ async def test_what_is_invalidated_by_hand_counts_as_written(how: str, warned: A
     get = reading()
     match how:
         case "invalidate":
-            await invalidate("zqparcelqz:7")
+            await invalidate("zqxjvkwqz:7")
         case "writing":
-            async with writing("zqparcelqz"):
+            async with writing("zqxjvkwqz"):
                 pass
         case "one entry":
             await get.invalidate("7")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent_cache.testing import MemoryServer
+from agent_cache.testing import MemoryServer, MemoryTier
 from tests.harness import library
-from tests.pipeline.fleet import Truth
+from tests.pipeline.fleet import Truth, WatchedTier
 
 
 @pytest.fixture
@@ -26,6 +26,18 @@ def server() -> MemoryServer:
     """The server that the processes of a fleet share."""
     gc.collect()  # A write reaches the tiers of every tool that is alive: those of earlier tests must be gone.
     return MemoryServer()
+
+
+@pytest.fixture
+def here(server: MemoryServer) -> WatchedTier:
+    """The tier of this process."""
+    return WatchedTier(server)
+
+
+@pytest.fixture
+def elsewhere(server: MemoryServer) -> MemoryTier:
+    """The tier of another process."""
+    return MemoryTier(server)
 
 
 @pytest.fixture

@@ -31,19 +31,10 @@ from agent_cache.engine.write import WriteOperation
 from agent_cache.testing import MemoryServer, MemoryTier, reset
 from tests.contract.workbench import writing as writing_in
 from tests.harness.gates import Gate, idle, started
+from tests.harness.threads import in_threads
 from tests.pipeline.fleet import Process, Truth, WatchedTier
 
 pytestmark = pytest.mark.usefixtures("clock")
-
-
-@pytest.fixture
-def here(server: MemoryServer) -> WatchedTier:
-    return WatchedTier(server)
-
-
-@pytest.fixture
-def elsewhere(server: MemoryServer) -> MemoryTier:
-    return MemoryTier(server)
 
 
 def in_force() -> dict[str, Any]:
@@ -195,14 +186,10 @@ def test_threads_that_enter_and_leave_at_once_leave_nothing():
     def block(number: int) -> None:
         ready.wait()
         for _ in range(50):
-            with configure(max_bytes=number), configure(enabled=False):
+            with configure(max_bytes=1 + number), configure(enabled=False):
                 assert not CURRENT.value.enabled
 
-    threads = [threading.Thread(target=block, args=(number,)) for number in range(1, 9)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(8, block)
     assert in_force() == {}
 
 

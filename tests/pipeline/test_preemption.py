@@ -51,3 +51,73 @@ def test_a_write_may_be_stopped_anywhere_by_a_whole_read():
     shop = Shop("preempted:{id}")
     for where in stopped_everywhere(shop.write, shop.read, before=lambda: asyncio.run(shop.read())):
         assert asyncio.run(shop.read()) == shop.version, where
+
+
+class PlainShop:
+    """The same with plain functions, and the number of runs of the read tool."""
+
+    def __init__(self, resource: str = "preempted:{id}") -> None:
+        self.version = self.runs = 0
+
+        @AgentCache(resource)
+        def get(id: str) -> tuple[str, int]:
+            self.runs += 1
+            return id, self.version
+
+        @AgentCacheInvalidator("preempted:{id}")
+        def change(id: str) -> None:
+            self.version += 1
+
+        self.get, self.change = get, change
+
+    def read(self) -> int:
+        return self.get("7")[1]
+
+    def write(self) -> None:
+        self.change("7")
+
+    def forget(self) -> None:
+        self.get.clear()
+        self.runs = 0
+
+
+@pytest.mark.parametrize("resource", ["preempted", "preempted:{id}", "preempted:{result[0]}"])
+def test_a_synchronous_read_may_be_stopped_anywhere_by_a_whole_write(resource):
+    """Whatever it had looked at by then: once the write has ended, nobody is given the old version."""
+    shop = PlainShop(resource)
+    for where in stopped_everywhere(shop.read, shop.write, before=shop.forget):
+        assert shop.read() == shop.version, where
+
+
+def test_a_synchronous_write_may_be_stopped_anywhere_by_a_whole_read():
+    """Whatever the read met: once the write has ended, nobody is given the old version."""
+    shop = PlainShop()
+    for where in stopped_everywhere(shop.write, shop.read, before=shop.read):
+        assert shop.read() == shop.version, where
+
+
+def test_a_synchronous_read_may_be_stopped_anywhere_by_the_same_read_of_another_thread():
+    """Whoever was first, the tool has run once for both."""
+    shop = PlainShop()
+    for where in stopped_everywhere(shop.read, shop.read, before=shop.forget):
+        assert shop.runs == 1, where
+        assert shop.read() == shop.version, where
+        assert shop.runs == 1, where
+
+
+def test_a_synchronous_read_may_be_stopped_anywhere_by_an_asynchronous_write_and_the_other_way_round():
+    """The tools of both kinds depend on the same tags."""
+    plain, shop = PlainShop(), Shop("preempted:{id}")
+
+    async def write() -> None:
+        await shop.write()
+        plain.version += 1
+
+    def write_plainly() -> None:
+        plain.write()
+        shop.version += 1
+
+    for where in stopped_everywhere(plain.read, write, before=plain.forget):
+        assert plain.read() == plain.version, where
+    for where in stopped_everywhere(shop.read, write_plainly, before=shop.get.clear):
+        assert asyncio.run(shop.read()) == shop.version, where

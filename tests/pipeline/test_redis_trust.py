@@ -70,8 +70,8 @@ async def until_async(condition: Callable[[], Awaitable[bool]], *, wanted: bool 
 
 
 def subscriptions(server: Server) -> set[str]:
-    """The channels that somebody subscribes to."""
-    return set(server.command("PUBSUB", "CHANNELS"))
+    """The channels about data that somebody subscribes to, without that of ttls."""
+    return set(server.command("PUBSUB", "CHANNELS")) - {"c:{agent_cache::ttl}"}
 
 
 # Trust per root

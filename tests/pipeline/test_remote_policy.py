@@ -124,14 +124,22 @@ async def test_a_strong_read_does_not_share_a_load_that_a_write_elsewhere_has_ov
 async def test_a_strong_read_whose_leader_is_cancelled_is_taken_over(make, server, truth):
     tier = make(server.url)
     go = asyncio.Event()
-    get_order = reader(truth, tier, body=go.wait, remote=STRONG)
+    leaders: list[asyncio.Task[Any] | None] = []
+
+    async def body() -> None:
+        leaders.append(asyncio.current_task())
+        await go.wait()
+
+    get_order = reader(truth, tier, body=body, remote=STRONG)
     tasks = [asyncio.ensure_future(get_order("7")) for _ in range(3)]
-    await until(lambda: truth.runs)
-    tasks[0].cancel()
-    await asyncio.gather(tasks[0], return_exceptions=True)
-    await until(lambda: len(truth.runs) == 2)
+    await until(lambda: tier.stats()["misses"] == 3 and leaders)  # whoever was answered first leads, the others follow
+    leader = leaders[0]
+    assert leader in tasks
+    leader.cancel()
+    await asyncio.gather(leader, return_exceptions=True)
+    await until(lambda: len(leaders) == 2)
     go.set()
-    assert await asyncio.gather(*tasks[1:]) == ["old", "old"]
+    assert await asyncio.gather(*[task for task in tasks if task is not leader]) == ["old", "old"]
     assert await get_order("7") == "old"
     assert len(truth.runs) == 2
 

@@ -23,11 +23,6 @@ def remote(server: MemoryServer) -> WatchedTier:
 
 
 @pytest.fixture
-def elsewhere(server: MemoryServer) -> MemoryTier:
-    return MemoryTier(server)
-
-
-@pytest.fixture
 def process(truth: Truth, remote: WatchedTier, backup: WatchedTier) -> Process:
     return Process(truth, remote, backup)
 

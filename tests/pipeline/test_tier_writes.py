@@ -24,16 +24,6 @@ SEVEN, EIGHT, ALL = read("order:7", tool="t", key="7"), read("order:8", tool="t"
 pytestmark = pytest.mark.usefixtures("clock")
 
 
-@pytest.fixture
-def here(server: MemoryServer) -> WatchedTier:
-    return WatchedTier(server)
-
-
-@pytest.fixture
-def elsewhere(server: MemoryServer) -> MemoryTier:
-    return MemoryTier(server)
-
-
 async def stored(tier: MemoryTier) -> None:
     """Let another process have loaded two orders and the list of all."""
     for request in (SEVEN, EIGHT, ALL):

@@ -22,16 +22,6 @@ from tests.pipeline.fleet import Process, Truth, WatchedTier
 pytestmark = pytest.mark.usefixtures("clock")
 
 
-@pytest.fixture
-def here(server: MemoryServer) -> WatchedTier:
-    return WatchedTier(server)
-
-
-@pytest.fixture
-def elsewhere(server: MemoryServer) -> MemoryTier:
-    return MemoryTier(server)
-
-
 # What it is asked
 
 

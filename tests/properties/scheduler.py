@@ -15,11 +15,11 @@ ENOUGH_TURNS = 500  # A wake-up passes from task to task in a handful of turns; 
 
 
 class SteppedLoop(asyncio.SelectorEventLoop):
-    """A loop whose time stands still and which counts what is scheduled on it."""
+    """A loop whose time stands still and which counts its turns and what is scheduled on it."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.scheduled = 0
+        self.scheduled = self.turns = 0
         super().__init__()
 
     def time(self) -> float:
@@ -50,6 +50,7 @@ class Scheduler:
         """Run what is ready, once; tell whether that made more work ready."""
         self.loop.call_soon(self.loop.stop)
         self.loop.scheduled = 0
+        self.loop.turns += 1
         self.loop.run_forever()
         return self.loop.scheduled > 0
 

@@ -1,13 +1,13 @@
 """P1 and P3 for every interleaving: readers, writers, cancellations, time and sessions as moves of a state machine.
 
-Each machine runs twice, once over the generated call body and once with generation switched off; `-m slow` searches
-twice as long.
+Each machine runs twice, once over the generated call body and once with generation switched off, and again over the
+same tools called by name through a `Toolbox`; `-m slow` searches longer.
 """
 
 from __future__ import annotations
 
 import unittest
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
@@ -15,15 +15,17 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from agent_cache import configure, invalidate
+from agent_cache import ToolCall, configure, invalidate
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.harness import library
 from tests.properties import toolbox
+from tests.properties.by_name import TOOLBOX
 from tests.properties.ledger import Broken, Key, Reader, Rejected, Write, arguments
 from tests.properties.stage import Place, Stage
 
 T = TypeVar("T")
 
+RENEWING = ("renewing",)  # It reads by `fresh`, which a tool that is known by name has not.
 MANY_READS = 5
 MANY_SESSIONS = 3
 MANY_LAYERS = 3
@@ -36,6 +38,17 @@ def gateway_timeout() -> Exception:
     error = RuntimeError("the gateway gave up")
     error.__cause__ = TimeoutError()
     return error
+
+
+async def pass_on(call: ToolCall, proceed: Callable[[], Awaitable[Any]]) -> Any:
+    """A middleware that does what it should."""
+    return await proceed()
+
+
+async def fail(call: ToolCall, proceed: Callable[[], Awaitable[Any]]) -> Any:
+    """One that is removed after its first call."""
+    await proceed()
+    raise ValueError
 
 
 FAILURES = {"rejected": Rejected, "unreachable": ConnectionError, "timeout inside": gateway_timeout}
@@ -63,7 +76,7 @@ class Coherence(RuleBasedStateMachine):
         self.stage = Stage(self.exits.enter_context(library.fresh_library()))
         self.exits.callback(self.stage.scheduler.close)
         made, changed = toolbox.readers(self.body), toolbox.writers(self.body)
-        self.readers = [made[name] for name in self.reader_names]
+        self.readers = [made[name] for name in self.reader_names if self.body != TOOLBOX or name not in RENEWING]
         self.writers = [changed[name] for name in self.writer_names]
 
     def teardown(self) -> None:
@@ -159,7 +172,16 @@ class Invalidating(Coherence):
 
     def moves(self) -> Iterator[str]:
         yield from super().moves()
-        yield from ("invalidate_a_tag", "invalidate_a_call", "clear_a_tool", "refresh")
+        if self.body == TOOLBOX:
+            yield from ["invalidate_a_tag"] * 2
+            yield "forget_all_tools"
+        else:
+            yield from ("invalidate_a_tag", "invalidate_a_call", "clear_a_tool", "refresh")
+
+    def forget_all_tools(self) -> None:
+        toolbox.NAMED.box.forget()
+        for name in toolbox.readers(TOOLBOX):
+            self.stage.ledger.invalidated(Write(entry=(name,)))
 
     def invalidate_a_tag(self) -> None:
         tag = self.choose("tag", ("order", "order:1", "order:2"))
@@ -206,7 +228,12 @@ class Nesting(Coherence):
 class Configuring(Coherence):
     """The moves of requests that change the configuration for a while, in blocks that overlap, and of `bypass`."""
 
-    layers: tuple[dict[str, Any], ...] = ({"enabled": False}, {"max_bytes": 2_000}, {"enabled": True})
+    layers: tuple[dict[str, Any], ...] = (
+        {"enabled": False},
+        {"max_bytes": 2_000},
+        {"enabled": True},
+        {"middleware": (pass_on, fail)},
+    )
 
     def moves(self) -> Iterator[str]:
         yield from super().moves()
@@ -225,7 +252,8 @@ class Configuring(Coherence):
         self.choose_turns()
 
     def bypass_the_cache(self) -> None:
-        self.stage.read(*self.choose_call(), bypassed=True, fresh=self.choose("fresh", (False, False, True)))
+        is_fresh = self.body != TOOLBOX and self.choose("fresh", (False, False, True))
+        self.stage.read(*self.choose_call(), bypassed=True, fresh=is_fresh)
         self.choose_turns()
 
 
@@ -428,6 +456,9 @@ SEARCH = settings(
 )
 pytestmark = pytest.mark.timeout(600)  # To find takes seconds; to make what was found small may take minutes.
 LONG_SEARCH = settings(SEARCH, max_examples=3 * SEARCH.max_examples)
+SHORT_SEARCH = settings(SEARCH, max_examples=max(1, SEARCH.max_examples // 2))
+BY_NAME = (TagsFromTheResult, SeveralTags, ExpiredAnswers, OneCallManyCallers, Sessions, ReadsWithinReads, Layers)
+"""The machines that run over a toolbox each time: one for each option that a rule passes on. `-m slow` runs all."""
 
 
 def case(machine: type[Coherence], body: str, search: settings) -> type[unittest.TestCase]:
@@ -443,4 +474,9 @@ for machine in MACHINES:
         if body == "generated":  # `test_codegen` shows that the other body does the same
             globals()[name] = case(machine, body, SEARCH)
         globals()[f"{name}Longer"] = pytest.mark.slow(case(machine, body, LONG_SEARCH))
+    if machine is not GivenResults:  # which gives them by `set`, which a tool that is known by name has not
+        name = f"Test{machine.__name__}ByName"
+        if machine in BY_NAME:
+            globals()[name] = case(machine, TOOLBOX, SHORT_SEARCH)
+        globals()[f"{name}Longer"] = pytest.mark.slow(case(machine, TOOLBOX, LONG_SEARCH))
 del machine, body, name

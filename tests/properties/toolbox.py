@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 from agent_cache import AgentCache, AgentCacheInvalidator, tags_from, writing
 from tests.harness import library
+from tests.properties.by_name import TOOLBOX, NamedTools
 from tests.properties.ledger import Key, Loaded, Path, Reader
 from tests.properties.stage import Inner, Writer, changing, reading, stage
 
@@ -25,6 +27,13 @@ AFTER = 6.0  # For how long an expired result may be served.
 LIVES = (0.0, 2.0, TTL)
 
 Tags = Callable[[Key, Loaded | None], tuple[Path, ...]]
+NAMED = NamedTools()
+"""The same tools, called by name through one `Toolbox`: the body `TOOLBOX`."""
+
+
+def decorators(body: str) -> tuple[Any, Any]:
+    """What makes a read tool and a write tool of a function."""
+    return (NAMED.read, NAMED.write) if body == TOOLBOX else (AgentCache, AgentCacheInvalidator)
 
 
 def order(*ids: str | None) -> tuple[Path, ...]:
@@ -50,6 +59,7 @@ async def change(*paths: Path, gives: tuple[tuple[Reader, Key], ...] = ()) -> No
 @cache
 def readers(body: str) -> dict[str, Reader]:
     """Decorate the read tools. They are made once: that costs more than to run an example."""
+    caches, _ = decorators(body)
 
     async def listing() -> Loaded:
         return await load()
@@ -72,20 +82,20 @@ def readers(body: str) -> dict[str, Reader]:
     by_both: Tags = lambda _, result: order(result.owner, result.other) if result else (ROOT,)
     both_ids = tags_from("order", lambda arguments, result: [id_ for id_ in (result.owner, result.other) if id_])
     life: Callable[[Loaded], float] = lambda result: LIVES[result.load % len(LIVES)]
-    some = AgentCache("order:{result.owner}", ttl=life, grace=AFTER / 2, stale_if_error=AFTER, name=f"varied {body}")
+    some = caches("order:{result.owner}", ttl=life, grace=AFTER / 2, stale_if_error=AFTER, name=f"varied {body}")
     with library.call_body(body):
         made = (
-            Reader("listing", AgentCache("order")(listing), ("",), lambda *_: (ROOT,)),
-            Reader("entity", AgentCache("order:{id}", name=f"entity {body}")(entity), IDS, by_id),
-            Reader("below", AgentCache("order:{id}:lines")(entity), IDS, lambda key, _: ((*ROOT, key, "lines"),)),
-            Reader("lookup", AgentCache("order:{result.owner}", name=f"lookup {body}")(lookup), NAMES, by_owner),
-            Reader("summary", AgentCache(and_many)(summary), NAMES, lambda _, result: _summary(result)),
-            Reader("both", AgentCache(["order:{id}", "cart"])(entity), IDS, lambda key, _: (*order(key), CART)),
-            Reader("several", AgentCache(both_ids)(several), ("single", "pair"), by_both),
-            Reader("brief", AgentCache("order:{id}", ttl=TTL)(entity), IDS, by_id, ttl=TTL),
+            Reader("listing", caches("order")(listing), ("",), lambda *_: (ROOT,)),
+            Reader("entity", caches("order:{id}", name=f"entity {body}")(entity), IDS, by_id),
+            Reader("below", caches("order:{id}:lines")(entity), IDS, lambda key, _: ((*ROOT, key, "lines"),)),
+            Reader("lookup", caches("order:{result.owner}", name=f"lookup {body}")(lookup), NAMES, by_owner),
+            Reader("summary", caches(and_many)(summary), NAMES, lambda _, result: _summary(result)),
+            Reader("both", caches(["order:{id}", "cart"])(entity), IDS, lambda key, _: (*order(key), CART)),
+            Reader("several", caches(both_ids)(several), ("single", "pair"), by_both),
+            Reader("brief", caches("order:{id}", ttl=TTL)(entity), IDS, by_id, ttl=TTL),
             Reader(
                 "graceful",
-                AgentCache("order:{id}", ttl=TTL, grace=AFTER, name=f"graceful {body}")(entity),
+                caches("order:{id}", ttl=TTL, grace=AFTER, name=f"graceful {body}")(entity),
                 ("1",),
                 by_id,
                 ttl=TTL,
@@ -93,19 +103,17 @@ def readers(body: str) -> dict[str, Reader]:
             ),
             Reader(
                 "resilient",
-                AgentCache("order:{id}", ttl=TTL, stale_if_error=AFTER, name=f"resilient {body}")(entity),
+                caches("order:{id}", ttl=TTL, stale_if_error=AFTER, name=f"resilient {body}")(entity),
                 ("1",),
                 by_id,
                 ttl=TTL,
                 stale=AFTER,
             ),
             Reader("varied", some(lookup), NAMES, by_owner, life=life, grace=AFTER / 2, stale=AFTER),
-            Reader("tight", AgentCache("order:{id}", maxsize=1, name=f"tight {body}")(entity), IDS, by_id, roomy=False),
-            Reader("own_listing", AgentCache("order", "session")(listing), ("",), lambda *_: (ROOT,), scope="session"),
-            Reader("own_entity", AgentCache("order:{id}", "session")(entity), IDS, by_id, scope="session"),
-            Reader(
-                "own_lookup", AgentCache("order:{result.owner}", "session")(lookup), NAMES, by_owner, scope="session"
-            ),
+            Reader("tight", caches("order:{id}", maxsize=1, name=f"tight {body}")(entity), IDS, by_id, roomy=False),
+            Reader("own_listing", caches("order", "session")(listing), ("",), lambda *_: (ROOT,), scope="session"),
+            Reader("own_entity", caches("order:{id}", "session")(entity), IDS, by_id, scope="session"),
+            Reader("own_lookup", caches("order:{result.owner}", "session")(lookup), NAMES, by_owner, scope="session"),
         )
     return {reader.name: reader for reader in (*made, *_nested(body, {reader.name: reader for reader in made}))}
 
@@ -117,6 +125,7 @@ async def compose(*inner: Inner, how: str = "in turn", owner: str | None = None,
 
 def _nested(body: str, made: dict[str, Reader]) -> tuple[Reader, ...]:
     """Decorate the read tools that make reads of the others, and of each other."""
+    caches, _ = decorators(body)
     entity, lookup, brief, several = made["entity"], made["lookup"], made["brief"], made["several"]
     own_entity, own_lookup = made["own_entity"], made["own_lookup"]
 
@@ -150,8 +159,8 @@ def _nested(body: str, made: dict[str, Reader]) -> tuple[Reader, ...]:
     nothing: Tags = lambda *_: (PAGE,)
     by_owner: Tags = lambda _, result: ((*PAGE, result.owner) if result and result.owner else PAGE,)
     with library.call_body(body):
-        whole = Reader("page", AgentCache("page")(page), ("",), nothing)
-        cards = Reader("card", AgentCache("page:{result.owner}")(card), NAMES, by_owner)
+        whole = Reader("page", caches("page")(page), ("",), nothing)
+        cards = Reader("card", caches("page:{result.owner}")(card), NAMES, by_owner)
 
         async def book() -> Loaded:
             return await compose(Inner(whole), Inner(cards, "a"), how="together")
@@ -162,26 +171,27 @@ def _nested(body: str, made: dict[str, Reader]) -> tuple[Reader, ...]:
         async def own_book() -> Loaded:
             return await compose(Inner(own), Inner(whole), how="together", forgives=True)
 
-        own = Reader("own_page", AgentCache("page", "session")(own_page), ("",), nothing, scope="session")
+        own = Reader("own_page", caches("page", "session")(own_page), ("",), nothing, scope="session")
         return (
             whole,
             cards,
             own,
-            Reader("book", AgentCache("page")(book), ("",), nothing),
-            Reader("front", AgentCache("page", ttl=TTL)(front), ("",), nothing, ttl=TTL),
-            Reader("bounded", AgentCache("page:{id}")(bounded), IDS, lambda key, _: ((*PAGE, key),)),
-            Reader("forgiving", AgentCache("page")(forgiving), ("",), nothing),
-            Reader("hasty", AgentCache("page", ttl=TTL)(hasty), ("",), nothing, ttl=TTL),
-            Reader("renewing", AgentCache(["page", "order:2"])(renewing), ("",), lambda *_: (PAGE, (*ROOT, "2"))),
-            Reader("digest", AgentCache("page")(digest), ("",), nothing, roomy=False),
-            Reader("own_book", AgentCache("page", "session")(own_book), ("",), nothing, scope="session"),
-            Reader("leaking", AgentCache("page", ttl=TTL)(leaking), ("",), nothing, ttl=TTL),
+            Reader("book", caches("page")(book), ("",), nothing),
+            Reader("front", caches("page", ttl=TTL)(front), ("",), nothing, ttl=TTL),
+            Reader("bounded", caches("page:{id}")(bounded), IDS, lambda key, _: ((*PAGE, key),)),
+            Reader("forgiving", caches("page")(forgiving), ("",), nothing),
+            Reader("hasty", caches("page", ttl=TTL)(hasty), ("",), nothing, ttl=TTL),
+            Reader("renewing", caches(["page", "order:2"])(renewing), ("",), lambda *_: (PAGE, (*ROOT, "2"))),
+            Reader("digest", caches("page")(digest), ("",), nothing, roomy=False),
+            Reader("own_book", caches("page", "session")(own_book), ("",), nothing, scope="session"),
+            Reader("leaking", caches("page", ttl=TTL)(leaking), ("",), nothing, ttl=TTL),
         )
 
 
 @cache
 def writers(body: str) -> dict[str, Writer]:
     """Decorate the write tools, once."""
+    _, invalidates = decorators(body)
 
     async def one(id: str) -> None:
         await change(*order(id))
@@ -211,20 +221,18 @@ def writers(body: str) -> dict[str, Writer]:
     by_arguments = tags_from("order", lambda arguments: [arguments["id"]])
     with library.call_body(body):
         made = (
-            Writer("entity", AgentCacheInvalidator("order:{id}")(one), by_id),
-            Writer("giving", AgentCacheInvalidator("order:{id}")(giving), by_id),
-            Writer("root", AgentCacheInvalidator("order")(everything), lambda _: (ROOT,)),
-            Writer("both", AgentCacheInvalidator(["order:{id}", "cart"])(with_cart), lambda id_: (*order(id_), CART)),
-            Writer("computed", AgentCacheInvalidator(by_arguments)(one), by_id),
-            Writer("told", AgentCacheInvalidator("order:{result}")(unnamed), lambda _: (), late=(ROOT,), told=by_id),
-            Writer("settling", AgentCacheInvalidator("order:{id}", settle=SETTLE)(one), by_id, settle=SETTLE),
+            Writer("entity", invalidates("order:{id}")(one), by_id),
+            Writer("giving", invalidates("order:{id}")(giving), by_id),
+            Writer("root", invalidates("order")(everything), lambda _: (ROOT,)),
+            Writer("both", invalidates(["order:{id}", "cart"])(with_cart), lambda id_: (*order(id_), CART)),
+            Writer("computed", invalidates(by_arguments)(one), by_id),
+            Writer("told", invalidates("order:{result}")(unnamed), lambda _: (), late=(ROOT,), told=by_id),
+            Writer("settling", invalidates("order:{id}", settle=SETTLE)(one), by_id, settle=SETTLE),
             # The other ids that they name are nobody's.
-            Writer("many", AgentCacheInvalidator(many)(one), by_id, big=True),
-            Writer(
-                "many_told", AgentCacheInvalidator(many_told)(unnamed), lambda _: (), late=(ROOT,), told=by_id, big=True
-            ),
-            Writer("most", AgentCacheInvalidator(most)(everything), lambda _: (ROOT,), big=True),
+            Writer("many", invalidates(many)(one), by_id, big=True),
+            Writer("many_told", invalidates(many_told)(unnamed), lambda _: (), late=(ROOT,), told=by_id, big=True),
+            Writer("most", invalidates(most)(everything), lambda _: (ROOT,), big=True),
             Writer("in_a_block", in_a_block, by_id, big=True),
-            Writer("inner", AgentCacheInvalidator("order:{id}", "session")(one), by_id, inner_only=True),
+            Writer("inner", invalidates("order:{id}", "session")(one), by_id, inner_only=True),
         )
     return {writer.name: writer for writer in made}

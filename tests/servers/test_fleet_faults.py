@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -15,6 +13,7 @@ from benchmarks.fleet.amputations import CASES
 from benchmarks.fleet.conductor import Fleet, Outcome, run
 from benchmarks.fleet.faults import FAULTS
 from tests.harness.binaries import ServerUnavailableError
+from tests.harness.processes import run_python
 from tests.harness.slow import slow
 from tests.properties.fleet.configurations import (
     AMPUTATIONS,
@@ -50,6 +49,8 @@ def played(name: str, fleet: Fleet) -> Outcome:
 )
 def test_every_promise_is_kept(name: str, consistency):
     fleet = replace(BRIEF, consistency=consistency)
+    if name == "stutter":  # on a busy machine it may take long until such a server answers in time
+        fleet = replace(fleet, operations=12_000)
     outcome = played(name, fleet)
     assert outcome.complaints == ()
     # How many reads are stale within the bound is the benchmark's matter: on a busy machine messages take longer.
@@ -82,12 +83,10 @@ def test_without_a_begin_a_writer_that_dies_leaves_what_is_stale():
 
 def test_every_part_can_still_be_taken_out():
     """In a process of its own, which is never whole again."""
-    code = (
+    run_python(
         "from benchmarks.fleet.parts import PARTS, earlier_version, split_early\n"
         "for change in (split_early, earlier_version, *PARTS.values()): change()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def test_every_part_has_its_fault_and_its_model():

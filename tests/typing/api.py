@@ -4,7 +4,7 @@ A line with an ignore must be an error: both checkers complain about an ignore t
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -21,15 +21,29 @@ from agent_cache import (
     AgentLoopDetectedError,
     LoopHints,
     LoopPolicy,
+    Pass,
+    Read,
+    Recommendation,
     RemotePolicy,
+    StaleHit,
+    Toolbox,
+    ToolCall,
+    Watch,
+    Write,
     bypass,
     configure,
     get_metrics,
+    get_ttl,
     invalidate,
+    invalidate_sync,
+    otel,
+    recommendations,
     recording,
+    set_ttl,
     tags_from,
     writing,
 )
+from agent_cache.integrations import explain, wrap
 from agent_cache.recording import (
     Baseline,
     Branch,
@@ -67,6 +81,7 @@ from agent_cache.resume import (
     restore,
 )
 from agent_cache.service import Authorize, restore_app
+from agent_cache.toolbox import ToolTable
 
 
 @dataclass
@@ -380,7 +395,9 @@ async def a_cached_tool_can_be_steered() -> None:
     assert_type((hits, misses, maxsize, currsize), tuple[int, int, int | None, int])
     hash(get_order.cache_key("W1"))
 
-    AgentCache("order", ttl=lambda result: result["expires_in"])
+    AgentCache("order", ttl=lambda result: result["expires_in"], ignore=("ctx",))
+    AgentCacheInvalidator("order", ignore=["ctx"])
+    AgentCache("order", ignore=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     AgentCache("order", ttl="60")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await get_order.set(Order("7", "u1"), order=7)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await get_order.refresh(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -394,6 +411,10 @@ async def a_session_is_typed() -> None:
         assert_type(session, AgentCacheSession)
         assert_type(session.session_id, str)
         session.raise_for_loop()
+        with session.attach() as joined:
+            assert_type(joined, AgentCacheSession)
+        async with session.attach() as joined:
+            assert_type(joined, AgentCacheSession)
     assert_type(session.get_metrics(), dict[str, Any])
     AgentCacheSession(on_loop="shout")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
@@ -428,6 +449,48 @@ async def writes_that_are_no_tools_are_typed() -> None:
     configure(enabled=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
+def ttls_are_typed() -> None:
+    set_ttl("shop:price", 60)
+    set_ttl(get_order, None)
+    set_ttl("shop:price", "60")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(get_ttl(get_order), float | Callable[[Any], Any] | None)
+    assert_type(recommendations(max_stale=0.05), list[Recommendation])
+    assert_type([each.suggested for each in recommendations()], list[float | None])
+    recommendations()[0].action = "keep"  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def watch(call: ToolCall, proceed: Callable[[], Awaitable[Any]]) -> Any:
+    assert_type(call.arguments, Mapping[str, Any])
+    assert_type(call.source, str | None)
+    assert_type(call.tags, tuple[str, ...])
+    call.tool = "other"  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
+    return await proceed()
+
+
+async def note(call: ToolCall, proceed: Callable[[], Awaitable[Any]]) -> None:
+    await proceed()
+
+
+def note_stale(hit: StaleHit) -> None:
+    assert_type(hit.arguments, Mapping[str, Any])
+    assert_type(hit.writes, tuple[tuple[str, tuple[str, ...]], ...])
+
+
+def audits_are_typed() -> None:
+    configure(audit=0.01, on_stale=note_stale)
+    configure(on_stale=None)
+    configure(audit=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    AgentCache("cart", audit=0.5)
+    Read("cart", audit=0.5)
+
+
+def middleware_are_typed() -> None:
+    configure(middleware=(watch, note))
+    configure(middleware=[watch])
+    configure(middleware=watch)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    configure(middleware=(print,))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 def modes_are_checked_where_they_are_written() -> None:
     AgentCache("cart", scope="local")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     AgentCache("cart", copy="deep")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -443,10 +506,167 @@ async def get_bare(user_id: str) -> str:
     return user_id
 
 
-# A sync function is refused at decoration, and by the checker before that.
-@AgentCache(resource="cart")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue, reportUntypedFunctionDecorator]
-def get_cart(user_id: str) -> str:
-    return user_id
+# Tools that are no `async def`
+
+
+@AgentCache(resource="cart", ttl=60)
+def get_cart(user_id: str, *, full: bool = False) -> list[str]:
+    return [user_id] if full else []
+
+
+@AgentCacheInvalidator("cart")
+def empty_cart(user_id: str) -> bool:
+    return bool(user_id)
+
+
+class SyncShop:
+    @AgentCache(resource="stock:{item}")
+    def stock(self, item: str) -> int:
+        return len(item)
+
+    @AgentCacheInvalidator(resource="stock:{item}")
+    def take(self, item: str, count: int = 1) -> bool:
+        return bool(item) and count > 0
+
+    @classmethod
+    @AgentCache("stock:{item}")
+    def stock_of_all(cls, item: str) -> int:
+        return len(item)
+
+    @classmethod
+    @AgentCacheInvalidator("stock")
+    def close(cls, *, days: int = 1) -> bool:
+        return days > 0
+
+    @staticmethod
+    @AgentCache("price:{item}")
+    def price(item: str) -> float:
+        return float(len(item))
+
+    @staticmethod
+    @AgentCacheInvalidator("price")
+    def set_price(price: float) -> None: ...
+
+
+class SyncStock(Protocol):
+    def stock(self, item: str) -> int: ...
+
+
+class PlainSyncShop(SyncShop):
+    def stock(self, item: str) -> int:
+        return super().stock(item) + 1
+
+
+def synchronous_tools_keep_their_types(shop: SyncShop) -> SyncStock:
+    assert_type(get_cart("u1"), list[str])
+    assert_type(get_cart(user_id="u1", full=True), list[str])
+    assert_type(empty_cart("u1"), bool)
+    assert_type(get_cart.__wrapped__("u1"), list[str])
+    assert_type(shop.stock("tea"), int)
+    assert_type(shop.take("tea", count=2), bool)
+    assert_type(SyncShop.stock(shop, "tea"), int)
+    assert_type(SyncShop.stock_of_all("tea"), int)
+    assert_type(shop.stock_of_all(item="tea"), int)
+    assert_type(SyncShop.close(days=2), bool)
+    assert_type(shop.close(), bool)
+    assert_type(shop.price("tea"), float)
+    SyncShop.set_price(1.5)
+
+    get_cart(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    get_cart()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    empty_cart(user=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    shop.stock(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    return shop
+
+
+# Tools that stream
+
+
+@AgentCache("page:{url}", max_stream_bytes=100_000)
+async def read_page(url: str, *, from_start: bool = True) -> AsyncIterator[str]:
+    yield url if from_start else ""
+
+
+@AgentCache("page:{url}")
+def read_lines(url: str) -> Iterator[str]:
+    yield url
+
+
+@AgentCacheInvalidator("page:{url}")
+async def write_page(url: str) -> AsyncGenerator[int, str]:
+    yield len((yield 1)) + len(url)
+
+
+@AgentCacheInvalidator("page:{url}")
+def write_lines(url: str) -> Iterator[int]:
+    yield len(url)
+
+
+class Library:
+    @AgentCache("page:{url}")
+    async def read(self, url: str) -> AsyncIterator[bytes]:
+        yield url.encode()
+
+    @AgentCacheInvalidator("page:{url}")
+    async def write(self, url: str) -> AsyncIterator[int]:
+        yield len(url)
+
+
+async def streaming_tools_keep_their_types(library: Library) -> None:
+    async for text in read_page("/", from_start=False):
+        assert_type(text, str)
+    for line in read_lines("/"):
+        assert_type(line, str)
+    stream = write_page("/")
+    assert_type(stream, AsyncGenerator[int, str])
+    assert_type(await stream.asend("sent"), int)
+    assert_type(write_lines("/"), Iterator[int])
+    assert_type(library.read("/"), AsyncIterator[bytes])
+    assert_type(library.write("/"), AsyncIterator[int])
+    assert_type(read_page.fresh("/"), AsyncIterator[str])
+    assert_type(read_lines.fresh("/"), Iterator[str])
+    assert_type(await read_page.invalidate("/"), bool)
+    assert_type(await read_page.set(["a", "b"], "/"), bool)
+    assert_type(read_lines.set(["a", "b"], "/"), bool)
+    assert_type(read_page.contains("/"), bool)
+    assert_type(await Library.read.invalidate(library, "/"), bool)
+    assert_type(Library.read.fresh(library, url="/"), AsyncIterator[bytes])
+
+    read_page(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    read_lines()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    library.read(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await read_page.set(7, "/")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def synchronous_tools_have_synchronous_attributes(shop: SyncShop) -> None:
+    assert_type(get_cart.invalidate("u1"), bool)
+    assert_type(get_cart.fresh("u1", full=True), list[str])
+    assert_type(get_cart.refresh("u1"), list[str])
+    assert_type(get_cart.set(["tea"], "u1"), bool)
+    assert_type(get_cart.contains("u1"), bool)
+    assert_type(get_cart.clear(), int)
+    assert_type(SyncShop.stock.fresh(shop, item="tea"), int)
+    assert_type(SyncShop.price.fresh("tea"), float)
+    hash(SyncShop.stock_of_all.cache_key(SyncShop, "tea"))
+
+    get_cart.fresh(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    empty_cart.clear()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+async def what_is_synchronous_is_not_awaited() -> None:
+    await get_cart("u1")  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]
+    await get_cart.fresh("u1")  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]
+
+
+def what_is_around_tools_is_synchronous_too() -> None:
+    with AgentCacheSession("s1") as session, writing("order:7"):
+        assert_type(session, AgentCacheSession)
+    assert_type(invalidate_sync("order:7", "cart"), int)
+    assert_type(writing("order:7")(empty_cart.__wrapped__)("u1"), bool)
+
+
+async def writing_keeps_what_it_decorates() -> None:
+    assert_type(await writing("order:7")(cancel_order.__wrapped__)("W1"), Order)
 
 
 # Recording
@@ -593,3 +813,48 @@ def serve(authorize: Authorize) -> None:
     restore_app("runs", authorize=asks)
     restore_app("runs")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     restore_app("runs", authorize=lambda request: True)  # type: ignore[arg-type,misc]  # pyright: ignore[reportArgumentType]
+
+
+# Toolboxes
+
+
+async def calls_by_name(box: Toolbox) -> None:
+    async def run() -> int:
+        return 1
+
+    assert_type(await box.call("get", {"id": "7"}, run, vary="tenant", failed=bool), Any)
+    await box.call("get", {"id": "7"}, lambda: 1)  # type: ignore[arg-type,return-value]  # pyright: ignore[reportArgumentType]
+    box.forget()
+
+
+Toolbox({"get": Read("a", ttl=1), "put": Write("a", doubt=1), "now": Watch(), "hand": Pass()}, namespace="x")
+Read("a", tll=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+Write("a", ttl=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+@Toolbox(namespace="x").tool
+async def named_tool(x: int) -> str:
+    return str(x)
+
+
+async def calls_of_a_named_tool() -> None:
+    assert_type(await named_tool(1), str)
+    await named_tool("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def wrapped_tools_keep_their_types(box: Toolbox) -> None:
+    async def get_order(order_id: str) -> int:
+        return 1
+
+    wrapped = wrap(get_order, box=box, vary=lambda given: given["order_id"])
+    assert_type(await wrapped("1"), int)
+    await wrapped(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    wrap(get_order)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    assert_type(explain([wrapped, "now"], box), ToolTable)
+
+
+def exporters() -> None:
+    with otel.instrument(hits="span", content=True, conventions=("openinference",)) as made:
+        assert_type(made, otel.Instrumentation)
+        assert_type(made.is_active, bool)
+    otel.instrument(hits="all")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

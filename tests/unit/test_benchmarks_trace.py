@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.commands import BENCHMARKS, README
+from benchmarks.commands import BENCHMARKS, OTHER_CACHES
 from benchmarks.recorded_runs import RETAIL_SETS, data_directory, load_runs
 from benchmarks.retail.store import RetailStore, load_store
 from benchmarks.timing import Effort
@@ -172,12 +172,12 @@ def test_the_page_has_a_place_for_the_table() -> None:
     assert text.index("<!-- trace: begin -->") < text.index("<!-- trace: end -->")
 
 
-def test_readme_gets_the_medians_of_its_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "README.md"
-    page.write_text(README.read_text(encoding="utf-8"), encoding="utf-8")
-    monkeypatch.setattr(command, "README", page)
+def test_the_page_of_other_caches_gets_their_medians(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "other-caches.md"
+    page.write_text(OTHER_CACHES.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr(command, "OTHER_CACHES", page)
     medians = {one.name: float(number) for number, one in enumerate((*OURS, *PEERS), start=41)}
-    command._put_readme_row(medians)
+    command._put_row_beside_peers(medians)
     (row,) = [
         line
         for line in page.read_text(encoding="utf-8").splitlines()
@@ -186,5 +186,5 @@ def test_readme_gets_the_medians_of_its_caches(tmp_path: Path, monkeypatch: pyte
     cells = [cell.strip() for cell in row.strip("|").split("|")][1:]
     assert cells == ["42; 41 in sessions", "45", "43; 44 with deep copies", "46", "47"]
     before = page.read_text(encoding="utf-8")
-    command._put_readme_row({"agent_cache": 1.0})
+    command._put_row_beside_peers({"agent_cache": 1.0})
     assert page.read_text(encoding="utf-8") == before

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from types import FrameType
 from typing import Any
 
@@ -15,8 +17,7 @@ from agent_cache.core import coherence
 from agent_cache.core.coherence import Ledger, Load, Partition
 from agent_cache.core.store import NEVER, Entry
 from agent_cache.core.tags import Region, meet
-
-INDEFINITELY = float("inf")
+from tests.harness.interruptions import interrupted
 
 
 class Joined(Load):
@@ -136,11 +137,13 @@ def test_a_load_whose_tags_are_not_known_yet_is_compared_when_they_are(
 
 
 def test_a_load_during_which_more_was_written_than_is_noted_is_not_stored(ledger: Ledger):
-    for count, stored in ((9_000, True), (10_001, False)):
+    for number_of_tags, stored in ((9_000, True), (10_001, False)):
         load = loading(ledger, partition_in(ledger, roots=("user",)), late=("user",))
-        for number in range(0, count, 1_000):
-            ledger.invalidate(Region(tuple(f"user:{one}" for one in range(number, min(number + 1_000, count)))))
-        assert ledger.may_store(load, ["user:other"]) is stored, count
+        for number in range(0, number_of_tags, 1_000):
+            ledger.invalidate(
+                Region(tuple(f"user:{one}" for one in range(number, min(number + 1_000, number_of_tags))))
+            )
+        assert ledger.may_store(load, ["user:other"]) is stored, number_of_tags
         load.finish()
 
 
@@ -785,3 +788,81 @@ def test_a_write_that_names_an_entry_by_its_key_is_told_of_writes_to_the_roots_o
     assert overlapped()
     ledger.release(mine)
     assert not any(root.noted or root.written or root.watchers for root in ledger._roots.values())
+
+
+# -- A write that Ctrl-C interrupts ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["begin", "end"])
+@pytest.mark.parametrize("by", ["tag", "key"])
+def test_a_step_that_is_interrupted_anywhere_leaves_nothing_half_done(ledger: Ledger, step: str, by: str):
+    """The write has ended then, and the next one finds whatever there is to be dropped or not to be stored."""
+    partition = partition_in(ledger, roots=("order",))
+    other = ledger.hold(Region(("cart",)))  # without any, nothing is looked for
+    for stop in count(1):
+        tag = f"order:{stop}"
+        region = Region((tag,)) if by == "tag" else Region(keys=((partition.tool, stop),))
+        load = loading(ledger, partition, tag, late=("order",), key=stop)
+        put(partition, stop, tag)
+        if step == "begin":
+            where = interrupted(lambda region=region: ledger.begin(region, region), stop)
+        else:
+            hold, _ = ledger.begin(region, region)
+            second = loading(ledger, partition, tag, key=stop)
+            where = interrupted(lambda hold=hold, region=region: ledger.end(hold, region), stop)
+            if where is not None:
+                ledger.end(hold, region)  # as a write does
+            assert fate(second) == "dirty", where
+            second.finish()
+        if where is None:
+            assert stop > 5, "the call came through the ledger without being seen"
+            break
+        assert ledger.holds == {other}, where
+        third = loading(ledger, partition, tag, key=stop)
+        ledger.invalidate(Region(("order:0",)))
+        assert ledger.may_store(third, (tag,)), where
+        third.finish()
+        hold, _ = ledger.begin(region, region)
+        ledger.end(hold, region)
+        assert not ledger.may_store(load, (tag,)), where
+        load.finish()
+        assert partition.store.keys() == [], where
+
+
+def test_a_write_is_told_of_other_writes_of_an_entry_after_an_interrupted_one(ledger: Ledger):
+    partition = partition_in(ledger, "order")
+    region = Region(("order",))
+    for stop in count(1):
+        where = interrupted(lambda: ledger.release(ledger.hold(region)), stop)
+        ledger.release_all()
+        if where is None:
+            assert stop > 3, "the call came through the ledger without being seen"
+            break
+        mine = ledger.hold(region)
+        ledger.invalidate(Region(keys=((partition.tool, "k"),)))
+        assert ledger.was_overlapped(mine, ("order",), partition, "k"), where
+        ledger.release(mine)
+
+
+@pytest.mark.parametrize("step", ["begin", "end"])
+def test_a_load_may_start_at_any_moment_of_a_write(ledger: Ledger, step: str):
+    """Another thread starts it without the lock. The next write finds it."""
+    partition = partition_in(ledger, roots=("order",))
+    region = Region(("order:7",))
+    for stop in count(1):
+        loads = [loading(ledger, partition, "order:7")]
+        hold, _ = ledger.begin(region, region) if step == "end" else (None, None)
+        loads.append(loading(ledger, partition, "order:7"))
+        begin_or_end = partial(ledger.begin, region, region) if hold is None else partial(ledger.end, hold, region)
+        where = interrupted(
+            begin_or_end, stop, by=lambda loads=loads: loads.append(loading(ledger, partition, "order:7"))
+        )
+        ledger.release_all()
+        ledger.invalidate(region)
+        assert [fate(load) for load in loads] == ["dirty"] * len(loads), where
+        for load in loads:
+            load.finish()
+        if where is None:
+            assert stop > 5, "the call came through the ledger without being seen"
+            break
+        assert len(loads) == 3

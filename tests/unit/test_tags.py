@@ -101,10 +101,29 @@ def test_what_is_no_tag_is_refused(wrong: Any):
 
 # -- Templates -----------------------------------------------------------------------------------------------
 
-ORDER = types.SimpleNamespace(id="7", user=types.SimpleNamespace(id="u1"), lines=["a", "b"], meta={"k": {"n": 1}})
+ORDER = types.SimpleNamespace(
+    id="7",
+    user=types.SimpleNamespace(id="u1"),
+    lines=["a", "b"],
+    meta={"k": {"n": 1}},
+    none=[],
+    groups=[{"ids": [types.SimpleNamespace(n=1), types.SimpleNamespace(n=2)]}, {"ids": [types.SimpleNamespace(n=3)]}],
+)
 
 TEMPLATES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "a fixed tag": ("order", "static", ("order",)),
+    "each item": ("order:{order.lines[]}", "early", ("order:a", "order:b")),
+    "each item, below something and beside something": (
+        "order:x:{order.lines[]}-{number}",
+        "early",
+        ("order:x:a-7", "order:x:b-7"),
+    ),
+    "a part of each item of each item": (
+        "order:{order.groups[][ids][].n}",
+        "early",
+        ("order:1", "order:2", "order:3"),
+    ),
+    "no items": ("order:{order.none[]}", "early", ("order",)),
     "a fixed path": ("order:list:open", "static", ("order:list:open",)),
     "braces that stand for themselves": ("order:{{x}}", "static", ("order:{x}",)),
     "a parameter": ("order:{id}", "early", ("order:7",)),
@@ -271,7 +290,7 @@ def test_the_root_of_computed_tags_is_one_segment():
             "order:{id!r}",
             "order:{id:x}",
             "order:{id.}",
-            "order:{id[]}",
+            "order:{id[]}{id[]}",
             "order:{id[0}",
             "order:{id]0[}",
             "order:{id..x}",
@@ -283,6 +302,12 @@ def test_a_template_that_cannot_be_read_is_refused_with_the_tools_name(wrong: st
     with pytest.raises(ConfigurationError, match="tool") as caught:
         TagSet.compile(wrong, ("id",), "tool")
     assert repr(wrong) in str(caught.value)
+
+
+def test_each_item_of_a_text_or_a_mapping_is_refused():
+    for value in ("text", b"bytes", {"a": 1}):
+        with pytest.raises(TypeError, match=r"\[\] stands for each item of a list"):
+            tags_of("order:{id[]}", {"id": value})
 
 
 @pytest.mark.parametrize("path", ["order:7", "order", "order:7:lines", "a%3Ab:7"])

@@ -18,7 +18,7 @@ def test_records_come_back_in_order_under_their_names():
     trace = Trace(10)
     for number in range(3):
         trace.add(fields(number))
-    assert len(trace) == 3
+    assert len(trace.records()) == 3
     records = trace.records()
     assert [record.number for record in records] == [0, 1, 2]
     assert records[1] == TraceRecord(
@@ -40,6 +40,16 @@ def test_a_hit_is_told_by_what_differs_between_hits():
     trace.add(("shop:get", "k1", 1.0, None, 1))
     assert trace.records()[0] == trace.records()[1]
     assert trace.recent_tools(5) == ("shop:get", "shop:get")
+
+
+def test_a_call_of_an_inner_session_is_marked():
+    trace = Trace(10)
+    trace.add_inner(fields(1))
+    trace.add_inner(("shop:get", "k1", 1.0, None, 1))
+    trace.add(("shop:get", "k1", 1.0, None, 1))
+    call, hit, own = trace.records()
+    assert call == hit == dataclasses.replace(own, is_inner=True)
+    assert trace.recent_tools(1) == ("shop:get",)
 
 
 def test_the_oldest_records_make_room():

@@ -7,7 +7,6 @@ import dataclasses
 import enum
 import functools
 import json
-import subprocess
 import sys
 import threading
 from collections import OrderedDict, deque
@@ -28,6 +27,7 @@ from agent_cache.values.annotations import Returns, annotation_of_chunks
 from agent_cache.values.canonical import MAX_DEPTH
 from agent_cache.values.schema import JSON, MESSAGE_PACK, schema_of
 from agent_cache.values.tagged import Undecodable, Unencodable
+from tests.harness.processes import run_python
 from tests.harness.typed import ANNOTATED, Frozen, Line, Parcel, Rights, Row, Spot, Status, Tree, same
 
 if TYPE_CHECKING:
@@ -923,8 +923,7 @@ def test_pydantic_is_not_imported_for_who_does_not_use_it():
         schema_of(dict).dump({1: (2,)}, JSON)
         print('pydantic' in sys.modules)
     """
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "False"
+    assert run_python(script) == "False\n"
 
 
 def test_dataclasses_of_pydantic_are_dataclasses():

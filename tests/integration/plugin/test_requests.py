@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-
-from tests.harness.http_server import HttpServer, http_server
 
 pytest_plugins = ["pytester"]
 
@@ -28,12 +24,6 @@ REFUSED = """
         except urllib.error.HTTPError as error:  # the answer in the place of a model's, as its client sees it
             error.close()
 """
-
-
-@pytest.fixture
-def server() -> Iterator[HttpServer]:
-    with http_server() as running:
-        yield running
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.drift.measure import Measurement, natural
+from benchmarks.drift.measure import Measurement, natural, raw_runs
 from benchmarks.drift.runs import SHAPES
-from benchmarks.recorded_runs import RETAIL_SETS, data_directory, load_raw_calls, load_runs
-from benchmarks.retail.store import READ_TOOLS, WRITE_TOOLS, RetailStore, load_store
+from benchmarks.recorded_runs import data_directory, load_retail_runs
+from benchmarks.retail.store import RetailStore, load_store
 from tests.harness.slow import slow
 
 
@@ -21,7 +21,7 @@ def store() -> RetailStore:
 
 @contextlib.contextmanager
 def measurement(store: RetailStore, every: int) -> Iterator[Measurement]:
-    runs = [run for name in RETAIL_SETS for run in load_runs(data_directory(), name)]
+    runs = load_retail_runs(data_directory())
     found = Measurement(store, runs[::every])
     try:
         yield found
@@ -52,13 +52,7 @@ async def test_volatile_fields_alarm_with_one_recording_and_not_with_two(store: 
 
 @pytest.mark.slow
 async def test_successful_runs_of_a_task_write_the_same_and_most_others_do_not(store: RetailStore) -> None:
-    name, directory = RETAIL_SETS[0], data_directory()
-    known = (*READ_TOOLS, *WRITE_TOOLS)
-    runs = [
-        (run.id.rpartition("/")[2], run.success, [call for call in calls if call[0] in known])
-        for run, calls in zip(load_runs(directory, name), load_raw_calls(directory, name), strict=True)
-    ]
-    plain, same = await natural(runs, store)
+    plain, same = await natural(raw_runs(data_directory()), store)
     assert plain.successes == same.successes > 400
     assert same.alarms < plain.alarms
     assert same.found > 0.8 * same.failures

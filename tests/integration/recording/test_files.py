@@ -1,6 +1,7 @@
 """What becomes of a file, whatever happens; and files that are no cassettes."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -149,6 +150,17 @@ def test_a_second_recorder_in_another_process_is_refused(path):
         ask("a")
     assert "is being recorded by another recorder" in run.stderr
     assert Cassette.load(path).num_steps == 1
+
+
+def test_a_file_system_without_locks_is_named_as_the_reason(path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(CassetteError, match="cannot be written: No locks available"), record(path):
+        pass
 
 
 def test_recording_inside_of_a_replay_of_the_same_path_is_refused(path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,8 @@ from agent_cache.recording import (
     record,
     replay,
 )
-from tests.harness.http_server import HttpServer, http_server
+from tests.harness.http_server import HttpServer
 from tests.harness.model_api import MESSAGE
-
-
-@pytest.fixture
-def server() -> Iterator[HttpServer]:
-    with http_server() as running:
-        yield running
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.forks import WAYS, WORLDS, Ways, fork_all
-from benchmarks.recorded_runs import RETAIL_SETS, Run, data_directory, load_runs
+from benchmarks.recorded_runs import Run, data_directory, load_retail_runs
 from benchmarks.retail.store import RetailStore, load_store
 from tests.harness.slow import slow
 
@@ -24,7 +24,7 @@ def store(data: Path) -> RetailStore:
 
 @pytest.fixture(scope="module")
 def runs(data: Path) -> list[Run]:
-    return [run for name in RETAIL_SETS for run in load_runs(data, name)]
+    return load_retail_runs(data)
 
 
 def nothing() -> None:

@@ -12,7 +12,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,6 @@ CLIENTS = ("urllib.request", "urllib3", "requests", "httpx", "httpx async", "htt
 
 Response = tuple[int, bytes]
 Fetch = Callable[..., Awaitable[Response]]
-
-
-@pytest.fixture
-def server() -> Iterator[HttpServer]:
-    with http_server() as running:
-        yield running
 
 
 @pytest.fixture

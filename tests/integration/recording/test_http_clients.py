@@ -35,12 +35,6 @@ Run = Callable[[], Awaitable[Any]]
 
 
 @pytest.fixture
-def server() -> Iterator[HttpServer]:
-    with http_server() as running:
-        yield running
-
-
-@pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "run.jsonl"
 

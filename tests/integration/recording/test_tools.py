@@ -105,14 +105,14 @@ async def test_recording_changes_nothing_about_caching(shop, path):
 
 
 async def test_a_session_inside_of_a_replay_traces_and_counts(shop, path):
-    async def run() -> tuple[list[tuple[str, str, str]], dict[str, object]]:
+    async def run() -> tuple[list[tuple[str, str, str, bool]], dict[str, object]]:
         async with AgentCacheSession() as session:
             await buy(shop)
             await shop.count()
             await shop.count()
         metrics = session.get_metrics()
         return (
-            [(one.tool, one.source, one.outcome) for one in session.get_execution_trace()],
+            [(one.tool, one.source, one.outcome, one.is_inner) for one in session.get_execution_trace()],
             {name: metrics[name] for name in ("hits", "misses", "shared")},
         )
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from agent_cache.resume.journal import read_journal
-from tests.harness.http_server import HttpServer, http_server
+from tests.harness.http_server import HttpServer
 
 pytest.importorskip("openai")
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -71,12 +71,6 @@ for line in sys.stdin:  # a process for each run; importing the client takes lon
     os.waitpid(child, 0)
     say("over")
 """
-
-
-@pytest.fixture
-def server() -> Iterator[HttpServer]:
-    with http_server() as server:
-        yield server
 
 
 class Agents:

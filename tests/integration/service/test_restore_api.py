@@ -344,7 +344,7 @@ request = RestoreRequest(session_id="ann-2", track_drift=True, replay_events=Tru
 
 
 def row_of(store):
-    return store.page(session_id=None, label="paid", after=None, limit=10)[0]
+    return store.index.page(label="paid", limit=10)[0]
 
 
 def dying(step):

@@ -1,0 +1,115 @@
+"""The contract of tiers that pass on the ttls that are set at run time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+import pytest
+
+from agent_cache.remote.protocol import SharedTtls, Tier
+from tests.contract.workbench import Workbench, load, read, value_of
+
+__all__ = ["TtlTests"]
+
+GET, LIST = "shop:get_order", "shop:list_orders"
+
+
+class Known(dict[str, float]):
+    """What a listener was last told."""
+
+    def __call__(self, ttls: Mapping[str, float]) -> None:
+        self.clear()
+        self.update(ttls)
+
+    async def becomes(self, wanted: dict[str, float]) -> None:
+        """Wait until it is this."""
+        async with asyncio.timeout(15):
+            while self != wanted:
+                await asyncio.sleep(0.005)
+
+
+class TtlTests(Workbench):
+    """`SharedTtls`: what is published in one process is known in all, whenever they come."""
+
+    @asynccontextmanager
+    async def following(self) -> AsyncIterator[tuple[SharedTtls, SharedTtls, Known, Known]]:
+        """Two clients, and what their listeners know."""
+        async with self.tiers() as (a, b):
+            if not isinstance(a, SharedTtls) or not isinstance(b, SharedTtls):
+                pytest.skip("the tier does not pass ttls on")
+            knows = Known(), Known()
+            a.follow_ttls(knows[0])
+            b.follow_ttls(knows[1])
+            yield a, b, *knows
+
+    async def test_a_ttl_is_known_everywhere_and_here_at_once(self) -> None:
+        async with self.following() as (a, _, here, there):
+            a.publish_ttl(GET, 12.5)
+            assert here == {GET: 12.5}
+            await there.becomes({GET: 12.5})
+
+    async def test_what_is_taken_back_is_gone_and_the_rest_stays(self) -> None:
+        async with self.following() as (a, b, here, there):
+            a.publish_ttl(GET, 12.5)
+            a.publish_ttl(LIST, 3.0)
+            await there.becomes({GET: 12.5, LIST: 3.0})
+            b.publish_ttl(GET, None)
+            await here.becomes({LIST: 3.0})
+            assert there == {LIST: 3.0}
+
+    async def test_of_two_the_last_one_that_arrives_counts_everywhere(self) -> None:
+        async with self.following() as (a, b, here, there):
+            a.publish_ttl(GET, 1.0)
+            await there.becomes({GET: 1.0})
+            b.publish_ttl(GET, 2.0)
+            await here.becomes({GET: 2.0})
+            a.publish_ttl(GET, 3.0)
+            await there.becomes({GET: 3.0})
+            assert here == {GET: 3.0}
+
+    async def test_a_listener_that_comes_later_is_told_what_is_known(self) -> None:
+        async with self.following() as (a, b, _, there):
+            a.publish_ttl(GET, 12.5)
+            await there.becomes({GET: 12.5})
+            late = Known()
+            b.follow_ttls(late)
+            assert late == {GET: 12.5}
+
+    async def test_a_listener_that_has_ended_is_told_nothing(self) -> None:
+        async with self.following() as (a, b, _, there):
+            ended = Known()
+            end: Callable[[], None] = b.follow_ttls(ended)
+            end()
+            end()
+            a.publish_ttl(GET, 12.5)
+            await there.becomes({GET: 12.5})
+            assert ended == {}
+
+    async def test_what_is_older_than_the_ttl_of_a_read_is_not_found(self) -> None:
+        """It was stored when the ttl of its tool was a longer one."""
+        async with self.following() as (a, b, _, _):
+            tiers: tuple[Tier, Tier] = (a, b)  # type: ignore[assignment]  # they are both
+            await load(tiers[0], read("order:7", ttl=1000 * self.moment), "old")
+            assert await value_of(tiers[1], read("order:7", ttl=500 * self.moment)) == "old"
+            await self.advance(self.moment)
+            assert await value_of(tiers[1], read("order:7", ttl=self.moment / 2)) == "nothing"
+
+    async def test_what_a_process_has_missed_it_learns_when_it_is_back(self) -> None:
+        async with self.following() as (a, b, _, there):
+            tier: Tier = b  # type: ignore[assignment]  # it is both
+            await self.cut(tier)
+            a.publish_ttl(GET, 12.5)
+            await self.reconnect(tier)
+            await there.becomes({GET: 12.5})
+
+    async def test_what_was_published_while_the_server_was_away_arrives_when_it_is_back(self) -> None:
+        async with self.following() as (a, _, here, there):
+            await self.stop_server()
+            a.publish_ttl(GET, 12.5)
+            await self.start_server()
+            tier: Tier = a  # type: ignore[assignment]  # it is both
+            await tier.lookup(read("order:7"))
+            await there.becomes({GET: 12.5})
+            assert here == {GET: 12.5}

@@ -1,0 +1,92 @@
+"""Cassettes with chosen times, written as a recording writes them: what a report draws is then known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent_cache.recording import Cassette, RecordedCall
+from agent_cache.recording.cassette_file import digest_of
+
+
+class TimedRun:
+    """Collects calls, and saves them as the cassette of a run."""
+
+    def __init__(self, **header: Any) -> None:
+        self.calls: list[RecordedCall] = []
+        self.header = {"recorded_at": "2026-11-01T10:00:00Z", **header}
+
+    def add(
+        self,
+        name: str,
+        start: float,
+        duration: float,
+        *,
+        source: str = "",
+        kind: str = "",
+        outcome: dict[str, Any] | None = None,
+        arguments: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> int:
+        """Add a call, and return its number. Of a tool, `source` says how it was answered; times are milliseconds."""
+        arguments = {} if arguments is None else arguments
+        self.calls.append(
+            RecordedCall(
+                id=len(self.calls) + 1,
+                kind=kind or ("tool" if source else "call"),
+                name=name,
+                arguments=arguments,
+                digest=digest_of(name, arguments).hex(),
+                outcome={"value": None} if outcome is None else outcome,
+                source=source,
+                started_ms=start,
+                duration_ms=duration,
+                **fields,
+            )
+        )
+        return len(self.calls)
+
+    def save(self, path: Path) -> Path:
+        """Write the cassette."""
+        events = []
+        for call in self.calls:
+            ended, is_short = call.started_ms + call.duration_ms, call.duration_ms <= 0
+            events += [(call.started_ms, 1, call.id), (ended, 2 if is_short else 0, -call.id)]
+        data = {
+            "agent_cache_cassette": 2,
+            **self.header,
+            "calls": [msgspec.to_builtins(call) for call in self.calls],
+            "trailer": {"calls": len(self.calls), "duration_ms": max((ended for ended, _, _ in events), default=0.0)},
+            "order": [number for _, _, number in sorted(events)] if any(ended for ended, _, _ in events) else [],
+        }
+        Cassette.from_dict(data).save(path)
+        return path
+
+
+def shop_run(*, amount: int = 40, writes: bool = True) -> TimedRun:
+    """A run of a shop's agent: a function with calls inside, two tasks at once, a loop, an error, models."""
+    run = TimedRun(model="claude-sonnet-4-5")
+    usage = {"model": "claude-sonnet-4-5", "input_tokens": 1000, "output_tokens": 100}
+    run.add("shop:ask", 0, 300, kind="llm", arguments={"prompt": "Which are late?"}, **usage)
+    for task, order in ((1, "W1"), (2, "W2")):
+        at = {"lane": task}
+        outer = run.add("shop:handle", 300, 700, arguments={"order_id": order}, **at)
+        inside = {"parent": outer, **at}
+        run.add("shop:get_order", 310, 190, source="miss", arguments={"order_id": order}, **inside)
+        source, took = ("miss", 100) if task == 1 else ("shared", 90)
+        run.add("shop:get_policy", 520, took, source=source, arguments={"topic": "late"}, **inside)
+        run.add("shop:get_order", 640, 0.08, source="hit", arguments={"order_id": order}, **inside)
+        if writes or task == 1:
+            refused = {"error": {"type": "builtins:PermissionError", "message": "too much", "args": ["too much"]}}
+            run.add(
+                "shop:refund", 700, 150, source="write", arguments={"order_id": order, "amount": amount},
+                outcome={"value": "refunded"} if task == 1 else refused, tags=[f"order:{order}"], **inside,
+            )  # fmt: skip
+        run.add("shop:ask", 860, 130, kind="llm", arguments={"prompt": f"Tell {order}"}, **inside, **usage)
+    loops = {"value": {"id": "W1"}, "loops": [["notice", "repeat", 0]]}
+    run.add("shop:get_order", 1010, 0.05, source="hit", arguments={"order_id": "W1"}, outcome=loops)
+    blocked = {"value": "Stop.", "instead": ["notice", "repeat"]}
+    run.add("shop:get_order", 1020, 0.05, source="blocked", arguments={"order_id": "W1"}, outcome=blocked)
+    return run

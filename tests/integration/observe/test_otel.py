@@ -1,0 +1,1081 @@
+"""What `agent_cache.otel` exports, read from the SDK's exporters in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+
+pytest.importorskip("opentelemetry.sdk", reason='pip install "agent-cache[test]" brings the SDK of OpenTelemetry')
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
+from opentelemetry.trace import SpanKind, StatusCode
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    ConfigurationError,
+    bypass,
+    configure,
+    get_metrics,
+    invalidate,
+    otel,
+    testing,
+    writing,
+)
+from agent_cache.remote.memory import MemoryTier
+from tests.harness import page_examples
+from tests.harness.gates import Gate, cancelled, started
+from tests.harness.processes import run_python
+from tests.harness.telemetry import Telemetry
+
+PAGE = "how-to/export-metrics-and-spans.md"
+SECRET = "sk-proj-" + "Zq9xK2" * 8
+
+
+class Card(NamedTuple):
+    user: str
+    password: str
+
+
+@AgentCache("otel_order:{order_id}")
+async def get_order(order_id: str, password: str = "") -> str:
+    return f"order {order_id}"
+
+
+@AgentCache("otel_order:{order_id}")
+async def get_summary(order_id: str) -> list[str]:
+    return [await get_order(order_id), await get_order(order_id)]
+
+
+@AgentCacheInvalidator("otel_order:{order_id}")
+async def cancel_order(order_id: str) -> str:
+    return "cancelled"
+
+
+@AgentCache("otel_stock:{item}")
+def get_stock(item: str) -> int:
+    return len(item)
+
+
+@AgentCacheInvalidator("otel_stock:{item}")
+def sell(item: str) -> None:
+    if not item:
+        raise ValueError("empty")
+
+
+@AgentCache("otel_rate")
+async def get_rate(currency: str) -> float:
+    raise LookupError(f"no rate of {currency}, api_key={SECRET}")
+
+
+@pytest.fixture(autouse=True)
+def _reset() -> Iterator[None]:
+    testing.reset()
+    yield
+    testing.reset()
+
+
+@pytest.fixture
+def telemetry() -> Iterator[Telemetry]:
+    made = Telemetry()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def instrument(telemetry: Telemetry) -> Callable[..., otel.Instrumentation]:
+    def instrument(**options: Any) -> otel.Instrumentation:
+        return otel.instrument(telemetry.tracers, telemetry.meters, **options)
+
+    return instrument
+
+
+def times_nest(inner: ReadableSpan, outer: ReadableSpan) -> bool:
+    return outer.start_time <= inner.start_time <= inner.end_time <= outer.end_time
+
+
+# Live spans
+
+
+async def test_a_miss_a_write_and_an_uncached_call_have_spans_with_the_names_of_the_conventions(instrument, telemetry):
+    instrument()
+    await get_order("1")
+    await cancel_order("1")
+    with bypass():
+        await get_order("1")
+    get_stock("tea")
+    sell("tea")
+    kinds = [(span.name, span.attributes["agent_cache.source"]) for span in telemetry.spans()]
+    assert kinds == [
+        ("execute_tool get_order", "miss"),
+        ("execute_tool cancel_order", "write"),
+        ("execute_tool get_order", "uncached"),
+        ("execute_tool get_stock", "miss"),
+        ("execute_tool sell", "write"),
+    ]
+    miss = telemetry.spans()[0]
+    assert miss.kind is SpanKind.INTERNAL
+    assert miss.status.status_code is StatusCode.UNSET
+    assert dict(miss.attributes) == {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": "get_order",
+        "gen_ai.tool.type": "function",
+        "agent_cache.tool": f"{__name__}:get_order",
+        "agent_cache.source": "miss",
+    }
+
+
+async def test_a_hit_has_no_live_span(instrument, telemetry):
+    instrument()
+    await get_order("1")
+    telemetry.clear()
+    await get_order("1")
+    get_stock("tea")
+    telemetry.clear()
+    get_stock("tea")
+    assert telemetry.spans() == []
+
+
+async def test_what_a_tool_does_is_inside_of_its_span(instrument, telemetry):
+    """A span that a client makes, a tool in a thread, and a read inside of a read."""
+    instrument()
+    tracer = telemetry.tracers.get_tracer("client")
+
+    @AgentCache("otel_page:{url}", name="otel_fetch")
+    async def fetch(url: str) -> str:
+        with tracer.start_as_current_span("GET"):
+            await get_summary(url)
+        return await asyncio.to_thread(read_in_thread, url)
+
+    def read_in_thread(url: str) -> str:
+        return str(get_stock(url))
+
+    await fetch("x")
+    assert telemetry.tree() == [
+        [
+            "execute_tool otel_fetch miss",
+            ["GET", ["execute_tool get_summary miss", ["execute_tool get_order miss"]]],
+            ["execute_tool get_stock miss"],
+        ]
+    ]
+    assert trace.get_current_span() is trace.INVALID_SPAN
+
+
+async def test_callers_that_wait_for_one_run_have_spans_of_their_own(instrument, telemetry):
+    instrument()
+    gate = Gate()
+
+    @AgentCache("otel_slow:{item}", name="otel_slow")
+    async def slow(item: str) -> str:
+        return await gate(item)
+
+    first = await started(slow("a"))
+    second = await started(slow("a"))
+    gate.last.returns("a")
+    await asyncio.gather(first, second)
+    assert sorted(telemetry.tree()) == [["execute_tool otel_slow miss"], ["execute_tool otel_slow shared"]]
+    assert list(telemetry.points("gen_ai.execute_tool.duration").values()) == [1]
+
+
+async def test_a_tool_that_calls_itself_nests(instrument, telemetry):
+    instrument()
+
+    @AgentCache("otel_tree:{depth}", name="otel_tree")
+    async def walk(depth: int) -> int:
+        return depth if not depth else await walk(depth - 1)
+
+    await walk(2)
+    name = "execute_tool otel_tree miss"
+    assert telemetry.tree() == [[name, [name, [name]]]]
+
+
+async def test_a_span_of_a_framework_for_this_tool_is_annotated_and_not_doubled(instrument, telemetry):
+    instrument()
+    tracer = telemetry.tracers.get_tracer("framework")
+    named = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "get_order"}
+    with tracer.start_as_current_span("running tool", attributes=named):
+        await get_summary("1")  # another tool, although inside of that span
+    assert telemetry.tree() == [
+        ["running tool", ["execute_tool get_summary miss", ["execute_tool get_order miss"]]],
+    ]
+    telemetry.clear()
+    with tracer.start_as_current_span("running tool", attributes=named):
+        await get_order("2")
+    with tracer.start_as_current_span(
+        "get_order", attributes={"openinference.span.kind": "TOOL", "tool.name": "get_order"}
+    ):
+        await get_order("3")
+    with tracer.start_as_current_span("execute_tool get_order"):  # of one that sets its attributes at the end
+        await get_order("4")
+    assert telemetry.tree() == [["running tool miss"], ["get_order miss"], ["execute_tool get_order miss"]]
+    assert {one.instrumentation_scope.name for one in telemetry.spans()} == {"framework"}
+    assert telemetry.span("running tool").attributes["agent_cache.tool"] == f"{__name__}:get_order"
+    assert sum(telemetry.points("gen_ai.execute_tool.duration").values()) == 5
+
+
+async def test_the_tool_of_a_toolbox_is_known_by_the_name_that_the_model_has_for_it(instrument, telemetry):
+    from agent_cache import Read, Toolbox
+
+    instrument()
+    box = Toolbox({"fs.read": Read("otel_file:{path}")}, namespace="otel_shop")
+
+    async def read() -> str:
+        return "a"
+
+    await box.call("fs.read", {"path": "a"}, read)
+    span = telemetry.span("execute_tool fs.read")
+    assert span.attributes["agent_cache.tool"] == "otel_shop:fs.read"
+
+
+async def test_calls_in_threads_have_the_spans_of_their_callers_as_parents(instrument, telemetry):
+    instrument()
+    tracer = telemetry.tracers.get_tracer("program")
+
+    def work(item: str) -> None:
+        with tracer.start_as_current_span(f"work {item}"):
+            get_stock(item)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, [f"item {number}" for number in range(20)]))
+    assert sorted(telemetry.tree()) == sorted(
+        [f"work item {number}", ["execute_tool get_stock miss"]] for number in range(20)
+    )
+
+
+async def test_a_stream_has_one_span_that_its_reads_are_inside_of(instrument, telemetry):
+    instrument(content=True)
+
+    @AgentCache("otel_lines:{name}", name="otel_lines")
+    async def lines(name: str) -> AsyncIterator[str]:
+        for number in ("1", "2"):
+            yield await get_order(number)
+
+    @AgentCache("otel_rows:{name}", name="otel_rows")
+    def rows(name: str) -> Iterator[int]:
+        yield get_stock(name)
+
+    assert [line async for line in lines("a")] == ["order 1", "order 2"]
+    assert list(rows("tea")) == [3]
+    assert telemetry.tree() == [
+        ["execute_tool otel_lines miss", ["execute_tool get_order miss"], ["execute_tool get_order miss"]],
+        ["execute_tool otel_rows miss", ["execute_tool get_stock miss"]],
+    ]
+    result = telemetry.span("execute_tool otel_lines").attributes["gen_ai.tool.call.result"]
+    assert json.loads(result) == {"$tuple": ["order 1", "order 2"]}
+
+
+async def test_a_stream_that_is_left_early_ends_its_span_and_logs_nothing(instrument, telemetry, caplog):
+    instrument()
+
+    @AgentCache("otel_lines:{name}", name="otel_endless")
+    async def endless(name: str) -> AsyncIterator[int]:
+        for number in range(1_000_000):
+            await asyncio.sleep(0)
+            yield number
+
+    async with AgentCacheSession():
+        stream = endless("a")
+        async for _ in stream:
+            break
+        await stream.aclose()
+        abandoned = endless("b")
+        async for _ in abandoned:
+            break
+        del stream, abandoned
+        gc.collect()
+        for _ in range(10):
+            await asyncio.sleep(0)
+    assert [span.name for span in telemetry.spans("execute_tool otel_endless")] == ["execute_tool otel_endless"] * 2
+    assert caplog.records == []
+    assert trace.get_current_span() is trace.INVALID_SPAN
+
+
+# Failures of tools
+
+
+async def test_a_failed_call_has_the_class_of_its_exception_and_no_text(instrument, telemetry):
+    instrument()
+    with pytest.raises(LookupError):
+        await get_rate("EUR")
+    span = telemetry.span("execute_tool get_rate")
+    assert span.attributes["error.type"] == "LookupError"
+    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "LookupError")
+    assert SECRET not in span.to_json()
+    assert "EUR" not in span.to_json()
+    ((attributes, count),) = telemetry.points("gen_ai.execute_tool.duration").items()
+    assert (dict(attributes)["error.type"], count) == ("LookupError", 1)
+
+
+async def test_a_cancelled_call_ends_its_span(instrument, telemetry):
+    instrument()
+
+    @AgentCache("otel_slow:{item}", name="otel_hanging")
+    async def hang(item: str) -> None:
+        await asyncio.Event().wait()
+
+    await cancelled(await started(hang("a")))
+    assert telemetry.span("execute_tool otel_hanging").attributes["error.type"] == "CancelledError"
+    assert trace.get_current_span() is trace.INVALID_SPAN
+
+
+# Content
+
+
+async def test_arguments_results_and_errors_are_exported_only_with_content_and_without_secrets(instrument, telemetry):
+    @AgentCache("otel_card:{card.user}", name="otel_card")
+    async def get_card(card: Card) -> dict[str, Any]:
+        return {"user": card.user, "note": f"the key is {SECRET}", "token": "tok-123456789", "lines": ["a", 1]}
+
+    card = Card("ann", "hunter2-hunter2")
+    instrument()
+    await get_card(card)
+    assert "ann" not in telemetry.span("execute_tool otel_card").to_json()
+    telemetry.clear()
+
+    instrument(content=True)
+    await get_card.refresh(card)
+    await get_order("7", password="hunter2-hunter2")
+    with pytest.raises(LookupError):
+        await get_rate("EUR")
+    text = "".join(span.to_json() for span in telemetry.spans())
+    assert SECRET not in text
+    assert "hunter2" not in text
+    assert "tok-123456789" not in text
+    span = telemetry.span("execute_tool otel_card")
+    assert json.loads(span.attributes["gen_ai.tool.call.result"])["lines"] == ["a", 1]
+    assert "ann" in span.attributes["gen_ai.tool.call.arguments"]
+    assert span.attributes["agent_cache.tags"] == ("otel_card:ann",)
+    arguments = json.loads(telemetry.span("execute_tool get_order").attributes["gen_ai.tool.call.arguments"])
+    assert arguments == {"order_id": "7", "password": "[redacted]"}
+    failed = telemetry.span("execute_tool get_rate")
+    assert failed.status.description == "no rate of EUR, api_key=[redacted]"
+    (event,) = failed.events
+    assert dict(event.attributes) == {"exception.type": "LookupError", "exception.message": failed.status.description}
+
+
+async def test_an_exception_whose_text_fails_is_told_by_its_class(instrument, telemetry):
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    @AgentCache("otel_odd", name="otel_odd")
+    async def fail() -> None:
+        raise Odd
+
+    instrument(content=True)
+    with pytest.raises(Odd):
+        await fail()
+    assert telemetry.span("execute_tool otel_odd").status.description.endswith("Odd")
+
+
+async def test_names_of_the_users_own_secrets_are_redacted(instrument, telemetry):
+    instrument(content=True, redact=["order_id"])
+    await get_order("W-1")
+    arguments = json.loads(telemetry.span("execute_tool get_order").attributes["gen_ai.tool.call.arguments"])
+    assert arguments["order_id"] == "[redacted]"
+
+
+async def test_content_that_cannot_be_written_or_is_large_does_not_matter_to_the_call(instrument, telemetry):
+    class Hostile:
+        def __repr__(self) -> str:
+            raise RuntimeError("no text")
+
+    @AgentCache("otel_hostile", name="otel_hostile")
+    async def get_hostile(size: int) -> Any:
+        return Hostile() if not size else "x" * size
+
+    def broken(data: Any) -> Any:
+        raise RuntimeError("a hook that fails")
+
+    instrument(content=True)
+    assert isinstance(await get_hostile(0), Hostile)
+    await get_hostile(1_000_000)
+    first, second = telemetry.spans("execute_tool otel_hostile")
+    assert "Hostile" in first.attributes["gen_ai.tool.call.result"]
+    assert len(second.attributes["gen_ai.tool.call.result"]) == 16_384
+    telemetry.clear()
+    instrument(content=True, redact=broken)
+    await get_hostile(5)
+    assert "gen_ai.tool.call.result" not in telemetry.span("execute_tool otel_hostile").attributes
+
+
+async def test_the_attributes_of_openinference_are_added(instrument, telemetry):
+    instrument(content=True, conventions=("openinference",))
+    async with AgentCacheSession("chat"):
+        await get_order("1")
+    attributes = telemetry.span("execute_tool get_order").attributes
+    assert attributes["openinference.span.kind"] == "TOOL"
+    assert attributes["tool.name"] == "get_order"
+    assert attributes["session.id"] == "chat"
+    assert attributes["input.value"] == attributes["gen_ai.tool.call.arguments"] == '{"order_id":"1","password":""}'
+    assert attributes["output.value"] == '"order 1"'
+    assert attributes["input.mime_type"] == attributes["output.mime_type"] == "application/json"
+
+
+# Sessions
+
+
+async def test_a_session_has_a_span_with_what_its_calls_were(instrument, telemetry):
+    instrument()
+    async with AgentCacheSession("chat") as session:
+        for _ in range(4):
+            await get_order("1")
+        await cancel_order("1")
+        with pytest.raises(LookupError):
+            await get_rate("EUR")
+    span = telemetry.span("agent_cache.session")
+    counts = {key.removeprefix("agent_cache."): value for key, value in span.attributes.items() if "agent_" in key}
+    assert counts.pop("time_saved") == session.get_metrics()["time_saved"] > 0
+    assert counts == {
+        "hits": 3,
+        "misses": 2,
+        "shared": 0,
+        "writes": 1,
+        "uncached": 0,
+        "errors": 1,
+        "loop_detections": 0,
+        f"hits_of.{__name__}:get_order": 3,
+    }
+    assert span.attributes["gen_ai.conversation.id"] == "chat"
+    assert span.status.status_code is StatusCode.UNSET
+    inside = telemetry.spans(gen_ai__operation__name="execute_tool")
+    assert {one.attributes["gen_ai.conversation.id"] for one in inside} == {"chat"}
+    assert telemetry.tree() == [
+        [
+            "agent_cache.session",
+            ["execute_tool get_order miss"],
+            ["execute_tool cancel_order write"],
+            ["execute_tool get_rate miss"],
+        ]
+    ]
+
+
+async def test_a_session_that_is_entered_again_counts_from_there(instrument, telemetry):
+    instrument(hits="span")
+    session = AgentCacheSession("chat")
+    for number in ("1", "2"):
+        with session:
+            await get_order(number)
+            await get_order(number)
+    hits = [span.attributes["agent_cache.hits"] for span in telemetry.spans("agent_cache.session")]
+    assert hits == [1, 1]
+    inside = ["agent_cache.session", ["execute_tool get_order miss"], ["execute_tool get_order hit"]]
+    assert telemetry.tree() == [inside, inside]
+
+
+@pytest.mark.parametrize("content", [False, True])
+async def test_a_session_that_ends_in_an_error_says_so(content, instrument, telemetry):
+    instrument(content=content)
+    with pytest.raises(RuntimeError):
+        async with AgentCacheSession():
+            raise RuntimeError(f"api_key={SECRET}")
+    span = telemetry.span("agent_cache.session")
+    assert span.attributes["error.type"] == "RuntimeError"
+    assert span.status.description == ("api_key=[redacted]" if content else "RuntimeError")
+    assert trace.get_current_span() is trace.INVALID_SPAN
+
+
+async def test_a_loop_that_was_swallowed_is_the_error_of_its_session(instrument, telemetry):
+    instrument(hits="span")
+    with pytest.raises(AgentLoopDetectedError):
+        async with AgentCacheSession(max_tool_repeats=2):
+            for _ in range(4):
+                try:
+                    await get_order("1")
+                except AgentLoopDetectedError:
+                    pass
+    span = telemetry.span("agent_cache.session")
+    assert span.attributes["error.type"] == "AgentLoopDetectedError"
+    assert span.attributes["agent_cache.loop_detections"] == 3
+    refused = telemetry.spans("execute_tool get_order", agent_cache__source="blocked")
+    assert [one.attributes["error.type"] for one in refused] == ["AgentLoopDetectedError"] * 3
+
+
+async def test_a_call_that_was_answered_by_a_notice_is_no_error(instrument, telemetry):
+    instrument(hits="span")
+    async with AgentCacheSession(max_tool_repeats=2, on_loop="notice"):
+        for _ in range(3):
+            await get_order("1")
+    first, *_ = telemetry.spans(agent_cache__source="blocked")
+    assert first.attributes["agent_cache.outcome"] == "notice"
+    assert first.status.status_code is StatusCode.UNSET
+
+
+async def test_hits_have_their_spans_at_the_end_inside_of_what_made_them(instrument, telemetry):
+    instrument(hits="span")
+    async with AgentCacheSession("chat"):
+        await get_summary("1")
+        await get_order("1")
+        assert telemetry.spans(agent_cache__source="hit") == []
+    assert telemetry.tree() == [
+        [
+            "agent_cache.session",
+            ["execute_tool get_summary miss", ["execute_tool get_order miss"], ["execute_tool get_order hit"]],
+            ["execute_tool get_order hit"],
+        ]
+    ]
+    session, summary = telemetry.span("agent_cache.session"), telemetry.span("execute_tool get_summary")
+    inner, last = telemetry.spans(agent_cache__source="hit")
+    assert times_nest(inner, summary)
+    assert times_nest(last, session)
+    assert summary.end_time <= last.start_time
+    assert {one.context.trace_id for one in telemetry.spans()} == {session.context.trace_id}
+    miss = telemetry.span("execute_tool get_order", agent_cache__source="miss")
+    assert dict(last.attributes) == {**miss.attributes, "agent_cache.source": "hit"}
+
+
+async def test_a_hit_inside_of_a_frameworks_span_is_inside_of_it(instrument, telemetry):
+    instrument(hits="span")
+    named = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "get_summary"}
+    async with AgentCacheSession():
+        with telemetry.tracers.get_tracer("framework").start_as_current_span("running tool", attributes=named):
+            await get_summary("1")
+    assert telemetry.tree() == [
+        ["agent_cache.session", ["running tool miss", ["execute_tool get_order miss"], ["execute_tool get_order hit"]]]
+    ]
+
+
+async def test_the_times_of_hits_are_right_although_the_clocks_drift_apart(instrument, telemetry):
+    """As when a machine sleeps: the monotonic clock of some systems stands still, that of others does not."""
+    instrument(hits="span")
+    with testing.FakeClock() as clock:
+        async with AgentCacheSession():
+            for order_id, seconds in (("1", 1e-6), ("1", 36_000), ("2", 1e-6), ("2", 1e-6), ("3", 1e-6)):
+                await get_order(order_id)
+                clock.advance(seconds)
+    first, second, third = telemetry.spans("execute_tool get_order", agent_cache__source="miss")
+    early, late = telemetry.spans(agent_cache__source="hit")
+    assert first.start_time <= early.start_time <= second.start_time
+    assert second.start_time <= late.start_time <= third.end_time
+
+
+async def test_a_session_inside_of_another_exports_its_hits_once(instrument, telemetry):
+    instrument(hits="span")
+    await get_order("1")
+    telemetry.clear()
+    async with AgentCacheSession("outer") as outer:
+        await get_order("1")
+        async with AgentCacheSession("inner"):
+            await get_order("1")
+        shared = AgentCacheSession("shared")
+        with shared, outer.attach():
+            await get_order("1")
+    assert telemetry.tree() == [
+        [
+            "agent_cache.session",
+            ["execute_tool get_order hit"],
+            ["agent_cache.session", ["execute_tool get_order hit"]],
+            ["agent_cache.session"],
+            ["execute_tool get_order hit"],
+        ]
+    ]
+    inner, last = (telemetry.span("agent_cache.session", gen_ai__conversation__id=one) for one in ("inner", "outer"))
+    assert inner.attributes["agent_cache.hits"] == 1
+    assert last.attributes["agent_cache.hits"] == 3
+
+
+async def test_a_hit_of_a_tier_has_one_span(instrument, telemetry):
+    instrument(hits="span")
+    tier = MemoryTier()
+    with configure(remote=tier):
+        await get_order("1")
+        get_order.clear()
+        telemetry.clear()
+        async with AgentCacheSession():
+            await get_order("1")
+            await get_order("1")
+    live, late = telemetry.spans(agent_cache__source="hit")
+    assert live.end_time > live.start_time
+    assert late.end_time == late.start_time
+    await tier.aclose()
+
+
+async def test_a_session_has_the_spans_of_its_last_thousand_hits(instrument, telemetry):
+    instrument(hits="span")
+    async with AgentCacheSession(loop_detection=False):
+        for _ in range(1_501):
+            await get_order("1")
+    assert len(telemetry.spans(agent_cache__source="hit")) == otel.MAX_HIT_SPANS == 1_000
+    assert telemetry.span("agent_cache.session").attributes["agent_cache.hits"] == 1_500
+
+
+# Sampling, and what fails
+
+
+async def test_what_is_not_sampled_is_not_exported_and_works(instrument):
+    telemetry = Telemetry(ParentBased(ALWAYS_OFF))
+    seen = []
+
+    @AgentCache("otel_seen:{item}", name="otel_seen")
+    async def see(item: str) -> None:
+        seen.append(trace.get_current_span())
+
+    otel.instrument(telemetry.tracers, telemetry.meters, hits="span", content=True)
+    async with AgentCacheSession():
+        await see("a")
+        await see("a")
+        await get_order("1", password=SECRET)
+    (inside,) = seen
+    assert inside.get_span_context().is_valid
+    assert not inside.is_recording()
+    assert telemetry.spans() == []
+    assert sum(telemetry.points("agent_cache.requests").values()) == 3
+    telemetry.close()
+
+
+async def test_without_an_sdk_everything_works(instrument):
+    otel.instrument(trace.NoOpTracerProvider(), hits="span", content=True, conventions=("openinference",))
+    async with AgentCacheSession():
+        assert await get_summary("1") == ["order 1", "order 1"]
+        await cancel_order("1")
+
+
+class Raising(SpanProcessor):
+    """A processor that fails where it is told to."""
+
+    def __init__(self, *places: str) -> None:
+        self.places = places
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        if "start" in self.places:
+            raise RuntimeError("a processor that fails")
+
+    def on_end(self, span: Any) -> None:
+        if "end" in self.places:
+            raise RuntimeError("a processor that fails")
+
+
+class RaisingExporter(SpanExporter):
+    def export(self, spans: Any) -> SpanExportResult:
+        raise RuntimeError("an exporter that fails")
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [Raising("start"), Raising("end"), Raising("start", "end"), SimpleSpanProcessor(RaisingExporter())],
+    ids=["start", "end", "both", "exporter"],
+)
+async def test_a_processor_or_an_exporter_that_raises_is_logged_once_and_changes_no_call(processor, caplog):
+    provider, telemetry = TracerProvider(shutdown_on_exit=False), Telemetry()
+    provider.add_span_processor(processor)
+    runs = []
+
+    @AgentCache("otel_counted:{item}", name="otel_counted")
+    async def count(item: str) -> str:
+        runs.append(item)
+        if item == "bad":
+            raise KeyError(item)
+        return item
+
+    otel.instrument(provider, telemetry.meters, hits="span")
+    async with AgentCacheSession():
+        for item in ("a", "b", "a"):
+            assert await count(item) == item
+        with pytest.raises(KeyError):
+            await count("bad")
+        get_stock("tea")
+        sell("tea")
+    assert runs == ["a", "b", "bad"]
+    assert sum(telemetry.points("gen_ai.execute_tool.duration").values()) == 5  # metrics do not depend on spans
+    telemetry.close()
+    assert trace.get_current_span() is trace.INVALID_SPAN
+    ours = [record for record in caplog.records if record.name == "agent_cache"]
+    assert len(ours) == (0 if isinstance(processor, SimpleSpanProcessor) else 1)
+    assert all("a processor that fails" in record.getMessage() for record in ours)
+
+
+async def test_a_session_whose_span_could_not_begin_goes_on_with_its_calls(instrument, telemetry, caplog):
+    class First(SpanProcessor):
+        def on_start(self, span: Any, parent_context: Any = None) -> None:
+            if span.name == "agent_cache.session":
+                raise RuntimeError("no sessions")
+
+    telemetry.tracers.add_span_processor(First())
+    instrument(hits="span")
+    async with AgentCacheSession():
+        await get_order("1")
+        await get_order("1")
+    assert telemetry.tree() == [["execute_tool get_order miss"]]
+    assert len(caplog.records) == 1
+
+
+# One instrumentation at a time
+
+
+async def test_a_second_call_replaces_the_first_and_nothing_is_doubled(instrument, telemetry):
+    first = instrument()
+    second = instrument(hits="span")
+    assert (first.is_active, second.is_active) == (False, True)
+    async with AgentCacheSession():
+        await get_order("1")
+        await get_order("1")
+    inside = ["agent_cache.session", ["execute_tool get_order miss"], ["execute_tool get_order hit"]]
+    assert telemetry.tree() == [inside]
+    requests = telemetry.points("agent_cache.requests")
+    assert {dict(key)["source"]: count for key, count in requests.items()} == {"hit": 1, "miss": 1, "shared": 0}
+    assert list(telemetry.points("gen_ai.execute_tool.duration").values()) == [1]
+    first.uninstrument()
+    assert second.is_active
+    telemetry.clear()
+    await cancel_order("1")
+    assert telemetry.tree() == [["execute_tool cancel_order write"]]
+
+
+async def test_two_providers_one_after_the_other(instrument, telemetry):
+    other = Telemetry()
+    instrument()
+    await get_order("1")
+    otel.instrument(other.tracers, other.meters)
+    await get_order("2")
+    assert telemetry.tree() == other.tree() == [["execute_tool get_order miss"]]
+    assert telemetry.points("agent_cache.requests") == {}
+    assert sum(other.points("agent_cache.requests").values()) == 2
+    instrument()
+    assert sum(telemetry.points("agent_cache.requests").values()) == 2
+    assert other.points("agent_cache.requests") == {}
+    other.close()
+
+
+async def test_it_is_taken_away(instrument, telemetry):
+    seen = []
+
+    async def observe(call: Any, proceed: Any) -> Any:
+        seen.append(call.tool)
+        return await proceed()
+
+    with configure(middleware=(observe,)):
+        with instrument() as made:
+            configure(middleware=(observe,))
+            await get_order("1")
+            assert made.is_active
+        await get_order("2")
+        async with AgentCacheSession():
+            await cancel_order("1")
+        made.uninstrument()
+        assert not made.is_active
+    assert telemetry.tree() == [["execute_tool get_order miss"]]
+    assert telemetry.points("agent_cache.requests") == {}
+    assert len(seen) == 3
+
+
+async def test_what_has_begun_ends_its_spans_although_it_was_taken_away(instrument, telemetry):
+    gate = Gate()
+
+    @AgentCache("otel_slow:{item}", name="otel_ending")
+    async def slow(item: str) -> str:
+        return await gate(item)
+
+    made = instrument(hits="span")
+    async with AgentCacheSession():
+        await get_order("1")
+        await get_order("1")
+        running = await started(slow("a"))
+        made.uninstrument()
+        gate.last.returns("a")
+        await running
+    assert telemetry.tree() == [
+        [
+            "agent_cache.session",
+            ["execute_tool get_order miss"],
+            ["execute_tool get_order hit"],
+            ["execute_tool otel_ending miss"],
+        ]
+    ]
+
+
+async def test_reset_takes_it_away(instrument, telemetry):
+    made = instrument()
+    testing.reset()
+    async with AgentCacheSession():
+        await get_order("1")
+    assert not made.is_active
+    assert telemetry.spans() == []
+    assert telemetry.points("agent_cache.requests") == {}
+
+
+def test_the_fixture_of_the_testing_module_restores_it(instrument, telemetry):
+    from agent_cache.testing.fixtures import clean_agent_cache
+
+    made = instrument()
+    block = contextmanager(clean_agent_cache.__wrapped__)()
+    with block:
+        get_stock("tea")
+        assert not made.is_active
+    assert made.is_active
+    get_stock("tea")
+    with AgentCacheSession():
+        pass
+    assert telemetry.tree() == [["execute_tool get_stock miss"], ["agent_cache.session"]]
+
+
+@pytest.mark.parametrize(("code", "output"), page_examples.examples(PAGE, "opentelemetry.sdk"))
+async def test_the_example_of_the_page_prints_what_the_page_says(code, output, capsys):
+    await page_examples.run(code, {"__name__": __name__})
+    assert capsys.readouterr().out == output
+
+
+def test_the_page_names_every_metric_and_attribute_that_is_exported(instrument, telemetry):
+    instrument(hits="span")
+    with AgentCacheSession(max_tool_repeats=2, on_loop="notice"):
+        for _ in range(4):
+            get_stock("tea")
+        with pytest.raises(ValueError, match="empty"):
+            sell("")
+    text = (page_examples.DOCS / PAGE).read_text("utf-8")
+    attributes = {key for span in telemetry.spans("agent_cache.session") for key in span.attributes}
+    shown = {key.replace("agent_cache.", ".") if key != "agent_cache.hits" else key for key in attributes}
+    for name in {metric.name for metric in telemetry.metrics()} | {key for key in shown if "hits_of" not in key}:
+        assert f"`{name}`" in text, name
+    for span in telemetry.spans(gen_ai__operation__name="execute_tool"):
+        for key in span.attributes:
+            assert f"`{key}`" in text, key
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"hits": "all"}, "hits"),
+        ({"content": "yes"}, "content"),
+        ({"redact": ["a"]}, "content=True"),
+        ({"content": True, "redact": 5}, "redact"),
+        ({"conventions": "openinference"}, "conventions"),
+        ({"conventions": ("logfire",)}, "conventions"),
+        ({"tracer_provider": object()}, "tracer_provider"),
+        ({"meter_provider": object()}, "meter_provider"),
+    ],
+)
+def test_an_argument_that_cannot_work_is_refused(options, named):
+    with pytest.raises(ConfigurationError, match=named):
+        otel.instrument(**options)
+
+
+# Metrics
+
+
+async def test_the_counters_are_those_of_get_metrics(instrument, telemetry):
+    instrument()
+    await get_order("1")
+    await get_order("1")
+    await cancel_order("1")
+    with bypass():
+        await get_order("1")
+    with pytest.raises(LookupError):
+        await get_rate("EUR")
+    await invalidate("otel_order:9")
+    async with writing("otel_order:9"):
+        pass
+    async with AgentCacheSession(max_tool_repeats=2, on_loop="warn"):
+        for _ in range(3):
+            await get_order("2")
+    tool = f"{__name__}:get_order"
+    counted = get_metrics()
+    points = telemetry.points("agent_cache.requests")
+    requests = {(dict(key)["tool"], dict(key)["source"]): value for key, value in points.items() if value}
+    assert requests == {
+        (tool, "hit"): 3,
+        (tool, "miss"): 2,
+        (tool, "uncached"): 1,
+        (f"{__name__}:cancel_order", "write"): 1,
+        (f"{__name__}:get_rate", "miss"): 1,
+    }
+    assert sum(requests.values()) == counted["calls"]
+    for name in ("errors", "evictions", "invalidations", "stale", "time_saved"):
+        assert sum(telemetry.points(f"agent_cache.{name}").values()) == pytest.approx(counted[name])
+    assert telemetry.points("agent_cache.invalidations")[(("tool", "(no tool)"),)] == 2
+    assert telemetry.points("agent_cache.loops") == {(("kind", "repeat"),): counted["loops"]["repeat"]}
+    units = {metric.name: metric.unit for metric in telemetry.metrics()}
+    assert units["agent_cache.time_saved"] == units["gen_ai.execute_tool.duration"] == "s"
+    assert units["agent_cache.requests"] == "{request}"
+
+
+async def test_two_collections_see_what_has_happened_between(instrument, telemetry):
+    instrument()
+    for number in range(1, 4):
+        await get_order(str(number))
+        assert sum(telemetry.points("agent_cache.requests").values()) == number
+
+
+async def test_no_label_is_an_id(instrument, telemetry):
+    instrument(content=True)
+    async with AgentCacheSession("session-4711"):
+        for number in range(50):
+            await get_order(f"order-{number}")
+            await invalidate(f"otel_order:order-{number}")
+    points = [point for metric in telemetry.metrics() for point in metric.data.data_points]
+    labels = {pair for point in points for pair in point.attributes.items()}
+    assert {key for key, _ in labels} <= {
+        "tool", "source", "kind", "error.type", "agent_cache.tool", "gen_ai.tool.name", "gen_ai.operation.name",
+    }  # fmt: skip
+    assert "order-" not in repr(labels).replace("otel_order", "")
+    assert "4711" not in repr(labels)
+    assert len(labels) < 15
+
+
+async def test_tools_beyond_the_first_thousand_share_a_series(instrument, telemetry, monkeypatch):
+    monkeypatch.setattr("agent_cache.metrics.MAX_TOOL_LABELS", 2)
+    other = Telemetry()
+    otel.instrument(other.tracers, other.meters)
+
+    async def call(name: str) -> None:
+        @AgentCache("otel_user", name=name)
+        async def get_user() -> str:
+            return name
+
+        await get_user()
+
+    totals = []
+    for number in range(5):
+        await call(f"otel_user_{number}")
+        points = {dict(key)["tool"]: value for key, value in other.points("agent_cache.requests").items() if value}
+        totals.append(points)
+    assert totals[-1] == {"otel_user_0": 1, "otel_user_1": 1, "(others)": 3}
+    points = other.points("gen_ai.execute_tool.duration")
+    durations = {dict(key)["gen_ai.tool.name"]: value for key, value in points.items()}
+    assert durations == {"otel_user_0": 1, "otel_user_1": 1, "(others)": 3}
+    other.close()
+
+
+# What it costs, and where it is not there
+
+
+def frames_of(function: Callable[[], Any]) -> list[str]:
+    found: list[str] = []
+
+    def note(frame: Any, event: str, _: object) -> None:
+        if event == "call":
+            found.append(frame.f_code.co_qualname)
+
+    gc.disable()
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return found[1:] if found[:1] == ["frames_of.<locals>.note"] else found
+
+
+@pytest.mark.parametrize("hits", ["count", "span"])
+def test_a_hit_runs_through_the_same_frames_as_without(hits, instrument):
+    get_stock("tea")
+    outside = frames_of(lambda: get_stock("tea"))
+    with AgentCacheSession():
+        get_stock("tea")
+        inside = frames_of(lambda: get_stock("tea"))
+    instrument(hits=hits, content=True)
+    get_stock("tea")
+    assert frames_of(lambda: get_stock("tea")) == outside
+    with AgentCacheSession():
+        get_stock("tea")
+        assert frames_of(lambda: get_stock("tea")) == inside
+
+
+def test_global_providers_may_be_set_later():
+    code = """
+import agent_cache
+from agent_cache import AgentCache, otel
+from opentelemetry import metrics, trace
+from tests.harness.telemetry import Telemetry
+@AgentCache("x")
+def get(number): return number
+otel.instrument()
+get(1)
+telemetry = Telemetry()
+trace.set_tracer_provider(telemetry.tracers)
+metrics.set_meter_provider(telemetry.meters)
+get(2)
+otel.instrument()
+get(3)
+otel.instrument(trace.get_tracer_provider(), metrics.get_meter_provider())
+get(4)
+print(telemetry.tree())
+print(sum(telemetry.points("agent_cache.requests").values()), telemetry.points("gen_ai.execute_tool.duration"))
+"""
+    lines = run_python(code).splitlines()
+    assert lines[0] == str([["execute_tool get miss"]] * 3)
+    assert lines[1].startswith("4 ")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_exports_its_own_calls():
+    code = """
+import json, os
+from agent_cache import AgentCache, AgentCacheSession, otel
+from tests.harness.telemetry import Telemetry
+@AgentCache("x")
+def get(number): return number
+telemetry = Telemetry()
+otel.instrument(telemetry.tracers, telemetry.meters, hits="span")
+get(1)
+reader, writer = os.pipe()
+if not os.fork():
+    with AgentCacheSession("child"):
+        get(2); get(1)
+    trees = [[one.name, format(one.context.span_id, "x")] for one in telemetry.spans(gen_ai__conversation__id="child")]
+    os.write(writer, json.dumps(trees).encode())
+    os._exit(0)
+os.wait()
+with AgentCacheSession("parent"):
+    get(3)
+of_child = json.loads(os.read(reader, 10_000))
+mine = {format(one.context.span_id, "x") for one in telemetry.spans()}
+print(sorted(name for name, _ in of_child), mine.isdisjoint(one for _, one in of_child))
+print([one.name for one in telemetry.spans()])
+"""
+    first, second = run_python(code).splitlines()
+    assert first == "['agent_cache.session', 'execute_tool get', 'execute_tool get'] True"
+    assert second == "['execute_tool get', 'agent_cache.session', 'execute_tool get']"
+
+
+async def test_a_session_that_is_closed_with_a_generator_elsewhere_logs_nothing(instrument, telemetry, caplog):
+    instrument()
+
+    async def turns() -> AsyncIterator[str]:
+        async with AgentCacheSession():
+            while True:
+                yield await get_order("1")
+
+    generator = turns()
+    await asyncio.create_task(anext(generator))
+    await asyncio.create_task(generator.aclose())
+    span = telemetry.span("agent_cache.session")
+    assert span.status.status_code is StatusCode.UNSET
+    assert caplog.records == []
+
+
+async def test_many_sessions_and_threads_at_once(instrument, telemetry):
+    """Each hit is inside of its own session's span, whichever thread made it."""
+    instrument(hits="span")
+    barrier = threading.Barrier(4)
+
+    def work(number: int) -> None:
+        with AgentCacheSession(f"session {number}", loop_detection=False):
+            barrier.wait()
+            for turn in range(50):
+                get_stock(f"{number % 2} {turn % 5}")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    sessions = {one.context.span_id: one for one in telemetry.spans("agent_cache.session")}
+    assert len(sessions) == 4
+    calls = telemetry.spans("execute_tool get_stock")
+    assert len(calls) == 200
+    for one in calls:
+        session = sessions[one.parent.span_id]
+        assert one.attributes["gen_ai.conversation.id"] == session.attributes["gen_ai.conversation.id"]
+        assert times_nest(one, session)

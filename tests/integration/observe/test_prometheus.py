@@ -1,0 +1,320 @@
+"""The collector behind an endpoint of `prometheus_client`, scraped over HTTP, and the dashboard over what is there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("prometheus_client", reason='pip install "agent-cache[prometheus]" brings it')
+
+from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    bypass,
+    get_metrics,
+    invalidate,
+    prometheus,
+    testing,
+)
+from tests.harness import page_examples
+
+PAGE = "how-to/export-metrics-and-spans.md"
+DASHBOARD = Path(__file__).parents[3] / "docs" / "assets" / "grafana-dashboard.json"
+
+
+@AgentCache("prom_order:{order_id}")
+async def get_order(order_id: str) -> str:
+    await asyncio.sleep(0)
+    return f"order {order_id}"
+
+
+@AgentCacheInvalidator("prom_order:{order_id}")
+async def cancel_order(order_id: str) -> None:
+    return None
+
+
+@AgentCache("prom_rate")
+async def get_rate(currency: str) -> float:
+    raise LookupError(currency)
+
+
+@pytest.fixture(autouse=True)
+def _reset() -> Iterator[None]:
+    testing.reset()
+    yield
+    testing.reset()
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    made = CollectorRegistry()
+    made.register(prometheus.collector())
+    return made
+
+
+@pytest.fixture
+def scrape(registry: CollectorRegistry) -> Iterator[Callable[[], dict[str, list[Sample]]]]:
+    """Read the endpoint, and give the samples of each series by their name."""
+    server, thread = start_http_server(0, "127.0.0.1", registry)
+    url = f"http://127.0.0.1:{server.server_port}/metrics"
+
+    def scrape() -> dict[str, list[Sample]]:
+        found: dict[str, list[Sample]] = {}
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            for family in text_string_to_metric_families(answer.read().decode()):
+                for sample in family.samples:
+                    found.setdefault(sample.name, []).append(sample)
+        return found
+
+    yield scrape
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+async def use_everything() -> None:
+    """Every source, an error, an explicit invalidation, a loop and the notice before it."""
+    await get_order("1")
+    await get_order("1")
+    await asyncio.gather(get_order("2"), get_order("2"))
+    await cancel_order("1")
+    with bypass():
+        await get_order("1")
+    with pytest.raises(LookupError):
+        await get_rate("EUR")
+    await invalidate("prom_order:9")
+    async with AgentCacheSession(on_loop="warn"):
+        for _ in range(9):
+            await get_order("3")
+
+
+async def test_a_scrape_gives_what_get_metrics_counts(scrape):
+    await use_everything()
+    found, counted = scrape(), get_metrics()
+    requests = {(one.labels["tool"], one.labels["source"]): one.value for one in found["agent_cache_requests_total"]}
+    assert requests.pop((f"{__name__}:get_rate", "hit")) == 0  # so a tool that never was a hit has a rate
+    requests = {key: value for key, value in requests.items() if value}
+    tool = f"{__name__}:get_order"
+    assert requests == {
+        (tool, "hit"): 9,
+        (tool, "miss"): 3,
+        (tool, "shared"): 1,
+        (tool, "uncached"): 1,
+        (f"{__name__}:cancel_order", "write"): 1,
+        (f"{__name__}:get_rate", "miss"): 1,
+    }
+    for name in ("errors", "evictions", "invalidations", "stale"):
+        samples = found[f"agent_cache_{name}_total"]
+        assert sum(one.value for one in samples) == counted[name]
+        for one in samples:
+            if one.labels["tool"] != "(no tool)":
+                assert one.value == counted["tools"][one.labels["tool"]][name]
+    saved = sum(one.value for one in found["agent_cache_time_saved_seconds_total"])
+    assert saved == pytest.approx(counted["time_saved"])
+    (no_tool,) = [one for one in found["agent_cache_invalidations_total"] if one.labels["tool"] == "(no tool)"]
+    assert no_tool.value == 1
+    for name in ("loops", "loop_notices"):
+        kinds = {one.labels["kind"]: one.value for one in found[f"agent_cache_{name}_total"]}
+        assert kinds == counted[name] != {}
+    assert [one.value for one in found["agent_cache_callback_errors_total"]] == [0]
+
+
+async def test_a_result_that_is_not_stored_is_counted_apart_from_a_call_without_the_cache(scrape):
+    class Handle:
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise TypeError("not to be copied")
+
+    @AgentCache("prom_handle", name="prom_handle")
+    async def get_handle() -> Any:
+        return [Handle()]
+
+    await get_handle()
+    with bypass():
+        await get_handle()
+    found = scrape()
+    requests = {one.labels["source"]: one.value for one in found["agent_cache_requests_total"]}
+    assert requests == {"hit": 0, "miss": 1, "shared": 0, "uncached": 1}
+    assert [one.value for one in found["agent_cache_unstored_total"]] == [1]
+
+
+async def test_counters_only_go_up_although_tools_are_gone(registry, monkeypatch):
+    monkeypatch.setattr("agent_cache.metrics.MAX_TOOL_LABELS", 2)
+    registry = CollectorRegistry()
+    registry.register(prometheus.collector())
+
+    async def call(name: str) -> None:
+        @AgentCache("prom_user", name=name)
+        async def get_user() -> str:
+            return name
+
+        await get_user()
+
+    before: dict[str, float] = {}
+    for number in range(6):
+        await call(f"prom_user_{number}")
+        now = {
+            sample.labels["tool"]: sample.value
+            for family in registry.collect()
+            for sample in family.samples
+            if sample.name == "agent_cache_requests_total" and sample.labels["source"] == "miss"
+        }
+        assert all(now[tool] >= value for tool, value in before.items())
+        before = now
+    assert before == {"prom_user_0": 1, "prom_user_1": 1, "(others)": 4}
+
+
+async def test_a_registry_refuses_a_second_collector(registry):
+    with pytest.raises(ValueError, match="agent_cache_requests"):
+        registry.register(prometheus.collector())
+
+
+async def test_a_scrape_while_calls_are_made_is_consistent(scrape):
+    async def call() -> None:
+        for number in range(300):
+            await get_order(str(number % 20))
+
+    calls = asyncio.ensure_future(call())
+    while not calls.done():
+        found = await asyncio.to_thread(scrape)
+        assert all(one.value >= 0 for samples in found.values() for one in samples)
+    await calls
+    assert sum(one.value for one in scrape()["agent_cache_requests_total"]) == 300
+
+
+@pytest.mark.parametrize(("code", "output"), page_examples.examples(PAGE, "prometheus_client"))
+async def test_the_example_of_the_page_prints_what_the_page_says(code, output, capsys):
+    names: dict[str, Any] = {"__name__": __name__}
+    try:
+        await asyncio.wait_for(page_examples.run(code, names), 30)
+    finally:
+        REGISTRY.unregister(names["counters"])
+        names["server"].shutdown()
+        names["server"].server_close()
+        names["thread"].join()
+    assert capsys.readouterr().out == output
+
+
+# The dashboard
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in json.loads(DASHBOARD.read_text("utf-8"))["panels"] if panel["type"] != "row"]
+
+
+def queries() -> dict[str, str]:
+    """Each query of the dashboard by the title of its panel, with the variables of Grafana filled in."""
+    dashboard = json.loads(DASHBOARD.read_text("utf-8"))
+    found = {f"{panel['title']} {target['refId']}": target["expr"] for panel in panels() for target in panel["targets"]}
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            found[f"variable {variable['name']}"] = re.sub(
+                r"label_values\((.*), *(\w+)\)", r"sum by (\2) (\1)", variable["query"]["query"]
+            )
+    filled = {"$__rate_interval": "5m", "$__range": "1h", "$tool": ".*", "$job": ".*", "$instance": ".*"}
+    for title, query in found.items():
+        for name, value in filled.items():
+            query = query.replace(name, value)
+        assert "$" not in query, f"{title} has a variable that is not known: {query}"
+        found[title] = query
+    return found
+
+
+def selected(promql: Any, query: str) -> dict[str, set[str]]:
+    """The names of the series that a query selects, with the labels that it filters, groups and joins them by."""
+    names: dict[str, set[str]] = {}
+
+    def walk(node: Any, grouped: frozenset[str]) -> None:
+        match type(node).__name__:
+            case "VectorSelector":
+                labels = {matcher.name for matcher in node.matchers.matchers}
+                names.setdefault(node.name, set()).update(labels, grouped)
+            case "MatrixSelector":
+                walk(node.vector_selector, grouped)
+            case "AggregateExpr":
+                modifier = node.modifier
+                walk(node.expr, grouped | frozenset(() if modifier is None else modifier.labels))
+            case "Call":
+                for one in node.args:
+                    walk(one, grouped)
+            case "BinaryExpr":
+                walk(node.lhs, grouped)
+                walk(node.rhs, grouped)
+            case "ParenExpr" | "UnaryExpr" | "SubqueryExpr":
+                walk(node.expr, grouped)
+            case "NumberLiteral" | "StringLiteral":
+                pass
+            case other:
+                raise AssertionError(f"{other} in {query}")
+
+    walk(promql.parse(query), frozenset())
+    return names
+
+
+OF_A_SCRAPE = {"job", "instance"}
+"""Labels that Prometheus itself adds."""
+
+
+@pytest.mark.parametrize("by", ["prometheus_client", "opentelemetry"])
+async def test_the_dashboard_uses_names_and_labels_that_are_exported(by, registry):
+    """Counters come from the collector, or from OpenTelemetry by its own exporter; durations from the latter alone."""
+    promql = pytest.importorskip("promql_parser", reason='pip install "agent-cache[test]" brings it')
+    exporter = pytest.importorskip("opentelemetry.exporter.prometheus", reason='"agent-cache[test]" brings it')
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.trace import NoOpTracerProvider
+
+    from agent_cache import otel
+
+    other = CollectorRegistry()
+    meters = MeterProvider([exporter.PrometheusMetricReader(registry=other)], shutdown_on_exit=False)
+    otel.instrument(NoOpTracerProvider(), meters)
+    await use_everything()
+    exported = labels_of(other)
+    if by == "prometheus_client":
+        durations = {name: labels for name, labels in exported.items() if name.startswith("gen_ai_")}
+        exported = durations | labels_of(registry)
+    meters.shutdown()
+    used: set[str] = set()
+    for title, query in queries().items():
+        for name, labels in selected(promql, query).items():
+            assert name in exported, f"{title}: no {name} is exported"
+            assert labels <= exported[name] | OF_A_SCRAPE, f"{title}: {name} has the labels {sorted(exported[name])}"
+            used.add(name)
+    counters = {name for name in exported if name.startswith("agent_cache_") and name.endswith("_total")}
+    assert counters <= used, "the dashboard shows every counter"
+
+
+def labels_of(registry: CollectorRegistry) -> dict[str, set[str]]:
+    """The names of the series that a registry exports, and their labels."""
+    found: dict[str, set[str]] = {}
+    for family in registry.collect():
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def test_the_dashboard_can_be_imported():
+    """What Grafana asks of it: ids that differ, panels that do not overlap, a data source that is asked for."""
+    dashboard = json.loads(DASHBOARD.read_text("utf-8"))
+    assert len({panel["id"] for panel in panels()}) == len(panels()) >= 12
+    places: set[tuple[int, int]] = set()
+    for panel in panels():
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert at["x"] + at["w"] <= 24
+        assert places.isdisjoint(cells), panel["title"]
+        places |= cells
+        assert panel["description"]
+        assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
+    assert [one["type"] for one in dashboard["templating"]["list"]] == ["datasource", "query", "query", "query"]

@@ -1,0 +1,521 @@
+"""Agents of Google ADK with a toolbox: the framework itself, with a model that follows a script."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("google.adk", reason="the adapter of Google ADK needs google-adk")
+pytest.importorskip("mcp", reason="toolsets of MCP servers need google-adk[mcp]")
+
+from google.adk.agents import LlmAgent, SequentialAgent
+from google.adk.apps import App
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins import ReflectAndRetryToolPlugin
+from google.adk.runners import InMemoryRunner
+from google.adk.tools import AgentTool, BaseTool, FunctionTool, LongRunningFunctionTool, ToolContext
+from google.adk.tools.base_toolset import BaseToolset
+from google.adk.tools.mcp_tool import McpToolset, StdioConnectionParams
+from google.genai import types
+from mcp import StdioServerParameters
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    ConfigurationError,
+    Read,
+    Toolbox,
+    Watch,
+    Write,
+)
+from agent_cache.integrations import explain
+from agent_cache.integrations.adk import cached
+from agent_cache.recording import record, replay
+
+pytestmark = [
+    pytest.mark.usefixtures("clock"),
+    pytest.mark.filterwarnings("default"),  # those of ADK and what it imports
+]
+
+Turn = list[tuple[str, dict[str, Any]]]
+
+
+class Script(BaseLlm):
+    """A model that makes the calls of one turn after the other, and then answers."""
+
+    model: str = "script"
+    turns: list[Turn]
+    seen: list[Any] = []
+    at: int = 0
+
+    async def generate_content_async(self, llm_request: Any, stream: bool = False) -> AsyncGenerator[Any, None]:
+        self.seen.append(llm_request)
+        if self.at < len(self.turns):
+            parts = [
+                types.Part(function_call=types.FunctionCall(id=f"c{self.at}-{number}", name=name, args=args))
+                for number, (name, args) in enumerate(self.turns[self.at])
+            ]
+        else:
+            parts = [types.Part(text="done")]
+        self.at += 1
+        yield LlmResponse(content=types.Content(role="model", parts=parts))
+
+
+async def run(
+    agent: Any, *, user: str = "ann", runner: InMemoryRunner | None = None, session_id: str | None = None
+) -> list[Any]:
+    """What the model was told each tool had answered, with the ids of its calls."""
+    runner = runner or InMemoryRunner(agent=agent, app_name="shop")
+    if session_id is None:
+        session_id = (await runner.session_service.create_session(app_name="shop", user_id=user)).id
+    content = types.Content(role="user", parts=[types.Part(text="hi")])
+    return [
+        (response.id, response.response)
+        async for event in runner.run_async(user_id=user, session_id=session_id, new_message=content)
+        for response in event.get_function_responses()
+    ]
+
+
+def answers(found: list[Any]) -> list[Any]:
+    return [response for _, response in found]
+
+
+class Shop:
+    """Tools as users of ADK write them."""
+
+    def __init__(self) -> None:
+        self.runs: list[str] = []
+        self.box = Toolbox(
+            {
+                "get_*": Read("order:{order_id}"),
+                "cancel_order": Write("order:{order_id}"),
+                "boom": Read("order"),
+                "fail": Read("order"),
+                "note": Read("order"),
+                "whoami": Read("order"),
+                "now": Watch(),
+            },
+            namespace="adk",
+        )
+
+    def get_order(self, order_id: str, full: bool = False) -> dict[str, Any]:
+        """Say how an order stands."""
+        self.runs.append("get")
+        return {"id": order_id, "run": len(self.runs)}
+
+    async def get_later(self, order_id: str) -> str:
+        """The same, asynchronous."""
+        self.runs.append("later")
+        await asyncio.sleep(0)
+        return f"run {len(self.runs)}"
+
+    def cancel_order(self, order_id: str) -> str:
+        """Cancel an order."""
+        self.runs.append("cancel")
+        return "cancelled"
+
+    def boom(self) -> str:
+        """Fail."""
+        self.runs.append("boom")
+        raise LookupError("no such order")
+
+    def fail(self) -> dict[str, str]:
+        """Fail by an answer."""
+        self.runs.append("fail")
+        return {"error": "try later"}
+
+    def note(self, tool_context: ToolContext) -> str:
+        """Change the state."""
+        self.runs.append("note")
+        tool_context.state["notes"] = len(self.runs)
+        return "noted"
+
+    def whoami(self, tool_context: ToolContext) -> str:
+        """Read the context."""
+        self.runs.append("whoami")
+        return tool_context.user_id
+
+    def agent(self, *turns: Turn, tools: tuple[Any, ...] = (), **options: Any) -> LlmAgent:
+        every = (self.get_order, self.get_later, self.cancel_order, self.boom, self.fail, self.note, self.whoami)
+        return LlmAgent(name="clerk", model=Script(turns=list(turns)), tools=[*every, *tools], **options)
+
+    def cached(self, *turns: Turn, vary: Any = None, **options: Any) -> LlmAgent:
+        return cached(self.agent(*turns, **options), self.box, vary)
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+GET: Turn = [("get_order", {"order_id": "1"})]
+CANCEL: Turn = [("cancel_order", {"order_id": "1"})]
+
+
+async def test_the_model_sees_the_same_tools(shop: Shop):
+    plain, changed = shop.agent(), shop.cached()
+    await run(plain)
+    await run(changed)
+    tools = [agent.model.seen[-1].config.tools for agent in (plain, changed)]
+    assert tools[0] == tools[1]
+    assert [tool.__class__ for tool in changed.tools] == [FunctionTool] * 7
+    assert shop.agent().tools[0] == shop.get_order, "the original is as it was"
+
+
+@pytest.mark.parametrize("name", ["get_order", "get_later"])
+async def test_a_read_is_one_run_until_a_write(shop: Shop, name: str):
+    turn: Turn = [(name, {"order_id": "1"})]
+    async with AgentCacheSession() as session:
+        found = await run(shop.cached(turn * 2, turn, CANCEL, turn))
+    short = {"get_order": "get", "get_later": "later"}[name]
+    assert shop.runs == [short, "cancel", short]
+    assert [one.source for one in session.get_execution_trace()][1:] in (
+        ["shared", "hit", "write", "miss"],
+        ["hit", "hit", "write", "miss"],
+    )
+    assert [one for one, _ in found] == ["c0-0", "c0-1", "c1-0", "c2-0", "c3-0"]
+    assert found[0][1] == found[1][1] == found[2][1] != found[4][1]
+
+
+async def test_defaults_that_the_model_writes_make_the_same_call(shop: Shop):
+    await run(shop.cached(GET, [("get_order", {"order_id": "1", "full": False})]))
+    assert shop.runs == ["get"]
+
+
+async def test_errors_are_not_stored_and_the_model_sees_the_usual_text(shop: Shop):
+    plain = answers(await run(shop.agent([("fail", {})], [("get_order", {})])))
+    found = answers(await run(shop.cached([("fail", {})], [("fail", {})], [("get_order", {})], [("get_order", {})])))
+    assert found == [plain[0], plain[0], plain[1], plain[1]]
+    assert "order_id" in plain[1]["error"]
+    assert shop.runs == ["fail"] * 3
+    for _ in range(2):
+        with pytest.raises(LookupError, match="no such order"):
+            await run(shop.cached([("boom", {})]))
+    assert shop.runs[3:] == ["boom"] * 2
+
+
+async def test_an_answer_whose_tool_has_changed_the_state_is_not_stored(shop: Shop):
+    agent = shop.cached([("note", {})], [("note", {})])
+    runner = InMemoryRunner(agent=agent, app_name="shop")
+    made = await runner.session_service.create_session(app_name="shop", user_id="ann")
+    async with AgentCacheSession() as session:
+        await run(agent, runner=runner, session_id=made.id)
+    after = await runner.session_service.get_session(app_name="shop", user_id="ann", session_id=made.id)
+    assert after is not None
+    assert after.state["notes"] == 2
+    assert shop.runs == ["note", "note"]
+    assert [one.outcome for one in session.get_execution_trace()] == ["ok", "ok"]
+
+
+async def test_a_change_beside_that_of_a_callback_is_seen(shop: Shop):
+    def before(tool: Any, args: Any, tool_context: ToolContext) -> None:
+        tool_context.state["by"] = ["callback"]
+
+    turns: list[Turn] = [GET, GET, [("note", {})], [("note", {})]]
+    await run(shop.cached(*turns, before_tool_callback=before))
+    assert shop.runs == ["get", "note", "note"], "a change by a callback is none of the tool"
+
+
+async def test_a_tool_that_sees_the_context_is_cached_for_each_session_of_adk(shop: Shop):
+    turns: list[Turn] = [[("whoami", {})], GET]
+    for user, times in (("ann", 1), ("bob", 2)):
+        found = answers(await run(shop.cached(*turns, [("whoami", {})]), user=user))
+        assert found[0] == found[2] == {"result": user}
+        assert shop.runs.count("whoami") == times
+    assert shop.runs.count("get") == 1, "what sees no context is the same for all"
+
+
+async def test_tenants_are_kept_apart_by_vary(shop: Shop):
+    for user in ("ann", "bob", "ann"):
+        await run(shop.cached(GET, [("whoami", {})], vary=lambda context: context.user_id), user=user)
+    assert shop.runs == ["get", "whoami"] * 2
+    for user in ("ann", "bob"):
+        found = answers(await run(shop.cached([("whoami", {})], vary=lambda context: None), user=user))
+        assert found == [{"result": "ann"}], "the user says that it depends on nothing"
+
+
+async def test_a_loop_is_raised_noticed_or_answered(shop: Shop):
+    with pytest.raises(AgentLoopDetectedError):
+        async with AgentCacheSession(max_tool_repeats=3):
+            await run(shop.cached(*[GET] * 6))
+    async with AgentCacheSession(max_tool_repeats=3, on_loop="notice"):
+        found = answers(await run(shop.cached(*[GET] * 4)))
+    assert "Calling it again will not help" in found[-1]["result"]
+    async with AgentCacheSession(max_tool_repeats=3, on_loop="short_circuit"):
+        found = answers(await run(shop.cached(*[GET] * 4)))
+    assert found[-1] == found[0]
+    assert shop.runs == ["get"]
+
+
+async def test_a_cancelled_leader_leaves_the_call_to_a_waiter():
+    begun, go, runs = asyncio.Event(), asyncio.Event(), itertools.count(1)
+
+    async def get_slow(order_id: str) -> str:
+        """Wait."""
+        number = next(runs)
+        begun.set()
+        await go.wait()
+        return f"run {number}"
+
+    box = Toolbox({"get_slow": Read("order:{order_id}")}, namespace="adk")
+    turn: Turn = [("get_slow", {"order_id": "1"})]
+    agents = [cached(LlmAgent(name="a", model=Script(turns=[turn]), tools=[get_slow]), box) for _ in range(2)]
+    first = asyncio.create_task(run(agents[0]))
+    await begun.wait()
+    second = asyncio.create_task(run(agents[1]))
+    begun.clear()
+    while not agents[1].model.at:
+        await asyncio.sleep(0)
+    for _ in range(50):  # until it waits for the first one; a later call would run the tool anew as well
+        await asyncio.sleep(0)
+    first.cancel()
+    await begun.wait()
+    go.set()
+    assert answers(await second) == [{"result": "run 2"}]
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+async def test_a_decorated_tool_is_counted_once(shop: Shop):
+    @AgentCache("order:{order_id}")
+    async def get_decorated(order_id: str) -> str:
+        """Decorated."""
+        shop.runs.append("decorated")
+        return order_id
+
+    async with AgentCacheSession() as session:
+        await run(shop.cached([("get_decorated", {"order_id": "1"})] * 2, tools=(get_decorated,)))
+    assert shop.runs == ["decorated"]
+    assert len(session.get_execution_trace()) == 2
+    assert cached(get_decorated, shop.box) is get_decorated
+    tool = FunctionTool(get_decorated)
+    assert cached(tool, shop.box) is tool
+
+
+def test_what_is_cached_already_stays_as_it_is(shop: Shop):
+    tool = cached(FunctionTool(shop.get_order), shop.box)
+    assert cached(tool, shop.box) is tool
+
+
+async def test_long_running_tools_and_generators_are_left_alone(shop: Shop):
+    def get_ticket(order_id: str) -> dict[str, str]:
+        """Ask a human."""
+        shop.runs.append("ticket")
+        return {"status": "pending"}
+
+    async def get_stream(order_id: str) -> AsyncIterator[str]:
+        """Stream."""
+        yield order_id
+
+    for tool in (LongRunningFunctionTool(get_ticket), FunctionTool(get_stream)):
+        assert cached(tool, shop.box) is tool
+    for _ in range(2):
+        agent = shop.cached([("get_ticket", {"order_id": "1"})], tools=(LongRunningFunctionTool(get_ticket),))
+        await run(agent)
+    assert shop.runs == ["ticket"] * 2
+
+
+class Warehouse(BaseToolset):
+    """A toolset that makes its tools anew each time."""
+
+    def __init__(self, shop: Shop, **options: Any) -> None:
+        super().__init__(**options)
+        self.shop = shop
+
+    async def get_tools(self, readonly_context: Any = None) -> list[BaseTool]:
+        return [FunctionTool(self.shop.get_later)]
+
+
+async def test_tools_of_a_toolset_have_the_names_that_the_model_sees(shop: Shop):
+    def agent() -> LlmAgent:
+        made = LlmAgent(
+            name="clerk",
+            model=Script(turns=[[("get_all_get_later", {"order_id": "1"})]] * 2),
+            tools=[Warehouse(shop, tool_name_prefix="get_all")],
+        )
+        return cached(made, shop.box)
+
+    async with AgentCacheSession() as session:
+        await run(agent())
+        await run(agent())
+    assert shop.runs == ["later"]
+    assert {one.tool for one in session.get_execution_trace()} == {"adk:get_all_get_later"}
+
+
+SERVER = """
+from mcp.server import MCPServer
+from mcp.types import ToolAnnotations
+
+server = MCPServer("shop")
+runs = 0
+
+@server.tool()
+def get_order(order_id: str, full: bool = False) -> str:
+    global runs
+    runs += 1
+    return f"run {runs}"
+
+@server.tool()
+def get_nothing(order_id: str) -> str:
+    global runs
+    runs += 1
+    raise LookupError(order_id)
+
+@server.tool()
+def cancel_order(order_id: str) -> str:
+    return "cancelled"
+
+@server.tool(annotations=ToolAnnotations(readOnlyHint=True))
+def look_around() -> str:
+    return "shelves"
+
+server.run("stdio")
+"""
+
+
+async def test_tools_of_an_mcp_server_are_cached_and_their_error_results_are_not(tmp_path: Path):
+    (tmp_path / "server.py").write_text(SERVER, encoding="utf-8")
+    parameters = StdioServerParameters(command=sys.executable, args=[str(tmp_path / "server.py")])
+    toolset = McpToolset(connection_params=StdioConnectionParams(server_params=parameters))
+    nothing: Turn = [("get_nothing", {"order_id": "1"})]
+    turns = [GET * 2, [("get_order", {"order_id": "1", "full": False})], CANCEL, GET, nothing, nothing]
+    agent = LlmAgent(name="clerk", model=Script(turns=[*turns, [("look_around", {})]]), tools=[toolset])
+    rules: dict[str, Any] = {"get_*": Read("order:{order_id}"), "cancel_order": Write("order:{order_id}")}
+    try:
+        async with AgentCacheSession() as session:
+            found = answers(await run(cached(agent, Toolbox(rules, namespace="mcp", hints="kind"))))
+    finally:
+        await toolset.close()
+    texts = [answer["content"][0]["text"] for answer in found]
+    assert texts[:5] == ["run 1", "run 1", "run 1", "cancelled", "run 2"]
+    assert found[5]["isError"] is True
+    trace = [(one.tool, one.source) for one in session.get_execution_trace()]
+    assert trace[-3:] == [("mcp:get_nothing", "miss")] * 2 + [("mcp:look_around", "miss")]
+    assert trace[3] == ("mcp:cancel_order", "write")
+
+
+async def test_sub_agents_and_agents_that_are_tools_are_copied(shop: Shop):
+    inner = shop.agent(GET)
+    helper = LlmAgent(name="helper", model=Script(turns=[GET]), tools=[shop.get_order])
+    boss = LlmAgent(name="boss", model=Script(turns=[[("helper", {"request": "x"})]]), tools=[AgentTool(helper)])
+    team = SequentialAgent(name="team", sub_agents=[inner, boss])
+    changed = cached(team, shop.box)
+    async with AgentCacheSession() as session:
+        await run(changed)
+    assert shop.runs == ["get"]
+    assert [one.tool for one in session.get_execution_trace()] == ["adk:get_order"] * 2
+    assert team.sub_agents[0] is inner
+    assert inner.tools[0] == shop.get_order
+
+
+async def test_a_recorded_run_replays_without_the_tools(shop: Shop, tmp_path: Path):
+    turns: list[Turn] = [GET * 2, CANCEL, GET, [("fail", {})]]
+    with record(tmp_path / "run.jsonl"):
+        recorded = answers(await run(shop.cached(*turns)))
+    shop.runs.clear()
+    with replay(tmp_path / "run.jsonl", strict=True):
+        assert answers(await run(shop.cached(*turns))) == recorded
+    assert shop.runs == []
+
+
+async def test_streaming_mode_is_served_as_well(shop: Shop):
+    from google.adk.agents.run_config import RunConfig, StreamingMode
+
+    agent = shop.cached(GET, GET)
+    runner = InMemoryRunner(agent=agent, app_name="shop")
+    made = await runner.session_service.create_session(app_name="shop", user_id="ann")
+    async for _ in runner.run_async(
+        user_id="ann",
+        session_id=made.id,
+        new_message=types.Content(role="user", parts=[types.Part(text="hi")]),
+        run_config=RunConfig(streaming_mode=StreamingMode.SSE),
+    ):
+        pass
+    assert shop.runs == ["get"]
+
+
+async def test_a_confirmed_tool_asks_each_time(shop: Shop):
+    def get_secret(order_id: str) -> str:
+        """Ask first."""
+        shop.runs.append("secret")
+        return "secret"
+
+    tool = FunctionTool(get_secret, require_confirmation=True)
+    agent = cached(
+        LlmAgent(name="a", model=Script(turns=[[("get_secret", {"order_id": "1"})]]), tools=[tool]), shop.box
+    )
+    found = answers(await run(agent))
+    assert "confirmation" in str(found)
+    assert shop.runs == []
+
+
+async def test_a_write_that_is_cancelled_is_in_doubt(shop: Shop):
+    begun = asyncio.Event()
+
+    async def cancel_order(order_id: str) -> str:
+        """Hang."""
+        begun.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    agent = LlmAgent(name="a", model=Script(turns=[CANCEL]), tools=[cancel_order])
+    await run(shop.cached(GET))
+    task = asyncio.create_task(run(cached(agent, shop.box)))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await run(shop.cached(GET, GET))
+    assert shop.runs == ["get"] * 3, "nothing is stored while its effect may still come"
+
+
+def test_explain_knows_the_tools_of_an_agent(shop: Shop, capsys: pytest.CaptureFixture[str]):
+    table = explain(SequentialAgent(name="team", sub_agents=[shop.agent()]), shop.box)
+    rows = {row.tool: row.kind for row in table}
+    assert rows["get_order"] == rows["get_later"] == "read"
+    assert rows["cancel_order"] == "write"
+    assert "now" in table.problems[-1]
+    assert capsys.readouterr().out
+
+
+async def test_bad_input_is_refused(shop: Shop):
+    for wrong in (7, "get_order", LlmAgent):
+        with pytest.raises(TypeError, match="cached takes"):
+            cached(wrong, shop.box)
+    box = Toolbox({"get_order": Read("order:{ordr_id}")}, namespace="adk")
+    with pytest.raises(ConfigurationError, match="ordr_id"):
+        await run(cached(shop.agent(GET), box))
+
+
+async def test_a_plugin_that_retries_runs_the_tool_again_and_cannot_hide_a_loop(shop: Shop):
+    def app(*turns: Turn) -> InMemoryRunner:
+        retry = ReflectAndRetryToolPlugin(max_retries=2)
+        return InMemoryRunner(app=App(name="shop", root_agent=shop.cached(*turns), plugins=[retry]))
+
+    found = answers(await run(None, runner=app([("boom", {})], [("boom", {})])))
+    assert shop.runs == ["boom"] * 2
+    assert "no such order" in str(found[-1])
+    with pytest.raises(AgentLoopDetectedError):
+        async with AgentCacheSession(max_tool_repeats=3):
+            found = answers(await run(None, runner=app(*[GET] * 4)))
+    assert "Calling it again will not help" in str(found[-1]), "the plugin gave it to the model"
+
+
+def test_what_is_read_of_adk_beside_its_public_names():
+    """`_get_declaration` gives the schema of a tool."""
+
+    def get_order(order_id: str, full: bool = False) -> str:
+        """Say."""
+        return order_id
+
+    declaration = FunctionTool(get_order)._get_declaration()
+    assert declaration is not None
+    assert declaration.parameters_json_schema or declaration.parameters

@@ -1,0 +1,281 @@
+"""Functions that a framework takes as tools go through a toolbox, and look as before."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import sys
+import threading
+import types
+import typing
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    ConfigurationError,
+    Pass,
+    Read,
+    Toolbox,
+    Watch,
+    Write,
+)
+from agent_cache.integrations import explain, wrap
+from agent_cache.recording import record, replay
+from agent_cache.toolbox import ToolInfo
+
+pytestmark = pytest.mark.usefixtures("clock")
+
+UNSET = object()
+
+
+class Shop:
+    """Tools of one's own, none decorated."""
+
+    def __init__(self) -> None:
+        self.runs: list[str] = []
+        self.box = Toolbox(
+            {
+                "get_*": Read("order:{order_id}"),
+                "cancel_order": Write("order:{order_id}"),
+                "now": Watch(),
+                "say": Pass(),
+            },
+            namespace="shop",
+        )
+
+        async def get_order(order_id: str, full: bool = False, trace: Any = UNSET) -> dict[str, Any]:
+            """Say how an order stands."""
+            self.runs.append("get")
+            await asyncio.sleep(0)
+            if order_id == "bad":
+                raise LookupError(order_id)
+            return {"id": order_id, "run": len(self.runs)}
+
+        async def cancel_order(order_id: str) -> str:
+            """Cancel an order."""
+            self.runs.append("cancel")
+            return "cancelled"
+
+        self.plain = get_order
+        self.get_order = wrap(get_order, box=self.box)
+        self.cancel_order = wrap(cancel_order, box=self.box)
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+def test_a_framework_sees_the_same_function(shop: Shop):
+    wrapped, plain = shop.get_order, shop.plain
+    assert inspect.signature(wrapped) == inspect.signature(plain)
+    assert typing.get_type_hints(wrapped) == typing.get_type_hints(plain)
+    assert inspect.iscoroutinefunction(wrapped)
+    for name in ("__name__", "__qualname__", "__doc__", "__module__", "__annotations__"):
+        assert getattr(wrapped, name) == getattr(plain, name)
+
+
+async def test_a_read_is_one_run_until_a_write(shop: Shop):
+    async with AgentCacheSession() as session:
+        first, again = await asyncio.gather(shop.get_order("1"), shop.get_order(order_id="1"))
+        assert first == again == await shop.get_order("1", False)
+        await shop.cancel_order("1")
+        assert (await shop.get_order("1"))["run"] == 3
+    assert shop.runs == ["get", "cancel", "get"]
+    assert {one.tool for one in session.get_execution_trace()} == {"shop:get_order", "shop:cancel_order"}
+    assert [one.source for one in session.get_execution_trace()] == ["miss", "shared", "hit", "write", "miss"]
+
+
+async def test_what_the_function_raises_is_raised_and_not_stored(shop: Shop):
+    for _ in range(2):
+        with pytest.raises(LookupError):
+            await shop.get_order("bad")
+    assert shop.runs == ["get"] * 2
+    for wrong in (shop.get_order, shop.plain):
+        with pytest.raises(TypeError, match="order_id"):
+            await wrong()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="colour"):
+        await shop.get_order("1", colour="red")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="multiple values"):
+        await shop.get_order("1", order_id="2")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="positional"):
+        await shop.get_order("1", True, None, 4)  # type: ignore[call-arg, arg-type]
+    with pytest.raises(TypeError, match="order_id"):
+        await shop.get_order(full=True)  # type: ignore[call-arg]
+
+
+async def test_a_context_identifies_no_call_and_each_run_has_its_own(monkeypatch: pytest.MonkeyPatch):
+    module = types.ModuleType("strands")
+    exec("class ToolContext:\n    def __init__(self, user): self.user = user", vars(module))
+    monkeypatch.setitem(sys.modules, "strands", module)
+    seen: list[Any] = []
+
+    async def get_order(order_id: str, tool_context: Any) -> int:
+        seen.append(tool_context)
+        return len(seen)
+
+    get_order.__annotations__["tool_context"] = module.ToolContext
+    box = Toolbox({"get_order": Read("order:{order_id}")}, namespace="shop")
+    tool = wrap(get_order, box=box, vary=lambda given: given["tool_context"].user)
+    contexts = [module.ToolContext(user) for user in ("ann", "ann", "bob")]
+    assert [await tool("1", one) for one in contexts] == [1, 1, 2]
+    assert seen == [contexts[0], contexts[2]]
+
+
+async def test_surplus_arguments_are_arguments(shop: Shop):
+    async def get_any(*ids: str, **options: Any) -> tuple[Any, ...]:
+        shop.runs.append("any")
+        return ids, options
+
+    tool = wrap(get_any, box=Toolbox({"get_any": Read("any")}, namespace="shop"))
+    assert await tool("1", deep=True) == (("1",), {"deep": True})
+    assert await tool("1", deep=True) == await tool("1", deep=True)
+    await tool("1")
+    await tool("2")
+    assert shop.runs == ["any"] * 3
+    assert await tool("3", ids="x") != await tool("4", ids="x"), "a surplus argument may have any name"
+
+
+async def test_methods_partials_and_objects_with_a_call_are_taken_by_name():
+    class Store:
+        def __init__(self) -> None:
+            self.runs = 0
+
+        async def get_item(self, item: str) -> int:
+            self.runs += 1
+            return self.runs
+
+        async def __call__(self, item: str) -> int:
+            return await self.get_item(item)
+
+    store, box = Store(), Toolbox({"get_*": Read("item:{item}")}, namespace="store")
+    method = wrap(store.get_item, box=box)
+    assert list(inspect.signature(method).parameters) == ["item"]
+    assert [await method("tea"), await method(item="tea")] == [1, 1]
+    partial = wrap(functools.partial(store.get_item, item="rum"), box=box, name="get_rum")
+    assert [await partial(), await partial()] == [2, 2]
+    called = wrap(store, box=box, name="get_called")
+    assert [await called("tea"), await called("tea")] == [3, 3]
+    assert called.__name__ == "get_called"
+    with pytest.raises(ConfigurationError, match="name="):
+        wrap(store, box=box)
+
+
+async def test_a_decorated_tool_a_wrapped_one_and_one_that_passes_stay_as_they_are(shop: Shop):
+    @AgentCache("order:{order_id}")
+    async def get_decorated(order_id: str) -> str:
+        return order_id
+
+    async def say(text: str) -> str:
+        return text
+
+    assert wrap(get_decorated, box=shop.box) is get_decorated
+    assert wrap(shop.get_order, box=Toolbox({}, namespace="other")) is shop.get_order
+    assert wrap(say, box=shop.box) is say
+    async with AgentCacheSession() as session:
+        await wrap(get_decorated, box=shop.box)("1")
+    assert len(session.get_execution_trace()) == 1
+
+
+def test_a_synchronous_function_stays_one_and_shares_tags_with_the_others(shop: Shop):
+    def get_name(order_id: str) -> str:
+        """Name it."""
+        shop.runs.append("name")
+        return f"order {order_id}"
+
+    tool = wrap(get_name, box=shop.box)
+    assert not inspect.iscoroutinefunction(tool)
+    assert inspect.signature(tool) == inspect.signature(get_name)
+    with AgentCacheSession() as session:
+        assert [tool("1"), tool(order_id="1")] == ["order 1"] * 2
+        asyncio.run(shop.cancel_order("1"))
+        assert tool("1") == "order 1"
+    assert shop.runs == ["name", "cancel", "name"]
+    assert [one.source for one in session.get_execution_trace()] == ["miss", "hit", "write", "miss"]
+    with pytest.raises(TypeError, match="order_id"):
+        tool()  # type: ignore[call-arg]
+
+
+def test_threads_share_one_run_of_a_synchronous_function(shop: Shop):
+    begun, go = threading.Event(), threading.Event()
+
+    def get_slow(order_id: str) -> str:
+        shop.runs.append("slow")
+        begun.set()
+        go.wait()
+        return order_id
+
+    tool = wrap(get_slow, box=shop.box)
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(tool, "1")
+        begun.wait()
+        others = [pool.submit(tool, "1") for _ in range(3)]
+        go.set()
+        assert [one.result() for one in (first, *others)] == ["1"] * 4
+    assert shop.runs == ["slow"]
+
+
+def stream(order_id: str) -> Any:
+    yield order_id
+
+
+@pytest.mark.parametrize("wrong", [Shop, "get_order", None, stream])
+def test_what_is_no_tool_is_refused(shop: Shop, wrong: Any):
+    with pytest.raises(TypeError, match="wrap"):
+        wrap(wrong, box=shop.box, name="get_order")
+
+
+def test_a_template_that_names_no_parameter_is_refused_when_the_function_is_wrapped(shop: Shop):
+    async def get_user(user_id: str) -> str:
+        return user_id
+
+    with pytest.raises(ConfigurationError, match=r"shop:get_user.*order_id"):
+        wrap(get_user, box=shop.box)
+
+
+async def test_a_loop_is_raised_or_told(shop: Shop):
+    with pytest.raises(AgentLoopDetectedError):
+        async with AgentCacheSession(max_tool_repeats=3):
+            for _ in range(4):
+                await shop.get_order("1")
+    async with AgentCacheSession(max_tool_repeats=3, on_loop="notice"):
+        answers: list[Any] = [await shop.get_order("1") for _ in range(4)]
+    assert "Calling it again will not help" in answers[-1]
+
+
+async def test_a_recorded_run_replays_without_the_tools(shop: Shop, tmp_path: Path):
+    async def run() -> list[Any]:
+        return [await shop.get_order("1"), await shop.cancel_order("1"), await shop.get_order("1")]
+
+    with record(tmp_path / "run.jsonl"):
+        recorded = await run()
+    shop.runs.clear()
+    with replay(tmp_path / "run.jsonl", strict=True):
+        assert await run() == recorded
+    assert shop.runs == []
+
+
+def test_explain_prints_and_returns_one_row_a_tool(shop: Shop, capsys: pytest.CaptureFixture[str]):
+    @AgentCache("order:{order_id}")
+    async def get_decorated(order_id: str) -> str:
+        return order_id
+
+    table = explain([shop.get_order, shop.cancel_order, get_decorated, "now", ToolInfo("other")], shop.box)
+    assert [(row.tool, row.kind) for row in table] == [
+        ("get_order", "read"),
+        ("cancel_order", "write"),
+        ("get_decorated", "decorated"),
+        ("now", "watch"),
+        ("other", "write"),
+    ]
+    assert capsys.readouterr().out == f"{table}\n"
+    for wrong in ("get_order", 7, [object()]):
+        with pytest.raises(TypeError, match="explain"):
+            explain(wrong, shop.box)

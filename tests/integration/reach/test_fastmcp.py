@@ -1,0 +1,689 @@
+"""`agent_cache.integrations.fastmcp` in real FastMCP servers: in memory, over stdio, and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastmcp", reason="the FastMCP adapter is tested where FastMCP is installed")
+
+import fastmcp.server.middleware.error_handling as retries
+from fastmcp import Client, Context, FastMCP
+from fastmcp.client.transports import StdioTransport
+from fastmcp.exceptions import ToolError
+from fastmcp.server.auth.providers.jwt import StaticTokenVerifier
+from fastmcp.server.middleware import Middleware
+from fastmcp.server.providers.fastmcp_provider import FastMCPProviderTool
+from fastmcp.server.providers.proxy import FastMCPProxy, ProxyClient
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    ConfigurationError,
+    Read,
+    Toolbox,
+    Write,
+)
+from agent_cache.integrations.fastmcp import AgentCacheMiddleware, LoopInTool, describe
+from agent_cache.recording import record, replay
+from benchmarks import adapters
+from benchmarks.timing import Effort
+from tests.harness.library import Clock
+from tests.harness.page_examples import examples
+from tests.integration.reach.mcp_shop import Shop, new_box, over_http
+
+pytestmark = pytest.mark.usefixtures("clock")  # an empty library, whose clock stands still
+
+ORDER = {"order_id": "1"}
+DOUBTED = {"order_id": "doubted"}
+SCRIPT = Path(__file__).with_name("mcp_shop.py")
+
+
+def text_of(result: Any) -> str:
+    return result.content[0].text
+
+
+def cached_shop(**options: Any) -> Shop:
+    return Shop(AgentCacheMiddleware(new_box()), **options)
+
+
+@asynccontextmanager
+async def connected(transport: str) -> AsyncIterator[Client[Any]]:
+    """A client of a cached shop."""
+    if transport == "in memory":
+        async with Client(cached_shop().server) as client:
+            yield client
+    elif transport == "stdio":
+        python = StdioTransport(sys.executable, [str(SCRIPT), "cached"], env={"PYTHONPATH": ":".join(sys.path)})
+        async with Client(python) as client:
+            yield client
+    else:
+        with over_http(cached_shop().server) as url:
+            async with Client(url) as client:
+                yield client
+
+
+@pytest.mark.parametrize("transport", ["in memory", "stdio", "http"])
+async def test_a_read_runs_once_until_something_that_it_depends_on_is_written(transport: str):
+    async with connected(transport) as client:
+
+        async def runs() -> int:
+            return (await client.call_tool("count_runs")).data
+
+        first = await client.call_tool("get_order", ORDER)
+        again = await client.call_tool("get_order", {"full": False, "order_id": "1"})  # the default completes the key
+        assert (again.content, again.structured_content, again.data) == (
+            first.content,
+            first.structured_content,
+            first.data,
+        )
+        assert await runs() == 1
+        await client.call_tool("cancel_order", {"order_id": "2"})
+        assert (await client.call_tool("get_order", ORDER)).data == first.data
+        await client.call_tool("cancel_order", ORDER)
+        assert (await client.call_tool("get_order", ORDER)).data["run"] == 4
+        for _ in range(2):
+            assert (await client.call_tool("get_sync", ORDER)).data == "order 1"
+        assert await runs() == 5
+
+
+async def test_the_tools_are_listed_as_without_it():
+    async with Client(Shop().server) as plain, Client(cached_shop().server) as cached:
+        assert await cached.list_tools() == await plain.list_tools()
+
+
+async def test_a_write_whose_result_names_what_it_touches_drops_it():
+    shop = cached_shop()
+    async with Client(shop.server) as client:
+        for _ in range(2):
+            await client.call_tool("get_order", ORDER)
+            await client.call_tool("create_order")
+    assert shop.runs == ["get_order", "create_order"] * 2
+
+
+async def test_equal_calls_at_once_run_the_tool_once_and_each_has_an_answer():
+    shop = cached_shop()
+    shop.gate.clear()
+    async with Client(shop.server) as client:
+        calls = [asyncio.ensure_future(client.call_tool("get_slow", ORDER)) for _ in range(3)]
+        await shop.started.wait()
+        shop.gate.set()
+        assert [answer.data for answer in await asyncio.gather(*calls)] == ["1"] * 3
+    assert shop.runs == ["get_slow"]
+
+
+async def test_structured_content_and_meta_survive_a_hit():
+    shop = cached_shop()
+    async with Client(shop.server, mode="legacy") as client:
+        first, hit = [await client.call_tool_mcp("get_meta", ORDER) for _ in range(2)]
+    assert shop.runs == ["get_meta"]
+    assert hit == first
+    assert hit.meta == {"source": "shelf"}
+    assert hit.structured_content == {"id": "1", "none": None}
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("get_broken", ORDER),
+        ("get_refused", ORDER),
+        ("get_error", ORDER),
+        ("get_order", {"order_id": {"not": "a text"}}),
+        ("get_order", {}),
+        ("no_such_tool", ORDER),
+    ],
+)
+async def test_errors_are_not_stored_and_have_the_usual_text(tool: str, arguments: dict[str, Any]):
+    plain, shop = Shop(), cached_shop()
+    async with Client(plain.server) as usual, Client(shop.server) as client:
+        expected = await usual.call_tool_mcp(tool, arguments)
+        for _ in range(2):
+            answer = await client.call_tool_mcp(tool, arguments)
+            assert answer.is_error
+            assert answer.content == expected.content
+    assert shop.runs == plain.runs * 2
+
+
+async def test_a_write_that_its_server_has_stopped_waiting_for_is_in_doubt():
+    shop, plain = cached_shop(), Shop()
+    async with Client(shop.server) as client, Client(plain.server) as usual:
+        await client.call_tool("get_order", DOUBTED)
+        answer = await client.call_tool_mcp("cancel_slowly", DOUBTED)
+        assert answer.content == (await usual.call_tool_mcp("cancel_slowly", DOUBTED)).content
+        for _ in range(2):  # it may take effect now, so nothing under its tags is stored
+            await client.call_tool("get_order", DOUBTED)
+    assert shop.runs == ["get_order", "cancel_slowly", "get_order", "get_order"]
+
+
+async def test_a_failed_write_that_has_ended_is_not_in_doubt():
+    server = FastMCP("shop", middleware=[AgentCacheMiddleware(new_box())])
+    runs = []
+
+    @server.tool
+    async def get_order(order_id: str) -> str:
+        runs.append(order_id)
+        return order_id
+
+    @server.tool
+    async def cancel_order(order_id: str) -> str:
+        raise ToolError("it is on its way")
+
+    for _ in range(2):
+        await server.call_tool("get_order", ORDER)
+    with pytest.raises(ToolError, match="on its way"):
+        await server.call_tool("cancel_order", ORDER)
+    for _ in range(2):
+        await server.call_tool("get_order", ORDER)
+    assert len(runs) == 2
+
+
+async def test_if_the_first_caller_goes_away_another_one_runs_the_tool():
+    shop = cached_shop()
+    shop.gate.clear()
+    async with Client(shop.server) as client:
+        first = asyncio.ensure_future(client.call_tool("get_slow", ORDER))
+        await shop.started.wait()
+        second = asyncio.ensure_future(client.call_tool("get_slow", ORDER))
+        await client.call_tool("now")  # the server has seen the second one
+        first.cancel()
+        await asyncio.wait([first])
+        shop.gate.set()
+        assert (await second).data == "1"
+        assert (await client.call_tool("get_slow", ORDER)).data == "1"
+    assert shop.runs.count("get_slow") <= 2
+
+
+# Loops
+
+
+@pytest.mark.parametrize("masked", [False, True])
+async def test_a_loop_is_an_error_result_with_its_text(masked: bool):
+    shop = cached_shop(mask_error_details=masked)
+    async with AgentCacheSession(on_loop="raise") as session, Client(shop.server) as client:
+        answers = [await client.call_tool_mcp("now", {}) for _ in range(40)]
+        await client.call_tool_mcp("get_order", ORDER)
+        answers += [await client.call_tool_mcp("get_order", ORDER) for _ in range(40)]
+        error = session.loop_error
+        assert error is not None
+        assert text_of(answers[-1]) == str(error)
+        assert answers[-1].is_error
+        with pytest.raises(AgentLoopDetectedError):
+            session.raise_for_loop()
+        session.new_turn()
+        session._guard.reset()
+    assert not any(answer.is_error for answer in answers[:40])
+
+
+async def test_a_loop_stops_a_program_that_calls_the_server():
+    shop = cached_shop()
+    with pytest.raises(LoopInTool) as raised:
+        async with AgentCacheSession():
+            for _ in range(40):
+                await shop.server.call_tool("get_order", ORDER)
+    assert isinstance(raised.value, AgentLoopDetectedError)
+    assert isinstance(raised.value, ToolError)
+    assert raised.value.kind == "repeat"
+
+
+@pytest.mark.parametrize("retried", ["outside", "inside"])
+@pytest.mark.parametrize("on_loop", ["notice", "short_circuit"])
+async def test_a_loop_can_be_answered_and_a_retry_makes_no_loop(on_loop: Any, retried: str):
+    retry = retries.RetryMiddleware(max_retries=2, base_delay=0, retry_exceptions=(ToolError, ConnectionError))
+    ours = AgentCacheMiddleware(new_box())
+    shop = Shop(*([retry, ours] if retried == "outside" else [ours, retry]))
+    async with AgentCacheSession(on_loop=on_loop), Client(shop.server) as client:
+        answers = [await client.call_tool_mcp("get_order", ORDER) for _ in range(12)]
+        failures = [await client.call_tool_mcp("get_refused", ORDER) for _ in range(2)]
+    assert shop.runs.count("get_order") == 1
+    assert all(text_of(answer) == "no such order" or "get_refused" in text_of(answer) for answer in failures)
+    if on_loop == "notice":
+        assert "get_order" in text_of(answers[-1])
+        assert answers[-1].is_error
+    else:
+        assert answers[-1].content == answers[0].content
+
+
+# Who is told apart
+
+
+async def test_answers_are_kept_apart_by_access_token():
+    tokens = {name: {"client_id": name, "scopes": []} for name in ("ann", "bob")}
+    shop = cached_shop(auth=StaticTokenVerifier(tokens))
+    with over_http(shop.server) as url:
+        for name in ("ann", "bob", "ann"):
+            async with Client(url, auth=name) as client:
+                await client.call_tool("get_order", ORDER)
+        assert shop.runs == ["get_order"] * 2
+        async with Client(url, auth="bob") as client:
+            await client.call_tool("cancel_order", ORDER)  # what it touches is the same order
+        async with Client(url, auth="ann") as client:
+            await client.call_tool("get_order", ORDER)
+    assert shop.runs == ["get_order", "get_order", "cancel_order", "get_order"]
+
+
+async def test_answers_are_kept_apart_by_what_a_function_of_the_request_says():
+    tenants = iter(["a", "b", "a", {"region": 1}, {"region": 1}])
+    shop = Shop(AgentCacheMiddleware(new_box(), vary=lambda context: next(tenants)))
+    async with Client(shop.server) as client:
+        for _ in range(5):
+            await client.call_tool("get_order", ORDER)
+    assert shop.runs == ["get_order"] * 3
+
+
+async def test_answers_are_kept_apart_by_version():
+    server = FastMCP("shop", middleware=[AgentCacheMiddleware(new_box())])
+    runs = []
+
+    @server.tool(name="get_price", version="1")
+    async def first(order_id: str) -> str:
+        runs.append("1")
+        return "1"
+
+    @server.tool(name="get_price", version="2")
+    async def second(order_id: str) -> str:
+        runs.append("2")
+        return "2"
+
+    async with Client(server) as client:
+        for version in ("1", "2", None, "1", "2", None):
+            answer = await client.call_tool("get_price", ORDER, version=version)
+            assert answer.data == (version or "2")
+    assert runs == ["1", "2"]  # the latest is version 2 until there is another one
+
+    @server.tool(name="get_price", version="3")
+    async def third(order_id: str) -> str:
+        return "3"
+
+    async with Client(server) as client:
+        assert (await client.call_tool("get_price", ORDER)).data == "3"
+        assert (await client.call_tool("get_price", ORDER, version="2")).data == "2"
+
+
+async def test_a_hit_is_only_for_who_may_call_the_tool():
+    shop = cached_shop()
+    async with Client(shop.server) as client:
+        await client.call_tool("get_order", ORDER)
+        shop.server.disable(names={"get_order"})
+        answer = await client.call_tool_mcp("get_order", ORDER)
+        assert answer.is_error
+        assert "Unknown tool" in text_of(answer)
+        shop.server.enable(names={"get_order"})
+        assert (await client.call_tool("get_order", ORDER)).data["run"] == 1
+
+
+class OneSessionForEachClient(Middleware):
+    """Calls of one MCP session are made in one session of this library."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, AgentCacheSession] = {}
+        self.ends = asyncio.Event()
+        self.keepers: list[asyncio.Task[None]] = []
+
+    async def keep(self, session: AgentCacheSession, is_open: asyncio.Event) -> None:
+        async with session:
+            is_open.set()
+            await self.ends.wait()
+
+    async def on_call_tool(self, context: Any, call_next: Any) -> Any:
+        name = context.fastmcp_context.session_id
+        if name not in self.sessions:
+            self.sessions[name], is_open = AgentCacheSession(name, on_loop="notice"), asyncio.Event()
+            self.keepers.append(asyncio.create_task(self.keep(self.sessions[name], is_open)))
+            await is_open.wait()
+        async with self.sessions[name].attach():
+            return await call_next(context)
+
+    async def end(self) -> None:
+        self.ends.set()
+        await asyncio.gather(*self.keepers)
+
+
+async def test_each_client_over_http_can_have_its_own_session():
+    each = OneSessionForEachClient()
+
+    @asynccontextmanager
+    async def until_the_server_stops(server: FastMCP[Any]) -> AsyncIterator[None]:
+        yield
+        await each.end()
+
+    box = Toolbox({"get_*": Read("order:{order_id}", scope="session"), "cancel_*": Write("order")}, namespace="shop")
+    shop = Shop(each, AgentCacheMiddleware(box), lifespan=until_the_server_stops)
+    with over_http(shop.server) as url:
+        async with Client(url, mode="legacy") as ann, Client(url, mode="legacy") as bob:
+            for _ in range(12):
+                stopped = await ann.call_tool_mcp("get_order", ORDER)
+            assert stopped.is_error  # a loop of Ann's
+            assert (await bob.call_tool("get_order", ORDER)).data["run"] == 2
+            await bob.call_tool("cancel_order", ORDER)
+            assert (await bob.call_tool("get_order", ORDER)).data["run"] == 4
+        traces = [len(session.get_execution_trace()) for session in each.sessions.values()]
+    assert traces == [12, 3]
+
+
+# What is not stored
+
+
+@pytest.mark.parametrize("tool", ["get_elicited", "get_state", "get_set_state"])
+async def test_what_depends_on_the_client_or_its_state_is_not_stored(tool: str):
+    shop = cached_shop()
+
+    async def accepts(message: str, kind: Any, params: Any, context: Any) -> Any:
+        return {"value": "yes"}
+
+    async with Client(shop.server, elicitation_handler=accepts, mode="legacy") as client:
+        first, second = [await client.call_tool(tool, ORDER) for _ in range(2)]
+        if tool == "get_set_state":
+            assert (await client.call_tool("get_state", ORDER)).data == "1"
+    assert first.data == second.data
+    assert shop.runs[:2] == [tool] * 2
+
+
+async def test_the_private_names_of_the_context_are_those_that_are_watched():
+    server = FastMCP("shop")
+
+    @server.tool
+    async def look(ctx: Context) -> str:
+        return type(ctx._request_state).__name__
+
+    async with Client(server, mode="legacy") as client:
+        assert (await client.call_tool("look")).data == "dict"
+
+
+async def test_side_messages_pass_and_do_not_keep_an_answer_from_being_stored():
+    shop = cached_shop()
+    messages: list[Any] = []
+
+    async def note(*args: Any) -> None:
+        messages.append(args)
+
+    async with Client(shop.server, progress_handler=note) as client:
+        for _ in range(2):
+            await client.call_tool("get_told", ORDER)
+    assert shop.runs == ["get_told"]
+    assert len(messages) == 1
+
+
+async def test_a_question_to_the_client_is_not_stored_and_its_later_rounds_pass():
+    shop = cached_shop()
+
+    async def accepts(message: str, kind: Any, params: Any, context: Any) -> Any:
+        return {}
+
+    async with AgentCacheSession() as session, Client(shop.server, elicitation_handler=accepts) as client:
+        for _ in range(2):
+            assert (await client.call_tool("get_guarded", ORDER)).data == "1 one"
+        assert [record.outcome for record in session.get_execution_trace()] != []
+        assert session.loop_error is None
+    assert shop.runs == ["get_guarded"] * 4
+
+
+async def test_a_question_to_one_client_is_not_given_to_another_that_waits():
+    shop = cached_shop()
+    server, asked = shop.server, []
+    both = asyncio.Event()
+
+    @server.tool
+    async def get_asking(order_id: str, ctx: Context) -> str:
+        asked.append(ctx.session_id)
+        await both.wait()
+        answer = await ctx.elicit("sure?", str)
+        return f"{answer.action} {len(asked)}"
+
+    def client(answer: str) -> Client[Any]:
+        async def accepts(message: str, kind: Any, params: Any, context: Any) -> Any:
+            return {"value": answer}
+
+        return Client(server, elicitation_handler=accepts, mode="legacy")
+
+    async with client("a") as first, client("b") as second:
+        calls = [asyncio.ensure_future(one.call_tool("get_asking", ORDER)) for one in (first, second)]
+        await first.call_tool("now")
+        await second.call_tool("now")
+        both.set()
+        await asyncio.gather(*calls)
+    assert len(set(asked)) == 2
+
+
+# Other ways to have tools
+
+
+def decorated_shop(box: Toolbox) -> FastMCP[Any]:
+    server = FastMCP("shop", middleware=[AgentCacheMiddleware(box)])
+
+    @server.tool
+    @AgentCache("order:{order_id}")
+    async def get_own_order(order_id: str) -> str:
+        return order_id
+
+    @server.tool
+    @AgentCacheInvalidator("order:{order_id}")
+    async def cancel_own_order(order_id: str) -> str:
+        return order_id
+
+    return server
+
+
+async def test_a_decorated_tool_is_counted_once():
+    server = decorated_shop(new_box())
+    outer = FastMCP("outer", middleware=[AgentCacheMiddleware(new_box("outer"))])
+    outer.mount(FastMCP("inner"), namespace="empty")
+    outer.mount(decorated_shop(new_box("below")), namespace="get")
+    async with AgentCacheSession() as session:
+        async with Client(server) as client:
+            for _ in range(2):
+                await client.call_tool("get_own_order", ORDER)
+            await client.call_tool("cancel_own_order", ORDER)
+        assert len(session.get_execution_trace()) == 3
+        async with Client(outer) as client:
+            await client.call_tool("get_get_own_order", ORDER)
+        assert len(session.get_execution_trace()) == 4
+    assert [(tool.name, tool.is_decorated) for tool in describe(outer) or ()] == [
+        ("get_get_own_order", True),
+        ("get_cancel_own_order", True),
+    ]
+
+
+@pytest.mark.parametrize("where", ["above", "below", "both"])
+async def test_a_mounted_server_is_cached_above_below_or_once_at_both(where: str):
+    box = Toolbox(
+        {"*get_order": Read("order:{order_id}"), "*cancel_order": Write("order:{order_id}")}, namespace="shop"
+    )
+    shop = Shop(*([] if where == "above" else [AgentCacheMiddleware(box)]))
+    outer = FastMCP("outer", middleware=[] if where == "below" else [AgentCacheMiddleware(box)])
+    outer.mount(shop.server, namespace="shop")
+    async with AgentCacheSession() as session, Client(outer) as client:
+        for _ in range(2):
+            await client.call_tool("shop_get_order", ORDER)
+            await client.call_tool("shop_get_order", ORDER)
+            await client.call_tool("shop_cancel_order", ORDER)
+        assert len(session.get_execution_trace()) == 6
+    assert shop.runs == ["get_order", "cancel_order"] * 2
+    tool = await outer.get_tool("shop_get_order")
+    assert isinstance(tool, FastMCPProviderTool)
+    assert (tool._server, tool._original_name) == (shop.server, "get_order")
+
+
+async def test_a_proxied_server_is_cached():
+    shop = Shop()
+    proxy = FastMCPProxy(client_factory=lambda: ProxyClient(shop.server), name="proxy")
+    proxy.add_middleware(AgentCacheMiddleware(new_box(hints="kind")))
+    async with Client(proxy) as client:
+        for _ in range(2):
+            await client.call_tool("get_order", ORDER)
+            assert (await client.call_tool("get_order", ORDER)).data["id"] == "1"
+            await client.call_tool("cancel_order", ORDER)
+        answer = await client.call_tool_mcp("get_error", ORDER)
+        assert answer.is_error
+    assert shop.runs == ["get_order", "cancel_order"] * 2 + ["get_error"]
+
+
+async def test_hints_are_those_of_the_servers_own_tools():
+    shop = Shop()
+    box = Toolbox({}, namespace="shop", hints="kind")
+    shop.server.add_middleware(AgentCacheMiddleware(box))
+    table = {row.tool: (row.kind, row.why) for row in box.explain(describe(shop.server) or ())}
+    assert table["get_order"] == ("watch", "hint: it reads")
+    assert table["cancel_order"][0] == "write"
+    async with Client(shop.server) as client:
+        for _ in range(2):
+            await client.call_tool("get_order", ORDER)
+    assert shop.runs == ["get_order"] * 2
+
+
+async def test_a_template_that_names_no_argument_is_refused_before_the_tool_runs():
+    box = Toolbox({"look": Read("order:{nobody}")}, namespace="shop")
+    server = FastMCP("shop", middleware=[AgentCacheMiddleware(box)])
+    runs = []
+
+    @server.tool
+    async def look(order_id: str) -> str:
+        runs.append(order_id)
+        return order_id
+
+    with pytest.raises(ConfigurationError, match="'nobody'"):
+        await server.call_tool("look", ORDER)
+    assert runs == []
+    assert "'nobody'" in box.explain(describe(server) or ()).problems[0]
+
+
+async def test_what_a_tool_is_said_to_be_is_looked_up_again_after_a_second(clock: Clock):
+    box = Toolbox({}, namespace="shop", hints="kind")
+    server = FastMCP("shop", middleware=[AgentCacheMiddleware(box)], on_duplicate="replace")
+
+    def add(hint: bool) -> None:
+        async def look() -> str:
+            return "seen"
+
+        server.tool(look, annotations={"readOnlyHint": hint})
+
+    add(True)
+    async with AgentCacheSession() as session:
+        await server.call_tool("look")
+        add(False)
+        await server.call_tool("look")
+        clock.advance(1)
+        await server.call_tool("look")
+        assert [one.kind for one in session.get_execution_trace()] == ["read", "read", "write"]
+
+
+async def test_a_replaced_tool_gives_no_old_answers():
+    server = FastMCP("shop", middleware=[AgentCacheMiddleware(new_box())], on_duplicate="replace")
+
+    def add(answer: str) -> None:
+        async def get_answer(order_id: str) -> str:
+            return answer
+
+        server.tool(get_answer)
+
+    add("old")
+    async with Client(server) as client:
+        for _ in range(2):
+            assert (await client.call_tool("get_answer", ORDER)).data == "old"
+        add("new")
+        assert (await client.call_tool("get_answer", ORDER)).data == "new"
+
+
+async def test_a_listing_with_another_tool_drops_what_was_known():
+    box = Toolbox({}, namespace="s", hints="kind")
+    server = FastMCP("shop", middleware=[AgentCacheMiddleware(box)], on_duplicate="replace")
+    runs = []
+
+    @server.tool(annotations={"readOnlyHint": True})
+    async def look() -> str:
+        return "read"
+
+    await server.call_tool("look")
+    assert box.explain(describe(server) or ())[0].kind == "watch"
+
+    @server.tool(name="look", annotations={"readOnlyHint": False})
+    async def changes() -> str:
+        runs.append("write")
+        return "written"
+
+    await server.list_tools()
+    async with AgentCacheSession() as session:
+        await server.call_tool("look")
+    assert session.get_execution_trace()[0].kind == "write"
+    assert runs == ["write"]
+
+
+# Recordings
+
+
+async def test_a_recorded_run_is_replayed_without_running_a_tool(tmp_path: Path):
+    path = tmp_path / "run.jsonl"
+
+    async def run(shop: Shop) -> list[Any]:
+        async with Client(shop.server) as client:
+            calls = [
+                ("get_order", ORDER),
+                ("get_order", ORDER),
+                ("cancel_order", ORDER),
+                ("get_order", ORDER),
+                ("get_meta", ORDER),
+                ("get_error", ORDER),
+                ("get_refused", ORDER),
+                ("get_broken", ORDER),
+                ("cancel_slowly", DOUBTED),
+                ("now", {}),
+            ]
+            answers = [await client.call_tool_mcp(*call) for call in calls]
+        return [(answer.content, answer.structured_content, answer.is_error) for answer in answers]
+
+    with record(path):
+        recorded = await run(cached_shop())
+    shop = cached_shop()
+    with replay(path, strict=True):
+        assert await run(shop) == recorded
+    assert shop.runs == []
+
+
+# Explain
+
+
+async def test_a_server_is_described_inside_and_outside_of_an_event_loop():
+    shop = cached_shop()
+    found = describe(shop.server)
+    assert found is not None
+    assert await asyncio.to_thread(describe, shop.server) == found
+    assert {tool.name for tool in found} >= {"get_order", "cancel_order"}
+    assert describe(object()) is None
+    assert new_box().explain(found)[0].kind == "read"
+
+
+async def test_other_middleware_sees_each_call():
+    seen = []
+
+    class Counting(Middleware):
+        async def on_call_tool(self, context: Any, call_next: Any) -> Any:
+            seen.append(context.message.name)
+            return await call_next(context)
+
+    shop = Shop(Counting(), AgentCacheMiddleware(new_box()))
+    async with Client(shop.server) as client:
+        for _ in range(2):
+            await client.call_tool("get_order", ORDER)
+    assert seen == ["get_order"] * 2
+    assert shop.runs == ["get_order"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+async def test_the_examples_of_the_page_print_what_it_says(number: int, capsys: pytest.CaptureFixture[str]):
+    code, output = examples("how-to/use-fastmcp.md", "fastmcp")[number]
+    names: dict[str, Any] = {}
+    exec(compile(code, "use-fastmcp.md", "exec", dont_inherit=True), names)
+    await names["use"]()
+    assert capsys.readouterr().out.splitlines() == output.splitlines()
+
+
+async def test_the_benchmark_measures_the_server_and_the_client():
+    found = await adapters.fastmcp(Effort(rounds=2, seconds=0.0005))
+    assert [row.group for row in found] == ["fastmcp"] * 3 + ["mcp client"] * 3

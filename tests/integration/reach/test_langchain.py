@@ -1,0 +1,1063 @@
+"""`AgentCacheMiddleware` in the real `create_agent` and `ToolNode`, with LangChain's own fake chat model."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+import threading
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import pytest
+
+pytest.importorskip("langchain", reason='needs pip install "agent-cache[langchain]"')
+
+from langchain.agents import AgentState, create_agent
+from langchain.agents.middleware import AgentMiddleware, ToolRetryMiddleware
+from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
+from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.tools import BaseTool, InjectedToolCallId, StructuredTool, ToolException, tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.prebuilt import InjectedState, InjectedStore, ToolNode, ToolRuntime
+from langgraph.store.memory import InMemoryStore
+from langgraph.types import Command, interrupt
+from pydantic import BaseModel, SecretStr
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    ConfigurationError,
+    Pass,
+    Read,
+    Toolbox,
+    Watch,
+    Write,
+    get_metrics,
+)
+from agent_cache.errors import CassetteError
+from agent_cache.integrations.langchain import AgentCacheMiddleware, LoopInGraph, describe
+from agent_cache.recording import Cassette, record, replay
+from benchmarks import adapters
+from benchmarks.timing import Effort
+from tests.harness.page_examples import examples
+
+pytestmark = pytest.mark.usefixtures("clock")  # a write that is in doubt in one test is not in the next
+
+ASK = {"messages": [("user", "Where is my order?")]}
+
+
+class Model(FakeMessagesListChatModel):
+    """Says what it was given, turn by turn, and keeps what it was asked and the tools that it was shown."""
+
+    seen: list[Any] = []
+    shown: list[Any] = []
+
+    def bind_tools(self, tools: Any, **options: Any) -> Any:
+        self.shown.append(tools)
+        return self
+
+    def _generate(self, messages: Any, *given: Any, **options: Any) -> Any:
+        self.seen.append(messages)
+        return super()._generate(messages, *given, **options)
+
+
+def turn(*calls: tuple[str, dict[str, Any]], number: int = 0) -> AIMessage:
+    made = [{"name": name, "args": args, "id": f"call-{number}-{place}"} for place, (name, args) in enumerate(calls)]
+    return AIMessage("", tool_calls=made)
+
+
+def model_of(*turns: Any) -> Model:
+    """A model that makes these tool calls, and says that it is done. A turn is a call, or a list of calls."""
+    lists = [one if isinstance(one, list) else [one] for one in turns]
+    answers = [turn(*calls, number=number) for number, calls in enumerate(lists)]
+    return Model(responses=[*answers, AIMessage("done")], seen=[], shown=[])
+
+
+def get(order_id: Any = "1", name: str = "get_order", **more: Any) -> tuple[str, dict[str, Any]]:
+    return name, {"order_id": order_id, **more}
+
+
+CANCEL = ("cancel_order", {"order_id": "1"})
+
+
+def in_both_ways(function: Any) -> BaseTool:
+    """A tool that has a coroutine for `ainvoke` and a function for `invoke`."""
+
+    @functools.wraps(function)
+    async def coroutine(*args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(0)
+        return function(*args, **kwargs)
+
+    return StructuredTool.from_function(function, coroutine)
+
+
+class Shop:
+    """Tools over a table of orders. Each run is noted."""
+
+    def __init__(self) -> None:
+        self.runs: list[str] = []
+        self.orders = {"1": "pending", "2": "sent"}
+
+        def get_order(order_id: str) -> str:
+            """Say how an order stands."""
+            self.runs.append(f"get {order_id}")
+            return self.orders[order_id]
+
+        def cancel_order(order_id: str) -> str:
+            """Cancel an order."""
+            self.runs.append(f"cancel {order_id}")
+            self.orders[order_id] = "cancelled"
+            return "ok"
+
+        @tool
+        def get_invoice(order_id: str) -> str:
+            """Say what an order costs."""
+            self.runs.append(f"invoice {order_id}")
+            return f"costs {len(self.runs)}"
+
+        @tool
+        def pay_invoice(order_id: str) -> str:
+            """Pay for an order."""
+            self.runs.append(f"pay {order_id}")
+            return "paid"
+
+        self.tools: list[BaseTool] = [in_both_ways(get_order), in_both_ways(cancel_order), get_invoice, pay_invoice]
+
+
+RULES = {
+    "get_*": Read("order:{order_id}"),
+    "cancel_order": Write("order:{order_id}"),
+    "pay_invoice": Write("order:{order_id}"),
+}
+
+
+def box_of(rules: Any = RULES, **options: Any) -> Toolbox:
+    return Toolbox(rules, namespace="shop", **options)
+
+
+def agent_of(model: Model, tools: Any, box: Toolbox | None = None, *, vary: Any = None, behind: Any = (), **more: Any):
+    """An agent with our middleware outermost."""
+    ours = AgentCacheMiddleware(box_of() if box is None else box, vary)
+    return create_agent(model, tools, middleware=[ours, *behind], **more)
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+class Way:
+    """How an agent is called: with `ainvoke`, or with `invoke` in a thread."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def state(self, agent: Any, ask: Any = ASK, *given: Any, **more: Any) -> Any:
+        """The last state of a run."""
+        if self.name == "ainvoke":
+            return await agent.ainvoke(ask, *given, **more)
+        return await asyncio.to_thread(agent.invoke, ask, *given, **more)
+
+    async def __call__(self, agent: Any, ask: Any = ASK, *given: Any, **more: Any) -> list[ToolMessage]:
+        """The messages of its tools."""
+        return tool_messages(await self.state(agent, ask, *given, **more))
+
+
+@pytest.fixture(params=["ainvoke", "invoke"])
+def run(request: pytest.FixtureRequest) -> Way:
+    return Way(request.param)
+
+
+def tool_messages(state: Any) -> list[ToolMessage]:
+    return [one for one in state["messages"] if isinstance(one, ToolMessage)]
+
+
+def texts(messages: list[ToolMessage]) -> list[Any]:
+    return [one.content for one in messages]
+
+
+# Reads and writes
+
+
+async def test_a_read_that_is_repeated_runs_its_tool_once(run, shop):
+    messages = await run(agent_of(model_of(get(), get()), shop.tools))
+    assert shop.runs == ["get 1"]
+    assert texts(messages) == ["pending", "pending"]
+
+
+async def test_a_write_between_two_reads_lets_the_second_run_again(run, shop):
+    messages = await run(agent_of(model_of(get(), CANCEL, get(), get("2")), shop.tools))
+    assert shop.runs == ["get 1", "cancel 1", "get 1", "get 2"]
+    assert texts(messages) == ["pending", "ok", "cancelled", "sent"]
+
+
+async def test_equal_calls_of_one_turn_run_once_and_each_is_answered_under_its_own_id(run, shop):
+    messages = await run(agent_of(model_of([get(), get(), get("2")]), shop.tools))
+    assert sorted(shop.runs) == ["get 1", "get 2"]
+    assert [(one.tool_call_id, one.content) for one in messages] == [
+        ("call-0-0", "pending"),
+        ("call-0-1", "pending"),
+        ("call-0-2", "sent"),
+    ]
+
+
+async def test_a_hit_is_a_message_of_its_own_under_the_id_of_its_call(run, shop):
+    """LangGraph replaces a message by a later one of the same id: both have to stay in the state."""
+    first, second, third = await run(agent_of(model_of(get(), get(), get()), shop.tools))
+    assert (first.tool_call_id, second.tool_call_id) == ("call-0-0", "call-1-0")
+    assert len({first.id, second.id, third.id}) == 3
+    assert second.additional_kwargs is not third.additional_kwargs
+    assert second.response_metadata is not third.response_metadata
+    assert (first.name, first.status) == (second.name, second.status) == ("get_order", "success")
+
+
+async def test_the_model_sees_the_same_tools_and_messages_as_without(run, shop):
+    def plain(model: Model) -> Any:
+        ids = ("id", "response_metadata")
+        return [[one.model_dump(exclude=ids) for one in messages] for messages in model.seen], [
+            [one.tool_call_schema.model_json_schema() for one in tools] for tools in model.shown
+        ]
+
+    turns = (get(), CANCEL, [get(), get("2")], ("get_order", {}), ("no_such_tool", {"a": 1}))
+    ours, theirs = model_of(*turns), model_of(*turns)
+    await run(agent_of(ours, shop.tools))
+    await run(create_agent(theirs, Shop().tools))
+    assert plain(ours) == plain(theirs)
+
+
+async def test_a_sync_tool_of_an_async_agent_is_cached(run, shop):
+    turns = (get(name="get_invoice"), get(name="get_invoice"), ("pay_invoice", {"order_id": "1"}))
+    messages = await run(agent_of(model_of(*turns, get(name="get_invoice")), shop.tools))
+    assert shop.runs == ["invoice 1", "pay 1", "invoice 1"]
+    assert texts(messages) == ["costs 1", "costs 1", "paid", "costs 3"]
+
+
+async def test_equal_calls_in_the_threads_of_one_turn_wait_for_one_run(shop):
+    asked = [threading.Event(), threading.Event()]
+
+    @tool
+    def get_order(order_id: str) -> str:
+        """Say how an order stands."""
+        shop.runs.append("get")
+        for one in asked:
+            assert one.wait(30)
+        return "sent"
+
+    def vary(request: Any) -> None:
+        asked[request.tool_call["id"] == "call-0-1"].set()
+
+    messages = await Way("invoke")(agent_of(model_of([get(), get()]), [get_order], vary=vary))
+    assert texts(messages) == ["sent", "sent"]
+    assert shop.runs == ["get"]
+
+
+async def test_a_write_in_a_thread_ends_what_an_async_agent_has_read_and_the_other_way_round(shop):
+    box = box_of()
+    for reader, writer in (("ainvoke", "invoke"), ("invoke", "ainvoke")):
+        shop.runs.clear()
+        await Way(reader)(agent_of(model_of(get(), get()), shop.tools, box))
+        await Way(writer)(agent_of(model_of(CANCEL), shop.tools, box))
+        await Way(reader)(agent_of(model_of(get()), shop.tools, box))
+        assert shop.runs == ["get 1", "cancel 1", "get 1"]
+
+
+async def test_two_agents_share_a_toolbox(run, shop):
+    box = box_of()
+    await run(agent_of(model_of(get()), shop.tools, box))
+    await run(agent_of(model_of(get(), CANCEL), Shop().tools, box))
+    assert shop.runs == ["get 1"]
+    await run(agent_of(model_of(get()), shop.tools, box))
+    assert shop.runs == ["get 1", "get 1"]
+
+
+async def test_two_agents_share_a_middleware(run, shop):
+    ours = AgentCacheMiddleware(box_of())
+    for _ in range(2):
+        await run(create_agent(model_of(get()), shop.tools, middleware=[ours]))
+    assert shop.runs == ["get 1"]
+
+
+async def test_a_tool_without_a_rule_ends_what_the_others_have_read(run, shop):
+    @tool
+    def tidy_up() -> str:
+        """Tidy up."""
+        return "tidy"
+
+    await run(agent_of(model_of(get(), ("tidy_up", {}), get()), [*shop.tools, tidy_up]))
+    assert shop.runs == ["get 1", "get 1"]
+
+
+async def test_a_tool_that_is_watched_is_never_stored(run, shop):
+    box = box_of({"get_order": Watch()})
+    await run(agent_of(model_of(get(), get()), shop.tools, box))
+    assert shop.runs == ["get 1", "get 1"]
+
+
+async def test_the_steps_of_a_stream_are_the_same_as_without(run, shop):
+    async def steps(agent: Any) -> list[Any]:
+        def plain(part: Any) -> Any:
+            return [one.model_dump(exclude={"id"}) for one in part["messages"]]
+
+        if run.name == "ainvoke":
+            found = [step async for step in agent.astream(ASK, stream_mode="updates")]
+        else:
+            found = await asyncio.to_thread(lambda: list(agent.stream(ASK, stream_mode="updates")))
+        # Tools of one turn run in threads: any of them may end first.
+        return sorted([{node: plain(part) for node, part in step.items()} for step in found], key=repr)
+
+    turns = (get(), get(), [get(), get("2")])
+    ours = await steps(agent_of(model_of(*turns), shop.tools))
+    assert ours == await steps(create_agent(model_of(*turns), Shop().tools))
+    assert sorted(shop.runs) == ["get 1", "get 2"]
+
+
+# Arguments
+
+
+async def test_arguments_that_the_tool_reads_as_equal_are_one_call_with_its_tags(run, shop):
+    """Models write numbers as text and with a fraction, and leave out what has a default."""
+
+    @tool
+    def get_page(order_id: int, page: int = 1, size: Literal[10, 20] = 10) -> str:
+        """Give a page."""
+        shop.runs.append(f"page {order_id} {page} {size}")
+        return "page"
+
+    spellings = [
+        {"order_id": 7},
+        {"order_id": "7"},
+        {"order_id": "07", "page": 1},
+        {"order_id": 7.0, "page": "1", "size": 10},
+        {"order_id": 7, "unheard_of": True},
+    ]
+    turns = [("get_page", one) for one in spellings]
+    box = box_of({"get_page": Read("order:{order_id}"), "cancel_order": Write("order:{order_id}")})
+    agent = agent_of(model_of(*turns), [get_page, *shop.tools], box)
+    await run(agent)
+    assert shop.runs == ["page 7 1 10"]
+    write = ("cancel_order", {"order_id": "7"})
+    again = ("get_page", {"order_id": "0007"})
+    await run(agent_of(model_of(write, again), [get_page, *shop.tools], box))
+    assert shop.runs == ["page 7 1 10", "cancel 7", "page 7 1 10"]
+
+
+NO_KEY = SecretStr("a")
+
+
+class Place(BaseModel):
+    city: str
+    code: SecretStr
+
+
+async def test_arguments_that_differ_for_the_tool_are_several_calls(run):
+    runs = []
+
+    @tool
+    def get_weather(place: Place, day: date | None = None, key: SecretStr = NO_KEY) -> str:
+        """Tell the weather."""
+        runs.append((place.code.get_secret_value(), key.get_secret_value(), day))
+        return "sun"
+
+    here = {"city": "Rome", "code": "x"}
+    arguments = [
+        {"place": here},
+        {"place": {**here, "code": "y"}},
+        {"place": here, "key": "b"},
+        {"place": here, "key": "c"},
+        {"place": here, "day": "2026-01-01"},
+        {"place": here, "day": None},
+    ]
+    box = box_of({"get_weather": Read("weather")})
+    await run(agent_of(model_of(*(("get_weather", one) for one in arguments)), [get_weather], box))
+    assert len(runs) == 5  # a day that is None is the default
+
+
+async def test_spellings_of_dates_and_identifiers_are_one(run):
+    runs = []
+
+    @tool
+    def get_weather(day: date, at: UUID) -> str:
+        """Tell the weather."""
+        runs.append(day)
+        return "sun"
+
+    ident = "12345678-abcd-4321-8765-123456789abc"
+    turns = [
+        ("get_weather", {"day": "2026-01-01", "at": ident}),
+        ("get_weather", {"day": "2026-01-01T00:00:00", "at": ident.upper()}),
+    ]
+    await run(agent_of(model_of(*turns), [get_weather], box_of({"get_weather": Read("weather:{day}")})))
+    assert runs == [date(2026, 1, 1)]
+
+
+async def test_a_tool_with_a_json_schema_is_keyed_with_its_defaults(run, shop):
+    """So are tools of MCP servers described."""
+    schema = {
+        "type": "object",
+        "properties": {"order_id": {"type": "string"}, "from": {"type": "integer", "default": 0}},
+        "required": ["order_id"],
+    }
+
+    @tool(args_schema=schema)
+    def get_history(**arguments: Any) -> str:
+        """Give the history."""
+        shop.runs.append("history")
+        return "long"
+
+    turns = [("get_history", {"order_id": "1"}), ("get_history", {"order_id": "1", "from": 0})]
+    await run(agent_of(model_of(*turns, ("get_history", {"order_id": "1", "from": 9})), [get_history]))
+    assert shop.runs == ["history", "history"]
+
+
+async def test_injected_arguments_are_no_part_of_the_key(run, shop):
+    @tool
+    def get_note(
+        order_id: str,
+        state: Annotated[dict[str, Any], InjectedState],
+        store: Annotated[Any, InjectedStore()],
+        ident: Annotated[str, InjectedToolCallId],
+        runtime: ToolRuntime,
+    ) -> str:
+        """Read a note."""
+        assert ident == runtime.tool_call_id
+        assert state["messages"]
+        assert store is runtime.store
+        shop.runs.append("note")
+        return "remember"
+
+    forged = get(name="get_note", state={"messages": []}, ident="forged")
+    agent = agent_of(model_of(get(name="get_note"), get(name="get_note"), forged), [get_note], store=InMemoryStore())
+    assert texts(await run(agent)) == ["remember"] * 3
+    assert shop.runs == ["note"]
+
+
+@dataclass
+class Shopper:
+    user: str
+
+
+async def test_two_tenants_have_entries_of_their_own(run, shop):
+    box = box_of()
+
+    def vary(request: Any) -> Any:
+        return request.runtime.context.user
+
+    for user in ("anna", "ben", "anna"):
+        agent = agent_of(model_of(get(), get()), shop.tools, box, vary=vary, context_schema=Shopper)
+        await run.state(agent, ASK, context=Shopper(user))
+    assert shop.runs == ["get 1", "get 1"]
+    await run(agent_of(model_of(CANCEL), shop.tools, box))  # a write is for all
+    agent = agent_of(model_of(get()), shop.tools, box, vary=vary, context_schema=Shopper)
+    await run.state(agent, ASK, context=Shopper("ben"))
+    assert shop.runs == ["get 1", "get 1", "cancel 1", "get 1"]
+
+
+async def test_a_call_may_vary_by_the_state(run, shop):
+    class State(AgentState):
+        language: str
+
+    box = box_of()
+    for language in ("en", "it", "en"):
+        agent = agent_of(
+            model_of(get()), shop.tools, box, vary=lambda request: request.state["language"], state_schema=State
+        )
+        await run.state(agent, {**ASK, "language": language})
+    assert shop.runs == ["get 1", "get 1"]
+
+
+def test_what_is_no_toolbox_and_no_function_is_refused():
+    with pytest.raises(ConfigurationError, match="takes a Toolbox, got"):
+        AgentCacheMiddleware({"get_*": Read("order")})  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="vary takes a function of the request, got 'user'"):
+        AgentCacheMiddleware(box_of(), vary="user")  # type: ignore[arg-type]
+
+
+async def test_a_template_that_names_no_argument_is_refused_before_the_tool_runs(run, shop):
+    with pytest.raises(ConfigurationError, match="customer"):
+        await run(agent_of(model_of(get()), shop.tools, box_of({"get_order": Read("order:{customer}")})))
+    assert shop.runs == []
+
+
+# Failures
+
+
+def failing(shop: Shop, error: Any, name: str = "get_order") -> BaseTool:
+    def fail(order_id: str) -> str:
+        """Fail."""
+        shop.runs.append("failed")
+        raise error
+
+    return tool(name)(fail)
+
+
+async def test_an_exception_is_not_stored_and_leaves_the_agent_as_without(run, shop):
+    box = box_of()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError, match="no such"):
+            await run(agent_of(model_of(get()), [failing(shop, ZeroDivisionError("no such"))], box))
+    assert shop.runs == ["failed", "failed"]
+
+
+async def test_an_exception_that_a_middleware_makes_a_text_of_is_not_stored(run, shop):
+    retry = ToolRetryMiddleware(max_retries=1, initial_delay=0, on_failure=lambda error: f"sorry: {error}")
+    messages = await run(
+        agent_of(model_of(get(), get()), [failing(shop, ZeroDivisionError("no such"))], behind=[retry])
+    )
+    assert shop.runs == ["failed"] * 4
+    assert texts(messages) == ["sorry: no such"] * 2
+    assert [one.status for one in messages] == ["error", "error"]
+    assert [one.tool_call_id for one in messages] == ["call-0-0", "call-1-0"]
+
+
+async def test_a_retried_call_is_one_call(run, shop):
+    failures = iter([OSError("away")])
+
+    @tool
+    def get_order(order_id: str) -> str:
+        """Say how an order stands."""
+        shop.runs.append("get")
+        for error in failures:
+            raise error
+        return "sent"
+
+    async with AgentCacheSession() as session:
+        retry = ToolRetryMiddleware(max_retries=1, initial_delay=0)
+        messages = await run(agent_of(model_of(get(), get()), [get_order], behind=[retry]))
+    assert shop.runs == ["get", "get"]
+    assert texts(messages) == ["sent", "sent"]
+    assert [record.source for record in session.get_execution_trace()] == ["miss", "hit"]
+
+
+async def test_an_error_of_the_tool_s_own_is_not_stored(run, shop):
+    given = failing(shop, ToolException("sold out"))
+    given.handle_tool_error = True
+    messages = await run(agent_of(model_of(get(), get()), [given]))
+    assert texts(messages) == ["sold out"] * 2
+    assert {one.status for one in messages} == {"error"}
+    assert shop.runs == ["failed"] * 2
+
+
+async def test_arguments_that_the_tool_refuses_are_not_stored_and_the_model_reads_why(run, shop):
+    turns = (("get_order", {}), ("get_order", {}), get(["1"]))
+    ours = await run(agent_of(model_of(*turns), shop.tools))
+    theirs = await run(create_agent(model_of(*turns), Shop().tools))
+    assert texts(ours) == texts(theirs)
+    assert {one.status for one in ours} == {"error"}
+    assert shop.runs == []
+    assert get_metrics()["resources"]["order"]["hits"] == 0
+
+
+async def test_arguments_that_cannot_be_parsed_reach_no_tool(run, shop):
+    broken = {"name": "get_order", "args": "{", "id": "c", "error": "no JSON", "type": "invalid_tool_call"}
+    model = Model(responses=[AIMessage("", invalid_tool_calls=[broken])], seen=[], shown=[])
+    assert await run(agent_of(model, shop.tools)) == []
+    assert shop.runs == []
+
+
+async def test_a_tool_that_the_model_has_invented_is_answered_as_without(run, shop):
+    turns = (("no_such_tool", {"a": 1}), ("no_such_tool", {"a": 1}))
+    ours = await run(agent_of(model_of(*turns), shop.tools))
+    theirs = await run(create_agent(model_of(*turns), Shop().tools))
+    assert texts(ours) == texts(theirs)
+    assert {one.status for one in ours} == {"error"}
+
+
+async def test_a_tool_that_another_middleware_adds_at_run_time_is_cached(run, shop):
+    class Adding(AgentMiddleware):
+        def wrap_tool_call(self, request: Any, handler: Any) -> Any:
+            return handler(request.override(tool=shop.tools[0]))
+
+        async def awrap_tool_call(self, request: Any, handler: Any) -> Any:
+            return await handler(request.override(tool=shop.tools[0]))
+
+    agent = agent_of(model_of(get(), get()), shop.tools[1:], behind=[Adding()])
+    assert texts(await run(agent)) == ["pending", "pending"]
+    assert shop.runs == ["get 1"]
+
+
+async def test_a_write_that_the_graph_has_timed_out_is_in_doubt(shop):
+    run = Way("ainvoke")
+    never, box = asyncio.Event(), box_of()
+
+    @tool
+    async def cancel_order(order_id: str) -> str:
+        """Cancel an order."""
+        await never.wait()
+        return "ok"
+
+    await run(agent_of(model_of(get()), shop.tools, box))
+    agent = agent_of(model_of(CANCEL), [cancel_order], box)
+    agent.step_timeout = 1.0  # in which the tool has begun on a busy machine, too
+    with pytest.raises(TimeoutError):
+        await run(agent)
+    await run(agent_of(model_of(get(), get()), shop.tools, box))
+    assert shop.runs == ["get 1"] * 3  # what is read while the write is in doubt is not stored
+
+
+async def test_when_the_run_that_leads_is_cancelled_the_other_agent_goes_on(shop):
+    run = Way("ainvoke")
+    started, asked, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    box = box_of()
+
+    @tool
+    async def get_order(order_id: str) -> str:
+        """Say how an order stands."""
+        shop.runs.append("get")
+        started.set()
+        await go_on.wait()
+        return "sent"
+
+    leader = asyncio.create_task(run(agent_of(model_of(get()), [get_order], box)))
+    await started.wait()
+    follower = asyncio.create_task(run(agent_of(model_of(get()), [get_order], box, vary=lambda _: asked.set())))
+    await asked.wait()
+    await asyncio.sleep(0)
+    leader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leader
+    go_on.set()
+    assert texts(await follower) == ["sent"]
+    assert shop.runs == ["get", "get"]
+
+
+# Loops
+
+
+async def test_a_loop_leaves_the_agent_as_an_error(run, shop):
+    with pytest.raises(AgentLoopDetectedError) as caught:
+        async with AgentCacheSession(max_tool_repeats=3):
+            await run(agent_of(model_of(*[get()] * 6), shop.tools))
+    assert isinstance(caught.value, LoopInGraph)
+    assert (caught.value.tool, caught.value.kind, caught.value.count) == ("shop:get_order", "repeat", 3)
+    assert isinstance(caught.value.__cause__, AgentLoopDetectedError)
+    assert shop.runs == ["get 1"]
+
+
+@pytest.mark.parametrize("is_outermost", [True, False])
+async def test_a_loop_leaves_the_agent_also_when_failures_are_retried(run, shop, is_outermost):
+    ours, retry = AgentCacheMiddleware(box_of()), ToolRetryMiddleware(max_retries=2, initial_delay=0)
+    middleware = [ours, retry] if is_outermost else [retry, ours]
+    with pytest.raises(LoopInGraph):
+        async with AgentCacheSession(max_tool_repeats=3):
+            await run(create_agent(model_of(*[get()] * 6), shop.tools, middleware=middleware))
+    assert shop.runs == ["get 1"]
+
+
+async def test_a_loop_of_an_agent_inside_of_a_tool_leaves_both(run, shop):
+    box = box_of({**RULES, "ask_clerk": Pass()})
+
+    def ask_clerk(question: str) -> str:
+        """Ask."""
+        return str(agent_of(model_of(*[get()] * 6), shop.tools, box).invoke(ASK))
+
+    async def ask_clerk_async(question: str) -> str:
+        return str(await agent_of(model_of(*[get()] * 6), shop.tools, box).ainvoke(ASK))
+
+    clerk = StructuredTool.from_function(ask_clerk, ask_clerk_async)
+
+    with pytest.raises(LoopInGraph) as caught:
+        async with AgentCacheSession(max_tool_repeats=3):
+            await run(agent_of(model_of(("ask_clerk", {"question": "?"})), [clerk], box))
+    assert caught.value.tool == "shop:get_order"
+
+
+async def test_a_loop_that_is_answered_by_a_notice_is_a_message(run, shop):
+    async with AgentCacheSession(max_tool_repeats=3, on_loop="notice"):
+        messages = await run(agent_of(model_of(*[get()] * 4), shop.tools))
+    assert texts(messages)[:2] == ["pending", "pending"]
+    assert "was called 3 times with the same arguments" in texts(messages)[2]
+    assert [one.status for one in messages] == ["success", "success", "error", "error"]
+    assert [one.tool_call_id for one in messages] == [f"call-{number}-0" for number in range(4)]
+
+
+async def test_a_loop_that_is_short_circuited_gets_the_answer_that_it_has(run, shop):
+    async with AgentCacheSession(max_tool_repeats=3, on_loop="short_circuit"):
+        messages = await run(agent_of(model_of(*[get()] * 5), shop.tools))
+    assert texts(messages) == ["pending"] * 5
+    assert {one.status for one in messages} == {"success"}
+    assert shop.runs == ["get 1"]
+
+
+async def test_a_tool_that_fails_again_and_again_is_a_loop(run, shop):
+    given = failing(shop, ToolException("sold out"))
+    given.handle_tool_error = True
+    with pytest.raises(LoopInGraph) as caught:
+        async with AgentCacheSession(max_tool_repeats=3):
+            await run(agent_of(model_of(*[get()] * 6), [given]))
+    assert caught.value.count == 3
+    assert shop.runs == ["failed"] * 3
+
+
+# Commands, interrupts, artifacts
+
+
+def greeting(shop: Shop) -> BaseTool:
+    @tool
+    def get_greeting(order_id: str, ident: Annotated[str, InjectedToolCallId]) -> Any:
+        """Greet."""
+        shop.runs.append("greet")
+        return Command(update={"mood": "good", "messages": [ToolMessage("hello", tool_call_id=ident)]})
+
+    return get_greeting
+
+
+class Moody(AgentState):
+    mood: Annotated[str, lambda _, new: new]
+
+
+@pytest.mark.parametrize("rule", [Read("order"), Write("order"), Watch()], ids=["read", "write", "watch"])
+async def test_a_command_is_neither_stored_nor_shared(run, shop, rule):
+    greet = get(name="get_greeting")
+    agent = agent_of(
+        model_of([greet, greet], greet), [greeting(shop)], box_of({"get_greeting": rule}), state_schema=Moody
+    )
+    async with AgentCacheSession(max_tool_repeats=9):
+        state = await run.state(agent)
+    assert state["mood"] == "good"
+    assert [one.tool_call_id for one in tool_messages(state)] == ["call-0-0", "call-0-1", "call-1-0"]
+    assert shop.runs == ["greet"] * 3
+
+
+async def test_a_command_that_is_shared_has_the_id_of_each_call(run, shop):
+    """A rule may say that answers are not copied. Then equal calls of one turn share it, and none is stored."""
+    greet, box = get(name="get_greeting"), box_of({"get_greeting": Read("order", copy="never")})
+    state = await run.state(agent_of(model_of([greet, greet], greet), [greeting(shop)], box, state_schema=Moody))
+    assert state["mood"] == "good"
+    assert [one.tool_call_id for one in tool_messages(state)] == ["call-0-0", "call-0-1", "call-1-0"]
+    assert shop.runs[-1:] == ["greet"]
+    assert 2 <= len(shop.runs) <= 3
+
+
+async def test_a_command_is_no_failure(run, shop):
+    """Five of them in a row with the same arguments would stop a run as failures, and do not as answers."""
+    async with AgentCacheSession(on_loop="notice", max_tool_repeats=2) as session:
+        await run(agent_of(model_of(get(name="get_greeting")), [greeting(shop)], state_schema=Moody))
+    assert [one.outcome for one in session.get_execution_trace()] == ["ok"]
+
+
+async def test_several_outputs_of_one_call_are_not_stored(run, shop):
+    @tool
+    def get_both(order_id: str, ident: Annotated[str, InjectedToolCallId]) -> Any:
+        """Greet."""
+        shop.runs.append("both")
+        return [Command(update={"mood": "good"}), ToolMessage("hello", tool_call_id=ident)]
+
+    both = get(name="get_both")
+    state = await run.state(agent_of(model_of(both, both), [get_both], state_schema=Moody))
+    assert texts(tool_messages(state)) == ["hello", "hello"]
+    assert shop.runs == ["both", "both"]
+
+
+async def test_an_interrupt_passes_and_is_resumed(run, shop):
+    @tool
+    def cancel_order(order_id: str) -> str:
+        """Cancel an order."""
+        shop.runs.append("asked")
+        return f"cancelled: {interrupt('really?')}"
+
+    agent = agent_of(model_of(CANCEL), [cancel_order], checkpointer=InMemorySaver())
+    config = {"configurable": {"thread_id": "1"}}
+    state = await run.state(agent, ASK, config)
+    assert [one.value for one in state["__interrupt__"]] == ["really?"]
+    state = await run.state(agent, Command(resume="yes"), config)
+    assert texts(tool_messages(state)) == ["cancelled: yes"]
+    assert shop.runs == ["asked", "asked"]
+
+
+async def test_equal_reads_that_interrupt_ask_each_for_itself(run, shop):
+    @tool
+    def get_secret(order_id: str) -> str:
+        """Read a secret."""
+        return f"secret for {interrupt('who asks?')}"
+
+    secret = get(name="get_secret")
+    agent = agent_of(model_of([secret, secret]), [get_secret], checkpointer=InMemorySaver())
+    config = {"configurable": {"thread_id": "1"}}
+    state = await run.state(agent, ASK, config)
+    idents = [one.id for one in state["__interrupt__"]]
+    assert len(set(idents)) == 2
+    state = await run.state(agent, Command(resume=dict.fromkeys(idents, "anna")), config)
+    assert texts(tool_messages(state)) == ["secret for anna"] * 2
+
+
+async def test_an_interrupt_is_no_failure_to_the_loop_guard(run, shop):
+    @tool
+    def get_secret(order_id: str) -> str:
+        """Read a secret."""
+        return f"secret for {interrupt('who asks?')}"
+
+    agent = agent_of(model_of(get(name="get_secret")), [get_secret], checkpointer=InMemorySaver())
+    async with AgentCacheSession() as session:
+        await run.state(agent, ASK, {"configurable": {"thread_id": "1"}})
+    assert [one.outcome for one in session.get_execution_trace()] == ["ok"]
+
+
+async def test_the_artifact_of_a_tool_comes_with_every_hit(run, shop):
+    @tool(response_format="content_and_artifact")
+    def get_chart(order_id: str) -> Any:
+        """Draw a chart."""
+        shop.runs.append("chart")
+        return "a chart", {"points": [1, 2]}
+
+    chart = get(name="get_chart")
+    first, second, third = await run(agent_of(model_of([chart, chart], chart), [get_chart]))
+    assert first.artifact == second.artifact == third.artifact == {"points": [1, 2]}
+    assert texts([first, second, third]) == ["a chart"] * 3
+    assert shop.runs == ["chart"]
+    second.artifact["points"].append(3)  # each has its own
+    assert first.artifact == third.artifact == {"points": [1, 2]}
+
+
+async def test_a_message_that_the_tool_makes_itself_comes_with_its_parts(run, shop):
+    @tool
+    def get_picture(order_id: str, ident: Annotated[str, InjectedToolCallId]) -> Any:
+        """Draw."""
+        shop.runs.append("picture")
+        blocks = [{"type": "text", "text": "look"}, {"type": "image", "url": "http://pictures/1"}]
+        return ToolMessage(blocks, tool_call_id=ident, name="painter", id="m1", additional_kwargs={"size": 2})
+
+    picture = get(name="get_picture")
+    first, second = await run(agent_of(model_of(picture, picture), [get_picture]))
+    assert shop.runs == ["picture"]
+    assert first.id == "m1"
+    assert first.model_dump(exclude={"id", "tool_call_id"}) == second.model_dump(exclude={"id", "tool_call_id"})
+    assert (second.tool_call_id, second.name) == ("call-1-0", "painter")
+
+
+# Decorated tools
+
+
+async def test_a_decorated_tool_is_counted_once(run, shop):
+    @AgentCache("order:{order_id}", name="decorated_get_order")
+    def get_order(order_id: str) -> str:
+        """Say how an order stands."""
+        shop.runs.append("get")
+        return "sent"
+
+    @AgentCache("order:{order_id}", name="decorated_get_order")
+    async def get_order_async(order_id: str) -> str:
+        shop.runs.append("get")
+        return "sent"
+
+    given = StructuredTool.from_function(get_order, get_order_async)
+    async with AgentCacheSession() as session:
+        messages = await run(agent_of(model_of(get(), get()), [given]))
+    assert texts(messages) == ["sent", "sent"]
+    assert shop.runs == ["get"]
+    assert [(one.tool, one.source) for one in session.get_execution_trace()] == [
+        ("decorated_get_order", "miss"),
+        ("decorated_get_order", "hit"),
+    ]
+
+
+# A ToolNode alone
+
+
+def node_of(tools: Any, box: Toolbox | None = None, **options: Any) -> Any:
+    ours = AgentCacheMiddleware(box_of() if box is None else box)
+    node = ToolNode(tools, wrap_tool_call=ours.wrap_tool_call, awrap_tool_call=ours.awrap_tool_call, **options)
+    return StateGraph(MessagesState).add_node("tools", node).add_edge(START, "tools").add_edge("tools", END).compile()
+
+
+async def test_a_node_of_tools_is_cached(run, shop):
+    graph = node_of(shop.tools)
+    for number in range(2):
+        [message] = await run(graph, {"messages": [turn(get(), number=number)]})
+        assert (message.content, message.tool_call_id) == ("pending", f"call-{number}-0")
+    assert shop.runs == ["get 1"]
+
+
+@pytest.mark.parametrize("handling", [True, "that failed", (ZeroDivisionError,)], ids=["true", "text", "classes"])
+async def test_the_texts_of_errors_are_those_of_the_node(run, shop, handling):
+    given, ask = failing(shop, ZeroDivisionError("no such")), {"messages": [turn(get())]}
+    plain = ToolNode([given], handle_tool_errors=handling)
+    graph = StateGraph(MessagesState).add_node("tools", plain).add_edge(START, "tools").add_edge("tools", END)
+    ours, theirs = node_of([given], handle_tool_errors=handling), graph.compile()
+    assert texts(await run(ours, ask)) == texts(await run(theirs, ask))
+    assert texts(await run(ours, ask)) == texts(await run(theirs, ask))
+    assert shop.runs == ["failed"] * 4
+
+
+async def test_a_loop_leaves_a_node_that_makes_texts_of_all_errors(run, shop):
+    graph = node_of(shop.tools, handle_tool_errors=True)
+    with pytest.raises(LoopInGraph):
+        async with AgentCacheSession(max_tool_repeats=3):
+            for number in range(6):
+                await run(graph, {"messages": [turn(get(), number=number)]})
+
+
+# Recordings
+
+
+@pytest.fixture
+def path(tmp_path: Any) -> Any:
+    return tmp_path / "agent.jsonl"
+
+
+async def test_a_recorded_run_is_replayed_without_a_tool(run, shop, path):
+    turns = (get(), get(), CANCEL, [get(), get()], get("2"), ("get_order", {}))
+    async with record(path):
+        recorded = await run(agent_of(model_of(*turns), shop.tools))
+    other = Shop()
+    async with replay(path):
+        replayed = await run(agent_of(model_of(*turns), other.tools))
+    assert other.runs == []
+    assert [one.model_dump(exclude={"id"}) for one in recorded] == [one.model_dump(exclude={"id"}) for one in replayed]
+
+
+async def test_a_recording_has_the_texts_of_tools_and_nothing_of_langchain(run, shop, path):
+    async with record(path):
+        await run(agent_of(model_of(get()), shop.tools))
+    [call] = Cassette.load(path)
+    assert (call.name, call.arguments, call.outcome) == ("shop:get_order", {"order_id": "1"}, {"value": "pending"})
+
+
+async def test_commands_are_replayed_under_the_ids_of_the_replaying_run(run, shop, path, caplog):
+    greet = get(name="get_greeting")
+    async with record(path):
+        agent = agent_of(model_of(greet), [greeting(shop)], state_schema=Moody)
+        recorded = await run.state(agent)
+    assert "cannot be replayed" not in caplog.text
+    other = Shop()
+    renamed = AIMessage("", tool_calls=[{"name": "get_greeting", "args": {"order_id": "1"}, "id": "other"}])
+    async with replay(path):
+        model = Model(responses=[renamed, AIMessage("done")], seen=[], shown=[])
+        state = await run.state(agent_of(model, [greeting(other)], state_schema=Moody))
+    assert other.runs == []
+    assert (state["mood"], recorded["mood"]) == ("good", "good")
+    assert [(one.content, one.tool_call_id) for one in tool_messages(state)] == [("hello", "other")]
+
+
+async def test_artifacts_and_errors_are_replayed(run, shop, path):
+    @tool(response_format="content_and_artifact")
+    def get_chart(order_id: str) -> Any:
+        """Draw a chart."""
+        shop.runs.append("chart")
+        if order_id == "2":
+            raise ToolException("no chart")
+        return "a chart", {"points": [1, 2]}
+
+    get_chart.handle_tool_error = True
+    turns = (get(name="get_chart"), get("2", name="get_chart"))
+    async with record(path):
+        recorded = await run(agent_of(model_of(*turns), [get_chart]))
+    async with replay(path):
+        replayed = await run(agent_of(model_of(*turns), [get_chart]))
+    assert shop.runs == ["chart", "chart"]
+    assert [one.model_dump(exclude={"id"}) for one in recorded] == [one.model_dump(exclude={"id"}) for one in replayed]
+
+
+async def test_an_interrupted_run_is_replayed(run, shop, path):
+    @tool
+    def cancel_order(order_id: str) -> str:
+        """Cancel an order."""
+        shop.runs.append("asked")
+        return f"cancelled: {interrupt('really?')}"
+
+    config = {"configurable": {"thread_id": "1"}}
+
+    async def whole() -> Any:
+        agent = agent_of(model_of(CANCEL), [cancel_order], checkpointer=InMemorySaver())
+        state = await run.state(agent, ASK, config)
+        assert [one.value for one in state["__interrupt__"]] == ["really?"]
+        return texts(tool_messages(await run.state(agent, Command(resume="yes"), config)))
+
+    async with record(path):
+        assert await whole() == ["cancelled: yes"]
+    async with replay(path):
+        assert await whole() == ["cancelled: yes"]
+    assert shop.runs == ["asked", "asked"]
+
+
+async def test_a_command_that_cannot_be_written_is_named_by_the_recording_and_not_replayed(run, shop, path, caplog):
+    class Mood:
+        pass
+
+    @tool
+    def get_greeting(order_id: str, ident: Annotated[str, InjectedToolCallId]) -> Any:
+        """Greet."""
+        shop.runs.append("greet")
+        return Command(update={"mood": Mood(), "messages": [ToolMessage("hello", tool_call_id=ident)]})
+
+    greet = get(name="get_greeting")
+    async with record(path):
+        await run.state(agent_of(model_of(greet), [get_greeting], state_schema=Moody))
+    assert "which cannot be replayed" in caplog.text
+    with pytest.raises(CassetteError, match="could not be written"):
+        async with replay(path):
+            await run.state(agent_of(model_of(greet), [get_greeting], state_schema=Moody))
+    assert shop.runs == ["greet"]
+
+
+# Describing
+
+
+def test_an_agent_is_described_by_its_tools(shop):
+    @tool
+    @AgentCache("order:{order_id}", name="described_get_order")
+    async def get_decorated(order_id: str) -> str:
+        """Say how an order stands."""
+        return "sent"
+
+    agent = agent_of(model_of(), [*shop.tools, get_decorated])
+    found = describe(agent)
+    assert found is not None
+    assert [(one.name, one.is_decorated) for one in found] == [
+        ("get_order", False),
+        ("cancel_order", False),
+        ("get_invoice", False),
+        ("pay_invoice", False),
+        ("get_decorated", True),
+    ]
+    assert found[0].schema is not None
+    assert list(found[0].schema["properties"]) == ["order_id"]
+    table = box_of().explain(found)
+    assert [row.kind for row in table] == ["read", "write", "read", "write", "decorated"]
+
+
+def test_tools_of_subgraphs_and_of_a_node_are_described(shop):
+    inner = agent_of(model_of(), shop.tools[:1])
+    graph = StateGraph(MessagesState).add_node("inner", inner).add_edge(START, "inner").compile()
+    assert [one.name for one in describe(graph) or ()] == ["get_order"]
+    assert [one.name for one in describe(ToolNode(shop.tools[:2])) or ()] == ["get_order", "cancel_order"]
+    assert describe(object()) is None
+    assert describe(create_agent(model_of(), [])) == []
+
+
+async def test_the_benchmark_measures_the_adapter():
+    found = await adapters.langchain(Effort(rounds=2, seconds=0.0005))
+    assert [row.what for row in found if row.limit is not None] == ["added by the adapter to a call that runs"]
+    assert all(row.measured.median > 0 for row in found)
+
+
+def test_the_example_of_the_page_prints_what_stands_below_it(capsys):
+    [(code, printed)] = examples("how-to/use-langchain.md", "langchain")
+    exec(compile(code, "use-langchain.md", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out == printed
+
+
+async def test_the_example_of_readme_works():
+    readme = (Path(__file__).parents[3] / "README.md").read_text("utf-8")
+    [code] = re.findall(r"^<!-- needs: langchain -->\n```python no-run\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    runs: list[str] = []
+
+    def get_order(order_id: str) -> str:
+        """Say how an order stands."""
+        runs.append(order_id)
+        return "pending"
+
+    calls = (
+        turn(("get_order", {"order_id": "W1"})),
+        turn(("get_order", {"order_id": "W1"}), number=1),
+        AIMessage("done"),
+    )
+    names: dict[str, Any] = {"model": Model(responses=[*calls]), "tools": [get_order]}
+    exec(code, names)
+    await names["agent"].ainvoke(ASK)
+    assert runs == ["W1"]

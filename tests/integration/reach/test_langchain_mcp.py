@@ -1,0 +1,100 @@
+"""Tools of an MCP server in an agent of LangChain: langchain-mcp-adapters, whose SDK of MCP is of version 1."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("langchain_mcp_adapters", reason="needs an environment with version 1 of MCP's SDK")
+
+from langchain.agents import create_agent
+from langchain_core.messages import ToolMessage
+from langchain_core.tools import BaseTool
+from langchain_mcp_adapters.sessions import create_session
+from langchain_mcp_adapters.tools import load_mcp_tools
+
+from agent_cache import AgentCacheSession, AgentLoopDetectedError, Pass, Read, Toolbox, Write
+from agent_cache.integrations.langchain import AgentCacheMiddleware, describe
+from agent_cache.recording import record, replay
+from tests.integration.reach.test_langchain import ASK, CANCEL, get, model_of, texts, tool_messages
+
+pytestmark = pytest.mark.usefixtures("clock")
+
+RULES = {
+    "get_order": Read("order:{order_id}"),
+    "cancel_order": Write("order:{order_id}"),
+    "list_runs": Pass(),
+}
+
+
+@asynccontextmanager
+async def tools_of_server() -> AsyncIterator[dict[str, BaseTool]]:
+    server = [str(Path(__file__).with_name("adapters_shop.py"))]
+    async with create_session({"transport": "stdio", "command": sys.executable, "args": server}) as session:
+        await session.initialize()
+        yield {one.name: one for one in await load_mcp_tools(session)}
+
+
+def agent_of(tools: dict[str, BaseTool], *turns: Any, **options: Any) -> Any:
+    box = Toolbox(RULES, namespace="adapters", **options)
+    return create_agent(model_of(*turns), list(tools.values()), middleware=[AgentCacheMiddleware(box)])
+
+
+async def run(tools: dict[str, BaseTool], *turns: Any, **options: Any) -> list[ToolMessage]:
+    return tool_messages(await agent_of(tools, *turns, **options).ainvoke(ASK))
+
+
+async def runs_of(tools: dict[str, BaseTool]) -> Any:
+    call = {"name": "list_runs", "args": {}, "id": "c", "type": "tool_call"}
+    return (await tools["list_runs"].ainvoke(call)).artifact["structured_content"]["result"]
+
+
+async def test_tools_of_a_server_are_cached_with_their_structured_contents():
+    async with tools_of_server() as tools:
+        same = get(page=1)  # the default of its schema
+        found = await run(tools, [get(), same], get(), CANCEL, get(), get("lost"), get("lost"))
+        assert await runs_of(tools) == ["get 1 1", "cancel 1", "get 1 1", "get lost 1", "get lost 1"]
+    first, second, third, _, after, *lost = found
+    assert first.artifact == second.artifact == third.artifact == {"structured_content": {"id": "1", "runs": "1"}}
+    assert after.artifact == {"structured_content": {"id": "1", "runs": "3"}}
+    assert [one.tool_call_id for one in found[:4]] == ["call-0-0", "call-0-1", "call-1-0", "call-2-0"]
+    assert {one.status for one in lost} == {"error"}
+    assert "no such order" in str(lost[1].content)
+
+
+async def test_answers_that_differ_by_the_ids_of_their_parts_alone_are_a_loop():
+    """The adapters give each part of an answer a random id."""
+    async with tools_of_server() as tools:
+        with pytest.raises(AgentLoopDetectedError) as caught:
+            async with AgentCacheSession(max_tool_repeats=3):
+                await run(tools, *[("say_again", {})] * 6, hints="kind")
+    assert (caught.value.tool, caught.value.kind) == ("adapters:say_again", "repeat")
+
+
+async def test_the_annotations_of_the_server_tell_reads_from_writes():
+    async with tools_of_server() as tools:
+        found = describe(agent_of(tools))
+        await run(tools, get(), ("say_again", {}), get(), hints="kind")
+        assert await runs_of(tools) == ["get 1 1"]
+    assert found is not None
+    rows = {row.tool: row.kind for row in Toolbox(RULES, namespace="adapters", hints="kind").explain(found)}
+    assert rows == {"get_order": "read", "cancel_order": "write", "say_again": "watch", "list_runs": "pass"}
+
+
+async def test_a_recorded_run_is_replayed_when_the_server_has_gone(tmp_path):
+    turns = (get(), CANCEL, get(), get("lost"))
+    async with tools_of_server() as tools, record(tmp_path / "run.jsonl"):
+        recorded = await run(tools, *turns)
+    async with replay(tmp_path / "run.jsonl"):
+        replayed = await run(tools, *turns)
+
+    def parts(messages: list[ToolMessage]) -> Any:
+        return [(one.tool_call_id, one.status, one.artifact) for one in messages]
+
+    assert parts(replayed) == parts(recorded)
+    assert [one[0]["text"] for one in texts(replayed)] == [one[0]["text"] for one in texts(recorded)]

@@ -1,0 +1,212 @@
+"""What agent frameworks and their instrumentations export, read as logs: real ones, with offline models."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+
+import pytest
+
+pytest.importorskip("opentelemetry.sdk", reason="the spans of these tests are made by the SDK of OpenTelemetry")
+pytest.importorskip("opentelemetry.exporter.otlp.proto.common", reason="and written by its exporter of OTLP")
+pytest.importorskip("openinference.instrumentation.langchain", reason="and made by OpenInference")
+pytest.importorskip("pydantic_ai", reason="and made by Pydantic AI")
+
+from google.protobuf.json_format import MessageToDict, MessageToJson
+from langchain_core.load import dumps
+from langchain_core.messages import AIMessage, ToolMessage, messages_to_dict
+from langchain_core.tools import tool
+from openinference.instrumentation.langchain import LangChainInstrumentor
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pydantic_ai import Agent
+from pydantic_ai.models.instrumented import InstrumentationSettings
+from pydantic_ai.models.test import TestModel
+
+from agent_cache.advise.calls import UNKNOWN
+from agent_cache.advise.logs import open_logs
+
+
+class Exports:
+    """The same spans, as each exporter writes them."""
+
+    def __init__(self):
+        self.provider = TracerProvider()
+        self.console = io.StringIO()
+        self.memory = InMemorySpanExporter()
+        self.provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(out=self.console)))
+        self.provider.add_span_processor(SimpleSpanProcessor(self.memory))
+
+    def written(self, how):
+        if how == "console":
+            return self.console.getvalue()
+        message = encode_spans(self.memory.get_finished_spans())
+        if how == "otlp lines":  # as the collector writes files, with ids in hexadecimal digits
+            return json.dumps(MessageToDict(message)) + "\n"
+        return MessageToJson(message, preserving_proto_field_name=how == "otlp of protobuf")
+
+
+FORMS = ["console", "otlp lines", "otlp document", "otlp of protobuf"]
+
+
+@pytest.fixture
+def exports():
+    found = Exports()
+    yield found
+    found.provider.shutdown()
+
+
+def read(tmp_path, text):
+    path = tmp_path / "log"
+    path.write_text(text, "utf-8")
+    with open_logs(path) as log:
+        calls = list(log)
+        assert not [str(note) for note in log.notes if note.level == "problem"]
+    return calls
+
+
+@pytest.mark.parametrize("how", FORMS)
+@pytest.mark.parametrize("version", [5, 6])
+async def test_spans_of_pydantic_ai(tmp_path, exports, how, version):
+    settings = InstrumentationSettings(tracer_provider=exports.provider, version=version)
+    Agent.instrument_all(settings)
+    try:
+        agent = Agent(TestModel())
+
+        @agent.tool_plain
+        def get_order(order_id: str) -> dict[str, object]:
+            return {"id": order_id, "items": [1, {"n": None}]}
+
+        @agent.tool_plain
+        async def refund(amount: int) -> str:
+            raise ValueError("too much")
+
+        with agent.override(model=TestModel(call_tools=["get_order"])):
+            await agent.run("hello", conversation_id="talk-1")
+        with agent.override(model=TestModel(call_tools=["refund"])), pytest.raises(ValueError, match="too much"):
+            await agent.run("hello", conversation_id="talk-1")
+    finally:
+        Agent.instrument_all(False)
+    calls = {call.tool: call for call in read(tmp_path, exports.written(how))}
+    assert calls.keys() == {"get_order", "refund"}
+    order, refund_call = calls["get_order"], calls["refund"]
+    assert (order.arguments, order.result, order.error) == (
+        {"order_id": "a"}, {"id": "a", "items": [1, {"n": None}]}, None,
+    )  # fmt: skip
+    assert (refund_call.result, refund_call.error) == (UNKNOWN, "ValueError: too much")
+    assert order.run == refund_call.run == "talk-1"
+    assert order.started <= order.ended
+
+
+@pytest.mark.parametrize("how", FORMS)
+async def test_a_tool_that_was_cancelled_because_another_failed_shows_nothing(tmp_path, exports, how):
+    Agent.instrument_all(InstrumentationSettings(tracer_provider=exports.provider))
+    try:
+        agent = Agent(TestModel())
+
+        @agent.tool_plain
+        async def refund(amount: int) -> str:
+            await asyncio.Event().wait()
+
+        @agent.tool_plain
+        async def refuse(amount: int) -> str:
+            raise ValueError("too much")
+
+        with pytest.raises(ValueError, match="too much"):
+            await agent.run("hello")
+    finally:
+        Agent.instrument_all(False)
+    calls = {call.tool: (call.result, call.error) for call in read(tmp_path, exports.written(how))}
+    assert calls == {"refund": (UNKNOWN, None), "refuse": (UNKNOWN, "ValueError: too much")}
+
+
+@pytest.mark.parametrize("how", FORMS)
+async def test_spans_without_content(tmp_path, exports, how):
+    Agent.instrument_all(InstrumentationSettings(tracer_provider=exports.provider, include_content=False))
+    try:
+        agent = Agent(TestModel())
+
+        @agent.tool_plain
+        def get_order(order_id: str) -> str:
+            return "a secret"
+
+        await agent.run("hello")
+    finally:
+        Agent.instrument_all(False)
+    [call] = read(tmp_path, exports.written(how))
+    assert (call.tool, call.arguments, call.is_keyed, call.result) == ("get_order", {}, False, UNKNOWN)
+
+
+@tool
+def get_user(user_id: str, full: bool = False) -> dict:
+    """Look a user up."""
+    return {"user": user_id, "orders": ["W1"]}
+
+
+@tool
+def find_user(email: str) -> dict:
+    """Find a user."""
+    raise KeyError("nobody")
+
+
+@pytest.mark.parametrize("how", FORMS)
+def test_spans_of_openinference(tmp_path, exports, how):
+    instrumentor = LangChainInstrumentor()
+    instrumentor.instrument(tracer_provider=exports.provider)
+    try:
+        get_user.invoke({"user_id": "u1", "full": True})
+        get_user.invoke({"type": "tool_call", "id": "c1", "name": "get_user", "args": {"user_id": "u2", "full": False}})
+        with pytest.raises(KeyError):
+            find_user.invoke({"email": "x"})
+    finally:
+        instrumentor.uninstrument()
+    one, two, failed = read(tmp_path, exports.written(how))
+    assert (one.tool, one.arguments, one.result) == (
+        "get_user", {"user_id": "u1", "full": True}, {"user": "u1", "orders": ["W1"]},
+    )  # fmt: skip
+    assert (two.arguments, two.result) == ({"user_id": "u2", "full": False}, {"user": "u2", "orders": ["W1"]})
+    # OpenInference writes the value of a single argument without its name.
+    assert (failed.arguments, failed.error) == ({"input": "x"}, "KeyError: 'nobody'")
+
+
+MESSAGES = [
+    AIMessage(content="", tool_calls=[{"name": "get_user", "args": {"user_id": "u1"}, "id": "call_1"}]),
+    ToolMessage(content='{"user": "u1"}', tool_call_id="call_1", name="get_user"),
+    AIMessage(
+        content=[{"type": "tool_use", "id": "toolu_2", "name": "find_user", "input": {"email": "x"}}],
+        tool_calls=[{"name": "find_user", "args": {"email": "x"}, "id": "toolu_2"}],
+    ),
+    ToolMessage(content="nobody", tool_call_id="toolu_2", name="find_user", status="error"),
+]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda: json.dumps(messages_to_dict(MESSAGES), indent=2),
+        lambda: json.dumps({"messages": [message.model_dump() for message in MESSAGES]}),
+        lambda: "".join(json.dumps(message.model_dump()) + "\n" for message in MESSAGES),
+        lambda: dumps(MESSAGES),
+        lambda: json.dumps({"messages": json.loads(dumps(MESSAGES))}),
+    ],
+)
+def test_messages_of_langchain(tmp_path, write):
+    one, two = read(tmp_path, write())
+    assert (one.tool, one.arguments, one.result, one.error) == ("get_user", {"user_id": "u1"}, {"user": "u1"}, None)
+    assert (two.tool, two.arguments, two.result, two.error) == ("find_user", {"email": "x"}, UNKNOWN, "Error: nobody")
+
+
+async def test_messages_of_pydantic_ai(tmp_path):
+    agent = Agent(TestModel())
+
+    @agent.tool_plain
+    def get_order(order_id: str) -> dict[str, str]:
+        return {"id": order_id}
+
+    found = (await agent.run("hello")).all_messages_json().decode()
+    [call] = read(tmp_path, found)
+    assert (call.tool, call.arguments, call.result, call.error) == ("get_order", {"order_id": "a"}, {"id": "a"}, None)
+    assert call.started <= call.ended

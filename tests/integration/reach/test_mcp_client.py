@@ -1,0 +1,413 @@
+"""`agent_cache.integrations.mcp_client` around real clients, of servers in memory, over stdio, and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastmcp", reason="the servers of these tests are FastMCP's")
+
+import mcp
+from fastmcp import Client
+from fastmcp.client.transports import StdioTransport
+from fastmcp.exceptions import ToolError
+from mcp import types
+from mcp.client.client import Client as SdkClient
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+
+from agent_cache import AgentCacheSession, AgentLoopDetectedError, ConfigurationError, Pass, Read, Toolbox
+from agent_cache.integrations.mcp_client import CachedClient, describe
+from agent_cache.recording import record, replay
+from tests.integration.reach.mcp_shop import Shop, new_box, over_http
+
+pytestmark = pytest.mark.usefixtures("clock")  # an empty library, whose clock stands still
+
+ORDER = {"order_id": "1"}
+DOUBTED = {"order_id": "doubted by a client"}
+SCRIPT = Path(__file__).with_name("mcp_shop.py")
+ENVIRONMENT = {"PYTHONPATH": ":".join(sys.path)}
+
+Wrapped = Callable[[Client[Any]], Any]
+OF_FASTMCP: Wrapped = lambda client: client
+OF_THE_SDK: Wrapped = lambda client: client.session
+BOTH = pytest.mark.parametrize("wrapped", [OF_FASTMCP, OF_THE_SDK], ids=["FastMCP's client", "ClientSession"])
+
+
+def data(answer: Any) -> Any:
+    return answer.structured_content
+
+
+@asynccontextmanager
+async def session_over(transport: str) -> AsyncIterator[Any]:
+    """A client of a shop that caches nothing itself."""
+    async with AsyncExitStack() as stack:
+        if transport == "FastMCP over stdio":
+            client = Client(StdioTransport(sys.executable, [str(SCRIPT)], env=ENVIRONMENT))
+            yield await stack.enter_async_context(client)
+        elif transport == "FastMCP over HTTP":
+            url = stack.enter_context(over_http(Shop().server))
+            yield await stack.enter_async_context(Client(url))
+        elif transport == "the SDK over stdio":
+            command = StdioServerParameters(command=sys.executable, args=[str(SCRIPT)], env=ENVIRONMENT)
+            streams = await stack.enter_async_context(stdio_client(command))
+            session = await stack.enter_async_context(mcp.ClientSession(*streams))
+            await session.initialize()
+            yield session
+        elif transport == "the SDK over HTTP":
+            url = stack.enter_context(over_http(Shop().server))
+            streams = await stack.enter_async_context(streamable_http_client(url))
+            session = await stack.enter_async_context(mcp.ClientSession(*streams[:2]))
+            await session.initialize()
+            yield session
+        else:
+            url = stack.enter_context(over_http(Shop().server))
+            yield await stack.enter_async_context(SdkClient(url))
+
+
+@pytest.mark.parametrize(
+    "transport",
+    [
+        "FastMCP over stdio",
+        "FastMCP over HTTP",
+        "the SDK over stdio",
+        "the SDK over HTTP",
+        "the SDK's Client over HTTP",
+    ],
+)
+async def test_a_read_runs_once_until_something_that_it_depends_on_is_written(transport: str):
+    async with session_over(transport) as session:
+        client = CachedClient(session, new_box())
+
+        async def runs() -> int:
+            return data(await client.call_tool("count_runs"))["result"]
+
+        first = await client.call_tool("get_order", ORDER)
+        again = await client.call_tool("get_order", {"full": False, "order_id": "1"})
+        assert again == first
+        assert again is not first
+        assert await runs() == 1
+        await client.call_tool("cancel_order", {"order_id": "2"})
+        assert await client.call_tool("get_order", ORDER) == first
+        await client.call_tool("cancel_order", ORDER)
+        assert data(await client.call_tool("get_order", ORDER))["run"] == 4
+        for _ in range(2):
+            assert (await client.call_tool("get_sync", ORDER)).content[0].text == "order 1"
+        assert await runs() == 5
+
+
+@BOTH
+async def test_all_else_is_the_clients_own(wrapped: Wrapped):
+    async with Client(Shop().server) as client:
+        cached = CachedClient(wrapped(client), new_box())
+        assert await cached.list_tools() == await wrapped(client).list_tools()
+        assert cached.protocol_version == wrapped(client).protocol_version
+        with pytest.raises(AttributeError):
+            cached.no_such_attribute  # noqa: B018
+        assert copy.copy(cached).box is cached.box
+
+
+@BOTH
+async def test_equal_calls_at_once_run_the_tool_once(wrapped: Wrapped):
+    shop = Shop()
+    shop.gate.clear()
+    async with Client(shop.server) as client:
+        cached = CachedClient(wrapped(client), new_box())
+        calls = [asyncio.ensure_future(cached.call_tool("get_slow", ORDER)) for _ in range(3)]
+        await shop.started.wait()
+        shop.gate.set()
+        answers = await asyncio.gather(*calls)
+    assert [data(answer) for answer in answers] == [{"result": "1"}] * 3
+    assert len({id(answer) for answer in answers}) == 3
+    assert shop.runs == ["get_slow"]
+
+
+@BOTH
+async def test_structured_content_and_meta_survive_a_hit(wrapped: Wrapped):
+    shop = Shop()
+    async with Client(shop.server, mode="legacy") as client:
+        cached = CachedClient(wrapped(client), new_box())
+        first, hit = [await cached.call_tool("get_meta", ORDER) for _ in range(2)]
+    assert shop.runs == ["get_meta"]
+    assert hit == first
+    assert hit.meta == {"source": "shelf"}
+    assert hit.structured_content == {"id": "1", "none": None}
+
+
+async def test_fastmcps_client_gives_typed_data_and_raises_its_own_errors():
+    shop = Shop()
+    async with Client(shop.server) as client:
+        cached = CachedClient(client, new_box())
+        for _ in range(2):
+            answer = await cached.call_tool("list_orders")
+            assert answer.data == ["1", "2"]
+            with pytest.raises(ToolError, match="no such order"):
+                await cached.call_tool("get_refused", ORDER)
+            assert (await cached.call_tool("get_refused", ORDER, raise_on_error=False)).is_error
+    assert shop.runs.count("list_orders") == 1
+    assert shop.runs.count("get_refused") == 4
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("get_broken", ORDER),
+        ("get_refused", ORDER),
+        ("get_error", ORDER),
+        ("get_order", {"order_id": {"not": "a text"}}),
+        ("get_order", {}),
+        ("no_such_tool", ORDER),
+    ],
+)
+async def test_errors_are_not_stored_and_have_the_usual_text(tool: str, arguments: dict[str, Any]):
+    plain, shop = Shop(), Shop()
+    async with Client(plain.server) as usual, Client(shop.server) as client:
+        cached = CachedClient(client.session, new_box())
+        expected = await usual.session.call_tool(tool, arguments)
+        for _ in range(2):
+            answer = await cached.call_tool(tool, arguments)
+            assert answer.is_error
+            assert answer.content == expected.content
+    assert shop.runs == plain.runs * 2
+
+
+@BOTH
+async def test_a_write_without_an_answer_in_time_is_in_doubt(wrapped: Wrapped):
+    shop = Shop()
+    shop.gate.clear()
+    name = {"order_id": DOUBTED["order_id"] + str(wrapped is OF_FASTMCP)}
+    limit = {"timeout": 0.05} if wrapped is OF_FASTMCP else {"read_timeout_seconds": 0.05}
+    async with Client(shop.server) as client:
+        cached = CachedClient(wrapped(client), new_box())
+        await cached.call_tool("get_order", name)
+        with pytest.raises(mcp.MCPError, match="timed out"):
+            await cached.call_tool("cancel_slow", name, **limit)
+        for _ in range(2):  # it may take effect now, so nothing under its tags is stored
+            await cached.call_tool("get_order", name)
+    assert shop.runs == ["get_order", "cancel_slow", "get_order", "get_order"]
+
+
+async def test_if_the_first_caller_goes_away_another_one_runs_the_tool():
+    shop = Shop()
+    shop.gate.clear()
+    async with Client(shop.server) as client:
+        cached = CachedClient(client.session, new_box())
+        first = asyncio.ensure_future(cached.call_tool("get_slow", ORDER))
+        await shop.started.wait()
+        second = asyncio.ensure_future(cached.call_tool("get_slow", ORDER))
+        await cached.call_tool("now")
+        first.cancel()
+        await asyncio.wait([first])
+        shop.gate.set()
+        assert data(await second) == {"result": "1"}
+    assert shop.runs.count("get_slow") == 2
+
+
+async def test_a_hit_makes_no_progress():
+    shop = Shop()
+    seen: list[Any] = []
+
+    async def note(*progress: Any) -> None:
+        seen.append(progress)
+
+    async with Client(shop.server) as client:
+        cached = CachedClient(client.session, new_box())
+        for _ in range(2):
+            await cached.call_tool("get_told", ORDER, progress_callback=note)
+    assert shop.runs == ["get_told"]
+    assert len(seen) == 1
+
+
+# Loops
+
+
+async def test_a_loop_is_raised_and_a_notice_is_an_error_result():
+    shop = Shop()
+    async with Client(shop.server) as client:
+        cached = CachedClient(client, new_box())
+        with pytest.raises(AgentLoopDetectedError):
+            async with AgentCacheSession():
+                for _ in range(40):
+                    await cached.call_tool("get_order", ORDER)
+        async with AgentCacheSession(on_loop="notice"):
+            answers = [await cached.call_tool_mcp("get_order", ORDER) for _ in range(12)]
+        assert answers[-1].is_error
+        assert "get_order" in answers[-1].content[0].text
+        async with AgentCacheSession(on_loop="short_circuit"):
+            answers = [await cached.call_tool_mcp("get_order", ORDER) for _ in range(12)]
+        assert not answers[-1].is_error
+    assert shop.runs == ["get_order"]
+
+
+# Who is told apart
+
+
+async def test_answers_are_kept_apart_by_version_and_by_a_function_of_the_client():
+    shop = Shop()
+    tenants = ["a", "b"]
+    box = new_box()
+    async with Client(shop.server) as client:
+        for tenant in tenants * 2:
+            await CachedClient(client.session, box, vary=lambda of: tenant).call_tool("get_order", ORDER)  # noqa: B023
+        assert len(shop.runs) == 2
+        for version in ("1", "2", "1"):
+            meta: Any = {"fastmcp": {"version": version}, "progressToken": version * 3}
+            await CachedClient(client.session, box).call_tool("no_such_tool", ORDER, meta=meta)
+    assert len(shop.runs) == 2
+
+
+async def test_the_meta_of_a_request_is_no_part_of_the_key():
+    shop = Shop()
+    async with Client(shop.server) as client:
+        cached = CachedClient(client.session, new_box())
+        for user in ("a", "b"):
+            await cached.call_tool("get_order", ORDER, meta={"user": user})  # type: ignore[typeddict-unknown-key]
+    assert shop.runs == ["get_order"]
+
+
+# What is not stored
+
+
+async def test_what_came_of_asking_the_client_is_not_stored():
+    shop = Shop()
+
+    async def accepts(message: str, kind: Any, params: Any, context: Any) -> Any:
+        return {"value": "yes"}
+
+    async with Client(shop.server, elicitation_handler=accepts, mode="legacy") as client:
+        for wrapped in (OF_FASTMCP, OF_THE_SDK):
+            cached = CachedClient(wrapped(client), new_box())
+            for _ in range(2):
+                await cached.call_tool("get_elicited", ORDER)
+    assert shop.runs == ["get_elicited"] * 4
+
+
+async def test_a_question_of_a_tool_is_not_stored_and_its_later_rounds_pass():
+    shop = Shop()
+
+    async def accepts(message: str, kind: Any, params: Any, context: Any) -> Any:
+        return {}
+
+    async with Client(shop.server, elicitation_handler=accepts) as client:
+        cached = CachedClient(client.session, new_box())
+        for _ in range(2):
+            asked = await cached.call_tool("get_guarded", ORDER, allow_input_required=True)
+            assert isinstance(asked, types.InputRequiredResult)
+            answer = await cached.call_tool(
+                "get_guarded",
+                ORDER,
+                input_responses={"sure": types.ElicitResult(action="accept", content={})},
+                request_state=asked.request_state,
+            )
+            assert answer.structured_content == {"result": "1 one"}
+        assert shop.runs == ["get_guarded"] * 4
+        whole = CachedClient(client, new_box())
+        for _ in range(2):
+            assert (await whole.call_tool("get_guarded", ORDER)).data == "1 one"
+    assert shop.runs == ["get_guarded"] * 8
+
+
+# The list of tools
+
+
+async def test_tools_are_listed_once_and_again_when_they_have_changed():
+    shop = Shop()
+    listings = []
+
+    async with Client(shop.server, mode="legacy") as client:
+        session = client.session
+        list_tools = session.list_tools
+
+        async def counted(**options: Any) -> Any:
+            if options:  # the session lists them itself, without, to check what a tool returns
+                listings.append(options)
+            return await list_tools(**options)
+
+        session.list_tools = counted  # type: ignore[method-assign]
+        box = Toolbox({"list_orders": Read("order"), "change": Pass()}, namespace="changing", hints="kind")
+        cached = CachedClient(session, box)
+        await asyncio.gather(*[cached.call_tool("get_order", ORDER) for _ in range(3)])
+        assert len(listings) == 1
+        for _ in range(2):
+            await cached.call_tool("list_orders")
+        assert shop.runs.count("list_orders") == 1
+        assert {tool.name: tool for tool in await cached.tools()}["get_order"].annotations == {"readOnlyHint": True}
+
+        @shop.server.tool
+        async def change(ctx: Any = None) -> str:
+            from fastmcp.server.dependencies import get_context
+
+            await get_context().send_notification(types.ToolListChangedNotification())
+            return "changed"
+
+        await cached.call_tool("change")
+        assert "change" in {tool.name for tool in await cached.tools()}
+        await cached.call_tool("list_orders")
+        assert shop.runs.count("list_orders") == 2
+    assert len(listings) == 2
+
+
+async def test_pages_of_tools_are_all_read():
+    server = Shop(list_page_size=3).server
+    async with Client(server) as client:
+        assert {tool.name for tool in await CachedClient(client.session, new_box()).tools()} == {
+            tool.name for tool in await client.list_tools()
+        }
+
+
+async def test_a_client_is_described_once_it_has_listed_the_tools():
+    async with Client(Shop().server) as client:
+        cached = CachedClient(client, new_box())
+        with pytest.raises(ConfigurationError, match=r"await client.tools\(\)"):
+            describe(cached)
+        assert await cached.tools() == describe(cached)
+        assert {row.tool: row.kind for row in new_box().explain(describe(cached) or ())}["get_order"] == "read"
+    assert describe(object()) is None
+
+
+async def test_the_private_names_of_a_session_are_those_that_are_used():
+    async with Client(Shop().server) as client:
+        for name in ("_message_handler", "_elicitation_callback", "_sampling_callback", "_list_roots_callback"):
+            assert callable(getattr(client.session, name))
+        assert vars(client.session)["_elicitation_callback"].__module__ == "mcp.client.session"
+
+
+# Recordings
+
+
+async def test_a_recorded_run_is_replayed_without_a_call(tmp_path: Path):
+    path = tmp_path / "run.jsonl"
+
+    async def run(shop: Shop) -> list[Any]:
+        async with Client(shop.server) as client:
+            cached = CachedClient(client.session, new_box("recorded"))
+            calls = [
+                ("get_order", ORDER),
+                ("get_order", ORDER),
+                ("cancel_order", ORDER),
+                ("get_order", ORDER),
+                ("get_meta", ORDER),
+                ("get_error", ORDER),
+                ("no_such_tool", ORDER),
+                ("now", {}),
+            ]
+            answers: list[Any] = [await cached.call_tool(*call) for call in calls]
+            with pytest.raises(mcp.MCPError, match="timed out") as raised:
+                await cached.call_tool("cancel_slow", DOUBTED, read_timeout_seconds=0.05)
+            return [*answers, raised.value.error]
+
+    shop = Shop()
+    shop.gate.clear()
+    with record(path):
+        recorded = await run(shop)
+    shop = Shop()
+    with replay(path, strict=True):
+        assert await run(shop) == recorded
+    assert shop.runs == []

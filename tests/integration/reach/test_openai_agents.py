@@ -1,0 +1,1272 @@
+"""Agents of the OpenAI Agents SDK whose tools are called through a toolbox, with models that play a script."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+agents = pytest.importorskip("agents", reason="the OpenAI Agents SDK is not installed")
+
+from agents import (  # noqa: E402
+    Agent,
+    FunctionTool,
+    ModelBehaviorError,
+    RunContextWrapper,
+    Runner,
+    ToolGuardrailFunctionOutput,
+    UserError,
+    function_tool,
+    handoff,
+    tool_input_guardrail,
+    tool_output_guardrail,
+)
+from agents.exceptions import AgentsException  # noqa: E402
+from agents.mcp import MCPServer, MCPServerStdio  # noqa: E402
+from agents.testing import ScriptedModel, assistant_message, function_call  # noqa: E402
+from agents.tool import ToolTimeoutError  # noqa: E402
+from agents.tool_context import ToolContext  # noqa: E402
+from mcp import MCPError  # noqa: E402
+from pydantic import BaseModel  # noqa: E402
+
+from agent_cache import (  # noqa: E402
+    AgentCache,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    ConfigurationError,
+    Pass,
+    Read,
+    Toolbox,
+    Watch,
+    Write,
+)
+from agent_cache.integrations import openai_agents  # noqa: E402
+from agent_cache.integrations.openai_agents import LoopInAgent, cached, describe  # noqa: E402
+from agent_cache.recording import record, replay  # noqa: E402
+from tests.harness import page_examples  # noqa: E402
+
+Call = tuple[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def no_traces_to_a_server() -> Iterator[None]:
+    agents.set_tracing_disabled(True)
+    yield
+    agents.set_tracing_disabled(False)
+
+
+class Shop:
+    """Orders, and the tools on them. `runs` is what was executed."""
+
+    def __init__(self) -> None:
+        self.runs: list[Any] = []
+        self.fails: Exception | None = None
+        self.is_waiting = asyncio.Event()
+        self.may_go_on: asyncio.Event | None = None
+
+        @function_tool
+        async def get_order(order_id: str) -> str:
+            """Get an order."""
+            return await self.run("get_order", order_id)
+
+        @function_tool
+        async def cancel_order(order_id: str) -> str:
+            """Cancel an order."""
+            return await self.run("cancel_order", order_id)
+
+        self.get_order, self.cancel_order = get_order, cancel_order
+
+    async def run(self, name: str, *arguments: Any) -> str:
+        self.runs.append((name, *arguments))
+        if self.may_go_on is not None:
+            self.is_waiting.set()
+            await self.may_go_on.wait()
+        if self.fails is not None:
+            raise self.fails
+        return f"{name} {len(self.runs)}"
+
+    def agent(self, *turns: list[Call], tools: list[Any] | None = None, **options: Any) -> Agent[Any]:
+        tools = [self.get_order, self.cancel_order] if tools is None else tools
+        return Agent("shop", model=script(*turns), tools=tools, **options)
+
+
+def script(*turns: list[Call]) -> ScriptedModel:
+    """A model that makes the calls of each turn, and ends."""
+    return ScriptedModel([*steps(*turns), [assistant_message("done")]])
+
+
+def steps(*turns: list[Call], prefix: str = "c") -> list[Any]:
+    return [
+        [
+            function_call(name, arguments, call_id=f"{prefix}{turn}.{place}")
+            for place, (name, arguments) in enumerate(calls)
+        ]
+        for turn, calls in enumerate(turns)
+    ]
+
+
+def read(order_id: str = "7") -> Call:
+    return "get_order", {"order_id": order_id}
+
+
+def write(order_id: str = "7") -> Call:
+    return "cancel_order", {"order_id": order_id}
+
+
+def toolbox(**rules: Any) -> Toolbox:
+    return Toolbox(
+        {"get_*": Read("order:{order_id}"), "cancel_order": Write("order:{order_id}"), **rules}, namespace="shop"
+    )
+
+
+def answers(result: Any) -> dict[str, Any]:
+    """What the model has got, by the id of its call."""
+    return {
+        item["call_id"]: item["output"] for item in result.to_input_list() if item.get("type") == "function_call_output"
+    }
+
+
+async def run(agent: Agent[Any], **options: Any) -> dict[str, Any]:
+    return answers(await Runner.run(agent, "go", **options))
+
+
+async def seen(make: Callable[[], Agent[Any]], box: Toolbox | None = None) -> dict[str, Any]:
+    """What the model has got, which is what it gets from the same agent without the cache."""
+    with_cache = await run(cached(make(), box or toolbox()))
+    assert with_cache == await run(make())
+    return with_cache
+
+
+# What is cached
+
+
+async def test_a_read_runs_once_and_again_after_a_write():
+    shop = Shop()
+    agent = shop.agent([read()], [read()], [write()], [read()], [read("8")])
+    assert await run(cached(agent, toolbox())) == {
+        "c0.0": "get_order 1", "c1.0": "get_order 1", "c2.0": "cancel_order 2", "c3.0": "get_order 3",
+        "c4.0": "get_order 4",
+    }  # fmt: skip
+
+
+async def test_equal_calls_of_one_turn_run_once_and_each_has_its_own_answer():
+    shop = Shop()
+    agent = shop.agent([read(), read(), read("8")])
+    assert await run(cached(agent, toolbox())) == {"c0.0": "get_order 1", "c0.1": "get_order 1", "c0.2": "get_order 2"}
+
+
+async def test_a_synchronous_tool_is_cached():
+    shop = Shop()
+
+    @function_tool
+    def get_sum(a: int, b: int = 2) -> int:
+        shop.runs.append((a, b))
+        return a + b
+
+    agent = shop.agent([("get_sum", {"a": 1, "b": 2})], [("get_sum", {"b": 2, "a": 1})], tools=[get_sum])
+    assert await run(cached(agent, toolbox(get_sum=Read("sums")))) == {"c0.0": "3", "c1.0": "3"}
+    assert shop.runs == [(1, 2)]
+    for tool in (get_sum, *cached(agent, toolbox()).tools):
+        with pytest.raises(ValueError, match="sync"):
+            dataclasses.replace(tool, timeout_seconds=1)
+
+
+def test_the_synchronous_runner_runs_a_tool_once():
+    shop = Shop()
+    box = toolbox()
+    agent = cached(shop.agent([read()], [read()]), box)
+    loop = asyncio.new_event_loop()  # else the SDK makes one, and leaves it open
+    asyncio.set_event_loop(loop)
+    try:
+        assert set(answers(Runner.run_sync(agent, "go")).values()) == {"get_order 1"}
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+async def test_a_streamed_run_is_cached_and_its_events_have_the_answers():
+    shop = Shop()
+    result = Runner.run_streamed(cached(shop.agent([read()], [read()]), toolbox()), "go")
+    outputs = [
+        event.item.output
+        async for event in result.stream_events()
+        if event.type == "run_item_stream_event" and event.name == "tool_output"
+    ]
+    assert outputs == ["get_order 1", "get_order 1"]
+    assert shop.runs == [("get_order", "7")]
+
+
+async def test_the_agent_itself_is_not_changed():
+    shop = Shop()
+    agent = shop.agent([read()], [read()])
+    tools, invoker = list(agent.tools), shop.get_order.on_invoke_tool
+    cached(agent, toolbox())
+    assert agent.tools == tools
+    assert shop.get_order.on_invoke_tool is invoker
+    assert set((await run(agent)).values()) == {"get_order 1", "get_order 2"}
+
+
+async def test_the_model_sees_the_same_tools():
+    shop = Shop()
+
+    @function_tool(strict_mode=False, description_override="loose")
+    async def get_loose(order_id: str, options: dict[str, int] | None = None) -> str:
+        return await shop.run("get_loose", order_id)
+
+    agent = shop.agent(tools=[shop.get_order, get_loose])
+    copy = cached(agent, toolbox())
+    for before, after in zip(agent.tools, copy.tools, strict=True):
+        assert (after.name, after.description, after.params_json_schema, after.strict_json_schema) == (
+            before.name, before.description, before.params_json_schema, before.strict_json_schema,
+        )  # fmt: skip
+        assert after.__wrapped__ is before.__wrapped__
+
+
+async def test_the_context_and_the_id_of_a_call_are_no_part_of_its_key():
+    shop = Shop()
+
+    @function_tool
+    async def get_mine(context: ToolContext[Any], order_id: str) -> str:
+        return await shop.run("get_mine", context.tool_call_id)
+
+    agent = shop.agent([("get_mine", {"order_id": "7"})], [("get_mine", {"order_id": "7"})], tools=[get_mine])
+    assert set((await run(cached(agent, toolbox()))).values()) == {"get_mine 1"}
+    assert shop.runs == [("get_mine", "c0.0")]
+
+
+class Typed(BaseModel):
+    text: str
+
+
+@dataclass
+class Tenant:
+    name: str
+
+
+async def test_two_tenants_share_nothing():
+    shop, box = Shop(), toolbox()
+
+    @function_tool
+    async def get_mine(context: RunContextWrapper[Tenant], order_id: str) -> str:
+        return await shop.run("get_mine", context.context.name)
+
+    def agent() -> Agent[Tenant]:
+        made = shop.agent([("get_mine", {"order_id": "7"})], tools=[get_mine])
+        return cached(made, box, vary=lambda context: context.context.name)
+
+    for name, expected in [("a", "get_mine 1"), ("b", "get_mine 2"), ("a", "get_mine 1"), ("b", "get_mine 2")]:
+        assert await run(agent(), context=Tenant(name)) == {"c0.0": expected}
+
+
+async def test_a_vary_that_fails_ends_the_run_and_no_tool_has_run():
+    shop = Shop()
+    agent = cached(shop.agent([read()]), toolbox(), vary=lambda context: context.context.missing)
+    with pytest.raises(UserError, match="missing"):
+        await run(agent)
+    assert not shop.runs
+
+
+async def test_a_tool_without_failure_handling_of_the_sdk_is_cached_too():
+    shop = Shop()
+
+    async def invoke(context: ToolContext[Any], arguments: str) -> str:
+        return await shop.run("get_raw", json.loads(arguments)["order_id"])
+
+    schema = {"type": "object", "properties": {"order_id": {"type": "string"}}, "required": ["order_id"]}
+    raw = FunctionTool("get_raw", "Get.", schema, invoke)
+    call = "get_raw", {"order_id": "7"}
+    assert set((await run(cached(shop.agent([call], [call], tools=[raw]), toolbox()))).values()) == {"get_raw 1"}
+    shop.fails = ValueError("no")
+    with pytest.raises(UserError, match="no"):
+        await run(cached(shop.agent([("get_raw", {"order_id": "8"})], tools=[raw]), toolbox()))
+
+
+@pytest.mark.parametrize("has_server", [False, True])
+async def test_a_template_that_names_no_argument_fails_the_run(has_server: bool):
+    shop = Shop()
+    agent = mcp_agent(shop, [read()]) if has_server else shop.agent([read()])
+    with pytest.raises(UserError, match="order_number"):
+        await run(cached(agent, toolbox(get_order=Read("order:{order_number}"))))
+    assert not shop.runs
+
+
+@pytest.mark.parametrize("kind", [ToolContext, RunContextWrapper])
+async def test_a_tool_gets_the_context_that_its_annotation_names(kind: type):
+    kinds = []
+
+    async def invoke(context: Any, arguments: str) -> str:
+        kinds.append(type(context))
+        return "ok"
+
+    invoke.__annotations__["context"] = kind
+    raw = FunctionTool("get_raw", "Get.", {"type": "object", "properties": {}}, invoke)
+    await run(cached(Shop().agent([("get_raw", {})], tools=[raw]), toolbox(get_raw=Read("raw"))))
+    assert kinds == [kind]
+
+
+# What is not stored
+
+
+async def test_an_exception_is_not_stored_and_the_model_sees_the_usual_text():
+    shop, box = Shop(), toolbox()
+    shop.fails = ValueError("secret details")
+    texts = await seen(lambda: shop.agent([read()], [read()]), box)
+    assert set(texts.values()) == {"An error occurred while running the tool. Please try again."}
+    assert len(shop.runs) == 4
+    shop.fails = None
+    assert await run(cached(shop.agent([read()]), box)) == {"c0.0": "get_order 5"}
+
+
+async def test_the_failure_function_of_a_tool_makes_the_text():
+    shop = Shop()
+    shop.fails = ValueError("gone")
+
+    async def explain(context: RunContextWrapper[Any], error: Exception) -> str:
+        return f"{type(error).__name__}: {error}"
+
+    @function_tool(failure_error_function=explain)
+    async def get_order(order_id: str) -> str:
+        return await shop.run("get_order", order_id)
+
+    texts = await seen(lambda: shop.agent([read()], [read()], tools=[get_order]))
+    assert set(texts.values()) == {"ValueError: gone"}
+
+
+async def test_a_failure_is_logged_and_traced_as_without_the_cache(caplog: pytest.LogCaptureFixture):
+    from agents.tracing import TracingProcessor, set_trace_processors
+
+    class Spans(TracingProcessor):
+        def __init__(self) -> None:
+            self.ended: list[Any] = []
+
+        def on_span_end(self, span: Any) -> None:
+            self.ended.append((span.span_data.export(), span.error))
+
+        def on_trace_start(self, trace: Any) -> None: ...
+        def on_trace_end(self, trace: Any) -> None: ...
+        def on_span_start(self, span: Any) -> None: ...
+        def shutdown(self) -> None: ...
+        def force_flush(self) -> None: ...
+
+    async def told(through: Callable[[Agent[Any]], Agent[Any]]) -> Any:
+        shop, spans = Shop(), Spans()
+        shop.fails = ValueError("gone")
+        set_trace_processors([spans])
+        caplog.clear()
+        await run(through(shop.agent([read()], [("get_order", "{")])))
+        logged = [(one.name, one.levelname, one.getMessage()) for one in caplog.records]
+        return logged, [span for span in spans.ended if span[1] is not None]
+
+    caplog.set_level("DEBUG", "openai.agents")
+    agents.set_tracing_disabled(False)
+    try:
+        with_cache = await told(lambda agent: cached(agent, toolbox()))
+        assert with_cache == await told(lambda agent: agent)
+    finally:
+        set_trace_processors([])
+    assert [message for _, _, message in with_cache[0] if "failed" in message] == ["Tool get_order failed"] * 2
+    assert len(with_cache[1]) == 2
+
+
+async def test_a_tool_without_a_failure_function_fails_the_run():
+    shop = Shop()
+    shop.fails = ValueError("gone")
+
+    @function_tool(failure_error_function=None)
+    async def get_order(order_id: str) -> str:
+        return await shop.run("get_order", order_id)
+
+    for through in (lambda agent: agent, lambda agent: cached(agent, toolbox())):
+        with pytest.raises(UserError, match="Error running tool get_order: gone"):
+            await run(through(shop.agent([read()], tools=[get_order])))
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", "null", '{"order_id": 1}', "{}", "", '"' + "[" * 100_000])
+async def test_arguments_that_are_wrong_are_not_stored_and_the_model_sees_the_usual_text(arguments: str):
+    shop = Shop()
+    await seen(lambda: shop.agent([("get_order", arguments)], [("get_order", arguments)]))
+    assert not shop.runs
+
+
+async def test_arguments_that_are_wrong_give_the_text_of_the_failure_function():
+    errors: list[Exception] = []
+
+    def explain(context: RunContextWrapper[Any], error: Exception) -> str:
+        errors.append(error)
+        return str(error)
+
+    @function_tool(failure_error_function=explain)
+    async def get_order(order_id: int) -> str:
+        raise AssertionError
+
+    texts = await seen(
+        lambda: Shop().agent([("get_order", "{")], [("get_order", '{"order_id": "x"}')], tools=[get_order])
+    )
+    assert all("Invalid JSON input for tool get_order" in text for text in texts.values())
+    assert all(type(error) is ModelBehaviorError for error in errors)
+
+
+async def test_the_answer_of_an_agent_as_a_tool_is_not_stored():
+    """Its run may change the state of both runs, and wait for an approval."""
+    shop = Shop()
+    inner = shop.agent([read()])
+    inner.model = ScriptedModel([[assistant_message("first")], [assistant_message("second")]])
+    tool = inner.as_tool("get_answer", "Ask.")
+    calls = [[("get_answer", {"input": "7"})]] * 2
+    outer = cached(shop.agent(*calls, tools=[tool]), toolbox())
+    assert outer.tools == [tool]
+    assert await run(outer) == {"c0.0": "first", "c1.0": "second"}
+
+
+async def test_the_tools_of_an_agent_that_was_cached_before_it_became_a_tool_are_cached():
+    shop, box = Shop(), toolbox()
+    inner = cached(shop.agent([read()], [read()]), box)
+    tool = inner.as_tool("ask", "Ask.")
+    await run(cached(shop.agent([("ask", {"input": "x"})], tools=[tool]), box))
+    assert shop.runs == [("get_order", "7")]
+
+
+# Timeouts and cancellation
+
+
+async def test_a_write_that_the_sdk_times_out_is_in_doubt(clock):
+    shop, box = Shop(), toolbox()
+
+    @function_tool(timeout=0.01)
+    async def cancel_order(order_id: str) -> str:
+        shop.runs.append("cancel_order")
+        return await asyncio.Event().wait()
+
+    tools = [shop.get_order, cancel_order]
+    result = await run(cached(shop.agent([read()], [write()], [read()], [read()], tools=tools), box))
+    assert result["c1.0"] == "Tool 'cancel_order' timed out after 0.01 seconds."
+    assert [result["c0.0"], result["c2.0"], result["c3.0"]] == ["get_order 1", "get_order 3", "get_order 4"]
+    clock.advance(6)  # the doubt is over
+    kept = await run(cached(shop.agent([read()], [read()]), box))
+    assert len(set(kept.values())) == 1
+
+
+async def test_a_timeout_that_is_to_raise_fails_the_run():
+    @function_tool(timeout=0.01, timeout_behavior="raise_exception")
+    async def get_order(order_id: str) -> str:
+        return await asyncio.Event().wait()
+
+    with pytest.raises(ToolTimeoutError):
+        await run(cached(Shop().agent([read()], tools=[get_order]), toolbox()))
+
+
+async def test_when_the_run_that_leads_a_load_is_cancelled_another_runs_the_tool():
+    shop, box = Shop(), toolbox()
+    shop.may_go_on = asyncio.Event()
+    first = asyncio.create_task(run(cached(shop.agent([read()]), box)))
+    await shop.is_waiting.wait()
+    second = asyncio.create_task(run(cached(shop.agent([read()]), box)))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    first.cancel()
+    shop.may_go_on.set()
+    assert await second == {"c0.0": f"get_order {len(shop.runs)}"}
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+# Loops
+
+
+async def test_a_loop_leaves_the_runner_as_it_is():
+    shop = Shop()
+    texts: list[Any] = []
+
+    @function_tool(failure_error_function=lambda context, error: texts.append(error) or "try again")
+    async def get_order(order_id: str) -> str:
+        return await shop.run("get_order", order_id)
+
+    with pytest.raises(LoopInAgent) as caught:
+        async with AgentCacheSession(max_tool_repeats=3):
+            await run(cached(shop.agent(*[[read()]] * 9, tools=[get_order]), toolbox()))
+    assert isinstance(caught.value, AgentLoopDetectedError)
+    assert isinstance(caught.value, AgentsException)
+    assert (caught.value.tool, caught.value.kind) == ("shop:get_order", "repeat")
+    assert caught.value.run_data is not None
+    assert not texts
+    assert shop.runs == [("get_order", "7")]
+
+
+async def test_a_loop_in_an_agent_as_a_tool_leaves_with_the_next_call():
+    shop, box = Shop(), toolbox()
+    inner = cached(shop.agent(*[[read()]] * 9), box)
+    tool = inner.as_tool("ask", "Ask.")
+    outer = cached(shop.agent([("ask", {"input": "x"})], [write()], tools=[tool, shop.cancel_order]), box)
+    with pytest.raises(LoopInAgent):
+        async with AgentCacheSession(max_tool_repeats=3):
+            await run(outer)
+    assert shop.runs == [("get_order", "7")]
+
+
+async def test_a_loop_is_answered_by_a_notice():
+    shop = Shop()
+    async with AgentCacheSession(max_tool_repeats=3, on_loop="notice"):
+        result = await run(cached(shop.agent(*[[read()]] * 5), toolbox()))
+    assert "was called" in result["c4.0"]
+    assert result["c1.0"] == "get_order 1"
+
+
+async def test_a_loop_of_a_tool_with_typed_answers_is_answered_by_a_notice():
+    shop = Shop()
+
+    @function_tool(output_type=Typed)
+    async def get_order(order_id: str) -> Typed:
+        return Typed(text=await shop.run("get_order", order_id))
+
+    async with AgentCacheSession(max_tool_repeats=3, on_loop="notice"):
+        result = await run(cached(shop.agent(*[[read()]] * 5, tools=[get_order]), toolbox()))
+    assert result["c1.0"] == '{"text":"get_order 1"}'
+    assert "was called" in result["c4.0"]
+
+
+async def test_a_loop_is_answered_by_what_is_known():
+    shop = Shop()
+    async with AgentCacheSession(max_tool_repeats=3, on_loop="short_circuit"):
+        result = await run(cached(shop.agent(*[[read()]] * 6), toolbox()))
+    assert set(result.values()) == {"get_order 1"}
+
+
+async def test_failures_that_repeat_are_a_loop_although_the_model_sees_texts():
+    shop = Shop()
+    shop.fails = ValueError("no")
+    with pytest.raises(LoopInAgent) as caught:
+        async with AgentCacheSession():
+            await run(cached(shop.agent(*[[read()]] * 9), toolbox()), max_turns=20)
+    assert caught.value.kind == "error"
+    assert len(shop.runs) < 9
+
+
+# What stands around a tool
+
+
+async def test_guardrails_of_a_tool_run_at_every_call():
+    shop, checks = Shop(), []
+
+    @tool_input_guardrail
+    def check_input(data: Any) -> ToolGuardrailFunctionOutput:
+        checks.append("input")
+        return ToolGuardrailFunctionOutput.allow()
+
+    @tool_output_guardrail
+    def check_output(data: Any) -> ToolGuardrailFunctionOutput:
+        checks.append("output")
+        if checks.count("output") == 2:
+            return ToolGuardrailFunctionOutput.reject_content("not now")
+        return ToolGuardrailFunctionOutput.allow()
+
+    @function_tool(tool_input_guardrails=[check_input], tool_output_guardrails=[check_output])
+    async def get_order(order_id: str) -> str:
+        return await shop.run("get_order", order_id)
+
+    result = await run(cached(shop.agent([read()], [read()], [read()], tools=[get_order]), toolbox()))
+    assert result == {"c0.0": "get_order 1", "c1.0": "not now", "c2.0": "get_order 1"}
+    assert checks == ["input", "output"] * 3
+    assert len(shop.runs) == 1
+
+
+async def test_a_call_whose_input_is_rejected_is_not_seen_by_the_toolbox():
+    shop = Shop()
+
+    @tool_input_guardrail
+    def refuse(data: Any) -> ToolGuardrailFunctionOutput:
+        return ToolGuardrailFunctionOutput.reject_content("refused")
+
+    @function_tool(tool_input_guardrails=[refuse])
+    async def get_order(order_id: str) -> str:
+        return await shop.run("get_order", order_id)
+
+    async with AgentCacheSession() as session:
+        assert await run(cached(shop.agent([read()], tools=[get_order]), toolbox())) == {"c0.0": "refused"}
+        assert not session.get_execution_trace()
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+async def test_a_tool_that_needs_approval_asks_at_every_call(is_saved: bool):
+    shop, asked = Shop(), []
+
+    async def needs_approval(context: Any, arguments: dict[str, Any], call_id: str) -> bool:
+        asked.append((arguments, call_id))
+        return arguments["order_id"] == "7"
+
+    @function_tool(needs_approval=needs_approval)
+    async def get_order(order_id: str) -> str:
+        return await shop.run("get_order", order_id)
+
+    agent = cached(shop.agent([read()], [read()], [read("8")], tools=[get_order]), toolbox())
+    result, approvals = await Runner.run(agent, "go"), 0
+    while result.interruptions:
+        approvals += 1
+        state = result.to_state()
+        if is_saved:
+            state = await agents.RunState.from_string(agent, state.to_string())
+            result_interruptions = state.get_interruptions()
+        else:
+            result_interruptions = result.interruptions
+        for interruption in result_interruptions:
+            state.approve(interruption)
+        result = await Runner.run(agent, state)
+    assert approvals == 2
+    assert answers(result) == {"c0.0": "get_order 1", "c1.0": "get_order 1", "c2.0": "get_order 2"}
+    assert ({"order_id": "8"}, "c2.0") in asked
+
+
+async def test_a_call_that_is_rejected_does_not_run_although_its_answer_is_known():
+    shop, box = Shop(), toolbox()
+    await run(cached(shop.agent([read()]), box))
+
+    @function_tool(needs_approval=True)
+    async def get_order(order_id: str) -> str:
+        return await shop.run("get_order", order_id)
+
+    agent = cached(shop.agent([read()], tools=[get_order]), box)
+    result = await Runner.run(agent, "go")
+    state = result.to_state()
+    state.reject(result.interruptions[0])
+    texts = answers(await Runner.run(agent, state))
+    assert "not approved" in texts["c0.0"]
+
+
+async def test_a_tool_that_is_not_enabled_is_not_shown():
+    shop = Shop()
+
+    @function_tool(is_enabled=lambda context, agent: context.context == "admin")
+    async def get_secret() -> str:
+        return "secret"
+
+    agent = cached(shop.agent(tools=[shop.get_order, get_secret]), toolbox())
+    for user, expected in [("admin", ["get_order", "get_secret"]), ("guest", ["get_order"])]:
+        found = await agent.get_all_tools(RunContextWrapper(user))
+        assert [tool.name for tool in found] == expected
+
+
+async def test_hooks_see_every_call():
+    shop, ended = Shop(), []
+
+    class Hooks(agents.AgentHooks):
+        async def on_tool_end(self, context: Any, agent: Any, tool: Any, result: Any) -> None:
+            ended.append((agent.name, tool.name, result))
+
+    await run(cached(shop.agent([read()], [read()], hooks=Hooks()), toolbox()))
+    assert ended == [("shop", "get_order", "get_order 1")] * 2
+
+
+# Decorated tools, and tools of other kinds
+
+
+async def test_a_decorated_tool_passes_and_is_counted_once():
+    shop = Shop()
+
+    @function_tool
+    @AgentCache("order:{order_id}", name="shop_decorated_oa")
+    async def get_order(order_id: str) -> str:
+        return await shop.run("get_order", order_id)
+
+    async with AgentCacheSession() as session:
+        result = await run(cached(shop.agent([read()], [read()], tools=[get_order]), toolbox()))
+        trace = session.get_execution_trace()
+    assert set(result.values()) == {"get_order 1"}
+    assert [call.tool for call in trace] == ["shop_decorated_oa"] * 2
+    assert [info.is_decorated for info in describe(shop.agent(tools=[get_order, shop.cancel_order]))] == [True, False]
+
+
+async def test_an_agent_that_is_cached_twice_is_counted_once():
+    """By the first of the two toolboxes."""
+    shop = Shop()
+
+    async def invoke(context: ToolContext[Any], arguments: str) -> str:
+        return await shop.run("get_raw")
+
+    raw = FunctionTool("get_raw", "Get.", {"type": "object", "properties": {}}, invoke)
+    turns = [read("7"), ("cancel_order", {"order_id": "8"}), ("get_raw", {})]
+    three = ["shop:cancel_order", "shop:get_order", "shop:get_raw"]
+    own, of_server = shop.agent(turns, tools=[shop.get_order, shop.cancel_order, raw]), mcp_agent(shop, turns[:2])
+    for agent, counted in ((own, three), (of_server, three[:2])):
+        twice = cached(cached(agent, toolbox(get_raw=Read("raw"))), Toolbox(namespace="second"))
+        async with AgentCacheSession() as session:
+            await run(twice)
+            names = sorted(call.tool for call in session.get_execution_trace())  # they run side by side
+        assert names == counted
+
+
+async def test_a_copy_of_a_cached_tool_is_cached_and_handles_failures_itself():
+    shop, box = Shop(), toolbox()
+    agent = cached(shop.agent([read()], [read()]), box)
+    agent.tools = [copy.copy(agent.tools[0])]
+    assert set((await run(agent)).values()) == {"get_order 1"}
+    failing = agents.tool.set_function_tool_failure_error_function(
+        copy.copy(agent.tools[0]), lambda context, error: f"copy: {error}"
+    )
+    shop.fails = ValueError("gone")
+    agent.tools, agent.model = [failing], script([read("8")])
+    assert await run(agent) == {"c0.0": "copy: gone"}
+
+
+async def test_a_tool_of_another_kind_passes():
+    search = agents.WebSearchTool()
+    assert cached(Shop().agent(tools=[search]), toolbox()).tools == [search]
+
+
+async def test_a_tool_that_is_to_pass_is_not_traced():
+    shop = Shop()
+    async with AgentCacheSession() as session:
+        result = await run(cached(shop.agent([read()], [read()]), toolbox(get_order=Pass())))
+        assert not session.get_execution_trace()
+    assert result == {"c0.0": "get_order 1", "c1.0": "get_order 2"}
+
+
+async def test_tools_of_one_name_in_two_namespaces_are_two_tools():
+    shop = Shop()
+
+    def made(answer: str) -> FunctionTool:
+        @function_tool
+        async def get_order(order_id: str) -> str:
+            return await shop.run(answer, order_id)
+
+        return get_order
+
+    first, second = (
+        tool
+        for name in ("a", "b")
+        for tool in agents.tool_namespace(name=name, description="orders", tools=[made(name)])
+    )
+    box = Toolbox({"a.get_order": Read("order:{order_id}"), "b.get_order": Read("order:{order_id}")}, namespace="two")
+    model = ScriptedModel(
+        [
+            *[
+                [function_call("get_order", {"order_id": "7"}, call_id=f"c{turn}", namespace=namespace)]
+                for turn, namespace in enumerate("abab")
+            ],
+            [assistant_message("done")],
+        ]
+    )
+    result = await run(cached(Agent("shop", model=model, tools=[first, second]), box))
+    assert result == {"c0": "a 1", "c1": "b 2", "c2": "a 1", "c3": "b 2"}
+
+
+def test_an_agent_is_described():
+    shop = Shop()
+    agent = shop.agent(tools=[shop.get_order, shop.agent().as_tool("ask", "Ask."), agents.WebSearchTool()])
+    infos = describe(agent)
+    assert infos is not None
+    assert [(info.name, info.schema) for info in infos] == [("get_order", shop.get_order.params_json_schema)]
+    assert describe(cached(agent, toolbox())) == infos
+    assert describe(object()) is None
+    assert [(row.tool, row.kind) for row in toolbox().explain(infos)] == [("get_order", "read")]
+
+
+@pytest.mark.parametrize(("agent", "box"), [(object(), "box"), ("agent", object())])
+def test_what_is_no_agent_or_no_toolbox_is_refused(agent: Any, box: Any):
+    agent = Shop().agent() if agent == "agent" else agent
+    with pytest.raises(ConfigurationError, match=r"cached\(\) takes"):
+        cached(agent, toolbox() if box == "box" else box)
+
+
+# Handoffs
+
+
+async def test_agents_that_are_reached_by_handoffs_are_cached_also_in_a_circle():
+    shop = Shop()
+    first, second, third = (Agent(name, tools=[shop.get_order]) for name in ("first", "second", "third"))
+    first.handoffs, second.handoffs, third.handoffs = [second], [handoff(third)], [first]
+    first.model = script([read()], [("transfer_to_second", "{}")], [read()])
+    second.model = ScriptedModel(steps([read()], [("transfer_to_third", "{}")], prefix="second"))
+    third.model = ScriptedModel(steps([read()], [("transfer_to_first", "{}")], prefix="third"))
+    copy = cached(first, toolbox())
+    result = await Runner.run(copy, "go")
+    assert result.last_agent is copy
+    assert shop.runs == [("get_order", "7")]
+    assert first.handoffs == [second]
+
+
+async def test_an_agent_that_a_handoff_makes_is_cached():
+    shop = Shop()
+
+    async def make(context: RunContextWrapper[Any], arguments: str) -> Agent[Any]:
+        return shop.agent([read()], [read()])
+
+    to_new = agents.Handoff("to_new", "Go on.", {}, make, "shop", strict_json_schema=False)
+    agent = Agent("first", model=ScriptedModel(steps([read()], [("to_new", "{}")], prefix="f")), handoffs=[to_new])
+    agent.tools = [shop.get_order]
+    await Runner.run(cached(agent, toolbox()), "go")
+    assert shop.runs == [("get_order", "7")]
+
+
+async def test_a_run_that_waits_for_an_approval_after_a_handoff_goes_on_with_the_copies():
+    shop = Shop()
+
+    @function_tool(needs_approval=True)
+    async def get_order(order_id: str) -> str:
+        return await shop.run("get_order", order_id)
+
+    second = Agent("second", tools=[get_order], model=script([read()], [read()]))
+    first = Agent(
+        "first", handoffs=[handoff(second)], model=ScriptedModel(steps([("transfer_to_second", "{}")], prefix="f"))
+    )
+    copy = cached(first, toolbox())
+    result = await Runner.run(copy, "go")
+    while result.interruptions:
+        state = await agents.RunState.from_string(copy, result.to_state().to_string())
+        for interruption in state.get_interruptions():
+            state.approve(interruption)
+        result = await Runner.run(copy, state)
+    assert result.final_output == "done"
+    assert shop.runs == [("get_order", "7")]
+
+
+# Recording
+
+
+async def test_a_recorded_run_is_replayed_without_a_tool(tmp_path: Path):
+    shop, path = Shop(), tmp_path / "run.jsonl"
+
+    @function_tool
+    async def get_fails(order_id: str) -> str:
+        raise ValueError(await shop.run("get_fails", order_id))
+
+    def agent() -> Agent[Any]:
+        turns = [read(), read()], [write()], [read()], [("get_fails", {"order_id": "7"})], [("get_order", "{")]
+        made = shop.agent(*turns, tools=[shop.get_order, shop.cancel_order, get_fails])
+        return cached(made, toolbox())
+
+    async with record(path):
+        recorded = await run(agent())
+    executed = len(shop.runs)
+    async with replay(path):
+        assert await run(agent()) == recorded
+    assert executed == len(shop.runs) == 4
+
+
+async def test_typed_answers_come_back_from_a_recording_as_they_were(tmp_path: Path):
+    path = tmp_path / "run.jsonl"
+
+    @dataclass
+    class Order:
+        id: str
+        lines: list[str] = field(default_factory=list)
+
+    runs = []
+
+    async def get_order(order_id: str) -> Order:
+        runs.append(order_id)
+        return Order(order_id, ["apple"])
+
+    get_order.__annotations__["return"] = Order
+    tool = function_tool(get_order)
+
+    def agent() -> Agent[Any]:
+        return cached(Shop().agent([read()], tools=[tool]), toolbox())
+
+    async with record(path):
+        recorded = await run(agent())
+    async with replay(path):
+        assert await run(agent()) == recorded
+    assert recorded == {"c0.0": str(Order("7", ["apple"]))}
+    assert runs == ["7"]
+
+
+# MCP servers
+
+
+SERVER = """
+import sys
+from mcp.server import MCPServer
+from mcp.types import ToolAnnotations
+
+server, runs = MCPServer("orders"), []
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+def get_order(order_id: str) -> str:
+    runs.append(order_id)
+    if order_id == "bad":
+        raise ValueError("no such order")
+    return f"get_order {len(runs)}"
+
+@server.tool()
+def cancel_order(order_id: str) -> str:
+    runs.append(order_id)
+    return f"cancel_order {len(runs)}"
+
+server.run("stdio")
+"""
+
+
+@asynccontextmanager
+async def stdio_server(folder: Path, **options: Any) -> AsyncIterator[MCPServerStdio]:
+    script = folder / "server.py"
+    script.write_text(SERVER)
+    params = {"command": sys.executable, "args": [str(script)]}
+    async with MCPServerStdio(params=params, name="orders", client_session_timeout_seconds=30, **options) as server:
+        yield server
+
+
+def texts(result: dict[str, Any]) -> dict[str, str]:
+    """The texts of answers that are lists of parts."""
+    return {
+        call: part if isinstance(part, str) else "".join(one["text"] for one in part) for call, part in result.items()
+    }
+
+
+async def test_the_tools_of_a_real_mcp_server_are_cached(tmp_path: Path):
+    bad = read("bad")
+    async with stdio_server(tmp_path, require_approval="never") as server:
+        turns = [read(), read()], [read()], [bad], [bad], [write()], [read()]
+        agent = Shop().agent(*turns, tools=[], mcp_servers=[server], mcp_config={"convert_schemas_to_strict": True})
+        copy = cached(agent, toolbox())
+        before, after = [await one.get_all_tools(RunContextWrapper(None)) for one in (agent, copy)]
+        assert [(tool.name, tool.params_json_schema, tool.description) for tool in before] == [
+            (tool.name, tool.params_json_schema, tool.description) for tool in after
+        ]
+        result = texts(await run(copy))
+        assert agent.mcp_servers == [server]
+    assert [result[call] for call in ("c0.0", "c0.1", "c1.0")] == ["get_order 1"] * 3
+    assert result["c2.0"] == result["c3.0"] == "Error executing tool get_order"
+    assert result["c4.0"] == "cancel_order 4"  # an error result is not stored, so both of them have run
+    assert result["c5.0"] == "get_order 5"
+
+
+class OwnServer(MCPServer):
+    """A server of one's own, whose tools are functions of this process, by the classes of the MCP SDK."""
+
+    def __init__(self, shop: Shop, name: str = "own", **options: Any) -> None:
+        super().__init__(**options)
+        self.shop, self._name = shop, name
+        self.properties: dict[str, Any] = {"order_id": {"type": "string"}}
+        self.is_read_only = False
+        self.metas: list[Any] = []
+        self.result: Any = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def connect(self) -> None:
+        self.shop.runs.append("connect")
+
+    async def cleanup(self) -> None:
+        self.shop.runs.append("cleanup")
+
+    async def list_tools(self, run_context: Any = None, agent: Any = None) -> list[Any]:
+        from mcp.types import Tool
+
+        schema = {"type": "object", "properties": self.properties}
+        return [
+            Tool.model_validate({"name": "get_order", "inputSchema": schema}),
+            Tool.model_validate(
+                {"name": "cancel_order", "inputSchema": schema, "annotations": {"readOnlyHint": self.is_read_only}}
+            ),
+        ]
+
+    async def call_tool(self, tool_name: str, arguments: Any, meta: Any = None) -> Any:
+        from mcp.types import CallToolResult
+
+        self.metas.append(meta)
+        text = await self.shop.run(tool_name, (arguments or {}).get("order_id"))
+        if self.result is not None:
+            return self.result
+        return CallToolResult.model_validate(
+            {"content": [{"type": "text", "text": text}], "structuredContent": {"it": text}, "_meta": {"trace": text}}
+        )
+
+    async def list_prompts(self) -> Any:
+        return "prompts"
+
+    async def get_prompt(self, name: str, arguments: Any = None) -> Any:
+        return name, arguments
+
+
+def mcp_agent(shop: Shop, *turns: list[Call], server: OwnServer | None = None, **options: Any) -> Agent[Any]:
+    return shop.agent(*turns, tools=[], mcp_servers=[server or OwnServer(shop)], **options)
+
+
+async def test_a_server_of_ones_own_is_cached_with_its_settings():
+    shop, extracted = Shop(), []
+
+    def extract(context: Any) -> dict[str, Any]:
+        extracted.append(context.result_meta["trace"])
+        return {"trace": context.result_meta["trace"]}
+
+    server = OwnServer(shop, use_structured_content=True, custom_data_extractor=extract)
+    result = await run(cached(mcp_agent(shop, [read()], [read()], server=server), toolbox()))
+    assert result == {"c0.0": '{"it": "get_order 1"}', "c1.0": '{"it": "get_order 1"}'}
+    assert extracted == ["get_order 1"] * 2
+    assert server.metas == [None]
+
+
+async def test_a_server_of_ones_own_keeps_its_other_methods():
+    shop = Shop()
+    server = OwnServer(shop)
+    (wrapper,) = cached(mcp_agent(shop, server=server), toolbox()).mcp_servers
+    await wrapper.connect()
+    await wrapper.cleanup()
+    assert shop.runs == ["connect", "cleanup"]
+    assert (wrapper.name, wrapper.cached_tools, wrapper.shop) == ("own", None, shop)
+    assert await wrapper.list_prompts() == "prompts"
+    assert await wrapper.get_prompt("p", {"a": 1}) == ("p", {"a": 1})
+    for call in (wrapper.list_resources, wrapper.list_resource_templates, lambda: wrapper.read_resource("x:y")):
+        with pytest.raises(NotImplementedError, match="own"):
+            await call()
+
+
+async def test_the_approval_policy_and_the_failure_function_of_a_server_hold():
+    shop = Shop()
+    shop.fails = ValueError("gone")
+    server = OwnServer(
+        shop,
+        require_approval={"cancel_order": "always"},
+        failure_error_function=lambda context, error: f"server: {error}",
+    )
+    agent = cached(mcp_agent(shop, [read()], [write()], server=server), toolbox())
+    result = await Runner.run(agent, "go")
+    assert "server: " in answers(result)["c0.0"]
+    assert "gone" in answers(result)["c0.0"]
+    assert [item.name for item in result.interruptions] == ["cancel_order"]
+
+
+async def test_a_loop_of_mcp_tools_leaves_the_runner():
+    shop = Shop()
+    with pytest.raises(LoopInAgent) as caught:
+        async with AgentCacheSession(max_tool_repeats=3):
+            await run(cached(mcp_agent(shop, *[[read()]] * 9), toolbox()))
+    assert caught.value.tool == "shop:get_order"
+    assert shop.runs == [("get_order", "7")]
+
+
+async def test_a_loop_of_mcp_tools_is_answered_by_a_notice():
+    shop = Shop()
+    async with AgentCacheSession(max_tool_repeats=3, on_loop="notice"):
+        result = texts(await run(cached(mcp_agent(shop, *[[read()]] * 5), toolbox())))
+    assert "was called" in result["c4.0"]
+    assert result["c1.0"] == "get_order 1"
+
+
+async def test_two_servers_with_tools_of_one_name_share_no_answers():
+    shop = Shop()
+    servers = [OwnServer(shop, "a"), OwnServer(shop, "b")]
+    calls = [[("mcp_a__get_order", {"order_id": "7"})], [("mcp_b__get_order", {"order_id": "7"})]]
+    agent = shop.agent(*calls, *calls, tools=[], mcp_servers=servers, mcp_config={"include_server_in_tool_names": True})
+    result = texts(await run(cached(agent, toolbox())))
+    assert [*result.values()] == ["get_order 1", "get_order 2"] * 2
+
+
+async def test_two_tenants_of_an_mcp_server_share_nothing():
+    shop, box = Shop(), toolbox()
+    for name, expected in [("a", "get_order 1"), ("b", "get_order 2"), ("a", "get_order 1")]:
+        agent = cached(mcp_agent(shop, [read()]), box, vary=lambda context: context.context.name)
+        assert texts(await run(agent, context=Tenant(name))) == {"c0.0": expected}
+
+
+async def test_metadata_of_a_call_belong_to_its_key_unless_vary_says_what_does():
+    shop, box = Shop(), toolbox()
+
+    def agent(**options: Any) -> Agent[Any]:
+        server = OwnServer(shop, tool_meta_resolver=lambda call: {"tenant": call.run_context.context.name})
+        return cached(mcp_agent(shop, [read()], server=server), box, **options)
+
+    for name, expected in [("a", "get_order 1"), ("b", "get_order 2"), ("a", "get_order 1")]:
+        assert texts(await run(agent(), context=Tenant(name))) == {"c0.0": expected}
+    for name in "ab":
+        result = texts(await run(agent(vary=lambda context: "all"), context=Tenant(name)))
+        assert result == {"c0.0": "get_order 3"}
+
+
+async def test_a_tool_of_an_mcp_server_that_changes_is_asked_anew():
+    shop, box = Shop(), toolbox()
+    server = OwnServer(shop)
+    agent = cached(mcp_agent(shop, [read()], server=server), box)
+    assert texts(await run(agent)) == {"c0.0": "get_order 1"}
+    server.properties = {**server.properties, "lines": {"type": "boolean", "default": True}}
+    agent.model = script([read()])
+    assert texts(await run(agent)) == {"c0.0": "get_order 2"}
+
+
+async def test_hints_of_an_mcp_server_tell_reads_from_writes():
+    shop = Shop()
+    box = Toolbox({"get_order": Read("order:{order_id}")}, namespace="hinted_oa", unknown="watch", hints="kind")
+    result = texts(await run(cached(mcp_agent(shop, [read()], [write()], [read()]), box)))
+    assert result["c2.0"] == "get_order 3"
+
+
+async def test_hints_that_change_are_seen():
+    shop = Shop()
+    server = OwnServer(shop)
+    box = Toolbox({"get_order": Read("order:{order_id}")}, namespace="hints_change_oa", hints="kind")
+    agent = cached(mcp_agent(shop, [write()], server=server), box)
+    async with AgentCacheSession() as session:
+        await run(agent)
+        server.is_read_only = True
+        agent.model = script([write()])
+        await run(agent)
+        assert [call.kind for call in session.get_execution_trace()] == ["write", "read"]
+
+
+async def test_a_result_of_an_mcp_server_that_is_not_final_is_not_stored():
+    shop = Shop()
+    server = OwnServer(shop)
+    (wrapper,) = cached(mcp_agent(shop, server=server), toolbox()).mcp_servers
+    server.result = unfinished = object()
+    assert await wrapper.call_tool("get_order", {"order_id": "7"}) is unfinished
+    server.result = None
+    assert (await wrapper.call_tool("get_order", {"order_id": "7"})).content[0].text == "get_order 2"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_in_doubt"),
+    [
+        (MCPError(408, "timed out"), True),
+        (MCPError(-32602, "no such order"), False),
+        (UserError("Failed to call tool: Connection lost."), True),
+        (ValueError("no"), False),
+    ],
+)
+async def test_a_write_that_an_mcp_server_has_not_answered_is_in_doubt(clock, error: Exception, is_in_doubt: bool):
+    shop, box = Shop(), toolbox()
+    shop.fails = error
+    texts_of_errors = []
+
+    def explain(context: Any, found: Exception) -> str:
+        texts_of_errors.append(found)
+        return "failed"
+
+    server = OwnServer(shop, failure_error_function=explain)
+    assert await run(cached(mcp_agent(shop, [write()], server=server), box)) == {"c0.0": "failed"}
+    assert await run(mcp_agent(shop, [write()], server=server)) == {"c0.0": "failed"}
+    with_cache, without = texts_of_errors
+    assert (type(with_cache), str(with_cache)) == (type(without), str(without))
+    shop.fails = None
+    first = texts(await run(cached(mcp_agent(shop, [read()], [read()], server=server), box)))
+    assert (len(set(first.values())) == 2) is is_in_doubt
+    clock.advance(6)
+    later = texts(await run(cached(mcp_agent(shop, [read()], [read()], server=server), box)))
+    assert len(set(later.values())) == 1
+
+
+async def test_an_answer_that_did_not_come_is_replayed_as_it_was(clock, tmp_path: Path):
+    shop, path = Shop(), tmp_path / "run.jsonl"
+    shop.fails, errors = MCPError(408, "timed out"), []
+
+    def explain(context: Any, error: Exception) -> str:
+        errors.append(error)
+        return str(error)
+
+    def agent() -> Agent[Any]:
+        return cached(mcp_agent(shop, [write()], server=OwnServer(shop, failure_error_function=explain)), toolbox())
+
+    async with record(path):
+        recorded = await run(agent())
+    async with replay(path):
+        assert await run(agent()) == recorded == {"c0.0": "timed out"}
+    assert len(shop.runs) == 1
+    assert [type(error) for error in errors] == [MCPError, MCPError]
+    clock.advance(6)  # nothing stays in doubt for the tests that follow
+
+
+async def test_a_recorded_run_with_an_mcp_server_is_replayed_without_it(tmp_path: Path):
+    shop, path = Shop(), tmp_path / "run.jsonl"
+
+    def agent() -> Agent[Any]:
+        return cached(mcp_agent(shop, [read(), read()], [write()], [read()]), toolbox())
+
+    async with record(path):
+        recorded = await run(agent())
+    executed = len(shop.runs)
+    async with replay(path):
+        assert await run(agent()) == recorded
+    assert executed == len(shop.runs) == 3
+
+
+def test_the_tools_that_a_server_has_listed_are_described():
+    shop = Shop()
+    server = OwnServer(shop)
+    agent = mcp_agent(shop, server=server)
+    assert describe(agent) == []
+    tools = asyncio.run(server.list_tools())
+    type(server).cached_tools, before = property(lambda self: tools), MCPServer.cached_tools
+    try:
+        infos = describe(agent)
+        assert describe(cached(agent, toolbox())) == infos
+    finally:
+        type(server).cached_tools = before
+    assert infos is not None
+    assert [info.name for info in infos] == ["get_order", "cancel_order"]
+    assert infos[0].schema == {"type": "object", "properties": {"order_id": {"type": "string"}}}
+
+
+# Private names of the SDK
+
+
+def test_the_private_names_that_the_adapter_reads_are_there():
+    from agents.tool import _FailureHandlingFunctionToolInvoker
+
+    shop = Shop()
+    invoker = shop.get_order.on_invoke_tool
+    assert isinstance(invoker, _FailureHandlingFunctionToolInvoker)
+    assert {"_invoke_tool_impl", "_on_handled_error", "_function_tool"} <= set(vars(invoker))
+    assert invoker._function_tool is shop.get_order
+    assert invoker.__agents_bind_function_tool__(shop.get_order) is invoker
+    assert shop.get_order._is_agent_tool is False
+    assert shop.agent().as_tool("ask", "Ask.")._is_agent_tool is True
+    target = shop.agent()
+    assert handoff(target)._agent_ref() is target
+
+
+def test_the_fields_of_a_server_that_the_sdk_reads_are_those_of_the_server_behind():
+    """`MCPServer.__init__` is not called for the wrapper, so that each of its fields is read from the server."""
+    server = OwnServer(Shop(), require_approval="always")
+    (wrapper,) = cached(mcp_agent(Shop(), server=server), toolbox()).mcp_servers
+    assert not set(vars(MCPServer.__new__(OwnServer))) & set(vars(wrapper))
+    assert {"_needs_approval_policy", "_failure_error_function", "use_structured_content"} <= set(vars(server))
+    assert wrapper._needs_approval_policy is server._needs_approval_policy is True
+    server.use_structured_content = True
+    assert wrapper.use_structured_content is True
+
+
+def test_a_copy_keeps_the_class_of_its_agent():
+    class Mine(Agent):
+        pass
+
+    agent = Mine("mine", mcp_servers=[OwnServer(Shop())])
+    copy = cached(agent, toolbox())
+    assert isinstance(copy, Mine)
+    assert (type(copy).__name__, type(copy).__module__) == (Mine.__name__, Mine.__module__)
+    assert copy.clone(name="other").name == "other"
+    assert type(cached(Mine("mine"), toolbox())) is Mine
+
+
+async def test_watched_tools_are_traced_and_not_stored():
+    shop = Shop()
+    async with AgentCacheSession() as session:
+        result = await run(cached(shop.agent([read()], [read()]), toolbox(get_order=Watch())))
+        assert len(session.get_execution_trace()) == 2
+    assert result == {"c0.0": "get_order 1", "c1.0": "get_order 2"}
+
+
+@pytest.mark.parametrize(("code", "output"), page_examples.examples("how-to/use-openai-agents.md", "agents"))
+async def test_the_example_of_the_page_prints_what_the_page_says(
+    code: str, output: str, capsys: pytest.CaptureFixture[str]
+):
+    await page_examples.run(code, {"__name__": __name__})
+    assert capsys.readouterr().out == output
+
+
+def test_the_module_names_what_is_missing(monkeypatch: pytest.MonkeyPatch):
+    import importlib
+
+    for name in [name for name in sys.modules if name == "agents" or name.startswith("agents.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, openai_agents.__name__)
+    with pytest.raises(ImportError, match=r"agent-cache\[openai-agents\]"):
+        importlib.import_module(openai_agents.__name__)

@@ -1,0 +1,947 @@
+"""Agents of Pydantic AI whose tools are called through a toolbox, with models that play a script."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pydantic_ai", reason="Pydantic AI is not installed")
+
+from pydantic import BaseModel, SecretStr
+from pydantic_ai import (
+    Agent,
+    ApprovalRequired,
+    CallDeferred,
+    DeferredToolRequests,
+    DeferredToolResults,
+    ModelRetry,
+    RunContext,
+    Tool,
+    ToolDefinition,
+    ToolReturn,
+    UsageLimitExceeded,
+)
+from pydantic_ai.capabilities import AbstractCapability
+from pydantic_ai.exceptions import ToolFailed, UnexpectedModelBehavior
+from pydantic_ai.messages import (
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
+from pydantic_ai.models.test import TestModel
+from pydantic_ai.toolsets import CombinedToolset, ExternalToolset, FunctionToolset, WrapperToolset
+from pydantic_ai.usage import RunUsage, UsageLimits
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    ConfigurationError,
+    Pass,
+    Read,
+    Toolbox,
+    Write,
+)
+from agent_cache.integrations import pydantic_ai as adapter
+from agent_cache.integrations.pydantic_ai import AgentCacheCapability, AgentCacheToolset, describe
+from agent_cache.recording import record, replay
+from tests.harness import page_examples
+
+Call = tuple[str, Any]
+
+
+class Shop:
+    """Orders, and the tools on them. `runs` is what was executed."""
+
+    def __init__(self) -> None:
+        self.runs: list[Any] = []
+        self.fails: BaseException | None = None
+        self.is_waiting = asyncio.Event()
+        self.may_go_on: asyncio.Event | None = None
+
+    async def get_order(self, order_id: str) -> str:
+        """Get an order."""
+        return await self.run("get_order", order_id)
+
+    async def cancel_order(self, order_id: str) -> str:
+        """Cancel an order."""
+        return await self.run("cancel_order", order_id)
+
+    async def run(self, name: str, *arguments: Any) -> str:
+        self.runs.append((name, *arguments))
+        if self.may_go_on is not None:
+            self.is_waiting.set()
+            await self.may_go_on.wait()
+        if self.fails is not None:
+            raise self.fails
+        return f"{name} {len(self.runs)}"
+
+    def agent(
+        self, *turns: list[Call], box: Toolbox | None = None, vary: Any = None, tools: Any = None, **options: Any
+    ) -> Agent[Any, Any]:
+        """An agent whose model makes the calls of each turn; without a box, it has no cache."""
+        capabilities = [AgentCacheCapability(box, vary)] if box is not None else []
+        return Agent(
+            script(*turns),
+            tools=[self.get_order, self.cancel_order] if tools is None else tools,
+            capabilities=[*options.pop("capabilities", ()), *capabilities],
+            **options,
+        )
+
+
+def script(*turns: list[Call]) -> FunctionModel:
+    def answer(messages: list[Any], info: AgentInfo) -> ModelResponse:
+        made = sum(isinstance(message, ModelResponse) for message in messages)
+        if made >= len(turns):
+            return ModelResponse(parts=[TextPart("done")])
+        return ModelResponse(
+            parts=[
+                ToolCallPart(name, arguments, tool_call_id=f"c{made}.{place}")
+                for place, (name, arguments) in enumerate(turns[made])
+            ]
+        )
+
+    async def stream(messages: list[Any], info: AgentInfo) -> Any:
+        for place, part in enumerate(answer(messages, info).parts):
+            if isinstance(part, TextPart):
+                yield part.content
+            else:
+                yield {place: DeltaToolCall(part.tool_name, part.args_as_json_str(), tool_call_id=part.tool_call_id)}
+
+    return FunctionModel(answer, stream_function=stream)
+
+
+def read(order_id: str = "7") -> Call:
+    return "get_order", {"order_id": order_id}
+
+
+def write(order_id: str = "7") -> Call:
+    return "cancel_order", {"order_id": order_id}
+
+
+def toolbox(**rules: Any) -> Toolbox:
+    return Toolbox(
+        {"get_order": Read("order:{order_id}"), "cancel_order": Write("order:{order_id}"), **rules}, namespace="shop"
+    )
+
+
+def answers(result: Any) -> dict[str, Any]:
+    """What the model has got, by the id of its call."""
+    return {
+        part.tool_call_id: part.content
+        for message in result.all_messages()
+        if isinstance(message, ModelRequest)
+        for part in message.parts
+        if hasattr(part, "tool_call_id") and hasattr(part, "content")
+    }
+
+
+async def run(agent: Agent[Any, Any], **options: Any) -> dict[str, Any]:
+    return answers(await agent.run("go", **options))
+
+
+async def seen(make: Callable[[Toolbox | None], Agent[Any, Any]]) -> dict[str, Any]:
+    """What the model has got, which is what it gets from the same agent without the cache."""
+    with_cache = await run(make(toolbox()))
+    assert with_cache == await run(make(None))
+    return with_cache
+
+
+# What is cached
+
+
+async def test_a_read_runs_once_and_again_after_a_write():
+    agent = Shop().agent([read()], [read()], [write()], [read()], [read("8")], box=toolbox())
+    assert await run(agent) == {
+        "c0.0": "get_order 1", "c1.0": "get_order 1", "c2.0": "cancel_order 2", "c3.0": "get_order 3",
+        "c4.0": "get_order 4",
+    }  # fmt: skip
+
+
+async def test_equal_calls_of_one_turn_run_once_and_each_has_its_own_answer():
+    agent = Shop().agent([read(), read(), read("8")], box=toolbox())
+    assert await run(agent) == {"c0.0": "get_order 1", "c0.1": "get_order 1", "c0.2": "get_order 2"}
+
+
+async def test_a_synchronous_tool_is_cached():
+    runs = []
+
+    def get_sum(a: int, b: int = 2) -> int:
+        runs.append((a, b))
+        return a + b
+
+    agent = Shop().agent(
+        [("get_sum", {"a": 1, "b": 2})], [("get_sum", {"a": "1"})], tools=[get_sum], box=toolbox(get_sum=Read("sums"))
+    )
+    assert await run(agent) == {"c0.0": 3, "c1.0": 3}  # arguments are compared when they are validated
+    assert runs == [(1, 2)]
+
+
+def test_the_synchronous_runner_runs_a_tool_once():
+    agent = Shop().agent([read()], [read()], box=toolbox())
+    loop = asyncio.new_event_loop()  # else the framework makes one, and leaves it open
+    asyncio.set_event_loop(loop)
+    try:
+        assert set(answers(agent.run_sync("go")).values()) == {"get_order 1"}
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+async def test_a_streamed_run_is_cached():
+    shop = Shop()
+    async with shop.agent([read()], [read()], box=toolbox()).run_stream("go") as result:
+        assert await result.get_output() == "done"
+    assert set(answers(result).values()) == {"get_order 1"}
+    assert shop.runs == [("get_order", "7")]
+
+
+async def test_a_run_step_by_step_is_cached():
+    shop = Shop()
+    async with shop.agent([read()], [read()], box=toolbox()).iter("go") as steps:
+        async for _ in steps:
+            pass
+    assert set(answers(steps.result).values()) == {"get_order 1"}
+    assert shop.runs == [("get_order", "7")]
+
+
+async def test_the_framework_s_own_test_model_is_answered():
+    shop = Shop()
+    result = await Agent(
+        TestModel(), tools=[shop.get_order, shop.cancel_order], capabilities=[AgentCacheCapability(toolbox())]
+    ).run("go")
+    assert result.output == '{"get_order":"get_order 1","cancel_order":"cancel_order 2"}'
+
+
+async def test_the_model_sees_the_same_tools():
+    found: list[list[ToolDefinition]] = []
+
+    def look(messages: list[Any], info: AgentInfo) -> ModelResponse:
+        found.append(info.function_tools)
+        return ModelResponse(parts=[TextPart("done")])
+
+    shop = Shop()
+    for box in (None, toolbox()):
+        agent = shop.agent(box=box)
+        await agent.run("go", model=FunctionModel(look))
+    assert found[0] == found[1]
+    assert len(found[0]) == 2
+
+
+async def test_instructions_of_a_toolset_reach_the_model():
+    found = []
+
+    def look(messages: list[Any], info: AgentInfo) -> ModelResponse:
+        found.append(info.instructions)
+        return ModelResponse(parts=[TextPart("done")])
+
+    shop = Shop()
+    for box in (None, toolbox()):
+        toolset = FunctionToolset([shop.get_order], id="orders", instructions="Ask for orders.")
+        await shop.agent(tools=[], toolsets=[toolset], box=box).run("go", model=FunctionModel(look))
+    assert found == ["Ask for orders."] * 2
+
+
+async def test_one_toolset_is_cached_by_itself():
+    shop = Shop()
+    toolset = AgentCacheToolset(FunctionToolset([shop.get_order]), toolbox())
+    agent = shop.agent([read()], [read()], tools=[], toolsets=[toolset.prefixed("my")])
+    agent.model = script([("my_get_order", {"order_id": "7"})], [("my_get_order", {"order_id": "7"})])
+    assert await run(agent) == {"c0.0": "get_order 1", "c1.0": "get_order 1"}
+
+
+async def test_toolsets_with_a_prefix_are_known_by_what_the_model_sees():
+    first, second = Shop(), Shop()
+    toolsets = [FunctionToolset([shop.get_order]).prefixed(name) for name, shop in (("a", first), ("b", second))]
+    box = Toolbox({"*_get_order": Read("order:{order_id}")}, namespace="two_pa")
+    calls = [[("a_get_order", {"order_id": "7"})], [("b_get_order", {"order_id": "7"})]]
+    agent = first.agent(*calls, *calls, tools=[], toolsets=toolsets, box=box)
+    await run(agent)
+    assert first.runs == second.runs == [("get_order", "7")]
+
+
+async def test_what_other_toolsets_do_for_a_call_is_done_at_every_call():
+    """A check of permissions, say. Cached answers are given to those who may ask."""
+    shop = Shop()
+
+    @dataclass
+    class Checked(WrapperToolset[Any]):
+        async def call_tool(self, name: str, tool_args: Any, ctx: Any, tool: Any) -> Any:
+            if ctx.deps == "guest":
+                raise ModelRetry("not for guests")
+            return await super().call_tool(name, tool_args, ctx, tool)
+
+    for box in (toolbox(), None):
+        toolset = Checked(FunctionToolset([shop.get_order]))
+        checked = toolset if box else AgentCacheToolset(toolset, toolbox())
+        agent = shop.agent([read()], [read()], tools=[], toolsets=[checked], box=box, retries=5)
+        assert len(set((await run(agent, deps="admin")).values())) == 1
+        assert set((await run(agent, deps="guest")).values()) == {"not for guests"}
+    assert len(shop.runs) == 2
+
+
+class Logged(WrapperToolset[Any]):
+    """A toolset of one's own with a constructor of its own."""
+
+    def __init__(self, shop: Shop, log: list[str]) -> None:
+        super().__init__(FunctionToolset([shop.get_order]))
+        self.log = log
+
+    async def call_tool(self, name: str, tool_args: Any, ctx: Any, tool: Any) -> Any:
+        self.log.append(name)
+        return await super().call_tool(name, tool_args, ctx, tool)
+
+
+@pytest.mark.parametrize("per_run_step", [False, True])
+async def test_toolsets_that_are_made_for_a_run_are_cached(per_run_step: bool):
+    shop = Shop()
+    agent = shop.agent([read()], [read()], [write()], tools=[], box=toolbox(), output_type=[str, DeferredToolRequests])
+
+    @agent.toolset(per_run_step=per_run_step)
+    def made(ctx: RunContext[Any]) -> Any:
+        gated = FunctionToolset([shop.cancel_order]).approval_required()
+        return CombinedToolset([Logged(shop, []), gated])
+
+    async with AgentCacheSession() as session:
+        first = await agent.run("go")
+        assert [call.tool for call in session.get_execution_trace()] == ["shop:get_order"] * 2
+        assert len(first.output.approvals) == 1
+    assert shop.runs == [("get_order", "7")]
+
+
+async def test_a_toolset_that_is_made_for_each_step_is_entered_once_if_it_is_the_same():
+    shop, entered = Shop(), []
+
+    class Entered(FunctionToolset[Any]):
+        async def __aenter__(self) -> Any:
+            entered.append(self)
+            return await super().__aenter__()
+
+    same = Entered([shop.get_order])
+    agent = shop.agent([read()], [read()], [read("8")], tools=[], box=toolbox())
+    agent.toolset(per_run_step=True)(lambda ctx: same)
+    await run(agent)
+    assert entered == [same]
+    assert len(shop.runs) == 2
+
+
+async def test_a_toolset_of_ones_own_with_a_constructor_of_its_own_is_cached():
+    shop, seen_by_it = Shop(), []
+
+    agent = shop.agent([read()], [read()], tools=[], toolsets=[Logged(shop, seen_by_it)], box=toolbox())
+    assert set((await run(agent)).values()) == {"get_order 1"}
+    assert seen_by_it == ["get_order"] * 2
+
+
+async def test_a_tool_that_another_tool_calls_has_its_own_name():
+    shop = Shop()
+
+    @dataclass
+    class Twice(WrapperToolset[Any]):
+        async def call_tool(self, name: str, tool_args: Any, ctx: Any, tool: Any) -> Any:
+            if name != "get_order":
+                return await super().call_tool(name, tool_args, ctx, tool)
+            other = (await self.wrapped.get_tools(ctx))["cancel_order"]
+            return await super().call_tool("cancel_order", tool_args, ctx, other)
+
+    toolset = Twice(FunctionToolset([shop.get_order, shop.cancel_order]))
+    async with AgentCacheSession() as session:
+        await run(shop.agent([read()], tools=[], toolsets=[toolset], box=toolbox()))
+        assert [call.tool for call in session.get_execution_trace()] == ["shop:cancel_order"]
+
+
+@dataclass
+class Tenant:
+    name: str
+
+
+async def test_two_tenants_share_nothing():
+    shop, box = Shop(), toolbox()
+
+    async def get_order(ctx: RunContext[Tenant], order_id: str) -> str:
+        return await shop.run("get_order", ctx.deps.name)
+
+    for name, expected in [("a", "get_order 1"), ("b", "get_order 2"), ("a", "get_order 1"), ("b", "get_order 2")]:
+        agent = shop.agent([read()], tools=[get_order], box=box, vary=lambda ctx: ctx.deps.name)
+        assert await run(agent, deps=Tenant(name)) == {"c0.0": expected}
+
+
+async def test_the_context_is_no_part_of_the_key():
+    shop = Shop()
+
+    async def get_order(ctx: RunContext[Any], order_id: str) -> str:
+        return await shop.run("get_order", ctx.tool_call_id)
+
+    assert set((await run(shop.agent([read()], [read()], tools=[get_order], box=toolbox()))).values()) == {
+        "get_order 1"
+    }
+    assert shop.runs == [("get_order", "c0.0")]
+
+
+class Filter(BaseModel):
+    city: str
+    limit: int = 10
+
+
+async def test_models_among_the_arguments_are_compared_by_their_fields():
+    shop = Shop()
+
+    async def get_shops(where: Filter, order_id: str) -> str:
+        return await shop.run("get_shops", where.city, where.limit)
+
+    turns = [[("get_shops", {"where": where, "order_id": "7"})] for where in (
+        {"city": "Rome", "limit": 10}, {"limit": "10", "city": "Rome"}, {"city": "Oslo"}, {"city": "Rome", "limit": 11},
+    )]  # fmt: skip
+    result = await run(shop.agent(*turns, tools=[get_shops], box=toolbox(get_shops=Read("city:{where.city}"))))
+    assert [*result.values()] == ["get_shops 1", "get_shops 1", "get_shops 2", "get_shops 3"]
+
+
+async def test_a_tool_that_takes_one_model_has_the_names_of_its_fields():
+    shop = Shop()
+
+    async def get_shops(where: Filter) -> str:
+        return await shop.run("get_shops", where.city)
+
+    async def move_shops(city: str) -> str:
+        return await shop.run("move_shops", city)
+
+    box = Toolbox({"get_shops": Read("city:{city}"), "move_shops": Write("city:{city}")}, namespace="one_model_pa")
+    rome, oslo = {"city": "Rome"}, {"city": "Oslo"}
+    turns = [[("get_shops", rome)], [("get_shops", oslo)], [("move_shops", rome)], [("get_shops", rome)],
+             [("get_shops", oslo)]]  # fmt: skip
+    result = await run(shop.agent(*turns, tools=[get_shops, move_shops], box=box))
+    assert [*result.values()] == ["get_shops 1", "get_shops 2", "move_shops 3", "get_shops 4", "get_shops 2"]
+
+
+async def test_secrets_among_the_arguments_are_told_apart():
+    shop = Shop()
+
+    async def get_mine(token: SecretStr, order_id: str) -> str:
+        return await shop.run("get_mine", token.get_secret_value())
+
+    turns = [[("get_mine", {"token": token, "order_id": "7"})] for token in ("one", "two", "one")]
+    result = await run(shop.agent(*turns, tools=[get_mine], box=toolbox(get_mine=Read("order:{order_id}"))))
+    assert result["c0.0"] != result["c1.0"]
+
+
+async def test_a_template_that_names_no_argument_fails_the_run():
+    shop = Shop()
+    with pytest.raises(ConfigurationError, match="order_number"):
+        await run(shop.agent([read()], box=toolbox(get_order=Read("order:{order_number}"))))
+    assert not shop.runs
+
+
+# What is not stored
+
+
+async def test_a_retry_that_a_tool_asks_for_is_not_stored_and_is_counted_by_the_framework():
+    shop = Shop()
+    shop.fails = ModelRetry("try another id")
+    texts = await seen(lambda box: shop.agent([read()], [read()], box=box, retries=3))
+    assert len(shop.runs) == 4
+    assert "try another id" in str(texts["c0.0"])
+    for box in (None, toolbox()):
+        with pytest.raises(UnexpectedModelBehavior, match="exceeded max"):
+            await run(shop.agent(*[[read()]] * 3, box=box, retries=1))
+
+
+async def test_a_tool_that_fails_for_good_is_not_stored():
+    shop = Shop()
+    shop.fails = ToolFailed("no such order")
+    texts = await seen(lambda box: shop.agent([read()], [read()], box=box))
+    assert "no such order" in str(texts["c0.0"])
+    assert len(shop.runs) == 4
+
+
+async def test_an_exception_leaves_the_run_and_is_not_stored():
+    shop, box = Shop(), toolbox()
+    shop.fails = ValueError("no")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no"):
+            await run(shop.agent([read()], box=box))
+    shop.fails = None
+    assert await run(shop.agent([read()], box=box)) == {"c0.0": "get_order 3"}
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", "null", {"order_id": 1}, {}, ""])
+async def test_arguments_that_are_wrong_are_not_stored_and_the_model_sees_the_usual_text(arguments: Any):
+    shop = Shop()
+    call = "get_order", arguments
+    await seen(lambda box: shop.agent([call], [call], box=box, retries=5))
+    assert not shop.runs
+
+
+async def test_an_answer_with_content_and_metadata_is_stored_whole():
+    shop = Shop()
+
+    async def get_order(order_id: str) -> ToolReturn:
+        return ToolReturn(await shop.run("get_order", order_id), content="look at this", metadata={"rows": [1]})
+
+    result = await shop.agent([read()], [read()], tools=[get_order], box=toolbox()).run("go")
+    parts = [part for message in result.all_messages() for part in message.parts]
+    assert [part.content for part in parts if isinstance(part, UserPromptPart)] == ["go"] + ["look at this"] * 2
+    returned = [part for part in parts if isinstance(part, ToolReturnPart)]
+    assert [(part.content, part.metadata) for part in returned] == [("get_order 1", {"rows": [1]})] * 2
+    assert shop.runs == [("get_order", "7")]
+
+
+async def test_an_answer_that_reveals_tools_to_the_run_is_not_stored():
+    shop = Shop()
+
+    async def get_order(order_id: str) -> ToolReturn:
+        return ToolReturn(await shop.run("get_order", order_id), tools=["hidden"])
+
+    async with AgentCacheSession() as session:
+        assert await run(shop.agent([read()], [read()], tools=[get_order], box=toolbox())) == {
+            "c0.0": "get_order 1", "c1.0": "get_order 2",
+        }  # fmt: skip
+        assert [call.source for call in session.get_execution_trace()] == ["miss", "miss"]
+
+
+async def test_the_search_for_tools_passes():
+    shop = Shop()
+    hidden = FunctionToolset([shop.get_order]).defer_loading()
+    agent = shop.agent(
+        [("search_tools", {"queries": ["order"]})], [read()], [("search_tools", {"queries": ["order"]})], [read()],
+        tools=[shop.cancel_order], toolsets=[hidden], box=toolbox(),
+    )  # fmt: skip
+    async with AgentCacheSession() as session:
+        result = await run(agent)
+        assert [call.tool for call in session.get_execution_trace()] == ["shop:get_order"] * 2
+    assert result["c1.0"] == result["c3.0"] == "get_order 1"
+
+
+async def test_usage_limits_count_hits_as_without_the_cache():
+    shop = Shop()
+    for box in (None, toolbox()):
+        result = await shop.agent([read()], [read()], box=box).run("go")
+        assert result.usage.tool_calls == 2
+        with pytest.raises(UsageLimitExceeded):
+            await run(shop.agent([read()], [read()], box=box), usage_limits=UsageLimits(tool_calls_limit=1))
+
+
+# Deferred calls
+
+
+async def resumed(agent: Agent[Any, Any], result: Any, **options: Any) -> Any:
+    requests = result.output
+    return await agent.run(
+        message_history=result.all_messages(),
+        deferred_tool_results=DeferredToolResults(
+            approvals={call.tool_call_id: True for call in requests.approvals},
+            calls={call.tool_call_id: "from outside" for call in requests.calls},
+            **options,
+        ),
+    )
+
+
+async def test_a_tool_that_asks_for_approval_asks_at_every_call():
+    shop = Shop()
+
+    async def get_order(ctx: RunContext[Any], order_id: str) -> str:
+        shop.runs.append("asked")
+        if not ctx.tool_call_approved:
+            raise ApprovalRequired({"why": order_id})
+        return await shop.run("get_order", order_id)
+
+    agent = shop.agent(
+        [read(), read()], [read()], tools=[get_order], box=toolbox(), output_type=[str, DeferredToolRequests]
+    )
+    async with AgentCacheSession() as session:
+        first = await agent.run("go")
+        assert [call.tool_call_id for call in first.output.approvals] == ["c0.0", "c0.1"]
+        assert first.output.metadata == {"c0.0": {"why": "7"}, "c0.1": {"why": "7"}}
+        assert shop.runs == ["asked"] * 2
+        second = await resumed(agent, first)
+        assert [call.tool_call_id for call in second.output.approvals] == ["c1.0"]
+        third = await resumed(agent, second)
+        assert third.output == "done"
+        assert {call.outcome for call in session.get_execution_trace()} == {"ok"}
+    answer = "get_order 4"
+    assert answers(third) == {"c0.0": answer, "c0.1": answer, "c1.0": answer}
+
+
+async def test_an_approval_is_asked_for_although_the_answer_is_known():
+    shop, box = Shop(), toolbox()
+    await run(shop.agent([read()], box=box))
+    toolset = FunctionToolset([shop.get_order]).approval_required()
+    agent = shop.agent([read()], tools=[], toolsets=[toolset], box=box, output_type=[str, DeferredToolRequests])
+    result = await agent.run("go")
+    assert [call.tool_name for call in result.output.approvals] == ["get_order"]
+
+
+async def test_a_tool_that_needs_approval_by_its_definition_runs_when_it_is_approved():
+    shop = Shop()
+    agent = shop.agent(
+        [read()], tools=[Tool(shop.get_order, requires_approval=True)], box=toolbox(),
+        output_type=[str, DeferredToolRequests],
+    )  # fmt: skip
+    result = await agent.run("go")
+    assert not shop.runs
+    assert answers(await resumed(agent, result)) == {"c0.0": "get_order 1"}
+
+
+async def test_what_comes_with_an_approval_belongs_to_the_key():
+    shop, box = Shop(), toolbox()
+
+    async def get_order(ctx: RunContext[Any], order_id: str) -> str:
+        return await shop.run("get_order", ctx.tool_call_metadata)
+
+    for reason, expected in [("a", "get_order 1"), ("b", "get_order 2"), ("a", "get_order 1")]:
+        agent = shop.agent(
+            [read()], tools=[Tool(get_order, requires_approval=True)], box=box, output_type=[str, DeferredToolRequests]
+        )
+        result = await agent.run("go")
+        assert answers(await resumed(agent, result, metadata={"c0.0": {"reason": reason}})) == {"c0.0": expected}
+
+
+async def test_a_call_that_a_tool_defers_is_no_failure_and_not_stored():
+    shop = Shop()
+
+    async def get_order(order_id: str) -> str:
+        shop.runs.append(order_id)
+        raise CallDeferred({"job": order_id}, kind="question")
+
+    agent = shop.agent(*[[read()]] * 6, tools=[get_order], box=toolbox(), output_type=[str, DeferredToolRequests])
+    async with AgentCacheSession() as session:
+        result = await agent.run("go")
+        while isinstance(result.output, DeferredToolRequests):
+            (call,) = result.output.calls
+            assert result.output.kind(call.tool_call_id) == "question"
+            assert result.output.metadata == {call.tool_call_id: {"job": "7"}}
+            session.new_turn()
+            result = await resumed(agent, result)
+        assert {call.outcome for call in session.get_execution_trace()} == {"ok"}
+    assert shop.runs == ["7"] * 6
+
+
+async def test_external_tools_pass():
+    external = ExternalToolset([ToolDefinition(name="get_order", parameters_json_schema={"type": "object"})])
+    agent = Shop().agent(
+        [read()], tools=[], toolsets=[external], box=toolbox(), output_type=[str, DeferredToolRequests]
+    )
+    result = await agent.run("go")
+    assert [call.tool_name for call in result.output.calls] == ["get_order"]
+
+
+async def test_output_tools_pass():
+    class Answer(BaseModel):
+        text: str
+
+    agent = Shop().agent([read()], [("final_result", {"text": "yes"})], box=toolbox(), output_type=Answer)
+    async with AgentCacheSession() as session:
+        assert (await agent.run("go")).output == Answer(text="yes")
+        assert [call.tool for call in session.get_execution_trace()] == ["shop:get_order"]
+
+
+# Timeouts and cancellation
+
+
+async def test_a_write_that_the_framework_times_out_is_in_doubt(clock):
+    shop, box = Shop(), toolbox()
+
+    async def cancel_order(order_id: str) -> str:
+        shop.runs.append("cancel_order")
+        return await asyncio.Event().wait()
+
+    tools = [shop.get_order, Tool(cancel_order, timeout=0.01)]
+    result = await run(shop.agent([read()], [write()], [read()], [read()], tools=tools, box=box))
+    assert "Timed out after 0.01 seconds." in str(result["c1.0"])
+    assert [result["c0.0"], result["c2.0"], result["c3.0"]] == ["get_order 1", "get_order 3", "get_order 4"]
+    clock.advance(6)  # the doubt is over
+    kept = await run(shop.agent([read()], [read()], box=box))
+    assert len(set(kept.values())) == 1
+
+
+async def test_when_the_run_that_leads_a_load_is_cancelled_another_runs_the_tool():
+    shop, box = Shop(), toolbox()
+    shop.may_go_on = asyncio.Event()
+    first = asyncio.create_task(run(shop.agent([read()], box=box)))
+    await shop.is_waiting.wait()
+    second = asyncio.create_task(run(shop.agent([read()], box=box)))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    first.cancel()
+    shop.may_go_on.set()
+    assert await second == {"c0.0": f"get_order {len(shop.runs)}"}
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+# Loops
+
+
+async def test_a_loop_leaves_the_run():
+    shop = Shop()
+    with pytest.raises(AgentLoopDetectedError) as caught:
+        async with AgentCacheSession(max_tool_repeats=3):
+            await run(shop.agent(*[[read()]] * 9, box=toolbox()))
+    assert (caught.value.tool, caught.value.kind) == ("shop:get_order", "repeat")
+    assert shop.runs == [("get_order", "7")]
+
+
+async def test_a_loop_is_answered_by_a_notice():
+    shop = Shop()
+    async with AgentCacheSession(max_tool_repeats=3, on_loop="notice"):
+        result = await run(shop.agent(*[[read()]] * 5, box=toolbox()))
+    assert "was called" in result["c4.0"]
+    assert result["c1.0"] == "get_order 1"
+
+
+async def test_a_loop_is_answered_by_what_is_known():
+    async with AgentCacheSession(max_tool_repeats=3, on_loop="short_circuit"):
+        result = await run(Shop().agent(*[[read()]] * 6, box=toolbox()))
+    assert set(result.values()) == {"get_order 1"}
+
+
+class Retrying(AbstractCapability[Any]):
+    """Runs a tool again when it has failed."""
+
+    async def wrap_tool_execute(self, ctx: Any, *, call: Any, tool_def: Any, args: Any, handler: Any) -> Any:
+        for _ in range(2):
+            try:
+                return await handler(args)
+            except Exception:
+                pass
+        return await handler(args)
+
+
+async def test_a_loop_passes_a_middleware_that_retries_without_a_run_of_the_tool():
+    shop = Shop()
+    with pytest.raises(AgentLoopDetectedError):
+        async with AgentCacheSession(max_tool_repeats=3):
+            await run(shop.agent(*[[read()]] * 9, box=toolbox(), capabilities=[Retrying()]))
+    assert shop.runs == [("get_order", "7")]
+
+
+async def test_a_retry_of_the_model_that_goes_on_is_a_loop():
+    shop = Shop()
+    shop.fails = ModelRetry("again")
+    with pytest.raises(AgentLoopDetectedError) as caught:
+        async with AgentCacheSession():
+            await run(shop.agent(*[[read()]] * 9, box=toolbox(), retries=20))
+    assert caught.value.kind == "error"
+
+
+# Decorated tools
+
+
+async def test_an_agent_and_its_toolset_that_are_both_cached_count_once():
+    shop = Shop()
+
+    @dataclass
+    class Own(WrapperToolset[Any]):
+        def visit_and_replace(self, visitor: Any) -> Any:
+            return replace(self, wrapped=self.wrapped.visit_and_replace(visitor))
+
+    toolset = AgentCacheToolset(AgentCacheToolset(Own(FunctionToolset([shop.get_order])), toolbox()), toolbox())
+    async with AgentCacheSession() as session:
+        result = await run(shop.agent([read()], [read()], tools=[], toolsets=[toolset], box=toolbox()))
+        assert len(session.get_execution_trace()) == 2
+    assert set(result.values()) == {"get_order 1"}
+
+
+async def test_a_decorated_tool_passes_and_is_counted_once():
+    shop = Shop()
+
+    @AgentCache("order:{order_id}", name="shop_decorated_pa")
+    async def get_order(order_id: str) -> str:
+        return await shop.run("get_order", order_id)
+
+    toolsets = [FunctionToolset([get_order]).prefixed("my")]
+    call = "my_get_order", {"order_id": "7"}
+    for options in ({"tools": [get_order]}, {"tools": [], "toolsets": toolsets}):
+        calls = [[call], [call]] if "toolsets" in options else [[read()], [read()]]
+        async with AgentCacheSession() as session:
+            result = await run(shop.agent(*calls, box=toolbox(), **options))
+            assert [call.tool for call in session.get_execution_trace()] == ["shop_decorated_pa"] * 2
+        assert set(result.values()) == {"get_order 1"}
+    assert [info.is_decorated for info in describe(shop.agent(tools=[get_order, shop.cancel_order]))] == [True, False]
+
+
+async def test_a_tool_that_is_to_pass_is_not_traced():
+    shop = Shop()
+    async with AgentCacheSession() as session:
+        result = await run(shop.agent([read()], [read()], box=toolbox(get_order=Pass())))
+        assert not session.get_execution_trace()
+    assert result == {"c0.0": "get_order 1", "c1.0": "get_order 2"}
+
+
+def test_an_agent_and_a_toolset_are_described():
+    shop = Shop()
+    agent = shop.agent(tools=[shop.get_order], toolsets=[FunctionToolset([shop.cancel_order])], box=toolbox())
+    infos = describe(agent)
+    assert infos is not None
+    assert {info.name for info in infos} == {"get_order", "cancel_order"}
+    assert infos[0].schema["properties"].keys() == {"order_id"}
+    assert describe(FunctionToolset([shop.get_order]))[0].name == "get_order"
+    assert describe(object()) is None
+
+
+@pytest.mark.parametrize("make", [AgentCacheCapability, lambda box: AgentCacheToolset(FunctionToolset(), box)])
+def test_what_is_no_toolbox_is_refused(make: Callable[[Any], Any]):
+    with pytest.raises(ConfigurationError, match="takes a Toolbox"):
+        make("shop")
+
+
+# Durable execution
+
+
+async def test_the_tools_that_durable_execution_runs_pass():
+    """Its runs are replayed from the calls that it has made."""
+    from pydantic_ai.durable_exec._toolset import DurableToolsetBase
+
+    class Durable(DurableToolsetBase[Any]):
+        pass
+
+    def durable(toolset: Any) -> Any:
+        return Durable(toolset, in_durable_context=lambda: True, lifecycle="enter-always", durable_registrations=None)
+
+    shop = Shop()
+    for toolset in (
+        durable(FunctionToolset([shop.get_order])),
+        durable(FunctionToolset([shop.get_order])).filtered(lambda *_: True),
+    ):
+        for options in (
+            {"toolsets": [toolset], "box": toolbox()},
+            {"toolsets": [AgentCacheToolset(toolset, toolbox())]},
+        ):
+            async with AgentCacheSession() as session:
+                result = await run(shop.agent([read()], [read()], tools=[], **options))
+                assert not session.get_execution_trace()
+            assert len(set(result.values())) == 2
+
+
+# MCP servers
+
+
+async def test_the_tools_of_an_mcp_server_are_cached_and_its_hints_are_seen():
+    pytest.importorskip("fastmcp", reason="FastMCP is not installed")
+    from fastmcp import FastMCP
+    from pydantic_ai.mcp import MCPToolset
+
+    server, runs = FastMCP("orders"), []
+
+    @server.tool
+    def get_order(order_id: str) -> str:
+        runs.append(order_id)
+        if order_id == "bad":
+            raise ValueError("no such order")
+        return f"get_order {len(runs)}"
+
+    @server.tool(annotations={"readOnlyHint": False})
+    def cancel_order(order_id: str) -> str:
+        runs.append(order_id)
+        return f"cancel_order {len(runs)}"
+
+    box = Toolbox({"get_order": Read("order:{order_id}")}, namespace="hinted_pa", unknown="watch", hints="kind")
+    bad = read("bad")
+    turns = [read(), read()], [bad], [bad], [write()], [read()]
+    result = await run(Shop().agent(*turns, tools=[], toolsets=[MCPToolset(server)], box=box, retries=5))
+    assert result["c0.0"] == result["c0.1"] == "get_order 1"
+    assert runs == ["7", "bad", "bad", "7", "7"]
+    assert result["c4.0"] == "get_order 5"
+
+
+# Recording
+
+
+class Order(BaseModel):
+    id: str
+    lines: list[str]
+
+
+async def test_a_recorded_run_is_replayed_without_a_tool(tmp_path: Path):
+    shop, path = Shop(), tmp_path / "run.jsonl"
+
+    async def get_typed(order_id: str) -> Order:
+        await shop.run("get_typed", order_id)
+        return Order(id=order_id, lines=["apple"])
+
+    async def get_more(order_id: str) -> ToolReturn:
+        return ToolReturn(await shop.run("get_more", order_id), content="look", metadata={"rows": [1]})
+
+    async def get_retry(order_id: str) -> str:
+        await shop.run("get_retry", order_id)
+        raise ModelRetry("another id")
+
+    def agent() -> Agent[Any, Any]:
+        order = {"order_id": "7"}
+        rules = {name: Read("order:{order_id}") for name in ("get_typed", "get_more", "get_retry")}
+        return shop.agent(
+            [read(), read()], [write()], [read()], *([(name, order)] for name in rules),
+            tools=[shop.get_order, shop.cancel_order, get_typed, get_more, get_retry], box=toolbox(**rules),
+        )  # fmt: skip
+
+    def parts(result: Any) -> list[Any]:
+        return [
+            (part.part_kind, getattr(part, "content", None), getattr(part, "metadata", None))
+            for message in result.all_messages()
+            for part in message.parts
+        ]
+
+    async with record(path):
+        recorded = await agent().run("go")
+    executed = len(shop.runs)
+    async with replay(path):
+        replayed = await agent().run("go")
+    assert parts(replayed) == parts(recorded)
+    assert executed == len(shop.runs) == 6
+    assert Order(id="7", lines=["apple"]) in answers(replayed).values()
+
+
+async def test_a_recorded_deferral_is_replayed(tmp_path: Path):
+    shop, path = Shop(), tmp_path / "run.jsonl"
+
+    async def get_order(order_id: str) -> str:
+        shop.runs.append(order_id)
+        raise CallDeferred({"job": 1}, kind="question")
+
+    def agent() -> Agent[Any, Any]:
+        return shop.agent([read()], tools=[get_order], box=toolbox(), output_type=[str, DeferredToolRequests])
+
+    async with record(path):
+        recorded = (await agent().run("go")).output
+    async with replay(path):
+        replayed = (await agent().run("go")).output
+    assert recorded == replayed
+    assert replayed.metadata == {"c0.0": {"job": 1}}
+    assert shop.runs == ["7"]
+
+
+# Private names of the framework
+
+
+async def test_the_function_of_a_tool_is_found():
+    shop = Shop()
+    context = RunContext(deps=None, model=TestModel(), usage=RunUsage())
+    tools = await FunctionToolset([shop.get_order]).prefixed("my").get_tools(context)
+    assert tools["my_get_order"].call_func.__self__.function == shop.get_order
+
+
+@pytest.mark.parametrize(("code", "output"), page_examples.examples("how-to/use-pydantic-ai.md", "pydantic_ai"))
+async def test_the_example_of_the_page_prints_what_the_page_says(
+    code: str, output: str, capsys: pytest.CaptureFixture[str]
+):
+    await page_examples.run(code, {"__name__": __name__})
+    assert capsys.readouterr().out == output
+
+
+def test_the_module_names_what_is_missing(monkeypatch: pytest.MonkeyPatch):
+    import importlib
+
+    for name in [name for name in sys.modules if name == "pydantic_ai" or name.startswith("pydantic_ai.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, adapter.__name__)
+    with pytest.raises(ImportError, match=r"agent-cache\[pydantic-ai\]"):
+        importlib.import_module(adapter.__name__)

@@ -1,0 +1,513 @@
+"""`agent-cache mcp --url --listen`: hosts and servers of Streamable HTTP, over the sockets of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+
+import pytest
+
+pytest.importorskip("mcp", reason="the servers of these tests are made by its SDK")
+pytest.importorskip("httpx2", reason="the relay over HTTP needs it")
+pytest.importorskip("uvicorn", reason="as above")
+pytest.importorskip("starlette", reason="as above")
+
+from agent_cache.relay.http_transport import listen
+from agent_cache.testing import reset
+from tests.harness.mcp_host import text_of
+from tests.harness.mcp_http_host import HttpHost, hosted, relaying, serving
+
+RULES = """
+namespace = "relay"
+new_turn_after = 1000
+[tools.get_value]
+kind = "read"
+tags = ["value:{key}"]
+[tools.set_value]
+kind = "write"
+tags = ["value:{key}"]
+[tools.slow_write]
+kind = "write"
+tags = ["value:{key}"]
+[tools.wait_for]
+kind = "read"
+tags = ["gate:{key}"]
+[tools."ask_*"]
+kind = "read"
+tags = ["ask"]
+[tools.whoami]
+kind = "read"
+tags = ["who"]
+[tools.fail]
+kind = "read"
+tags = ["fail"]
+[tools.large]
+kind = "read"
+tags = ["large"]
+[tools.drop_stream]
+kind = "read"
+tags = ["stream"]
+[tools.die]
+kind = "write"
+tags = ["death"]
+[tools.run_count]
+kind = "pass"
+[tools.open_gate]
+kind = "pass"
+[tools.change_list]
+kind = "pass"
+[tools.change_resource]
+kind = "pass"
+[on."notifications/resources/updated"]
+invalidate = ["value:{params[uri]}"]
+"""
+
+IS_MODERN = find_spec("mcp.server.mcpserver") is not None
+LATEST = ["2025-11-25", "2026-07-28"] if IS_MODERN else ["2025-11-25"]
+VERSIONS = pytest.mark.parametrize("version", ["2025-03-26", *LATEST])
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    """The relays of these tests are in this process: no write in doubt is left to the next one."""
+    yield
+    reset()
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def json_server():
+    with serving("json") as url:
+        yield url
+
+
+@pytest.fixture
+async def relay(server, rules):
+    async with relaying(server, rules) as relay:
+        yield relay
+
+
+@pytest.fixture
+def key(request):
+    """A key that no other test has."""
+    return request.node.name
+
+
+@VERSIONS
+async def test_a_read_runs_once_until_something_writes_what_it_reads(relay, key, version):
+    async with hosted(relay.url, version=version) as host:
+        first = await host.call("get_value", key=key)
+        assert await host.call("get_value", key=key) == first
+        await host.call("set_value", key=f"not {key}", value="x")
+        assert await host.call("get_value", key=key) == first
+        await host.call("set_value", key=key, value="x")
+        assert (await host.call("get_value", key=key)).startswith("x (")
+
+
+async def test_an_answer_of_json_is_stored_too(json_server, rules, key):
+    async with relaying(json_server, rules) as relay, hosted(relay.url) as host:
+        assert await host.call("get_value", key=key) == await host.call("get_value", key=key)
+
+
+@VERSIONS
+async def test_the_host_gets_the_bytes_that_it_would_get_from_the_server(server, relay, key, version):
+    async with hosted(server, version=version) as direct, hosted(relay.url, version=version) as host:
+        for method, params in [
+            ("tools/list", {}),
+            ("prompts/get", {"name": "greet", "arguments": {"name": "you"}}),
+            ("resources/templates/list", {}),
+            ("no/such", {"a": [1.0, 1e5, "é\u2028"]}),
+            ("tools/call", {"name": "get_value", "arguments": {"key": 1}}),
+            ("tools/call", {"name": "get_value", "arguments": "no object"}),
+            ("tools/call", {"name": "no such tool", "arguments": {}}),
+            ("tools/call", {"arguments": {}}),
+            ("tools/call", {"name": "fail", "arguments": {}}),
+            ("tools/call", {"name": "large", "arguments": {"size": 200_000}}),
+        ]:
+            one, other = await direct.request(method, params), await host.request(method, params)
+            assert (other.status, without_counts(other.body)) == (one.status, without_counts(one.body)), method
+            assert names(other) == names(one)
+
+
+@asynccontextmanager
+async def client_of(url, version):
+    """A host of the SDK."""
+    if IS_MODERN:
+        from mcp import Client
+
+        async with Client(url, mode="legacy" if version < "2026" else "auto") as client:
+            yield client
+    else:
+        from mcp import ClientSession
+        from mcp.client.streamable_http import streamable_http_client
+
+        async with streamable_http_client(url) as (reads, writes, _), ClientSession(reads, writes) as client:
+            await client.initialize()
+            yield client
+
+
+def without_counts(body: bytes) -> bytes:
+    return re.sub(rb"\(\d+\)", b"", body)
+
+
+def names(answer):
+    return sorted(set(answer.headers) - {"server", "date", "connection"})
+
+
+async def test_requests_that_are_no_messages_pass(server, relay):
+    async with hosted(server) as direct, hosted(relay.url) as host:
+        for body in (b"no json", b"[]", b"17", b'{"jsonrpc":"2.0"}', b"\xff", b""):
+            one, other = await direct.post(body), await host.post(body)
+            assert (one.status, one.body) == (other.status, other.body), body
+
+
+async def test_headers_go_to_the_server_as_they_came_and_nothing_is_added(server, relay, key):
+    async with hosted(server, **{"x-test": key, "user-agent": "ua"}) as direct:
+        await direct.call("get_value", key=key)
+    async with hosted(relay.url, **{"x-test": f"{key} relayed", "user-agent": "ua"}) as host:
+        await host.call("get_value", key=key)
+        seen = json.loads((await host.get("/seen")).body)
+
+    def of(mark):
+        found = [(method, path, headers) for method, path, headers in seen if ["x-test", mark] in headers]
+        drop = ("host", "mcp-session-id", "x-test", "accept-encoding", "content-length", "connection")
+        return [(method, path, sorted(h for h in headers if h[0] not in drop)) for method, path, headers in found]
+
+    direct_ones = of(key)
+    assert direct_ones[:2] == of(f"{key} relayed")[:2]  # initialize, initialized; then the relay asks for the tools
+    assert direct_ones[-1] == of(f"{key} relayed")[-1]
+
+
+async def test_a_session_ends_where_the_host_ends_it(relay, key):
+    async with hosted(relay.url) as host:
+        await host.call("get_value", key=key)
+        assert (await host.delete()).status == 200
+        gone = await host.begin("get_value", key=f"{key} 2")
+        assert gone.status == 404
+
+
+# Streams
+
+
+@VERSIONS
+async def test_messages_of_the_server_reach_the_host_while_the_call_runs(relay, key, version):
+    async with hosted(relay.url, version=version) as host:
+        running = host.begin("wait_for", key=key)
+        await host.until(lambda: host.notifications)
+        assert host.notifications[0]["method"] == "notifications/progress"
+        assert not running.done()
+        await host.call("open_gate", key=key)
+        assert (await running).text == f"{key} open (1)"
+
+
+async def test_the_server_can_ask_the_host_during_a_read_which_is_not_stored_then(relay, key):
+    async with hosted(relay.url) as host:
+        one = await host.call("ask_host", key=key)
+        host.answer = {"action": "accept", "content": {"color": "blue"}}
+        other = await host.call("ask_host", key=key)
+    assert (one.split()[0], other.split()[0]) == ("red", "blue")
+    assert len(host.asked) == 2
+
+
+async def test_a_stream_of_messages_passes_at_once_and_ends_with_its_host(relay):
+    async with hosted(relay.url) as host:
+        stream = host.listen()
+        await host.call("change_resource", uri="a://b")
+        await host.until(lambda: host.notifications)
+        assert host.notifications[0]["params"]["uri"].startswith("a://b")
+        stream.cancel()
+        await asyncio.wait([stream])
+
+
+async def test_a_notification_of_the_server_invalidates_what_the_rules_say(relay):
+    async with hosted(relay.url) as host:
+        host.listen()
+        first = await host.call("get_value", key="a://changed")
+        assert await host.call("get_value", key="a://changed") == first
+        await host.call("change_resource", uri="a://changed")
+        await host.until(lambda: host.notifications)
+        assert await host.call("get_value", key="a://changed") != first
+
+
+async def test_when_the_list_of_tools_changes_what_was_stored_is_dropped(relay, key):
+    async with hosted(relay.url) as host:
+        host.listen()
+        first = await host.call("get_value", key=key)
+        await host.call("change_list")
+        await host.until(lambda: host.notifications)
+        assert await host.call("get_value", key=key) != first
+
+
+async def test_a_stream_that_the_server_breaks_off_is_resumed_by_the_host_through_the_relay(rules):
+    with serving("resumable") as url:
+        async with relaying(url, rules) as relay, hosted(relay.url) as host:
+            broken = await host.begin("drop_stream")
+            assert not any("result" in message or "error" in message for message in broken.messages)
+            last = [line.partition(b":")[2].strip() for line in broken.body.splitlines() if line.startswith(b"id:")][-1]
+            host.listen(**{"last-event-id": last.decode()})
+            await host.until(lambda: host.messages[-1].get("id") == host.last_id)
+            assert text_of(host.messages[-1]["result"]) == "resumed (1)"
+
+
+@pytest.mark.parametrize("kind", ["events", "json"])
+async def test_what_is_loaded_after_its_host_was_answered_is_stored(server, json_server, tmp_path, key, kind):
+    path = tmp_path / "grace.toml"
+    late = 'tags = ["gate:{key}"]\nttl = 0.001\ngrace = 1000'
+    path.write_text('on_loop = "off"\n' + RULES.replace('tags = ["gate:{key}"]', late))
+    async with relaying(server if kind == "events" else json_server, path) as relay, hosted(relay.url) as host:
+        await host.call("open_gate", key=key)
+        first = await host.call("wait_for", key=key)
+        while await host.call("wait_for", key=key) == first:  # it has progress to tell, which nobody waits for
+            pass
+        assert relay.relay.session.get_metrics()["errors"] == 0
+
+
+# Several hosts
+
+
+async def test_equal_calls_of_two_sessions_share_one_run(relay, key):
+    async with hosted(relay.url) as one, hosted(relay.url) as other:
+        first = one.begin("wait_for", key=key)
+        await one.until(lambda: one.notifications)
+        second = other.begin("wait_for", key=key)
+        await other.call("open_gate", key=key)
+        answers = await first, await second
+        assert [answer.text for answer in answers] == [f"{key} open (1)"] * 2
+
+
+async def test_another_authorization_is_another_caller(relay):
+    async with hosted(relay.url, authorization="Bearer a") as one, hosted(relay.url, authorization="Bearer b") as other:
+        assert (await one.call("whoami")).startswith("Bearer a")
+        assert (await other.call("whoami")).startswith("Bearer b")
+        assert await one.call("whoami") == await one.call("whoami")
+
+
+@pytest.mark.parametrize("name", ["x-api-key", "cookie", "x-user"])
+async def test_any_header_that_may_tell_who_asks_is_another_caller(relay, key, name):
+    async with hosted(relay.url, **{name: "a=1"}) as one, hosted(relay.url, **{name: "b=1"}) as other:
+        assert await one.call("get_value", key=key) != await other.call("get_value", key=key)
+
+
+async def test_headers_that_are_named_are_the_only_ones_that_tell_hosts_apart(server, rules, key):
+    async with (
+        relaying(server, rules, vary_by=["X-User"]) as relay,
+        hosted(relay.url, **{"x-user": "a", "x-trace": "1"}) as one,
+        hosted(relay.url, **{"x-user": "a", "x-trace": "2"}) as same,
+        hosted(relay.url, **{"x-user": "b", "x-trace": "1"}) as other,
+        hosted(relay.url, **{"x-user": "a", "authorization": "Bearer c"}) as authorized,
+    ):
+        answer = await one.call("get_value", key=key)
+        assert await same.call("get_value", key=key) == answer
+        assert await other.call("get_value", key=key) != answer
+        assert await authorized.call("get_value", key=key) != answer
+
+
+@pytest.mark.parametrize("version", LATEST)
+async def test_when_the_leader_is_cancelled_a_waiter_runs_the_tool_anew(relay, key, version):
+    async with hosted(relay.url, version=version) as one, hosted(relay.url, version=version) as other:
+        first = one.begin("wait_for", key=key)
+        leader = one.last_id
+        await one.until(lambda: one.notifications)
+        second = other.begin("wait_for", key=key)
+        await other.call("run_count", name="any")  # the second call has come in before this one is answered
+        if version >= "2026":
+            first.cancel()
+        else:
+            await one.notify("notifications/cancelled", {"requestId": leader})
+            assert (await first).last["error"]
+        await other.until(lambda: other.notifications)
+        assert other.notifications[0]["params"]["progressToken"].startswith("of ")
+        await other.call("open_gate", key=key)
+        assert (await second).text == f"{key} open (2)"
+
+
+async def test_before_2026_a_host_that_goes_away_has_not_cancelled_its_call(relay, key):
+    async with hosted(relay.url) as one, hosted(relay.url) as other:
+        first = one.begin("wait_for", key=key)
+        await one.until(lambda: one.notifications)
+        first.cancel()
+        await asyncio.wait([first])
+        await other.call("open_gate", key=key)
+        assert await other.call("wait_for", key=key) == f"{key} open (1)"
+
+
+async def test_loops_are_judged_for_each_session_alone(server, tmp_path, key):
+    path = tmp_path / "loops.toml"
+    path.write_text(RULES.replace('namespace = "relay"', 'namespace = "relay"\nmax_tool_repeats = 3'))
+    async with relaying(server, path) as relay, hosted(relay.url) as one, hosted(relay.url) as other:
+        texts = [await one.call("get_value", key=key) for _ in range(3)]
+        assert texts[0] == texts[1] != texts[2]
+        assert [await other.call("get_value", key=key) for _ in range(2)] == texts[:2]
+
+
+@pytest.mark.parametrize("version", LATEST)
+async def test_the_notice_of_a_loop_is_a_result_that_a_real_client_takes(server, tmp_path, key, version):
+    path = tmp_path / "loops.toml"
+    path.write_text(RULES.replace('namespace = "relay"', 'namespace = "relay"\nmax_tool_repeats = 2'))
+    async with relaying(server, path) as relay, client_of(relay.url, version) as client:
+        await client.call_tool("get_value", {"key": key})
+        notice = await client.call_tool("get_value", {"key": key})
+        assert notice.is_error if IS_MODERN else notice.isError
+        assert "get_value" in notice.content[0].text
+
+
+async def test_error_results_are_not_stored(relay):
+    async with hosted(relay.url) as host:
+        assert await host.call("fail") != await host.call("fail")
+
+
+# What is refused, and what fails
+
+
+async def test_a_refusal_by_the_server_passes_with_its_headers_and_is_shared_with_nobody(rules, key):
+    with serving("guarded") as url:
+        async with relaying(url, rules) as relay:
+            host = HttpHost(relay.url)
+            for method in ("initialize", "tools/call"):
+                body, _ = host.message(method, {"name": "get_value", "arguments": {}})
+                refused = await host.post(body)
+                assert refused.status == 401
+                assert refused.body == b'{"error":"invalid_token"}'
+                assert refused.headers["www-authenticate"].startswith("Bearer resource_metadata=")
+                assert refused.headers.get_list("set-cookie") == ["a=1", "b=2"]
+            await host.close()
+            async with hosted(relay.url, authorization="Bearer a") as other:
+                assert await other.call("get_value", key=key)
+                seen = json.loads((await other.get("/seen")).body)
+                assert not any(name == "cookie" for _, _, headers in seen for name, _ in headers)
+
+
+async def test_who_waits_for_a_call_that_is_refused_for_its_session_gets_an_answer(server, relay, key):
+    async with hosted(relay.url) as one, hosted(relay.url) as other:
+        for host in (one, other):
+            await host.request("tools/list")
+        direct = HttpHost(server, **{"mcp-session-id": one.headers["mcp-session-id"]})
+        assert (await direct.delete()).status == 200
+        await direct.close()
+        one.headers["x-request-id"] = "hold"
+        refused = one.begin("get_value", key=key)
+        await other.call("run_count", name=key)
+        waiting = other.begin("get_value", key=key)
+        await other.call("run_count", name=key)
+        assert not waiting.done()
+        await other.call("open_gate", key="hold")
+        assert (await refused).status == 404
+        assert (await waiting).text.startswith("nothing")
+
+
+async def test_the_metadata_of_oauth_passes(relay):
+    async with hosted(relay.url) as host:
+        found = await host.get("/.well-known/oauth-protected-resource/mcp?a=%20b")
+        assert json.loads(found.body) == {"resource": "http://the.server/mcp", "query": "a=%20b"}
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1.evil.example"])
+async def test_pages_of_the_web_are_refused(relay, origin):
+    host = HttpHost(relay.url, origin=origin)
+    refused = await host.request("initialize")
+    assert refused.status == 403
+    assert "origin" in refused.last["error"]["message"]
+    await host.close()
+
+
+async def test_a_name_of_this_machine_that_is_another_ones_is_refused(relay):
+    host = HttpHost(relay.url, host="evil.example")
+    assert (await host.request("initialize")).status == 403
+    await host.close()
+
+
+async def test_a_page_of_this_machine_may_ask(relay):
+    async with hosted(relay.url, origin="http://localhost:6274") as host:
+        assert (await host.request("tools/list")).last["result"]["tools"]
+
+
+async def test_a_server_that_is_away_is_a_clear_error(rules, key):
+    with serving() as url:
+        pass
+    async with relaying(url, rules) as relay:
+        host = HttpHost(relay.url, modern=True)
+        for method, params in [("initialize", {}), ("tools/call", {"name": "get_value", "arguments": {"key": key}})]:
+            answer = await host.request(method, params)
+            assert "cannot be reached" in answer.last["error"]["message"]
+            assert answer.last["id"] == host.last_id
+        await host.close()
+
+
+async def test_a_server_that_dies_in_a_write_leaves_it_in_doubt(server, rules, key):
+    async with relaying(server, rules) as other, hosted(other.url) as reader:
+        with serving() as url:
+            async with relaying(url, rules) as relay, hosted(relay.url) as host:
+                writing = host.begin("slow_write", key=key)
+                await host.until(lambda: host.notifications)
+                host.begin("die", code=1)
+                answer = await writing
+                assert "agent-cache: the server has broken off" in answer.last["error"]["message"]
+                assert answer.last["id"] == writing.result().last["id"]
+        assert await reader.call("get_value", key=key) != await reader.call("get_value", key=key)
+        assert await reader.call("whoami") == await reader.call("whoami")
+
+
+# Batches
+
+
+async def test_each_message_of_a_batch_goes_its_own_way(relay, key):
+    async with hosted(relay.url, version="2025-03-26") as host:
+        first = await host.call("get_value", key=key)
+        batch = [
+            host.message("tools/call", {"name": "get_value", "arguments": {"key": key}})[0],
+            host.message("ping")[0],
+            {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": 1, "progress": 1}},
+            host.message("tools/call", {"name": "whoami", "arguments": {}})[0],
+        ]
+        answer = await host.post(batch)
+        found = {message["id"]: message["result"] for message in answer.messages if "id" in message}
+        assert set(found) == {each["id"] for each in batch if "id" in each}
+        assert found[batch[0]["id"]]["content"][0]["text"] == first
+
+
+# Recordings
+
+
+async def test_what_was_recorded_is_replayed_without_a_server(rules, tmp_path, key):
+    path = tmp_path / "run.jsonl"
+
+    async def run(url):
+        async with hosted(url) as host:
+            tools = (await host.request("tools/list")).last["result"]
+            prompt = (await host.request("prompts/get", {"name": "greet", "arguments": {"name": "you"}})).last["result"]
+            calls = [await host.call("get_value", key=key) for _ in range(2)]
+            calls.append(await host.call("set_value", key=key, value="x"))
+            return tools, prompt, calls, await host.call("get_value", key=key), (await host.delete()).status < 300
+
+    with serving() as url:
+        async with relaying(url, rules, record_to=path) as relay:
+            recorded = await run(relay.url)
+        assert relay.relay.findings == []
+    async with relaying(url, rules, replay_from=path) as relay:
+        assert await run(relay.url) == recorded
+    assert relay.relay.findings == []
+    assert "Bearer" not in path.read_text()
+
+
+async def test_no_token_is_kept(server, rules, tmp_path, key):
+    path = tmp_path / "run.jsonl"
+    token = "Bearer of-this-test"
+    async with relaying(server, rules, record_to=path) as relay, hosted(relay.url, authorization=token) as host:
+        await host.call("get_value", key=key)
+    assert "of-this-test" not in path.read_text()
+
+
+async def test_a_signal_in_the_first_moment_ends_it(server, rules):
+    async with relaying(server, rules) as relay:
+        stopped = listen(relay.listener, ("127.0.0.1", 0), lambda _: os.kill(os.getpid(), signal.SIGTERM))
+        await asyncio.wait_for(stopped, 60)

@@ -1,0 +1,204 @@
+"""`agent-cache mcp` in front of what only version 1 of the MCP SDK has: tasks, and servers of other people."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mcp.server.fastmcp", reason="needs mcp<2")
+
+from agent_cache.toolbox.rules_file import read_rules
+from tests.harness import mcp_host
+from tests.harness.mcp_host import RELAY, relayed, started, text_of
+
+TASKS = (sys.executable, str(Path(mcp_host.__file__).with_name("mcp_task_server.py")))
+
+RULES = """
+namespace = "tasks"
+[tools.get_value]
+kind = "read"
+tags = ["value:{key}"]
+[tools.set_later]
+kind = "write"
+tags = ["value:{key}"]
+[tools.read_later]
+kind = "read"
+tags = ["value:{key}"]
+[tools.release]
+kind = "pass"
+"""
+
+
+async def as_task(host, tool, **arguments):
+    result = await host.request("tools/call", {"name": tool, "arguments": arguments, "task": {"ttl": 60_000}})
+    return result["task"]["taskId"]
+
+
+async def end_by_polling(host, task):
+    while (await host.request("tasks/get", {"taskId": task}))["status"] == "working":
+        pass
+
+
+async def end_by_waiting(host, task):
+    await host.request("tasks/result", {"taskId": task})
+
+
+@pytest.mark.parametrize("end", [end_by_polling, end_by_waiting])
+@pytest.mark.parametrize("is_recorded", [False, True])
+async def test_a_write_that_is_a_task_holds_its_tags_until_the_task_has_ended(rules, tmp_path, end, is_recorded):
+    options = ["--record", tmp_path / "run.jsonl"] if is_recorded else []
+    async with relayed("--config", rules, *options, server=TASKS) as host:
+        assert await host.call("get_value", key="a") == "nothing (1)"
+        task = await as_task(host, "set_later", key="a")
+        assert await host.call("get_value", key="a") == "nothing (2)"
+        assert await host.call("get_value", key="a") == "nothing (3)"
+        assert await host.call("get_value", key="b") == "nothing (4)"
+        assert await host.call("get_value", key="b") == "nothing (4)"
+        await host.call("release")
+        await end(host, task)
+        assert await host.call("get_value", key="a") == "x (5)"
+        assert await host.call("get_value", key="a") == "x (5)"
+
+
+async def test_a_read_that_is_a_task_is_not_stored(rules):
+    async with relayed("--config", rules, server=TASKS) as host:
+        await host.call("release")
+        one = await as_task(host, "read_later", key="a")
+        two = await as_task(host, "read_later", key="a")
+        assert one != two
+        assert text_of(await host.request("tasks/result", {"taskId": two})) == "done"
+
+
+async def test_a_task_that_never_ends_does_not_keep_the_relay(rules):
+    async with relayed("--config", rules, server=TASKS) as host:
+        await as_task(host, "set_later", key="a")
+        assert await host.end() == 0
+
+
+async def test_a_recorded_task_replays(rules, tmp_path):
+    async def run(host):
+        task = await as_task(host, "set_later", key="a")
+        await host.call("release")
+        await end_by_waiting(host, task)
+        return task, await host.request("tasks/result", {"taskId": task})
+
+    tape = tmp_path / "run.jsonl"
+    async with relayed("--config", rules, "--record", tape, server=TASKS) as host:
+        recorded = await run(host)
+    async with started((*RELAY, "--config", rules, "--replay", tape)) as host:
+        assert await run(host) == recorded
+        assert await host.end() == 0
+
+
+# Servers of other people
+
+
+def git(folder, *arguments):
+    environment = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null", "HOME": str(folder)}
+    names = ["-c", "user.name=tests", "-c", "user.email=tests@example.org", "-c", "init.defaultBranch=main"]
+    subprocess.run(["git", *names, "-C", str(folder), *arguments], check=True, capture_output=True, env=environment)
+
+
+async def test_the_git_server_answers_its_log_from_the_cache_until_it_commits(tmp_path):
+    pytest.importorskip("mcp_server_git")
+    folder, path = tmp_path / "repo", tmp_path / "rules.toml"
+    folder.mkdir()
+    git(folder, "init")
+    for name, text in (("name", "tests"), ("email", "tests@example.org")):
+        git(folder, "config", f"user.{name}", text)
+    (folder / "one").write_text("one")
+    git(folder, "add", "one")
+    git(folder, "commit", "-m", "the first")
+    path.write_text(
+        'namespace = "git"\n[tools.git_log]\nkind = "read"\ntags = ["repo:{repo_path}"]\nttl = 60\n'
+        '[tools.git_status]\nkind = "watch"\n[tools."git_*"]\nkind = "write"\ntags = ["repo:{repo_path}"]\n'
+    )
+    repo = str(folder)
+    server = (sys.executable, "-m", "mcp_server_git")
+    async with relayed("--config", path, "--stats", server=server) as host:
+        log = await host.call("git_log", repo_path=repo)
+        assert "the first" in log
+        assert await host.call("git_log", repo_path=repo, max_count=10) == log  # as its schema's default
+        assert "two" not in await host.call("git_status", repo_path=repo)
+        (folder / "two").write_text("two")
+        assert "two" in await host.call("git_status", repo_path=repo)  # a watch sees what nobody told the relay
+        await host.call("git_add", repo_path=repo, files=["two"])
+        await host.call("git_commit", repo_path=repo, message="the second")
+        assert "the second" in await host.call("git_log", repo_path=repo)
+        failed = await host.request("tools/call", {"name": "git_log", "arguments": {"repo_path": "/nowhere"}})
+        assert failed["isError"]
+    assert "calls 8, hits 1" in host.errors
+
+
+def block_of_readme(language, text):
+    readme = (Path(__file__).parents[3] / "README.md").read_text("utf-8")
+    [found] = [
+        block for block in re.findall(rf"^```{language}\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL) if text in block
+    ]
+    return found
+
+
+async def test_what_readme_shows_of_the_relay_is_true(tmp_path):
+    pytest.importorskip("mcp_server_git")
+    explain, start = block_of_readme("sh", "--explain").splitlines()
+    tools = Path(sys.executable).parent
+    if shutil.which("agent-cache", path=tools) is None:
+        pytest.skip("the command is not installed beside this Python")
+    environment = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run(["sh", "-c", explain], check=True, cwd=tmp_path, env=environment)
+    assert read_rules(tmp_path / "git.toml").namespace == "mcp-git"
+
+    rules, folder = tmp_path / "git.toml", tmp_path / "repo"
+    rules.write_text(block_of_readme("toml", "git_log"))
+    folder.mkdir()
+    git(folder, "init")
+    git(folder, "commit", "--allow-empty", "-m", "the first")
+    git(folder, "config", "user.name", "tests")
+    git(folder, "config", "user.email", "tests@example.org")
+    _, _, *options = shlex.split(start.replace("git.toml", str(rules)))
+    cut = options.index("--")
+    server = (tools / options[cut + 1],)
+    async with relayed(*options[:cut], "--stats", server=server) as host:
+        for _ in range(2):
+            assert "the first" in await host.call("git_log", repo_path=str(folder))
+        (folder / "two").write_text("two")
+        await host.call("git_add", repo_path=str(folder), files=["two"])
+        await host.call("git_commit", repo_path=str(folder), message="the second")
+        assert "the second" in await host.call("git_log", repo_path=str(folder))
+    assert "calls 5, hits 1" in host.errors
+
+
+async def test_the_clock_of_the_time_server_does_not_stand_still():
+    pytest.importorskip("mcp_server_time")
+    server = (sys.executable, "-m", "mcp_server_time")
+    async with relayed("--stats", server=server) as host:
+        for _ in range(2):
+            await host.call("get_current_time", timezone="Europe/Paris")
+    assert "calls 2, hits 0, misses 2" in host.errors
+
+
+async def test_the_sqlite_server_reads_a_row_once_until_something_writes(tmp_path):
+    pytest.importorskip("mcp_server_sqlite")
+    path = tmp_path / "rules.toml"
+    path.write_text(
+        'namespace = "db"\n[tools.read_query]\nkind = "read"\ntags = ["rows"]\n'
+        '[tools.list_tables]\nkind = "read"\ntags = ["tables"]\n[tools.create_table]\nkind = "write"\n'
+        'tags = ["tables", "rows"]\n[tools.write_query]\nkind = "write"\ntags = ["rows"]\n'
+    )
+    server = (Path(sys.executable).with_name("mcp-server-sqlite"), "--db-path", tmp_path / "db")
+    async with relayed("--config", path, "--stats", server=server) as host:
+        await host.call("create_table", query="create table t (a int)")
+        for number in range(2):
+            await host.call("write_query", query=f"insert into t values ({number})")
+            for _ in range(2):
+                rows = await host.call("read_query", query="select a from t")
+                assert rows.count("'a'") == number + 1
+                assert "t" in await host.call("list_tables")
+    assert "calls 11, hits 5" in host.errors

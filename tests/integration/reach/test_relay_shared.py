@@ -1,0 +1,200 @@
+"""Relays that share answers through a Valkey, and a server that needs no library."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness import mcp_host
+from tests.harness.mcp_host import RELAY, relayed, started, text_of
+from tests.harness.servers import free_port
+
+PLAIN = Path(mcp_host.__file__).with_name("plain_mcp_server.py")
+
+RULES = """
+namespace = "shared"
+[tools.get_value]
+kind = "read"
+tags = ["value:{key}"]
+[tools.set_value]
+kind = "write"
+tags = ["value:{key}"]
+[tools.die]
+kind = "write"
+tags = ["value"]
+[tools.odd_number]
+kind = "read"
+tags = ["odd"]
+"""
+
+
+@pytest.fixture
+def server(tmp_path):
+    """The command of a server that counts its runs together with others."""
+    counter = tmp_path / "counter"
+    counter.touch()
+    return sys.executable, PLAIN, counter
+
+
+@pytest.fixture
+def remote(rules, valkey):
+    """A file of rules whose answers are shared."""
+    pytest.importorskip("redis", reason="the answers are shared through a server")
+    rules.write_text(f'remote = "{valkey.url}"\nvary = ["env:RELAY_TENANT"]\n{RULES}')
+    return rules
+
+
+async def test_a_relay_gets_the_answers_of_another_and_sees_its_writes(remote, server):
+    async with (
+        relayed("--config", remote, server=server) as one,
+        relayed("--config", remote, server=server) as two,
+    ):
+        assert await one.call("get_value", key="a") == "get_value (1)"
+        assert await two.call("get_value", key="a") == "get_value (1)"
+        await two.call("set_value", key="a")
+        assert await one.call("get_value", key="a") == "get_value (3)"
+        assert await one.end() == await two.end() == 0
+
+
+async def test_variables_that_the_file_names_keep_answers_apart_and_are_hashed(remote, server, valkey):
+    import redis
+
+    found = []
+    for tenant in ("tenant-one", "tenant-two", "tenant-one"):
+        async with relayed("--config", remote, server=server, RELAY_TENANT=tenant) as host:
+            found.append(await host.call("get_value", key="a"))
+    assert found == ["get_value (1)", "get_value (2)", "get_value (1)"]
+    with redis.Redis.from_url(valkey.url) as connection:
+        stored = [(key, connection.dump(key)) for key in connection.scan_iter()]
+    assert stored
+    assert "tenant" not in repr(stored)
+
+
+async def test_a_write_of_a_server_that_died_is_in_doubt_for_every_relay(remote, server):
+    async with relayed("--config", remote, server=server) as other:
+        assert await other.call("get_value", key="a") == "get_value (1)"
+        async with relayed("--config", remote, server=server) as host:
+            response = await host.begin("die")
+            assert response["error"]["code"] == -32603
+            assert await host.process.wait() == 3
+        assert await other.call("get_value", key="a") == "get_value (2)"
+        assert await other.call("get_value", key="a") == "get_value (3)"  # it may still take effect
+
+
+async def test_a_cache_that_cannot_be_reached_lets_calls_pass(rules, server):
+    pytest.importorskip("redis", reason="a server that is not there has a client")
+    rules.write_text(f'remote = "redis://127.0.0.1:{free_port()}"\n{RULES}')
+    async with relayed("--config", rules, server=server) as host:
+        assert await host.call("get_value", key="a") == "get_value (1)"
+        assert await host.call("set_value", key="a") == "set_value (2)"
+        assert "get_value" in await host.call("get_value", key="a")
+
+
+async def test_a_rule_that_does_not_fit_its_tool_lets_calls_pass_and_drops_what_was_stored(rules, server):
+    rules.write_text(RULES.replace('["odd"]', '["odd:{number}"]'))
+    async with relayed("--config", rules, server=server) as host:
+        assert await host.call("get_value", key="a") == "get_value (1)"
+        assert await host.call("odd_number") == "odd_number (2)"
+        assert await host.call("odd_number") == "odd_number (3)"
+        assert await host.call("get_value", key="a") == "get_value (4)"
+    assert "was not cached" in host.errors
+    assert "'number'" in host.errors
+
+
+async def test_a_result_that_is_no_json_passes_as_it_is_and_is_not_stored(rules, server):
+    async with relayed("--config", rules, server=server) as host:
+        for number in (1, 2):
+            assert await host.call("odd_number") == f"odd_number ({number})"
+        assert b"NaN" in host.lines[-1]
+
+
+async def test_a_batch_without_a_tool_call_is_passed_on_as_a_batch(rules, server):
+    async with relayed("--config", rules, server=server) as host:
+        found = await host.batch(
+            [
+                {"jsonrpc": "2.0", "id": 11, "method": "tools/list"},
+                {"jsonrpc": "2.0", "id": 12, "method": "ping"},
+            ]
+        )
+        assert [each["id"] for each in found] == [11, 12]
+        assert len(found[0]["result"]["tools"]) == 2
+
+
+async def test_every_page_of_the_list_of_tools_is_read(rules, server):
+    rules.write_text(RULES.replace('["odd"]', '["odd:{number}"]'))
+    found = await explained("--config", rules, server=server)
+    assert "odd_number" in found.stdout
+    assert found.returncode == 1  # the fourth tool, on the second page, has no such argument
+    assert "problem" in found.stdout
+
+
+async def test_noise_of_a_server_goes_to_standard_error(rules, server):
+    script = 'echo "starting..."; echo "[INFO] 12"; exec "$@"'
+    async with relayed("--config", rules, server=("bash", "-c", script, "x", *server)) as host:
+        assert await host.call("get_value", key="a") == "get_value (1)"
+    assert b"INFO" not in b"".join(host.lines)
+    assert "starting..." in host.errors
+    assert "[INFO] 12" in host.errors
+
+
+# --explain
+
+
+async def test_explain_prints_the_table_and_rules_to_begin_with_and_ends(tmp_path, server):
+    found = await explained(server=server)
+    assert found.returncode == 0
+    assert "# get_value" in found.stdout
+    path = tmp_path / "starter.toml"
+    path.write_text(found.stdout)
+    async with relayed("--config", path, server=server) as host:
+        assert await host.call("get_value", key="a") == "get_value (1)"
+        assert await host.call("get_value", key="a") == "get_value (2)"
+    begun = [
+        line.removeprefix("# ") for line in found.stdout.splitlines() if line.startswith(("# [", "# kind", "# tags"))
+    ]
+    path.write_text("\n".join(['namespace = "begun"', *begun]))
+    async with relayed("--config", path, server=server) as host:
+        await host.call("set_value", key="a")
+    assert "[tools.set_value]" in begun
+
+
+class Explained:
+    def __init__(self, stdout, stderr, returncode):
+        self.stdout, self.stderr, self.returncode = stdout.decode(), stderr.decode(), returncode
+
+
+async def explained(*options, server):
+    process = await asyncio.create_subprocess_exec(
+        *map(str, (*RELAY, "--explain", *options, "--", *server)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    return Explained(out, err, process.returncode)
+
+
+async def test_explain_of_a_file_shows_what_has_no_rule_yet(rules, server):
+    rules.write_text(RULES.replace('[tools.die]\nkind = "write"\ntags = ["value"]\n', ""))
+    found = await explained("--config", rules, server=server)
+    assert "[tools.die]" in found.stdout
+    assert "[tools.get_value]" not in found.stdout
+
+
+async def test_explain_ends_with_two_if_the_server_does_not_answer():
+    found = await explained(server=(sys.executable, "-c", "pass"))
+    assert found.returncode == 2
+    assert "Traceback" not in found.stderr
+
+
+async def test_a_server_that_lists_no_tools_is_no_mistake():
+    script = "import sys, json\nfor line in sys.stdin:\n    m = json.loads(line)\n"
+    script += "    e = {'code': -32601, 'message': 'no'}\n"
+    script += "    r = {'result': {'content': []}} if m.get('method') == 'tools/call' else {'error': e}\n"
+    script += "    'id' in m and print(json.dumps({'jsonrpc': '2.0', 'id': m['id'], **r}), flush=True)\n"
+    async with started((*RELAY, "--", sys.executable, "-c", script), greets=False) as host:
+        assert text_of(await host.request("tools/call", {"name": "x", "arguments": {}})) == ""
+        assert "not known" in host.errors

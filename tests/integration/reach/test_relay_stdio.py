@@ -1,0 +1,555 @@
+"""`agent-cache mcp` between a host and a server of the MCP SDK, over the pipes of real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from contextlib import asynccontextmanager
+
+import pytest
+
+pytest.importorskip("mcp", reason="the servers of these tests are made by its SDK")
+
+from agent_cache.recording import Cassette
+from tests.harness.mcp_host import RELAY, SERVER, relayed, started, text_of
+
+RULES = """
+namespace = "relay"
+new_turn_after = 1000
+[tools.get_value]
+kind = "read"
+tags = ["value:{key}"]
+[tools.set_value]
+kind = "write"
+tags = ["value:{key}"]
+[tools.hold]
+kind = "read"
+tags = ["hold:{key}"]
+[tools.ask_host]
+kind = "read"
+tags = ["ask"]
+[tools.fail]
+kind = "read"
+tags = ["fail"]
+[tools.large]
+kind = "read"
+tags = ["large"]
+[tools.noisy]
+kind = "read"
+tags = ["noisy"]
+[tools.die]
+kind = "write"
+tags = ["value"]
+[tools.run_count]
+kind = "pass"
+[tools.release]
+kind = "pass"
+[tools.change_list]
+kind = "pass"
+[tools.change_resource]
+kind = "pass"
+"""
+
+
+async def test_a_read_runs_once_until_something_writes_what_it_reads(rules):
+    async with relayed("--config", rules) as host:
+        assert await host.call("get_value", key="a") == "nothing (1)"
+        assert await host.call("get_value", key="a") == "nothing (1)"
+        assert await host.call("set_value", key="b", value="x") == "set (1)"
+        assert await host.call("get_value", key="a") == "nothing (1)"
+        assert await host.call("set_value", key="a", value="x") == "set (2)"
+        assert await host.call("get_value", key="a") == "x (2)"
+
+
+async def test_defaults_of_the_schema_are_no_difference(rules):
+    async with relayed("--config", rules) as host:
+        assert await host.call("get_value", key="a") == "nothing (1)"
+        assert await host.call("get_value", key="a", form="long") == "nothing (1)"
+        assert await host.call("get_value", key="a", form="short") == "nothing (2)"
+
+
+async def test_without_a_file_nothing_is_stored():
+    async with relayed() as host:
+        assert await host.call("clock") == "tick 1"
+        assert await host.call("clock") == "tick 2"
+        assert await host.call("get_value", key="a") == "nothing (1)"
+        assert await host.call("get_value", key="a") == "nothing (2)"
+
+
+async def test_a_tool_that_nobody_describes_drops_every_answer(rules):
+    async with relayed("--config", rules) as host:
+        assert await host.call("get_value", key="a") == "nothing (1)"
+        await host.call("undescribed")
+        assert await host.call("get_value", key="a") == "nothing (2)"
+
+
+# Calls at the same time
+
+
+async def test_two_equal_calls_at_once_run_once_and_each_gets_its_own_id(rules):
+    async with relayed("--config", rules) as host:
+        first, second = host.begin("hold", key="a"), host.begin("hold", key="a")
+        await host.call("release")
+        one, two = await first, await second
+        assert one["id"] != two["id"]
+        assert text_of(one["result"]) == text_of(two["result"]) == "a released (1)"
+        assert await host.call("run_count", name="hold") == "1"
+
+
+async def test_when_the_leader_is_cancelled_a_waiter_runs_the_tool_anew_and_the_server_is_told(rules):
+    async with relayed("--config", rules) as host:
+        progress = {"_meta": {"progressToken": "of the second"}}
+        first = host.begin("hold", key="a")
+        leader = host.last_id
+        second = host.start("tools/call", {"name": "hold", "arguments": {"key": "a"}, **progress})
+        await host.call("run_count", name="hold")
+        await host.notify("notifications/cancelled", {"requestId": leader, "reason": "enough"})
+        await host.until(lambda: host.notifications)  # the second run begins with progress, under its own token
+        assert host.notifications[0]["params"]["progressToken"] == "of the second"
+        assert await host.call("run_count", name="hold") == "2"
+        await host.call("release")
+        assert text_of((await second)["result"]) == "a released (2)"
+        assert not first.done() or "error" in first.result()  # as the server answers a cancelled request, if it does
+
+
+async def test_a_waiter_that_is_cancelled_does_not_end_the_run(rules):
+    async with relayed("--config", rules) as host:
+        first, _ = host.begin("hold", key="a"), host.begin("hold", key="a")
+        await host.notify("notifications/cancelled", {"requestId": host.last_id})
+        await host.call("release")
+        assert text_of((await first)["result"]) == "a released (1)"
+
+
+async def test_a_write_during_a_read_keeps_it_from_being_stored(rules):
+    async with relayed("--config", rules) as host:
+        first = host.begin("hold", key="a")
+        await host.call("undescribed")
+        await host.call("release")
+        assert text_of((await first)["result"]) == "a released (1)"
+        assert await host.call("hold", key="a") == "a released (2)"
+
+
+# What is not stored
+
+
+async def test_error_results_are_not_stored(rules):
+    async with relayed("--config", rules) as host:
+        one, two = [await host.request("tools/call", {"name": "fail", "arguments": {}}) for _ in range(2)]
+        assert one["isError"]
+        assert "refused (1)" in text_of(one)
+        assert two["isError"]
+        assert "refused (2)" in text_of(two)
+
+
+async def test_an_error_of_the_protocol_reaches_the_host_as_it_is(rules):
+    async with relayed("--config", rules) as host, started(SERVER) as direct:
+        for params in (
+            {"name": "no such tool", "arguments": {}},
+            {"name": "get_value", "arguments": []},
+            {"arguments": {}},
+            {"name": "get_value", "arguments": {"key": 5, "more": [1]}},
+        ):
+            relayed_response, response = (
+                await host.start("tools/call", params),
+                await direct.start("tools/call", params),
+            )
+            assert {**relayed_response, "id": 0} == {**response, "id": 0}
+
+
+async def test_the_answer_to_a_read_that_asked_the_host_is_not_stored(rules):
+    async with relayed("--config", rules) as host:
+        assert await host.call("ask_host", key="a") == "red (1)"
+        host.answer = lambda message: {"action": "accept", "content": {"color": "blue"}}
+        assert await host.call("ask_host", key="a") == "blue (2)"
+        assert [each["method"] for each in host.asked] == ["elicitation/create"] * 2
+
+
+# What passes by
+
+
+async def test_what_is_no_tool_call_passes_byte_for_byte(rules):
+    requests = [
+        ("tools/list", {}),
+        ("prompts/list", {}),
+        ("prompts/get", {"name": "greet", "arguments": {"name": "Ada"}}),
+        ("resources/templates/list", {}),
+        ("resources/read", {"uri": "text://ada"}),
+        ("resources/read", {"uri": "text://ada"}),
+        ("ping", {}),
+        ("no/such/method", {"x": 1}),
+    ]
+    async with relayed("--config", rules) as host, started(SERVER) as direct:
+        for method, params in requests:
+            await host.start(method, params)
+            await direct.start(method, params)
+        await host.write(b"this is no JSON\n")
+        await direct.write(b"this is no JSON\n")
+        await host.request("ping")
+        await direct.request("ping")
+        assert host.lines == direct.lines
+        assert len(host.lines) > len(requests)
+
+
+async def test_a_miss_passes_byte_for_byte_too(rules):
+    async with relayed("--config", rules) as host, started(SERVER) as direct:
+        for one in (host, direct):
+            await one.request("tools/call", {"name": "get_value", "arguments": {"key": "ä\u2028"}}, id="7")
+        assert host.lines == direct.lines
+
+
+async def test_progress_and_logs_reach_the_host_during_the_call(rules):
+    async with relayed("--config", rules) as host:
+        call = host.start("tools/call", {"name": "hold", "arguments": {"key": "a"}, "_meta": {"progressToken": 5}})
+        await host.until(lambda: host.notifications)
+        assert host.notifications[0]["params"]["progressToken"] == 5
+        assert not call.done()
+        await host.call("release")
+        await call
+
+
+async def test_the_progress_token_is_no_part_of_what_is_asked(rules):
+    async with relayed("--config", rules) as host:
+        for token in (1, 2):
+            params = {"name": "get_value", "arguments": {"key": "a"}, "_meta": {"progressToken": token}}
+            assert text_of(await host.request("tools/call", params)) == "nothing (1)"
+
+
+async def test_large_results_and_arguments_pass_and_are_stored(rules):
+    async with relayed("--config", rules) as host:
+        for _ in range(2):
+            assert await host.call("large", size=300_000) == "x" * 300_000
+        assert await host.call("run_count", name="large") == "1"
+        assert await host.call("set_value", key="a", value="y" * 300_000)
+        assert len(await host.call("get_value", key="a")) > 300_000
+
+
+async def test_a_host_that_writes_before_it_reads_does_not_wait_for_ever(rules):
+    async with relayed("--config", rules) as host:
+        await host.call("large", size=300_000)
+        host._reader.cancel()
+        await asyncio.gather(host._reader, return_exceptions=True)
+        calls = [host.begin("large", size=300_000) for _ in range(20)] + [host.begin("large", size=200_001)]
+        await host.process.stdin.drain()
+        for _ in range(20):
+            host.begin("set_value", key="a", value="z" * 200_000)
+        await host.process.stdin.drain()
+        host._reader = asyncio.ensure_future(host._read())
+        assert all("result" in each for each in await asyncio.gather(*calls))
+
+
+async def test_what_a_server_prints_to_standard_output_does_not_reach_the_host(rules):
+    async with relayed("--config", rules) as host:
+        assert await host.call("noisy") == "said it (1)"
+        assert await host.call("noisy") == "said it (1)"
+    assert all(json.loads(line) for line in host.lines)
+    assert host.errors.count("this is no protocol") == 1
+
+
+async def test_a_changed_list_of_tools_drops_what_was_learned_and_stored(rules):
+    async with relayed("--config", rules) as host:
+        await host.call("get_value", key="a")
+        await host.call("change_list")
+        await host.until(lambda: any(each["method"].endswith("tools/list_changed") for each in host.notifications))
+        assert await host.call("get_value", key="a") == "nothing (2)"
+
+
+async def test_a_notification_invalidates_the_tags_of_its_template(tmp_path):
+    path = tmp_path / "rules.toml"
+    path.write_text(
+        'namespace = "n"\n[tools.get_value]\nkind = "read"\ntags = ["doc:{key}"]\n'
+        '[tools.change_resource]\nkind = "pass"\n'
+        '[on."notifications/resources/updated"]\ninvalidate = ["doc:{params[uri]}"]\n'
+    )
+    async with relayed("--config", path) as host:
+        assert await host.call("get_value", key="text://one") == "nothing (1)"
+        assert await host.call("get_value", key="text://two") == "nothing (2)"
+        await host.call("change_resource", uri="text://one")
+        await host.until(lambda: host.notifications)
+        assert await host.call("get_value", key="text://two") == "nothing (2)"
+        assert await host.call("get_value", key="text://one") == "nothing (3)"
+
+
+# Batches, as protocol 2025-03-26 has them
+
+
+async def test_a_batch_is_answered_as_a_batch_whoever_answers_its_parts(rules):
+    async with relayed("--config", rules) as host:
+        await host.call("get_value", key="a")
+        call = {"jsonrpc": "2.0", "method": "tools/call"}
+        found = await host.batch(
+            [
+                {**call, "id": 101, "params": {"name": "get_value", "arguments": {"key": "a"}}},
+                {"jsonrpc": "2.0", "method": "notifications/roots/list_changed"},
+                {**call, "id": 102, "params": {"name": "get_value", "arguments": {"key": "b"}}},
+                {"jsonrpc": "2.0", "id": 103, "method": "ping"},
+            ]
+        )
+        by_id = {each["id"]: each["result"] for each in found}
+        assert text_of(by_id[101]) == "nothing (1)"
+        assert text_of(by_id[102]) == "nothing (2)"
+        assert 103 in by_id
+
+
+async def test_a_batch_goes_on_without_the_call_that_was_cancelled(rules):
+    async with relayed("--config", rules) as host:
+        call = {"jsonrpc": "2.0", "method": "tools/call"}
+        await host.write(
+            [
+                {**call, "id": 101, "params": {"name": "hold", "arguments": {"key": "a"}}},
+                {**call, "id": 102, "params": {"name": "hold", "arguments": {"key": "b"}}},
+            ]
+        )
+        await host.request("ping")
+        await host.notify("notifications/cancelled", {"requestId": 101})
+        await host.call("release")
+        assert [each["id"] for each in await host._batches.get()] == [102]
+
+
+# The SDK's own client
+
+
+async def test_the_client_of_the_sdk_sees_no_difference(rules):
+    import mcp.types as types
+
+    asked, steps = [], []
+
+    async def elicit(context, params):
+        asked.append(params.message)
+        return types.ElicitResult(action="accept", content={"color": "green"})
+
+    async def progress(number, total, message):
+        steps.append(number)
+
+    async def run(command):
+        async with client_of(command, elicit) as client:
+            tools = await client.list_tools()
+            found = [[each.model_dump(mode="json") for each in tools.tools]]
+            for tool, arguments in (
+                ("get_value", {"key": "a"}),
+                ("get_value", {"key": "a"}),
+                ("ask_host", {"key": "a"}),
+                ("fail", {}),
+                ("large", {"size": 200_000}),
+                ("release", {}),
+            ):
+                found.append((await client.call_tool(tool, arguments)).model_dump(mode="json"))
+            result = await client.call_tool("hold", {"key": "a"}, progress_callback=progress)
+            return [*found, result.model_dump(mode="json")]
+
+    direct, through = await run(SERVER), await run((*RELAY, "--config", str(rules), "--", *SERVER))
+    assert through[2] == through[1]
+    through[2] = direct[2]
+    assert through == direct
+    assert asked == ["Which color?"] * 2
+    assert steps == [1, 1]
+
+
+@asynccontextmanager
+async def client_of(command, elicit):
+    """A client of either version of the SDK."""
+    from mcp import StdioServerParameters
+    from mcp.client.stdio import stdio_client
+
+    transport = stdio_client(StdioServerParameters(command=command[0], args=list(command[1:]), env=dict(os.environ)))
+    try:
+        from mcp import Client
+    except ImportError:
+        from mcp import ClientSession
+
+        async with transport as (read, write), ClientSession(read, write, elicitation_callback=elicit) as client:
+            await client.initialize()
+            yield client
+    else:
+        async with Client(transport, elicitation_callback=elicit, mode="legacy") as client:
+            yield client
+
+
+# Loops
+
+
+async def test_a_loop_is_answered_by_an_error_result_that_the_model_can_read(rules):
+    rules.write_text("max_tool_repeats = 3\n" + RULES)
+    async with relayed("--config", rules) as host:
+        for _ in range(2):
+            result = await host.request("tools/call", {"name": "get_value", "arguments": {"key": "a"}})
+            assert not result.get("isError")
+        result = await host.request("tools/call", {"name": "get_value", "arguments": {"key": "a"}})
+        assert result["isError"]
+        assert "was called 3 times with the same arguments" in text_of(result)
+        assert await host.call("get_value", key="b") == "nothing (2)"
+
+
+@pytest.mark.parametrize("reaction", ["raise", "short_circuit", "warn", "off"])
+async def test_the_file_says_what_a_loop_leads_to(rules, reaction):
+    rules.write_text(f'max_tool_repeats = 2\non_loop = "{reaction}"\n' + RULES)
+    async with relayed("--config", rules) as host:
+        results = [await host.request("tools/call", {"name": "get_value", "arguments": {"key": "a"}}) for _ in range(4)]
+        assert [bool(each.get("isError")) for each in results] == [False] + [reaction == "raise"] * 3
+        assert await host.end() == (1 if reaction == "raise" else 0)
+    assert ("loop detected" in host.errors or "called 2 times" in host.errors) == (reaction != "off")
+
+
+# Ends
+
+
+async def test_when_the_server_dies_its_calls_get_an_error_and_its_exit_code_is_the_relays(rules):
+    async with relayed("--config", rules) as host:
+        waiting = host.begin("hold", key="a")
+        response = await host.begin("die", code=7)
+        assert response["error"]["code"] == -32603
+        assert "server has ended" in response["error"]["message"]
+        assert (await waiting)["error"]["code"] == -32603
+        assert await host.process.wait() == 7
+
+
+async def test_a_server_that_a_signal_has_ended_gives_the_exit_code_of_a_shell():
+    async with started((*RELAY, "--", "bash", "-c", "kill -KILL $$"), greets=False) as host:
+        await host._reader
+        assert await host.process.wait() == 128 + signal.SIGKILL
+
+
+async def test_the_end_of_the_input_lets_calls_end_and_the_server_too(rules):
+    script = "\n".join(
+        json.dumps({"jsonrpc": "2.0", **each})
+        for each in (
+            {"id": 1, "method": "initialize", "params": HELLO},
+            {"method": "notifications/initialized"},
+            {"id": 2, "method": "tools/call", "params": {"name": "get_value", "arguments": {"key": "a"}}},
+            {"id": 3, "method": "tools/call", "params": {"name": "get_value", "arguments": {"key": "a"}}},
+        )
+    )
+    process = await asyncio.create_subprocess_exec(
+        *RELAY, "--config", str(rules), "--", *SERVER, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    found, _ = await process.communicate(script.encode())
+    answers = {each["id"]: each["result"] for each in map(json.loads, found.splitlines())}
+    assert text_of(answers[2]) == text_of(answers[3]) == "nothing (1)"
+    assert process.returncode == 0
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_the_server_and_finishes_the_recording(rules, tmp_path, number):
+    tape = tmp_path / "run.jsonl"
+    async with relayed("--config", rules, "--record", tape) as host:
+        await host.call("get_value", key="a")
+        host.begin("hold", key="a")
+        await host.request("ping")
+        host.process.send_signal(number)
+        assert await host.process.wait() == 128 + number
+    steps = Cassette.load(tape).steps
+    assert [(each.name, list(each.outcome)) for each in steps if each.name.startswith("relay:")] == [
+        ("relay:get_value", ["value"]),
+        ("relay:hold", ["unfinished"]),
+    ]
+    assert not tape.with_name("run.jsonl.partial").exists()
+
+
+async def test_a_file_as_standard_input_is_read_in_a_thread(rules, tmp_path):
+    lines = tmp_path / "input.jsonl"
+    call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "clock", "arguments": {}}}
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": HELLO}
+    initialized = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+    lines.write_text("\n".join(map(json.dumps, (hello, initialized, call))))
+    with lines.open() as source:
+        process = await asyncio.create_subprocess_exec(
+            *RELAY, "--config", str(rules), "--", *SERVER, stdin=source, stdout=asyncio.subprocess.PIPE
+        )
+        found, _ = await process.communicate()
+    assert text_of(json.loads(found.splitlines()[-1])["result"]) == "tick 1"
+
+
+async def test_the_thread_that_reads_on_windows_does_the_same(rules):
+    async with relayed("--config", rules, "--stdin-in-thread") as host:
+        assert await host.call("get_value", key="a") == "nothing (1)"
+        assert await host.call("get_value", key="a") == "nothing (1)"
+        assert await host.call("set_value", key="a", value="z" * 300_000) == "set (1)"
+        call = host.begin("hold", key="a")
+        await host.call("release")
+        assert text_of((await call)["result"]) == "a released (1)"
+        assert await host.end() == 0
+
+
+# The command itself
+
+
+async def test_standard_output_carries_the_protocol_alone(rules):
+    async with relayed("--config", rules, "--stats") as host:
+        await host.call("get_value", key="a")
+        await host.call("get_value", key="a")
+        await host.call("undescribed")
+    assert all(json.loads(line)["jsonrpc"] == "2.0" for line in host.lines)
+    assert "calls 3, hits 1, misses 1" in host.errors
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('namespace = "n"\nttl = 5', "'ttl' is not known here"),
+        ('namespace = "n"\non_loop = "stop"', 'on_loop must be one of "notice"'),
+        ('namespace = "n"\nmax_tool_repeats = 1', "max_tool_repeats must be a whole number from 2 on"),
+        ('namespace = "n"\nnew_turn_after = "soon"', "new_turn_after must be a number of seconds above 0"),
+        ('namespace = "n"\nvary = ["GITHUB_TOKEN"]', "write 'GITHUB_TOKEN' as \"env:NAME\""),
+        ('namespace = "n"\n[on.updated]\ninvalidate = ["a"]', "must be named after a notification"),
+        ('namespace = "n"\n[on."notifications/x"]\ntags = ["a"]', "must have the one key invalidate"),
+        ('namespace = "n"\n[on."notifications/x"]\ninvalidate = ["a:{b}"]', "notifications/x"),
+        ('namespace = "n"\n[tools.x]\nkind = "cache"', "kind"),
+        ("namespace = ", "is no TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_ends_with_two_and_names_the_key(tmp_path, text, expected):
+    path = tmp_path / "rules.toml"
+    path.write_text(text)
+    found = run("--config", path, "--", *SERVER)
+    assert found.returncode == 2
+    assert expected in found.stderr
+    assert "rules.toml" in found.stderr
+    assert not found.stdout
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), "give the command of the server after --"),
+        (("--config", "/no/such/file", "--", "x"), "/no/such/file"),
+        (("--", "no-such-command"), "there is no command 'no-such-command'"),
+        (("--replay", "/no/such/file"), "/no/such/file"),
+        (("--record", "/dev/null/run", "--", "x"), "/dev/null/run"),
+        (("--strict", "--", "x"), "--strict needs --replay"),
+        (("--record", "a", "--replay", "b", "--", "x"), "not allowed with"),
+    ],
+)
+def test_a_mistake_in_the_arguments_ends_with_two(arguments, expected):
+    found = run(*arguments)
+    assert found.returncode == 2
+    assert expected in found.stderr
+    assert not found.stdout
+    assert "Traceback" not in found.stderr
+
+
+async def test_the_command_of_the_server_may_have_options_and_a_separator_of_its_own():
+    server = (
+        "bash",
+        "-c",
+        'printf \'{"jsonrpc":"2.0","method":"said","params":["%s"]}\\n\' "$*" >&1; cat',
+        "x",
+        "--",
+        "--config",
+    )
+    async with started((*RELAY, "--", *server), greets=False) as host:
+        await host.until(lambda: host.notifications)
+        assert host.notifications[0]["params"] == ["-- --config"]
+
+
+def run(*arguments):
+    """The finished process of a relay without a host."""
+    return subprocess.run(
+        [*RELAY, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+
+
+HELLO = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "tests", "version": "1"}}

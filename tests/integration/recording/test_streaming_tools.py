@@ -1,0 +1,292 @@
+"""Cached tools that stream are recorded chunk by chunk, and a replay streams without running anything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, get_metrics
+from agent_cache.errors import InDoubtError
+from agent_cache.recording import Cassette, CassetteError, DivergenceError, ReplayExhausted, observe, record, replay
+from agent_cache.resume import Journal
+
+
+@dataclass
+class Word:
+    text: str
+
+
+class Broken(Exception):
+    """What a tool raises."""
+
+
+class Shop:
+    """Streaming tools that count their runs."""
+
+    def __init__(self) -> None:
+        self.runs: list[str] = []
+        self.error: BaseException | None = None
+
+        @AgentCache("order:{id}", name="streaming:get")
+        async def get(id: str) -> str:
+            self.runs.append(f"get {id}")
+            return id
+
+        @AgentCache("order:{id}", name="streaming:words")
+        async def words(id: str) -> AsyncIterator[Word]:
+            self.runs.append(f"words {id}")
+            for letter in "abc":
+                await asyncio.sleep(0)
+                yield Word(letter + await get(id))
+            if self.error is not None:
+                raise self.error
+
+        @AgentCacheInvalidator("order:{id}", name="streaming:change")
+        async def change(id: str) -> AsyncIterator[str]:
+            self.runs.append(f"change {id}")
+            yield "half"
+            if self.error is not None:
+                raise self.error
+            yield "done"
+
+        @AgentCache("order:{id}", name="streaming:plain_words")
+        def plain_words(id: str) -> Iterator[Word]:
+            self.runs.append(f"plain {id}")
+            for letter in "abc":
+                yield Word(letter)
+
+        @AgentCacheInvalidator("order:{id}", name="streaming:plain_change")
+        def plain_change(id: str) -> Iterator[str]:
+            self.runs.append(f"plain change {id}")
+            yield "done"
+
+        self.get, self.words, self.change = get, words, change
+        self.plain_words, self.plain_change = plain_words, plain_change
+
+
+@pytest.fixture
+def shop(clock: object) -> Shop:
+    return Shop()
+
+
+async def collected(stream: Any) -> list[Any]:
+    return [chunk async for chunk in stream]
+
+
+async def agent(shop: Shop) -> list[Any]:
+    """Hits, misses, followers, writes, an early end and an error, and what the session has seen of them."""
+    found: list[Any] = []
+    async with AgentCacheSession() as session:
+        found.append(await collected(shop.words("7")))
+        found.append(await collected(shop.words("7")))
+        found.append(await collected(shop.change("7")))
+        found.append(await asyncio.gather(*(collected(shop.words("7")) for _ in range(3))))
+        async with aclosing(shop.words("8")) as stream:
+            found.append(await anext(stream))
+        shop.error = Broken("no more")
+        chunks: list[Any] = []
+        try:
+            async for chunk in shop.words("9"):
+                chunks.append(chunk)
+        except Broken as error:
+            found.append((chunks, str(error)))
+        shop.error = None
+        found.append(await collected(shop.words.fresh("7")))
+        found.append(traced(session))
+    return found
+
+
+def traced(session: AgentCacheSession) -> list[tuple[str, str, str]]:
+    """What the session has seen of the agent's own calls. What tools call does not run in a replay."""
+    calls = session.get_execution_trace()
+    return [(one.tool, one.source, one.outcome) for one in calls if one.tool != "streaming:get"]
+
+
+def plain_agent(shop: Shop) -> list[Any]:
+    """The same with synchronous tools."""
+    found: list[Any] = []
+    with AgentCacheSession() as session:
+        found.append(list(shop.plain_words("7")))
+        found.append(list(shop.plain_words("7")))
+        found.append(list(shop.plain_change("7")))
+        one, two = shop.plain_words("7"), shop.plain_words("7")
+        found += [next(one), next(two), *two, *one]
+        stream = shop.plain_words("8")
+        found.append(next(stream))
+        stream.close()
+        found.append(sorted(traced(session)))  # two streams of one thread may end in another order
+    return found
+
+
+async def test_a_replay_streams_the_same_and_runs_nothing(shop: Shop, path: Path):
+    async with record(path):
+        recorded = await agent(shop)
+    shop.runs.clear()
+    shop.words.clear()
+    async with replay(path, strict=True) as player:
+        replayed = await agent(shop)
+    assert replayed == recorded
+    assert type(replayed[0][0]) is Word
+    assert shop.runs == []
+    assert player.remaining == 0
+
+
+def test_a_replay_of_synchronous_streams_runs_nothing(shop: Shop, path: Path):
+    with record(path):
+        recorded = plain_agent(shop)
+    shop.runs.clear()
+    shop.plain_words.clear()
+    with replay(path, strict=True) as player:
+        replayed = plain_agent(shop)
+    assert replayed == recorded
+    assert type(replayed[0][0]) is Word
+    assert shop.runs == []
+    assert player.remaining == 0
+
+
+async def test_a_cassette_shows_how_each_stream_was_answered(shop: Shop, path: Path):
+    async with record(path):
+        await agent(shop)
+    calls = [call for call in Cassette.load(path).steps if not call.parent]
+    assert [(call.name.partition(":")[2], call.source) for call in calls] == [
+        ("words", "miss"),
+        ("words", "hit"),
+        ("change", "write"),
+        ("words", "miss"),
+        ("words", "shared"),
+        ("words", "shared"),
+        ("words", "miss"),
+        ("words", "miss"),
+        ("words", "miss"),
+    ]
+    assert calls[2].tags == ["order:7"]
+    ends = [call.outcome["stream"]["end"] for call in calls]
+    assert ends[6] == {"closed": True}
+    assert list(ends[7]) == ["error"]
+
+
+async def test_what_a_tool_calls_is_enclosed_by_its_stream(shop: Shop, path: Path):
+    async with record(path):
+        await collected(shop.words("7"))
+    stream, *inner = sorted(Cassette.load(path).steps, key=lambda call: call.id)
+    assert [call.name for call in inner] == ["streaming:get"] * 3
+    assert {call.parent for call in inner} == {stream.id}
+
+
+async def test_a_replay_does_not_go_on_where_its_consumer_had_left(shop: Shop, path: Path):
+    async with record(path), aclosing(shop.words("7")) as stream:
+        await anext(stream)
+    with pytest.raises(ReplayExhausted):
+        async with replay(path):
+            await collected(shop.words("7"))
+
+
+async def test_a_stream_that_was_not_recorded_is_refused(shop: Shop, path: Path):
+    async with record(path):
+        await collected(shop.words("7"))
+    with pytest.raises(DivergenceError):
+        async with replay(path):
+            await collected(shop.words("8"))
+
+
+async def test_what_returned_a_value_when_it_was_recorded_is_no_stream(path: Path):
+    @AgentCache("order", name="streaming:changed")
+    async def before() -> str:
+        return "value"
+
+    @AgentCache("order", name="streaming:changed")
+    async def after() -> AsyncIterator[str]:
+        yield "value"
+
+    async with record(path):
+        await before()
+    with pytest.raises(CassetteError, match="is a stream now"):
+        async with replay(path):
+            await collected(after())
+
+
+async def test_two_recordings_around_each_other_have_the_same(shop: Shop, path: Path, tmp_path: Path):
+    async with record(path), record(tmp_path / "inner.jsonl"):
+        await collected(shop.words("7"))
+        await collected(shop.words("7"))
+    outer, inner = ([(c.name, c.source, c.outcome) for c in Cassette.load(one).steps]
+                    for one in (path, tmp_path / "inner.jsonl"))  # fmt: skip
+    assert outer == inner
+
+
+async def test_a_sent_value_reaches_a_recorded_write(path: Path):
+    @AgentCacheInvalidator("order", name="streaming:echo")
+    async def echo() -> Any:
+        got = yield "first"
+        yield got
+
+    async with record(path):
+        stream = echo()
+        assert await anext(stream) == "first"
+        assert await stream.asend("sent") == "sent"
+        await stream.aclose()
+
+
+async def test_an_observer_sees_streams(shop: Shop):
+    class Listener:
+        def __init__(self) -> None:
+            self.ended: list[Any] = []
+
+        def on_start(self, call: Any) -> None:
+            pass
+
+        def on_end(self, call: Any) -> None:
+            self.ended.append((call.name, len(call.outcome.get("stream", {}).get("chunks", ()))))
+
+    listener = Listener()
+    with observe(listener):
+        await collected(shop.words("7"))
+    assert ("streaming:words", 3) in listener.ended
+
+
+async def test_hits_are_counted_in_a_replay(shop: Shop, path: Path):
+    async with record(path):
+        await agent(shop)
+    before = get_metrics()
+    async with replay(path):
+        await agent(shop)
+    after = get_metrics()
+    hits, shared = (after["tools"]["streaming:words"][name] - before["tools"]["streaming:words"][name]
+                    for name in ("hits", "shared"))  # fmt: skip
+    assert (hits, shared) == (1, 2)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def journaled(directory: Path, program: Any, **options: Any) -> Any:
+    async def run() -> Any:
+        async with AgentCacheSession("run", journal=Journal(directory, **options)):
+            return await program()
+
+    return asyncio.run(run())
+
+
+def test_a_journal_answers_whole_streams_and_doubts_a_write_that_was_cut(shop: Shop, tmp_path: Path):
+    async def program() -> Any:
+        found = [await collected(shop.words("7")), await collected(shop.change("7"))]
+        shop.error = kill
+        return [*found, await collected(shop.change("8"))]
+
+    kill: BaseException | None = Killed()
+    with pytest.raises(Killed):
+        journaled(tmp_path, program)
+    shop.error, shop.runs[:], kill = None, [], None
+    with pytest.raises(InDoubtError):
+        journaled(tmp_path, program)
+    assert shop.runs == []
+    found = journaled(tmp_path, program, on_doubt={"streaming:change": "rerun"})
+    assert found == [[Word("a7"), Word("b7"), Word("c7")], ["half", "done"], ["half", "done"]]
+    assert shop.runs == ["change 8"]

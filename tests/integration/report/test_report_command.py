@@ -1,0 +1,240 @@
+"""`agent-cache report` and `agent-cache trace`: what they write, and one clear line for what they cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_cache.cli import output, report
+from tests.harness.timed_runs import TimedRun, shop_run
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def needs_bokeh() -> None:
+    pytest.importorskip("bokeh", reason='a report needs pip install "agent-cache[report]"')
+    pytest.importorskip("jinja2", reason='a report needs pip install "agent-cache[report]"')
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return shop_run().save(tmp_path / "run.jsonl")
+
+
+@pytest.mark.usefixtures("needs_bokeh")
+def test_a_report_is_written(run: Path, tmp_path: Path, command: Command):
+    target = tmp_path / "out.html"
+    code, out, err = command("report", run, "-o", target)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{target}  15 calls, 5")
+    assert out.endswith(" kB\n")
+    text = target.read_text("utf-8")
+    assert text.startswith("<!doctype html>")
+    assert len(text) < 600_000
+    assert "http://" not in text.replace("http://www.w3.org", "")
+    assert "https://" not in text
+    assert list(tmp_path.glob(".*")) == []
+
+
+@pytest.mark.usefixtures("needs_bokeh")
+def test_two_runs_say_how_many_drifts_there_are(run: Path, tmp_path: Path, command: Command):
+    later = shop_run(amount=41).save(tmp_path / "later.jsonl")
+    code, out, err = command("report", run, later, "-o", tmp_path / "out.html")
+    assert (code, err) == (0, "")
+    assert "30 calls, 2 drifts, " in out
+
+
+def test_a_trace_is_written(run: Path, tmp_path: Path, command: Command):
+    target = tmp_path / "out.json"
+    code, out, err = command("trace", run, "--output", target)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{target}  15 calls, ")
+    events = json.loads(target.read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) == 15
+    code, out, err = command("trace", run, "-o", "-")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["traceEvents"] == events
+
+
+def test_without_a_name_it_has_that_of_the_run(
+    run: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert command("trace", run)[0] == 0
+    assert [path.name for path in folder.iterdir()] == ["run.json"]
+
+
+def test_a_file_that_is_there_is_replaced_as_a_whole_and_keeps_its_rights(run: Path, tmp_path: Path, command: Command):
+    target = tmp_path / "out.json"
+    target.write_text("old")
+    target.chmod(0o640)
+    link = tmp_path / "link.json"
+    link.symlink_to(target)
+    assert command("trace", run, "-o", link)[0] == 0
+    assert link.is_symlink()
+    assert target.read_text().startswith("{")
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+
+
+def test_a_new_file_has_the_rights_that_others_have(run: Path, tmp_path: Path, command: Command):
+    mask = os.umask(0o027)
+    try:
+        command("trace", run, "-o", tmp_path / "out.json")
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE((tmp_path / "out.json").stat().st_mode) == 0o640
+
+
+@pytest.mark.skipif(not Path("/dev/null").exists(), reason="there is no /dev/null here")
+def test_a_device_is_written_to(run: Path, command: Command):
+    assert command("trace", run, "-o", "/dev/null")[0] == 0
+    assert not Path("/dev/null").is_file()
+
+
+def test_what_was_there_stays_if_writing_is_interrupted(
+    run: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    def lines(timeline: object) -> Iterator[str]:
+        yield "half"
+        raise KeyboardInterrupt
+
+    target = tmp_path / "out.json"
+    target.write_text("old")
+    monkeypatch.setattr(report, "trace_lines", lines)
+    code, _, err = command("trace", run, "-o", target)
+    assert (code, err) == (130, "\nstopped\n")
+    assert target.read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "run.jsonl"]
+
+
+def broken(tmp_path: Path) -> dict[str, tuple[Path, str]]:
+    """By what is wrong: a file, and the line that says so."""
+    good = shop_run().save(tmp_path / "good.jsonl").read_text().splitlines(keepends=True)
+    texts = {
+        "nothing": ("", "is empty; delete it, or record it again"),
+        "table": ("id,name\n", 'is no cassette: it does not begin with {"agent_cache_cassette": 1, ...}'),
+        "json": ('{"a": 1}', "is JSON, but no cassette of agent-cache"),
+        "newer": (good[0].replace(":2", ":9", 1), "has format version 9"),
+        "middle": ("".join((good[0], good[1][:40], "\n", *good[2:])), "this line is broken: "),
+        "conflict": ("".join((good[0], "<<<<<<< HEAD\n", *good[1:])), "has a merge conflict"),
+    }
+    found = {}
+    for name, (text, line) in texts.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(text)
+        found[name] = path, line
+    binary = tmp_path / "binary.jsonl"
+    binary.write_bytes(b"\x89PNG\r\n\x1a\n\x00\xff" * 50)
+    found["binary"] = binary, "is no cassette"
+    found["missing"] = tmp_path / "missing.jsonl", "there is no cassette"
+    found["folder"] = tmp_path, "cannot be read: "
+    return found
+
+
+@pytest.mark.parametrize("name", ["report", "trace"])
+def test_what_is_no_run_is_said_in_one_line(name: str, tmp_path: Path, command: Command):
+    for path, reason in broken(tmp_path).values():
+        code, out, err = command(name, path, "-o", tmp_path / "out")
+        assert (code, out) == (2, ""), path
+        assert err.count("\n") == 1, err
+        assert str(path) in err
+        assert reason in err
+        assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_written_is_said_in_one_line(run: Path, tmp_path: Path, command: Command):
+    before = run.read_bytes()
+    link = tmp_path / "same.jsonl"
+    link.hardlink_to(run)
+    for target, reason in (
+        (run, "is a run that is read"),
+        (link, "is a run that is read"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "no" / "such" / "out.json", "cannot be written: No such file or directory"),
+        (run / "out.json", "cannot be written: Not a directory"),
+        (tmp_path / ("x" * 300), "cannot be written: File name too long"),
+        ("nul\x00", "cannot be written: "),
+    ):
+        code, out, err = command("trace", run, "-o", target)
+        assert (code, out) == (2, ""), target
+        assert err.count("\n") == 1, err
+        assert reason in err
+    assert run.read_bytes() == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk_is_said_in_one_line(run: Path, command: Command):
+    code, out, err = command("trace", run, "-o", "/dev/full")
+    assert (code, out) == (2, "")
+    assert err == "/dev/full: cannot be written: No space left on device\n"
+
+
+def test_a_torn_run_and_an_empty_one_are_written_and_said(run: Path, tmp_path: Path, command: Command):
+    run.write_text("".join(run.read_text().splitlines(keepends=True)[:4])[:-20])
+    code, _, err = command("trace", run, "-o", tmp_path / "out.json")
+    lines = err.splitlines()
+    assert code == 0
+    assert lines[0] == f"{run}: The recording was killed: calls may be missing."
+    assert lines[1].startswith(f"{run}: The recording has no times")  # they were in the line that is missing
+    assert len(lines) == 2
+    empty = TimedRun().save(tmp_path / "empty.jsonl")
+    code, out, err = command("trace", empty, "-o", tmp_path / "out.json")
+    assert (code, err) == (0, f"{empty}: The run has no calls.\n")
+    assert "0 calls" in out
+
+
+@pytest.mark.usefixtures("needs_bokeh")
+def test_runs_that_cannot_be_compared_are_written_and_said(run: Path, tmp_path: Path, command: Command):
+    other = TimedRun()
+    other.add("bank:pay", 0, 1, source="write")
+    path = other.save(tmp_path / "other.jsonl")
+    code, _, err = command("report", run, path, "-o", tmp_path / "out.html")
+    assert code == 0
+    assert err.count("\n") == 1
+    assert err.startswith(f"{path}: has no call in common with its baseline")
+
+
+@pytest.mark.usefixtures("needs_bokeh")
+def test_too_many_runs_are_refused(run: Path, tmp_path: Path, command: Command):
+    code, _, err = command("report", *[run] * 27, "-o", tmp_path / "out.html")
+    assert (code, err) == (2, "a report shows up to 26 runs, got 27\n")
+
+
+def test_without_bokeh_it_says_what_to_install(
+    run: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("bokeh", "bokeh.embed"):
+        monkeypatch.setitem(sys.modules, name, None)
+    code, _, err = command("report", run, "-o", tmp_path / "out.html")
+    assert (code, err) == (2, 'a report needs Bokeh and Jinja2: pip install "agent-cache[report]"\n')
+    assert command("trace", run, "-o", tmp_path / "out.json")[0] == 0  # needs nothing
+
+
+def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path, command: Command):
+    path = TimedRun().save(tmp_path / "a\x1b[31m\u202e.jsonl")
+    code, out, err = command("trace", path, "-o", tmp_path / "b\x1b[0m.json")
+    assert code == 0
+    assert "\x1b" not in out + err
+    assert "\u202e" not in out + err
+
+
+def test_a_large_run_shows_its_progress(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    run = TimedRun()
+    for number in range(3000):
+        run.add("shop:get", number, 1, source="miss")
+    path = run.save(tmp_path / "run.jsonl")
+    monkeypatch.setattr(output.sys.stderr, "isatty", lambda: True, raising=False)
+    code, _, err = command("trace", path, "-o", tmp_path / "out.json")
+    assert code == 0
+    assert "reading calls of run.jsonl [##############################] 100%" in err

@@ -1,0 +1,471 @@
+"""The page of a report in a real browser: what it draws, what is read without seeing it, and that it does no more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache.recording import Cassette
+from agent_cache.report.timeline import compared, read_timeline
+from tests.harness.timed_runs import TimedRun, shop_run
+
+pytest.importorskip("bokeh", reason='a report needs pip install "agent-cache[report]"')
+pytest.importorskip("jinja2", reason='a report needs pip install "agent-cache[report]"')
+
+from agent_cache.report import page as page_module
+from agent_cache.report.page import page
+
+HIT, MISS, WRITE, MODEL, FUNCTION = "15935a", "3a6ee0", "d2640f", "7a4cc9", "c5cedb"
+LOOP, DRIFT, SELECTED = "e0a100", "d6249f", "111827"
+
+PIXELS = """
+(figure) => {
+  const found = {};
+  const visit = (node) => {
+    for (const child of node.querySelectorAll("*")) {
+      if (child.shadowRoot) visit(child.shadowRoot);
+      if (child.tagName !== "CANVAS" || !child.width || !child.height) continue;
+      const { data } = child.getContext("2d").getImageData(0, 0, child.width, child.height);
+      for (let at = 0; at < data.length; at += 4) {
+        if (data[at + 3] !== 255) continue;
+        const colour = [data[at], data[at + 1], data[at + 2]].map((one) => one.toString(16).padStart(2, "0")).join("");
+        found[colour] = (found[colour] || 0) + 1;
+      }
+    }
+  };
+  visit(figure);
+  return found;
+}
+"""
+"""How many pixels of the canvases of a figure have each colour."""
+
+
+def pixels(shown: Any, letter: str = "a") -> dict[str, int]:
+    # Bokeh paints in the next frame, and waits for an idle moment.
+    shown.evaluate("() => new Promise((done) => setTimeout(() => requestAnimationFrame(() => done()), 60))")
+    return shown.locator(f"#figure-{letter}").evaluate(PIXELS)
+
+
+def range_of(shown: Any) -> tuple[float, float]:
+    return tuple(
+        shown.evaluate(
+            "() => { const { x_range } = Bokeh.documents[0].roots()[0]; return [x_range.start, x_range.end] }"
+        )
+    )
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[..., Path]:
+    """Write the page of some runs."""
+
+    def write(*runs: TimedRun, names: tuple[str, ...] = ("refund.jsonl", "later.jsonl", "third.jsonl")) -> Path:
+        cassettes = [Cassette.load(run.save(tmp_path / name)) for run, name in zip(runs, names, strict=False)]
+        timelines = [read_timeline(cassette) for cassette in cassettes]
+        comparison = compared(timelines, cassettes) if len(runs) > 1 else None
+        path = tmp_path / "report.html"
+        path.write_text(page(timelines, comparison), "utf-8")
+        return path
+
+    return write
+
+
+def test_the_timeline_is_drawn(written: Callable[..., Path], show: Callable[..., Any]):
+    shown = show(written(shop_run()))
+    drawn = pixels(shown)
+    for colour in (MISS, WRITE, MODEL, FUNCTION):
+        assert drawn.get(colour, 0) > 200, colour
+    for colour in (HIT, LOOP):
+        assert drawn.get(colour, 0) > 10, colour
+    assert SELECTED not in drawn
+    assert drawn[FUNCTION] > drawn[MISS]  # two functions enclose the rest
+    assert shown.locator("#loading").is_hidden()
+    assert shown.title() == "refund.jsonl - agent-cache"
+
+
+def test_the_table_has_every_call(written: Callable[..., Path], show: Callable[..., Any]):
+    run = shop_run()
+    shown = show(written(run))
+    rows = shown.locator(".calls tbody tr")
+    assert rows.count() == len(run.calls)
+    numbers = rows.locator("th").all_text_contents()
+    assert [*map(int, numbers)] == [call.id for call in run.calls]  # those of a task together, as in the file
+    refunds = rows.filter(has_text="refund")
+    assert refunds.count() == 2
+    cells = refunds.nth(1).locator("th, td").all_inner_texts()
+    assert cells[1].strip() == "write"
+    assert "order_id='W2', amount=40" in cells[2]
+    assert "raised PermissionError: too much" in cells[3]
+    assert cells[4:6] == ["700 ms", "150 ms"]
+    assert shown.locator(".calls .badge.loop").all_inner_texts() == [
+        "loop repeat: notice",
+        "loop repeat: answered by a notice",
+    ]
+
+
+def test_it_says_what_the_run_took_and_saved(written: Callable[..., Path], show: Callable[..., Any]):
+    pytest.importorskip("genai_prices")
+    shown = show(written(shop_run()))
+    summary = shown.locator("#summary").inner_text()
+    assert re.search(r"3,000 tokens sent, 300 received", summary)
+    assert "$0.0135" in summary
+    assert "4 tool runs not made: 3 cached, 1 shared" in summary
+    assert "57%" in summary  # 4 of 7 reads
+    assert "1 raised, 2 in loops" in summary
+
+
+def test_legend_and_patterns_say_the_same_without_colours(written: Callable[..., Path], show: Callable[..., Any]):
+    shown = show(written(shop_run()))
+    names = shown.locator(".legend b").all_inner_texts()
+    assert names == ["hit", "shared", "miss", "write", "blocked", "model", "function", "raised", "loop"]
+    patterns = shown.evaluate(
+        "() => Bokeh.documents[0].roots()[0].renderers.filter((one) => one.data_source.data.n)"
+        ".map((one) => one.glyph.hatch_pattern.value)"
+    )
+    assert len(patterns) == 7
+    assert sorted(patterns).count("blank") == 2  # miss and function, of which one is dark and one is light
+    assert len(set(patterns)) == 6
+
+
+def test_the_legend_has_the_colours_of_the_bars() -> None:
+    """They stand twice: bars on a canvas are given theirs by Python, and the legend and the table by CSS."""
+    rules = (Path(page_module.__file__).parent / "page.css").read_text("utf-8")
+    of_css = dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", rules.partition("@media")[0]))
+    drawn = {category: fill for category, (fill, _, _) in page_module._COLOURS.items()}
+    assert drawn == {category: of_css.get(category) for category in drawn}
+
+
+def test_headings_regions_and_names_are_there_for_those_who_do_not_see(
+    written: Callable[..., Path], show: Callable[..., Any]
+):
+    shown = show(written(shop_run()))
+    levels = shown.evaluate("() => [...document.querySelectorAll('h1,h2,h3')].map((one) => one.tagName)")
+    assert levels == ["H1", "H2", "H2", "H2", "H2"]
+    assert shown.locator("html").get_attribute("lang") == "en"
+    picture = shown.get_by_role("img", name=re.compile("^Timeline of refund.jsonl: 15 calls"))
+    assert picture.count() == 1
+    assert "2 hit" not in picture.get_attribute("aria-label")
+    assert "3 hit, 1 shared, 3 miss" in picture.get_attribute("aria-label")
+    assert shown.get_by_role("table").count() == 2
+    assert shown.get_by_role("columnheader", name="outcome").count() == 1
+    assert shown.get_by_role("row").count() > 15
+    for name in ("Zoom in", "Zoom out", "Earlier", "Later", "Whole run"):
+        assert shown.get_by_role("button", name=name, exact=True).count() == 1
+    assert shown.get_by_label("Search").count() == 1
+
+
+def test_everything_is_done_with_keys(written: Callable[..., Path], show: Callable[..., Any]):
+    shown = show(written(shop_run()))
+    whole = range_of(shown)
+    focused = []
+    for _ in range(9):
+        shown.keyboard.press("Tab")
+        focused.append(shown.evaluate("() => document.activeElement.id || document.activeElement.className"))
+    assert focused[:7] == ["skip", "zoom-in", "zoom-out", "earlier", "later", "whole", "figure-a"]
+    shown.locator("#figure-a").focus()
+    shown.keyboard.press("+")
+    zoomed = range_of(shown)
+    assert zoomed[1] - zoomed[0] == pytest.approx((whole[1] - whole[0]) / 2)
+    shown.keyboard.press("ArrowRight")
+    assert range_of(shown)[0] > zoomed[0]
+    shown.keyboard.press("0")
+    assert range_of(shown) == pytest.approx(whole)
+    shown.locator("#zoom-in").focus()
+    shown.keyboard.press("Enter")
+    assert range_of(shown) == pytest.approx(zoomed)
+    shown.keyboard.press("Tab")
+
+    rows = shown.locator(".calls tbody tr")
+    rows.first.focus()
+    shown.keyboard.press("ArrowDown")
+    assert shown.evaluate("() => document.activeElement.id") == "a1"
+    assert SELECTED not in pixels(shown)
+    shown.keyboard.press("Enter")
+    assert rows.nth(1).get_attribute("aria-current") == "true"
+    assert pixels(shown)[SELECTED] > 100
+    outline = shown.evaluate("() => getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+
+
+def test_a_bar_leads_to_its_row_and_says_what_it_is(written: Callable[..., Path], show: Callable[..., Any]):
+    run = TimedRun()
+    run.add("shop:get_order", 0, 100, source="miss", arguments={"order_id": "<b>W1</b>"})
+    shown = show(written(run))
+    box = shown.locator("#figure-a").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + 26
+    shown.mouse.move(x, y)
+    shown.wait_for_selector("#tip:not([hidden])")
+    tip = shown.locator("#tip").inner_text()
+    assert tip.splitlines()[0] == "get_order"
+    assert "order_id='<b>W1</b>'" in tip
+    assert shown.locator("#tip *").evaluate_all("(all) => all.map((one) => one.tagName)") == ["B", *["SPAN"] * 3]
+    shown.mouse.click(x, y)
+    shown.wait_for_selector("#a0[aria-current=true]")
+    assert shown.evaluate("() => document.activeElement.id") == "a0"
+
+
+def test_rows_are_searched_and_chosen(written: Callable[..., Path], show: Callable[..., Any]):
+    shown = show(written(shop_run()))
+    visible = shown.locator(".calls tbody tr:visible")
+    shown.get_by_label("Search").fill("REFUND w2")
+    assert visible.count() == 1
+    assert shown.locator("#found").inner_text() == "1 of 15 rows"
+    shown.get_by_label("Search").fill("")
+    shown.get_by_label("Show").select_option("hit")
+    assert visible.count() == 3
+    shown.get_by_label("Show").select_option("trouble and drift")
+    assert visible.count() == 3
+    shown.get_by_label("Show").select_option("all calls")
+    assert visible.count() == 15
+
+
+HOSTILE = (
+    "<script>window.pwned=1</script>",
+    "</script><script>window.pwned=1</script>",
+    "<img src=x onerror='window.pwned=1'>",
+    '"><svg onload=window.pwned=1>',
+    "' autofocus onfocus='window.pwned=1",
+    "javascript:window.pwned=1",
+    "{{ 7 * 7 }}{% raw %}",
+    "<!--",
+    "]]>&lt;b&gt;",
+    "$$\\href{javascript:pwned=1}{x}$$",
+    "@{n}$index${window.pwned=1}",
+    "\u202egnirts\u2066 \x1b[31m\x00",
+    "<style>*{display:none}</style>",
+    "<base href=//evil.example><link rel=stylesheet href=//evil.example/x.css>",
+)
+
+
+def hostile_run(value: int = 1) -> TimedRun:
+    run = TimedRun(model=HOSTILE[0], recorded_at=HOSTILE[2])
+    for number, text in enumerate(HOSTILE):
+        error = {"error": {"type": text, "message": text, "args": [text]}}
+        loops = {"value": {text: [text]}, "instead": [text, text], "loops": [[text, text, 0]]}
+        for outcome in (error, loops):
+            run.add(
+                text, number * 10, 5, source="write", arguments={"text": text, "x": [text, value]}, outcome=outcome,
+                tags=[text],
+            )  # fmt: skip
+        run.add(text, number * 10, 9, kind="llm", model=text, input_tokens=5, output_tokens=value)
+    return run
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one", "two"])
+def test_hostile_text_is_text(several: bool, written: Callable[..., Path], show: Callable[..., Any]):
+    runs = [hostile_run(), hostile_run(2)] if several else [hostile_run()]
+    names = ("<img src=x onerror=pwned=1>.jsonl", "'\"><script>pwned=1<.jsonl")
+    shown = show(written(*runs, names=names))
+    assert shown.evaluate("() => window.pwned") is None
+    number = {
+        selector: shown.evaluate("(selector) => document.querySelectorAll(selector).length", selector)
+        for selector in (
+            "img, svg, base, link, object, embed, iframe",
+            "[onerror], [onload], [onfocus], [autofocus]",
+            "body style",
+            "script",
+        )
+    }
+    assert list(number.values()) == [0, 0, 0, 4]  # Bokeh's program and the data as text, ours, and Bokeh's that runs
+    text = shown.locator("#calls").text_content()
+    for one in HOSTILE:
+        if one.isprintable():
+            assert one in text
+    assert r"\u202egnirts\u2066 \x1b[31m\x00" in text
+    assert "\u202e" not in shown.content()
+    assert "49{% raw %}" not in text
+    assert names[0] in shown.locator("h1").inner_text()
+    box = shown.locator("#figure-a").bounding_box()
+    for part in range(1, 20):
+        shown.mouse.move(box["x"] + 60 + (box["width"] - 60) * part / 20, box["y"] + 26)
+    assert shown.evaluate("() => window.pwned") is None
+
+
+def test_the_policy_of_the_page_lets_no_other_script_run(
+    written: Callable[..., Path], browser: Any, show: Callable[..., Any]
+):
+    """Should a text become an element one day, it is still no program, and nothing is fetched for it."""
+    path = written(shop_run())
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', path.read_text("utf-8"))[1]
+    assert "default-src 'none'" in policy
+    assert "unsafe-eval" not in policy
+    assert re.fullmatch(r".*script-src( 'sha256-[^']+'){2}", policy)
+    context = browser.new_context(offline=True)
+    shown = context.new_page()
+    shown.goto(path.as_uri())
+    shown.wait_for_selector("html[data-ready=yes]", state="attached")
+    shown.evaluate("""() => {
+      const script = document.createElement("script");
+      script.textContent = "window.pwned = 1";
+      document.body.append(script);
+      const holder = document.createElement("div");
+      holder.innerHTML = "<img src=x onerror='window.pwned = 1'><a id=link href='javascript:window.pwned = 1'>x</a>";
+      document.body.append(holder);
+      document.getElementById("link").click();
+    }""")
+    assert shown.evaluate("() => fetch('https://example.com').then(() => 'sent', () => 'refused')") == "refused"
+    assert shown.evaluate("() => window.pwned") is None
+    context.close()
+
+
+@pytest.mark.parametrize("width", [320, 920])
+def test_it_is_read_on_a_narrow_screen(width: int, written: Callable[..., Path], show: Callable[..., Any]):
+    run = shop_run()
+    run.add("shop:get", 1100, 5, source="miss", arguments={"text": "x" * 500}, outcome={"value": "y" * 500})
+    for runs in ([run], [run, shop_run(amount=41)]):
+        shown = show(written(*runs), viewport={"width": width, "height": 740}, has_touch=True, is_mobile=width < 700)
+        assert shown.evaluate("() => document.documentElement.scrollWidth") <= width
+        assert pixels(shown)[MISS] > 40
+        row = shown.locator(".calls tbody tr").first
+        row.scroll_into_view_if_needed()
+        assert row.is_visible()
+        for cell in row.locator("td").all():
+            box = cell.bounding_box()
+            assert box is None or box["x"] + box["width"] <= width + 1
+        texts = shown.locator(".calls tr:last-child :is(i, s)")
+        assert texts.count() >= 2
+        assert texts.evaluate_all("(all) => all.every((one) => one.scrollWidth <= one.clientWidth)")
+        assert shown.get_by_role("row").count() >= len(run.calls) - 1  # still a table
+
+
+def test_a_page_scrolls_by_a_touch_of_the_timeline(written: Callable[..., Path], show: Callable[..., Any]):
+    shown = show(written(shop_run()), viewport={"width": 390, "height": 740}, has_touch=True, is_mobile=True)
+    assert shown.locator("#figure-a").evaluate("(box) => getComputedStyle(box).touchAction") == "pan-y"
+
+
+def test_without_scripts_the_table_is_there(written: Callable[..., Path], show: Callable[..., Any]):
+    shown = show(written(shop_run()), waits=False, java_script_enabled=False)
+    assert shown.get_by_text("needs scripts, which are switched off").is_visible()
+    assert shown.get_by_role("row").filter(has_text="refund").count() == 3  # two calls, and the sums of the tool
+
+
+def test_a_browser_that_cannot_draw_says_so(written: Callable[..., Path], show: Callable[..., Any], tmp_path: Path):
+    path = written(shop_run())
+    path.write_text(re.sub(r'(id="bokeh">)[^<]{100}', r"\1AAAA", path.read_text("utf-8")), "utf-8")
+    shown = show(path, waits=False)
+    shown.wait_for_selector("html[data-ready=no]", state="attached")
+    assert "cannot draw" in shown.locator("#loading").inner_text()
+    shown.get_by_label("Search").fill("refund")
+    assert shown.locator(".calls tbody tr:visible").count() == 2
+
+
+def test_it_prints_with_every_row(written: Callable[..., Path], show: Callable[..., Any]):
+    run = TimedRun()
+    for number in range(600):
+        run.add("shop:get", number, 1, source="miss", arguments={"number": number})
+    shown = show(written(run))
+    shown.emulate_media(media="print")
+    assert shown.locator("#zoom-in").is_hidden()
+    assert shown.locator("#search").is_hidden()
+    states = shown.locator(".group").evaluate_all("(all) => all.map((one) => getComputedStyle(one).contentVisibility)")
+    assert states == ["visible"] * 3
+    assert len(shown.pdf()) > 50_000
+
+
+def test_the_dark_is_dark(written: Callable[..., Path], show: Callable[..., Any]):
+    shown = show(written(shop_run()), color_scheme="dark")
+    assert shown.evaluate("() => getComputedStyle(document.body).backgroundColor") == "rgb(18, 23, 30)"
+    colours = shown.evaluate("() => Bokeh.documents[0].roots()[0].below[0].major_label_text_color")
+    assert "c3ccd8" in str(colours)
+    assert pixels(shown)[MISS] > 200
+
+
+def test_two_runs_are_side_by_side_with_their_drifts(written: Callable[..., Path], show: Callable[..., Any]):
+    shown = show(written(shop_run(), shop_run(amount=45, writes=False)))
+    boxes = [shown.locator(f"#figure-{letter}").bounding_box() for letter in "ab"]
+    assert boxes[0]["y"] == boxes[1]["y"]
+    assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+    assert all(pixels(shown, letter).get(DRIFT, 0) > 10 for letter in "ab")
+    drifts = shown.locator(".drifts tbody tr")
+    assert drifts.count() == 2
+    assert drifts.nth(0).locator("td").all_inner_texts()[:2] == ["critical", "arguments"]
+    assert "amount was 40 and is 45" in drifts.nth(0).inner_text()
+    rows = shown.locator(".calls tbody tr")
+    assert rows.count() == 15  # one of which only the first run has
+    alone = shown.locator(".calls tr.alone")
+    assert alone.count() == 1
+    assert "not made" in alone.inner_text()
+    assert shown.locator(".calls tr.drifted").count() == 2
+    shown.locator("#zoom-in").click()
+    ranges = shown.evaluate("() => Bokeh.documents.map((one) => one.roots()[0].x_range.end)")
+    assert ranges[0] == ranges[1]
+    drifts.nth(0).get_by_role("link").click()
+    assert shown.evaluate("() => document.activeElement.getAttribute('aria-current')") == "true"
+    assert pixels(shown, "b").get(SELECTED, 0) > 50
+    assert pixels(shown, "a").get(SELECTED, 0) > 50  # the same call of the other run
+    shown.set_viewport_size({"width": 500, "height": 900})
+    first, second = shown.evaluate(
+        "() => [...document.querySelectorAll('.figure')].map(({ offsetTop: y, offsetHeight: h }) => [y, y + h])"
+    )
+    assert first[1] <= second[0]
+
+
+def test_bars_have_the_names_of_their_own_run(written: Callable[..., Path], show: Callable[..., Any]):
+    runs = []
+    for names in (("shop:first", "shop:second"), ("shop:second", "bank:third", "shop:first")):
+        runs.append(TimedRun())
+        for number, name in enumerate(names):
+            runs[-1].add(name, number * 100, 90, source="miss")
+    shown = show(written(*runs))
+    labels = shown.evaluate(
+        "() => Bokeh.documents.map((one) => one.roots()[0].renderers.find(({ name }) => name === 'labels'))"
+        ".map((one) => [...one.data_source.data.text])"
+    )
+    assert labels == [["first", "second"], ["second", "third", "first"]]
+
+
+def test_the_same_run_twice_has_no_drift(written: Callable[..., Path], show: Callable[..., Any]):
+    shown = show(written(shop_run(), shop_run()))
+    assert "does as the one before it" in shown.locator("#drifts").inner_text()
+    assert shown.locator(".drifted").count() == 0
+
+
+def test_runs_that_cannot_be_compared_are_shown_with_the_reason(written: Callable[..., Path], show: Callable[..., Any]):
+    other = TimedRun()
+    other.add("bank:pay", 0, 1, source="write")
+    shown = show(written(shop_run(), other))
+    assert "no call in common" in shown.locator("#drifts").inner_text()
+    assert shown.locator(".calls").count() == 2
+
+
+def test_three_runs_compare_the_last_with_those_before(written: Callable[..., Path], show: Callable[..., Any]):
+    shown = show(written(shop_run(), shop_run(amount=41), shop_run(writes=False)))
+    assert shown.locator(".figure").count() == 3
+    assert "Where C differs from A, B" in shown.locator("#drifts").inner_text()
+
+
+def test_a_run_without_calls_is_a_page(written: Callable[..., Path], show: Callable[..., Any]):
+    shown = show(written(TimedRun()))
+    assert "The run has no calls." in shown.locator("#summary").inner_text()
+    assert shown.locator(".calls tbody tr").count() == 0
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+def test_ten_thousand_calls_are_a_small_page(written: Callable[..., Path], show: Callable[..., Any]):
+    run = TimedRun(model="claude-sonnet-4-5")
+    for number in range(2500):
+        start, lane = number * 25, number + 1
+        outer = run.add("shop:handle", start, 100, arguments={"order_id": f"W{number}"}, lane=lane)
+        inside = {"parent": outer, "lane": lane}
+        order = {"value": {"id": f"W{number}", "status": "late", "price": 40, "customer": "C7"}}
+        run.add(
+            "shop:get_order", start, 40, source="miss", arguments={"order_id": f"W{number}"}, outcome=order, **inside
+        )
+        run.add("shop:get_order", start + 41, 0.1, source="hit", arguments={"order_id": f"W{number}"}, **inside)
+        run.add("shop:refund", start + 50, 40, source="write", arguments={"order_id": f"W{number}"}, **inside)
+    path = written(run)
+    assert path.stat().st_size < 2_600_000
+    shown = show(path)
+    assert shown.locator(".calls tbody tr").count() == 10_000
+    assert sum(pixels(shown).values()) > 20_000  # bars of a pixel each, and mixed colours
+    for _ in range(9):
+        shown.locator("#zoom-in").click()
+    drawn = pixels(shown)
+    assert min(drawn[MISS], drawn[WRITE], drawn[FUNCTION]) > 200
+    assert drawn[HIT] > 10
+    shown.get_by_label("Search").fill("W2499'")
+    assert shown.locator(".calls tbody tr:visible").count() == 4

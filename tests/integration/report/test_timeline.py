@@ -1,0 +1,300 @@
+"""What a run is shown as: rows, categories, money, what the cache saved, drifts, and nothing that is secret."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
+from agent_cache.errors import CassetteError
+from agent_cache.recording import Cassette, cached_llm_call, intercept, record
+from agent_cache.report.timeline import TimedCall, Timeline, compared, read_timeline, text_limit
+from agent_cache.resume import Journal
+from agent_cache.values.compare import escaped
+from tests.harness.timed_runs import TimedRun, shop_run
+
+
+def timeline_of(run: TimedRun, path: Path) -> Timeline:
+    return read_timeline(Cassette.load(run.save(path)))
+
+
+def named(timeline: Timeline, name: str) -> list[TimedCall]:
+    return [call for call in timeline.calls if call.short_name == name]
+
+
+@AgentCache("timeline-order:{order_id}")
+async def get_order(order_id: str) -> dict[str, str]:
+    return {"id": order_id}
+
+
+@AgentCacheInvalidator("timeline-order:{order_id}")
+async def cancel(order_id: str) -> str:
+    if order_id == "W9":
+        raise LookupError("no such order")
+    return "cancelled"
+
+
+@cached_llm_call()
+async def ask(prompt: str) -> dict[str, object]:
+    return {"model": "claude-sonnet-4-5", "usage": {"input_tokens": 1000, "output_tokens": 100}}
+
+
+@intercept
+async def look_up(order_id: str) -> None:
+    await get_order(order_id)
+    await get_order(order_id)
+    try:
+        await cancel(order_id)
+    except LookupError:
+        pass
+
+
+async def test_a_real_recording_is_read_as_it_was_made(tmp_path: Path):
+    path = tmp_path / "run.jsonl"
+    async with record(path, model="large-1"):
+        await ask("Where is it?")
+        await look_up("W9")
+    timeline = read_timeline(Cassette.load(path))
+    assert [(call.short_name, call.category, call.depth, call.state) for call in timeline.calls] == [
+        ("ask", "model", 0, ""),
+        ("look_up", "function", 0, ""),
+        ("get_order", "miss", 1, ""),
+        ("get_order", "hit", 1, ""),
+        ("cancel", "write", 1, "raised"),
+    ]
+    assert (timeline.title, timeline.model, timeline.ended, timeline.notes) == ("run.jsonl", "large-1", "returned", [])
+    assert timeline.has_times
+    assert [(track.label, track.rows) for track in timeline.tracks] == [("main task", 2)]
+    assert timeline.calls[2].arguments == "order_id='W9'"
+    assert timeline.calls[4].outcome == "raised LookupError: no such order"
+
+
+async def test_a_journal_shows_its_writes_in_doubt_and_none_of_its_secrets(tmp_path: Path):
+    journal = Journal(tmp_path)
+
+    @intercept
+    async def handle() -> None:
+        await get_order("W1")
+        await cancel_and_die("W1")
+
+    with pytest.raises(KeyboardInterrupt):
+        async with AgentCacheSession("job-1", journal=journal):
+            await handle()
+    path = journal.path("job-1")
+    timeline = read_timeline(Cassette.load(path))
+    (write,) = named(timeline, "cancel_and_die")
+    assert (write.category, write.state, write.outcome) == ("write", "in doubt", "not known")
+    assert timeline.is_journal
+    assert any("1 write in doubt" in note for note in timeline.notes)
+    assert any("not sealed" in note for note in timeline.notes)
+
+
+@AgentCacheInvalidator("timeline-order:{order_id}")
+async def cancel_and_die(order_id: str) -> str:
+    raise KeyboardInterrupt
+
+
+def test_what_is_secret_by_the_rules_of_today_is_removed(tmp_path: Path):
+    """A file may be older than a rule, or edited."""
+    run = TimedRun()
+    token = "sk-" + "proj-" + "a1B2c3D4" * 6
+    arguments = {"password": "hunter2", "note": f"use {token}"}
+    run.add("shop:login", 0, 1, source="miss", arguments=arguments, outcome={"value": {"api_key": "hunter2"}})
+    shown = repr(timeline_of(run, tmp_path / "run.jsonl"))
+    assert "hunter2" not in shown
+    assert token not in shown
+    assert "[redacted]" in shown
+
+
+def test_concurrent_calls_get_rows_of_their_own_below_the_call_around_them(tmp_path: Path):
+    run = TimedRun()
+    outer = run.add("shop:both", 0, 100)
+    run.add("shop:one", 10, 50, source="miss", parent=outer, lane=1)
+    run.add("shop:two", 20, 50, source="miss", parent=outer, lane=2)
+    run.add("shop:three", 70, 20, source="miss", parent=outer, lane=1)
+    run.add("shop:alone", 5, 10, source="miss", lane=3)
+    timeline = timeline_of(run, tmp_path / "run.jsonl")
+    rows = {call.short_name: call.row for call in timeline.calls}
+    assert rows == {"both": 0, "one": 1, "two": 2, "three": 1, "alone": 3}
+    assert [(track.label, track.first, track.rows) for track in timeline.tracks] == [
+        ("main task", 0, 3),
+        ("task 3", 3, 1),
+    ]
+
+
+def test_tasks_that_follow_each_other_share_rows(tmp_path: Path):
+    run = TimedRun()
+    for lane in range(1, 501):
+        run.add("shop:one", lane * 10, 9, source="miss", lane=lane)
+    timeline = timeline_of(run, tmp_path / "run.jsonl")
+    assert [(track.label, track.rows) for track in timeline.tracks] == [("500 tasks", 1)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_two_bars_overlap_and_each_is_below_what_encloses_it(data: st.DataObject):
+    run = TimedRun()
+    for number in range(1, data.draw(st.integers(1, 25)) + 1):
+        parent = data.draw(st.one_of(st.none(), st.integers(1, number - 1)) if number > 1 else st.none())
+        least = 0 if parent is None else int(run.calls[parent - 1].started_ms)
+        start, duration = data.draw(st.integers(least, 40)), data.draw(st.integers(0, 30))
+        run.add("f", start, duration, parent=parent, lane=data.draw(st.integers(0, 3)))
+    with TemporaryDirectory() as folder:
+        timeline = timeline_of(run, Path(folder, "run.jsonl"))
+    for at, call in enumerate(timeline.calls):
+        assert 0 <= call.row < timeline.rows
+        assert call.parent < 0 or timeline.calls[call.parent].row < call.row
+        for other in timeline.calls[at + 1 :]:
+            if call.row == other.row:
+                assert call.end <= other.start or other.end <= call.start
+
+
+def test_the_price_of_model_calls_and_of_what_hits_saved_is_known(tmp_path: Path):
+    pytest.importorskip("genai_prices")
+    run = TimedRun()
+    usage = {"model": "claude-sonnet-4-5", "input_tokens": 1000, "output_tokens": 100}
+    load = run.add("shop:summary", 0, 500, source="miss", arguments={"topic": "late"})
+    run.add("shop:ask", 10, 400, kind="llm", parent=load, **usage)
+    run.add("shop:summary", 600, 1, source="hit", arguments={"topic": "late"})
+    run.add("shop:summary", 610, 2, source="hit", arguments={"topic": "other"})
+    timeline = timeline_of(run, tmp_path / "run.jsonl")
+    price = Decimal("0.0045")  # 3 and 15 dollars a million
+    assert timeline.calls[1].cost == timeline.models.cost == price
+    saved = timeline.saved
+    assert (saved.hits, saved.shared, saved.cost) == (2, 0, price)
+    assert saved.seconds == pytest.approx(0.499 + 0.498)  # of the other topic, as long as loads of the tool take
+    assert [(sums.name, sums.calls, sums.tokens, sums.cost) for sums in timeline.tools()] == [
+        ("shop:summary", 3, 0, None),
+        ("shop:ask", 1, 1100, price),
+    ]
+
+
+def test_a_model_call_around_another_one_is_paid_once(tmp_path: Path):
+    run = TimedRun()
+    usage = {"model": "claude-sonnet-4-5", "input_tokens": 1000, "output_tokens": 100}
+    outer = run.add("shop:ask", 0, 500, kind="llm", **usage)
+    run.add("POST https://api.anthropic.com/v1/messages", 10, 400, kind="llm", parent=outer, **usage)
+    timeline = timeline_of(run, tmp_path / "run.jsonl")
+    assert timeline.models.calls == 1
+    assert sum(call.input_tokens for call in timeline.calls) == timeline.models.input_tokens == 1000
+
+
+def test_hits_without_any_load_of_their_tool_are_of_unknown_time(tmp_path: Path):
+    run = TimedRun()
+    run.add("shop:get_order", 0, 1, source="hit")
+    saved = timeline_of(run, tmp_path / "run.jsonl").saved
+    assert (saved.hits, saved.unknown, saved.seconds) == (1, 1, 0)
+
+
+def test_a_run_without_times_is_drawn_in_its_order(tmp_path: Path):
+    run = TimedRun()
+    outer = run.add("shop:outer", 0, 0)
+    run.add("shop:inner", 0, 0, parent=outer)
+    run.add("shop:last", 0, 0)
+    timeline = timeline_of(run, tmp_path / "run.jsonl")
+    assert not timeline.has_times
+    assert [(call.start, call.duration) for call in timeline.calls] == [(0, 3), (1, 1), (4, 1)]
+    assert any("no times" in note for note in timeline.notes)
+
+
+def test_a_killed_recording_and_one_that_raised_say_so(tmp_path: Path):
+    path = shop_run().save(tmp_path / "run.jsonl")
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1])[:-30])
+    timeline = read_timeline(Cassette.load(path))
+    assert timeline.notes[0] == "The recording was killed: calls may be missing."
+    with pytest.raises(KeyError), record(tmp_path / "raised.jsonl"):
+        raise KeyError("x")
+    timeline = read_timeline(Cassette.load(tmp_path / "raised.jsonl"))
+    assert timeline.notes == ["The run has no calls.", "The run raised KeyError."]
+
+
+def test_long_texts_are_cut_and_counted(tmp_path: Path):
+    run = TimedRun()
+    run.add("shop:get", 0, 1, source="miss", arguments={"text": "x" * 90_000}, outcome={"value": "y" * 9_000_000})
+    timeline = timeline_of(run, tmp_path / "run.jsonl")
+    (call,) = timeline.calls
+    assert len(call.arguments) == len(call.outcome) == timeline.cut == 2000
+    assert timeline.cut_texts == 2
+    assert [text_limit(number) for number in (1, 1000, 10_000, 10**6)] == [2000, 400, 40, 40]
+
+
+def test_marks_that_turn_text_around_are_spelt_out():
+    assert escaped("a\u202eb\u2066\x1b[0m\ud800") == r"a\u202eb\u2066\x1b[0m\ud800"
+    assert escaped("größe 注文 שלום") == "größe 注文 שלום"
+
+
+def test_drifts_are_marked_in_both_runs(tmp_path: Path):
+    cassettes = [
+        Cassette.load(shop_run().save(tmp_path / "a.jsonl")),
+        Cassette.load(shop_run(amount=45, writes=False).save(tmp_path / "b.jsonl")),
+    ]
+    timelines = [read_timeline(cassette) for cassette in cassettes]
+    comparison = compared(timelines, cassettes)
+    assert comparison.refusal == ""
+    marked = [[(call.short_name, drift.kind) for call in one.calls for drift in call.drifts] for one in timelines]
+    assert marked == [[("refund", "missing")], [("refund", "arguments")]]
+    assert {drift.severity.name for drift in comparison.drifts} == {"CRITICAL"}
+    names = [
+        (timelines[0].calls[one].short_name, timelines[1].calls[other].short_name) for one, other in comparison.pairs
+    ]
+    assert len(names) == len(timelines[1].calls)
+    assert all(one == other for one, other in names)
+
+
+def test_a_secret_that_differs_is_no_part_of_a_drift(tmp_path: Path):
+    paths = []
+    for number, secret in enumerate(("hunter2", "hunter3")):
+        run = TimedRun()
+        run.add("shop:login", 0, 1, source="write", arguments={"user": f"u{number}", "password": secret})
+        run.add("shop:ask", 2, 1, kind="llm")
+        paths.append(run.save(tmp_path / f"{number}.jsonl"))
+    cassettes = [Cassette.load(path) for path in paths]
+    timelines = [read_timeline(cassette) for cassette in cassettes]
+    drifts = compared(timelines, cassettes).drifts
+    assert len(drifts) == 1
+    assert "hunter" not in drifts[0].description
+
+
+def test_runs_of_different_agents_are_not_compared(tmp_path: Path):
+    other = TimedRun()
+    other.add("bank:pay", 0, 1, source="write")
+    cassettes = [Cassette.load(shop_run().save(tmp_path / "a.jsonl")), Cassette.load(other.save(tmp_path / "b.jsonl"))]
+    comparison = compared([read_timeline(cassette) for cassette in cassettes], cassettes)
+    assert comparison.refusal.startswith("has no call in common with its baseline")
+    assert comparison.drifts == ()
+
+
+def test_what_was_edited_by_hand_is_still_shown(tmp_path: Path):
+    run = TimedRun()
+    run.add("n" * 5000, -50, 1e300, source="miss", tags=["t" * 5000], model="m" * 5000, kind="llm")
+    run.add("shop:get", 5, -7, source="unheard of", parent=99)
+    run.add("shop:get", 5, 1, source="hit", outcome={"value": 1, "loops": "x", "instead": [1, 2, 3]})
+    run.add("shop:get", 5, 1, source="hit", outcome={"response": {"status": {}, "end": []}})
+    run.add("shop:get", 5, 1, source="hit", outcome={})
+    path = run.save(tmp_path / "run.jsonl")
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]))
+    timeline = read_timeline(Cassette.load(path))
+    assert [call.category for call in timeline.calls] == ["miss", "uncached", "hit", "hit", "hit"]
+    assert all(call.start >= 0 and call.duration >= 0 for call in timeline.calls)
+    assert len(timeline.calls[0].name) == len(timeline.calls[0].tags[0]) == len(timeline.calls[0].model) == 200
+    assert timeline.calls[1].parent == -1
+
+
+@pytest.mark.parametrize("outcome", [{"error": "no object"}, {"stream": 7}, {"stream": {"chunks": 7}}])
+def test_an_outcome_that_is_none_is_said_in_one_line(outcome: dict[str, object], tmp_path: Path):
+    run = TimedRun()
+    run.add("shop:get", 5, 1, source="hit", outcome=outcome)
+    cassette = Cassette.load(run.save(tmp_path / "run.jsonl"))
+    with pytest.raises(CassetteError, match="call 1 is not as a recording writes it, and cannot be shown: "):
+        read_timeline(cassette)
+
+
+def test_the_calls_of_a_task_stand_together_below_what_encloses_them(tmp_path: Path):
+    timeline = timeline_of(shop_run(), tmp_path / "run.jsonl")
+    assert [timeline.calls[position].id for position in timeline.tree()] == list(range(1, 16))
+    assert [call.id for call in timeline.calls] != list(range(1, 16))

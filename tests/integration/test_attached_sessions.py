@@ -1,0 +1,482 @@
+"""A session that many tasks, requests and threads join at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import gc
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    ConfigurationError,
+    LoopPolicy,
+    bypass,
+)
+from agent_cache.engine.runtime import PLACE
+from agent_cache.recording import record, replay
+from agent_cache.resume import Journal
+from tests.harness import library
+from tests.harness.gates import Gate
+from tests.harness.threads import in_threads
+from tests.integration.test_session import Runs
+
+pytestmark = pytest.mark.usefixtures("clock")
+
+
+async def elsewhere(run: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Run in a task that inherits nothing, as a server starts the task of a request."""
+    return await asyncio.create_task(run(), context=contextvars.Context())
+
+
+def tools_of(session: AgentCacheSession) -> list[tuple[str, str]]:
+    return [(record.tool, record.source) for record in session.get_execution_trace()]
+
+
+async def test_requests_that_attach_share_the_cache_and_the_trace_of_one_session():
+    runs = Runs("session")
+
+    async def request() -> int:
+        with session.attach() as joined:
+            assert joined is session
+            return await runs.read()  # type: ignore[no-any-return]
+
+    async with AgentCacheSession() as session:
+        assert await elsewhere(request) == 1
+        assert await elsewhere(request) == 1
+        assert await runs.read() == 1
+    assert tools_of(session) == [("read", "miss"), ("read", "hit"), ("read", "hit")]
+
+
+@pytest.mark.parametrize("is_one_object", [False, True])
+async def test_many_are_inside_at_once_and_leaving_ends_nothing(is_one_object: bool):
+    runs, gate = Runs("session"), Gate()
+    session = AgentCacheSession(loop_detection=False)
+    block = session.attach()
+
+    async def request(number: int) -> Any:
+        async with block if is_one_object else session.attach():
+            await runs.read(number % 2)
+            await gate(number)
+            return await runs.read(number % 2)
+
+    async with session:
+        tasks = [asyncio.create_task(elsewhere(lambda n=number: request(n))) for number in range(6)]
+        while len(gate.calls) < 6:
+            await asyncio.sleep(0)
+        for held in (*gate.calls[::-2], *gate.calls[::2]):
+            held.returns(None)
+            await asyncio.sleep(0)
+        answers = await asyncio.gather(*tasks)
+    assert [answers[0], answers[2], answers[4]] == [answers[0]] * 3
+    assert runs.count == 2
+    assert len(session.get_execution_trace()) == 12
+    assert library.nothing_in_flight()
+
+
+def test_threads_with_event_loops_of_their_own_join_a_session():
+    runs = Runs("session")
+    answers: list[int] = []
+
+    async def in_thread() -> None:
+        async with session.attach():
+            answers.append(await runs.read())
+
+    async def main() -> None:
+        async with session:
+            answers.append(await runs.read())
+            threads = [threading.Thread(target=lambda: asyncio.run(in_thread())) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                await asyncio.to_thread(thread.join)
+
+    session = AgentCacheSession(loop_detection=False)
+    asyncio.run(main())
+    assert answers == [1] * 5
+    assert session.metrics.hits == 4
+
+
+def test_threads_without_an_event_loop_join_a_session_by_synchronous_tools():
+    runs = 0
+
+    @AgentCache("r", "session")
+    def read() -> int:
+        nonlocal runs
+        runs += 1
+        return runs
+
+    def join(_: int) -> int:
+        with session.attach():
+            return read()
+
+    with AgentCacheSession(loop_detection=False) as session:
+        assert in_threads(8, join) == [1] * 8
+    assert len(session.get_execution_trace()) == 8
+
+
+async def test_the_loop_guard_counts_over_all_that_have_joined():
+    runs = Runs()
+
+    async def request() -> None:
+        with session.attach():
+            await runs.read()
+
+    session = AgentCacheSession(max_tool_repeats=4)
+    with pytest.raises(AgentLoopDetectedError):
+        async with session:
+            for _ in range(3):
+                await elsewhere(request)
+            await elsewhere(request)
+    assert session.loop_error is not None
+    session = AgentCacheSession(loop_policy=LoopPolicy(max_execution_depth=2))
+    with pytest.raises(AgentLoopDetectedError):
+        async with session:
+            for _ in range(3):
+                await elsewhere(request)
+
+
+async def test_a_loop_that_a_request_swallowed_is_raised_by_the_session_and_not_by_the_block():
+    runs = Runs()
+
+    async def request() -> None:
+        with session.attach(), contextlib.suppress(AgentLoopDetectedError):
+            await runs.read()
+
+    session = AgentCacheSession(max_tool_repeats=2)
+    with pytest.raises(AgentLoopDetectedError):
+        async with session:
+            for _ in range(3):
+                await elsewhere(request)
+
+
+async def test_a_block_outside_of_the_session_is_refused():
+    session = AgentCacheSession("s7")
+    with pytest.raises(ConfigurationError, match="'s7' is not entered"), session.attach():
+        pass
+    async with session:
+        pass
+    with pytest.raises(ConfigurationError, match="'s7' is not entered"):
+        async with session.attach():
+            pass
+    assert PLACE.get().scope.participants == ()
+
+
+async def test_entering_a_session_twice_names_attach():
+    async with AgentCacheSession() as session:
+        with pytest.raises(ConfigurationError, match=r"session\.attach\(\)"):
+            await elsewhere(session.__aenter__)
+
+
+async def test_inside_of_another_session_it_is_the_innermost():
+    runs = Runs("session")
+    async with AgentCacheSession() as outer, AgentCacheSession() as first:
+        await runs.read()
+        async with AgentCacheSession() as second:
+            await runs.read()
+            with first.attach():
+                assert await runs.read() == 1
+            assert await runs.read() == 2
+    assert [len(one.get_execution_trace()) for one in (outer, first, second)] == [4, 4, 3]
+    marks = [[record.is_inner for record in one.get_execution_trace()] for one in (outer, first, second)]
+    assert marks == [[True, True, True, True], [False, True, False, True], [False, True, False]]
+
+
+async def test_a_session_that_is_attached_from_elsewhere_still_counts_in_the_one_around_it():
+    runs = Runs()
+
+    async def request() -> None:
+        async with AgentCacheSession() as own:
+            with inner.attach():
+                await runs.read()
+        seen.append(own)
+
+    seen: list[AgentCacheSession] = []
+    async with AgentCacheSession() as outer, AgentCacheSession() as inner:
+        await elsewhere(request)
+    assert [len(one.get_execution_trace()) for one in (outer, inner, *seen)] == [1, 1, 1]
+
+
+async def test_the_tenant_is_that_of_the_session():
+    runs = Runs()
+
+    async def request() -> Any:
+        async with AgentCacheSession(tenant="b"):
+            with session.attach():
+                return await runs.read()
+
+    async with AgentCacheSession(tenant="a") as session:
+        assert await runs.read() == 1
+        assert await elsewhere(request) == 1
+    async with AgentCacheSession() as session:
+        with pytest.raises(ConfigurationError, match="tenant"):
+            await elsewhere(request)
+
+
+async def test_bypass_applies_inside_of_a_block_and_the_session_inside_of_it():
+    runs = Runs()
+    async with AgentCacheSession() as session:
+        assert await runs.read() == 1
+        with bypass(), session.attach():
+            assert await runs.read() == 2
+        with session.attach(), bypass():
+            assert await runs.read() == 3
+        with session.attach():
+            assert await runs.read() == 1
+
+
+async def test_a_tool_that_attaches_inside_of_its_load_inherits_what_it_reads():
+    runs = Runs()
+
+    @AgentCache("report", name="report")
+    async def report() -> Any:
+        with session.attach():
+            return await runs.read()
+
+    async with AgentCacheSession() as session:
+        assert await runs.read() == 1
+        assert await elsewhere(report) == 1
+        await runs.write()
+        assert await elsewhere(report) == 2, "it depends on what was a hit"
+    assert tools_of(session) == [("read", "miss"), ("read", "hit"), ("write", "write"), ("read", "miss")]
+
+
+# -- Its end -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+async def test_calls_of_a_block_whose_session_has_ended_are_made_where_it_was_entered(is_inside: bool):
+    runs, go, ready = Runs("session"), asyncio.Event(), asyncio.Event()
+    outer = AgentCacheSession()
+
+    async def request() -> list[Any]:
+        async with outer if is_inside else contextlib.nullcontext():
+            with session.attach():
+                answers = [await runs.read(), await runs.read()]
+                child = asyncio.create_task(rest())
+                answers += await rest()
+                answers += await child
+            answers.append(len(PLACE.get().scope.participants))
+            return answers
+
+    async def rest() -> list[Any]:
+        ready.set()
+        await go.wait()
+        return [await runs.read(), await runs.read()]
+
+    async with AgentCacheSession() as session:
+        task = asyncio.create_task(elsewhere(request))
+        await ready.wait()
+    go.set()
+    if is_inside:
+        assert await task == [1, 1, 2, 2, 2, 2, 1]
+        assert len(outer.get_execution_trace()) == 6
+    else:
+        assert await task == [1, 1, 2, 3, 4, 5, 0], "outside of sessions nothing is stored"
+    assert len(session.get_execution_trace()) == 2
+    assert session._partitions == {}
+
+
+async def test_a_session_that_is_entered_again_is_joined_anew():
+    runs, go, ready = Runs("session"), asyncio.Event(), asyncio.Event()
+    session = AgentCacheSession()
+
+    async def request() -> list[Any]:
+        with session.attach():
+            first = await runs.read()
+            ready.set()
+            await go.wait()
+            late = await runs.read()
+        with session.attach():
+            return [first, late, await runs.read()]
+
+    async with session:
+        task = asyncio.create_task(elsewhere(request))
+        await ready.wait()
+    async with session:
+        assert await runs.read() == 2
+        go.set()
+        assert await task == [1, 3, 2], "the first block is of a session that has ended"
+
+
+async def test_a_block_is_left_where_it_was_entered():
+    async def crossed() -> None:
+        outer, inner = session.attach(), AgentCacheSession()
+        outer.__enter__()
+        await inner.__aenter__()
+        with pytest.raises(ConfigurationError, match="before what was entered inside it"):
+            outer.__exit__(None, None, None)
+        with pytest.raises(ConfigurationError, match=r"entered in one context|was left before"):
+            await inner.__aexit__(None, None, None)
+
+    async with AgentCacheSession("s7") as session:
+        block = session.attach()
+        await asyncio.create_task(block.__aenter__())
+        with pytest.raises(ConfigurationError, match="'s7' was left in another context"):
+            block.__exit__(None, None, None)
+        with pytest.raises(ConfigurationError, match="s7"):
+            block.__exit__(None, None, None)
+        await elsewhere(crossed)
+
+
+async def test_what_a_block_raises_is_not_changed():
+    error = LookupError()
+    async with AgentCacheSession() as session:
+        with pytest.raises(LookupError) as caught:
+            async with session.attach():
+                raise error
+    assert caught.value is error
+
+
+async def test_a_generator_with_a_block_may_be_left_by_break():
+    """The event loop closes it in a context of its own. Other blocks stay inside of the session."""
+    runs, closed = Runs("session"), asyncio.Event()
+
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            with session.attach():
+                yield await runs.read()
+                yield await runs.read()
+        finally:
+            closed.set()
+
+    async def request() -> list[Any]:
+        async for _ in numbers():
+            break
+        gc.collect()
+        await closed.wait()
+        return [await runs.read(), await runs.read()]
+
+    async with AgentCacheSession() as session:
+        with session.attach():
+            assert await runs.read() == 1
+            assert await elsewhere(request) == [2, 3], "outside of the session again"
+            assert await runs.read() == 1
+
+
+async def test_what_a_block_leaves_is_freed_without_the_garbage_collector():
+    runs = Runs()
+
+    @AgentCache("report", name="report")
+    async def report() -> Any:
+        return await runs.read()
+
+    async def request() -> None:
+        with session.attach():
+            await report()
+            places.append(weakref.ref(PLACE.get().scope))
+
+    places: list[Any] = []
+    gc.disable()
+    try:
+        async with AgentCacheSession() as session:
+            for _ in range(3):
+                await runs.write()
+                await elsewhere(request)
+            await asyncio.sleep(0)
+            assert [place() for place in places] == [None] * 3
+            assert not session._blocks
+    finally:
+        gc.enable()
+
+
+async def test_each_tool_is_prepared_once_for_all_blocks_of_a_session():
+    runs = Runs()
+
+    async def request() -> Any:
+        with session.attach():
+            await runs.read()
+            return PLACE.get().scope.plan(runs.read.__agent_cache__)
+
+    async with AgentCacheSession() as session:
+        assert await elsewhere(request) is await elsewhere(request)
+
+
+# -- Recordings ----------------------------------------------------------------------------------------------
+
+
+async def test_calls_of_a_block_are_recorded_with_the_session(tmp_path: Path):
+    runs = Runs("session")
+
+    async def request(number: int) -> Any:
+        with session.attach():
+            return await runs.read(number)
+
+    async def run() -> list[Any]:
+        return [await elsewhere(lambda n=number: request(n)) for number in (1, 2, 1)]
+
+    with record(tmp_path / "run.jsonl") as recorder:
+        async with AgentCacheSession() as session:
+            answers = await run()
+    assert [step.source for step in recorder.steps] == ["miss", "miss", "hit"]
+    with replay(tmp_path / "run.jsonl", strict=True):
+        async with AgentCacheSession() as session:
+            assert await run() == answers
+    assert runs.count == 2
+    assert len(session.get_execution_trace()) == 3
+
+
+async def test_calls_of_a_thread_that_has_joined_are_recorded(tmp_path: Path):
+    runs = Runs()
+
+    async def in_thread() -> None:
+        async with session.attach():
+            await runs.write()
+
+    with record(tmp_path / "run.jsonl") as recorder:
+        async with AgentCacheSession() as session:
+            thread = threading.Thread(target=lambda: asyncio.run(in_thread()))
+            thread.start()
+            await asyncio.to_thread(thread.join)
+    assert [step.name for step in recorder.steps] == ["write"]
+
+
+async def test_a_recording_around_the_block_alone_has_its_calls(tmp_path: Path):
+    runs = Runs()
+
+    async def request(path: Path) -> Any:
+        with record(path) as recorder, session.attach():
+            await runs.read()
+        return [step.name for step in recorder.steps]
+
+    async with AgentCacheSession() as session:
+        await runs.read(1)
+        assert await elsewhere(lambda: request(tmp_path / "a.jsonl")) == ["read"]
+        await runs.read(2)
+        with record(tmp_path / "b.jsonl") as recorder, session.attach():
+            assert await elsewhere(lambda: request(tmp_path / "c.jsonl")) == ["read"]
+            await runs.read(3)
+            with session.attach():
+                await runs.read(4)
+    assert len(recorder.steps) == 2
+
+
+async def test_a_write_of_a_block_is_in_the_journal_of_the_session(tmp_path: Path):
+    @AgentCacheInvalidator("order:{order_id}", name="cancel")
+    async def cancel(order_id: str) -> str:
+        sent.append(order_id)
+        return "cancelled"
+
+    async def request() -> str:
+        with session.attach():
+            return await cancel("7")
+
+    sent: list[str] = []
+    for _ in range(2):
+        try:
+            async with AgentCacheSession("chat-1", journal=Journal(tmp_path)) as session:
+                assert await elsewhere(request) == "cancelled"
+                raise RuntimeError("the process dies")
+        except RuntimeError:
+            pass
+    assert sent == ["7"]

@@ -1,0 +1,1183 @@
+"""Audits: a share of the hits is checked by running the tool again beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import multiprocessing
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextvars import ContextVar, copy_context
+from typing import Any
+
+import pytest
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    ConfigurationError,
+    LoopHints,
+    Read,
+    RemotePolicy,
+    StaleHit,
+    Toolbox,
+    bypass,
+    configure,
+    get_metrics,
+    invalidate,
+    writing,
+)
+from agent_cache.recording import record, replay
+from agent_cache.remote.protocol import WriteIntent
+from agent_cache.resume import Journal
+from agent_cache.testing import SAMPLING, FaultyTier, MemoryServer, MemoryTier
+from tests.harness import library
+from tests.harness.gates import idle, started
+from tests.harness.threads import in_threads, until
+
+pytestmark = pytest.mark.usefixtures("clock")
+
+
+class Shop:
+    """A store of prices, read tools that count their runs, and writes with and without the tag."""
+
+    def __init__(self, **options: Any) -> None:
+        self.prices: dict[str, Any] = {"7": 1, "8": 1}
+        self.runs: list[str] = []
+        self.threads: list[str] = []
+
+        async def get(item: str) -> Any:
+            self.runs.append(item)
+            return self.prices[item]
+
+        def get_now(item: str) -> Any:
+            self.runs.append(item)
+            self.threads.append(threading.current_thread().name)
+            return self.prices[item]
+
+        async def save(item: str, price: Any) -> None:
+            self.prices[item] = price
+
+        async def save_without_tag(item: str, price: Any) -> None:
+            self.prices[item] = price
+
+        self.get = AgentCache("price:{item}", name="get_price", **options)(get)
+        self.get_now = AgentCache("price:{item}", name="get_price_now", **options)(get_now)
+        self.save = AgentCacheInvalidator("price:{item}", name="save_price")(save)
+        self.spoil = AgentCacheInvalidator("prize:{item}", name="spoil_price")(save_without_tag)
+
+
+@pytest.fixture(params=library.CALL_BODIES)
+def shop(request: pytest.FixtureRequest) -> Shop:
+    with library.call_body(request.param):
+        return Shop(audit=1.0)
+
+
+def slow_price(shop: Shop) -> tuple[Any, list[str], asyncio.Event]:
+    """A tool whose second run, which is the audit, waits; the items of its runs; and what ends the wait."""
+    gate = asyncio.Event()
+    runs: list[str] = []
+
+    @AgentCache("price:{item}", name="slow_price", audit=1.0)
+    async def price(item: str) -> Any:
+        runs.append(item)
+        if len(runs) == 2:
+            await gate.wait()
+        return shop.prices[item]
+
+    return price, runs, gate
+
+
+def counts() -> tuple[int, int]:
+    """How many audits came to a result, and how many of them found a stale answer."""
+    metrics = get_metrics()
+    return metrics["audits"], metrics["stale_found"]
+
+
+def no_audit_runs() -> bool:
+    return library.nothing_in_flight()
+
+
+# Which hits
+
+
+async def test_a_hit_is_checked_and_a_miss_is_not(shop: Shop):
+    assert await shop.get("7") == 1
+    await idle()
+    assert (shop.runs, counts()) == (["7"], (0, 0))
+    assert await shop.get("7") == 1
+    assert shop.runs == ["7"]  # it has not been waited for
+    await idle()
+    assert (shop.runs, counts()) == (["7", "7"], (1, 0))
+    metrics = get_metrics()["tools"]["get_price"]
+    assert (metrics["hits"], metrics["misses"], metrics["calls"]) == (1, 1, 2)
+
+
+async def test_the_share_is_drawn_from_numbers_that_a_test_can_seed():
+    shop = Shop(audit=0.25)
+    await shop.get("7")
+    checked = []
+    for seed in (1, 1, 2):
+        SAMPLING.seed(seed)
+        runs = []
+        for _ in range(400):
+            before = len(shop.runs)
+            await shop.get("7")
+            await idle()
+            runs.append(len(shop.runs) - before)
+        checked.append(runs)
+    one, again, other = checked
+    assert one == again != other
+    assert 70 <= sum(one) <= 130
+    assert get_metrics()["hits"] == 1_200
+
+
+@pytest.mark.parametrize("where", ["outside", "session", "load", "tenant"])
+async def test_hits_are_checked_wherever_they_are_made(shop: Shop, where: str):
+    @AgentCache("outer", name="outer_of_price", audit=0.0)
+    async def outer(number: int) -> Any:
+        return await shop.get("7")
+
+    async def call(number: int) -> Any:
+        return await (outer(number) if where == "load" else shop.get("7"))
+
+    async def twice() -> None:
+        for number in range(2):
+            assert await call(number) == 1
+            await idle()
+
+    if where in ("session", "tenant"):
+        async with AgentCacheSession(tenant="ann" if where == "tenant" else None):
+            await twice()
+    else:
+        await twice()
+    assert (shop.runs, counts()) == (["7", "7"], (1, 0))
+
+
+async def test_a_configured_share_is_for_tools_without_one_of_their_own_from_then_on():
+    shop, other = Shop(), Shop(audit=0.0)
+    for each in (shop, other):
+        await each.get("7")
+        await each.get("7")
+    with configure(audit=1.0):
+        new = Shop()
+        await new.get("7")
+        for each in (shop, other, new):
+            await each.get("7")
+        async with AgentCacheSession():
+            await idle()
+            await shop.get("7")
+        await idle()
+    for each in (shop, other, new):
+        await each.get("7")
+    await idle()
+    assert [len(each.runs) for each in (shop, other, new)] == [3, 1, 2]
+
+
+async def test_nothing_is_checked_where_nothing_is_looked_up(shop: Shop):
+    await shop.get("7")
+    with configure(enabled=False):
+        await shop.get("7")
+    with bypass():
+        await shop.get("7")
+    await shop.get.fresh("7")
+    assert shop.get.contains("7")
+    await idle()
+    assert (len(shop.runs), counts()) == (4, (0, 0))
+
+
+# What is found
+
+
+@pytest.mark.parametrize("tool", ["get", "get_now"])
+async def test_a_write_without_the_tag_is_found_and_its_stale_answer_dropped(
+    shop: Shop, tool: str, caplog: pytest.LogCaptureFixture
+):
+    found: list[StaleHit] = []
+    read: Any = getattr(shop, tool)
+
+    async def call() -> Any:
+        result = read("7")
+        result = await result if tool == "get" else result
+        await asyncio.to_thread(until, no_audit_runs)
+        return result
+
+    with configure(on_stale=found.append):
+        await call()
+        await shop.save("8", 5)
+        await shop.spoil("7", 2)
+        assert await call() == 1
+        assert not read.contains("7")
+        assert await call() == 2
+        assert await call() == 2
+    assert counts() == (2, 1)
+    (hit,) = found
+    assert (hit.tool, dict(hit.arguments), hit.cached, hit.fresh) == (read.__agent_cache__.name, {"item": "7"}, 1, 2)
+    assert hit.tags == ("price:7",)
+    assert hit.writes == (("save_price", ("price:8",)), ("spoil_price", ("prize:7",)))
+    assert hit.session is None
+    assert "7" not in repr(hit).replace("price:7", "")
+    (line,) = [one for one in caplog.records if one.__dict__.get("agent_cache_event") == "a stale answer"]
+    said = line.getMessage()
+    assert "price:{item}" in said
+    assert "save_price (price:{item}), spoil_price (prize:{item})" in said
+    assert ":7" not in said
+    if tool == "get_now":
+        assert shop.threads[1].startswith("agent_cache audits")
+
+
+async def test_it_is_logged_once_a_tool_and_counted_each_time(shop: Shop, caplog: pytest.LogCaptureFixture):
+    for price in (2, 3, 4):
+        await shop.get("7")
+        await shop.spoil("7", price)
+        await shop.get("7")
+        await idle()
+    assert counts() == (3, 3)
+    assert sum("stale answer" in line.getMessage() for line in caplog.records) == 1
+
+
+async def test_a_write_with_the_tag_explains_a_difference(shop: Shop):
+    """The audit begins before the write, and looks after it."""
+    price, runs, gate = slow_price(shop)
+    await price("7")
+    assert await price("7") == 1
+    await idle()
+    await shop.save("7", 2)
+    gate.set()
+    await idle()
+    assert (len(runs), counts()) == (2, (0, 0))
+    assert await price("7") == 2
+
+
+async def test_a_write_that_runs_explains_a_difference_before_its_result_names_the_tag(shop: Shop):
+    """Until then nothing is dropped, since the whole root may be meant, and nothing is stored either."""
+    gate = asyncio.Event()
+
+    @AgentCacheInvalidator("price:{result}", name="late_save")
+    async def late_save() -> str:
+        shop.prices["7"] = 2
+        await gate.wait()
+        return "7"
+
+    await shop.get("7")
+    task = await started(late_save())
+    assert await shop.get("7") == 1
+    await idle()
+    assert (shop.runs, counts()) == (["7", "7"], (0, 0))
+    gate.set()
+    await task
+    assert await shop.get("7") == 2
+
+
+async def test_an_answer_that_was_replaced_meanwhile_is_left_alone(shop: Shop):
+    price, _, gate = slow_price(shop)
+    await price("7")
+    await price("7")
+    await idle()
+    shop.prices["7"] = 2
+    assert await price.fresh("7") == 2
+    gate.set()
+    await idle()
+    assert counts() == (0, 0)
+    assert price.contains("7")
+
+
+async def test_a_write_that_still_runs_is_among_those_that_may_lack_the_tag(shop: Shop):
+    gate = asyncio.Event()
+    found: list[StaleHit] = []
+
+    @AgentCacheInvalidator("prize:{item}", name="slow_spoil")
+    async def slow_spoil(item: str) -> None:
+        shop.prices[item] = 2
+        await gate.wait()
+
+    await shop.get("7")
+    task = await started(slow_spoil("7"))
+    with configure(on_stale=found.append):
+        await shop.get("7")
+        await idle()
+    assert [hit.writes for hit in found] == [(("slow_spoil", ("prize:7",)),)]
+    gate.set()
+    await task
+
+
+async def test_a_write_that_is_lost_explains_a_difference(shop: Shop, clock: Any):
+    """It was cancelled while the audit ran, so what it has done is in doubt."""
+    price, runs, gate = slow_price(shop)
+
+    @AgentCacheInvalidator("price:{item}", name="lost_save")
+    async def lost_save(item: str) -> None:
+        shop.prices[item] = 2
+        await asyncio.Event().wait()
+
+    await price("7")
+    await price("7")
+    await idle()
+    task = await started(lost_save("7"))
+    task.cancel()
+    await idle()
+    gate.set()
+    await idle()
+    assert (len(runs), counts()) == (2, (0, 0))
+
+
+VALUES = [0, 0.0, False, "0", b"0", None, (), [], [0], [False], (0,), {"a": 0}, {"a": 0.0}, {"a": False}, {"b": 0}]
+
+
+async def test_answers_are_compared_with_their_types(shop: Shop):
+    """Values that are equal in Python and differ for a model are different answers, and equal ones are not."""
+    for number, one in enumerate(VALUES):
+        for other_number, other in enumerate(VALUES):
+            shop.get.clear()
+            shop.prices["7"] = one
+            await shop.get("7")
+            before = counts()
+            shop.prices["7"] = other
+            await shop.get("7")
+            await idle()
+            assert counts() == (before[0] + 1, before[1] + (number != other_number)), (one, other)
+
+
+async def test_the_order_of_keys_is_no_difference(shop: Shop):
+    shop.prices["7"] = {"a": 1, "b": 2}
+    await shop.get("7")
+    shop.prices["7"] = {"b": 2, "a": 1}
+    await shop.get("7")
+    await idle()
+    assert counts() == (1, 0)
+
+
+async def test_what_outcome_key_names_is_compared(caplog: pytest.LogCaptureFixture):
+    hints = LoopHints(outcome_key=lambda result: result["price"])
+    shop = Shop(audit=1.0, loop=hints)
+    for at, (price, found) in enumerate([(1, 0), (2, 1)]):
+        shop.prices["7"] = {"price": 1, "at": at}
+        shop.get.clear()
+        await shop.get("7")
+        shop.prices["7"] = {"price": price, "at": at + 10}
+        await shop.get("7")
+        await idle()
+        assert counts() == (at + 1, found)
+    shop.prices["7"] = {"at": 3}
+    await shop.get.fresh("7")
+    await shop.get("7")
+    await idle()
+    assert counts() == (2, 1)
+    assert "KeyError" in caplog.text
+
+
+async def test_what_cannot_be_compared_is_not_run_again(caplog: pytest.LogCaptureFixture):
+    class Opaque:
+        __slots__ = ("value",)
+
+    shop = Shop(audit=1.0, copy="never")
+    shop.prices["7"] = Opaque()
+    await shop.get("7")
+    await shop.get("7")
+    await idle()
+    assert (shop.runs, counts()) == (["7"], (0, 0))
+    assert "cannot be compared" in caplog.text
+
+
+@pytest.mark.parametrize("failure", ["raises", "is rejected"])
+async def test_a_run_that_fails_says_nothing(failure: str, caplog: pytest.LogCaptureFixture):
+    shop = Shop(audit=1.0, cache_if=lambda price: price != "Error: busy")
+    await shop.get("7")
+    if failure == "raises":
+        del shop.prices["7"]
+    else:
+        shop.prices["7"] = "Error: busy"
+    await shop.get("7")
+    await idle()
+    assert (len(shop.runs), counts()) == (2, (0, 0))
+    assert shop.get.contains("7")
+    assert get_metrics()["errors"] == 0
+    assert ("says nothing (KeyError: '7')" in caplog.text) == (failure == "raises")
+
+
+@pytest.mark.parametrize("kind", ["async", "def"])
+async def test_a_run_that_wants_to_end_the_program_does_not(kind: str, caplog: pytest.LogCaptureFixture):
+    """Its caller was answered and goes on, as without audits."""
+    runs = []
+
+    def run() -> int:
+        runs.append(1)
+        if len(runs) > 1:
+            raise SystemExit(3)
+        return 1
+
+    async def run_async() -> int:
+        return run()
+
+    function: Any = run_async if kind == "async" else run
+    tool = AgentCache("exit", audit=1.0, name=f"exiting_{kind}")(function)
+    for _ in range(2):
+        answer = tool()
+        assert (await answer if kind == "async" else answer) == 1
+    await idle()
+    until(no_audit_runs)
+    assert (len(runs), counts()) == (2, (0, 0))
+    assert "says nothing (SystemExit: 3)" in caplog.text
+
+
+async def test_an_answer_that_expires_meanwhile_is_not_counted(clock: Any):
+    gate = asyncio.Event()
+    runs: list[int] = []
+
+    @AgentCache("price", ttl=10, audit=1.0, name="expiring_price")
+    async def price() -> int:
+        runs.append(1)
+        if len(runs) == 2:
+            await gate.wait()
+        return len(runs)
+
+    await price()
+    clock.advance(9)
+    assert await price() == 1
+    await idle()
+    clock.advance(2)
+    gate.set()
+    await idle()
+    assert (len(runs), counts()) == (2, (0, 0))
+
+
+async def test_within_its_ttl_a_stale_answer_is_found():
+    shop = Shop(audit=1.0, ttl=60)
+    await shop.get("7")
+    await shop.spoil("7", 2)
+    await shop.get("7")
+    await idle()
+    assert counts() == (1, 1)
+
+
+async def test_what_has_read_a_stale_answer_is_dropped_with_it(shop: Shop):
+    @AgentCache("sum", name="sum_of_prices", audit=0.0)
+    async def total() -> Any:
+        return await shop.get("7") + await shop.get("8")
+
+    assert await total() == 2
+    await shop.spoil("7", 5)
+    assert await total() == 2
+    await shop.get("7")
+    await idle()
+    assert await total() == 6
+
+
+async def test_a_function_that_raises_is_logged_and_the_answer_dropped(shop: Shop, caplog: pytest.LogCaptureFixture):
+    def fail(hit: StaleHit) -> None:
+        raise ValueError("broken")
+
+    with configure(on_stale=fail):
+        await shop.get("7")
+        await shop.spoil("7", 2)
+        await shop.get("7")
+        await idle()
+    assert counts() == (1, 1)
+    assert "on_stale raised (ValueError: broken)" in caplog.text
+    assert await shop.get("7") == 2
+
+
+async def test_a_function_may_call_tools_of_which_none_belongs_to_the_audit(shop: Shop):
+    """It may write, and no session sees what it calls."""
+    alerts = []
+
+    @AgentCacheInvalidator("alert", name="send_alert")
+    def send_alert(tool: str) -> None:
+        alerts.append(tool)
+
+    with configure(on_stale=lambda hit: send_alert(hit.tool)):
+        async with AgentCacheSession() as session:
+            for price in (2, 3):
+                await shop.get("7")
+                await shop.spoil("7", price)
+                await shop.get("7")
+                await idle()
+    assert alerts == ["get_price", "get_price"]
+    assert counts() == (2, 2)
+    assert {record.tool for record in session.get_execution_trace()} == {"get_price", "spoil_price"}
+
+
+# It is beside the hit
+
+
+async def test_a_hit_does_not_wait_and_one_audit_runs_at_a_time():
+    gate = asyncio.Event()
+    runs = []
+
+    @AgentCache("price:{item}", audit=1.0, name="gated_price")
+    async def price(item: str) -> int:
+        runs.append(item)
+        if len(runs) > 2:
+            await gate.wait()
+        return 1
+
+    await price("7")
+    await price("8")
+    for _ in range(5):
+        assert await asyncio.gather(price("7"), price("8")) == [1, 1]
+        await idle()
+    assert runs == ["7", "8", "7"]
+    gate.set()
+    await idle()
+    await price("8")
+    await idle()
+    assert runs == ["7", "8", "7", "8"]
+    assert counts() == (2, 0)
+
+
+def test_a_hit_of_a_def_does_not_wait_either():
+    gate = threading.Event()
+    runs = []
+
+    @AgentCache("price", audit=1.0, name="gated_price_now")
+    def price() -> int:
+        runs.append(threading.current_thread())
+        if len(runs) > 1:
+            assert gate.wait(30)
+        return 1
+
+    assert [price() for _ in range(20)] == [1] * 20
+    until(lambda: len(runs) == 2)
+    assert runs[1] is not runs[0]
+    assert runs[1].daemon
+    gate.set()
+    until(no_audit_runs)
+    assert counts() == (1, 0)
+
+
+async def test_an_eager_task_does_not_hold_up_the_hit():
+    """With an eager task factory the tool would run within the hit."""
+    loop = asyncio.get_running_loop()
+    if not hasattr(asyncio, "eager_task_factory"):
+        pytest.skip("asyncio has eager tasks from Python 3.12 on")
+    loop.set_task_factory(asyncio.eager_task_factory)
+    try:
+        shop = Shop(audit=1.0)
+        await shop.get("7")
+        await shop.get("7")
+        assert shop.runs == ["7"]
+        await idle()
+        assert shop.runs == ["7", "7"]
+    finally:
+        loop.set_task_factory(None)
+
+
+async def test_a_session_sees_a_hit_like_any_other(shop: Shop):
+    plain = Shop(audit=0.0)
+    traces = []
+    for each in (shop, plain):
+        async with AgentCacheSession(loop_detection=False) as session:
+            for _ in range(4):
+                await each.get("7")
+                await idle()
+        traces.append([(one.source, one.outcome, one.duration, one.number) for one in session.get_execution_trace()])
+        metrics = session.get_metrics()
+        assert (metrics["hits"], metrics["misses"], metrics["calls"]) == (3, 1, 4)
+        assert metrics["audits"] == (3 if each is shop else 0)
+    assert traces[0] == traces[1]
+
+
+async def test_a_loop_of_hits_is_stopped_at_the_same_call(shop: Shop):
+    made = []
+    for each in (shop, Shop(audit=0.0)):
+        calls = 0
+        with pytest.raises(AgentLoopDetectedError) as caught:
+            async with AgentCacheSession(max_tool_repeats=3):
+                for _ in range(20):
+                    await each.get("7")
+                    calls += 1
+                    await idle()
+        made.append((calls, caught.value.kind))
+    assert made[0] == made[1]
+
+
+async def test_middleware_do_not_see_audits(shop: Shop):
+    calls = []
+
+    async def observe(call: Any, proceed: Any) -> None:
+        calls.append(call.tool)
+        await proceed()
+
+    with configure(middleware=(observe,)):
+        for _ in range(3):
+            await shop.get("7")
+            await idle()
+    assert calls == ["get_price"]
+    assert counts() == (2, 0)
+
+
+async def test_a_task_that_has_not_ended_with_its_loop_is_cancelled_without_a_complaint(
+    caplog: pytest.LogCaptureFixture,
+):
+    ends = []
+
+    def run(turns: int) -> None:
+        async def main() -> None:
+            @AgentCache("price", audit=1.0, name="endless_price")
+            async def price() -> int:
+                if ends or runs:
+                    try:
+                        await asyncio.Event().wait()
+                    finally:
+                        ends.append(turns)
+                runs.append(1)
+                return 1
+
+            runs: list[int] = []
+            await price()
+            await price()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+        asyncio.run(main(), debug=True)
+        ends.clear()
+
+    for turns in range(4):
+        await asyncio.to_thread(run, turns)
+    gc.collect()
+    assert [line for line in caplog.records if line.name == "asyncio" and line.levelno >= logging.WARNING] == []
+    assert no_audit_runs()
+
+
+async def test_an_audit_of_a_closed_loop_does_not_keep_the_next_one_from_starting(shop: Shop):
+    def run() -> None:
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(shop.get("7"))
+            loop.call_soon(loop.stop)  # the audit is begun, and never started
+            loop.run_until_complete(shop.get("7"))
+        finally:
+            loop.close()
+
+    shop.runs.clear()
+    await asyncio.to_thread(run)
+    await shop.get("7")
+    await idle()
+    assert shop.runs.count("7") >= 2
+    assert no_audit_runs()
+
+
+# It has no effect
+
+
+async def test_a_write_that_the_tool_makes_is_refused(caplog: pytest.LogCaptureFixture):
+    saved = []
+
+    @AgentCacheInvalidator("log", name="note_visit")
+    async def note_visit() -> None:
+        saved.append("async")
+
+    @AgentCacheInvalidator("log", name="note_visit_now")
+    def note_visit_now() -> None:
+        saved.append("def")
+
+    async def read(how: str) -> int:
+        try:
+            async with AgentCacheSession():
+                if how == "async":
+                    await note_visit()
+                else:
+                    note_visit_now()
+        except RuntimeError:
+            pass  # a tool may well swallow it
+        return len(saved)
+
+    for how in ("async", "def"):
+        tool = AgentCache("visits", audit=1.0, name=f"visit_{how}")(read)
+        for _ in range(3):
+            await tool(how)
+            await idle()
+    assert saved == ["async", "def"]
+    assert counts() == (0, 0)
+    assert get_metrics()["tools"]["note_visit"]["calls"] == 1
+    assert caplog.text.count("the tool writes, so its hits cannot be audited") == 2
+
+
+async def test_a_block_of_writing_in_the_tool_is_refused(caplog: pytest.LogCaptureFixture):
+    saved = []
+
+    @AgentCache("visits", audit=1.0, name="noting_read")
+    async def noting_read() -> int:
+        async with writing("log"):
+            saved.append("async")
+        return 1
+
+    @writing("log")
+    def save() -> None:
+        saved.append("def")
+
+    @AgentCache("visits", audit=1.0, name="noting_read_now")
+    def noting_read_now() -> int:
+        save()
+        return 1
+
+    @AgentCache("visits", audit=1.0, name="dropping_read")
+    async def dropping_read() -> int:
+        saved.append("invalidate")
+        return await invalidate("log")
+
+    for _ in range(2):
+        await noting_read()
+        noting_read_now()
+        await dropping_read()
+        await idle()
+        until(no_audit_runs)
+    assert saved == ["async", "def", "invalidate", "invalidate"]
+    assert counts() == (0, 0)
+    assert caplog.text.count("the tool writes, so its hits cannot be audited") == 3
+
+
+async def test_reads_that_the_tool_makes_run_uncached_and_uncounted(shop: Shop):
+    @AgentCache("sum", name="audited_sum", audit=1.0)
+    async def total() -> Any:
+        return await shop.get("7") + shop.get_now("8")
+
+    await total()
+    shop.runs.clear()
+    before = get_metrics()["tools"]
+    async with AgentCacheSession() as session:
+        await total()
+        await idle()
+    after = get_metrics()["tools"]
+    assert shop.runs == ["7", "8"]
+    assert len(session.get_execution_trace()) == 1
+    for name in ("get_price", "get_price_now"):
+        assert before[name] == after[name]
+    await shop.spoil("7", 4)
+    await total()
+    await idle()
+    assert counts() == (2, 1)
+
+
+async def test_the_caller_may_change_its_arguments_and_the_tool_cannot_change_them_behind_its_back():
+    seen = []
+
+    @AgentCache("orders", audit=1.0, name="find_orders")
+    async def find(filters: dict[str, Any]) -> int:
+        seen.append(dict(filters))
+        filters["seen"] = True
+        return 1
+
+    await find({"status": "new"})
+    mine = {"status": "new"}
+    await find(mine)
+    mine["status"] = "old"
+    await idle()
+    assert seen == [{"status": "new"}] * 2
+    assert mine == {"status": "old"}
+
+
+TENANT: ContextVar[str] = ContextVar("TENANT", default="ann")
+
+
+async def test_what_a_call_varies_by_is_that_of_the_hit():
+    region = ["eu"]
+    seen = []
+
+    @AgentCache("price", audit=1.0, vary=lambda: (TENANT.get(), region[0]), name="varied_price")
+    async def price() -> str:
+        seen.append((TENANT.get(), region[0]))
+        return "-".join(seen[-1])
+
+    for tenant in ("ann", "bob"):
+        token = TENANT.set(tenant)
+        await price()
+        await price()
+        TENANT.reset(token)
+        await idle()
+    assert seen == [("ann", "eu")] * 2 + [("bob", "eu")] * 2
+    assert counts() == (2, 0)
+    await price()
+    region[0] = "us"  # before the audit runs: it would compare with another call
+    await idle()
+    assert (len(seen), counts()) == (4, (2, 0))
+
+
+async def test_what_a_call_varies_by_may_change_while_the_tool_runs():
+    gate = asyncio.Event()
+    region = ["eu"]
+    runs = []
+
+    @AgentCache("price", audit=1.0, vary=lambda: region[0], name="moving_price")
+    async def price() -> str:
+        runs.append(1)
+        if len(runs) == 2:
+            await gate.wait()
+        return region[0]
+
+    await price()
+    await price()
+    await idle()
+    region[0] = "us"
+    gate.set()
+    await idle()
+    assert (len(runs), counts()) == (2, (0, 0))
+    region[0] = "eu"
+    assert price.contains()
+
+
+async def test_answers_of_a_session_are_checked_while_it_lasts():
+    shop = Shop(audit=1.0, scope="session")
+    found: list[StaleHit] = []
+    with configure(on_stale=found.append):
+        async with AgentCacheSession("mine"):
+            await shop.get("7")
+            await shop.spoil("7", 2)
+            await shop.get("7")
+            await idle()
+            assert await shop.get("7") == 2
+        assert counts() == (1, 1)
+        assert found[0].session == "mine"
+        async with AgentCacheSession():
+            await shop.get("8")
+            shop.prices["8"] = 2
+            await shop.get("8")
+        await idle()  # it has looked after the end of the session, which has no such answer any more
+    assert counts() == (1, 1)
+
+
+async def test_streams_are_checked_by_their_chunks():
+    chunks: list[Any] = [1, 2]
+    runs = []
+
+    @AgentCache("prices", audit=1.0, name="stream_prices", max_stream_bytes=1_000)
+    async def stream() -> AsyncIterator[Any]:
+        runs.append("async")
+        for chunk in chunks:
+            yield chunk
+
+    @AgentCache("prices", audit=1.0, name="stream_prices_now", max_stream_bytes=1_000)
+    def stream_now() -> Iterator[Any]:
+        runs.append("def")
+        yield from chunks
+
+    async def both() -> tuple[list[Any], list[Any]]:
+        result = [chunk async for chunk in stream()], list(stream_now())
+        await idle()
+        await asyncio.to_thread(until, no_audit_runs)
+        return result
+
+    assert await both() == ([1, 2], [1, 2])
+    assert await both() == ([1, 2], [1, 2])
+    assert sorted(runs) == ["async"] * 2 + ["def"] * 2
+    assert counts() == (2, 0)
+    chunks[:] = [1, 2, 3]
+    assert await both() == ([1, 2], [1, 2])
+    assert counts() == (4, 2)
+    assert await both() == ([1, 2, 3], [1, 2, 3])
+    chunks[:] = ["x" * 900] * 3
+    assert await both() == ([1, 2, 3], [1, 2, 3])
+    assert counts() == (4, 2)  # too long to say anything
+
+
+async def test_nothing_is_audited_while_a_run_is_recorded_or_replayed(shop: Shop, tmp_path: Any):
+    await shop.get("7")
+    with record(tmp_path / "run.jsonl"):
+        for _ in range(3):
+            await shop.get("7")
+            await idle()
+    with replay(tmp_path / "run.jsonl"):
+        for _ in range(3):
+            await shop.get("7")
+            await idle()
+    async with AgentCacheSession("run", journal=Journal(tmp_path / "journals")):
+        for _ in range(3):
+            await shop.get("7")
+            await idle()
+    assert shop.runs[1:] == []
+    lines = (tmp_path / "run.jsonl").read_text().splitlines()
+    assert sum('"get_price"' in line for line in lines) >= 1
+    assert counts() == (0, 0)
+    await shop.get("7")
+    await idle()
+    assert counts() == (1, 0)
+
+
+async def test_a_run_that_is_recorded_beside_it_has_no_call_of_it(shop: Shop, tmp_path: Any):
+    """The hit was outside of the recording, and its audit runs during it."""
+    outside = copy_context()
+    await shop.get("7")
+    await shop.get("7")
+    shop.get_now("7")
+    with record(tmp_path / "run.jsonl"):
+        await shop.get("8")
+        await idle()
+        outside.run(shop.get_now, "7")  # in a thread of ours it might seem to have lost its context
+    assert counts() == (1, 0)
+    assert shop.runs == ["7", "7", "8", "7"] or shop.runs == ["7", "7", "7", "8"]
+    assert (tmp_path / "run.jsonl").read_text().count('"7"') == 0
+
+
+async def test_tools_known_by_name_are_audited_by_their_rule_alone():
+    box = Toolbox({"get": Read("price"), "checked": Read("price", audit=1.0)}, namespace="audited")
+    runs = []
+
+    async def run() -> int:
+        runs.append(1)
+        return 1
+
+    with configure(audit=1.0):
+        for name in ("get", "checked"):
+            for _ in range(2):
+                await box.call(name, {"item": "7"}, run)
+                await idle()
+    assert len(runs) == 3
+    assert get_metrics()["tools"]["audited:checked"]["audits"] == 1
+
+
+# In a fleet
+
+
+class Fleet:
+    """A read over a tier of this process, and another process that writes."""
+
+    def __init__(self, **options: Any) -> None:
+        self.server = MemoryServer()
+        self.memory, self.other = MemoryTier(self.server), MemoryTier(self.server)
+        self.tier = FaultyTier(self.memory)
+        self.price = 1
+        self.runs = 0
+
+        async def get(item: str) -> int:
+            self.runs += 1
+            return self.price
+
+        self.get = AgentCache("price:{item}", name="fleet_price", remote_cache=self.tier, audit=1.0, **options)(get)
+
+        def get_now(item: str) -> int:
+            self.runs += 1
+            return self.price
+
+        self.get_now = AgentCache("price:{item}", name="fleet_price_now", remote_cache=self.tier, audit=1.0, **options)(
+            get_now
+        )
+
+    async def write(self, item: str, price: int) -> None:
+        intent = WriteIntent(os.urandom(8).hex(), (f"price:{item}",))
+        await self.other.begin(intent)
+        self.price = price
+        await self.other.commit(intent, intent.tags, failed=False, hold=0.0)
+
+
+@pytest.mark.parametrize("tool", ["get", "get_now"])
+async def test_a_stale_answer_is_dropped_in_the_tier_too(tool: str):
+    fleet = Fleet()
+    read: Any = getattr(fleet, tool)
+
+    async def call() -> Any:
+        result = await read("7") if tool == "get" else await asyncio.to_thread(read, "7")
+        await idle()
+        await asyncio.to_thread(until, no_audit_runs)
+        return result
+
+    await call()
+    read.clear()
+    assert await call() == 1
+    assert fleet.runs == 1  # from the tier
+    fleet.price = 2  # somebody writes around the cache
+    assert await call() == 1
+    assert counts() == (1, 1)
+    assert await call() == 2
+    assert await call() == 2
+    assert counts() == (2, 1)
+
+
+async def test_a_stale_answer_is_dropped_in_the_tier_whatever_the_function_does():
+    def end_the_program(_hit: StaleHit) -> None:
+        raise SystemExit
+
+    tier = MemoryTier(MemoryServer())
+    shop = Shop(audit=1.0, remote_cache=tier)
+    with configure(on_stale=end_the_program):
+        await shop.get("7")
+        shop.prices["7"] = 2
+        await shop.get("7")
+        await idle()
+    assert await shop.get("7") == 2
+
+
+async def test_a_write_of_another_process_explains_a_difference_before_its_message_arrives():
+    fleet = Fleet()
+    await fleet.get("7")
+    fleet.memory.stall()
+    await fleet.write("7", 2)
+    assert await fleet.get("7") == 1  # within the bound of staleness
+    await idle()
+    assert fleet.runs == 2
+    assert counts() == (0, 0)
+    fleet.memory.resume()
+    assert await fleet.get("7") == 2
+
+
+async def test_a_tier_that_fails_says_nothing(caplog: pytest.LogCaptureFixture):
+    fleet = Fleet()
+    await fleet.get("7")
+    fleet.price = 2
+    fleet.tier.fail("lookup", ConnectionError("gone"))
+    assert await fleet.get("7") == 1
+    await idle()
+    assert (fleet.runs, counts()) == (2, (0, 0))
+    assert "ConnectionError: gone" in caplog.text
+    await fleet.get("7")
+    await idle()
+    assert counts() == (1, 1)
+
+
+async def test_strong_consistency_has_no_local_copies_to_check():
+    with pytest.raises(ConfigurationError, match="audit has no effect with consistency='strong'"):
+        Fleet(remote=RemotePolicy(consistency="strong"))
+
+
+# Threads, forks, bad input
+
+
+def test_threads_audit_one_at_a_time_and_find_what_is_stale():
+    prices = {"7": 1}
+    running: list[int] = []
+    most: list[int] = []
+    lock = threading.Lock()
+
+    @AgentCache("price:{item}", audit=1.0, name="threaded_price")
+    def price(item: str) -> int:
+        is_audit = threading.current_thread().name.startswith("agent_cache audits")
+        with lock:
+            running.append(is_audit)
+            most.append(sum(running))
+        result = prices[item]
+        with lock:
+            running.remove(is_audit)
+        return result
+
+    @AgentCacheInvalidator("price:{item}", name="threaded_save")
+    def save(item: str, number: int) -> None:
+        prices[item] = number
+
+    found: list[StaleHit] = []
+    with configure(on_stale=found.append):
+
+        def work(number: int) -> None:
+            for each in range(100):
+                price("7")
+                if each % 10 == number:
+                    save("7", 1_000 * number + each)
+
+        in_threads(6, work)
+        until(no_audit_runs)
+        assert max(most) <= 1
+        assert found == []
+        price("7")
+        until(no_audit_runs)
+        prices["7"] = -1
+        price("7")
+        until(no_audit_runs)
+        assert price("7") == -1
+    assert [hit.fresh for hit in found] == [-1]
+
+
+def _audit_in_child(shop: Shop, results: Any) -> None:
+    shop.runs.clear()
+    shop.get_now("7")
+    until(no_audit_runs)
+    results.put((len(shop.runs), SAMPLING.random()))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_audits_by_itself():
+    gate = threading.Event()
+    shop = Shop(audit=1.0)
+    shop.get_now("7")
+
+    @AgentCache("other", audit=1.0, name="held_price")
+    def held() -> int:
+        if threading.current_thread().name.startswith("agent_cache audits"):
+            assert gate.wait(30)
+        return 1
+
+    held()
+    held()
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    SAMPLING.seed(1)
+    child = context.Process(target=_audit_in_child, args=(shop, results))
+    child.start()
+    runs, number = results.get(timeout=30)
+    child.join()
+    assert runs == 1
+    assert number != SAMPLING.random()
+    gate.set()
+    until(no_audit_runs)
+
+
+def _find_in_child(shop: Shop, results: Any) -> None:
+    found: list[Any] = []
+    with configure(on_stale=lambda hit: found.append([tool for tool, _ in hit.writes])):
+        for price in (2, 3):
+            shop.prices["7"] = price
+            shop.get_now("7")
+            until(lambda price=price: len(found) == price - 1)
+            until(no_audit_runs)
+            shop.get_now("7")
+    results.put(found)
+
+
+def test_a_write_of_the_parent_explains_in_a_child_what_was_loaded_before_the_fork_alone():
+    gate, begun = threading.Event(), threading.Event()
+    shop = Shop(audit=1.0)
+    shop.get_now("7")
+
+    @AgentCacheInvalidator("prize", name="slow_write")
+    def slow_write() -> None:
+        begun.set()
+        assert gate.wait(30)
+
+    writer = threading.Thread(target=slow_write)
+    writer.start()
+    assert begun.wait(30)
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    child = context.Process(target=_find_in_child, args=(shop, results))
+    child.start()
+    found = results.get(timeout=30)
+    child.join()
+    gate.set()
+    writer.join()
+    assert found == [["slow_write"], []]
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, True, "0.1", None, float("nan"), 10])
+def test_what_is_no_share_is_refused_at_once(share: Any):
+    with pytest.raises(ConfigurationError, match="a share of the hits, a number from 0 to 1"):
+        configure(audit=share)
+    if share is not None:
+        with pytest.raises(ConfigurationError, match="a share of the hits, a number from 0 to 1"):
+            AgentCache("price", audit=share)
+        with pytest.raises(ConfigurationError, match="a share of the hits, a number from 0 to 1"):
+            Read("price", audit=share)
+
+
+async def slow(hit: StaleHit) -> None: ...
+
+
+@pytest.mark.parametrize("function", ["log", slow, 1])
+def test_what_is_no_function_is_refused_at_once(function: Any):
+    with pytest.raises(ConfigurationError, match="configure: on_stale must be a"):
+        configure(on_stale=function)
+
+
+async def test_without_audits_generated_code_looks_up_entries_as_ever():
+    """Also after there were some."""
+    shop = Shop()
+    store = shop.get.__agent_cache__.partition.store
+    names = shop.get.__globals__
+    (name,) = [each for each in names if each.endswith("lookup")]
+    assert names[name] is store.lookup
+    with configure(audit=0.5):
+        assert names[name] is not store.lookup
+        shop.get.clear()
+        assert names[name] is not store.lookup
+    assert names[name] is store.lookup

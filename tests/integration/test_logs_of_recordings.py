@@ -1,0 +1,257 @@
+"""Recordings of this library, read as logs: cassettes, journals, those of the relay, and broken ones."""
+
+import asyncio
+import gzip
+import json
+import shutil
+from datetime import UTC, datetime
+
+import pytest
+
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
+from agent_cache.advise.calls import UNKNOWN
+from agent_cache.advise.logs import open_logs
+from agent_cache.recording import cached_llm_call, intercept, record
+from agent_cache.resume import Journal
+
+STOCK = {}
+
+
+@AgentCache("logged_item:{item}", name="logged:get_item")
+async def get_item(item: str, *, full: bool = False) -> dict:
+    if item == "none":
+        raise LookupError("no such item")
+    await asyncio.sleep(0)
+    return {"item": item, "left": STOCK.setdefault(item, 5), "api_key": "sk-0123456789abcdef0123456789"}
+
+
+@AgentCacheInvalidator("logged_item:{item}", name="logged:take")
+async def take(item: str) -> str:
+    STOCK[item] = STOCK.get(item, 5) - 1
+    return f"took {item}"
+
+
+@AgentCache("logged_list", name="logged:names")
+async def names(first: str) -> set[str]:
+    return {first}
+
+
+@AgentCache("logged_stream:{item}", name="logged:pages")
+async def pages(item: str):
+    for number in range(2):
+        yield {"page": number}
+
+
+@intercept(kind="call", name="logged:count")
+def count(item: str) -> int:
+    return len(item)
+
+
+@intercept(kind="write", name="logged:send")
+def send(item: str) -> str:
+    return f"sent {item}"
+
+
+@cached_llm_call(name="logged:ask")
+async def ask(question: str) -> str:
+    return "yes"
+
+
+@pytest.fixture(autouse=True)
+def stock():
+    STOCK.clear()
+    yield
+    for tool in (get_item, names, pages):
+        tool.clear()
+
+
+async def agent(item="a1"):
+    await ask("what?")
+    await get_item(item)
+    await get_item(item)
+    with pytest.raises(LookupError):
+        await get_item("none")
+    await take(item)
+    await get_item(item, full=False)
+    await names("x")
+    async for _ in pages(item):
+        pass
+    count(item)
+    send(item)
+
+
+def short(calls):
+    return [(call.tool.removeprefix("logged:"), call.kind, call.result, call.error) for call in calls]
+
+
+EXPECTED = [
+    ("get_item", "read", {"item": "a1", "left": 5, "api_key": None}, None),
+    ("get_item", "read", UNKNOWN, None),  # a hit
+    ("get_item", "read", UNKNOWN, "LookupError: no such item"),
+    ("take", "write", "took a1", None),
+    ("get_item", "read", {"item": "a1", "left": 4, "api_key": None}, None),
+    ("names", "read", ["x"], None),
+    ("pages", "read", [{"page": 0}, {"page": 1}], None),
+    ("count", None, 2, None),
+    ("send", "write", "sent a1", None),
+]
+
+
+@pytest.mark.parametrize("is_compressed", [False, True])
+async def test_a_cassette(tmp_path, is_compressed):
+    path = tmp_path / "run.jsonl"
+    before = datetime.now(UTC).timestamp()
+    with record(path):
+        await agent()
+    after = datetime.now(UTC).timestamp()
+    if is_compressed:
+        path = tmp_path / "run.gz"
+        path.write_bytes(gzip.compress((tmp_path / "run.jsonl").read_bytes()))
+    with open_logs(path) as log:
+        calls = list(log)
+        notes = [str(note).replace(str(path), "run") for note in log.notes]
+    assert short(calls) == EXPECTED
+    assert [call.is_whole for call in calls] == [False, True, True, True, False, True, True, True, True]
+    assert [call.is_parsed for call in calls] == [False] * 9
+    assert calls[0].arguments == {"item": "a1", "full": False}
+    assert all(before - 0.01 <= call.started <= call.ended <= after + 0.01 for call in calls)
+    assert [call.ended for call in calls] == sorted(call.ended for call in calls)
+    assert "answers that came from a cache: they show nothing of the world: 1 (first: run, call 3)" in notes
+    assert "records that are no calls of tools (models, agents, requests), left out: 1 (first: run)" in notes
+    assert len(notes) == 4
+
+
+async def test_cassettes_of_runs_at_the_same_time_are_one_time_line(tmp_path):
+    began, may_end = asyncio.Event(), asyncio.Event()
+
+    async def outer():
+        with record(tmp_path / "outer.jsonl"):
+            await get_item("o1")
+            began.set()
+            await may_end.wait()
+            await get_item("o2")
+
+    task = asyncio.create_task(outer())
+    await began.wait()
+    await asyncio.sleep(0.005)  # the clock of recordings has milliseconds
+    with record(tmp_path / "inner.jsonl"):
+        await get_item("i1")
+        await take("i1")
+    await asyncio.sleep(0.005)
+    may_end.set()
+    await task
+    with open_logs(tmp_path) as log:
+        calls = list(log)
+        assert [call.arguments["item"] for call in calls] == ["o1", "i1", "i1", "o2"]
+        assert len({call.run for call in calls}) == 2
+        assert not [note for note in log.notes if note.level == "problem"]
+
+
+async def test_calls_of_several_tasks_keep_their_times(tmp_path):
+    inside, may_end = asyncio.Event(), asyncio.Event()
+
+    @AgentCache("logged_slow:{item}", name="logged:slow")
+    async def slow(item: str) -> str:
+        inside.set()
+        await may_end.wait()
+        return item
+
+    with record(tmp_path / "run.jsonl"):
+        waiting = asyncio.create_task(slow("s"))
+        await inside.wait()
+        await take("s")
+        may_end.set()
+        await waiting
+    with open_logs(tmp_path / "run.jsonl") as log:
+        first, second = log
+    assert (first.tool, second.tool) == ("logged:take", "logged:slow")
+    assert second.started <= first.started <= first.ended <= second.ended
+
+
+async def test_a_journal_that_was_resumed(tmp_path):
+    journal = Journal(tmp_path)
+
+    class Ended(BaseException):
+        pass
+
+    with pytest.raises(Ended):
+        async with AgentCacheSession("s1", journal=journal):
+            send("a1")
+            raise Ended
+    path = journal.path("s1")
+    header, *rest = path.read_text().splitlines()
+    fields = json.loads(header)
+    fields["recorded_at"] = "2026-01-01T10:00:00.000Z"
+    path.write_text("\n".join([json.dumps(fields, separators=(",", ":")), *rest]) + "\n")
+    async with AgentCacheSession("s1", journal=journal):
+        send("a1")
+        await take("a1")
+    now = datetime.now(UTC).timestamp()
+    with open_logs(tmp_path) as log:
+        first, second = log
+        assert not [note for note in log.notes if note.level == "problem"]
+    assert first.ended - datetime(2026, 1, 1, 10, tzinfo=UTC).timestamp() < 60
+    assert abs(second.ended - now) < 60
+
+
+async def test_journals_of_several_sessions(tmp_path):
+    journal = Journal(tmp_path)
+    for name in ("s1", "s2"):
+        async with AgentCacheSession(name, journal=journal):
+            await get_item(name)
+            await take(name)
+    with open_logs(tmp_path) as log:
+        assert [call.arguments["item"] for call in log] == ["s1", "s1", "s2", "s2"]
+        assert len({call.run for call in log}) == 2
+
+
+@pytest.mark.parametrize("kind", ["cassette", "log", "journal"])
+async def test_a_broken_line_costs_one_call_and_no_times(tmp_path, kind):
+    path = tmp_path / "run.jsonl"
+    if kind == "journal":
+        async with AgentCacheSession("s1", journal=Journal(tmp_path)):
+            await agent()
+        path = Journal(tmp_path).path("s1")
+    else:
+        with record(path):
+            await agent()
+    with open_logs(path) as log:
+        whole = list(log)
+    lines = path.read_bytes().splitlines(keepends=True)
+    if kind == "log":  # of a recording that was killed
+        lines[0] = lines[0].replace(b"}\n", b',"log":true}\n')
+        lines = lines[:-1]
+    broken = next(number for number, line in enumerate(lines) if b'"logged:take"' in line and b'"outcome"' in line)
+    lines[broken] = lines[broken][:-40] + b"\n"
+    path.write_bytes(b"".join(lines) + (b'{"id":99,"ki' if kind == "log" else b""))
+    with open_logs(path) as log:
+        calls = list(log)
+        assert [call.tool for call in calls] == [call.tool for call in whole if call.tool != "logged:take"]
+        if kind != "log":  # in which the times stand in the trailer
+            assert [call.ended for call in calls] == [call.ended for call in whole if call.tool != "logged:take"]
+        [problem] = [note for note in log.notes if note.level == "problem"]
+    assert str(problem) == f"broken lines of recordings, left out: 1 (first: {path}, line {broken + 1})"
+
+
+async def test_a_recording_of_a_newer_version_is_named(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_text('{"agent_cache_cassette": 99}\n')
+    with open_logs(path) as log:
+        assert list(log) == []
+        assert any("has format version 99" in str(note) for note in log.notes)
+
+
+async def test_a_cassette_of_agentcassette(tmp_path):
+    step = {"type": "tool", "name": "get", "arguments": {"args": [], "kwargs": {"id": 7}}, "result": {"n": 1}}
+    document = {"version": 1, "recorded_at": "2026-01-01T10:00:00Z", "steps": [step, {**step, "duration_ms": 2}]}
+    (tmp_path / "old.json").write_text(json.dumps(document, indent=1))
+    with open_logs(tmp_path / "old.json") as log:
+        assert [(call.tool, call.arguments, call.result) for call in log] == [("get", {"id": 7}, {"n": 1})] * 2
+
+
+async def test_a_copy_of_a_recording_is_left_out(tmp_path):
+    with record(tmp_path / "one.jsonl"):
+        await agent()
+    shutil.copy(tmp_path / "one.jsonl", tmp_path / "two.jsonl")
+    with open_logs(tmp_path) as log:
+        assert log.count == 9

@@ -1,0 +1,904 @@
+"""Middleware observe the calls that no local hit has answered, and change nothing of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+import agent_cache
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    ConfigurationError,
+    LoopPolicy,
+    Read,
+    Toolbox,
+    ToolCall,
+    Write,
+    bypass,
+    configure,
+)
+from agent_cache.config import CURRENT
+from agent_cache.engine.middleware import observe_call
+from agent_cache.engine.runtime import ROOT
+from agent_cache.recording import record, replay
+from agent_cache.testing import FakeClock, MemoryServer, MemoryTier
+from tests.harness.gates import idle, started
+from tests.harness.threads import in_threads
+
+pytestmark = pytest.mark.usefixtures("clock")
+
+Proceed = Callable[[], Awaitable[Any]]
+
+
+class Seen:
+    """A middleware that notes what it is shown, at the beginning and at the end of each call."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.notes: list[Any] = []
+        self.calls: list[ToolCall] = []
+
+    async def __call__(self, call: ToolCall, proceed: Proceed) -> Any:
+        self.calls.append(call)
+        self.notes.append((self.name, "begins", call.tool, call.source))
+        try:
+            result = await proceed()
+        except BaseException as error:
+            self.notes.append((self.name, type(error).__name__, call.tool, call.source))
+            raise
+        self.notes.append((self.name, result, call.tool, call.source))
+        return result
+
+    @property
+    def ends(self) -> list[Any]:
+        """Result, or name of the error, and source of each call that has ended."""
+        return [(outcome, source) for _, outcome, _, source in self.notes if outcome != "begins"]
+
+
+@pytest.fixture
+def seen() -> Iterator[Seen]:
+    seen = Seen()
+    with configure(middleware=(seen,)):
+        yield seen
+
+
+class Orders:
+    """A read and a write, each as an `async def` and as a `def`, that count their runs."""
+
+    def __init__(self) -> None:
+        self.runs: list[str] = []
+
+        async def get(order_id: str, full: bool = False) -> dict[str, str]:
+            return self.run(order_id)
+
+        def get_now(order_id: str, full: bool = False) -> dict[str, str]:
+            return self.run(order_id)
+
+        async def save(order_id: str) -> dict[str, str]:
+            return self.run(order_id)
+
+        def save_now(order_id: str) -> dict[str, str]:
+            return self.run(order_id)
+
+        self.get = AgentCache(["orders", "order:{order_id}", "user:{result[user]}"], name="get")(get)
+        self.get_now = AgentCache(["orders", "order:{order_id}", "user:{result[user]}"], name="get_now")(get_now)
+        self.save = AgentCacheInvalidator("order:{order_id}", name="save")(save)
+        self.save_now = AgentCacheInvalidator("order:{order_id}", name="save_now")(save_now)
+
+    def run(self, order_id: str) -> dict[str, str]:
+        self.runs.append(order_id)
+        if order_id.startswith("bad"):
+            raise LookupError(order_id)
+        return {"id": order_id, "user": "ann"}
+
+    async def call(self, name: str, order_id: str) -> Any:
+        result = getattr(self, name)(order_id)
+        return await result if asyncio.iscoroutine(result) else result
+
+
+@pytest.fixture
+def orders() -> Orders:
+    return Orders()
+
+
+TOOLS = ("get", "get_now", "save", "save_now")
+
+
+# What they see
+
+
+async def test_a_miss_is_seen_with_its_arguments_source_and_tags(seen: Seen, orders: Orders):
+    await orders.get("7")
+    (call,) = seen.calls
+    assert (call.tool, call.is_read_only, call.is_sync, call.is_stream) == ("get", True, False, False)
+    assert call.arguments == {"order_id": "7", "full": False}
+    assert seen.notes[0] == ("", "begins", "get", None)
+    assert seen.ends == [({"id": "7", "user": "ann"}, "miss")]
+    assert call.tags == ("orders", "order:7", "user:ann")
+
+
+async def test_tags_of_the_result_are_known_after_it(orders: Orders):
+    tags: list[Any] = []
+
+    async def observe(call: ToolCall, proceed: Proceed) -> None:
+        tags.append(call.tags)
+        await proceed()
+        tags.append(call.tags)
+
+    with configure(middleware=(observe,)):
+        await orders.get("7")
+        await orders.save("7")
+    assert tags == [("orders", "order:7"), ("orders", "order:7", "user:ann"), ("order:7",), ("order:7",)]
+
+
+async def test_local_hits_are_not_seen_in_sessions_neither(seen: Seen, orders: Orders):
+    for _ in range(3):
+        await orders.get("7")
+        orders.get_now("7")
+    async with AgentCacheSession("s"):
+        await orders.get("7")
+        orders.get_now("7")
+        await orders.get("8")
+    assert [(call.arguments["order_id"], call.session) for call in seen.calls] == [("7", None), ("7", None), ("8", "s")]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+async def test_an_error_of_the_tool_is_seen_and_reaches_its_caller(seen: Seen, orders: Orders, tool: str):
+    with pytest.raises(LookupError) as caught:
+        await orders.call(tool, "bad")
+    assert caught.value.__context__ is caught.value.__cause__ is None
+    assert seen.ends == [("LookupError", "miss" if tool.startswith("get") else "write")]
+    assert seen.calls[0].is_read_only == tool.startswith("get")
+
+
+async def test_the_first_one_is_the_outermost(orders: Orders):
+    one = Seen("one")
+    two = Seen("two")
+    two.notes = one.notes
+    with configure(middleware=(one, two)):
+        await orders.get("7")
+        orders.get_now("7")
+    assert [(name, what == "begins") for name, what, *_ in one.notes] == [
+        ("one", True), ("two", True), ("two", False), ("one", False),
+    ] * 2  # fmt: skip
+
+
+@pytest.mark.parametrize("in_session", [False, True])
+async def test_a_caller_that_shares_a_run_is_seen(seen: Seen, in_session: bool):
+    gate = asyncio.Event()
+
+    @AgentCache("order", name="slow")
+    async def slow() -> str:
+        await gate.wait()
+        return "done"
+
+    async def both() -> list[str]:
+        if not in_session:
+            return await asyncio.gather(slow(), slow())
+        async with AgentCacheSession():
+            return await asyncio.gather(slow(), slow())
+
+    task = await started(both())
+    assert seen.ends == []
+    gate.set()
+    assert await task == ["done", "done"]
+    assert sorted(seen.ends) == [("done", "miss"), ("done", "shared")]
+
+
+async def test_a_caller_that_takes_over_the_run_of_a_cancelled_one_is_seen_once(seen: Seen):
+    gate = asyncio.Event()
+    runs = []
+
+    @AgentCache("order", name="slow")
+    async def slow() -> str:
+        runs.append(1)
+        await gate.wait()
+        return "done"
+
+    first = await started(slow())
+    second = await started(slow())
+    first.cancel()
+    await idle()
+    gate.set()
+    assert await second == "done"
+    assert len(runs) == 2
+    assert seen.ends == [("CancelledError", "miss"), ("done", "miss")]
+
+
+async def test_a_result_that_cannot_be_shared_is_run_for_each_caller_inside_of_one_observation(seen: Seen):
+    gate = asyncio.Event()
+
+    @AgentCache("order", name="open_file")
+    async def open_file() -> Any:
+        await gate.wait()
+        return threading.Lock()  # it cannot be copied
+
+    task = await started(asyncio.gather(open_file(), open_file()))
+    gate.set()
+    one, other = await task
+    assert one is not other
+    assert sorted(source for _, source in seen.ends) == ["miss", "uncached"]
+    assert len(seen.calls) == 2
+
+
+async def test_calls_that_are_not_cached_are_seen(seen: Seen, orders: Orders):
+    @AgentCache("mine", "session", name="own")
+    async def own() -> int:
+        return 1
+
+    @AgentCache("order", name="unkeyed")
+    async def unkeyed(what: Any) -> int:
+        return 1
+
+    with bypass():
+        await orders.get("7")
+        orders.get_now("7")
+    await own()
+    await unkeyed(object())
+    with configure(enabled=False):
+        await orders.get("7")
+    assert [source for _, source in seen.ends] == ["uncached"] * 5
+    assert seen.calls[0].tags == ("orders", "order:7", "user:ann")
+
+
+async def test_calls_that_a_tool_makes_are_seen_inside_of_its_own(seen: Seen, orders: Orders):
+    @AgentCache("summary", name="summary")
+    async def summary() -> int:
+        await orders.get("7")
+        orders.get_now("7")
+        return 1
+
+    await summary()
+    assert [(what == "begins", tool) for _, what, tool, _ in seen.notes] == [
+        (True, "summary"), (True, "get"), (False, "get"), (True, "get_now"), (False, "get_now"), (False, "summary"),
+    ]  # fmt: skip
+
+
+async def test_a_call_that_a_session_refuses_is_not_seen(seen: Seen, orders: Orders):
+    async with AgentCacheSession(loop_policy=LoopPolicy(max_execution_depth=1), on_loop="short_circuit"):
+        await orders.save("7")
+        with pytest.raises(AgentLoopDetectedError):
+            await orders.save("8")
+    assert len(seen.calls) == 1
+
+
+async def test_a_hit_of_a_tier_is_seen(seen: Seen):
+    tier = MemoryTier(MemoryServer())
+
+    @AgentCache("order", name="far", remote_cache=tier)
+    async def far() -> int:
+        return 1
+
+    await far()
+    far.clear()
+    await far()
+    assert seen.ends == [(1, "miss"), (1, "hit")]
+
+
+async def test_a_reload_in_the_background_is_not_seen_and_an_expired_answer_is(seen: Seen, clock: Any):
+    runs: list[int] = []
+
+    @AgentCache("order", name="graceful", ttl=10, grace=10)
+    async def graceful() -> int:
+        runs.append(1)
+        return len(runs)
+
+    await graceful()
+    clock.advance(11)
+    await graceful()
+    await idle()
+    assert len(runs) == 2
+    assert seen.ends == [(1, "miss"), (1, "hit")]
+
+
+class RefreshingTier(MemoryTier):
+    """Asks whoever finds a value to load it again, as a tier does shortly before it expires."""
+
+    async def lookup(self, request: Any) -> Any:
+        found, ticket = await super().lookup(request)
+        return found and replace(found, is_to_refresh=True), ticket
+
+
+async def test_a_reload_that_a_tier_asks_for_is_not_seen(seen: Seen):
+    tier = RefreshingTier(MemoryServer())
+    runs: list[int] = []
+
+    @AgentCache("order", name="far_refreshed", remote_cache=tier)
+    async def far() -> int:
+        runs.append(1)
+        return len(runs)
+
+    await far()
+    far.clear()
+    assert await far() == 1
+    await idle()
+    assert len(runs) == 2
+    assert seen.ends == [(1, "miss"), (1, "hit")]
+
+
+async def test_methods_and_contexts_are_not_among_the_arguments(seen: Seen):
+    class Shop:
+        @AgentCache("order", ignore=("ctx",), name="Shop.get")
+        async def get(self, order_id: str, *ids: str, ctx: Any = None, **more: Any) -> int:
+            return 1
+
+        @AgentCacheInvalidator("order", name="Shop.save")
+        def save(self, order_id: str) -> None: ...
+
+    await Shop().get("7", "8", ctx=object(), page=2)
+    Shop().save("7")
+    assert [dict(call.arguments) for call in seen.calls] == [
+        {"order_id": "7", "ids": ("8",), "more": {"page": 2}},
+        {"order_id": "7"},
+    ]
+
+
+async def test_what_they_see_is_read_only_and_may_be_kept(seen: Seen, orders: Orders):
+    await orders.get("7")
+    (call,) = seen.calls
+    for name in ("tool", "arguments", "source", "session", "tags", "is_read_only"):
+        with pytest.raises(AttributeError):
+            setattr(call, name, "changed")
+    with pytest.raises(TypeError):
+        call.arguments["order_id"] = "8"  # type: ignore[index]  # that is what is tested
+    assert repr(call) == "<ToolCall of get>"
+    assert agent_cache.ToolCall is ToolCall
+
+
+# The tool is untouched
+
+
+async def raise_before(call: ToolCall, proceed: Proceed) -> Any:
+    raise KeyError("of the middleware")
+
+
+async def raise_after(call: ToolCall, proceed: Proceed) -> Any:
+    await proceed()
+    raise KeyError("of the middleware")
+
+
+async def raise_instead(call: ToolCall, proceed: Proceed) -> Any:
+    try:
+        await proceed()
+    except LookupError as error:
+        raise RuntimeError("of the middleware") from error
+    raise RuntimeError("of the middleware")
+
+
+async def call_nothing(call: ToolCall, proceed: Proceed) -> Any: ...
+
+
+async def call_and_do_not_wait(call: ToolCall, proceed: Proceed) -> Any:
+    proceed()
+
+
+async def swallow(call: ToolCall, proceed: Proceed) -> Any:
+    try:
+        return await proceed()
+    except LookupError:
+        return None
+
+
+async def call_twice(call: ToolCall, proceed: Proceed) -> Any:
+    for _ in range(2):
+        try:
+            result = await proceed()
+        except LookupError:
+            result = None
+    return result
+
+
+INTRUDERS = [raise_before, raise_after, raise_instead, call_nothing, call_and_do_not_wait, swallow, call_twice]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("intruder", INTRUDERS)
+@pytest.mark.filterwarnings("error")
+async def test_whatever_a_middleware_does_the_tool_runs_once_and_its_outcome_arrives(
+    orders: Orders, intruder: Any, tool: str
+):
+    """Also inside of one and around one that behaves; a removed one is configured anew for the second call."""
+    inner, outer = Seen(), Seen()
+    with configure(middleware=(outer, intruder, inner)):
+        assert await orders.call(tool, "7") == {"id": "7", "user": "ann"}
+    with configure(middleware=(outer, intruder, inner)), pytest.raises(LookupError) as caught:
+        await orders.call(tool, "bad")
+    assert caught.value.__cause__ is caught.value.__context__ is None
+    assert orders.runs == ["7", "bad"]
+    source = "miss" if tool.startswith("get") else "write"
+    assert outer.ends == inner.ends == [({"id": "7", "user": "ann"}, source), ("LookupError", source)]
+
+
+@pytest.mark.parametrize("intruder", [raise_before, raise_after, raise_instead])
+async def test_a_write_invalidates_although_a_middleware_raises(orders: Orders, intruder: Any):
+    await orders.get("7")
+    with configure(middleware=(intruder,)):
+        await orders.save("7")
+    assert not orders.get.contains("7")
+
+
+@pytest.mark.parametrize("intruder", [raise_before, raise_after, raise_instead])
+async def test_one_that_raises_is_removed_and_logged_once(
+    orders: Orders, intruder: Any, caplog: pytest.LogCaptureFixture
+):
+    seen = Seen()
+    with configure(middleware=(intruder, seen)):
+        for number in range(3):
+            await orders.get(f"{number}")
+    (line,) = [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert intruder.__name__ in line.getMessage()
+    assert line.__dict__["agent_cache_event"] == "a middleware raised"
+    assert line.exc_info is not None
+    assert len(seen.calls) == 3
+    assert CURRENT.value.middleware == ()
+
+
+async def test_one_that_raises_for_one_tool_is_not_called_again_for_any_and_is_back_when_it_is_configured_anew():
+    calls: list[str] = []
+
+    async def fragile(call: ToolCall, proceed: Proceed) -> None:
+        calls.append(call.tool)
+        raise ValueError
+
+    made = []
+    for name in ("a", "b"):
+
+        async def tool(number: int) -> int:
+            return number
+
+        made.append(AgentCache("order", name=name)(tool))
+    one, other = made
+    with configure(middleware=(fragile,)):
+        await one(1)
+        await other(1)
+        await one(2)
+    assert calls == ["a"]
+    with configure(middleware=(fragile,)):
+        await other(3)
+    assert calls == ["a", "b"]
+
+
+async def test_one_that_awaits_something_else_is_removed_for_def_tools_alone(
+    orders: Orders, caplog: pytest.LogCaptureFixture
+):
+    calls: list[str] = []
+
+    async def patient(call: ToolCall, proceed: Proceed) -> None:
+        calls.append(call.tool)
+        await asyncio.sleep(0)
+        await proceed()
+
+    with configure(middleware=(patient,)):
+        assert orders.get_now("7")["id"] == "7"
+        assert orders.get_now("8")["id"] == "8"
+        await orders.get("7")
+        await orders.get("8")
+    assert calls == ["get_now", "get", "get"]
+    assert orders.runs == ["7", "8", "7", "8"]
+    (line,) = caplog.records
+    assert "`def`" in line.getMessage()
+
+
+async def test_one_that_tells_kinds_apart_serves_both(orders: Orders):
+    calls: list[str] = []
+
+    async def careful(call: ToolCall, proceed: Proceed) -> Any:
+        if not call.is_sync:
+            await asyncio.sleep(0)
+        calls.append(call.tool)
+        return await proceed()
+
+    with configure(middleware=(careful,)):
+        for number in "78":
+            orders.get_now(number)
+            await orders.get(number)
+    assert calls == ["get_now", "get"] * 2
+
+
+async def test_another_answer_than_the_tools_is_not_used_and_said(orders: Orders, caplog: pytest.LogCaptureFixture):
+    async def improve(call: ToolCall, proceed: Proceed) -> Any:
+        return {**await proceed(), "better": True}
+
+    with configure(middleware=(improve,)):
+        for number in "78":
+            assert await orders.get(number) == {"id": number, "user": "ann"}
+    (line,) = caplog.records
+    assert "improve" in line.getMessage()
+
+
+async def test_proceed_may_be_awaited_by_several_tasks(orders: Orders):
+    gate = asyncio.Event()
+    results: list[Any] = []
+
+    @AgentCacheInvalidator("order", name="slow_save")
+    async def slow_save() -> str:
+        orders.runs.append("saved")
+        await gate.wait()
+        return "done"
+
+    async def gather(call: ToolCall, proceed: Proceed) -> None:
+        results.extend(await asyncio.gather(proceed(), proceed()))
+
+    with configure(middleware=(gather,)):
+        task = await started(slow_save())
+        gate.set()
+        assert await task == "done"
+    assert results == ["done", "done"]
+    assert orders.runs == ["saved"]
+
+
+async def test_a_run_that_a_middleware_has_left_to_a_task_is_waited_for():
+    gate = asyncio.Event()
+    tasks = []
+
+    @AgentCache("order", name="left_alone")
+    async def left_alone() -> str:
+        await gate.wait()
+        return "done"
+
+    async def start(call: ToolCall, proceed: Proceed) -> None:
+        tasks.append(asyncio.ensure_future(proceed()))
+        await asyncio.sleep(0)
+
+    with configure(middleware=(start,)):
+        task = await started(left_alone())
+        assert not task.done()
+        gate.set()
+        assert await task == "done"
+    assert await tasks[0] == "done"
+
+
+async def test_proceed_cannot_be_kept_for_later(orders: Orders):
+    kept: list[Proceed] = []
+
+    async def keep(call: ToolCall, proceed: Proceed) -> None:
+        kept.append(proceed)
+
+    with configure(middleware=(keep,)):
+        await orders.get("7")
+    with pytest.raises(RuntimeError, match="after the middleware had ended"):
+        await kept[0]()
+    assert orders.runs == ["7"]
+
+
+async def test_a_cancelled_call_is_cancelled_wherever_it_waits(orders: Orders):
+    gate = asyncio.Event()
+
+    async def wait_first(call: ToolCall, proceed: Proceed) -> None:
+        await gate.wait()
+        await proceed()
+
+    async def wait_after(call: ToolCall, proceed: Proceed) -> None:
+        await proceed()
+        await gate.wait()
+
+    for middleware, runs in ((wait_first, []), (wait_after, ["8"])):
+        with configure(middleware=(middleware,)):
+            task = await started(orders.get("7" if middleware is wait_first else "8"))
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert CURRENT.value.middleware  # it is not removed
+        assert orders.runs == runs
+
+
+async def test_a_middleware_cannot_swallow_a_cancellation():
+    gate = asyncio.Event()
+
+    @AgentCache("order", name="endless")
+    async def endless() -> None:
+        await gate.wait()
+
+    async def swallow_it(call: ToolCall, proceed: Proceed) -> None:
+        try:
+            await proceed()
+        except asyncio.CancelledError:
+            return
+
+    with configure(middleware=(swallow_it,)):
+        task = await started(endless())
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_a_middleware_that_cancels_the_tool_gives_its_own_error_to_the_caller():
+    """Nobody has cancelled the caller, so it must not see a cancellation."""
+
+    @AgentCache("order", name="too_slow")
+    async def too_slow() -> None:
+        await asyncio.Event().wait()
+
+    async def give_up(call: ToolCall, proceed: Proceed) -> None:
+        async with asyncio.timeout(0):
+            await proceed()
+
+    with configure(middleware=(give_up,)), pytest.raises(TimeoutError):
+        await too_slow()
+
+
+async def test_one_that_cancels_the_tool_and_goes_on_does_not_cancel_the_caller(caplog: pytest.LogCaptureFixture):
+    @AgentCache("order", name="too_slow_again")
+    async def too_slow() -> None:
+        await asyncio.Event().wait()
+
+    async def move_on(call: ToolCall, proceed: Proceed) -> None:
+        try:
+            async with asyncio.timeout(0):
+                await proceed()
+        except TimeoutError:
+            pass
+
+    with configure(middleware=(move_on,)), pytest.raises(RuntimeError, match="move_on has cancelled the call"):
+        await too_slow()
+    assert caplog.text.count("a middleware raised") == 1
+
+
+async def test_a_cancellation_that_the_tool_raises_is_its_outcome():
+    """As without middleware: whatever those do, nobody but the tool has cancelled anything."""
+
+    @AgentCache("order", name="cancels_itself")
+    async def cancels_itself() -> None:
+        raise asyncio.CancelledError
+
+    async def fail(call: ToolCall, proceed: Proceed) -> None:
+        try:
+            await proceed()
+        except asyncio.CancelledError:
+            raise ValueError from None
+
+    async def swallow_it(call: ToolCall, proceed: Proceed) -> None:
+        with suppress(asyncio.CancelledError):
+            await proceed()
+
+    for middleware in (fail, swallow_it):
+        with configure(middleware=(middleware,)), pytest.raises(asyncio.CancelledError):
+            await cancels_itself()
+
+
+# Where they run
+
+PLACE: ContextVar[str] = ContextVar("PLACE", default="outside")
+
+
+async def test_the_tool_runs_in_the_context_that_the_middleware_has_made():
+    places: list[str] = []
+
+    @AgentCache("order", name="where")
+    async def where(number: int) -> None:
+        places.append(PLACE.get())
+
+    @AgentCache("order", name="where_now")
+    def where_now(number: int) -> None:
+        places.append(PLACE.get())
+
+    @AgentCache("order", name="where_stream")
+    async def where_stream() -> AsyncIterator[str]:
+        for _ in range(2):
+            yield PLACE.get()
+
+    @AgentCacheInvalidator("order", name="where_stream_now")
+    def where_stream_now() -> Iterator[str]:
+        for _ in range(2):
+            yield PLACE.get()
+
+    async def enter(call: ToolCall, proceed: Proceed) -> None:
+        token = PLACE.set("inside")
+        try:
+            await proceed()
+        finally:
+            PLACE.reset(token)
+
+    with configure(middleware=(enter,)):
+        await where(1)
+        where_now(1)
+        assert [chunk async for chunk in where_stream()] == ["inside"] * 2
+        assert list(where_stream_now()) == ["inside"] * 2
+        assert CURRENT.value.middleware
+    assert places == ["inside"] * 2
+    assert PLACE.get() == "outside"
+
+
+async def test_a_stream_is_one_call_from_its_first_chunk_to_its_end(seen: Seen):
+    @AgentCache("order", name="count")
+    async def count(number: int) -> AsyncIterator[int]:
+        for each in range(number):
+            yield each
+
+    @AgentCache("order", name="count_now")
+    def count_now(number: int) -> Iterator[int]:
+        yield from range(number)
+
+    chunks = count(3)
+    assert seen.notes == []
+    assert await anext(chunks) == 0
+    assert [call.is_stream for call in seen.calls] == [True]
+    assert seen.ends == []
+    assert [chunk async for chunk in chunks] == [1, 2]
+    assert list(count_now(2)) == [0, 1]
+    assert [chunk async for chunk in count(3)] == [0, 1, 2]
+    assert seen.ends == [((0, 1, 2), "miss"), ((0, 1), "miss")]
+
+
+async def test_a_stream_that_is_left_or_too_long_is_seen_as_such(seen: Seen):
+    @AgentCache("order", name="long", max_stream_bytes=100)
+    async def long() -> AsyncIterator[str]:
+        for _ in range(5):
+            yield "x" * 50
+
+    chunks = long()
+    await anext(chunks)
+    await chunks.aclose()
+    assert [chunk async for chunk in long()] == ["x" * 50] * 5
+    assert seen.ends == [("CancelledError", "miss"), (None, "miss")]
+
+
+async def test_calls_by_name_are_seen(seen: Seen):
+    box = Toolbox({"get_*": Read("order:{order_id}"), "save": Write("order:{order_id}")}, namespace="boxed")
+
+    async def run() -> dict[str, int]:
+        return {"n": 1}
+
+    await box.call("get_order", {"order_id": "7"}, run)
+    await box.call("get_order", {"order_id": "7"}, run)
+    await box.call("save", {"order_id": "7"}, run)
+    box.call_sync("get_order", {"order_id": "7"}, lambda: 1)
+    assert [(one.tool, dict(one.arguments), one.tags, one.is_read_only, one.is_sync) for one in seen.calls] == [
+        ("boxed:get_order", {"order_id": "7"}, ("order:7",), True, False),
+        ("boxed:save", {"order_id": "7"}, ("order:7",), False, False),
+        ("boxed:get_order", {"order_id": "7"}, ("order:7",), True, True),
+    ]
+
+
+async def test_a_recorded_call_is_seen_and_a_replayed_one_is_not(seen: Seen, orders: Orders, tmp_path: Any):
+    with record(tmp_path / "run.jsonl"):
+        await orders.get("7")
+        await orders.get("7")
+        orders.get_now("7")
+        await orders.save("7")
+    assert [source for _, source in seen.ends] == ["miss", "miss", "write"]
+    with replay(tmp_path / "run.jsonl"):
+        await orders.get("7")
+        await orders.get("7")
+        orders.get_now("7")
+        await orders.save("7")
+    assert len(seen.calls) == 3
+    assert len(orders.runs) == 3
+
+
+def test_threads_see_and_remove_it_once(orders: Orders, caplog: pytest.LogCaptureFixture):
+    barrier = threading.Barrier(8)
+    results: list[Any] = []
+
+    async def fragile(call: ToolCall, proceed: Proceed) -> None:
+        await proceed()
+        raise ValueError
+
+    def work(number: int) -> None:
+        barrier.wait()
+        results.extend(orders.get_now(f"{number}.{each}")["id"] for each in range(50))
+
+    with configure(middleware=(fragile,)):
+        in_threads(8, work)
+    assert len(results) == len(orders.runs) == len(set(orders.runs)) == 400
+    assert len([one for one in caplog.records if "middleware raised" in one.getMessage()]) == 1
+
+
+# Configuration
+
+
+async def test_a_block_replaces_them_and_gives_them_back(orders: Orders):
+    one, other = Seen(), Seen()
+    configure(middleware=[one])
+    await orders.get("1")
+    with configure(middleware=(other,)):
+        await orders.get("2")
+        with configure(enabled=True):
+            await orders.get("3")
+        with configure(middleware=()):
+            await orders.get("4")
+    await orders.get("5")
+    configure(middleware=())
+    await orders.get("6")
+    assert [call.arguments["order_id"] for call in one.calls] == ["1", "5"]
+    assert [call.arguments["order_id"] for call in other.calls] == ["2", "3"]
+
+
+async def test_instrumentation_stays_beside_what_is_configured(orders: Orders):
+    notes: list[Any] = []
+    outer, inner = Seen("outer"), Seen("inner")
+    outer.notes = inner.notes = notes
+    CURRENT.install(outer)
+    CURRENT.install(outer)
+    with configure(middleware=(inner,)):
+        await orders.get("1")
+    await orders.get("2")
+    CURRENT.uninstall(outer)
+    CURRENT.uninstall(outer)
+    await orders.get("3")
+    assert [name for name, what, *_ in notes if what == "begins"] == ["outer", "inner", "outer"]
+    CURRENT.install(outer)
+    agent_cache.testing.reset()
+    assert CURRENT.value.middleware == ()
+
+
+def observed(run: Any) -> bool:
+    """Whether this half of a plan has middleware in it."""
+    return isinstance(run, partial) and (run.func is observe_call or any(map(observed, run.args)))
+
+
+async def test_without_any_a_call_takes_the_same_steps_as_ever(orders: Orders):
+    """Also after there were some: plans are compiled anew."""
+    for tool in (orders.get, orders.get_now, orders.save):
+        operation: Any = tool.__agent_cache__
+        for middleware in ((), (Seen(),), ()):
+            with configure(middleware=middleware):
+                plan = ROOT.plan(operation)
+                assert observed(plan.run) == bool(middleware)
+                assert not observed(plan.reload)
+                assert observed(plan.uncached) == bool(middleware and operation.is_read)
+    assert ROOT.plan(orders.get.__agent_cache__).follows_at_once
+    assert ROOT.plan(orders.get.__agent_cache__).run is ROOT.plan(orders.get.__agent_cache__).reload
+
+
+def plain(call: Any, proceed: Any) -> Any:
+    return proceed()
+
+
+async def one_argument(call: Any) -> None: ...
+
+
+async def generator(call: Any, proceed: Any) -> AsyncIterator[int]:
+    yield 1
+
+
+async def fine(call: Any, proceed: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (fine, r"write middleware=\(observe,\)"),
+        (None, "must be a sequence"),
+        ("fine", "must be a sequence"),
+        ({fine}, "must be a sequence"),
+        ([None], "must be an `async def"),
+        ([plain], "observes tools that are a `def`, too"),
+        ([Seen], "must be an `async def"),
+        ([generator], "must be an `async def"),
+        ([one_argument], "too many positional"),
+        ([fine, plain, fine], "must be"),
+        ([fine, fine], "twice"),
+    ],
+)
+def test_what_is_no_middleware_is_refused_at_once(given: Any, said: str):
+    with pytest.raises(ConfigurationError, match=said):
+        configure(middleware=given)
+    assert CURRENT.value.middleware == ()
+
+
+async def test_time_of_the_middleware_is_not_time_of_the_load(orders: Orders):
+    """`time_saved` counts what a hit saves: the tool."""
+    with FakeClock() as clock:
+
+        async def slow(call: ToolCall, proceed: Proceed) -> None:
+            clock.advance(10)
+            await proceed()
+            clock.advance(10)
+
+        with configure(middleware=(slow,)):
+            await orders.get("7")
+            await orders.get("7")
+    assert agent_cache.get_metrics()["time_saved"] == 0

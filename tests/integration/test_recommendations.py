@@ -1,0 +1,536 @@
+"""Simulations on a virtual clock: what is recommended for data that change at a known rate, and its effect."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+import agent_cache
+from agent_cache import AgentCache, AgentCacheInvalidator, Recommendation, get_ttl, recommendations, set_ttl, testing
+from agent_cache.metrics import evidence_by_tool
+from tests.harness.slow import slow
+
+LOAD = 0.05
+HOUR = 3600.0
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def clock() -> Iterator[testing.FakeClock]:
+    testing.reset()
+    with testing.FakeClock() as clock:
+        yield clock
+    testing.reset()
+
+
+@pytest.fixture
+def name() -> str:
+    return f"simulated{next(_numbers)}"
+
+
+class Source:
+    """Values that change at random, without a write that says so.
+
+    Args:
+        between: seconds between two changes of a value on average; None for never.
+    """
+
+    def __init__(self, clock: testing.FakeClock, between: float | None, seed: int) -> None:
+        self.clock = clock
+        self.between = between
+        self.seed = seed
+        self.stale = self.answers = 0
+        self._values: dict[Any, tuple[random.Random, list[float]]] = {}
+
+    def version(self, key: Any) -> int:
+        """How often a value has changed by now."""
+        if self.between is None:
+            return 0
+        chance, changes = self._values.setdefault(key, (random.Random(f"{self.seed} {key}"), [self.clock.time]))
+        while changes[-1] <= self.clock.time:
+            changes.append(changes[-1] + chance.expovariate(1 / self.between))
+        return len(changes) - 1
+
+    def value(self, key: Any) -> dict[str, Any]:
+        return {"key": key, "version": self.version(key), "text": "of a result " * 3}
+
+    def check(self, key: Any, answer: dict[str, Any]) -> None:
+        self.answers += 1
+        self.stale += answer["version"] != self.version(key)
+
+
+Tool = Callable[[int], Awaitable[dict[str, Any]]]
+
+
+def tool_of(source: Source, name: str, **options: Any) -> Tool:
+    @AgentCache(name, name=name, **options)
+    async def simulated(key: int) -> dict[str, Any]:
+        value = source.value(key)
+        source.clock.advance(LOAD)
+        return value
+
+    return simulated
+
+
+async def run(
+    clock: testing.FakeClock, source: Source, tool: Tool, *, keys: int | None, gap: float, hours: float, seed: int
+) -> None:
+    """Ask for random keys at random moments; without a number of keys, for another one each time."""
+    chance, fresh = random.Random(seed), itertools.count(10**6 * (seed + 1))
+    end = clock.time + hours * HOUR
+    source.stale = source.answers = 0
+    while clock.time < end:
+        clock.advance(chance.expovariate(1 / gap))
+        key = next(fresh) if keys is None else chance.randrange(keys)
+        source.check(key, await tool(key))
+
+
+def of(name: str) -> list[Recommendation]:
+    return [each for each in recommendations() if each.tool == name]
+
+
+def actions(name: str) -> list[str]:
+    return [each.action for each in of(name)]
+
+
+SEEDS = [1, *slow(2, 3, 4, 5)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("keys", "gap", "ttl"),
+    [
+        (50, 1.0, 10.0),
+        pytest.param(200, 0.5, 30.0, marks=pytest.mark.slow),
+        pytest.param(10, 5.0, 20.0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_ttl_that_is_too_short_for_what_never_changes_is_raised(
+    clock: testing.FakeClock, name: str, seed: int, keys: int, gap: float, ttl: float
+) -> None:
+    """By the factor of four that one step allows."""
+    source = Source(clock, None, seed)
+    tool = tool_of(source, name, ttl=ttl, maxsize=1_000)
+    asyncio.run(run(clock, source, tool, keys=keys, gap=gap, hours=6, seed=seed))
+    (found,) = of(name)
+    assert (found.action, found.current, found.suggested) == ("raise_ttl", ttl, 4 * ttl)
+    assert found.changed == 0
+    assert found.compared >= 225
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("keys", "gap", "ttl", "between"),
+    [
+        (20, 0.5, 3000.0, 600.0),
+        pytest.param(60, 1.0, 900.0, 200.0, marks=pytest.mark.slow),
+        pytest.param(8, 2.0, 20_000.0, 5_000.0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_ttl_of_what_moves_is_shortened_step_by_step_until_1_percent_is_stale(
+    clock: testing.FakeClock, name: str, seed: int, keys: int, gap: float, ttl: float, between: float
+) -> None:
+    """3000 s with 80 % of the answers stale becomes about 12 s with 1 %: ``2 * 0.01 * 600``."""
+    source = Source(clock, between, seed)
+    tool = tool_of(source, name, ttl=ttl, maxsize=1_000)
+    shares, steps = [], [ttl]
+    for number in range(9):
+        hours = max(6.0, 6 * steps[-1] / HOUR) if steps[-1] > between else 2.0
+        asyncio.run(run(clock, source, tool, keys=keys, gap=gap, hours=hours, seed=10 * seed + number))
+        shares.append(source.stale / source.answers)
+        found = of(name)
+        if not found or found[0].action != "shorten_ttl":
+            break
+        assert found[0].suggested is not None
+        assert found[0].suggested >= 0.24 * steps[-1]
+        steps.append(found[0].suggested)
+        set_ttl(tool, found[0].suggested)
+    assert [each.action for each in found] in ([], ["keep"]), found
+    assert shares[0] > 0.5
+    assert 0.5 * 0.02 * between < steps[-1] < 1.6 * 0.02 * between, steps
+    assert shares[-1] < 0.02, shares
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("keys", "gap", "maxsize"),
+    [
+        (800, 0.5, 128),
+        pytest.param(300, 1.0, 100, marks=pytest.mark.slow),
+        pytest.param(5_000, 0.2, 1_000, marks=pytest.mark.slow),
+    ],
+)
+def test_a_store_that_is_too_small_is_enlarged(
+    clock: testing.FakeClock, name: str, seed: int, keys: int, gap: float, maxsize: int
+) -> None:
+    """By the number of different calls that there are, at most by four."""
+    source = Source(clock, None, seed)
+    tool = tool_of(source, name, ttl=7200.0, maxsize=maxsize)
+    asyncio.run(run(clock, source, tool, keys=keys, gap=gap, hours=3, seed=seed))
+    found = of(name)
+    assert [each.action for each in found] == ["raise_maxsize"], found
+    assert found[0].current == maxsize
+    assert found[0].suggested is not None
+    assert 2 * maxsize <= found[0].suggested <= 4 * maxsize
+    assert found[0].evidence >= 20
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ttl", [600.0, *slow(None, 30.0)])
+def test_what_is_asked_once_need_not_be_cached(
+    clock: testing.FakeClock, name: str, seed: int, ttl: float | None
+) -> None:
+    source = Source(clock, None, seed)
+    tool = tool_of(source, name, ttl=ttl)
+    asyncio.run(run(clock, source, tool, keys=None, gap=1.0, hours=2, seed=seed))
+    assert actions(name) == ["no_reuse"]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("keys", "ttl", "between"),
+    [
+        (50, 3000.0, 200_000.0),
+        pytest.param(20, 60.0, 3_000.0, marks=pytest.mark.slow),
+        pytest.param(100, 600.0, 35_000.0, marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_as_it_should_be_is_kept(
+    clock: testing.FakeClock, name: str, seed: int, keys: int, ttl: float, between: float
+) -> None:
+    source = Source(clock, between, seed)
+    tool = tool_of(source, name, ttl=ttl, maxsize=1_000)
+    asyncio.run(run(clock, source, tool, keys=keys, gap=1.0, hours=6, seed=seed))
+    assert actions(name) == ["keep"], of(name)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("share", [0.9, *slow(0.5, 0.02)])
+def test_a_call_that_changes_all_the_time_keeps_a_ttl_from_being_raised_for_the_others(
+    clock: testing.FakeClock, name: str, seed: int, share: float
+) -> None:
+    """Its reloads are few, as many as those of any other call. Its hits may be most of them, all stale."""
+    moving, still = Source(clock, 5.0, seed), Source(clock, None, seed)
+
+    @AgentCache(name, name=name, ttl=60.0)
+    async def mixed(key: int) -> dict[str, Any]:
+        clock.advance(LOAD)
+        return (still if key else moving).value(key)
+
+    async def main() -> None:
+        chance = random.Random(seed)
+        for _ in range(30_000):
+            clock.advance(chance.expovariate(5.0))
+            key = 0 if chance.random() < share else 1 + chance.randrange(60)
+            (still if key else moving).check(key, await mixed(key))
+
+    asyncio.run(main())
+    (found,) = of(name)
+    assert found.action == "keep", (found, moving.stale, moving.answers)
+    assert "those of one call at least every" in found.reason
+
+
+# What writes explain, and what they do not
+
+
+async def load_again(clock: testing.FakeClock, tool: Tool, times: int, *, seconds: float = 61.0) -> None:
+    for _ in range(times):
+        await tool(1)
+        clock.advance(seconds)
+
+
+def changing_tool(clock: testing.FakeClock, name: str, *, differs: bool = True, **options: Any) -> Tool:
+    """A tool whose result is another one at each load, or always the same."""
+    numbers = itertools.count()
+
+    @AgentCache(name, name=name, **options)
+    async def tool(_key: int) -> dict[str, Any]:
+        clock.advance(LOAD)
+        return {"number": next(numbers) if differs else 0}
+
+    return tool
+
+
+@pytest.mark.parametrize(("reloads", "is_said"), [(19, False), (20, True)])
+def test_nothing_is_said_before_twenty_reloads(clock: testing.FakeClock, name: str, reloads: int, is_said: bool):
+    tool = changing_tool(clock, name, ttl=60)
+    asyncio.run(load_again(clock, tool, reloads + 1))
+    found = of(name)
+    assert [(each.action, each.evidence, each.changed) for each in found] == [("shorten_ttl", 20, 20)] * is_said
+
+
+def test_a_change_that_no_write_explains_is_a_missing_tag(clock: testing.FakeClock, name: str):
+    """Writes have the tag, and yet results change without one."""
+
+    @AgentCacheInvalidator(name, name=f"{name}write")
+    async def write() -> None: ...
+
+    tool = changing_tool(clock, name, ttl=60)
+    asyncio.run(load_again(clock, tool, 30))
+    found = {each.action: each for each in of(name)}
+    assert found.keys() == {"shorten_ttl", "name_writes"}
+    assert "a tag is missing, or somebody writes around the cache" in found["name_writes"].reason
+    assert (found["name_writes"].changed, found["name_writes"].compared) == (29, 29)
+
+
+def test_the_same_of_what_never_expires_and_is_evicted(clock: testing.FakeClock, name: str):
+    tool = changing_tool(clock, name, maxsize=1)
+
+    async def main() -> None:
+        for _ in range(30):
+            for key in (1, 2):
+                await tool(key)
+                clock.advance(30)
+
+    asyncio.run(main())
+    found = {each.action: each for each in of(name)}
+    assert found.keys() == {"raise_maxsize", "name_writes"}
+    assert found["name_writes"].suggested is not None
+    assert found["name_writes"].current is None
+
+
+def test_changes_that_writes_explain_are_no_evidence(clock: testing.FakeClock, name: str):
+
+    @AgentCacheInvalidator(name, name=f"{name}write")
+    async def write() -> None: ...
+
+    tool = changing_tool(clock, name, ttl=60)
+
+    async def main() -> None:
+        for _ in range(60):
+            await tool(1)
+            clock.advance(5)
+            await write()
+
+    asyncio.run(main())
+    assert of(name) == []
+    assert agent_cache.get_metrics()["tools"][name]["misses"] == 60
+
+
+def test_writes_that_drop_what_has_not_changed_name_too_much(clock: testing.FakeClock, name: str):
+
+    @AgentCacheInvalidator(name, name=f"{name}write")
+    async def write() -> None: ...
+
+    tool = changing_tool(clock, name, differs=False, ttl=60)
+
+    async def main() -> None:
+        for _ in range(60):
+            await tool(1)
+            await write()
+
+    asyncio.run(main())
+    (found,) = of(name)
+    assert (found.action, found.evidence) == ("narrow_tags", 59)
+
+
+@pytest.mark.parametrize("how", ["session", "clear", "invalidate"])
+def test_what_no_write_has_dropped_says_nothing_about_tags(clock: testing.FakeClock, name: str, how: str):
+    """A conversation has a session for each turn, all of one id; and a program drops what it likes."""
+    scope: Any = "session" if how == "session" else "global"
+    tool: Any = changing_tool(clock, name, differs=False, ttl=600, scope=scope)
+
+    async def main() -> None:
+        for _ in range(60):
+            async with agent_cache.AgentCacheSession("conversation-7"):
+                for _ in range(2):
+                    await tool(1)
+            if how == "clear":
+                tool.clear()
+            elif how == "invalidate":
+                await tool.invalidate(1)
+
+    asyncio.run(main())
+    assert agent_cache.get_metrics()["tools"][name]["misses"] == 60
+    assert [action for action in actions(name) if action != "keep"] == []
+
+
+def test_a_result_that_a_function_of_its_tool_refuses_is_not_stored(clock: testing.FakeClock, name: str):
+    tool = changing_tool(clock, name, ttl=60, cache_if=lambda _: False)
+    asyncio.run(load_again(clock, tool, 60))
+    assert actions(name) == ["store_results"]
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"), [({}, ["shorten_ttl"]), ({"loop": agent_cache.LoopHints(outcome_key=len)}, [])]
+)
+def test_what_differs_each_time_is_left_out_by_the_outcome_key(
+    clock: testing.FakeClock, name: str, options: dict[str, Any], wanted: list[str]
+):
+    tool = changing_tool(clock, name, ttl=60, **options)
+    asyncio.run(load_again(clock, tool, 60))
+    found = of(name)
+    assert [each.action for each in found] == wanted
+    assert all("outcome_key" in each.reason for each in found)
+
+
+def test_types_are_compared_too(clock: testing.FakeClock, name: str):
+    answers = itertools.cycle([1, True, 1.0])
+
+    @AgentCache(name, name=name, ttl=60)
+    async def tool(_key: int) -> Any:
+        clock.advance(LOAD)
+        return next(answers)
+
+    asyncio.run(load_again(clock, tool, 30))
+    assert [each.changed for each in of(name)] == [29]
+
+
+def test_what_a_caller_has_set_is_no_change_of_its_own(clock: testing.FakeClock, name: str):
+    """The entry is not that of the load before."""
+    tool: Any = changing_tool(clock, name, ttl=60)
+
+    async def main() -> None:
+        for number in range(60):
+            await tool(1)
+            await tool.set({"number": -number}, 1)
+            clock.advance(61)
+
+    asyncio.run(main())
+    assert of(name) == []
+
+
+def test_nor_is_one_that_was_set_after_the_load_was_evicted(clock: testing.FakeClock, name: str):
+    tool: Any = changing_tool(clock, name, ttl=60, maxsize=1)
+
+    async def main() -> None:
+        for number in range(60):
+            await tool(1)
+            await tool(2)  # evicts it
+            await tool.set({"number": -number}, 1)
+            clock.advance(61)
+
+    asyncio.run(main())
+    assert all(each.compared < 60 for each in of(name))  # those of the other call
+
+
+@pytest.mark.parametrize("scope", ["global", "session"])
+def test_synchronous_tools_and_tools_of_sessions(clock: testing.FakeClock, name: str, scope: Any):
+    numbers = itertools.count()
+
+    @AgentCache(name, name=name, ttl=60, scope=scope)
+    def tool(_key: int) -> int:
+        clock.advance(LOAD)
+        return next(numbers)
+
+    async def main() -> None:
+        async with agent_cache.AgentCacheSession(max_tool_repeats=10**9):
+            for _ in range(30):
+                tool(1)
+                clock.advance(61)
+
+    asyncio.run(main())
+    assert actions(name) == ["shorten_ttl"]
+
+
+def test_loads_of_different_sessions_are_of_different_calls(clock: testing.FakeClock, name: str):
+    tool = changing_tool(clock, name, ttl=60, scope="session")
+
+    async def main() -> None:
+        for _ in range(1_000):
+            async with agent_cache.AgentCacheSession():
+                await tool(1)
+
+    asyncio.run(main())
+    assert actions(name) == ["no_reuse"]
+
+
+def test_a_tool_of_a_toolbox(clock: testing.FakeClock, name: str):
+    box = agent_cache.Toolbox({"get": agent_cache.Read(name, ttl=60)}, namespace=name)  # a root that nobody writes
+    numbers = itertools.count()
+
+    async def run() -> int:
+        clock.advance(LOAD)
+        return next(numbers)
+
+    async def main() -> None:
+        for _ in range(30):
+            await box.call("get", {"id": 7}, run)
+            clock.advance(61)
+
+    asyncio.run(main())
+    assert actions(f"{name}:get") == ["shorten_ttl"]
+
+
+@pytest.mark.parametrize("options", [{"grace": 30}, {"stale_if_error": 30}, {"jitter": 0.2}])
+def test_options_around_the_end_of_a_ttl(clock: testing.FakeClock, name: str, options: dict[str, Any]):
+    tool = changing_tool(clock, name, ttl=60, **options)
+
+    async def main() -> None:
+        for _ in range(30):
+            await tool(1)
+            await asyncio.sleep(0)  # a reload in the background
+            await asyncio.sleep(0)
+            clock.advance(61)
+
+    asyncio.run(main())
+    assert actions(name) == ["shorten_ttl"]
+
+
+def test_a_ttl_by_result_is_bounded_and_not_raised(clock: testing.FakeClock, name: str):
+    tool = changing_tool(clock, name, ttl=lambda _: 60)
+    asyncio.run(load_again(clock, tool, 30))
+    assert of(name) == []  # nobody knows how long its results live
+    set_ttl(tool, 50)
+    asyncio.run(load_again(clock, tool, 30))
+    assert [(each.action, each.current) for each in of(name)] == [("shorten_ttl", 50)]
+    assert get_ttl(tool) == 50
+
+
+@pytest.mark.parametrize("max_stale", [0, 1, -0.1, 2, float("nan"), "0.01", True, None])
+def test_a_share_that_is_none_is_refused(max_stale: Any):
+    with pytest.raises(agent_cache.ConfigurationError, match="max_stale must be a share"):
+        recommendations(max_stale=max_stale)
+
+
+def test_the_share_of_stale_answers_decides(clock: testing.FakeClock, name: str):
+    source = Source(clock, 2_000, 1)
+    tool = tool_of(source, name, ttl=400, maxsize=1_000)
+    asyncio.run(run(clock, source, tool, keys=20, gap=2.0, hours=12, seed=1))
+    assert actions(name) == ["shorten_ttl"]
+    assert [each.action for each in recommendations(max_stale=0.1) if each.tool == name] == ["keep"]
+    assert [each.action for each in recommendations(max_stale=0.5) if each.tool == name] == ["raise_ttl"]
+
+
+def test_hits_and_fast_loads_are_not_looked_at(name: str):
+    @AgentCache(name, name=name, ttl=60)
+    async def tool(_key: int) -> int:
+        return 1
+
+    async def main() -> None:
+        for key in range(300):
+            await tool(key)
+
+    asyncio.run(main())
+    assert tool.__agent_cache__.evidence.latest == {}  # type: ignore[attr-defined]
+    assert of(name) == []
+
+
+def test_two_tools_of_one_name_are_not_mixed_up(clock: testing.FakeClock, name: str):
+    """Their calls have equal keys, and different results."""
+
+    def made(answer: int) -> Tool:
+        @AgentCache(name, name=name, ttl=60)
+        async def tool(_key: int) -> Any:
+            clock.advance(LOAD)
+            return answer
+
+        return tool
+
+    one, two = made(1), made(2)
+
+    async def main() -> None:
+        for _ in range(60):
+            await one(1)
+            await two(1)
+            clock.advance(61)
+
+    asyncio.run(main())
+    assert all(each.changed == 0 for each in of(name))
+    assert agent_cache.get_metrics()["tools"][name]["misses"] == 120
+    assert evidence_by_tool()[name].loads == 120

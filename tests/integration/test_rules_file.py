@@ -1,0 +1,159 @@
+"""The rules of a toolbox in a TOML file."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache import ConfigurationError, Toolbox, configure
+from agent_cache.relay.relay_settings import load
+from agent_cache.remote.memory import MemoryTier
+from agent_cache.toolbox import Read, Watch, Write
+from agent_cache.toolbox.rules_file import read_rules
+
+RULES = """
+namespace = "git"
+hints = "kind"
+unknown = "watch"
+on_loop = "notice"
+[tools.git_log]
+kind = "read"
+tags = ["repo:{repo_path}"]
+ttl = 60
+[tools."git_*"]
+kind = "write"
+tags = ["repo:{repo_path}"]
+[tools.get_current_time]
+kind = "watch"
+loop = { poll = true }
+[tools.handoff]
+kind = "pass"
+"""
+
+
+def written(directory: Path, text: str) -> Path:
+    path = directory / "rules.toml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_a_file_gives_the_rules_that_it_says(tmp_path: Path):
+    path = written(tmp_path, RULES)
+    found = read_rules(path)
+    assert (found.namespace, found.hints, found.unknown) == ("git", "kind", "watch")
+    assert load(path)[1].on_loop == "notice"
+    box = Toolbox.from_file(path)
+    log, add, clock = box.rule("git_log"), box.rule("git_add"), box.rule("get_current_time")
+    assert isinstance(log, Read)
+    assert log.decorator.policy.ttl == 60
+    assert isinstance(add, Write)
+    assert isinstance(clock, Watch)
+    assert clock.loop.poll
+    assert box.rule("handoff").kind == "pass"
+    assert box.rule("other").kind == "watch"
+    assert box.rule("other", {"readOnlyHint": False}).kind == "write"
+
+
+def test_the_caller_says_what_hints_are_where_the_file_does_not(tmp_path: Path):
+    path = written(tmp_path, 'namespace = "git"')
+    assert Toolbox.from_file(path).rule("other", {"readOnlyHint": True}).kind == "write"
+    assert Toolbox.from_file(path, hints="kind").rule("other", {"readOnlyHint": True}).kind == "watch"
+
+
+async def test_the_variables_named_by_vary_keep_entries_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = written(tmp_path, 'namespace = "v"\nvary = ["env:RULES_TENANT"]\n[tools.get]\nkind = "read"\ntags = ["t"]')
+    hashes, called = [], []
+    with configure(remote=MemoryTier()):
+        for tenant in ("a", "b", None, "a"):
+            monkeypatch.delenv("RULES_TENANT", raising=False)
+            if tenant is not None:
+                monkeypatch.setenv("RULES_TENANT", tenant)
+            box = Toolbox.from_file(path)
+
+            async def run(tenant: str | None = tenant) -> str | None:
+                called.append(tenant)
+                return tenant
+
+            assert await box.call("get", {}, run) == tenant
+            rule = box.rule("get")
+            assert isinstance(rule, Read)
+            hashes.append(rule.decorator.policy.vary())  # type: ignore[misc]  # the file has given it one
+    assert called == ["a", "b", None]
+    assert len({*hashes}) == 3
+    assert all(len(one) == 64 for one in hashes)
+
+
+async def test_the_variables_named_by_vary_keep_entries_of_ones_own_functions_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = written(tmp_path, 'namespace = "v2"\nvary = ["env:RULES_TENANT"]\n[tools.get]\nkind = "read"\ntags = ["t"]')
+    loads = []
+    with configure(remote=MemoryTier()):
+        for tenant in ("a", "b", "a"):
+            monkeypatch.setenv("RULES_TENANT", tenant)
+
+            async def get() -> str:
+                loads.append(os.environ["RULES_TENANT"])
+                return loads[-1]
+
+            assert await Toolbox.from_file(path).tool(get)() == tenant
+            del get
+    assert loads == ["a", "b"]
+
+
+async def test_closing_a_toolbox_closes_the_tier_of_its_file_and_no_other(tmp_path: Path):
+    pytest.importorskip("redis")
+    rules = 'namespace = "r"\nremote = "redis://127.0.0.1:1/0"\n[tools.get]\nkind = "read"\ntags = ["t"]'
+    box = Toolbox.from_file(written(tmp_path, rules))
+    rule = box.rule("get")
+    assert isinstance(rule, Read)
+    tier: Any = rule.decorator.tiers[1]
+    await box.aclose()
+    assert tier._transport.is_closed
+    await Toolbox({"get": Read("t")}, namespace="r").aclose()
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("namespace = ", r"rules\.toml: the file of rules is no TOML"),
+        ("hints = 'kind'", r"rules\.toml: namespace must be a name"),
+        ("namespace = 'a'\nhint = 'kind'", r"'hint' is not known here; is 'hints' meant"),
+        ("namespace = 'a'\nhints = 'all'", r"hints must be one of 'off', 'kind'"),
+        ("namespace = 'a'\nunknown = 'read'", r"unknown must be one of"),
+        ("namespace = 'a'\nvary = 'env:X'", r"vary must be a list"),
+        ("namespace = 'a'\nvary = ['X']", r"""write 'X' as "env:NAME" """.strip()),
+        ("namespace = 'a'\nremote = 7", r"remote must be the address"),
+        ("namespace = 'a'\ntools = 7", r"tools must be tables"),
+        ("namespace = 'a'\n[tools]\nx = 'read'", r"tools\.x must be a table with a kind"),
+        ("namespace = 'a'\n[tools.x]\ntags = ['a']", r"tools\.x: kind is missing"),
+        ("namespace = 'a'\n[tools.x]\nkind = 'cache'", r"tools\.x: kind must be one of"),
+        ("namespace = 'a'\n[tools.x]\nkind = 'read'", r"tools\.x: tags must be a list of what it reads"),
+        ("namespace = 'a'\n[tools.x]\nkind = 'read'\ntags = 'a'", r"tools\.x: tags must be a list"),
+        ("namespace = 'a'\n[tools.x]\nkind = 'read'\ntags = ['a:']", r"tools\.x: .*empty segment"),
+        ("namespace = 'a'\n[tools.x]\nkind = 'read'\ntags = ['a']\nttl = 'x'", r"tools\.x: .*ttl must be seconds"),
+        (
+            "namespace = 'a'\n[tools.x]\nkind = 'read'\ntags = ['a']\ntl = 5",
+            r"tools\.x: 'tl' is not known here; is 'ttl'",
+        ),
+        ("namespace = 'a'\n[tools.x]\nkind = 'write'\ntags = ['a']\nttl = 5", r"tools\.x: 'ttl' is not known here"),
+        ("namespace = 'a'\n[tools.x]\nkind = 'watch'\nloop = true", r"tools\.x: loop must be a table"),
+        ("namespace = 'a'\n[tools.x]\nkind = 'watch'\nloop = { max_unchanged = 3 }", r"tools\.x: loop: .*poll=True"),
+    ],
+)
+def test_a_mistake_is_named_with_its_key_and_its_fix(tmp_path: Path, text: str, match: str):
+    with pytest.raises(ConfigurationError, match=match):
+        Toolbox.from_file(written(tmp_path, text))
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path):
+    path = written(tmp_path, "\ufeffnamespace = 'a'\non_loop = 'warn'")
+    assert read_rules(path).namespace == "a"
+    box, settings = load(path)
+    assert (box.namespace, settings.on_loop) == ("a", "warn")
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match=r"missing\.toml: the file of rules cannot be read"):
+        Toolbox.from_file(tmp_path / "missing.toml")

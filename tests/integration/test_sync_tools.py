@@ -1,0 +1,489 @@
+"""Tools that are no `async def`: what may be decorated, sessions and loops, recordings, journals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    ConfigurationError,
+    LoopPolicy,
+    bypass,
+    configure,
+    get_metrics,
+    invalidate_sync,
+    writing,
+)
+from agent_cache.recording import Cassette, DivergenceError, record, replay
+from agent_cache.resume import Journal
+from agent_cache.session import loop_detector
+from agent_cache.testing import without_codegen
+
+pytestmark = pytest.mark.usefixtures("clock")
+
+RUNS: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def no_runs() -> None:
+    RUNS.clear()
+
+
+@AgentCache("parcel:{parcel_id}", ttl=60)
+def get_parcel(parcel_id: str, *, full: bool = False) -> dict[str, Any]:
+    """A parcel."""
+    RUNS.append(parcel_id)
+    if parcel_id == "lost":
+        raise LookupError(parcel_id)
+    return {"id": parcel_id, "runs": len(RUNS), "full": full}
+
+
+@AgentCacheInvalidator("parcel:{parcel_id}")
+def send_parcel(parcel_id: str) -> str:
+    RUNS.append(f"send {parcel_id}")
+    return "sent"
+
+
+@pytest.fixture(autouse=True)
+def nothing_stored() -> None:
+    get_parcel.clear()
+
+
+# What is decorated
+
+
+def test_a_decorated_def_is_a_def_with_its_own_signature():
+    assert not inspect.iscoroutinefunction(get_parcel)
+    assert str(inspect.signature(get_parcel)) == str(inspect.signature(get_parcel.__wrapped__))
+    assert get_parcel.__doc__ == "A parcel."
+    assert get_parcel("7") == get_parcel(parcel_id="7", full=False) == {"id": "7", "runs": 1, "full": False}
+    assert RUNS == ["7"]
+
+
+@pytest.mark.parametrize("has_body", [True, False])
+def test_every_way_to_answer_is_the_same_with_and_without_a_generated_body(has_body: bool):
+    def both() -> list[Any]:
+        runs: list[int] = []
+
+        @AgentCache("parcel:{n}", name="either")
+        def either(n: int) -> int:
+            runs.append(n)
+            return n
+
+        answers = [either(1), either(1), either.fresh(1), either.contains(1), either.invalidate(1), either(n=1)]
+        return [*answers, runs]
+
+    if has_body:
+        assert both() == [1, 1, 1, True, True, 1, [1, 1, 1]]
+    else:
+        with without_codegen():
+            assert both() == [1, 1, 1, True, True, 1, [1, 1, 1]]
+
+
+class Depot:
+    def __init__(self, city: str) -> None:
+        self.city = city
+
+    @AgentCache("depot:{item}")
+    def stock(self, item: str) -> str:
+        RUNS.append(self.city)
+        return f"{item} in {self.city}"
+
+    @classmethod
+    @AgentCache("depot:{item}")
+    def anywhere(cls, item: str) -> str:
+        RUNS.append(cls.__name__)
+        return item
+
+    @staticmethod
+    @AgentCacheInvalidator("depot")
+    def move() -> None: ...
+
+
+def test_methods_are_decorated_as_asynchronous_ones_are():
+    depot = Depot("Bonn")
+    assert depot.stock("tea") == depot.stock("tea") == "tea in Bonn"
+    assert Depot("Köln").stock("tea") == "tea in Köln"
+    assert Depot.anywhere("tea") == depot.anywhere("tea") == "tea"
+    assert RUNS == ["Bonn", "Köln", "Depot"]
+    assert Depot.stock.invalidate(depot, "tea")
+    Depot.move()
+    assert depot.stock("tea") == "tea in Bonn"
+    assert RUNS == ["Bonn", "Köln", "Depot", "Bonn"]
+
+
+class Callable_:
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def __call__(self, number: int, *, plus: int = 0) -> int:
+        RUNS.append(number)
+        return number * self.factor + plus
+
+
+class AsyncCallable:
+    async def __call__(self, number: int) -> int:
+        RUNS.append(number)
+        return number
+
+
+def test_an_object_is_decorated_by_its_call():
+    double = AgentCache("number:{number}")(Callable_(2))
+    assert double(3) == double(number=3) == 6
+    assert double(3, plus=1) == 7
+    assert RUNS == [3, 3]
+    assert inspect.signature(double) == inspect.signature(Callable_(2))
+    assert double.__agent_cache__.name == f"{__name__}:Callable_"
+
+
+def test_a_partial_is_decorated_by_what_it_calls():
+    add_one = AgentCache("number:{number}")(functools.partial(Callable_(2), plus=1))
+    assert add_one(3) == add_one(3) == 7
+    parcel = AgentCache("parcel:{parcel_id}")(functools.partial(get_parcel.__wrapped__, full=True))
+    assert parcel("7")["full"]
+    assert parcel.__agent_cache__.name == f"{__name__}:get_parcel"
+
+
+async def test_objects_and_partials_may_be_asynchronous():
+    same = AgentCache("number:{number}")(AsyncCallable())
+    assert await same(3) == await same(3) == 3
+    other = AgentCache("number", name="other")(functools.partial(AsyncCallable(), 4))
+    assert await other() == await other() == 4
+    assert RUNS == [3, 4]
+
+
+def test_a_builtin_a_lambda_and_a_mock_are_functions():
+    size = AgentCache("text")(len)
+    assert size("tea") == size("tea") == 3
+    answer = mock.MagicMock(return_value=42, __qualname__="answer", __name__="answer")
+    asked = AgentCache("text", name="asked")(answer)
+    assert asked("a") == asked("a") == 42
+    assert answer.call_count == 1
+    assert AgentCache("text")(lambda n: n + 1)(2) == 3
+
+
+def test_a_def_that_returns_a_coroutine_is_refused_when_it_is_called():
+    async def later() -> int:
+        return 1
+
+    tool = AgentCacheInvalidator("parcel")(lambda: later())
+    with pytest.raises(TypeError, match="to be awaited"):
+        tool()
+    reader = AgentCache("parcel")(lambda: later())
+    with pytest.raises(TypeError, match="to be awaited"):
+        reader()
+
+
+def test_what_the_tool_raises_is_raised_unchanged():
+    """Also a StopIteration, which no coroutine can raise."""
+
+    @AgentCache("parcel")
+    def first_of(items: tuple[int, ...]) -> int:
+        return next(iter(items))
+
+    with pytest.raises(StopIteration):
+        first_of(())
+    assert first_of((1,)) == 1
+    with pytest.raises(LookupError):
+        get_parcel("lost")
+    with pytest.raises(LookupError):
+        get_parcel("lost")
+    assert RUNS == ["lost", "lost"]
+
+
+# Together with asynchronous tools
+
+
+async def test_both_kinds_depend_on_the_same_tags():
+    @AgentCache("parcel:{parcel_id}")
+    async def track(parcel_id: str) -> int:
+        RUNS.append("track")
+        return len(RUNS)
+
+    @AgentCacheInvalidator("parcel:{parcel_id}")
+    async def lose(parcel_id: str) -> None: ...
+
+    await track("7")
+    get_parcel("7")
+    send_parcel("7")
+    assert not track.contains("7")
+    await track("7")
+    get_parcel("7")
+    await lose("7")
+    assert not get_parcel.contains("7")
+    get_parcel("7")
+    assert invalidate_sync("parcel:7") == 1
+    with writing("parcel"):
+        get_parcel("7")
+    assert not get_parcel.contains("7")
+
+
+def test_a_read_inherits_from_the_reads_that_it_makes():
+    @AgentCache("summary")
+    def summary() -> int:
+        RUNS.append("summary")
+        return int(get_parcel("7")["runs"])
+
+    summary()
+    summary()
+    assert RUNS.count("summary") == 1
+    send_parcel("7")
+    summary()
+    assert RUNS.count("summary") == 2
+
+
+async def test_an_asynchronous_read_inherits_from_a_synchronous_one():
+    @AgentCache("summary")
+    async def summary() -> int:
+        RUNS.append("summary")
+        return int(get_parcel("7")["runs"])
+
+    await summary()
+    send_parcel("7")
+    await summary()
+    assert RUNS.count("summary") == 2
+
+
+def test_bypass_and_configuration_hold_for_both():
+    get_parcel("7")
+    with bypass():
+        get_parcel("7")
+    with configure(enabled=False):
+        get_parcel("7")
+    get_parcel("7")
+    assert RUNS == ["7"] * 3
+    assert get_metrics()["tools"][f"{__name__}:get_parcel"]["hits"] >= 1
+
+
+def test_writing_decorates_a_def():
+    @writing("parcel:7")
+    def repack() -> str:
+        return "repacked"
+
+    get_parcel("7")
+    assert repack() == "repacked"
+    assert not get_parcel.contains("7")
+
+
+async def test_writing_surrounds_what_a_def_returns_to_be_awaited():
+    """The effect comes when it is awaited, so the write does."""
+
+    async def later() -> str:
+        get_parcel("7")
+        return "done"
+
+    work = writing("parcel:7")(lambda: later())()
+    assert await work == "done"
+    assert not get_parcel.contains("7")
+
+
+# Sessions
+
+
+def test_a_session_is_entered_by_a_plain_with():
+    with AgentCacheSession("run") as session:
+        get_parcel("7")
+        get_parcel("7")
+        send_parcel("7")
+        with pytest.raises(LookupError):
+            get_parcel("lost")
+    trace = [(record.source, record.outcome) for record in session.get_execution_trace()]
+    assert trace == [("miss", "ok"), ("hit", "ok"), ("write", "ok"), ("miss", "LookupError")]
+    with pytest.raises(ConfigurationError, match="already entered"), session, session:
+        pass
+
+
+async def test_a_session_is_one_for_both_protocols_and_both_kinds_of_tools():
+    @AgentCache("note:{n}", scope="session")
+    def note(n: int) -> int:
+        RUNS.append(n)
+        return n
+
+    @AgentCacheInvalidator("note", scope="session")
+    async def forget() -> None: ...
+
+    session = AgentCacheSession()
+    with session:
+        note(1)
+        await forget()
+        note(1)
+    async with session:
+        note(1)
+        note(1)
+    note(1)
+    assert RUNS == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("decorator", [AgentCache, AgentCacheInvalidator])
+def test_a_loop_of_synchronous_calls_is_stopped_as_that_of_asynchronous_ones(decorator: Any):
+    @decorator("parcel", name="repeated")
+    def call() -> str:
+        return "same"
+
+    @decorator("parcel", name="repeated")
+    async def call_async() -> str:
+        return "same"
+
+    async def repeat() -> None:
+        async with AgentCacheSession(max_tool_repeats=5):
+            for _ in range(50):
+                await call_async()
+
+    with pytest.raises(AgentLoopDetectedError) as caught, AgentCacheSession(max_tool_repeats=5):
+        for _ in range(50):
+            call()
+    with pytest.raises(AgentLoopDetectedError) as other:
+        asyncio.run(repeat())
+    assert caught.value.kind == other.value.kind == "repeat"
+    assert caught.value.count == other.value.count
+
+
+async def test_a_loop_is_found_whatever_kinds_of_tools_it_is_made_of():
+    """Two tools in turn, one of each kind, in one task: as with two of one kind."""
+
+    @AgentCache("parcel:{parcel_id}")
+    async def track(parcel_id: str) -> str:
+        return "on its way"
+
+    with pytest.raises(AgentLoopDetectedError):
+        async with AgentCacheSession(max_tool_repeats=5):
+            for _ in range(50):
+                await track("7")
+                get_parcel("7")
+
+
+def test_a_loop_whose_calls_are_made_in_threads_of_a_pool_is_stopped():
+    """One after another: each thread is another one, and the agent still repeats itself."""
+    refused = pytest.raises(AgentLoopDetectedError)
+    with ThreadPoolExecutor(4) as pool, refused, AgentCacheSession(max_tool_repeats=5):
+        for _ in range(50):
+            pool.submit(contextvars.copy_context().run, get_parcel, "7").result()
+
+
+def test_different_calls_are_no_loop():
+    with AgentCacheSession(max_tool_repeats=5) as session:
+        for n in range(50):
+            get_parcel(str(n))
+            get_parcel(str(n))
+    assert session.loop_error is None
+
+
+def test_a_pause_begins_a_new_turn(clock: Any):
+    with AgentCacheSession(loop_policy=LoopPolicy(repeat=5, new_turn_after=60, max_execution_depth=None)) as session:
+        for _ in range(5):
+            for _ in range(4):
+                get_parcel("7")
+            clock.advance(61)
+    assert session.loop_error is None
+
+
+def test_a_notice_and_a_budget_work_as_ever():
+    with AgentCacheSession(max_execution_depth=3, on_loop="notice"):
+        for n in range(3):
+            get_parcel(str(n))
+        assert "depth" in str(get_parcel("4"))
+    assert RUNS == ["0", "1", "2"]
+
+
+def test_the_running_loop_is_found_by_a_name_that_asyncio_lists():
+    """The detector asks at each call of a synchronous tool; `get_running_loop` would raise an error each time."""
+    assert "_get_running_loop" in asyncio.events.__all__
+    assert loop_detector.running_loop() is None
+
+
+# Recordings
+
+
+def work() -> list[Any]:
+    answers: list[Any] = [get_parcel("7"), get_parcel("7"), send_parcel("7"), get_parcel("7", full=True)]
+    try:
+        get_parcel("lost")
+    except LookupError as error:
+        answers.append(str(error))
+    return answers
+
+
+def test_a_recorded_run_is_replayed_without_its_tools(tmp_path: Path):
+    path = tmp_path / "run.jsonl"
+    with record(path), AgentCacheSession() as first:
+        recorded = work()
+    runs = len(RUNS)
+    get_parcel.clear()
+    with replay(path) as again, AgentCacheSession() as second:
+        assert work() == recorded
+    assert len(RUNS) == runs
+    assert not again.remaining
+    assert [one.source for one in second.get_execution_trace()] == [one.source for one in first.get_execution_trace()]
+    assert [step.name.rpartition(":")[2] for step in Cassette.load(path).steps][:3] == [
+        "get_parcel",
+        "get_parcel",
+        "send_parcel",
+    ]
+
+
+def test_a_call_that_was_not_recorded_diverges(tmp_path: Path):
+    path = tmp_path / "run.jsonl"
+    with record(path):
+        get_parcel("7")
+    with pytest.raises(DivergenceError), replay(path):
+        get_parcel("8")
+
+
+def test_calls_of_threads_with_their_context_are_recorded_and_replayed(tmp_path: Path):
+    path = tmp_path / "run.jsonl"
+
+    def in_threads() -> list[Any]:
+        with ThreadPoolExecutor(4) as pool:
+            calls = [pool.submit(contextvars.copy_context().run, get_parcel, str(n)) for n in range(8)]
+            return [call.result()["id"] for call in calls]
+
+    with record(path):
+        recorded = in_threads()
+    runs = len(RUNS)
+    get_parcel.clear()
+    with replay(path):
+        assert in_threads() == recorded
+    assert len(RUNS) == runs
+
+
+async def test_synchronous_and_asynchronous_tools_of_one_task_are_recorded_together(tmp_path: Path):
+    @AgentCache("parcel:{parcel_id}", name="tracked parcel")
+    async def track(parcel_id: str) -> dict[str, Any]:
+        RUNS.append("track")
+        return get_parcel(parcel_id)
+
+    path = tmp_path / "run.jsonl"
+    with record(path):
+        recorded = [await track("7"), get_parcel("7"), await track("8")]
+    runs = len(RUNS)
+    get_parcel.clear()
+    track.clear()
+    with replay(path, strict=True):
+        assert [await track("7"), get_parcel("7"), await track("8")] == recorded
+    assert len(RUNS) == runs
+
+
+def test_a_run_with_a_journal_goes_on_after_a_crash(tmp_path: Path):
+    """What had ended is answered from the journal, and the write is not repeated."""
+    with pytest.raises(KeyboardInterrupt), AgentCacheSession("run", journal=Journal(tmp_path)):
+        get_parcel("7")
+        send_parcel("7")
+        raise KeyboardInterrupt
+    get_parcel.clear()
+    with AgentCacheSession("run", journal=Journal(tmp_path)):
+        assert get_parcel("7")["runs"] == 1
+        assert send_parcel("7") == "sent"
+        get_parcel("8")
+    assert RUNS == ["7", "send 7", "8"]

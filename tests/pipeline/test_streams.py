@@ -1,0 +1,1428 @@
+"""Streaming tools: chunks pass while the tool runs, equal calls follow one run, and whole streams are stored."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import gc
+import inspect
+import logging
+import threading
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    ConfigurationError,
+    Read,
+    Toolbox,
+    Watch,
+    Write,
+    bypass,
+    configure,
+    get_metrics,
+    tags_from,
+    writing,
+)
+from agent_cache.engine import stream_chunks
+from agent_cache.testing import MemoryServer, MemoryTier
+from tests.harness import library
+from tests.harness.gates import cancelled, idle
+from tests.harness.threads import in_threads
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+class Broken(Exception):
+    """What a tool raises."""
+
+
+class Run:
+    """One run of a generator that yields what the test lets it yield.
+
+    Attributes:
+        end: how it has ended: ``"ended"``, ``"closed"``, ``"cancelled"`` or ``"raised"``; None while it runs.
+    """
+
+    def __init__(self) -> None:
+        self.end: str | None = None
+        self.wanted = 0
+        self._steps: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+
+    async def yields(self, *chunks: Any) -> None:
+        for chunk in chunks:
+            self._steps.put_nowait(("yield", chunk))
+        await idle()
+
+    async def ends(self) -> None:
+        self._steps.put_nowait(("end", None))
+        await idle()
+
+    async def raises(self, error: BaseException) -> None:
+        self._steps.put_nowait(("raise", error))
+        await idle()
+
+    async def chunks(self) -> AsyncIterator[Any]:
+        try:
+            while True:
+                self.wanted += 1
+                step, value = await self._steps.get()
+                if step == "end":
+                    self.end = "ended"
+                    return
+                if step == "raise":
+                    self.end = "raised"
+                    raise value
+                yield value
+        except GeneratorExit:
+            self.end = "closed"
+            raise
+        except asyncio.CancelledError:
+            self.end = "cancelled"
+            raise
+
+
+class Source:
+    """A streaming tool whose runs the test conducts."""
+
+    def __init__(self, **options: Any) -> None:
+        self.runs: list[Run] = []
+        options = {"resource": "doc:{id}", **options}
+
+        @AgentCache(**options)
+        async def words(id: int) -> AsyncIterator[Any]:
+            run = Run()
+            self.runs.append(run)
+            async with aclosing(run.chunks()) as chunks:  # type: ignore[type-var]
+                async for chunk in chunks:
+                    yield chunk
+
+        self.words: Any = words
+
+    @property
+    def last(self) -> Run:
+        return self.runs[-1]
+
+
+class Listener:
+    """A consumer in a task of its own, which may be told to stop after some chunks."""
+
+    def __init__(self, stream: AsyncGenerator[Any, None], most: int | None = None) -> None:
+        self.chunks: list[Any] = []
+        self.gate: asyncio.Event = asyncio.Event()
+        self.gate.set()
+        self.task = asyncio.ensure_future(self._listen(stream, most))
+
+    async def _listen(self, stream: AsyncGenerator[Any, None], most: int | None) -> list[Any]:
+        async with aclosing(stream):
+            async for chunk in stream:
+                self.chunks.append(chunk)
+                if len(self.chunks) == most:
+                    break
+                await self.gate.wait()
+        return self.chunks
+
+
+async def listening(stream: AsyncGenerator[Any, None], most: int | None = None) -> Listener:
+    listener = Listener(stream, most)
+    await idle()
+    return listener
+
+
+async def collected(stream: AsyncGenerator[Any, None]) -> list[Any]:
+    return [chunk async for chunk in stream]
+
+
+def running_tasks() -> set[asyncio.Task[Any]]:
+    return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+# -- What a caller gets --------------------------------------------------------------------------------------
+
+
+async def test_chunks_pass_as_they_come_and_a_hit_has_them_all_at_once(source: Source):
+    listener = await listening(source.words(1))
+    await source.last.yields("a")
+    assert listener.chunks == ["a"]
+    await source.last.yields("b")
+    assert listener.chunks == ["a", "b"]
+    assert not source.words.contains(1)
+    await source.last.ends()
+    assert await listener.task == ["a", "b"]
+    assert source.words.contains(1)
+
+    stream = source.words(1)
+    for expected in ("a", "b"):
+        with pytest.raises(StopIteration) as step:
+            anext(stream).__await__().send(None)  # it waits for nothing
+        assert step.value.value == expected
+    with pytest.raises(StopAsyncIteration):
+        anext(stream).__await__().send(None)
+    assert len(source.runs) == 1
+
+
+async def test_a_generator_goes_on_when_its_next_chunk_is_wanted(source: Source):
+    """As without the decorator: what it does between two chunks waits for the caller."""
+    stream = source.words(1)
+    step = asyncio.ensure_future(anext(stream))
+    await idle()
+    await source.last.yields("a", "b")
+    assert await step == "a"
+    await idle()
+    assert source.last.wanted == 1
+    assert await anext(stream) == "b"
+    await stream.aclose()
+
+
+async def test_a_call_that_is_never_iterated_over_does_nothing(source: Source):
+    """Neither does a write."""
+
+    @AgentCacheInvalidator("doc:{id}")
+    async def change(id: int) -> AsyncIterator[str]:
+        raise AssertionError("it ran")
+        yield ""
+
+    source.words(1)
+    change(1)
+    await idle()
+    gc.collect()
+    await idle()
+    assert source.runs == []
+    assert get_metrics()["calls"] == get_metrics()["invalidations"] == 0
+
+
+async def test_callers_follow_one_run_from_its_first_chunk(source: Source):
+    first = await listening(source.words(1))
+    await source.last.yields("a")
+    second = await listening(source.words(1))
+    assert second.chunks == ["a"]
+    await source.last.yields("b")
+    third = await listening(source.words(id=1))
+    assert first.chunks == second.chunks == third.chunks == ["a", "b"]
+    await source.last.ends()
+    assert await asyncio.gather(first.task, second.task, third.task) == [["a", "b"]] * 3
+    assert len(source.runs) == 1
+    metrics = get_metrics()
+    assert (metrics["misses"], metrics["shared"], metrics["hits"]) == (1, 2, 0)
+    assert await collected(source.words(1)) == ["a", "b"]
+    assert get_metrics()["hits"] == 1
+
+
+async def test_an_empty_stream_is_stored(source: Source):
+    listeners = [await listening(source.words(1)) for _ in range(2)]
+    await source.last.ends()
+    assert await asyncio.gather(*(one.task for one in listeners)) == [[], []]
+    assert await collected(source.words(1)) == []
+    assert len(source.runs) == 1
+
+
+async def test_streams_with_different_arguments_do_not_wait_for_each_other(source: Source):
+    first, second = await listening(source.words(1)), await listening(source.words(2))
+    await source.runs[1].yields("b")
+    await source.runs[1].ends()
+    assert await second.task == ["b"]
+    assert first.chunks == []
+    await cancelled(first.task)
+
+
+async def test_the_time_that_a_hit_saves_is_that_of_the_generator(clock: library.Clock):
+    @AgentCache("doc")
+    async def slow() -> AsyncIterator[int]:
+        for number in range(3):
+            clock.advance(1.0)
+            yield number
+
+    async for _ in slow():
+        clock.advance(10.0)
+    await collected(slow())
+    assert get_metrics()["time_saved"] == 3.0
+
+
+# -- How it ends ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("taken", range(4))
+@pytest.mark.parametrize("way", ["cancelled", "closed", "thrown into"])
+async def test_an_abandoned_stream_is_closed_at_once_and_not_stored(way: str, taken: int, source: Source):
+    stream = source.words(1)
+    run_chunks = [str(number) for number in range(3)]
+    consumer = Listener(stream)
+    await idle()
+    await source.last.yields(*run_chunks[:taken])
+    if way == "cancelled":
+        await cancelled(consumer.task)
+        assert source.last.end == "cancelled"
+    else:
+        other = source.words(2)
+        step = asyncio.ensure_future(anext(other))
+        await idle()
+        await source.last.yields("first", *run_chunks[:taken])
+        await step
+        for chunk in run_chunks[:taken]:
+            assert await anext(other) == chunk
+        if way == "closed":
+            await other.aclose()
+        else:
+            with pytest.raises(Broken):
+                await other.athrow(Broken())
+        assert source.last.end == "closed"
+        await cancelled(consumer.task)
+    await idle()
+    assert running_tasks() == set()
+    assert not source.words.contains(1)
+    assert not source.words.contains(2)
+    again = await listening(source.words(1))
+    assert len(source.runs) == (2 if way == "cancelled" else 3)
+    await cancelled(again.task)
+
+
+async def test_a_stream_that_was_left_by_break_ends_when_the_loop_closes_it(source: Source):
+    """The event loop closes it in a task of its own, when the garbage collector has found it."""
+
+    async def leave() -> None:
+        async for _ in source.words(1):
+            break
+
+    task = asyncio.ensure_future(leave())
+    await idle()
+    await source.last.yields("a")
+    await task
+    gc.collect()
+    await idle()
+    assert source.last.end == "closed"
+    assert running_tasks() == set()
+    assert library.nothing_in_flight()
+
+
+async def test_a_stream_may_be_closed_in_another_task(source: Source):
+    stream = source.words(1)
+    step = asyncio.ensure_future(anext(stream))
+    await idle()
+    await source.last.yields("a")
+    await step
+    await asyncio.create_task(stream.aclose())
+    assert source.last.end == "closed"
+
+
+async def test_closing_waits_for_the_clean_up_of_the_generator():
+    released = asyncio.Event()
+    steps: list[str] = []
+
+    @AgentCache("doc")
+    async def words() -> AsyncIterator[str]:
+        try:
+            yield "a"
+        finally:
+            await released.wait()
+            steps.append("cleaned up")
+
+    stream = words()
+    await anext(stream)
+    closing = asyncio.ensure_future(stream.aclose())
+    await idle()
+    assert not closing.done()
+    released.set()
+    await closing
+    assert steps == ["cleaned up"]
+
+
+async def test_a_consumer_that_is_cancelled_twice_cancels_the_clean_up():
+    @AgentCache("doc")
+    async def words() -> AsyncIterator[str]:
+        try:
+            yield "a"
+        finally:
+            await asyncio.Event().wait()
+
+    async def consume() -> None:
+        async with aclosing(words()) as stream:  # type: ignore[type-var]
+            async for _ in stream:
+                await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(consume())
+    await idle()
+    await cancelled(task)
+    assert not task.done()
+    await cancelled(task)
+    assert task.cancelled()
+    assert running_tasks() == set()
+
+
+async def test_what_the_clean_up_raises_reaches_who_closes_the_stream():
+    @AgentCache("doc")
+    async def words() -> AsyncIterator[str]:
+        try:
+            yield "a"
+        finally:
+            raise Broken
+
+    stream = words()
+    await anext(stream)
+    with pytest.raises(Broken):
+        await stream.aclose()
+
+
+async def test_followers_of_a_failing_stream_get_its_chunks_and_then_the_error(source: Source):
+    first = await listening(source.words(1))
+    await source.last.yields("a", "b")
+    second = await listening(source.words(1))
+    slow = source.words(1)
+    assert await anext(slow) == "a"
+    error = Broken()
+    await source.last.raises(error)
+    for listener in (first, second):
+        with pytest.raises(Broken) as caught:
+            await listener.task
+        assert caught.value is error
+        assert listener.chunks == ["a", "b"]
+    assert await anext(slow) == "b"
+    with pytest.raises(Broken):
+        await anext(slow)
+    assert not source.words.contains(1)
+    assert get_metrics()["errors"] == 1
+    again = await listening(source.words(1))
+    assert len(source.runs) == 2
+    await cancelled(again.task)
+
+
+@pytest.mark.parametrize("taken", range(3))
+async def test_followers_go_on_when_the_first_caller_leaves(taken: int, source: Source):
+    first = await listening(source.words(1))
+    await source.last.yields(*"ab"[:taken])
+    second = await listening(source.words(1))
+    await cancelled(first.task)
+    assert source.last.end is None
+    await source.last.yields(*"ab"[taken:], "c")
+    await source.last.ends()
+    assert await second.task == ["a", "b", "c"]
+    assert await collected(source.words(1)) == ["a", "b", "c"]
+    assert len(source.runs) == 1
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+async def test_the_run_ends_with_its_last_reader(order: tuple[int, ...], source: Source):
+    listeners = [await listening(source.words(1)) for _ in range(3)]
+    await source.last.yields("a")
+    for number in order[:-1]:
+        await cancelled(listeners[number].task)
+        assert source.last.end is None
+    await cancelled(listeners[order[-1]].task)
+    assert source.last.end == "cancelled"
+    assert running_tasks() == set()
+    assert not source.words.contains(1)
+
+
+async def test_all_readers_may_leave_at_once(source: Source):
+    listeners = [await listening(source.words(1)) for _ in range(3)]
+    await source.last.yields("a")
+    for listener in listeners:
+        listener.task.cancel()
+    await idle()
+    assert len(source.runs) == 1
+    assert source.last.end == "cancelled"
+    assert running_tasks() == set()
+
+
+async def test_who_comes_while_an_abandoned_run_is_being_closed_has_another_one():
+    """Also if it has chunks that could be taken at once."""
+    released = asyncio.Event()
+    runs = 0
+
+    @AgentCache("doc")
+    async def words() -> AsyncIterator[int]:
+        nonlocal runs
+        runs += 1
+        try:
+            yield 1
+            yield 2
+        finally:
+            await released.wait()
+
+    stream = words()
+    await anext(stream)
+    closing = asyncio.ensure_future(stream.aclose())
+    await idle()
+    late = [await listening(words()) for _ in range(3)]
+    gone = await listening(words())
+    await cancelled(gone.task)
+    assert [one.chunks for one in late] == [[]] * 3
+    released.set()
+    await closing
+    assert [await one.task for one in late] == [[1, 2]] * 3
+    assert runs == 2
+
+
+async def test_a_run_that_is_cancelled_from_outside_is_made_anew_for_who_has_no_chunk_yet(source: Source):
+    """Another one would begin with the first chunk again, so who has taken some is told."""
+    first = await listening(source.words(1))
+    second = await listening(source.words(1))
+    await source.last.raises(asyncio.CancelledError())
+    assert first.task.cancelled()
+    assert len(source.runs) == 2
+    third = await listening(source.words(1))
+    await source.last.yields("new")
+    fourth = await listening(source.words(1))
+    assert second.chunks == third.chunks == fourth.chunks == ["new"]
+    await source.last.raises(asyncio.CancelledError())
+    assert second.task.cancelled()
+    assert third.task.cancelled()
+    assert fourth.task.cancelled()
+    assert len(source.runs) == 2
+    assert library.nothing_in_flight()
+
+
+async def test_a_generator_stays_in_one_task_and_one_context():
+    """So it may have timeouts and context variables, whatever task reads it."""
+    variable = contextvars.ContextVar("variable", default="outside")
+    tasks: list[Any] = []
+
+    @AgentCache("doc")
+    async def words() -> AsyncIterator[str]:
+        token = variable.set("inside")
+        try:
+            async with asyncio.timeout(60):
+                for letter in "abc":
+                    tasks.append(asyncio.current_task())
+                    yield letter + variable.get()
+        finally:
+            variable.reset(token)
+
+    stream = words()
+    for letter in "abc":
+        assert await asyncio.create_task(anext(stream)) == f"{letter}inside"  # type: ignore[arg-type]
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+    assert len(set(tasks)) == 1
+    assert variable.get() == "outside"
+
+
+async def test_a_tool_that_streams_itself_with_the_same_arguments_does_not_wait_for_itself():
+    depth = 0
+
+    @AgentCache("doc")
+    async def words() -> AsyncIterator[int]:
+        nonlocal depth
+        depth += 1
+        if depth < 3:
+            async for chunk in words():
+                yield chunk
+        yield depth
+
+    assert await collected(words()) == [3, 3, 3]
+
+
+async def test_an_exception_that_refuses_attributes_passes():
+    class Stiff(Exception):
+        def __setattr__(self, name: str, value: object) -> None:
+            raise AttributeError(name)
+
+    @AgentCache("doc")
+    async def words() -> AsyncIterator[int]:
+        yield 1
+        raise Stiff
+
+    async def read() -> Any:
+        with pytest.raises(Stiff):
+            await collected(words())
+
+    await asyncio.gather(read(), read(), read())
+
+
+# -- Bounds --------------------------------------------------------------------------------------------------
+
+BIG = "x" * 1_000
+
+
+async def test_a_stream_beyond_the_bound_reaches_its_callers_and_is_not_stored(caplog: pytest.LogCaptureFixture):
+    source = Source(max_stream_bytes=5_000)
+    caplog.set_level(logging.WARNING, "agent_cache")
+    first, second = await listening(source.words(1)), await listening(source.words(1))
+    await source.last.yields(*[BIG] * 10)
+    late = await listening(source.words(1))
+    assert len(source.runs) == 2, "it is too late to join"
+    await source.runs[0].ends()
+    assert await asyncio.gather(first.task, second.task) == [[BIG] * 10] * 2
+    assert not source.words.contains(1)
+    assert "max_stream_bytes" in caplog.text
+    await cancelled(late.task)
+
+
+async def test_the_default_bound_is_a_megabyte():
+    source = Source()
+    for size, is_stored in ((900_000, True), (1_100_000, False)):
+        listener = await listening(source.words(size))
+        await source.last.yields(b"x" * size)
+        await source.last.ends()
+        assert await listener.task
+        assert source.words.contains(size) is is_stored
+
+
+class Chunk:
+    """A chunk that can be watched."""
+
+
+async def test_no_more_of_a_long_stream_is_kept_than_its_readers_have_to_take():
+    source = Source(max_stream_bytes=1, copy="never")
+    stream = source.words(1)
+    step = asyncio.ensure_future(anext(stream))
+    await idle()
+    kept: list[weakref.ref[Chunk]] = []
+    for _ in range(5):
+        chunk = Chunk()
+        kept.append(weakref.ref(chunk))
+        await source.last.yields(chunk)
+        del chunk
+        await step
+        step = asyncio.ensure_future(anext(stream))
+        await idle()
+    gc.collect()
+    assert [one() for one in kept[:4]] == [None] * 4
+    await cancelled(step)
+
+
+async def test_a_slow_first_caller_does_not_hold_up_a_follower_below_the_bound(source: Source):
+    first = await listening(source.words(1))
+    await source.last.yields("a")
+    first.gate.clear()
+    follower = await listening(source.words(1))
+    await source.last.yields(*"bcdef")
+    await source.last.ends()
+    assert await follower.task == [*"abcdef"]
+    assert first.chunks == ["a", "b"]
+    assert source.words.contains(1)
+    first.gate.set()
+    assert await first.task == [*"abcdef"]
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+async def test_a_fast_reader_leads_a_slow_one_by_the_bound_at_most(slow: int):
+    source = Source(max_stream_bytes=5_000)
+    listeners = [await listening(source.words(1)) for _ in range(2)]
+    listeners[slow].gate.clear()
+    await source.last.yields(*[BIG] * 20)
+    fast = listeners[1 - slow]
+    assert len(listeners[slow].chunks) == 1
+    assert 5 <= len(fast.chunks) <= 7
+    listeners[slow].gate.set()
+    await idle()
+    await idle()
+    await source.last.ends()
+    assert await asyncio.gather(*(one.task for one in listeners)) == [[BIG] * 20] * 2
+
+
+async def test_a_fast_reader_goes_on_when_the_slow_one_leaves():
+    source = Source(max_stream_bytes=5_000)
+    fast, slow = await listening(source.words(1)), await listening(source.words(1))
+    slow.gate.clear()
+    await source.last.yields(*[BIG] * 20)
+    assert len(fast.chunks) < 20
+    await cancelled(slow.task)
+    await source.last.ends()
+    assert await fast.task == [BIG] * 20
+
+
+async def test_a_task_that_reads_one_stream_twice_does_not_wait_for_itself():
+    """It would read the second one when it is done with the first."""
+    count = 0
+
+    @AgentCache("doc", max_stream_bytes=5_000)
+    async def words() -> AsyncIterator[str]:
+        nonlocal count
+        count += 1
+        for _ in range(20):
+            yield BIG
+
+    one, two = words(), words()
+    first = asyncio.ensure_future(anext(one))
+    second = asyncio.ensure_future(anext(two))
+    await asyncio.gather(first, second)
+    assert await anext(two) == BIG
+    assert await anext(one) == BIG
+    assert len(await collected(one)) == 18
+    assert len(await collected(two)) == 18
+    assert count == 1
+
+
+async def test_a_reader_does_not_wait_for_one_whose_task_has_ended():
+    source = Source(max_stream_bytes=5_000)
+    left: list[Any] = []
+
+    async def leave_open() -> None:
+        left.append(source.words(1))
+        await anext(left[0])
+
+    task = asyncio.ensure_future(leave_open())
+    await idle()
+    fast = await listening(source.words(1))
+    await source.last.yields(*[BIG] * 20)
+    await task
+    await source.last.ends()
+    assert await fast.task == [BIG] * 20
+    await left[0].aclose()
+
+
+async def test_a_reader_that_holds_up_another_one_and_does_not_go_on_is_cut_off(monkeypatch: pytest.MonkeyPatch):
+    """It may be waiting for the other one in a way that cannot be known."""
+    monkeypatch.setattr(stream_chunks, "PATIENCE", 0.0)
+    source = Source(max_stream_bytes=5_000)
+    stream = source.words(1)
+
+    async def read_and_wait() -> list[Any]:
+        chunks = [await anext(stream)]
+        other = asyncio.ensure_future(collected(source.words(1)))
+        chunks += await other
+        await anext(stream)
+        return chunks
+
+    task = asyncio.ensure_future(read_and_wait())
+    await idle()
+    await source.last.yields(*[BIG] * 20)
+    await source.last.ends()
+    with pytest.raises(RuntimeError, match="max_stream_bytes"):
+        await task
+    await stream.aclose()
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "1 MB"])
+def test_a_bound_that_is_no_number_of_bytes_is_refused(wrong: Any):
+    with pytest.raises(ConfigurationError, match="max_stream_bytes"):
+        AgentCache("doc", max_stream_bytes=wrong)
+
+
+def test_a_bound_on_what_is_no_stream_is_refused():
+    async def get_order() -> str:
+        return ""
+
+    with pytest.raises(ConfigurationError, match="max_stream_bytes"):
+        AgentCache("doc", max_stream_bytes=1_000)(get_order)
+
+
+# -- Writes --------------------------------------------------------------------------------------------------
+
+
+@AgentCacheInvalidator("doc:{id}", name="streams:change")
+async def change(id: int) -> None:
+    pass
+
+
+@pytest.mark.parametrize("taken", range(3))
+async def test_a_stream_that_a_write_overlaps_is_not_stored_and_no_later_reader_joins(taken: int, source: Source):
+    before = await listening(source.words(1))
+    await source.last.yields(*"ab"[:taken])
+    await change(1)
+    after = await listening(source.words(1))
+    assert len(source.runs) == 2
+    await source.runs[0].yields(*"ab"[taken:])
+    await source.runs[0].ends()
+    assert await before.task == ["a", "b"]
+    assert not source.words.contains(1)
+    await source.runs[1].yields("new")
+    await source.runs[1].ends()
+    assert await after.task == ["new"]
+    assert await collected(source.words(1)) == ["new"]
+
+
+async def test_a_stored_stream_is_dropped_by_a_write(source: Source):
+    listener = await listening(source.words(1))
+    await source.last.ends()
+    await listener.task
+    await change(1)
+    assert not source.words.contains(1)
+
+
+async def test_tags_may_come_from_the_chunks():
+    @AgentCache([tags_from("word", lambda _arguments, chunks: chunks), "first:{result[0]}"])
+    async def words() -> AsyncIterator[str]:
+        yield "a"
+        yield "b"
+
+    for tag, is_dropped in (("word:a", True), ("word:b", True), ("word:c", False), ("first:a", True)):
+        await collected(words())
+        async with writing(tag):
+            pass
+        assert words.contains() is not is_dropped
+
+
+class Writer:
+    """A write that streams, and a read of the same thing."""
+
+    def __init__(self, **options: Any) -> None:
+        self.runs: list[Run] = []
+
+        @AgentCache("doc:{id}")
+        async def get(id: int) -> int:
+            return id
+
+        @AgentCacheInvalidator("doc:{id}", **options)
+        async def change(id: int) -> AsyncIterator[Any]:
+            run = Run()
+            self.runs.append(run)
+            async with aclosing(run.chunks()) as chunks:  # type: ignore[type-var]
+                async for chunk in chunks:
+                    yield chunk
+
+        self.get, self.change = get, change
+
+    async def is_kept(self) -> bool:
+        """Whether a read is stored now."""
+        await self.get(1)
+        return self.get.contains(1)
+
+
+async def test_a_write_begins_with_the_iteration_and_ends_with_the_stream():
+    writer = Writer()
+    assert await writer.is_kept()
+    stream = writer.change(1)
+    assert await writer.is_kept()
+    listener = await listening(stream)
+    assert not writer.get.contains(1)
+    assert not await writer.is_kept()
+    await writer.runs[0].yields("half", "done")
+    assert listener.chunks == ["half", "done"]
+    assert not await writer.is_kept()
+    await writer.runs[0].ends()
+    assert await listener.task == ["half", "done"]
+    assert await writer.is_kept()
+
+
+@pytest.mark.parametrize("taken", range(3))
+@pytest.mark.parametrize("way", ["cancelled", "closed"])
+async def test_an_abandoned_write_is_in_doubt(way: str, taken: int, clock: library.Clock):
+    writer = Writer(doubt=5.0)
+    stream = writer.change(1)
+    if way == "cancelled":
+        listener = await listening(stream)
+        await writer.runs[0].yields(*"ab"[:taken])
+        await cancelled(listener.task)
+    else:
+        step = asyncio.ensure_future(anext(stream))
+        await idle()
+        await writer.runs[0].yields("first", *"ab"[:taken])
+        await step
+        for _ in range(taken):
+            await anext(stream)
+        await stream.aclose()
+    assert writer.runs[0].end == way
+    assert not await writer.is_kept()
+    clock.advance(6.0)
+    assert await writer.is_kept()
+
+
+@pytest.mark.parametrize(("error", "is_in_doubt"), [(Broken(), False), (TimeoutError(), True)])
+async def test_a_write_that_fails_ends_as_other_writes_do(error: Exception, *, is_in_doubt: bool, clock: library.Clock):
+    writer = Writer()
+    listener = await listening(writer.change(1))
+    await writer.runs[0].yields("a")
+    await writer.runs[0].raises(error)
+    with pytest.raises(type(error)):
+        await listener.task
+    assert await writer.is_kept() is not is_in_doubt
+    clock.advance(6.0)
+    assert await writer.is_kept()
+
+
+async def test_concurrent_writes_run_each_by_itself():
+    writer = Writer()
+    listeners = [await listening(writer.change(1)) for _ in range(2)]
+    assert len(writer.runs) == 2
+    for run in writer.runs:
+        await run.ends()
+    await asyncio.gather(*(one.task for one in listeners))
+
+
+async def test_a_write_may_be_sent_values_and_exceptions():
+    got: list[Any] = []
+
+    @AgentCacheInvalidator("doc")
+    async def change() -> AsyncGenerator[str, str]:
+        got.append((yield "a"))
+        try:
+            yield "b"
+        except Broken as error:
+            got.append(error)
+            yield "c"
+
+    stream = change()
+    assert await anext(stream) == "a"
+    assert await stream.asend("sent") == "b"
+    error = Broken()
+    assert await stream.athrow(error) == "c"
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+    assert got == ["sent", error]
+
+
+async def test_what_a_write_touches_may_come_from_its_chunks():
+    @AgentCache("doc:{id}")
+    async def get(id: int) -> int:
+        return id
+
+    @AgentCacheInvalidator("doc:{result[0]}", ok=lambda chunks: chunks[-1] == "ok", settle=5.0)
+    async def create(id: int, last: str) -> AsyncIterator[Any]:
+        yield id
+        yield last
+
+    await asyncio.gather(get(1), get(2))
+    await collected(create(1, "not ok"))
+    assert not get.contains(1)
+    await asyncio.gather(get(1), get(2))
+    assert get.contains(1)
+    await collected(create(1, "ok"))
+    await asyncio.gather(get(1), get(2))
+    assert not get.contains(1)
+    assert get.contains(2)
+
+
+async def test_nothing_is_sent_into_a_read(source: Source):
+    """Other callers may have the same stream. The caller is told, and the stream is left."""
+    stream = source.words(1)
+    step = asyncio.ensure_future(anext(stream))
+    await idle()
+    await source.last.yields("a", "b")
+    await step
+    with pytest.raises(TypeError, match="argument of the tool"):
+        await stream.asend("value")
+    assert source.last.end == "closed"
+
+
+# -- Copies --------------------------------------------------------------------------------------------------
+
+
+async def test_who_changes_a_chunk_changes_no_one_elses(source: Source):
+    first, second = await listening(source.words(1)), await listening(source.words(1))
+    chunk = {"words": ["a"]}
+    await source.last.yields(chunk)
+    assert first.chunks[0] is chunk
+    assert second.chunks == [{"words": ["a"]}]
+    first.chunks[0]["words"].append("changed")
+    second.chunks[0]["words"].clear()
+    third = await listening(source.words(1))
+    assert third.chunks == [{"words": ["a"]}]
+    await source.last.ends()
+    hit = await collected(source.words(1))
+    assert hit == [{"words": ["a"]}]
+    hit[0]["words"].clear()
+    assert await collected(source.words(1)) == [{"words": ["a"]}]
+
+
+async def test_a_generator_may_yield_one_object_again_and_again():
+    @AgentCache("doc")
+    async def growing() -> AsyncIterator[list[int]]:
+        chunk: list[int] = []
+        for number in range(3):
+            chunk.append(number)
+            yield chunk
+
+    async def shapes() -> list[list[int]]:
+        return [list(chunk) async for chunk in growing()]
+
+    expected = [[0], [0, 1], [0, 1, 2]]
+    assert await asyncio.gather(shapes(), shapes()) == [expected] * 2
+    assert await shapes() == expected
+
+
+async def test_copies_of_chunks_are_made_by_the_rule_of_the_tool():
+    seen: list[Any] = []
+
+    def copy(chunk: Any) -> Any:
+        seen.append(chunk)
+        return list(chunk)
+
+    shared, custom = Source(copy="never"), Source(copy=copy, resource="own:{id}")
+    chunk = ["a"]
+    for one in (shared, custom):
+        listener = await listening(one.words(1))
+        await one.last.yields(chunk)
+        await one.last.ends()
+        await listener.task
+    assert (await collected(shared.words(1)))[0] is chunk
+    hit = (await collected(custom.words(1)))[0]
+    assert hit == chunk
+    assert hit is not chunk
+    assert all(type(one) is list for one in seen)
+
+
+async def test_a_chunk_that_cannot_be_copied_is_not_shared(source: Source):
+    first, second = await listening(source.words(1)), await listening(source.words(1))
+    await source.last.yields(iter("abc"))
+    assert len(source.runs) == 2, "the other caller has a run of its own"
+    await source.last.yields(iter("abc"))
+    for run, listener in zip(source.runs, (first, second), strict=True):
+        await run.ends()
+        assert [[*one] for one in await listener.task] == [["a", "b", "c"]]
+    assert not source.words.contains(1)
+
+
+async def test_a_later_chunk_that_cannot_be_copied_is_an_error_for_who_has_the_first_ones(source: Source):
+    first, second = await listening(source.words(1)), await listening(source.words(1))
+    await source.last.yields("a", iter("abc"))
+    assert second.chunks == ["a"]
+    with pytest.raises(RuntimeError, match="cannot be copied"):
+        await second.task
+    await source.last.ends()
+    assert len(await first.task) == 2
+
+
+# -- Options -------------------------------------------------------------------------------------------------
+
+
+async def test_options_see_the_tuple_of_chunks(clock: library.Clock):
+    seen: list[Any] = []
+
+    def accept(chunks: Any) -> bool:
+        seen.append(chunks)
+        return chunks != ("bad",)
+
+    source = Source(cache_if=accept, ttl=lambda chunks: len(chunks) * 10.0)
+    for id, chunks in ((1, ["bad"]), (2, ["a", "b"])):
+        listener = await listening(source.words(id))
+        await source.last.yields(*chunks)
+        await source.last.ends()
+        await listener.task
+    assert seen == [("bad",), ("a", "b")]
+    assert not source.words.contains(1)
+    clock.advance(19.0)
+    assert source.words.contains(2)
+    clock.advance(2.0)
+    assert not source.words.contains(2)
+
+
+async def test_an_expired_stream_replaces_a_failed_one_before_its_first_chunk(clock: library.Clock):
+    source = Source(ttl=10.0, stale_if_error=100.0)
+    listener = await listening(source.words(1))
+    await source.last.yields("old")
+    await source.last.ends()
+    await listener.task
+    clock.advance(11.0)
+    listener = await listening(source.words(1))
+    await source.last.raises(Broken())
+    assert await listener.task == ["old"]
+    listener = await listening(source.words(1))
+    await source.last.yields("new")
+    await source.last.raises(Broken())
+    with pytest.raises(Broken):
+        await listener.task
+    assert listener.chunks == ["new"]
+
+
+async def test_an_expired_stream_is_served_while_it_is_loaded_again(clock: library.Clock):
+    source = Source(ttl=10.0, grace=100.0)
+    listener = await listening(source.words(1))
+    await source.last.yields("old")
+    await source.last.ends()
+    await listener.task
+    clock.advance(11.0)
+    assert await collected(source.words(1)) == ["old"]
+    await idle()
+    assert len(source.runs) == 2, "the generator runs in the background, without a reader"
+    await source.last.yields("new", "er")
+    await source.last.ends()
+    assert await collected(source.words(1)) == ["new", "er"]
+
+
+async def test_a_reload_ends_where_the_stream_is_too_long(clock: library.Clock):
+    source = Source(ttl=10.0, grace=100.0, max_stream_bytes=5_000)
+    listener = await listening(source.words(1))
+    await source.last.ends()
+    await listener.task
+    clock.advance(11.0)
+    assert await collected(source.words(1)) == []
+    await idle()
+    await source.last.yields(*[BIG] * 10)
+    assert source.last.end == "closed"
+    assert running_tasks() == set()
+
+
+async def test_uncached_calls_run_each_by_itself(source: Source):
+    with bypass():
+        listeners = [await listening(source.words(1)) for _ in range(2)]
+    configure(enabled=False)
+    try:
+        listeners.append(await listening(source.words(1)))
+    finally:
+        configure(enabled=True)
+    assert len(source.runs) == 3
+    for run, letter in zip(source.runs, "abc", strict=True):
+        await run.yields(letter)
+        await run.ends()
+    assert [await one.task for one in listeners] == [["a"], ["b"], ["c"]]
+    assert get_metrics()["uncached"] == 3
+    assert not source.words.contains(1)
+
+
+async def test_arguments_without_identity_run_uncached():
+    @AgentCache("doc")
+    async def words(client: object) -> AsyncIterator[str]:
+        yield "a"
+
+    assert await collected(words(object())) == ["a"]
+    assert get_metrics()["uncached"] == 1
+
+
+async def test_the_attributes_of_a_tool_work_on_streams(source: Source):
+    words = source.words
+    assert await words.set(["a", "b"], 1)
+    assert await collected(words(1)) == ["a", "b"]
+    assert source.runs == []
+    fresh = await listening(words.fresh(1))
+    await source.last.yields("c")
+    await source.last.ends()
+    assert await fresh.task == ["c"]
+    assert await collected(words(1)) == ["c"]
+    assert words.cache_key(1) == words.cache_key(id=1)
+    assert await words.invalidate(1)
+    assert not words.contains(1)
+    await words.set(("d",), 1)
+    assert words.clear() == 1
+    assert words.cache_info().currsize == 0
+
+
+@pytest.mark.parametrize("wrong", ["text", b"bytes", {"a": 1}, None, 7])
+async def test_what_is_no_sequence_of_chunks_is_not_set(wrong: Any, source: Source):
+    with pytest.raises(TypeError, match="sequence of chunks"):
+        await source.words.set(wrong, 1)
+
+
+async def test_more_than_the_bound_is_not_set():
+    source = Source(max_stream_bytes=5_000)
+    assert not await source.words.set([BIG] * 10, 1)
+    assert await source.words.set([BIG] * 3, 1)
+
+
+async def test_wrong_arguments_are_refused_where_they_are_given(source: Source):
+    with pytest.raises(TypeError):
+        source.words()
+    with pytest.raises(TypeError):
+        source.words(1, 2)
+    with pytest.raises(TypeError):
+        source.words.fresh()
+
+
+def test_a_decorated_generator_is_one_with_its_own_signature():
+    async def words(id: int, *, first: bool = True) -> AsyncIterator[str]:
+        """Give words."""
+        yield ""
+
+    for tool in (AgentCache("doc")(words), AgentCacheInvalidator("doc")(words)):
+        assert inspect.isasyncgenfunction(tool)
+        assert inspect.signature(tool) == inspect.signature(words)
+        assert tool.__doc__ == "Give words."
+        assert tool.__wrapped__ is words
+
+
+async def test_partials_and_callable_objects_stream():
+    runs: list[int] = []
+
+    async def words(id: int, count: int) -> AsyncIterator[int]:
+        runs.append(id)
+        for _ in range(count):
+            yield id
+
+    class Words:
+        async def __call__(self, id: int) -> AsyncIterator[int]:
+            runs.append(id)
+            yield id
+
+    tool = AgentCache("doc:{id}")(functools.partial(words, count=2))
+    other = AgentCache("doc:{id}", name="streams:words")(Words())
+    for _ in range(2):
+        assert await collected(tool(1)) == [1, 1]
+        assert await collected(other(2)) == [2]
+    assert runs == [1, 2]
+
+
+async def test_methods_stream():
+    class Library:
+        def __init__(self) -> None:
+            self.runs = 0
+
+        @AgentCache("doc:{id}")
+        async def words(self, id: int) -> AsyncIterator[int]:
+            self.runs += 1
+            yield id
+
+    library = Library()
+    for _ in range(2):
+        assert await collected(library.words(1)) == [1]
+    assert library.runs == 1
+
+
+# -- Calls inside of calls -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leaves_early", [False, True])
+async def test_what_reads_a_stream_depends_on_it(*, leaves_early: bool):
+    """Also if it has left the stream before its end, which is when the stream is not cached."""
+    reads = 0
+
+    @AgentCache("word:{id}")
+    async def words(id: int) -> AsyncIterator[int]:
+        yield 1
+        yield 2
+
+    @AgentCache("page", ttl=60.0)
+    async def page() -> int:
+        nonlocal reads
+        reads += 1
+        async for chunk in words(1):
+            if leaves_early:
+                return chunk
+        return 0
+
+    await page()
+    assert page.contains()
+    async with writing("word:2"):
+        pass
+    assert page.contains()
+    async with writing("word:1"):
+        pass
+    assert not page.contains()
+    gc.collect()
+    await idle()
+
+
+async def test_a_stream_depends_on_what_it_reads():
+    @AgentCache("order:{id}")
+    async def get(id: int) -> int:
+        return id
+
+    @AgentCache("page")
+    async def words() -> AsyncIterator[int]:
+        yield await get(1)
+        yield await get(2)
+
+    await collected(words())
+    assert words.contains()
+    async with writing("order:2"):
+        pass
+    assert not words.contains()
+
+
+async def test_what_belongs_to_a_session_does_not_reach_others():
+    """A caller of another session that has no chunk yet runs the tool itself; one that has some is told."""
+    proceed = asyncio.Event()
+
+    @AgentCache("user", scope="session")
+    async def who(name: str) -> str:
+        return name
+
+    @AgentCache("page")
+    async def early() -> AsyncIterator[str]:
+        await proceed.wait()
+        yield await who(current.get())
+
+    @AgentCache("page")
+    async def late() -> AsyncIterator[str]:
+        yield "public"
+        await proceed.wait()
+        yield await who(current.get())
+
+    current = contextvars.ContextVar("current", default="")
+
+    async def in_session(tool: Callable[[], Any], name: str) -> Listener:
+        current.set(name)
+        async with AgentCacheSession():
+            listener = await listening(tool())
+            await asyncio.wait([listener.task])
+        return listener
+
+    for tool in (early, late):
+        proceed.clear()
+        tasks = [asyncio.ensure_future(in_session(tool, name)) for name in ("ann", "bob")]
+        await idle()
+        proceed.set()
+        ann, bob = await asyncio.gather(*tasks)
+        assert ann.chunks[-1] == "ann"
+        if tool is early:
+            assert bob.chunks == ["bob"]
+        else:
+            assert bob.chunks == ["public"]
+            with pytest.raises(RuntimeError, match="session"):
+                await bob.task
+
+
+# -- Sessions ------------------------------------------------------------------------------------------------
+
+
+async def test_a_session_traces_one_call_for_each_consumer_when_its_stream_ends(source: Source):
+    async with AgentCacheSession() as session:
+        first, second = await listening(source.words(1)), await listening(source.words(1))
+        left = await listening(source.words(1))
+        await source.last.yields("a")
+        assert session.get_execution_trace() == []
+        await cancelled(left.task)
+        await source.last.ends()
+        await asyncio.gather(first.task, second.task)
+        await collected(source.words(1))
+        trace = [(call.source, call.outcome, call.number) for call in session.get_execution_trace()]
+        metrics = session.get_metrics()
+    assert sorted(trace) == [("hit", "ok", 4), ("miss", "ok", 1), ("shared", "cancelled", 3), ("shared", "ok", 2)]
+    assert (metrics["hits"], metrics["misses"], metrics["shared"]) == (1, 1, 2)
+
+
+async def test_repeated_streams_are_a_loop():
+    @AgentCache("doc")
+    async def words() -> AsyncIterator[str]:
+        yield "a"
+
+    async with AgentCacheSession(on_loop="notice"):
+        answers = [await collected(words()) for _ in range(12)]
+    assert answers[0] == ["a"]
+    [notice] = answers[-1]
+    assert "words" in notice
+    assert notice != "a"
+    with pytest.raises(AgentLoopDetectedError):
+        async with AgentCacheSession(on_loop="raise"):
+            for _ in range(12):
+                await collected(words())
+
+
+async def test_a_budget_refuses_a_stream_before_it_runs(source: Source):
+    with pytest.raises(AgentLoopDetectedError):
+        async with AgentCacheSession(max_execution_depth=1):
+            listener = await listening(source.words(1))
+            await source.last.ends()
+            await listener.task
+            await collected(source.words(2))
+    assert len(source.runs) == 1
+
+
+async def test_a_session_may_end_before_the_run_that_one_of_its_calls_leads(source: Source):
+    async with AgentCacheSession():
+        first = await listening(source.words(1))
+        await source.last.yields("a")
+    second = await listening(source.words(1))
+    await cancelled(first.task)
+    await source.last.ends()
+    assert await second.task == ["a"]
+
+
+async def test_streams_of_a_session_scoped_tool_stay_in_it():
+    source = Source(scope="session")
+    for _ in range(2):
+        async with AgentCacheSession():
+            listener = await listening(source.words(1))
+            await source.last.yields("a")
+            await source.last.ends()
+            await listener.task
+            assert await collected(source.words(1)) == ["a"]
+    assert len(source.runs) == 2
+
+
+# -- Tiers and event loops -----------------------------------------------------------------------------------
+
+
+class Word(dict[str, str]):
+    """Nothing but a class of its own."""
+
+
+async def test_another_process_gets_the_chunks_from_the_tier(server: MemoryServer):
+    runs: list[int] = []
+
+    def process() -> tuple[Any, Any]:
+        @AgentCache("doc:{id}", name="streams:tiered", remote_cache=MemoryTier(server))
+        async def words(id: int) -> AsyncIterator[tuple[int, str]]:
+            runs.append(id)
+            yield (id, "a")
+            yield (id, "b")
+
+        @AgentCacheInvalidator("doc:{id}", name="streams:tiered_change")
+        async def change(id: int) -> AsyncIterator[str]:
+            yield "done"
+
+        return words, change
+
+    (here, _), (there, change_there) = process(), process()
+    assert await collected(here(1)) == [(1, "a"), (1, "b")]
+    assert await asyncio.gather(collected(there(1)), collected(there(1))) == [[(1, "a"), (1, "b")]] * 2
+    assert runs == [1]
+    await collected(change_there(1))
+    await idle()
+    assert await collected(here(1)) == [(1, "a"), (1, "b")]
+    assert runs == [1, 1]
+
+
+def test_each_event_loop_has_runs_of_its_own():
+    runs: list[int] = []
+    barrier = threading.Barrier(2)
+
+    @AgentCache("doc")
+    async def words() -> AsyncIterator[int]:
+        runs.append(threading.get_ident())
+        yield 1
+        await asyncio.to_thread(barrier.wait, 30)
+        yield 2
+
+    assert in_threads(2, lambda _: asyncio.run(collected(words()))) == [[1, 2]] * 2
+    assert len(set(runs)) == 2
+    assert asyncio.run(collected(words())) == [1, 2]
+    assert len(runs) == 2
+
+
+def test_a_stream_that_its_event_loop_leaves_behind_is_gone():
+    ends: list[str] = []
+    left: list[Any] = []
+
+    @AgentCache("doc")
+    async def words() -> AsyncIterator[int]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            ends.append("closed")
+
+    async def leave() -> None:
+        left.append(words())
+        await anext(left[0])
+
+    asyncio.run(leave())
+    assert ends == ["closed"]
+    left.clear()
+    assert asyncio.run(collected(words())) == [1, 2]
+
+
+# -- Tools of a toolbox --------------------------------------------------------------------------------------
+
+
+async def test_a_toolbox_decorates_generators():
+    """By the rule of their names; those that it only watches are shared while they run, and never stored."""
+    runs: list[str] = []
+    box = Toolbox({"get_*": Read("doc:{id}"), "set_*": Write("doc:{id}"), "now": Watch()}, namespace="streams")
+
+    @box.tool
+    async def get_words(id: int) -> AsyncIterator[int]:
+        runs.append("get")
+        yield id
+
+    @box.tool
+    async def set_words(id: int) -> AsyncIterator[int]:
+        runs.append("set")
+        yield id
+
+    @box.tool
+    async def now() -> AsyncIterator[int]:
+        runs.append("now")
+        yield 7
+
+    for _ in range(2):
+        assert await collected(get_words(1)) == [1]
+    assert await collected(set_words(1)) == [1]
+    assert await collected(get_words(1)) == [1]
+    assert runs == ["get", "set", "get"]
+    runs.clear()
+    assert await asyncio.gather(collected(now()), collected(now())) == [[7], [7]]
+    assert await collected(now()) == [7]
+    assert runs == ["now", "now"]

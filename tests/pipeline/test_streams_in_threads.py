@@ -1,0 +1,707 @@
+"""Synchronous streaming tools: generators that callers in any thread follow, each as fast as it likes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import gc
+import inspect
+import itertools
+import random
+import threading
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    bypass,
+    get_metrics,
+    invalidate_sync,
+)
+from agent_cache.engine import stream_chunks
+from agent_cache.testing import MemoryServer, MemoryTier
+from tests.harness import library
+from tests.harness.threads import Call, Held, followers_of, until
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+PATIENCE = 30.0  # Seconds until something that waits for another thread counts as hung.
+
+
+class Broken(Exception):
+    """What a tool raises."""
+
+
+class Source:
+    """A streaming tool that yields some numbers, and notes what its runs do.
+
+    Attributes:
+        runs: how far each run has come: the number of chunks that it was asked for.
+        ends: how the runs that have ended did so.
+    """
+
+    def __init__(self, length: int = 3, chunk: Callable[[int], Any] = lambda number: number, **options: Any) -> None:
+        self.runs: list[int] = []
+        self.ends: list[str] = []
+        self.error: BaseException | None = None
+        options = {"resource": "doc:{id}", **options}
+
+        @AgentCache(**options)
+        def numbers(id: int) -> Iterator[Any]:
+            run = len(self.runs)
+            self.runs.append(0)
+            end = "closed"
+            try:
+                for number in range(length):
+                    self.runs[run] += 1
+                    yield chunk(number)
+                if self.error is not None:
+                    end = "raised"
+                    raise self.error
+                end = "ended"
+            finally:
+                self.ends.append(end)
+
+        self.numbers: Any = numbers
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+# -- What a caller gets --------------------------------------------------------------------------------------
+
+
+def test_chunks_pass_as_they_come_and_a_hit_runs_nothing(source: Source):
+    stream = source.numbers(1)
+    for number in range(3):
+        assert next(stream) == number
+        assert source.runs == [number + 1]
+        assert not source.numbers.contains(1)
+    assert list(stream) == []
+    assert source.numbers.contains(1)
+    assert list(source.numbers(1)) == [0, 1, 2]
+    assert source.runs == [3]
+    metrics = get_metrics()
+    assert (metrics["misses"], metrics["hits"]) == (1, 1)
+
+
+def test_a_call_that_is_never_iterated_over_does_nothing(source: Source):
+    source.numbers(1)
+    gc.collect()
+    assert source.runs == []
+    assert get_metrics()["calls"] == 0
+
+
+@pytest.mark.parametrize("order", ["000111", "010101", "100110", "111000", "011001"])
+def test_two_readers_follow_one_run_whoever_is_ahead(order: str, source: Source):
+    streams = [source.numbers(1), source.numbers(1)]
+    taken: list[list[int]] = [[], []]
+    for reader in map(int, order):
+        taken[reader].append(next(streams[reader]))
+    for reader, stream in enumerate(streams):
+        taken[reader] += stream
+    assert taken == [[0, 1, 2]] * 2
+    assert source.runs == [3]
+    assert source.numbers.contains(1)
+
+
+@pytest.mark.parametrize("taken", range(1, 4))
+def test_a_follower_goes_on_when_the_first_caller_leaves(taken: int, source: Source):
+    first, second = source.numbers(1), source.numbers(1)
+    next(first)
+    before = [next(second) for _ in range(taken)]
+    first.close()
+    assert [*before, *second] == [0, 1, 2]
+    assert source.runs == [3]
+    assert source.ends == ["ended"]
+    assert list(source.numbers(1)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("taken", range(1, 4))
+@pytest.mark.parametrize("way", ["break", "close", "throw"])
+def test_an_abandoned_stream_is_closed_at_once_and_not_stored(way: str, taken: int, source: Source):
+    stream = source.numbers(1)
+    for _ in range(taken):
+        next(stream)
+    if way == "throw":
+        with pytest.raises(Broken):
+            stream.throw(Broken())
+    elif way == "close":
+        stream.close()
+    else:
+        del stream
+        gc.collect()
+    assert source.ends == ["closed"]
+    assert not source.numbers.contains(1)
+    assert library.nothing_in_flight()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_the_run_ends_with_its_last_reader(order: tuple[int, ...], source: Source):
+    streams = [source.numbers(1) for _ in range(3)]
+    for stream in streams:
+        next(stream)
+    for number in order:
+        assert source.ends == []
+        streams[number].close()
+    assert source.ends == ["closed"]
+    assert source.runs == [1]
+
+
+def test_followers_of_a_failing_stream_get_its_chunks_and_then_the_error(source: Source):
+    source.error = Broken()
+    streams = [source.numbers(1) for _ in range(3)]
+    for stream in streams:
+        next(stream)
+    for stream in streams:
+        assert [next(stream), next(stream)] == [1, 2]
+        with pytest.raises(Broken) as caught:
+            next(stream)
+        assert caught.value is source.error
+    assert source.runs == [3]
+    assert not source.numbers.contains(1)
+
+
+def test_an_interruption_reaches_the_thread_that_it_has_met(source: Source):
+    """The others of that run are told, or run the tool themselves."""
+    source.error = KeyboardInterrupt()
+    first, second, third = (source.numbers(1) for _ in range(3))
+    next(first)
+    next(second)
+    next(first)
+    next(first)
+    with pytest.raises(KeyboardInterrupt):
+        next(first)
+    with pytest.raises(RuntimeError, match="interrupted"):
+        list(second)
+    source.error = None
+    assert list(third) == [0, 1, 2]
+    assert list(source.numbers(1)) == [0, 1, 2]
+
+
+def test_a_follower_without_a_chunk_runs_the_tool_itself_when_the_run_is_interrupted():
+    held = Held()
+
+    @AgentCache("doc")
+    def words() -> Iterator[Any]:
+        yield held()
+
+    leader = Call(list, words())
+    held.has_begun()
+    follower = Call(list, words())
+    until(lambda: followers_of(words) == 1)
+    held.ends(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        leader.result()
+    held.has_begun(2)
+    held.ends("second run")
+    assert follower.result() == ["second run"]
+
+
+def test_a_reader_continues_the_generator_only_for_a_chunk_that_is_not_there():
+    """Also if another thread has brought it on while this one waited for its turn."""
+    held = Held()
+
+    @AgentCache("doc")
+    def words() -> Iterator[Any]:
+        yield held("first")
+        yield held("second")
+
+    streams = [words(), words()]
+    calls = [Call(next, stream) for stream in streams]
+    until(lambda: followers_of(words) == 1)
+    held.ends("a")
+    assert [call.result() for call in calls] == ["a", "a"]
+    assert held.runs == [("first",)]
+    for stream in streams:
+        stream.close()
+
+
+def test_what_the_clean_up_raises_reaches_who_closes_the_stream():
+    @AgentCache("doc")
+    def words() -> Iterator[str]:
+        try:
+            yield "a"
+        finally:
+            raise Broken
+
+    stream = words()
+    next(stream)
+    with pytest.raises(Broken):
+        stream.close()
+
+
+def test_a_tool_that_streams_itself_with_the_same_arguments_does_not_wait_for_itself():
+    depth = 0
+
+    @AgentCache("doc")
+    def words() -> Iterator[int]:
+        nonlocal depth
+        depth += 1
+        if depth < 3:
+            yield from words()
+        yield depth
+
+    assert list(words()) == [3, 3, 3]
+
+
+def test_a_generator_that_reads_itself_is_told():
+    streams: list[Any] = []
+
+    @AgentCache("doc")
+    def words() -> Iterator[int]:
+        yield 1
+        yield next(streams[1])
+
+    streams += [words(), words()]
+    assert next(streams[0]) == 1
+    assert next(streams[1]) == 1
+    with pytest.raises(ValueError, match="generator that yields it"):
+        next(streams[0])
+
+
+def test_a_generator_has_one_context():
+    variable = contextvars.ContextVar("variable", default="outside")
+
+    @AgentCache("doc")
+    def words() -> Iterator[str]:
+        token = variable.set("inside")
+        try:
+            yield variable.get()
+            yield variable.get()
+        finally:
+            variable.reset(token)
+
+    stream = words()
+    assert next(stream) == "inside"
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(next, stream).result(PATIENCE) == "inside"
+    assert list(stream) == []
+    assert variable.get() == "outside"
+
+
+# -- Threads -------------------------------------------------------------------------------------------------
+
+
+def test_a_follower_in_another_thread_does_not_wait_for_the_first_caller(source: Source):
+    first = source.numbers(1)
+    next(first)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(list, source.numbers(1)).result(PATIENCE) == [0, 1, 2]
+    assert source.numbers.contains(1)
+    assert list(first) == [1, 2]
+    assert source.runs == [3]
+
+
+def test_many_threads_on_one_cold_key_run_the_tool_once():
+    barrier = threading.Barrier(32)
+    source = Source(length=50)
+
+    def read() -> list[int]:
+        barrier.wait(PATIENCE)
+        return list(source.numbers(1))
+
+    with ThreadPoolExecutor(32) as pool:
+        answers = [one.result(PATIENCE) for one in [pool.submit(read) for _ in range(32)]]
+    assert answers == [list(range(50))] * 32
+    assert len(source.runs) == 1
+
+
+def test_threads_that_leave_at_any_time_do_not_disturb_the_others():
+    source = Source(length=30)
+    barrier = threading.Barrier(16)
+
+    def read(most: int) -> list[int]:
+        barrier.wait(PATIENCE)
+        found = []
+        stream = source.numbers(1)
+        for number in stream:
+            found.append(number)
+            if len(found) == most:
+                break
+        stream.close()
+        return found
+
+    for _ in range(20):
+        source.numbers.clear()
+        with ThreadPoolExecutor(16) as pool:
+            calls = {most: pool.submit(read, most) for most in range(1, 33, 2)}
+            for most, call in calls.items():
+                assert call.result(PATIENCE) == list(range(min(most, 30)))
+    assert library.nothing_in_flight()
+
+
+def test_tools_that_stream_each_other_neither_wait_for_each_other_nor_lose_a_chunk():
+    """Under threads that leave early, writes that overlap, and streams that grow too long to be joined."""
+
+    @AgentCache("left", max_stream_bytes=200)
+    def left(depth: int) -> Iterator[Any]:
+        yield 1
+        if depth:
+            yield from right(depth - 1)
+        yield "x" * 100
+        yield "y" * 100
+
+    @AgentCache("right")
+    def right(depth: int) -> Iterator[Any]:
+        yield 2
+        if depth:
+            yield from left(depth - 1)
+        yield "z" * 100
+
+    def expected(*, is_left: bool, depth: int) -> list[Any]:
+        inner = expected(is_left=not is_left, depth=depth - 1) if depth else []
+        return [1, *inner, "x" * 100, "y" * 100] if is_left else [2, *inner, "z" * 100]
+
+    def work(seed: int) -> None:
+        choices = random.Random(seed)
+        for _ in range(100):
+            is_left, depth, most = choices.random() < 0.5, choices.randrange(4), choices.randrange(12)
+            stream = (left if is_left else right)(depth)
+            found = list(itertools.islice(stream, most) if most else stream)
+            stream.close()
+            whole = expected(is_left=is_left, depth=depth)
+            assert found == (whole[:most] if most else whole)
+            if choices.random() < 0.2:
+                invalidate_sync(choices.choice(["left", "right"]))
+
+    with ThreadPoolExecutor(12) as pool:
+        for call in [pool.submit(work, seed) for seed in range(12)]:
+            call.result(PATIENCE)
+    assert library.nothing_in_flight()
+
+
+def test_threads_never_read_what_a_write_has_replaced():
+    """Whoever begins after a write has ended reads nothing from before it, and no stream has two versions."""
+    version = 0
+
+    @AgentCache("versions")
+    def versions() -> Iterator[int]:
+        seen = version
+        for _ in range(5):
+            yield seen
+
+    @AgentCacheInvalidator("versions")
+    def change() -> Iterator[int]:
+        nonlocal version
+        yield version
+        version += 1
+        yield version
+
+    def read() -> None:
+        for _ in range(200):
+            before = version_written[0]
+            found = list(versions())
+            assert len(set(found)) == 1
+            assert found[0] >= before
+
+    def write() -> None:
+        for _ in range(200):
+            version_written[0] = list(change())[-1]
+
+    version_written = [0]
+    with ThreadPoolExecutor(5) as pool:
+        for call in [*(pool.submit(read) for _ in range(4)), pool.submit(write)]:
+            call.result(PATIENCE)
+
+
+def test_a_call_in_a_thread_with_an_event_loop_waits_for_nobody(source: Source):
+    """It would hold up its loop, for which the other one may wait."""
+    first = source.numbers(1)
+    next(first)
+
+    async def main() -> list[int]:
+        return list(source.numbers(1))
+
+    assert asyncio.run(main()) == [0, 1, 2]
+    assert len(source.runs) == 2
+    assert list(first) == [1, 2]
+
+
+# -- Bounds --------------------------------------------------------------------------------------------------
+
+BIG = "x" * 1_000
+
+
+def test_a_stream_beyond_the_bound_reaches_its_callers_and_is_not_stored():
+    source = Source(length=10, chunk=lambda _: BIG, max_stream_bytes=5_000)
+    first, second = source.numbers(1), source.numbers(1)
+    next(second)
+    assert len(list(first)) == 10
+    assert len(list(second)) == 9
+    assert source.runs == [10]
+    assert not source.numbers.contains(1)
+    late = source.numbers(1)
+    next(late)
+    assert len(source.runs) == 2
+    late.close()
+
+
+def test_a_fast_reader_leads_one_of_another_thread_by_the_bound_at_most():
+    source = Source(length=20, chunk=lambda _: BIG, max_stream_bytes=5_000)
+    slow = source.numbers(1)
+    next(slow)
+    fast: list[Any] = []
+    is_ahead = threading.Event()
+
+    def read() -> None:
+        for chunk in source.numbers(1):
+            fast.append(chunk)
+            if len(fast) == 5:
+                is_ahead.set()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert is_ahead.wait(PATIENCE)
+    for taken in range(1, 20):
+        assert len(fast) <= taken + 6
+        next(slow)
+    assert list(slow) == []
+    thread.join(PATIENCE)
+    assert len(fast) == 20
+    assert source.runs == [20]
+
+
+def test_a_reader_that_does_not_go_on_is_cut_off(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stream_chunks, "PATIENCE", 0.01)
+    source = Source(length=20, chunk=lambda _: BIG, max_stream_bytes=5_000)
+    slow = source.numbers(1)
+    next(slow)
+    with ThreadPoolExecutor(1) as pool:
+        assert len(pool.submit(list, source.numbers(1)).result(PATIENCE)) == 20
+    with pytest.raises(RuntimeError, match="max_stream_bytes"):
+        list(slow)
+
+
+def test_a_reader_does_not_wait_for_one_whose_thread_has_ended():
+    source = Source(length=20, chunk=lambda _: BIG, max_stream_bytes=5_000)
+    left = source.numbers(1)
+    thread = threading.Thread(target=next, args=(left,))
+    thread.start()
+    thread.join(PATIENCE)
+    assert len(list(source.numbers(1))) == 20
+    assert len(list(left)) == 19
+
+
+# -- Writes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("taken", range(1, 4))
+def test_a_stream_that_a_write_overlaps_is_not_stored_and_no_later_reader_joins(taken: int, source: Source):
+    before = source.numbers(1)
+    chunks = [next(before) for _ in range(taken)]
+    invalidate_sync("doc:1")
+    after = source.numbers(1)
+    next(after)
+    assert len(source.runs) == 2
+    assert [*chunks, *before] == [0, 1, 2]
+    assert not source.numbers.contains(1)
+    assert list(after) == [1, 2]
+    assert source.numbers.contains(1)
+
+
+class Writer:
+    """A write that streams, and a read of the same thing."""
+
+    def __init__(self, **options: Any) -> None:
+        self.error: Exception | None = None
+
+        @AgentCache("doc:{id}")
+        def get(id: int) -> int:
+            return id
+
+        @AgentCacheInvalidator("doc:{id}", **options)
+        def change(id: int) -> Generator[Any, Any, None]:
+            got = yield "half"
+            if self.error is not None:
+                raise self.error
+            yield got or "done"
+
+        self.get, self.change = get, change
+
+    def is_kept(self) -> bool:
+        self.get(1)
+        return self.get.contains(1)
+
+
+def test_a_write_begins_with_the_iteration_and_ends_with_the_stream():
+    writer = Writer()
+    stream = writer.change(1)
+    assert writer.is_kept()
+    assert next(stream) == "half"
+    assert not writer.is_kept()
+    assert stream.send("sent") == "sent"
+    assert not writer.is_kept()
+    assert list(stream) == []
+    assert writer.is_kept()
+
+
+def test_an_abandoned_write_is_in_doubt(clock: library.Clock):
+    writer = Writer(doubt=5.0)
+    stream = writer.change(1)
+    next(stream)
+    stream.close()
+    assert not writer.is_kept()
+    clock.advance(6.0)
+    assert writer.is_kept()
+
+
+@pytest.mark.parametrize(("error", "is_in_doubt"), [(Broken(), False), (TimeoutError(), True)])
+def test_a_write_that_fails_ends_as_other_writes_do(error: Exception, *, is_in_doubt: bool, clock: library.Clock):
+    writer = Writer()
+    writer.error = error
+    with pytest.raises(type(error)):
+        list(writer.change(1))
+    assert writer.is_kept() is not is_in_doubt
+    clock.advance(6.0)
+    assert writer.is_kept()
+
+
+def test_an_exception_may_be_thrown_into_a_write_and_not_into_a_read(source: Source):
+    writer = Writer()
+    stream = writer.change(1)
+    next(stream)
+    with pytest.raises(Broken):
+        stream.throw(Broken())
+    assert writer.is_kept()
+    read = source.numbers(1)
+    next(read)
+    with pytest.raises(TypeError, match="argument of the tool"):
+        read.send("value")
+    assert source.ends == ["closed"]
+
+
+# -- Copies and options --------------------------------------------------------------------------------------
+
+
+def test_who_changes_a_chunk_changes_no_one_elses():
+    source = Source(chunk=lambda number: {"numbers": [number]})
+    first, second = source.numbers(1), source.numbers(1)
+    for stream in (first, second, first, second):
+        next(stream)["numbers"].clear()
+    assert list(first) == list(second) == [{"numbers": [2]}]
+    for chunk in source.numbers(1):
+        chunk["numbers"].clear()
+    assert list(source.numbers(1)) == [{"numbers": [0]}, {"numbers": [1]}, {"numbers": [2]}]
+
+
+def test_a_chunk_that_cannot_be_copied_is_not_shared():
+    """Nobody waits for another reader of the same thread then."""
+    source = Source(chunk=lambda number: iter([number]))
+    first, second = source.numbers(1), source.numbers(1)
+    read = [[*next(first)], [*next(second)], [*next(second)], [*next(first)]]
+    assert read == [[0], [0], [1], [1]]
+    assert len(source.runs) == 2
+    first.close()
+    second.close()
+
+
+def test_the_attributes_of_a_tool_work_on_streams(source: Source):
+    numbers = source.numbers
+    assert numbers.set([7, 8], 1)
+    assert list(numbers(1)) == [7, 8]
+    assert list(numbers.fresh(1)) == [0, 1, 2]
+    assert list(numbers(1)) == [0, 1, 2]
+    assert source.runs == [3]
+    assert numbers.invalidate(1)
+    assert not numbers.contains(1)
+    with bypass():
+        assert list(numbers(1)) == [0, 1, 2]
+    assert not numbers.contains(1)
+    with pytest.raises(TypeError):
+        numbers()
+    with pytest.raises(TypeError):
+        numbers.set("text", 1)
+
+
+def test_an_expired_stream_is_served_while_a_thread_loads_it_again(clock: library.Clock):
+    source = Source(ttl=10.0, grace=100.0)
+    list(source.numbers(1))
+    clock.advance(11.0)
+    ended = threading.Event()
+    assert list(source.numbers(1)) == [0, 1, 2]
+    for _ in range(1_000):
+        if source.numbers.contains(1) and library.nothing_in_flight() and len(source.ends) == 2:
+            break
+        ended.wait(0.01)
+    assert source.runs == [3, 3]
+
+
+def test_a_decorated_generator_is_one_with_its_own_signature():
+    def words(id: int, *, first: bool = True) -> Iterator[str]:
+        """Give words."""
+        yield ""
+
+    for tool in (AgentCache("doc")(words), AgentCacheInvalidator("doc")(words)):
+        assert inspect.isgeneratorfunction(tool)
+        assert inspect.signature(tool) == inspect.signature(words)
+        assert tool.__wrapped__ is words
+
+
+def test_partials_callable_objects_and_methods_stream():
+    runs: list[int] = []
+
+    def words(id: int, count: int) -> Iterator[int]:
+        runs.append(id)
+        for _ in range(count):
+            yield id
+
+    class Words:
+        def __call__(self, id: int) -> Iterator[int]:
+            runs.append(id)
+            yield id
+
+        @AgentCache("doc:{id}")
+        def words(self, id: int) -> Iterator[int]:
+            runs.append(id)
+            yield id
+
+    one = AgentCache("doc:{id}")(functools.partial(words, count=2))
+    two = AgentCache("doc:{id}", name="thread streams:words")(Words())
+    instance = Words()
+    for _ in range(2):
+        assert list(one(1)) == [1, 1]
+        assert list(two(2)) == [2]
+        assert list(instance.words(3)) == [3]
+    assert runs == [1, 2, 3]
+
+
+# -- Sessions, tiers -----------------------------------------------------------------------------------------
+
+
+def test_a_session_traces_one_call_for_each_consumer(source: Source):
+    with AgentCacheSession() as session:
+        first, second, left = (source.numbers(1) for _ in range(3))
+        for stream in (first, second, left):
+            next(stream)
+        left.close()
+        assert list(first) == list(second) == [1, 2]
+        assert list(source.numbers(1)) == [0, 1, 2]
+        trace = [(call.source, call.outcome) for call in session.get_execution_trace()]
+    assert trace == [("shared", "cancelled"), ("miss", "ok"), ("shared", "ok"), ("hit", "ok")]
+
+
+def test_repeated_streams_are_a_loop(source: Source):
+    with AgentCacheSession(on_loop="notice"):
+        answers = [list(source.numbers(1)) for _ in range(12)]
+    assert answers[0] == [0, 1, 2]
+    assert "numbers" in answers[-1][0]
+    with pytest.raises(AgentLoopDetectedError), AgentCacheSession(on_loop="raise"):
+        for _ in range(12):
+            list(source.numbers(1))
+
+
+def test_another_process_gets_the_chunks_from_the_tier(server: MemoryServer):
+    sources = [Source(name="thread streams:tiered", remote_cache=MemoryTier(server)) for _ in range(2)]
+    for source in sources:
+        assert list(source.numbers(1)) == [0, 1, 2]
+    assert [len(source.runs) for source in sources] == [1, 0]

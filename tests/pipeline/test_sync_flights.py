@@ -1,0 +1,340 @@
+"""P3 for synchronous tools: concurrent identical reads of all threads run the tool once, and none waits for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, invalidate, invalidate_sync
+from agent_cache.engine import blocking
+from agent_cache.engine.runtime import PLACE
+from tests.harness.threads import PATIENCE, Call, Held, followers_of, until
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture
+def held() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def get_order(held: Held) -> Any:
+    @AgentCache("order:{order_id}")
+    def get_order(order_id: int) -> Any:
+        return held(order_id)
+
+    return get_order
+
+
+def test_callers_in_64_threads_share_one_run(held, get_order):
+    """One run, 64 answers, and then a hit."""
+    calls = [Call(get_order, 1) for _ in range(64)]
+    held.has_begun()
+    until(lambda: followers_of(get_order) == 63)
+    held.ends("one")
+    assert [call.result() for call in calls] == ["one"] * 64
+    assert get_order(1) == "one"
+    assert len(held.runs) == 1
+
+
+def test_each_follower_gets_a_copy_of_its_own(held, get_order):
+    """What one caller changes, no other sees."""
+    calls = [Call(get_order, 1) for _ in range(4)]
+    held.has_begun()
+    until(lambda: followers_of(get_order) == 3)
+    held.ends(["tea"])
+    answers = [call.result() for call in calls]
+    answers[0].append("milk")
+    answers[1].append("cake")
+    assert answers[2:] == [["tea"], ["tea"]]
+    assert get_order(1) == ["tea"]
+
+
+def test_the_error_of_the_leader_is_that_of_all_its_followers(held, get_order):
+    """One run, one error, which is not stored."""
+    calls = [Call(get_order, 1) for _ in range(8)]
+    held.has_begun()
+    until(lambda: followers_of(get_order) == 7)
+    held.ends(LookupError("no such order"))
+    for call in calls:
+        with pytest.raises(LookupError, match="no such order"):
+            call.result()
+    assert len(held.runs) == 1
+    assert not get_order.contains(1)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_a_follower_takes_over_when_the_leader_dies(held, get_order, error):
+    """The tool runs twice: in the leader that died, and in one follower, whose answer all others get."""
+    leader = Call(get_order, 1)
+    held.has_begun()
+    followers = [Call(get_order, 1) for _ in range(5)]
+    until(lambda: followers_of(get_order) == 5)
+    held.ends(error())
+    with pytest.raises(error):
+        leader.result()
+    held.has_begun(2)
+    held.ends("second run")
+    assert [call.result() for call in followers] == ["second run"] * 5
+    assert len(held.runs) == 2
+    assert get_order(1) == "second run"
+
+
+def test_a_follower_that_is_interrupted_leaves_the_others_alone(held, get_order, monkeypatch):
+    """A KeyboardInterrupt where it waits is raised in it, and the flight goes on."""
+
+    def fail(waiter: object) -> None:
+        raise KeyboardInterrupt
+
+    leader = Call(get_order, 1)
+    held.has_begun()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(blocking, "_wait_for", fail)
+        get_order(1)
+    calls = [Call(get_order, 1) for _ in range(3)]
+    until(lambda: followers_of(get_order) == 3)
+    held.ends("one")
+    assert [call.result() for call in (leader, *calls)] == ["one"] * 4
+    assert len(held.runs) == 1
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_signal_interrupts_the_main_thread_where_it_waits(held, get_order):
+    """Ctrl-C ends a wait at once, while the leader in another thread runs on."""
+    leader = Call(get_order, 1)
+    held.has_begun()
+
+    main = threading.get_ident()
+
+    def press() -> None:
+        until(lambda: followers_of(get_order) == 1)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    pressing = Call(press)
+    with pytest.raises(KeyboardInterrupt):
+        get_order(1)
+    pressing.result()
+    held.ends("one")
+    assert leader.result() == "one"
+    assert get_order(1) == "one"
+    assert len(held.runs) == 1
+
+
+def test_a_write_lets_no_later_reader_join_an_earlier_load(held, get_order):
+    """The reader after the write runs the tool, although the load from before it still runs in another thread."""
+
+    @AgentCacheInvalidator("order:{order_id}")
+    def cancel(order_id: int) -> None: ...
+
+    early = Call(get_order, 1)
+    held.has_begun()
+    cancel(1)
+    late = Call(get_order, 1)
+    held.has_begun(2)
+    held.ends("new", 1)
+    assert late.result() == "new"
+    held.ends("old", 0)
+    assert early.result() == "old"
+    assert get_order(1) == "new"
+    assert len(held.runs) == 2
+
+
+async def test_an_asynchronous_write_detaches_the_loads_of_threads_and_the_other_way_round(held, get_order):
+    """The two kinds of tools depend on the same tags."""
+    gates = [asyncio.Event(), asyncio.Event()]
+    runs: list[int] = []
+
+    @AgentCache("order:{order_id}")
+    async def read(order_id: int) -> int:
+        runs.append(order_id)
+        await gates[len(runs) - 1].wait()
+        return len(runs)
+
+    @AgentCacheInvalidator("order:{order_id}")
+    async def write(order_id: int) -> None: ...
+
+    @AgentCacheInvalidator("order:{order_id}")
+    def write_at_once(order_id: int) -> None: ...
+
+    early = Call(get_order, 1)
+    held.has_begun()
+    await write(1)
+    held.ends("old")
+    assert await asyncio.to_thread(early.result) == "old"
+    assert not get_order.contains(1)
+
+    load = asyncio.create_task(read(1))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(write_at_once, 1)
+    gates[0].set()
+    await load
+    assert not read.contains(1)
+    gates[1].set()
+    await read(1)
+    assert read.contains(1)
+    write_at_once(1)
+    assert not read.contains(1)
+
+
+@pytest.mark.parametrize("drop", [lambda: invalidate_sync("order:1"), lambda: asyncio.run(invalidate("order:1"))])
+def test_a_load_that_an_invalidation_overlaps_is_returned_and_not_stored(held, get_order, drop):
+    call = Call(get_order, 1)
+    held.has_begun()
+    drop()
+    held.ends("old")
+    assert call.result() == "old"
+    assert not get_order.contains(1)
+
+
+# Who would wait for itself
+
+
+def test_a_tool_that_calls_itself_runs():
+    """Re-entered with the same arguments, it would wait for its own end."""
+    depths: list[int] = []
+
+    @AgentCache("tree")
+    def walk() -> int:
+        depths.append(len(depths))
+        return walk() + 1 if len(depths) < 3 else 0
+
+    assert walk() == 2
+    assert len(depths) == 3
+
+
+def test_a_tool_whose_worker_thread_calls_it_again_runs():
+    """The context that the worker got tells whose load it belongs to."""
+    runs: list[int] = []
+
+    @AgentCache("tree")
+    def walk() -> int:
+        runs.append(1)
+        if len(runs) < 3:
+            context = contextvars.copy_context()
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(context.run, walk).result(PATIENCE) + 1
+        return 0
+
+    assert Call(walk).result() == 2
+
+
+def test_two_threads_that_would_wait_for_each_other_both_end():
+    """Thread 1 loads A and needs B, thread 2 loads B and needs A."""
+    both = threading.Barrier(2, timeout=PATIENCE)
+    runs: list[str] = []
+
+    @AgentCache("pair:{name}")
+    def get(name: str) -> str:
+        runs.append(name)
+        if len(runs) <= 2:
+            both.wait()
+        if len(runs) < 12 and threading.current_thread() is not threading.main_thread():
+            return name + get("b" if name[0] == "a" else "a")[:1]
+        return name
+
+    first, second = Call(get, "a"), Call(get, "b")
+    assert {first.result()[0], second.result()[0]} == {"a", "b"}
+
+
+def test_threads_that_wait_in_a_ring_end():
+    """Each of eight loads needs that of the next."""
+    size = 8
+    all_run = threading.Barrier(size, timeout=PATIENCE)
+    first_runs = threading.local()
+
+    @AgentCache("ring:{number}")
+    def get(number: int) -> int:
+        if getattr(first_runs, "is_over", False):
+            return number
+        first_runs.is_over = True
+        all_run.wait()
+        get((number + 1) % size)
+        return number
+
+    calls = [Call(get, number) for number in range(size)]
+    assert [call.result() for call in calls] == list(range(size))
+
+
+async def test_a_synchronous_call_in_the_thread_of_a_loop_waits_for_nobody(held, get_order):
+    """The load under way may need this very loop to end. The call runs the tool itself."""
+    leader = Call(get_order, 1)
+    await asyncio.to_thread(held.has_begun)
+    opening = Call(lambda: (held.has_begun(2), held.ends("own")))
+    assert get_order(1) == "own"
+    opening.result()
+    held.ends("first", 0)
+    assert await asyncio.to_thread(leader.result) == "first"
+    assert len(held.runs) == 2
+
+
+async def test_an_async_tool_whose_synchronous_read_needs_the_loop_does_not_stop_it():
+    """The read of a thread asks the loop; the loop calls the same read meanwhile."""
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+    runs: list[str] = []
+
+    @AgentCache("rate")
+    def rate() -> str:
+        runs.append("run")
+        if len(runs) == 1:
+            loop.call_soon_threadsafe(asked.set)
+            return asyncio.run_coroutine_threadsafe(answer(), loop).result(PATIENCE)
+        return "at once"
+
+    async def answer() -> str:
+        return "from the loop"
+
+    first = asyncio.create_task(asyncio.to_thread(rate))
+    await asked.wait()
+    assert rate() in ("at once", "from the loop")
+    assert await first == "from the loop"
+
+
+# Sessions, processes
+
+
+def test_threads_of_one_session_share_its_store_and_its_trace(held):
+    @AgentCache("note:{n}", scope="session")
+    def note(n: int) -> Any:
+        return held(n)
+
+    with AgentCacheSession() as session:
+        calls = [Call(note, 1) for _ in range(4)]
+        held.has_begun()
+        # its flights are those of the session's own store
+        flights = PLACE.get().scope.participants[0].partition_of(note.__agent_cache__).flights
+        until(lambda: sum(len(flight.waiters or ()) for flight in list(flights.values())) == 3)
+        held.ends("one")
+        assert [call.result() for call in calls] == ["one"] * 4
+        assert note(1) == "one"
+    sources = sorted(record.source for record in session.get_execution_trace())
+    assert sources == ["hit", "miss", "shared", "shared", "shared"]
+    assert len(held.runs) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_the_loads_of_its_parent(held, get_order):
+    """The parent's thread, which runs the load, does not exist in the child."""
+    leader = Call(get_order, 1)
+    held.has_begun()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            opening = Call(lambda: (held.has_begun(2), held.ends("child")))
+            code = 0 if get_order(1) == "child" else 2
+            opening.result()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    held.ends("parent")
+    assert leader.result() == "parent"
+    assert get_order(1) == "parent"

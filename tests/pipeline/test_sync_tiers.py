@@ -1,0 +1,437 @@
+"""Synchronous tools behind shared tiers: the same entries as asynchronous ones, waited for in the calling thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy, configure, invalidate_sync, writing
+from agent_cache.engine.blocking import call_in_background
+from agent_cache.errors import RemoteTierError
+from agent_cache.remote import Tier
+from agent_cache.testing import MemoryServer
+from tests.harness.processes import run_python
+from tests.harness.servers import Server
+from tests.harness.threads import Call, followers_of, until
+from tests.pipeline.fleet import Process, Truth, WatchedTier
+
+
+class SyncProcess:
+    """The tools of `fleet.Process` as plain functions: the same names, so the same entries in the tier."""
+
+    def __init__(self, truth: Truth, remote: Tier | None, backup: Tier | None = None, **options: Any) -> None:
+        def get_order(id: str) -> str:
+            return truth.load(id)
+
+        def find_order(name: str) -> dict[str, str]:
+            return {"id": "7", "value": truth.load("7")}
+
+        def set_order(id: str) -> str:
+            return truth.save(id)
+
+        tiers = {"remote_cache": remote, "backup": backup}
+        self.get_order = AgentCache("order:{id}", name="process:get_order", **tiers, **options)(get_order)
+        self.find_order = AgentCache("order:{result[id]}", name="process:find_order", **tiers, **options)(find_order)
+        self.set_order = AgentCacheInvalidator("order:{id}", name="process:set_order")(set_order)
+
+
+@pytest.fixture
+def elsewhere(server: MemoryServer) -> WatchedTier:
+    return WatchedTier(server)
+
+
+# Two processes
+
+
+def test_what_one_process_has_loaded_another_one_need_not_load(truth: Truth, here: WatchedTier, elsewhere: WatchedTier):
+    one, two = SyncProcess(truth, here), SyncProcess(truth, elsewhere)
+    assert one.get_order("7") == two.get_order("7") == "old"
+    assert one.find_order("x") == two.find_order("x")
+    assert truth.runs == ["get 7", "get 7"]
+    assert two.get_order("7") == "old"
+    assert here.orders == ["lookup", "store", "lookup", "store"]
+
+
+def test_a_write_in_one_process_drops_the_answers_of_the_other(truth: Truth, here: WatchedTier, elsewhere: WatchedTier):
+    one, two = SyncProcess(truth, here), SyncProcess(truth, elsewhere)
+    two.get_order("7")
+    two.find_order("x")
+    one.set_order("7")
+    assert two.get_order("7") == "new"
+    assert two.find_order("x")["value"] == "new"
+    assert one.get_order("7") == "new"
+    assert truth.runs == ["get 7", "get 7", "set 7", "get 7", "get 7"]
+
+
+async def test_the_other_process_may_be_asynchronous(truth: Truth, here: WatchedTier, elsewhere: WatchedTier):
+    plain, other = SyncProcess(truth, here), Process(truth, elsewhere)
+    assert await asyncio.to_thread(plain.get_order, "7") == await other.get_order("7") == "old"
+    assert truth.runs == ["get 7"]
+    await other.set_order("7")
+    assert await asyncio.to_thread(plain.get_order, "7") == "new"
+    assert await other.get_order("7") == "new"
+    truth.orders["7"] = "old"
+    await asyncio.to_thread(plain.set_order, "7")
+    assert await other.get_order("7") == "new"
+    assert truth.runs == ["get 7", "set 7", "get 7", "set 7", "get 7"]
+
+
+async def test_a_synchronous_call_in_the_thread_of_a_loop_uses_the_tier_as_well(
+    truth: Truth, here: WatchedTier, elsewhere: WatchedTier
+):
+    """It waits for the tier, which needs none of this loop, and for no load of others."""
+    plain, other = SyncProcess(truth, here), SyncProcess(truth, elsewhere)
+    assert plain.get_order("7") == other.get_order("7") == "old"
+    plain.set_order("7")
+    assert other.get_order("7") == "new"
+    assert truth.runs == ["get 7", "set 7", "get 7"]
+
+
+def test_the_attributes_of_a_tool_reach_the_tier(truth: Truth, here: WatchedTier, elsewhere: WatchedTier):
+    one, two = SyncProcess(truth, here), SyncProcess(truth, elsewhere)
+    two.get_order("7")
+    assert one.get_order.invalidate("7")
+    assert two.get_order("7") == "old"
+    truth.orders["7"] = "changed"
+    assert one.get_order.fresh("7") == one.get_order("7") == "changed"
+    truth.orders["7"] = "again"
+    assert invalidate_sync("order:7") >= 1
+    assert one.get_order("7") == two.get_order("7") == "again"
+    with writing("order:7"):
+        truth.orders["7"] = "last"
+        assert one.get_order("7") == "last"
+    assert one.get_order("7") == two.get_order("7") == "last"
+
+
+def test_a_given_result_is_stored_when_the_tier_has_dropped_the_former_one(truth: Truth, here: WatchedTier):
+    one = SyncProcess(truth, here)
+    one.get_order("7")
+    here.orders.clear()
+    assert one.get_order.set("given", "7")
+    assert here.orders == ["begin", "commit", "lookup"]
+    assert one.get_order("7") == "given"
+
+
+def test_a_backup_is_asked_before_the_remote_tier(truth: Truth, server: MemoryServer, here: WatchedTier):
+    backup = WatchedTier(MemoryServer())
+    one = SyncProcess(truth, here, backup, maxsize=1)
+    one.get_order("7")
+    one.get_order("8")
+    here.orders.clear()
+    assert one.get_order("7") == "old"
+    assert "lookup" not in here.orders
+    one.set_order("7")
+    assert one.get_order("7") == "new"
+
+
+def test_threads_share_one_lookup_and_one_run(truth: Truth, here: WatchedTier):
+    one = SyncProcess(truth, here)
+    gate = asyncio.Event()
+    here.hang("lookup", gate)
+    calls = [Call(one.get_order, "7") for _ in range(8)]
+    until(lambda: followers_of(one.get_order) == 7)
+    call_in_background(gate.set)
+    assert [call.result() for call in calls] == ["old"] * 8
+    assert truth.runs == ["get 7"]
+    assert here.orders == ["lookup", "store"]
+
+
+# A tier that fails
+
+
+def test_a_tier_that_fails_costs_no_answer(truth: Truth, here: WatchedTier):
+    for order in ("lookup", "store", "begin", "commit"):
+        here.fail(order, OSError("gone"), times=2)
+    one = SyncProcess(truth, here)
+    assert one.get_order("7") == "old"
+    assert one.set_order("7") == "7"
+    assert one.get_order("7") == "new"
+
+
+def test_a_write_that_may_not_run_unannounced_is_refused(truth: Truth, here: WatchedTier):
+    @AgentCache("order:{id}", remote_cache=here)
+    def read_it(id: str) -> str:
+        return truth.load(id)
+
+    @AgentCacheInvalidator("order:{id}", remote=RemotePolicy(on_unreachable="refuse"))
+    def change(id: str) -> str:
+        return truth.save(id)
+
+    here.fail("begin", OSError("gone"))
+    with pytest.raises(RemoteTierError):
+        change("7")
+    assert truth.runs == []
+    assert change("7") == "7"
+    assert read_it("7") == "new"
+
+
+def test_a_write_that_fails_ends_in_the_tier(truth: Truth, here: WatchedTier, elsewhere: WatchedTier):
+    other = SyncProcess(truth, elsewhere)
+
+    @AgentCacheInvalidator("order:{id}", remote_cache=here)
+    def change(id: str) -> str:
+        raise LookupError(id)
+
+    other.get_order("7")
+    with pytest.raises(LookupError):
+        change("7")
+    assert here.orders == ["begin", "commit"]
+    assert other.get_order("7") == "old"
+    assert truth.runs == ["get 7", "get 7"]
+
+
+def interrupting(condition: Any) -> Call:
+    """Send the main thread a signal once a condition holds."""
+    main = threading.get_ident()
+
+    def press() -> None:
+        until(condition)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    return Call(press)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_while_the_tier_is_asked_ends_the_lookup_and_the_call(truth: Truth, here: WatchedTier):
+    one = SyncProcess(truth, here)
+    here.hang("lookup", asyncio.Event())
+    pressing = interrupting(lambda: here.orders == ["lookup"])
+    with pytest.raises(KeyboardInterrupt):
+        one.get_order("7")
+    pressing.result()
+    assert one.get_order("7") == "old"
+    assert truth.runs == ["get 7"]
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_while_a_write_is_announced_ends_it_before_its_side_effect(
+    truth: Truth, here: WatchedTier, elsewhere: WatchedTier
+):
+    """What was announced is withdrawn in the background: others store again what it would have touched."""
+    one, other = SyncProcess(truth, here), SyncProcess(truth, elsewhere)
+    gate = asyncio.Event()
+    here.hang("begin", gate)
+    pressing = interrupting(lambda: here.orders == ["begin"])
+    with pytest.raises(KeyboardInterrupt):
+        one.set_order("7")
+    pressing.result()
+    assert truth.runs == []
+    call_in_background(gate.set)
+    until(lambda: here.orders == ["begin", "commit"])
+    until(lambda: other.get_order("7") == "old" and other.get_order.contains("7"))
+    assert "set 7" not in truth.runs
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_while_a_write_is_committed_does_not_stop_the_commit(
+    truth: Truth, here: WatchedTier, elsewhere: WatchedTier
+):
+    one, other = SyncProcess(truth, here), SyncProcess(truth, elsewhere)
+    other.get_order("7")
+    gate = asyncio.Event()
+    here.hang("commit", gate)
+    pressing = interrupting(lambda: here.orders == ["begin", "commit"])
+    with pytest.raises(KeyboardInterrupt):
+        one.set_order("7")
+    pressing.result()
+    call_in_background(gate.set)
+    until(lambda: other.get_order("7") == "new" and other.get_order.contains("7"))
+    assert other.get_order("7") == "new"
+
+
+def test_a_long_write_is_renewed(truth: Truth, server: MemoryServer):
+    """The lease is renewed in the background while the tool blocks its thread."""
+    tier = WatchedTier(server, lease=0.03)
+
+    @AgentCacheInvalidator("order:{id}", remote_cache=tier)
+    def change(id: str) -> None:
+        until(lambda: tier.orders.count("renew") >= 2)
+
+    change("7")
+    renewed = tier.orders.count("renew")
+    assert tier.orders[-1] == "commit"
+    assert tier.orders == ["begin", *["renew"] * renewed, "commit"]
+
+
+# Expired entries, processes
+
+
+def test_an_entry_within_its_grace_is_reloaded_in_a_thread(clock: Any, truth: Truth):
+    """The caller has the old value at once, and the next one the new."""
+    gate = threading.Event()
+    runs: list[str] = []
+
+    @AgentCache("order:{id}", ttl=10, grace=60)
+    def get_graceful(id: str) -> str:
+        runs.append(threading.current_thread().name)
+        if len(runs) > 1:
+            assert gate.wait(30)
+        return f"run {len(runs)}"
+
+    assert get_graceful("7") == "run 1"
+    clock.advance(11)
+    assert [get_graceful("7") for _ in range(5)] == ["run 1"] * 5
+    until(lambda: len(runs) == 2)
+    assert runs[1].startswith("agent_cache refreshes")
+    gate.set()
+    until(lambda: get_graceful("7") == "run 2")
+    assert len(runs) == 2
+
+
+def test_a_process_that_can_start_no_thread_serves_what_it_has(clock: Any, monkeypatch: pytest.MonkeyPatch):
+    runs: list[int] = []
+
+    @AgentCache("order", ttl=10, grace=60)
+    def read_without_threads() -> int:
+        runs.append(1)
+        return len(runs)
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    assert read_without_threads() == 1
+    clock.advance(11)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        for _ in range(40):  # more than the reloads that may run at once
+            assert read_without_threads() == 1
+    until(lambda: read_without_threads() == 2)
+    assert len(runs) == 2
+
+
+def test_a_reload_that_fails_leaves_the_old_value(clock: Any, caplog: pytest.LogCaptureFixture):
+    runs: list[int] = []
+
+    @AgentCache("order:{id}", ttl=10, grace=60)
+    def get_failing(id: str) -> str:
+        runs.append(1)
+        if len(runs) > 1:
+            raise OSError("the source is down")
+        return "old"
+
+    get_failing("7")
+    clock.advance(11)
+    assert get_failing("7") == "old"
+    until(lambda: "refreshing an entry within its grace period failed" in caplog.text)
+    assert get_failing("7") == "old"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_makes_a_background_thread_of_its_own(truth: Truth, here: WatchedTier, elsewhere: WatchedTier):
+    one = SyncProcess(truth, here)
+    one.get_order("7")
+    assert any(thread.name == "agent_cache tiers" for thread in threading.enumerate())
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            code = 0 if one.get_order("8") == "old" and one.set_order("7") == "7" and one.get_order("7") == "new" else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert one.get_order("8") == "old"
+
+
+# The real server
+
+
+@pytest.fixture
+def on_valkey(valkey: Server) -> Iterator[tuple[Any, Any]]:
+    pytest.importorskip("redis")
+    from agent_cache.remote.redis import RedisTier
+
+    tiers = [RedisTier.from_url(valkey.url, max_staleness=2.0, timeout=0.5) for _ in range(2)]
+    yield tiers[0], tiers[1]
+    for tier in tiers:
+        asyncio.run(tier.aclose())
+
+
+def test_two_processes_on_a_real_server(on_valkey: tuple[Any, Any], truth: Truth):
+    one, two = SyncProcess(truth, on_valkey[0]), SyncProcess(truth, on_valkey[1])
+    assert one.get_order("7") == "old"
+    until(lambda: two.get_order("7") == "old" and two.get_order.contains("7"))
+    assert "get 7" in truth.runs
+    one.set_order("7")
+    assert one.get_order("7") == "new"
+    until(lambda: two.get_order("7") == "new")
+    runs = len(truth.runs)
+    assert two.get_order("7") == one.get_order("7") == "new"
+    assert len(truth.runs) == runs
+
+
+async def test_an_asynchronous_process_beside_it(on_valkey: tuple[Any, Any], truth: Truth):
+    plain, other = SyncProcess(truth, on_valkey[0]), Process(truth, on_valkey[1])
+    await other.get_order("7")
+    await asyncio.to_thread(plain.set_order, "7")
+    assert await asyncio.to_thread(plain.get_order, "7") == "new"
+    await asyncio.to_thread(until, lambda: not other.get_order.contains("7"))
+    assert await other.get_order("7") == "new"
+    truth.orders["7"] = "newest"
+    await other.set_order("7")
+    await asyncio.to_thread(until, lambda: plain.get_order("7") == truth.orders["7"])
+
+
+def test_64_threads_on_one_cold_key_of_a_real_server_run_the_tool_once(on_valkey: tuple[Any, Any], truth: Truth):
+    gate = threading.Event()
+
+    @AgentCache("order:{id}", remote_cache=on_valkey[0], name="get_cold")
+    def get_cold(id: str) -> str:
+        assert gate.wait(30)
+        return truth.load(id)
+
+    calls = [Call(get_cold, "7") for _ in range(64)]
+    until(lambda: followers_of(get_cold) == 63)
+    gate.set()
+    assert [call.result() for call in calls] == ["old"] * 64
+    assert truth.runs == ["get 7"]
+
+
+def test_a_server_that_is_gone_costs_a_timeout_and_no_answer(own_valkey: Server, truth: Truth):
+    pytest.importorskip("redis")
+    from agent_cache.remote.redis import RedisTier
+
+    tier = RedisTier.from_url(own_valkey.url, max_staleness=2.0, timeout=0.2)
+    one = SyncProcess(truth, tier)
+    assert one.get_order("7") == "old"
+    own_valkey.stop()
+    one.set_order("7")
+    assert one.get_order("7") == "new"
+    asyncio.run(tier.aclose())
+
+
+def test_a_configured_tier_serves_synchronous_tools(truth: Truth, here: WatchedTier):
+    @AgentCache("configured:{id}")
+    def get_configured(id: str) -> str:
+        return truth.load(id)
+
+    with configure(remote=here):
+        get_configured("7")
+        assert here.orders == ["lookup", "store"]
+
+
+def test_the_loop_in_the_background_keeps_no_call_alive():
+    """That which starts it may be the only call of its tool, and of its session."""
+    script = """
+import gc, time, weakref
+from agent_cache import AgentCache
+from agent_cache.remote.memory import MemoryTier
+
+def used():
+    @AgentCache("order", remote_cache=MemoryTier())
+    def tool():
+        return 1
+    tool()
+    return weakref.ref(tool.__agent_cache__)
+
+operation = used()
+deadline = time.monotonic() + 30
+while gc.collect() is not None and operation() is not None:  # the task in the background may be about to end
+    assert time.monotonic() < deadline
+"""
+    run_python(script)

@@ -1,0 +1,782 @@
+"""Tools that are known by name: the rules of a toolbox, and calls by them."""
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    ConfigurationError,
+    LoopHints,
+    Pass,
+    Read,
+    Toolbox,
+    Watch,
+    Write,
+    invalidate,
+)
+from agent_cache.recording import record, replay
+from agent_cache.remote.memory import MemoryTier
+from agent_cache.toolbox import ToolInfo
+
+
+class Shop:
+    """Some tools, called by name, and how often each has run."""
+
+    def __init__(self, box: Toolbox, answer: Callable[[str, dict[str, Any]], Any] | None = None) -> None:
+        self.box = box
+        self.runs: list[str] = []
+        self.answer = answer or (lambda name, arguments: {"tool": name, **arguments})
+
+    async def call(self, tool: str, arguments: Any = None, **options: Any) -> Any:
+        async def run() -> Any:
+            self.runs.append(tool)
+            await asyncio.sleep(0)
+            answer = self.answer(tool, arguments or {})
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return await self.box.call(tool, {} if arguments is None else arguments, run, **options)
+
+
+def shop(**rules: Any) -> Shop:
+    return Shop(Toolbox(rules, namespace="toolshop"))
+
+
+ORDERS: dict[str, Any] = {
+    "get_order": Read("order:{order_id}"),
+    "cancel_order": Write("order:{order_id}"),
+    "now": Watch(),
+    "handoff": Pass(),
+}
+
+
+async def test_a_read_runs_once_until_a_write_of_what_it_depends_on():
+    one = shop(**ORDERS)
+    for _ in range(2):
+        assert await one.call("get_order", {"order_id": "1"}) == {"tool": "get_order", "order_id": "1"}
+    await one.call("get_order", {"order_id": "2"})
+    await one.call("cancel_order", {"order_id": "1"})
+    await one.call("get_order", {"order_id": "1"})
+    await one.call("get_order", {"order_id": "2"})
+    assert one.runs == ["get_order", "get_order", "cancel_order", "get_order"]
+
+
+async def test_concurrent_identical_reads_run_once():
+    one = shop(**ORDERS)
+    await asyncio.gather(*(one.call("get_order", {"order_id": "1"}) for _ in range(5)))
+    assert one.runs == ["get_order"]
+
+
+async def test_a_toolbox_and_a_decorated_tool_share_tags():
+    one = shop(**ORDERS)
+    loads = []
+
+    @AgentCache("order:{order_id}")
+    async def toolshop_order(order_id: str) -> str:
+        loads.append(order_id)
+        return order_id
+
+    await toolshop_order("1")
+    await one.call("get_order", {"order_id": "1"})
+    await one.call("cancel_order", {"order_id": "1"})
+    await toolshop_order("1")
+    await invalidate("order:1")
+    await one.call("get_order", {"order_id": "1"})
+    assert loads == ["1", "1"]
+    assert one.runs == ["get_order", "cancel_order", "get_order"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"x": None}, {}),
+        ({"x": 1}, {"x": "1"}),
+        ({"x": 1}, {"x": True}),
+        ({"x": [1]}, {"x": [[1]]}),
+        ({"from": 1}, {"from": 2}),
+        ({"self": 1, "run": 2}, {"self": 1, "run": 3}),
+    ],
+)
+async def test_calls_with_other_arguments_are_other_calls(one: dict[str, Any], other: dict[str, Any]):
+    tools = shop(find=Read("thing"))
+    for arguments in (one, other, one, other):
+        assert await tools.call("find", arguments) == {"tool": "find", **arguments}
+    assert len(tools.runs) == 2
+
+
+async def test_the_order_of_arguments_is_no_matter():
+    one = shop(find=Read("thing"))
+    await one.call("find", {"a": 1, "b": {"c": 1, "d": 2}})
+    await one.call("find", {"b": {"d": 2, "c": 1}, "a": 1})
+    assert len(one.runs) == 1
+
+
+async def test_defaults_of_the_schema_complete_the_call():
+    one = shop(find=Read("page:{page}"), change=Write("page:{page}"))
+    schema = {"properties": {"page": {"type": "integer", "default": 1}}}
+    await one.call("find", {}, schema=schema)
+    await one.call("find", {"page": 1}, schema=dict(schema))
+    assert one.runs == ["find"]
+    await one.call("change", {"page": 1}, schema=schema)
+    await one.call("find", {}, schema=schema)
+    assert one.runs == ["find", "change", "find"]
+
+
+async def test_two_tools_of_one_name_with_other_schemas_keep_their_answers():
+    one = shop(find=Read("page:{page}"))
+    schemas = [{"properties": {"page": {"default": number}}} for number in range(2)]
+    for schema in schemas * 2:
+        await one.call("find", {}, schema=schema)
+    assert one.runs == ["find"] * 2
+
+
+async def test_an_argument_that_is_absent_stands_for_the_whole_root():
+    one = shop(**ORDERS)
+    await one.call("get_order", {"order_id": "1"})
+    await one.call("get_order", {})
+    await one.call("cancel_order", {"order_id": "7"})
+    await one.call("get_order", {})
+    assert one.runs == ["get_order", "get_order", "cancel_order", "get_order"]
+    await one.call("cancel_order", {})
+    await one.call("get_order", {"order_id": "1"})
+    assert one.runs[-2:] == ["cancel_order", "get_order"]
+
+
+async def test_a_template_that_names_no_property_of_the_schema_is_refused_before_the_tool_runs():
+    one = shop(get_order=Read("order:{oder_id}"))
+    with pytest.raises(ConfigurationError, match=r"toolshop:get_order.*'oder_id'.*order_id"):
+        await one.call("get_order", {"order_id": "1"}, schema={"properties": {"order_id": {}}})
+    assert one.runs == []
+
+
+@pytest.mark.parametrize("arguments", [{"x": object()}, "no object", 7, [("a",)], {"x": {1, (2,)}, 3: 4}])
+async def test_arguments_that_are_no_json_run_uncached_and_are_counted(arguments: Any):
+    one = Shop(Toolbox({"find": Read("thing"), "change": Write("thing:{id}")}, namespace="toolshop_bad"), lambda *_: 1)
+    await one.call("find", {"x": 1})
+    async with AgentCacheSession() as session:
+        await one.call("find", arguments)
+        await one.call("find", arguments)
+    assert one.runs == ["find"] * 3
+    assert session.get_metrics()["uncached"] == 2
+    await one.call("change", arguments)
+    await one.call("find", {"x": 1})
+    assert one.runs[-1] == "find"
+
+
+# Rules
+
+
+async def test_the_exact_name_comes_before_patterns_and_patterns_in_the_order_written():
+    box = Toolbox({"get_*": Watch(), "get_o*": Pass(), "get_order": Read("order")}, namespace="toolshop")
+    assert box.rule("get_order").kind == "read"
+    assert box.rule("get_other").kind == "watch"
+    assert box.rule("put").kind == "write"
+    table = box.explain(["get_other", "get_order"])
+    assert [row.kind for row in table] == ["watch", "read"]
+    assert table.problems == ("'get_other' matches 'get_*', which is written first and holds, and 'get_o*'",)
+    assert "get_other  watch" in str(table)
+
+
+async def test_a_rule_for_a_tool_that_does_not_exist_is_said_and_logged_once(caplog: pytest.LogCaptureFixture):
+    box = Toolbox({"get_ordr": Read("order"), "put_*": Write("order")}, namespace="toolshop_typo")
+    with caplog.at_level(logging.WARNING, "agent_cache"):
+        for _ in range(2):
+            table = box.explain([ToolInfo("get_order"), ToolInfo("own", is_decorated=True)])
+    assert [row.kind for row in table] == ["write", "decorated"]
+    assert any("'get_ordr'" in problem and "get_order" in problem for problem in table.problems)
+    assert any("'put_*'" in problem for problem in table.problems)
+    assert len([record for record in caplog.records if "'get_ordr'" in record.getMessage()]) == 1
+
+
+@pytest.mark.parametrize("tools", ["get_order", [3], [("get_order",)]])
+def test_what_is_no_tool_cannot_be_explained(tools: Any):
+    with pytest.raises(TypeError, match="explain takes"):
+        Toolbox(ORDERS, namespace="toolshop").explain(tools)
+
+
+async def test_explain_says_which_template_names_no_argument():
+    box = Toolbox({"get_order": Read("order:{id}", ttl=60)}, namespace="toolshop")
+    (problem,) = box.explain([ToolInfo("get_order", {"properties": {"order_id": {}}})]).problems
+    assert "'id'" in problem
+    (row,) = box.explain()
+    assert (row.tags, row.ttl, row.why) == ("order:{id}", "60 s", "rule 'get_order'")
+
+
+async def test_an_unknown_tool_invalidates_every_root_and_is_logged_once(caplog: pytest.LogCaptureFixture):
+    one = Shop(Toolbox({**ORDERS, "get_user": Read("user:{id}")}, namespace="toolshop_unknown"))
+    for call in range(2):
+        await one.call("get_order", {"order_id": "1"})
+        await one.call("get_user", {"id": "1"})
+        with caplog.at_level(logging.WARNING, "agent_cache"):
+            await one.call("anything")
+        assert one.runs == ["get_order", "get_user", "anything"] * (call + 1)
+    assert len([record for record in caplog.records if "toolshop_unknown:anything" in record.getMessage()]) == 1
+
+
+@pytest.mark.parametrize(("unknown", "sources"), [("watch", ["miss", "miss"]), ("pass", [])])
+async def test_an_unknown_tool_may_be_watched_or_left_alone(unknown: Any, sources: list[str]):
+    one = Shop(Toolbox(ORDERS, namespace="toolshop", unknown=unknown))
+    await one.call("get_order", {"order_id": "1"})
+    async with AgentCacheSession() as session:
+        await one.call("other")
+        await one.call("other")
+    assert [record.source for record in session.get_execution_trace()] == sources
+    await one.call("get_order", {"order_id": "1"})
+    assert one.runs == ["get_order", "other", "other"]
+
+
+@pytest.mark.parametrize("annotations", [{"readOnlyHint": True}, type("Hints", (), {"read_only_hint": True})()])
+async def test_a_hint_tells_a_read_from_a_write_and_caches_nothing(annotations: Any):
+    one = Shop(Toolbox(ORDERS, namespace="toolshop", hints="kind"))
+    await one.call("get_order", {"order_id": "1"})
+    for _ in range(2):
+        await one.call("status", annotations=annotations)
+    await one.call("get_order", {"order_id": "1"})
+    assert one.runs == ["get_order", "status", "status"]
+    await one.call("change", annotations={"readOnlyHint": False})
+    await one.call("get_order", {"order_id": "1"})
+    assert one.runs[3:] == ["change", "get_order"]
+    assert one.box.rule("now", annotations).kind == "watch"
+    assert one.box.rule("cancel_order", annotations).kind == "write", "a rule beats a hint"
+
+
+async def test_without_hints_annotations_are_not_looked_at():
+    assert Toolbox(namespace="toolshop").rule("status", {"readOnlyHint": True}).kind == "write"
+
+
+# Watches
+
+
+async def test_a_watch_is_shared_while_it_runs_and_never_stored():
+    one = shop(**ORDERS)
+    async with AgentCacheSession() as session:
+        await asyncio.gather(one.call("now"), one.call("now"))
+        await one.call("now")
+    assert one.runs == ["now", "now"]
+    assert sorted(record.source for record in session.get_execution_trace()) == ["miss", "miss", "shared"]
+
+
+async def test_nobody_joins_a_watch_that_runs_since_before_a_write_of_the_toolbox():
+    box = Toolbox(ORDERS, namespace="toolshop")
+    begun, release, runs = asyncio.Event(), asyncio.Event(), []
+
+    async def slow() -> str:
+        runs.append("slow")
+        begun.set()
+        await release.wait()
+        return "before"
+
+    async def fast() -> str:
+        return "after"
+
+    first = asyncio.create_task(box.call("now", {}, slow))
+    await begun.wait()
+    await box.call("cancel_order", {"order_id": "1"}, fast)
+    assert await box.call("now", {}, fast) == "after"
+    release.set()
+    assert await first == "before"
+
+
+async def test_a_watch_ends_no_epoch_and_is_checked_for_loops():
+    one = shop(**ORDERS)
+    with pytest.raises(AgentLoopDetectedError):
+        async with AgentCacheSession(on_loop="raise"):
+            for _ in range(100):
+                await one.call("now")
+    assert len(one.runs) < 20
+
+
+async def test_a_watch_may_be_a_poll():
+    one = shop(now=Watch(loop=LoopHints(poll=True)))
+    async with AgentCacheSession(on_loop="raise"):
+        for _ in range(50):
+            await one.call("now")
+    assert len(one.runs) == 50
+
+
+# Answers
+
+
+def is_error(answer: Any) -> bool:
+    return bool(answer["error"])
+
+
+async def test_an_error_result_is_returned_and_not_stored():
+    one = Shop(Toolbox(ORDERS, namespace="toolshop"), lambda *_: {"error": "not found"})
+    for _ in range(2):
+        assert await one.call("get_order", {"order_id": "1"}, failed=is_error) == {"error": "not found"}
+    assert len(one.runs) == 2
+
+
+async def test_an_error_result_of_a_write_is_no_successful_write():
+    box = Toolbox({"change": Write("settled", settle=60)}, namespace="toolshop")
+    failing, working = Shop(box, lambda *_: {"error": "no"}), Shop(box, lambda *_: {"error": ""})
+    reading = Shop(Toolbox({"get": Read("settled")}, namespace="toolshop2"))
+    await failing.call("change", failed=is_error)
+    await reading.call("get")
+    await reading.call("get")
+    assert reading.runs == ["get"], "a failed write does not settle"
+    await working.call("change", failed=is_error)
+    await reading.call("get")
+    await reading.call("get")
+    assert reading.runs == ["get"] * 3
+
+
+def is_final(answer: Any) -> bool:
+    return bool(answer["final"])
+
+
+async def test_what_is_not_to_be_stored_is_no_failure():
+    one = Shop(Toolbox(ORDERS, namespace="toolshop"), lambda *_: {"final": False, "error": ""})
+    async with AgentCacheSession() as session:
+        for _ in range(2):
+            await one.call("get_order", {"order_id": "1"}, failed=is_error, store_if=is_final)
+    assert len(one.runs) == 2
+    assert session.get_metrics()["errors"] == 0
+
+
+async def test_callers_with_another_form_of_answers_share_tags_and_no_entries():
+    box = Toolbox(ORDERS, namespace="toolshop")
+    texts, dicts = Shop(box, lambda *_: "text"), Shop(box, lambda *_: {"error": ""})
+    for _ in range(2):
+        assert await texts.call("get_order", {"order_id": "1"}) == "text"
+        assert await dicts.call("get_order", {"order_id": "1"}, failed=is_error) == {"error": ""}
+    await texts.call("cancel_order", {"order_id": "1"})
+    await dicts.call("get_order", {"order_id": "1"}, failed=is_error)
+    assert dicts.runs == ["get_order", "get_order"]
+
+
+async def test_answers_of_one_form_are_not_found_in_a_tier_by_callers_with_another():
+    tier = MemoryTier()
+    rules = {"get": Read("formed", remote_cache=tier)}
+    for form, answer in (({}, "text"), ({"failed": is_error}, {"error": ""})):
+        for process in range(2):
+            one = Shop(Toolbox(rules, namespace="toolshop_forms"), lambda *_, answer=answer: answer)
+            assert await one.call("get", **form) == answer
+            assert one.runs == ([] if process else ["get"])
+
+
+def own_result(loop: AgentLoopDetectedError) -> dict[str, Any]:
+    return {"stopped": loop.kind}
+
+
+@pytest.mark.parametrize("refused", [None, own_result])
+async def test_a_notice_in_place_of_an_answer_has_the_callers_form(refused: Any):
+    one = shop(**ORDERS)
+    async with AgentCacheSession(on_loop="notice"):
+        answers = [await one.call("get_order", {"order_id": "1"}, refused=refused) for _ in range(30)]
+        written = [await one.call("cancel_order", {"order_id": "1"}, refused=refused) for _ in range(30)]
+    for answer in (answers[-1], written[-1]):
+        assert isinstance(answer, str) if refused is None else answer == {"stopped": "repeat"}
+
+
+def broken_result(loop: AgentLoopDetectedError) -> Any:
+    raise ValueError(loop.kind)
+
+
+async def test_the_text_is_the_answer_where_the_callers_own_function_fails():
+    one = shop(**ORDERS)
+    async with AgentCacheSession(on_loop="notice"):
+        answers = [await one.call("get_order", {"order_id": "1"}, refused=broken_result) for _ in range(30)]
+    assert isinstance(answers[-1], str)
+
+
+async def test_calls_of_two_tenants_share_nothing():
+    one = Shop(Toolbox({"get": Read("order"), "by": Read("order", key=lambda **_: 1)}, namespace="toolshop"))
+    tier = MemoryTier()
+    shared = Shop(Toolbox({"get": Read("order", remote_cache=tier, key=lambda **_: 1)}, namespace="toolshop_tier"))
+    for tenant in ("a", "b", "a", "b"):
+        await one.call("get", vary=tenant)
+        await one.call("by", vary={"tenant": tenant})
+        await shared.call("get", vary=tenant)
+        shared.box.forget()
+    assert one.runs == ["get", "by"] * 2
+    assert len(shared.runs) >= 2
+
+
+async def test_answers_that_are_json_as_text_give_tags():
+    rules: dict[str, Any] = {
+        "find": Read("order:{result[orders][][id]}", parse="json"),
+        "cancel": Write("order:{order_id}"),
+    }
+    text = json.dumps({"orders": [{"id": 1}, {"id": 2}]})
+    mcp = {"content": [{"type": "text", "text": text}]}
+    for answer in (text, text.encode(), mcp):
+        one = Shop(Toolbox(rules, namespace="toolshop_json"), lambda *_, answer=answer: answer)
+        await one.call("find")
+        await one.call("cancel", {"order_id": "3"})
+        await one.call("find")
+        assert one.runs == ["find", "cancel"]
+        await one.call("cancel", {"order_id": "2"})
+        await one.call("find")
+        assert one.runs == ["find", "cancel", "cancel", "find"]
+
+
+async def test_what_a_tool_raises_reaches_the_caller_and_is_not_stored():
+    one = Shop(Toolbox(ORDERS, namespace="toolshop"), lambda *_: LookupError("no such order"))
+    for _ in range(2):
+        with pytest.raises(LookupError, match="no such order"):
+            await one.call("get_order", {"order_id": "1"})
+    assert len(one.runs) == 2
+
+
+async def test_a_recorded_run_replays_without_a_tool(tmp_path: Any):
+    one = shop(**ORDERS)
+
+    async def agent() -> list[Any]:
+        return [
+            await one.call("get_order", {"order_id": "1"}),
+            await one.call("get_order", {"order_id": "1"}),
+            await one.call("now"),
+            await one.call("cancel_order", {"order_id": "1", "from": "x"}),
+            await one.call("get_order", {"order_id": "1"}),
+        ]
+
+    with record(tmp_path / "run.jsonl"):
+        recorded = await agent()
+    one.runs.clear()
+    with replay(tmp_path / "run.jsonl"):
+        assert await agent() == recorded
+    assert one.runs == []
+
+
+async def test_forget_drops_entries_and_schemas():
+    one = shop(**ORDERS)
+    await one.call("get_order", {"order_id": "1"}, schema={"properties": {"order_id": {}}})
+    one.box.forget()
+    await one.call("get_order", {"order_id": "1"})
+    assert len(one.runs) == 2
+
+
+async def test_functions_of_ones_own_get_the_rule_of_their_name():
+    box = Toolbox({"find_*": Read("thing:{id}"), "put_thing": Write("thing:{id}"), "clock": Watch()}, namespace="own")
+    runs: list[str] = []
+
+    @box.tool
+    async def find_thing(id: str) -> str:
+        runs.append("find")
+        return id
+
+    @box.tool
+    async def put_thing(id: str) -> None:
+        runs.append(f"put {id}")
+
+    @box.tool
+    async def clock() -> int:
+        runs.append("clock")
+        return 1
+
+    @box.tool
+    async def unknown_thing() -> None:
+        runs.append("unknown")
+
+    for _ in range(2):
+        await find_thing("1")
+        await clock()
+    await put_thing(id="1")
+    await find_thing("1")
+    await unknown_thing()
+    await find_thing("1")
+    assert runs == ["find", "clock", "clock", "put 1", "find", "unknown", "find"]
+    assert find_thing.__agent_cache__.name == "own:find_thing"  # type: ignore[attr-defined]  # of the decorated function
+
+
+# Synchronous code
+
+
+class SyncShop(Shop):
+    """The same tools, called by synchronous code."""
+
+    def call_sync(self, tool: str, arguments: Any = None, **options: Any) -> Any:
+        def run() -> Any:
+            self.runs.append(tool)
+            answer = self.answer(tool, arguments or {})
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return self.box.call_sync(tool, {} if arguments is None else arguments, run, **options)
+
+
+def test_synchronous_calls_are_cached_and_invalidated():
+    one = SyncShop(Toolbox(ORDERS, namespace="toolshop"))
+    with AgentCacheSession() as session:
+        for _ in range(2):
+            assert one.call_sync("get_order", {"order_id": "1"}) == {"tool": "get_order", "order_id": "1"}
+        one.call_sync("cancel_order", {"order_id": "1"})
+        one.call_sync("get_order", {"order_id": "1"})
+        one.call_sync("now")
+        one.call_sync("handoff")
+    assert one.runs == ["get_order", "cancel_order", "get_order", "now", "handoff"]
+    assert [record.source for record in session.get_execution_trace()] == ["miss", "hit", "write", "miss", "miss"]
+
+
+async def test_synchronous_and_asynchronous_calls_share_tags():
+    one = SyncShop(Toolbox(ORDERS, namespace="toolshop"))
+    await one.call("get_order", {"order_id": "1"})
+    await asyncio.to_thread(one.call_sync, "get_order", {"order_id": "1"})
+    one.call_sync("cancel_order", {"order_id": "1"})
+    await one.call("get_order", {"order_id": "1"})
+    await one.call("cancel_order", {"order_id": "1"})
+    one.call_sync("get_order", {"order_id": "1"})
+    assert one.runs.count("get_order") == 4
+
+
+def test_threads_share_one_run():
+    begun, release = threading.Event(), threading.Event()
+
+    def slowly(*_: Any) -> str:
+        begun.set()
+        assert release.wait(10)
+        return "answer"
+
+    one = SyncShop(Toolbox(ORDERS, namespace="toolshop_threads"), slowly)
+    with ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(one.call_sync, "get_order", {"order_id": "1"}) for _ in range(8)]
+        assert begun.wait(10)
+        read: Any = one.box._sync_tools["get_order"].read
+        while not (flights := list(read.partition.flights.values())) or len(flights[0].waiters or ()) < 7:
+            pass
+        release.set()
+        assert {call.result(10) for call in calls} == {"answer"}
+    assert one.runs == ["get_order"]
+
+
+def test_what_a_synchronous_tool_raises_reaches_the_caller():
+    one = SyncShop(Toolbox(ORDERS, namespace="toolshop"), lambda *_: LookupError("no such order"))
+    for _ in range(2):
+        with pytest.raises(LookupError, match="no such order"):
+            one.call_sync("get_order", {"order_id": "1"})
+    assert len(one.runs) == 2
+
+
+def test_a_recorded_synchronous_run_replays_without_a_tool(tmp_path: Any):
+    one = SyncShop(Toolbox(ORDERS, namespace="toolshop"))
+    with record(tmp_path / "run.jsonl"):
+        recorded = [one.call_sync("get_order", {"order_id": "1"}), one.call_sync("cancel_order", {"order_id": "1"})]
+    one.runs.clear()
+    with replay(tmp_path / "run.jsonl"):
+        replayed = [one.call_sync("get_order", {"order_id": "1"}), one.call_sync("cancel_order", {"order_id": "1"})]
+    assert (replayed, one.runs) == (recorded, [])
+
+
+def test_synchronous_functions_of_ones_own_get_the_rule_of_their_name():
+    box = Toolbox({"look_up": Read("thing:{id}"), "store": Write("thing:{id}")}, namespace="own_sync")
+    runs: list[str] = []
+
+    @box.tool
+    def look_up(id: str) -> str:
+        runs.append("look_up")
+        return id
+
+    @box.tool
+    def store(id: str) -> None:
+        runs.append(f"store {id}")
+
+    assert [look_up("1"), look_up(id="1")] == ["1", "1"]
+    store("1")
+    look_up("1")
+    assert runs == ["look_up", "store 1", "look_up"]
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: Toolbox(namespace=""), "namespace"),
+        (lambda: Toolbox(namespace="a:b"), "colon"),
+        (lambda: Toolbox({"x": "read"}, namespace="a"), "'x' must be Read"),  # type: ignore[dict-item]  # wrong on purpose
+        (lambda: Toolbox(namespace="a", unknown="cache"), "unknown must be one of"),  # type: ignore[arg-type]  # likewise
+        (lambda: Toolbox(namespace="a", hints="all"), "hints must be one of"),  # type: ignore[arg-type]  # likewise
+        (lambda: Read(""), "resource"),
+        (lambda: Read("order:{x", ttl=1), "not a template"),
+        (lambda: Read("order", ttl=-1), "ttl"),
+        (lambda: Read("order", parse="xml"), "parse"),  # type: ignore[arg-type]  # likewise
+        (lambda: Read("order", skip_args=1), "'skip_args' is not an option"),  # type: ignore[call-arg]  # likewise
+        (lambda: Write("order", key_fn=print), "'key_fn' is not an option"),  # type: ignore[call-arg]  # likewise
+        (lambda: Read("order:{result[]}-{result[a][]}"), r"several fields with \[\]"),
+        (lambda: Watch(loop=3), "loop must be"),  # type: ignore[arg-type]  # likewise
+    ],
+)
+def test_a_rule_that_cannot_work_is_refused_where_it_is_written(make: Callable[[], object], match: str):
+    with pytest.raises(ConfigurationError, match=match):
+        make()
+
+
+# Rules, schemas and forms that are out of the ordinary
+
+
+@pytest.mark.parametrize("root", ["50%", "{{x}}", "a%3Ab"])
+async def test_an_unknown_tool_invalidates_roots_with_any_characters(root: str):
+    one = Shop(Toolbox({"get": Read(root + ":{id}"), "now": Watch()}, namespace="toolshop{%}"))
+    await one.call("get", {"id": 1})
+    await one.call("anything")
+    await one.call("get", {"id": 1})
+    assert one.runs == ["get", "anything", "get"]
+    assert await Shop(Toolbox({}, namespace="a{b}%")).call("anything") == {"tool": "anything"}
+
+
+async def test_nobody_joins_a_watch_from_before_a_write_of_an_unknown_tool_of_a_root_with_any_characters():
+    box = Toolbox({"get": Read("50%{{:{id}"), "now": Watch()}, namespace="toolshop")
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> str:
+        begun.set()
+        await release.wait()
+        return "before"
+
+    async def fast() -> str:
+        return "after"
+
+    first = asyncio.create_task(box.call("now", {}, slow))
+    await begun.wait()
+    await box.call("anything", {}, fast)
+    assert await box.call("now", {}, fast) == "after"
+    release.set()
+    assert await first == "before"
+
+
+async def test_an_argument_called_result_is_an_argument_once_a_schema_names_it():
+    one = Shop(
+        Toolbox({"find": Read("thing:{result}"), "put": Write("thing:{id}")}, namespace="toolshop"), lambda *_: 7
+    )
+    schema = {"properties": {"result": {}}}
+    for options in ({}, {"schema": schema}):
+        for _ in range(2):
+            await one.call("find", {"result": 8}, **options)
+    await one.call("put", {"id": 7})
+    await one.call("find", {"result": 8}, schema=schema)
+    assert one.runs == ["find", "find", "put"]
+    await one.call("put", {"id": 8})
+    await one.call("find", {"result": 8}, schema=schema)
+    assert one.runs == ["find", "find", "put", "put", "find"]
+
+
+@pytest.mark.parametrize("schema", [True, [], "x", {"properties": ["id"]}, {"properties": None}])
+async def test_a_schema_that_is_none_is_no_schema(schema: Any):
+    one = shop(get_order=Read("order:{order_id}"))
+    for _ in range(2):
+        await one.call("get_order", {"order_id": "1"}, schema=schema)
+    assert len(one.runs) == 1
+    assert one.box.explain([ToolInfo("get_order", schema)]).problems == ()
+
+
+async def test_a_schema_with_patterns_of_names_names_not_all():
+    one = shop(get_order=Read("order:{x_id}"))
+    await one.call("get_order", {"x_id": 1}, schema={"properties": {}, "patternProperties": {"^x_": {}}})
+    assert len(one.runs) == 1
+
+
+async def test_callers_with_another_form_share_no_entries_of_a_tier_by_a_key_of_ones_own():
+    tier = MemoryTier()
+    rules = {"get": Read("formed", remote_cache=tier, key=lambda **_: 1)}
+    answers = []
+    for form, answer in (({}, "text"), ({"failed": is_error}, {"error": ""}), ({"store_if": is_final}, {"final": 1})):
+        one = Shop(Toolbox(rules, namespace="toolshop_keyed_forms"), lambda *_, answer=answer: answer)
+        answers.append(await one.call("get", **form))
+    assert answers == ["text", {"error": ""}, {"final": 1}]
+
+
+def test_threads_that_call_a_tool_first_at_once_share_one_operation():
+    box = Toolbox(ORDERS, namespace="toolshop_first")
+    compile_tool, entered, together = box._compile, [], threading.Event()
+
+    def slowly(*args: Any, **options: Any) -> Any:  # a second thread comes in before the first has made the tool
+        entered.append(1)
+        if len(entered) > 1:
+            together.set()
+        together.wait(0.05)
+        return compile_tool(*args, **options)
+
+    box._compile = slowly  # type: ignore[method-assign]  # to hold the race open
+    runs: list[int] = []
+    barrier = threading.Barrier(4)
+
+    def call() -> None:
+        barrier.wait(10)
+        box.call_sync("get_order", {"order_id": "1"}, lambda: runs.append(1))
+
+    with ThreadPoolExecutor(4) as pool:
+        for one in [pool.submit(call) for _ in range(4)]:
+            one.result(10)
+    assert (len(entered), len(runs)) == (1, 1)
+
+
+async def test_a_function_of_ones_own_that_answers_with_json_as_text_gives_tags():
+    box = Toolbox(
+        {"own_find": Read("order:{result[id]}", parse="json"), "own_put": Write("order:{result[id]}", parse="json")},
+        namespace="own_json",
+    )
+    runs: list[str] = []
+
+    @box.tool
+    async def own_find() -> str:
+        runs.append("find")
+        return '{"id": 7}'
+
+    @box.tool
+    async def own_put(id: int) -> str:
+        runs.append("put")
+        return json.dumps({"id": id})
+
+    await own_find()
+    await own_put(8)
+    await own_find()
+    assert runs == ["find", "put"]
+    await own_put(7)
+    await own_find()
+    assert runs == ["find", "put", "put", "find"]
+
+
+async def test_objects_and_partials_get_the_rule_of_the_name_of_what_they_call():
+    box = Toolbox({"own_look_up": Read("own"), "OwnReader": Read("own")}, namespace="own_objects")
+    runs: list[Any] = []
+
+    async def own_look_up(kind: str, id: str) -> str:
+        runs.append(id)
+        return kind + id
+
+    class OwnReader:
+        def __call__(self, id: str) -> str:
+            runs.append(id)
+            return id
+
+    look_up: Any = box.tool(partial(own_look_up, "order"))
+    read: Any = box.tool(OwnReader())
+    for _ in range(2):
+        assert (await look_up("1"), read("2")) == ("order1", "2")
+    assert runs == ["1", "2"]
+    with pytest.raises(TypeError, match=r"Toolbox\.tool"):
+        box.tool(3)  # type: ignore[type-var]  # wrong on purpose
+
+
+async def test_a_function_of_ones_own_without_a_rule_is_logged(caplog: pytest.LogCaptureFixture):
+    box = Toolbox(ORDERS, namespace="own_unknown")
+    with caplog.at_level(logging.WARNING, "agent_cache"):
+
+        @box.tool
+        async def own_something() -> None: ...
+
+    assert "own_unknown:own_something" in caplog.text
+
+
+async def test_the_same_tool_of_two_servers_is_what_the_hint_of_each_call_says():
+    one = Shop(Toolbox(ORDERS, namespace="toolshop", hints="kind"))
+    for annotations in ({"readOnlyHint": True}, {"readOnlyHint": False}, None, {"readOnlyHint": True}):
+        await one.call("get_order", {"order_id": "1"})
+        await one.call("run", annotations=annotations)
+    await one.call("get_order", {"order_id": "1"})
+    assert one.runs == ["get_order", "run", "run", "get_order", "run", "get_order", "run"]

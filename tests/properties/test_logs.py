@@ -1,0 +1,498 @@
+"""The same calls, written in each form of a log, are read back as the same calls in the same order."""
+
+import csv
+import gzip
+import io
+import json
+import random
+import re
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from agent_cache.advise import logs
+from agent_cache.advise.calls import UNKNOWN, LoggedCall
+from agent_cache.advise.logs import open_logs
+
+BASE = 1_780_000_000_000  # milliseconds
+
+names = st.sampled_from(["get_order", "get_user", "cancel_order", "find-user", "shop:list"])
+MARKS = re.compile("redacted|filtered|scrubbed|masked|truncated|xxxxxx|[*]{3}", re.IGNORECASE)
+WRAPPERS = {"content", "data", "value"}  # of dicts that have an answer inside
+# Hypothesis also tries the constants of the code under test.
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=12).filter(
+    lambda text: text.lstrip()[:1] not in ("{", "[", '"') and not MARKS.search(text)
+)
+leaves = st.one_of(texts, st.integers(-(10**20), 10**20), st.booleans(), st.none(), st.sampled_from([0.5, 1e-7, -3.25]))
+values = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=6
+)
+arguments = st.dictionaries(st.sampled_from(["order_id", "user", "n", "deep"]), values, min_size=1, max_size=3)
+answers = st.one_of(
+    st.dictionaries(texts, values, max_size=3).filter(lambda value: not WRAPPERS & value.keys()),
+    st.lists(values, max_size=3).filter(lambda value: not any(isinstance(one, dict) for one in value)),
+    texts.filter(str.strip),
+)
+errors = texts.map(lambda text: f"ShopError: {text.strip()}".strip() if text.strip() else "ShopError: no")
+
+
+@st.composite
+def histories(draw):
+    """Calls of several runs, in the order in which they ended, at different times. Those of two runs may overlap."""
+    tick, calls, latest = 0, [], {}
+    for run in draw(st.lists(st.sampled_from(["one", "two", "three"]), min_size=1, max_size=8)):
+        begins = draw(st.integers(latest.get(run, 0) + 1, tick + 2)) if latest.get(run, 0) < tick + 2 else tick + 1
+        tick = max(tick, begins) + draw(st.integers(1, 3))
+        latest[run] = tick
+        error = draw(st.none() | errors)
+        calls.append(
+            LoggedCall(
+                tool=draw(names),
+                arguments=draw(arguments),
+                result=UNKNOWN if error else draw(answers),
+                error=error,
+                started=(BASE + begins) / 1000,
+                ended=(BASE + tick) / 1000,
+                run=run,
+            )
+        )
+    return calls
+
+
+def shown(calls):
+    """What every form can say of calls, as text, so that True is not 1."""
+    return [
+        (
+            call.tool, json.dumps(call.arguments, sort_keys=True),
+            "?" if call.result is UNKNOWN else json.dumps(call.result, sort_keys=True), call.error, call.run,
+        )
+        for call in calls
+    ]  # fmt: skip
+
+
+def times(calls):
+    return [(call.started, call.ended) for call in calls]
+
+
+def as_text(value):
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def iso(seconds):
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+def by_run(calls):
+    found = {}
+    for number, call in enumerate(calls):
+        found.setdefault(call.run, []).append((number, call))
+    return found
+
+
+def lines(records, *, separator="\n"):
+    return separator.join(json.dumps(record) for record in records) + "\n"
+
+
+# Writers: text of a file that has these calls
+
+
+def row(call, as_time):
+    fields = {"tool": call.tool, "arguments": call.arguments, "run": call.run}
+    fields |= {"error": call.error} if call.error else {"result": call.result, "error": None}
+    return fields | {"started": as_time(call.started), "ended": as_time(call.ended)}
+
+
+def rows(calls):
+    return lines(row(call, lambda seconds: seconds) for call in calls)
+
+
+def rows_in_milliseconds(calls):
+    return lines(row(call, lambda seconds: round(seconds * 1000)) for call in calls)
+
+
+def rows_in_nanoseconds(calls):
+    return lines(row(call, lambda seconds: round(seconds * 1000) * 10**6) for call in calls)
+
+
+def rows_in_another_zone(calls):
+    return lines(row(call, lambda seconds: datetime.fromtimestamp(seconds).astimezone().isoformat()) for call in calls)
+
+
+def rows_with_durations(calls):
+    records = []
+    for call in calls:
+        record = row(call, iso)
+        record["time"] = record.pop("ended")
+        del record["started"]
+        records.append(record | {"duration_ms": (call.ended - call.started) * 1000})
+    return lines(records)
+
+
+def one_document(calls):
+    return json.dumps([row(call, iso) for call in calls], indent=2)
+
+
+def wrapped_document(calls):
+    return json.dumps({"version": 1, "records": [row(call, iso) for call in calls]}, indent=1)
+
+
+def table(calls, delimiter=","):
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=delimiter)
+    writer.writerow(["time", "tool", "arguments", "result", "error", "run", "duration"])
+    for call in calls:
+        result = "" if call.result is UNKNOWN else as_text(call.result)
+        took = call.ended - call.started
+        writer.writerow(
+            [iso(call.ended), call.tool, json.dumps(call.arguments), result, call.error or "", call.run, took]
+        )
+    return text.getvalue()
+
+
+def table_with_tabs(calls):
+    return table(calls, "\t")
+
+
+def unique_id(number):
+    return f"call_{random.Random(number).getrandbits(120):030x}9z9"
+
+
+def chat_messages(number, call):
+    function = {"name": call.tool, "arguments": json.dumps(call.arguments)}
+    request = {"id": unique_id(number), "type": "function", "function": function}
+    answer = {"role": "tool", "tool_call_id": unique_id(number), "content": as_text(call.error or call.result)}
+    if call.error:
+        answer["status"] = "error"
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [request], "timestamp": iso(call.started)},
+        answer | {"timestamp": iso(call.ended)},
+    ]
+
+
+def conversations(calls):
+    return lines(
+        {"id": run, "messages": [{"role": "user", "content": "hello"}]
+         + [message for pair in inside for message in chat_messages(*pair)]}
+        for run, inside in by_run(calls).items()
+    )  # fmt: skip
+
+
+def messages_by_line(calls):
+    ordered = []
+    for number, call in enumerate(calls):
+        request, answer = chat_messages(number, call)
+        ordered += [
+            (call.started, 0, request | {"session_id": call.run}),
+            (call.ended, 1, answer | {"session_id": call.run}),
+        ]
+    return lines(message for *_, message in sorted(ordered, key=lambda one: one[:2]))
+
+
+def requests_with_their_history(calls):
+    records = []
+    for run, inside in by_run(calls).items():
+        history = [{"role": "user", "content": "hello"}]
+        for number, call in inside:
+            request, answer = chat_messages(number, call)
+            response = {"choices": [{"message": request}], "created": round(call.started)}
+            records.append((call.started, {"session": run, "messages": [*history], "response": response}))
+            history += [request, answer]
+        records.append((inside[-1][1].ended, {"session": run, "messages": [*history]}))
+    return lines(record for _, record in sorted(records, key=lambda one: one[0]))
+
+
+def response_items(calls):
+    records = []
+    for run, inside in by_run(calls).items():
+        items = []
+        for number, call in inside:
+            call_id = unique_id(number)
+            if call.error:
+                items.append({
+                    "type": "mcp_call", "id": call_id, "name": call.tool, "arguments": json.dumps(call.arguments),
+                    "error": call.error, "output": None, "created_at": iso(call.ended),
+                })  # fmt: skip
+                continue
+            items += [
+                {"type": "function_call", "call_id": call_id, "id": f"fc_{number}", "name": call.tool,
+                 "arguments": json.dumps(call.arguments), "created_at": iso(call.started)},
+                {"type": "function_call_output", "call_id": call_id, "output": as_text(call.result),
+                 "created_at": iso(call.ended)},
+            ]  # fmt: skip
+        records.append({"conversation_id": run, "input": items})
+    return lines(records)
+
+
+def anthropic_messages(calls):
+    records = []
+    for run, inside in by_run(calls).items():
+        messages = []
+        for number, call in inside:
+            use = {"type": "tool_use", "id": f"toolu_{number}", "name": call.tool, "input": call.arguments}
+            content = [{"type": "text", "text": as_text(call.error or call.result)}]
+            result = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": content}
+            if call.error:
+                result["is_error"] = True
+            messages += [
+                {
+                    "role": "assistant",
+                    "content": [{"type": "text", "text": "..."}, use],
+                    "timestamp": iso(call.started),
+                },
+                {"role": "user", "content": [result], "timestamp": iso(call.ended)},
+            ]
+        records.append({"id": run, "system": "...", "messages": messages})
+    return lines(records)
+
+
+def transcript_lines(calls):
+    """As a coding agent writes them: the message inside of a line with time and session."""
+    ordered = []
+    for number, call in enumerate(calls):
+        use = {"type": "tool_use", "id": unique_id(number), "name": call.tool, "input": call.arguments}
+        text = as_text(call.error or call.result)
+        result = {"type": "tool_result", "tool_use_id": unique_id(number), "content": text}
+        result |= {"is_error": True} if call.error else {}
+        for when, role, block in ((call.started, "assistant", use), (call.ended, "user", result)):
+            message = {"role": role, "content": [block]}
+            ordered.append((when, {"type": role, "message": message, "timestamp": iso(when), "sessionId": call.run}))
+    return lines(record for _, record in sorted(ordered, key=lambda one: one[0]))
+
+
+def attributes_of(call):
+    found = {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": call.tool,
+        "gen_ai.conversation.id": call.run,
+        "gen_ai.tool.call.arguments": json.dumps(call.arguments),
+    }
+    return found if call.error else found | {"gen_ai.tool.call.result": as_text(call.result)}
+
+
+def exception_of(call):
+    name, _, message = call.error.partition(": ")
+    return {"exception.type": name, "exception.message": message}
+
+
+def otlp(attributes):
+    return [{"key": key, "value": {"stringValue": value}} for key, value in attributes.items()]
+
+
+def otlp_spans(calls):
+    spans = []
+    for number, call in enumerate(calls):
+        span = {
+            "traceId": f"{number:032x}", "spanId": f"{number:016x}", "name": f"execute_tool {call.tool}",
+            "startTimeUnixNano": str(round(call.started * 1000) * 10**6),
+            "endTimeUnixNano": str(round(call.ended * 1000) * 10**6),
+            "attributes": otlp(attributes_of(call)), "status": {},
+        }  # fmt: skip
+        if call.error:
+            span["status"] = {"code": 2}
+            span["events"] = [{"name": "exception", "attributes": otlp(exception_of(call))}]
+        spans.append(span)
+    half = len(spans) // 2
+    return lines(
+        {"resourceSpans": [{"resource": {}, "scopeSpans": [{"scope": {}, "spans": part}]}]}
+        for part in (spans[:half], spans[half:])
+    )
+
+
+def console_spans(calls):
+    spans = []
+    for number, call in enumerate(calls):
+        span = {
+            "name": f"execute_tool {call.tool}",
+            "context": {"trace_id": f"0x{number:032x}", "span_id": f"0x{number:016x}", "trace_state": "[]"},
+            "parent_id": None, "start_time": iso(call.started), "end_time": iso(call.ended),
+            "status": {"status_code": "ERROR" if call.error else "UNSET"}, "attributes": attributes_of(call),
+            "events": [{"name": "exception", "attributes": exception_of(call)}] if call.error else [],
+        }  # fmt: skip
+        spans.append(json.dumps(span, indent=4))
+    return "\n".join(spans) + "\n"
+
+
+def phoenix_spans(calls):
+    spans = []
+    for number, call in enumerate(calls):
+        attributes = {
+            "openinference.span.kind": "TOOL", "session.id": call.run, "tool": {"name": call.tool},
+            "input": {"value": json.dumps(call.arguments), "mime_type": "application/json"},
+        }  # fmt: skip
+        if not call.error:
+            attributes["output"] = {"value": as_text(call.result)}
+        spans.append({
+            "name": call.tool, "context": {"trace_id": f"{number:032x}", "span_id": f"{number:016x}"},
+            "span_kind": "TOOL", "start_time": iso(call.started), "end_time": iso(call.ended),
+            "status_code": "ERROR" if call.error else "OK", "status_message": call.error or "",
+            "attributes": attributes, "events": [],
+        })  # fmt: skip
+    return json.dumps({"data": spans, "next_cursor": None} if len(spans) > 1 else spans[0])
+
+
+def phoenix_rows(calls):
+    return lines(
+        {
+            "context.span_id": f"{number:016x}", "context.trace_id": f"{number:032x}", "span_kind": "TOOL",
+            "start_time": round(call.started * 1000), "end_time": round(call.ended * 1000),
+            "status_code": "ERROR" if call.error else "OK", "status_message": call.error or "",
+            "attributes.session.id": call.run, "attributes.tool.name": call.tool,
+            "attributes.input.value": json.dumps(call.arguments),
+            "attributes.output.value": None if call.error else as_text(call.result),
+        }
+        for number, call in enumerate(calls)
+    )  # fmt: skip
+
+
+WITH_BOTH_TIMES = [
+    rows, rows_in_milliseconds, rows_in_nanoseconds, rows_in_another_zone, rows_with_durations, one_document,
+    wrapped_document, table, table_with_tabs, conversations, messages_by_line, anthropic_messages, transcript_lines,
+    otlp_spans, console_spans, phoenix_spans, phoenix_rows,
+]  # fmt: skip
+
+
+def read(text, name="log", **how):
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        with open_logs(path, **how) as log:
+            return list(log), log.notes
+
+
+@pytest.mark.parametrize("write", WITH_BOTH_TIMES, ids=lambda write: write.__name__)
+@given(histories())
+@settings(max_examples=40, deadline=None)
+def test_every_form_gives_the_same_calls(write, calls):
+    found, notes = read(write(calls))
+    assert shown(found) == shown(calls)
+    assert times(found) == times(calls)
+    assert not [note for note in notes if note.level == "problem"]
+
+
+@given(histories())
+@settings(max_examples=40, deadline=None)
+def test_items_of_the_responses_api_give_the_same_calls(calls):
+    found, notes = read(response_items(calls))
+    assert shown(found) == shown(calls)
+    assert [one.ended for one in found] == [one.ended for one in calls]
+    assert not [note for note in notes if note.level == "problem"]
+
+
+@given(histories())
+@settings(max_examples=40, deadline=None)
+def test_a_history_that_each_request_repeats_is_counted_once(calls):
+    found, notes = read(requests_with_their_history(calls))
+    assert sorted(shown(found)) == sorted(shown(calls))
+    assert not [note for note in notes if note.level == "problem"]
+
+
+def without_times(calls, write):
+    """Calls of each run together, written without any time."""
+    grouped = [call for inside in by_run(calls).values() for _, call in inside]
+
+    def bare(value):
+        if isinstance(value, dict):
+            return {key: bare(one) for key, one in value.items() if key not in ("timestamp", "started", "ended")}
+        return [bare(one) for one in value] if isinstance(value, list) else value
+
+    return grouped, lines(bare(json.loads(line)) for line in write(grouped).splitlines())
+
+
+@pytest.mark.parametrize("write", [rows, conversations, anthropic_messages], ids=lambda write: write.__name__)
+@given(histories())
+@settings(max_examples=25, deadline=None)
+def test_runs_without_times_come_one_after_another(write, calls):
+    # The names of these writers' time fields may not be names of results.
+    calls = [call for call in calls if not {"timestamp", "started", "ended"} & set(str(call.result).split("'"))]
+    if calls:
+        grouped, text = without_times(calls, write)
+        found, notes = read(text)
+        assert shown(found) == shown(grouped)
+        assert times(found) == [(None, None)] * len(found)
+        assert any("no call has a time" in note.text for note in notes)
+
+
+@given(histories(), st.sampled_from(WITH_BOTH_TIMES), st.sampled_from(["utf-16", "utf-8-sig", "gzip"]))
+@settings(max_examples=40, deadline=None)
+def test_compression_and_encoding_change_nothing(calls, write, how):
+    text = write(calls)
+    found, _ = read(gzip.compress(text.encode()) if how == "gzip" else text.encode(how))
+    assert shown(found) == shown(calls)
+
+
+@pytest.mark.parametrize("mode", ["memory", "spooled", "merged", "sorted"])
+@given(histories(), st.randoms(use_true_random=False), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_the_time_line_depends_neither_on_the_order_of_files_nor_on_how_it_is_sorted(mode, calls, chance, is_shuffled):
+    parts = [[], [], []]
+    for call in calls:
+        chance.choice(parts).append(call)
+    if is_shuffled:
+        for part in parts:
+            chance.shuffle(part)
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        paths = []
+        for number, part in enumerate(parts):
+            path = Path(directory) / f"{number}"
+            path.write_text(chance.choice([rows, one_document, otlp_spans])(part), "utf-8")
+            paths.append(path)
+        if mode != "memory":
+            patch.setattr(logs, "_MAX_IN_MEMORY", 700)
+            patch.setattr(logs, "_MAX_OPEN", 0 if mode == "sorted" else 64)
+            free = 10**12 if mode == "spooled" else 0
+            patch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+        for _ in range(2):
+            chance.shuffle(paths)
+            with open_logs(paths) as log:
+                assert shown(log) == shown(calls)
+                assert shown(log) == shown(calls)  # again and again
+                assert log.count == len(calls)
+
+
+@given(
+    histories(),
+    st.sampled_from([*WITH_BOTH_TIMES, requests_with_their_history, response_items]),
+    st.lists(st.tuples(st.integers(0, 10**6), st.binary(max_size=6), st.integers(0, 30)), min_size=1, max_size=5),
+    st.sampled_from([None, "messages", "spans", "calls", "recording"]),
+)
+@settings(max_examples=150, deadline=None)
+def test_nothing_that_a_file_may_have_raises(calls, write, changes, form):
+    text = write(calls).encode()
+    for place, put, removed in changes:
+        at = place % (len(text) + 1)
+        text = text[:at] + put + text[at + removed :]
+    found, notes = read(text, form=form)
+    assert notes
+    assert all(len(str(note).splitlines()) == 1 for note in notes)
+    assert all(call.tool for call in found)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from([
+            "tool", "name", "arguments", "result", "error", "time", "role", "content", "tool_calls", "function", "type",
+            "messages", "parts", "id", "call_id", "output", "input", "resourceSpans", "scopeSpans", "spans", "spanId",
+            "attributes", "key", "value", "stringValue", "intValue", "context", "span_id", "status", "code", "events",
+            "start_time", "startTimeUnixNano", "calls", "tools", "annotations", "response", "request", "choices",
+            "message", "kind", "run", "data", "isError", "structuredContent", "steps", "version", "recorded_at",
+        ]),
+        inner | st.sampled_from(["assistant", "tool", "function_call", "tool_use", "tool_result", "execute_tool", "x"]),
+        max_size=5,
+    ),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(st.lists(json_values, max_size=4), st.booleans(), st.sampled_from([None, "messages", "spans", "calls"]))
+@settings(max_examples=300, deadline=None)
+def test_no_shape_of_a_record_raises(records, is_document, form):
+    found, _ = read(json.dumps(records, indent=1) if is_document else lines(records), form=form)
+    for call in found:
+        json.dumps([call.arguments, None if call.result is UNKNOWN else call.result])
+        assert call.started is None or call.ended is None or call.started <= call.ended

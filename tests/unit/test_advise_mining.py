@@ -1,0 +1,281 @@
+"""Tags learned from one log hold on others: no answer is stale, in worlds that are not in any data."""
+
+from dataclasses import replace
+
+import pytest
+
+from agent_cache.advise.calls import UNKNOWN, LoggedCall
+from agent_cache.advise.mining import mine
+from agent_cache.advise.paths import kind_by_name
+from agent_cache.advise.replay import replay, replay_all, tags_of
+from agent_cache.advise.tag_rules import Advice, rules_of
+from agent_cache.testing import reset
+from agent_cache.toolbox.box import Toolbox
+from agent_cache.toolbox.rules import Read, Write
+from benchmarks.advise.worlds import (
+    WORLDS,
+    Airline,
+    Bank,
+    Database,
+    Inventory,
+    Mail,
+    Projects,
+    Repositories,
+    Station,
+    World,
+    play,
+)
+
+LENGTH = 1_500
+SEEDS = (1, 2, 3)
+
+
+def paths(advice: Advice, write: str, read: str) -> set[tuple[str, str]]:
+    return {(link.write_path, link.read_path) for link in advice.links if (link.write, link.read) == (write, read)}
+
+
+def call(tool: str, result: object = None, error: str | None = None, **arguments: object) -> LoggedCall:
+    kind = "read" if tool.startswith("get") else "write"
+    return LoggedCall(tool, dict(arguments), UNKNOWN if error else result, error, kind=kind)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.__name__)
+def test_rules_learned_from_one_log_leave_no_answer_stale_in_others(world: type[World]) -> None:
+    advice = mine(play(world, 0, LENGTH))
+    toolbox = Toolbox(rules_of(advice), namespace="world", unknown="write")
+    for seed in SEEDS:
+        log = play(world, seed, LENGTH)
+        outcomes = replay_all(
+            log, {"advised": toolbox, "roots": "roots", "none": "none", "oracle": "oracle"}, advice=advice
+        )
+        assert outcomes["advised"].stale_answers == ()
+        assert outcomes["advised"].hits > outcomes["roots"].hits
+        assert outcomes["none"].stale > 0
+        assert outcomes["oracle"].stale == 0
+
+
+@pytest.mark.parametrize("world", [Bank, Airline, Repositories, Inventory], ids=lambda world: world.__name__)
+@pytest.mark.parametrize("change", ["overlap", "untold"])
+def test_rules_hold_when_calls_overlapped_and_when_nothing_said_what_writes(world: type[World], change: str) -> None:
+    advice = mine(play(world, 0, LENGTH, overlap=change == "overlap", is_told=change != "untold"))
+    for seed in SEEDS:
+        assert replay(play(world, seed, LENGTH), rules_of(advice)).stale_answers == ()
+
+
+@pytest.mark.parametrize("world", [Bank, Airline, Repositories], ids=lambda world: world.__name__)
+def test_a_short_log_gives_whole_roots_and_no_stale_answer(world: type[World]) -> None:
+    advice = mine(play(world, 7, 60))
+    assert any(link.origin == "whole root" for link in advice.links)
+    assert any("never seen" in sentence for sentence in advice.unknown)
+    toolbox = Toolbox(rules_of(advice), namespace="world", unknown="write")
+    for seed in SEEDS:
+        assert replay(play(world, seed, LENGTH), toolbox).stale_answers == ()
+
+
+# Which links
+
+
+def test_a_transfer_touches_both_accounts_and_no_account_whose_number_is_its_amount() -> None:
+    advice = mine(play(Bank, 0, LENGTH))
+    assert paths(advice, "transfer", "get_balance") == {("from_account", "account_id"), ("to_account", "account_id")}
+    assert paths(advice, "deposit", "get_balance") == {("account_id", "account_id")}
+
+
+def test_an_id_that_only_the_result_names_is_found() -> None:
+    advice = mine(play(Airline, 0, LENGTH))
+    assert ("result[flight_number]", "flight_number") in paths(advice, "cancel_booking", "get_flight")
+
+
+def test_ids_in_lists_of_arguments_and_deep_in_results_are_found() -> None:
+    advice = mine(play(Inventory, 0, LENGTH))
+    assert paths(advice, "ship_items", "get_stock") == {("lines[][product_id]", "product_id")}
+    assert paths(advice, "reserve_for_shipment", "get_stock") == {("result[reserved][product_id]", "product_id")}
+
+
+def test_a_composite_key_needs_all_its_parts() -> None:
+    advice = mine(play(Repositories, 0, 2_000))
+    assert paths(advice, "update_issue", "get_issue") == {("repo:number", "repo:number")}
+    assert any(tag.endswith(":{repo}:{number}") for tag in advice.tools["get_issue"].tags)
+    assert paths(mine(play(Database, 0, 2_000)), "update_row", "select_row") == {("table:id", "table:id")}
+
+
+def test_a_name_inside_of_an_answer_links_it_to_what_is_renamed() -> None:
+    advice = mine(play(Projects, 0, LENGTH))
+    assert ("project_id", "result[project_id]") in paths(advice, "rename_project", "get_task")
+
+
+def test_answers_that_change_by_themselves_are_not_blamed_on_a_write() -> None:
+    advice = mine(play(Station, 0, LENGTH))
+    for tool in ("get_time", "random_number"):
+        assert advice.tools[tool].kind == "watch"
+        assert advice.tools[tool].tags == ()
+        assert not any(link.read == tool for link in advice.links)
+        assert any(sentence.startswith(f"{tool} is not to be cached") for sentence in advice.unknown)
+
+
+def test_a_read_that_changes_others_is_a_write() -> None:
+    advice = mine(play(Mail, 0, LENGTH))
+    assert advice.tools["read_message"].kind == "write"
+    assert advice.tools["read_message"].why == "evidence"
+
+
+def test_tools_without_a_kind_are_told_apart_by_what_changes_after_them() -> None:
+    foreign = {"get_balance": "konto", "deposit": "einzahlung"}
+    log = play(Bank, 0, LENGTH)
+    advice = mine([replace(one, kind=None, tool=foreign.get(one.tool, one.tool)) for one in log])
+    assert advice.tools["einzahlung"].kind == "write"
+    assert advice.tools["einzahlung"].why == "evidence"
+    assert advice.tools["get_account"].why == "name"
+    assert advice.tools["konto"].kind != "read"  # nothing says that it has no effect
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("check_in", "write"),
+        ("checkOutGuest", "write"),
+        ("hotel:check_off_item", "write"),
+        ("check_inventory", "read"),
+        ("check_status", "read"),
+        ("get_or_create_user", None),
+        ("find_and_replace", None),
+        ("search_replace", None),
+        ("get_and_increment", None),
+        ("list_users_and_groups", "read"),
+        ("log_workout", None),
+        ("log", "read"),
+        ("load_data", None),
+        ("get_order", "read"),
+        ("get_comments", "read"),
+    ],
+)
+def test_a_name_that_may_mean_a_write_is_no_read(name: str, kind: str | None) -> None:
+    assert kind_by_name(name) == kind
+
+
+def test_equal_dates_names_and_amounts_are_no_links() -> None:
+    for world in (Airline, Bank, Inventory):
+        for link in mine(play(world, 0, LENGTH)).links:
+            assert not {"amount", "quantity", "seat", "name", "price", "limit"} & {link.write_path, link.read_path}
+
+
+# What a log does not show
+
+
+def test_a_write_that_was_seen_at_a_few_calls_alone_is_not_harmless_to_others() -> None:
+    log = []
+    for item in range(8):
+        log += [call("get_price", item, item=f"item-{item}")] * 2
+    for _ in range(4):
+        for item in range(4):
+            log += [call("get_price", item, item=f"item-{item}"), call("start_sale", "ok"),
+                    call("get_price", item, item=f"item-{item}")]  # fmt: skip
+    advice = mine(log)
+    assert paths(advice, "start_sale", "get_price") == {("", "")}
+    assert any("start_sale" in line for line in advice.unknown)
+
+
+def test_a_failed_write_refutes_nothing() -> None:
+    log = [call("get_order", {"v": 1}, order_id="o-1")]
+    for _ in range(40):
+        log += [call("cancel", error="Refused: no", order_id="o-1"), call("get_order", {"v": 1}, order_id="o-1")]
+    assert paths(mine(log), "cancel", "get_order") != set()
+
+
+def test_an_answer_that_is_missing_or_redacted_proves_nothing() -> None:
+    log: list[LoggedCall] = []
+    for turn in range(60):
+        log.append(call("get_order", {"v": turn}, order_id="o-1"))
+        log.append(call("ship", {"done": True}, order_id="o-2"))
+    assert mine([replace(one, result=UNKNOWN) for one in log]).changes == 0
+    hidden = mine([replace(one, result={"v": None}, is_whole=False) if one.tool == "get_order" else one for one in log])
+    assert [(link.origin, link.changes) for link in hidden.links] == [("whole root", 0)]
+
+
+def test_a_transient_error_of_a_read_is_no_change() -> None:
+    log: list[LoggedCall] = []
+    for _ in range(30):
+        log += [
+            call("get_order", {"v": 1}, order_id="o-1"),
+            call("get_order", error="TimeoutError: 5 s", order_id="o-1"),
+        ]
+    advice = mine(log)
+    assert advice.changes == 0
+    assert advice.tools["get_order"].kind == "read"
+
+
+def test_runs_that_begin_anew_share_nothing() -> None:
+    log: list[LoggedCall] = []
+    for run in range(20):
+        for version in (0, 1):
+            log.append(replace(call("get_order", {"v": version}, order_id="o-1"), run=str(run)))
+            if not version:
+                log.append(replace(call("ship", "ok", order_id="o-1"), run=str(run)))
+    advice = mine(log)
+    assert not advice.is_shared
+    assert paths(advice, "ship", "get_order") == {("order_id", "order_id")}
+    outcome = replay(log, "advised", advice=advice)
+    assert (outcome.stale, outcome.hits) == (0, 0)
+
+
+# The replay
+
+
+@pytest.mark.parametrize("world", [Airline, Bank, Repositories, Projects, Mail], ids=lambda world: world.__name__)
+def test_the_replay_counts_what_the_real_toolbox_does(world: type[World]) -> None:
+    advice = mine(play(world, 0, LENGTH))
+    log = play(world, 1, 600)
+    outcome = replay(log, "advised", advice=advice)
+    reset()
+    toolbox = Toolbox(rules_of(advice), namespace=f"replayed_{world.__name__.lower()}", unknown="pass")
+    hits = stale = 0
+    for one in log:
+        ran = []
+
+        def run(one: LoggedCall = one, ran: list[int] = ran) -> object:
+            ran.append(1)
+            if one.error is not None:
+                raise LookupError(one.error)
+            return one.result
+
+        try:
+            answer = toolbox.call_sync(one.tool, one.arguments, run)
+        except LookupError:
+            continue
+        if not ran:
+            hits += 1
+            stale += answer != one.result
+    reset()
+    assert (outcome.hits, outcome.stale) == (hits, stale)
+
+
+def test_a_stale_answer_names_the_writes_that_may_have_caused_it() -> None:
+    log = [
+        call("get_order", {"v": 1}, order_id="o-1"),
+        call("get_order", {"v": 1}, order_id="o-1"),
+        call("ship", "ok", order_id="o-1"),
+        call("get_order", {"v": 2}, order_id="o-1"),
+        call("ship", "ok", order_id="o-2"),
+        call("get_order", {"v": 2}, order_id="o-1"),
+    ]
+    outcome = replay(log, {"get_order": Read("order:{order_id}"), "ship": Write("parcel:{order_id}")})
+    assert (outcome.reads, outcome.hits, outcome.stale) == (4, 3, 2)
+    first, second = outcome.stale_answers
+    assert (first.served, first.loaded, first.tags) == (log[3], log[0], ("order:o-1",))
+    assert first.writes == second.writes == (log[2],)
+
+
+def test_a_failed_write_drops_what_it_names_and_the_root_of_what_its_result_would_name() -> None:
+    rule = Write(["order:{order_id}", "user:{result[user_id]}"])
+    assert tags_of(rule, call("ship", {"user_id": "u"}, order_id="o")) == ("order:o", "user:u")
+    assert tags_of(rule, call("ship", error="Refused: no", order_id="o")) == ("order:o", "user")
+    assert tags_of(Read("order:{order_id}"), call("get_order", {}, order_id="a:b")) == ("order:a%3Ab",)
+    log = [call("get_user", 1, user_id="u"), call("ship", error="no", order_id="o"), call("get_user", 1, user_id="u")]
+    rules = {"get_user": Read("user:{user_id}"), "ship": rule}
+    assert replay(log, rules).hits == 0
+    assert replay(log, rules, failures="ignore").hits == 1
+
+
+def test_a_word_as_a_policy_needs_advice() -> None:
+    with pytest.raises(ValueError, match="needs advice="):
+        replay([], "advised")

@@ -1,0 +1,66 @@
+"""Headers and events of Streamable HTTP, as the relay reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("httpx2", reason="the relay over HTTP needs it")
+
+from hypothesis import given, strategies as st
+
+from agent_cache.relay.streamable_http import Event, EventSplitter, end_to_end, event_data, event_of, identity_of
+
+LINE_ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
+LINES = st.sampled_from(
+    [b"data: {}", b"data:{}", b"data", b"id: 7", b"id", b": ping", b"event: message", b"retry: 5", b"x: y"]
+)
+
+
+@given(
+    st.lists(st.tuples(LINE_ENDS, st.lists(LINES, min_size=1, max_size=4)), max_size=5),
+    st.lists(st.integers(1, 9), min_size=1, max_size=9),
+)
+def test_events_are_cut_where_they_end_however_they_arrive(events, sizes):
+    whole = [end.join(lines) + end + end for end, lines in events]
+    body, splitter, found, at, number = b"".join(whole), EventSplitter(), [], 0, 0
+    while at < len(body):
+        size = sizes[number % len(sizes)]
+        found += splitter.split(body[at : at + size])
+        at, number = at + size, number + 1
+    rest = splitter.rest()
+    assert b"".join(found) + rest == body
+    assert rest.strip(b"\r\n") == b""
+    assert [event_data(each) for each in found] == [event_data(each) for each in whole]
+
+
+@pytest.mark.parametrize(
+    ("event", "data"),
+    [
+        (b"data: {}\n\n", b"{}"),
+        (b"event: message\r\ndata: {}\r\n\r\n", b"{}"),
+        (b"id: 1\ndata: \n\n", b""),
+        (b"data: a\ndata: b\n\n", b"a\nb"),
+        (b"data:a\rdata: b\r\r", b"a\nb"),
+        (b"data: {}\nid: a\0b\n\n", b"{}"),
+        (event_of(b"{}"), b"{}"),
+    ],
+)
+def test_data_of_an_event(event, data):
+    assert event_data(event).data == data
+
+
+def test_a_comment_has_no_data():
+    assert event_data(b": ping\r\n\r\n") == Event(b"", b"", None)
+
+
+def test_what_is_between_two_neighbours_goes_no_further():
+    headers = [(b"connection", b"close, X-Mine"), (b"x-mine", b"1"), (b"te", b"trailers"), (b"a", b"1"), (b"a", b"2")]
+    assert end_to_end(headers) == [(b"a", b"1"), (b"a", b"2")]
+
+
+def test_who_asks_is_told_by_every_header_that_may_have_credentials():
+    base = [(b"authorization", b"Bearer a"), (b"user-agent", b"x"), (b"mcp-session-id", b"1")]
+    assert identity_of(base) == identity_of([(b"authorization", b"Bearer a"), (b"mcp-session-id", b"2")])
+    for more in (b"x-api-key", b"cookie", b"mcp-protocol-version", b"x-tenant"):
+        assert identity_of([*base, (more, b"1")]) != identity_of(base)
+    assert "Bearer" not in identity_of(base)
