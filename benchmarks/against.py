@@ -28,9 +28,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from benchmarks.commands import write_facts
 from benchmarks.table import format_figure, markdown
 from benchmarks.timing import Spread, progress
 
+ROOT: Final = Path(__file__).resolve().parents[1]
 SLOWER: Final = 1.05
 """A row fails if the lower quartile of its ratios exceeds this: three rounds of four are slower by more than 5 %."""
 
@@ -222,6 +224,14 @@ def _compare_group(before: Checkout, after: Checkout, group: str, *, quick: bool
         Comparison(group, what, units[what], tuple(both[before]), tuple(both[after]), limits.get(what))
         for what, both in figures.items()
     ]
+
+
+def print_comparison(old: Path, groups: Sequence[str], *, quick: bool, facts: Path | None) -> int:
+    """Compare another checkout with this one, and return the exit code of the command: 1 if a row is slower."""
+    table = compare(old, ROOT, groups, quick=quick)
+    print(report(table))
+    write_facts(facts, [row.as_json() for row in table])
+    return 1 if any(row.is_slower for row in table) else 0
 
 
 def report(table: Sequence[Comparison]) -> str:

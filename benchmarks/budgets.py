@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from agent_cache import testing
 from benchmarks import against
-from benchmarks.commands import describe_machine, put_table
+from benchmarks.commands import describe_machine, put_table, write_facts
 from benchmarks.rows import (
     calls,
     invalidation,
     journals,
+    observers,
     process,
     recording,
     requests_of_clients,
     scale,
+    sync_tools,
+    toolbox,
     typed,
     writes,
 )
@@ -31,13 +33,13 @@ from benchmarks.table import HEADINGS, SHOWN, Row, markdown
 from benchmarks.timing import QUICK, Effort
 from benchmarks.trace import runs as trace
 
-ROOT = Path(__file__).resolve().parents[1]
-
 GROUPS: dict[str, Callable[[Effort], Awaitable[list[Row]]]] = {
     "hit": calls.hits,
     "miss": calls.misses,
     "single-flight": calls.single_flight,
     "session": calls.sessions,
+    "toolbox": toolbox.rows,
+    "observe": observers.rows,
     "memory": process.memory,
     "import": process.imports,
     "invalidation": invalidation.rows,
@@ -52,6 +54,7 @@ GROUPS: dict[str, Callable[[Effort], Awaitable[list[Row]]]] = {
     "nested": calls.nested_calls,
     "tools": scale.tools,
     "threads": scale.threads,
+    "sync": sync_tools.rows,
     "collection": scale.collection,
     "faces": process.faces,
 }
@@ -82,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--page", action="store_true", help="put that table into docs/benchmarks.md; needs all groups")
     parser.add_argument(
         "--against", type=Path, metavar="PATH",
-        help="compare with the checkout at PATH in this process; exit code 1 if a row is more than 5 % slower",
+        help="compare with the checkout at PATH in this process; exit code 1 if a row is more than 5 %% slower",
     )  # fmt: skip
     options = parser.parse_args(argv)
     if unknown := [group for group in options.groups if group not in GROUPS]:
@@ -92,8 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     table = asyncio.run(measured(options.groups or list(GROUPS), QUICK if options.quick else Effort()))
     shown = describe_machine(["agent-cache"]) + "\n\n" + markdown(SHOWN, [row.shown() for row in table])
     print(shown if options.markdown else markdown(HEADINGS, [row.cells() for row in table]))
-    if options.json:
-        options.json.write_text(json.dumps([row.as_json() for row in table], indent=1) + "\n", encoding="utf-8")
+    write_facts(options.json, [row.as_json() for row in table])
     if options.page:
         put_table("budgets", shown)
     missed = [row.what for row in table if not row.holds]
@@ -106,13 +108,9 @@ def _compared(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
     if options.page or options.markdown:
         parser.error("--against prints a table of its own: leave out --page and --markdown")
     try:
-        table = against.compare(options.against, ROOT, options.groups, quick=options.quick)
+        return against.print_comparison(options.against, options.groups, quick=options.quick, facts=options.json)
     except ValueError as error:
         parser.error(str(error))
-    print(against.report(table))
-    if options.json:
-        options.json.write_text(json.dumps([row.as_json() for row in table], indent=1) + "\n", encoding="utf-8")
-    return 1 if any(row.is_slower for row in table) else 0
 
 
 if __name__ == "__main__":

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import platform
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from importlib import metadata
 from pathlib import Path
+from typing import ParamSpec
 
 from benchmarks.timing import progress
 
+P = ParamSpec("P")
+
 DOCS = Path(__file__).parent.parent / "docs"
-README = DOCS.parent / "README.md"
+OTHER_CACHES = DOCS / "explanation" / "other-caches.md"
 BENCHMARKS = DOCS / "benchmarks.md"
 LOOPS = DOCS / "explanation" / "loops.md"
 FLEET = DOCS / "explanation" / "fleet.md"
@@ -26,6 +32,23 @@ def command_parser(module: str, description: str | None) -> argparse.ArgumentPar
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N runs of each set")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser
+
+
+def exits_without(*errors: type[Exception]) -> Callable[[Callable[P, int]], Callable[P, int]]:
+    """Let a command end with exit code 2 and the text of the error, if what it needs is absent."""
+
+    def decorate(main: Callable[P, int]) -> Callable[P, int]:
+        @wraps(main)
+        def command(*args: P.args, **kwargs: P.kwargs) -> int:
+            try:
+                return main(*args, **kwargs)
+            except errors as absent:
+                print(absent, file=sys.stderr)
+                return 2
+
+        return command
+
+    return decorate
 
 
 def positive(text: str) -> int:
@@ -52,7 +75,7 @@ def run_progress(title: str, total: int) -> Iterator[Callable[[], None]]:
 
 def describe_machine(distributions: Sequence[str]) -> str:
     """One paragraph above a table: interpreter, system, cores, date, and the versions of these distributions."""
-    versions = ", ".join(f"{name} {_version(name)}" for name in distributions)
+    versions = ", ".join(f"{name} {installed_version(name) or '(source tree)'}" for name in distributions)
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     return (
         f"{platform.python_implementation()} {platform.python_version()}, {platform.system()} {platform.machine()}, "
@@ -60,11 +83,18 @@ def describe_machine(distributions: Sequence[str]) -> str:
     )
 
 
-def _version(distribution: str) -> str:
+def installed_version(distribution: str) -> str | None:
+    """The version of a distribution; None where it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return "(source tree)"
+        return None
+
+
+def write_facts(path: Path | None, facts: object) -> None:
+    """Write facts as JSON, if the command was given a path."""
+    if path is not None:
+        path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 def put_table(name: str, text: str, page: Path = BENCHMARKS) -> None:

@@ -19,11 +19,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.commands import describe_machine, put_table
+from benchmarks.commands import describe_machine, installed_version, put_table, write_facts
 from benchmarks.rows.process import bytes_per_entry, marks
 from benchmarks.table import markdown
 from benchmarks.timing import QUICK, Effort, Figure, Spread, calling, hitting, measure, progress
@@ -54,10 +54,7 @@ class Peer:
     @property
     def version(self) -> str | None:
         """The installed version; None where the peer is not installed."""
-        try:
-            return metadata.version(self.distribution)
-        except metadata.PackageNotFoundError:
-            return None
+        return installed_version(self.distribution)
 
 
 def json_key(filters: dict[str, Any]) -> str:
@@ -303,8 +300,7 @@ def main(argv: list[str] | None = None) -> int:
         f"{markdown(HEADINGS, lines)}"
     )
     print(shown)
-    if options.json:
-        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_facts(options.json, record)
     if options.page:
         put_table("compare", shown)
     if not isinstance(fraction := record.get("of_cachebox"), float):

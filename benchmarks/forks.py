@@ -25,8 +25,8 @@ from typing import Any, Final, Literal, TypeAlias
 from agent_cache import AgentCacheSession
 from agent_cache.recording import Cassette, diff_cassettes, fork, record
 from agent_cache.testing import reset
-from benchmarks.commands import command_parser, put_table, run_progress
-from benchmarks.recorded_runs import RETAIL_SETS, DataAbsentError, RecordedCall, Run, data_directory, load_runs
+from benchmarks.commands import command_parser, exits_without, put_table, run_progress
+from benchmarks.recorded_runs import DataAbsentError, RecordedCall, Run, data_directory, load_retail_runs
 from benchmarks.retail.policies import tags_from_results
 from benchmarks.retail.store import READ_TOOLS, WRITE_TOOLS, RetailStore, load_store
 from benchmarks.retail.tools import make_tools, some_turns
@@ -206,15 +206,12 @@ def _numbers_before(cassette: Cassette, calls: Sequence[RecordedCall], at: int) 
     return found
 
 
+@exits_without(DataAbsentError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print. Exit code 0: sandboxes were equal, and nothing was read again; 1: not so; 2: no data."""
     options = _parser().parse_args(arguments)
-    try:
-        directory = data_directory()
-    except DataAbsentError as absent:
-        print(absent, file=sys.stderr)
-        return 2
-    runs = [run for name in RETAIL_SETS for run in load_runs(directory, name, options.limit)]
+    directory = data_directory()
+    runs = load_retail_runs(directory, options.limit)
     outcomes = asyncio.run(_measured(runs, load_store(directory)))
     if options.json:
         print(json.dumps([asdict(one) | {"is_perfect": one.is_perfect} for one in outcomes], indent=1))

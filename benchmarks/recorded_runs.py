@@ -80,16 +80,19 @@ def data_directory() -> Path:
 
 def load_runs(directory: Path, name: str, limit: int | None = None) -> list[Run]:
     """The first `limit` runs of one data set in the order of the file, or all."""
-    with gzip.open(directory / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in islice(lines, limit)]
+    rows = load_rows(directory, name, limit)
     return [Run(row["id"], bool(row["success"]), tuple(map(_call, row["calls"]))) for row in rows]
 
 
-def load_raw_calls(directory: Path, name: str, limit: int | None = None) -> list[list[tuple[str, dict[str, Any]]]]:
-    """The tools and arguments of the same runs as the model sent them: some lists are texts. Oddities are left out."""
+def load_retail_runs(directory: Path, limit: int | None = None) -> list[Run]:
+    """The runs of both retail sets, the first `limit` of each, or all."""
+    return [run for name in RETAIL_SETS for run in load_runs(directory, name, limit)]
+
+
+def load_rows(directory: Path, name: str, limit: int | None = None) -> list[dict[str, Any]]:
+    """The same runs as the file has them, with the arguments that the model sent: some lists are texts."""
     with gzip.open(directory / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in islice(lines, limit)]
-    return [[(call["tool"], dict(call["args"])) for call in row["calls"] if not _is_oddity(call)] for row in rows]
+        return [json.loads(line) for line in islice(lines, limit)]
 
 
 def identity_of(arguments: Mapping[str, Any]) -> str:

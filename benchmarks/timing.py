@@ -14,7 +14,7 @@ import random
 import statistics
 import sys
 import types
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import thread_time
@@ -92,7 +92,7 @@ def calling(function: Callable[..., Awaitable[object]], argument: object, *, clo
             await function(argument)
         return clock() - start
 
-    return _with_code_of_its_own(run)
+    return with_code_of_its_own(run)
 
 
 def hitting(tool: Callable[..., Awaitable[object]], argument: object) -> Sample:
@@ -116,35 +116,44 @@ def calling_each(function: Callable[..., Awaitable[object]], arguments: Callable
             await function(argument)
         return thread_time() - start
 
-    return _with_code_of_its_own(run)
+    return with_code_of_its_own(run)
 
 
-def _with_code_of_its_own(run: Any) -> Sample:
+def with_code_of_its_own(run: Any) -> Sample:
+    """The same with a code object of its own: see `calling`."""
     copy = types.FunctionType(run.__code__.replace(), run.__globals__, run.__name__, run.__defaults__, run.__closure__)
     sample: Sample = copy
     return sample
 
 
 async def measure(subjects: Mapping[str, Sample], effort: Effort, *, title: str) -> dict[str, Figure]:
-    """Time every subject once a round, in an order that changes with the round, and return its figure.
+    """Time every subject once a round, and return its figure.
 
-    First the number of calls is determined for each subject, so that a sample takes about `effort.seconds`. Garbage is
-    collected between rounds and never while the clock runs.
+    First the number of calls is determined for each subject, so that a sample takes about `effort.seconds`.
     """
     with gc_off():
         counts = {name: await _calibrated(sample, effort.seconds) for name, sample in subjects.items()}
         seconds: dict[str, list[float]] = {name: [] for name in subjects}
-        order = list(subjects)
-        shuffle = random.Random(7).shuffle  # the same orders in every run of the benchmark
-        for round_ in range(effort.rounds):
-            progress(title, round_, effort.rounds)
+        for name in names_in_rounds(subjects, effort.rounds, title=title):
+            seconds[name].append(await subjects[name](counts[name]) / counts[name])
+    return {name: Figure(tuple(values)) for name, values in seconds.items()}
+
+
+def names_in_rounds(names: Iterable[str], rounds: int, *, title: str) -> Iterator[str]:
+    """Every name once a round, in an order that changes with the round.
+
+    Garbage is collected between rounds and never while the clock runs.
+    """
+    order = list(names)
+    shuffle = random.Random(7).shuffle  # the same orders in every run of the benchmark
+    with gc_off():
+        for round_ in range(rounds):
+            progress(title, round_, rounds)
             shuffle(order)
             if round_ % COLLECT_EVERY == 0:
                 gc.collect()
-            for name in order:
-                seconds[name].append(await subjects[name](counts[name]) / counts[name])
-        progress(title, effort.rounds, effort.rounds)
-    return {name: Figure(tuple(values)) for name, values in seconds.items()}
+            yield from order
+    progress(title, rounds, rounds)
 
 
 async def _calibrated(sample: Sample, seconds: float) -> int:

@@ -12,16 +12,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.commands import command_parser, describe_machine, positive, put_table, run_progress
+from benchmarks.commands import command_parser, describe_machine, exits_without, positive, put_table, run_progress
 from benchmarks.drift.cost import SIZES, Cost, measured
-from benchmarks.drift.measure import REPEATS, Counts, Measurement, Natural, natural
-from benchmarks.drift.runs import SHAPES, Call, Injector
-from benchmarks.recorded_runs import RETAIL_SETS, DataAbsentError, Run, data_directory, load_raw_calls, load_runs
-from benchmarks.retail.store import READ_TOOLS, WRITE_TOOLS, RetailStore, load_store
+from benchmarks.drift.measure import REPEATS, Counts, Measurement, Natural, RawRun, natural, raw_runs
+from benchmarks.drift.runs import SHAPES, Injector
+from benchmarks.recorded_runs import DataAbsentError, Run, data_directory, load_retail_runs
+from benchmarks.retail.store import RetailStore, load_store
 from benchmarks.table import markdown
 
 VOLATILE_RUNS = 150
-LIMIT_US = 25.0
 
 
 @dataclass(slots=True)
@@ -47,26 +46,15 @@ class Results:
         return not any(one.alarms or one.missed for one in counts)
 
 
+@exits_without(DataAbsentError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print. Exit code 0: no false alarm, and no change missed; 1: not so; 2: no data."""
     options = _parser().parse_args(arguments)
-    try:
-        directory = data_directory()
-    except DataAbsentError as absent:
-        print(absent, file=sys.stderr)
-        return 2
+    directory = data_directory()
     logging.getLogger("agent_cache").setLevel(logging.CRITICAL)
     store = load_store(directory)
-    runs = [run for name in RETAIL_SETS for run in load_runs(directory, name, options.limit)]
-    known = (*READ_TOOLS, *WRITE_TOOLS)
-    raw = [
-        (run.id.rpartition("/")[2], run.success, [call for call in calls if call[0] in known])
-        for run, calls in zip(
-            load_runs(directory, RETAIL_SETS[0], options.limit),
-            load_raw_calls(directory, RETAIL_SETS[0], options.limit),
-            strict=True,
-        )
-    ]
+    runs = load_retail_runs(directory, options.limit)
+    raw = raw_runs(directory, options.limit)
     results = asyncio.run(_measured(runs, raw, store, options.repeats))
     with run_progress("cost", 2 * len(SIZES)) as advance:
         results.costs = measured(advance)
@@ -82,9 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if results.is_perfect else 1
 
 
-async def _measured(
-    runs: Sequence[Run], raw: Sequence[tuple[str, bool, list[Call]]], store: RetailStore, repeats: int
-) -> Results:
+async def _measured(runs: Sequence[Run], raw: Sequence[RawRun], store: RetailStore, repeats: int) -> Results:
     results = Results()
     for shape in SHAPES:
         measurement = Measurement(store, runs)

@@ -10,14 +10,16 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from agent_cache.recording import Baseline, Cassette, DriftSeverity, Tolerance
 from benchmarks.drift.runs import LEAST_CALLS, SHAPES, Call, Injector, RunRecorder, Scene, calls_of
-from benchmarks.recorded_runs import Run
-from benchmarks.retail.store import RetailStore
+from benchmarks.recorded_runs import RETAIL_SETS, Run, load_rows
+from benchmarks.retail.store import READ_TOOLS, WRITE_TOOLS, RetailStore
 
 REPEATS: Final = 3
+RawRun: TypeAlias = tuple[str, bool, list[Call]]
+"""Task, success and calls of a run."""
 _LISTS: Final = ("item_ids", "new_item_ids")
 
 
@@ -204,13 +206,25 @@ class TextLists:
         return self._store.answer(tool, read)
 
 
+def raw_runs(directory: Path, limit: int | None = None) -> list[RawRun]:
+    """The runs of the larger retail set, with the arguments as the model sent them."""
+    return [
+        (
+            row["id"].rpartition("/")[2],
+            bool(row["success"]),
+            [(call["tool"], call["args"]) for call in row["calls"] if call["tool"] in READ_TOOLS + WRITE_TOOLS],
+        )
+        for row in load_rows(directory, RETAIL_SETS[0], limit)
+    ]
+
+
 async def natural(
-    runs: Sequence[tuple[str, bool, list[Call]]], store: RetailStore, advance: Callable[[], None] = lambda: None
+    runs: Sequence[RawRun], store: RetailStore, advance: Callable[[], None] = lambda: None
 ) -> tuple[Natural, Natural]:
     """Compare each successful run with the others of its task: as they are, and with `same_items`.
 
     Args:
-        runs: task, success and calls of each.
+        runs: of `raw_runs`.
         store: what they start from.
         advance: is called with each run.
     """
@@ -252,7 +266,7 @@ def _count(baseline: Baseline, other: Cassette, tolerance: Tolerance, counts: Na
 
 
 async def _recorded(
-    runs: Sequence[tuple[str, bool, list[Call]]], store: RetailStore, folder: Path
+    runs: Sequence[RawRun], store: RetailStore, folder: Path
 ) -> AsyncIterator[tuple[str, bool, Cassette]]:
     recorder = RunRecorder(TextLists(store))
     for number, (task, success, calls) in enumerate(runs):

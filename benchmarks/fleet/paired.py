@@ -9,21 +9,18 @@ its quartiles. The clock is the wall's.
 from __future__ import annotations
 
 import asyncio
-import gc
-import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter, thread_time
 from typing import Any
 
-from benchmarks.timing import Effort, Spread, gc_off, progress
+from benchmarks.timing import Effort, Spread, names_in_rounds
 
 Block = Callable[[], Awaitable[tuple[float, float]]]
 """Make a few calls, and return the seconds that one of them took: on the clock, and of this thread's processor time."""
 BLOCKS = 12
 PAUSE = 0.005
 """Seconds between two calls that are made far apart."""
-COLLECT_EVERY = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,29 +93,20 @@ def at_once(
 
 
 async def paired(subjects: Mapping[str, tuple[Block, Block]], effort: Effort, *, title: str) -> dict[str, Pair]:
-    """Time every subject against its base once a round, in an order that changes with the round.
+    """Time every subject against its base once a round.
 
     Args:
         subjects: by name, each with its base.
     """
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in subjects}
-    order = list(subjects)
-    shuffle = random.Random(7).shuffle
-    with gc_off():
-        for round_ in range(effort.rounds):
-            progress(title, round_, effort.rounds)
-            shuffle(order)
-            if round_ % COLLECT_EVERY == 0:
-                gc.collect()
-            for name in order:
-                subject, base = subjects[name]
-                mine, theirs = [], []
-                for _ in range(BLOCKS):
-                    theirs.append(await base())
-                    mine.append(await subject())
-                (wall, cpu), (base_wall, base_cpu) = (map(min, zip(*of, strict=True)) for of in (mine, theirs))
-                found[name].append((wall, base_wall, cpu / base_cpu))
-    progress(title, effort.rounds, effort.rounds)
+    for name in names_in_rounds(subjects, effort.rounds, title=title):
+        subject, base = subjects[name]
+        mine, theirs = [], []
+        for _ in range(BLOCKS):
+            theirs.append(await base())
+            mine.append(await subject())
+        (wall, cpu), (base_wall, base_cpu) = (map(min, zip(*of, strict=True)) for of in (mine, theirs))
+        found[name].append((wall, base_wall, cpu / base_cpu))
     return {
         name: Pair(
             Spread.of([mine / theirs for mine, theirs, _ in rounds]),

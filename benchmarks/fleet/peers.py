@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
+from benchmarks.commands import installed_version
 from benchmarks.workload import TTL
 from tests.harness.servers import HOST
 
@@ -32,10 +33,7 @@ class Peer:
     @property
     def version(self) -> str | None:
         """The installed version; None where the peer is not installed."""
-        try:
-            return metadata.version(self.distribution)
-        except metadata.PackageNotFoundError:
-            return None
+        return installed_version(self.distribution)
 
 
 def raw_client(port: int) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from agent_cache import testing
 from benchmarks import commands
-from benchmarks.commands import command_parser, put_table
+from benchmarks.commands import command_parser, exits_without, put_table
 from benchmarks.loops import report
 from benchmarks.loops.families import HONEST, LOOPS, UNSEEN
 from benchmarks.loops.sessions import (
@@ -24,17 +24,13 @@ from benchmarks.loops.sessions import (
 from benchmarks.recorded_runs import DataAbsentError, data_directory
 
 
+@exits_without(DataAbsentError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print. Exit code 0: every target is met; 1: one is not; 2: no data."""
     options = _parser().parse_args(arguments)
-    try:
-        directory = data_directory()
-    except DataAbsentError as absent:
-        print(absent, file=sys.stderr)
-        return 2
     testing.reset()
     with muted_loop_warnings():
-        return asyncio.run(_measure(Recordings.load(directory, options.limit), options))
+        return asyncio.run(_measure(Recordings.load(data_directory(), options.limit), options))
 
 
 async def _measure(recordings: Recordings, options: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from benchmarks.commands import command_parser, positive, put_table, run_progress
+from benchmarks.commands import command_parser, exits_without, positive, put_table, run_progress
 from benchmarks.recorded_runs import RETAIL_SETS, DataAbsentError, Run, data_directory, load_runs
 from benchmarks.recording.replayed import SEEDS, Outcome, at_once, in_turn, with_credentials
 from benchmarks.retail.store import RetailStore, load_store
@@ -30,14 +30,11 @@ _COLUMNS: Final = (
 )
 
 
+@exits_without(DataAbsentError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print. Exit code 0: all equal, nothing ran, no secret found; 1: not so; 2: no data."""
     options = _parser().parse_args(arguments)
-    try:
-        directory = data_directory()
-    except DataAbsentError as absent:
-        print(absent, file=sys.stderr)
-        return 2
+    directory = data_directory()
     run_sets = {name: load_runs(directory, name, options.limit) for name in RETAIL_SETS}
     outcomes = asyncio.run(_measured(run_sets, load_store(directory), options.seeds))
     if options.json:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.commands import command_parser, positive, run_progress
+from benchmarks.commands import command_parser, exits_without, positive, run_progress
 from benchmarks.recorded_runs import RETAIL_SETS, DataAbsentError, Run, data_directory, load_runs
 from benchmarks.retail.policies import policies
 from benchmarks.retail.replay import ReplayOutcome, SharedStoreOutcome, replay, share_store
@@ -37,14 +37,11 @@ SHARED_COLUMNS = (
 )
 
 
+@exits_without(DataAbsentError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run both parts. Exit code 0: answers as recorded, none stale where tags are complete; 1: not so; 2: no data."""
     options = _parser().parse_args(arguments)
-    try:
-        directory = data_directory()
-    except DataAbsentError as absent:
-        print(absent, file=sys.stderr)
-        return 2
+    directory = data_directory()
     store = load_store(directory)
     run_sets = {name: load_runs(directory, name, options.limit) for name in RETAIL_SETS}
     replays = asyncio.run(_replay_all(run_sets, store))

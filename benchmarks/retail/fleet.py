@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from agent_cache import AgentCacheSession, RemotePolicy, configure, get_metrics
-from benchmarks.commands import describe_machine, put_table
-from benchmarks.recorded_runs import RETAIL_SETS, DataAbsentError, Run, data_directory, load_runs
+from benchmarks.commands import describe_machine, exits_without, put_table
+from benchmarks.recorded_runs import DataAbsentError, Run, data_directory, load_retail_runs
 from benchmarks.retail.policies import tags_from_results
 from benchmarks.retail.replay import by_customer, shuffled
 from benchmarks.retail.store import READ_TOOLS, RetailStore, load_store
@@ -140,7 +140,7 @@ async def work(job: Job) -> Counter[str]:
     directory = data_directory()
     chance = random.Random(job.seed)
     arrival = by_customer if job.is_crowded else shuffled
-    runs = arrival([run for name in RETAIL_SETS for run in load_runs(directory, name, job.limit)], chance)
+    runs = arrival(load_retail_runs(directory, job.limit), chance)
     waiting = deque(runs[job.number :: job.processes])
     tools = make_tools(
         RemoteStore(),
@@ -182,6 +182,7 @@ async def _drive(run: Run, tools: dict[str, Tool], client: AuthorityClient, coun
             counts[client.judge(answer).name] += 1
 
 
+@exits_without(DataAbsentError, ServerUnavailableError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0: nothing was stale where results are shared; 1: something was; 2: no data or no server."""
     options = _parser().parse_args(arguments)
@@ -189,20 +190,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(asyncio.run(work(Job(**json.loads(options.job))))))
         return 0
     outcomes = []
-    try:
-        store = load_store(data_directory())
-        for sharing in options.sharing:
-            for is_crowded in (False, True):
-                print(f"{options.processes} processes, {sharing} ...", file=sys.stderr, flush=True)
-                outcomes.append(
-                    play(
-                        store, sharing, processes=options.processes, sessions=options.sessions,
-                        is_crowded=is_crowded, limit=options.limit, seed=options.seed,
-                    )
-                )  # fmt: skip
-    except (DataAbsentError, ServerUnavailableError) as absent:
-        print(absent, file=sys.stderr)
-        return 2
+    store = load_store(data_directory())
+    for sharing in options.sharing:
+        for is_crowded in (False, True):
+            print(f"{options.processes} processes, {sharing} ...", file=sys.stderr, flush=True)
+            outcomes.append(
+                play(
+                    store, sharing, processes=options.processes, sessions=options.sessions,
+                    is_crowded=is_crowded, limit=options.limit, seed=options.seed,
+                )
+            )  # fmt: skip
     table = markdown(HEADINGS, [outcome.cells() for outcome in outcomes])
     print(json.dumps([asdict(outcome) for outcome in outcomes], indent=2) if options.json else table)
     if options.page:

@@ -195,11 +195,12 @@ def _decorated(tool: Callable[..., Any], policy: Policy, remote: RemotePolicy) -
     cached as well, because each is tagged with the entity whose change would make it wrong.
     """
     name = f"retail:{tool.__name__}"
+    decorated: Tool = tool
     if tool.__name__ in policy.reads:
-        return AgentCache(policy.reads[tool.__name__], maxsize=None, name=name, remote=remote)(tool)
-    if tool.__name__ in policy.writes:
-        return AgentCacheInvalidator(policy.writes[tool.__name__], ok=_is_success, name=name)(tool)
-    return tool
+        decorated = AgentCache(policy.reads[tool.__name__], maxsize=None, name=name, remote=remote)(tool)
+    elif tool.__name__ in policy.writes:
+        decorated = AgentCacheInvalidator(policy.writes[tool.__name__], ok=_is_success, name=name)(tool)
+    return decorated
 
 
 def _is_success(result: str) -> bool:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from pathlib import Path
 
 from benchmarks import against
-from benchmarks.commands import README, describe_machine, positive, put_row, put_table
+from benchmarks.commands import OTHER_CACHES, describe_machine, exits_without, positive, put_row, put_table, write_facts
 from benchmarks.recorded_runs import DataAbsentError, data_directory
 from benchmarks.retail.store import RetailStore, load_store
 from benchmarks.table import format_figure, markdown
@@ -17,7 +16,6 @@ from benchmarks.trace.contenders import BARE, OURS, PEERS, Contender
 from benchmarks.trace.runs import AGENTS, Cost, Judgement, judge, time_contenders
 from benchmarks.trace.workload import TraceRun, count_calls, load_trace
 
-ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 25
 QUICK_ROUNDS = 5
 HEADINGS = (
@@ -33,36 +31,31 @@ HEADINGS = (
     "coherent",
     "note",
 )
-README_ROW = (
-    "ms of processor time per 1,000 calls of [recorded agents](docs/benchmarks.md#recorded-agents); the others have "
+OTHER_CACHES_ROW = (
+    "ms of processor time per 1,000 calls of [recorded agents](../benchmarks.md#recorded-agents); the others have "
     "neither coherence nor sessions, and are told after each write which keys to delete"
 )
 SHOWN = tuple(heading for heading in HEADINGS if heading not in ("budget", ""))
 
 
+@exits_without(DataAbsentError)
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0; 1 if a budget of ours is missed, or one of our answers is wrong; 2 without the recorded runs."""
     options = _parser().parse_args(argv)
     if options.against is not None:
-        return _compare(options)
-    try:
-        directory = data_directory()
-    except DataAbsentError as absent:
-        print(absent, file=sys.stderr)
-        return 2
+        return against.print_comparison(options.against, ["trace"], quick=options.quick, facts=options.json)
+    directory = data_directory()
     trace, store = load_trace(directory, options.limit), load_store(directory)
     contenders = _present()
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     costs, judgements = asyncio.run(_measured(contenders, trace, store, rounds))
     print(_introduction(contenders, trace, costs, rounds), end="\n\n")
     print(markdown(HEADINGS, [_line(one, costs[one.name], judgements[one.name]) for one in contenders]))
-    if options.json:
-        facts = {one.name: _facts(one, costs[one.name], judgements[one.name]) for one in contenders}
-        options.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    write_facts(options.json, {one.name: _facts(one, costs[one.name], judgements[one.name]) for one in contenders})
     if options.page:
         lines = [_shown(_line(one, costs[one.name], judgements[one.name])) for one in contenders]
         put_table("trace", f"{_introduction(contenders, trace, costs, rounds)}\n\n{markdown(SHOWN, lines)}")
-        _put_readme_row({name: cost.per_thousand.median for name, cost in costs.items()})
+        _put_row_beside_peers({name: cost.per_thousand.median for name, cost in costs.items()})
     missed = [one.name for one in OURS if not _holds(one, costs[one.name])]
     wrong = [one.name for one in OURS if not judgements[one.name].is_right]
     for text, names in (("over the budget", missed), ("WRONG ANSWERS", wrong)):
@@ -79,10 +72,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds: not exact")
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N runs of each set")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write every figure to PATH")
-    parser.add_argument("--page", action="store_true", help="also put the tables into docs/benchmarks.md and README.md")
+    parser.add_argument(
+        "--page",
+        action="store_true",
+        help="also put the tables into the pages of docs/",
+    )
     parser.add_argument(
         "--against", type=Path, metavar="PATH",
-        help="only ours, beside that of the checkout at PATH; exit code 1 if a row is more than 5 % slower",
+        help="only ours, beside that of the checkout at PATH; exit code 1 if a row is more than 5 %% slower",
     )  # fmt: skip
     return parser
 
@@ -152,8 +149,8 @@ def _facts(contender: Contender, cost: Cost, judgement: Judgement) -> dict[str, 
     }
 
 
-def _put_readme_row(ms: dict[str, float]) -> None:
-    """The row beside the peers in README.md, if those that have a column there were measured."""
+def _put_row_beside_peers(ms: dict[str, float]) -> None:
+    """The row beside the peers in docs/explanation/other-caches.md, if those that have a column there were measured."""
     columns = {
         "agent_cache": "{:.0f}; {:.0f} in sessions",
         "async-lru": "{:.0f}",
@@ -163,18 +160,10 @@ def _put_readme_row(ms: dict[str, float]) -> None:
     }
     second = {"agent_cache": OURS[0].name, "cachebox": "cachebox, deep copies"}
     if any(name not in ms for name in columns):
-        print("README.md is left as it is: a cache of its table is not installed", file=sys.stderr)
+        print("other-caches.md is left as it is: a cache of its table is not installed", file=sys.stderr)
         return
     cells = [shown.format(max(ms[name], 0.0), ms[second.get(name, name)]) for name, shown in columns.items()]
-    put_row(README_ROW, cells, README)
-
-
-def _compare(options: argparse.Namespace) -> int:
-    table = against.compare(options.against, ROOT, ["trace"], quick=options.quick)
-    print(against.report(table))
-    if options.json:
-        options.json.write_text(json.dumps([row.as_json() for row in table], indent=1) + "\n", encoding="utf-8")
-    return 1 if any(row.is_slower for row in table) else 0
+    put_row(OTHER_CACHES_ROW, cells, OTHER_CACHES)
 
 
 if __name__ == "__main__":

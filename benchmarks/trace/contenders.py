@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib import import_module, metadata
+from importlib import import_module
 from inspect import signature
 from typing import Any, Final, Protocol
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, tags_from
+from benchmarks.commands import installed_version
 from benchmarks.trace.workload import LOOKUP_BY_ADDRESS, READS, WRITES, Tool, Tools
 
 TTL: Final = 3600.0
@@ -51,10 +52,7 @@ class Contender:
     @property
     def version(self) -> str | None:
         """The installed version; None where it is not installed."""
-        try:
-            return metadata.version(self.distribution)
-        except metadata.PackageNotFoundError:
-            return None
+        return installed_version(self.distribution)
 
 
 BARE: Final = Contender("bare", "", lambda tools: tools)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from benchmarks.recorded_runs import RETAIL_SETS, load_runs
+from benchmarks.recorded_runs import load_retail_runs
 from benchmarks.retail.store import READ_TOOLS, WRITE_TOOLS
 
 Tool: TypeAlias = Callable[..., Awaitable[Any]]
@@ -52,14 +52,13 @@ TraceRun: TypeAlias = tuple[TraceCall, ...]
 def load_trace(directory: Path, limit: int | None = None) -> list[TraceRun]:
     """The calls of the recorded retail runs that read or write the store's records; runs without any are left out."""
     wanted = frozenset(READS + WRITES)
-    recorded = [run for name in RETAIL_SETS for run in load_runs(directory, name, limit)]
     runs = [
         tuple(
             TraceCall(call.tool, call.arguments, from_text(call.result))
             for call in run.calls
             if call.tool in wanted and not call.is_oddity
         )
-        for run in recorded
+        for run in load_retail_runs(directory, limit)
     ]
     return [run for run in runs if run]
 

@@ -1,0 +1,1 @@
+"""What `agent-cache advise` finds in logs, judged by replaying other logs under it."""

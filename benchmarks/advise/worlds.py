@@ -1,0 +1,1176 @@
+"""Small worlds with tools, whose calls make logs: state machines to learn tags from, and to judge them.
+
+No world is in the data of the benchmarks. A log is made by `play`: agents take turns at random, and every call is
+answered by the one state that they share. The names of arguments, the forms of ids and of answers are those of many
+real servers: integers that are ids here and amounts there, ids that only a result names, texts, tables, lists.
+"""
+
+import json
+import random
+from typing import Any, ClassVar, Literal
+
+from agent_cache.advise.calls import UNKNOWN, LoggedCall
+
+
+class RefusedError(Exception):
+    """A tool refused a call; nothing has changed."""
+
+
+class World:
+    """A state and its tools: the public methods that `reads` and `writes` name.
+
+    Attributes:
+        reads: the tools that read.
+        writes: the tools that write.
+        volatile: those of `reads` whose answers change by themselves.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ()
+    writes: ClassVar[tuple[str, ...]] = ()
+    volatile: ClassVar[tuple[str, ...]] = ()
+    share_of_writes: ClassVar[float] = 0.25
+
+    def __init__(self) -> None:
+        self.tick = 0
+
+    def arguments(self, tool: str, chance: random.Random) -> dict[str, Any]:
+        """Arguments for a call, as an agent would choose them."""
+        made: dict[str, Any] = getattr(self, f"for_{tool}")(chance)
+        return made
+
+
+def play(
+    world: type[World],
+    seed: int,
+    calls: int,
+    *,
+    is_told: bool = True,
+    overlap: bool = False,
+    share_of_writes: float | None = None,
+) -> list[LoggedCall]:
+    """The log of agents at work in a new world.
+
+    Args:
+        seed: of which calls are made; the world begins in the same state.
+        calls: how many.
+        is_told: whether the log says what reads and what writes.
+        overlap: whether calls take time, so that they overlap.
+        share_of_writes: of the calls; as the world has it if None.
+    """
+    chance = random.Random(f"{world.__name__}:{seed}")
+    state = world()
+    share = world.share_of_writes if share_of_writes is None else share_of_writes
+    recent: list[tuple[str, dict[str, Any]]] = []
+    log: list[LoggedCall] = []
+    for at in range(calls):
+        state.tick = at
+        if chance.random() < share:
+            tool = chance.choice(world.writes)
+            arguments = state.arguments(tool, chance)
+        elif recent and chance.random() < 0.55:
+            tool, arguments = chance.choice(recent[-40:])
+        else:
+            tool = chance.choice(world.reads)
+            arguments = state.arguments(tool, chance)
+            recent.append((tool, arguments))
+        began = float(at * 2)
+        taken = chance.uniform(0.5, 6.0) if overlap else 1.0
+        log.append(_made(state, tool, json.loads(json.dumps(arguments)), began, taken, is_told))
+    log.sort(key=lambda call: call.ended or 0.0)
+    return log
+
+
+def _made(state: World, tool: str, arguments: dict[str, Any], began: float, taken: float, is_told: bool) -> LoggedCall:
+    kind: Literal["read", "write"] | None = None
+    if is_told:
+        kind = "write" if tool in state.writes else "read"
+    result, error = UNKNOWN, None
+    try:
+        result = json.loads(json.dumps(getattr(state, tool)(**arguments)))
+    except RefusedError as refusal:
+        error = f"RefusedError: {refusal}"
+    return LoggedCall(tool, arguments, result, error, began, began + taken, run="1", kind=kind, duration=taken)
+
+
+def _get(table: dict[Any, Any], key: Any) -> Any:
+    try:
+        return table[key]
+    except KeyError:
+        raise RefusedError(f"{key!r} not found") from None
+
+
+class Files(World):
+    """A file system: directories depend on the paths below them; a move touches two."""
+
+    reads = ("read_file", "list_directory", "file_info", "search_files")
+    writes = ("write_file", "append_to_file", "delete_file", "move_file")
+    share_of_writes = 0.2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files = {f"/{d}/{n}.txt": f"{d} {n} v0" for d in ("src", "docs", "täst") for n in "abcdef"}
+
+    def read_file(self, path: str) -> str:
+        return str(_get(self.files, path))
+
+    def list_directory(self, path: str) -> list[str]:
+        return sorted(one.rpartition("/")[2] for one in self.files if one.rpartition("/")[0] == path)
+
+    def file_info(self, path: str) -> dict[str, Any]:
+        return {"path": path, "size": len(_get(self.files, path)), "is_file": True, "mode": 644}
+
+    def search_files(self, pattern: str) -> list[str]:
+        return sorted(one for one, text in self.files.items() if pattern in text)
+
+    def write_file(self, path: str, content: str) -> str:
+        self.files[path] = content
+        return "ok"
+
+    def append_to_file(self, path: str, content: str) -> dict[str, Any]:
+        self.files[path] = _get(self.files, path) + content
+        return {"path": path, "written": len(content)}
+
+    def delete_file(self, path: str) -> bool:
+        _get(self.files, path)
+        del self.files[path]
+        return True
+
+    def move_file(self, source: str, destination: str) -> str:
+        self.files[destination] = _get(self.files, source)
+        del self.files[source]
+        return f"moved {source} to {destination}"
+
+    def _path(self, chance: random.Random) -> str:
+        return f"/{chance.choice(('src', 'docs', 'täst'))}/{chance.choice('abcdefgh')}.txt"
+
+    def for_read_file(self, chance: random.Random) -> dict[str, Any]:
+        return {"path": self._path(chance)}
+
+    for_file_info = for_read_file
+    for_delete_file = for_read_file
+
+    def for_list_directory(self, chance: random.Random) -> dict[str, Any]:
+        return {"path": f"/{chance.choice(('src', 'docs', 'täst'))}"}
+
+    def for_search_files(self, chance: random.Random) -> dict[str, Any]:
+        return {"pattern": chance.choice(("v0", "src", "v1", "docs a"))}
+
+    def for_write_file(self, chance: random.Random) -> dict[str, Any]:
+        return {"path": self._path(chance), "content": f"{chance.choice('abc')} v{chance.randint(0, 9)}"}
+
+    for_append_to_file = for_write_file
+
+    def for_move_file(self, chance: random.Random) -> dict[str, Any]:
+        return {"source": self._path(chance), "destination": self._path(chance)}
+
+
+class Calendar(World):
+    """Events on days of calendars: an update moves an event into lists that did not have it."""
+
+    reads = ("get_event", "list_events", "get_attendee_schedule")
+    writes = ("create_event", "update_event", "cancel_event", "add_attendee")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.next = 100
+        self.events: dict[str, dict[str, Any]] = {}
+        chance = random.Random(1)
+        for _ in range(30):
+            self.create_event(**self.for_create_event(chance))
+
+    def get_event(self, event_id: str) -> dict[str, Any]:
+        return dict(_get(self.events, event_id))
+
+    def list_events(self, calendar_id: str, date: str) -> dict[str, Any]:
+        found = [e for e in self.events.values() if (e["calendar_id"], e["date"]) == (calendar_id, date)]
+        return {"events": [{"id": e["id"], "title": e["title"]} for e in found], "total": len(found)}
+
+    def get_attendee_schedule(self, email: str) -> list[dict[str, Any]]:
+        return [{"id": e["id"], "date": e["date"]} for e in self.events.values() if email in e["attendees"]]
+
+    def create_event(self, calendar_id: str, date: str, title: str, attendees: list[str]) -> dict[str, Any]:
+        self.next += 1
+        event_id = f"evt_{self.next}"
+        self.events[event_id] = {
+            "id": event_id, "calendar_id": calendar_id, "date": date, "title": title, "attendees": attendees,
+            "confirmed": True,
+        }  # fmt: skip
+        return {"event_id": event_id}
+
+    def update_event(self, event_id: str, date: str | None = None, title: str | None = None) -> dict[str, Any]:
+        event = _get(self.events, event_id)
+        self.events[event_id] = {**event, "date": date or event["date"], "title": title or event["title"]}
+        return dict(self.events[event_id])
+
+    def cancel_event(self, event_id: str) -> str:
+        _get(self.events, event_id)
+        del self.events[event_id]
+        return "cancelled"
+
+    def add_attendee(self, event_id: str, email: str) -> dict[str, Any]:
+        event = _get(self.events, event_id)
+        if email not in event["attendees"]:
+            self.events[event_id] = {**event, "attendees": [*event["attendees"], email]}
+        return {"ok": True}
+
+    def _event(self, chance: random.Random) -> str:
+        return chance.choice([*self.events][-30:] or ["evt_1"])
+
+    def for_get_event(self, chance: random.Random) -> dict[str, Any]:
+        return {"event_id": self._event(chance)}
+
+    for_cancel_event = for_get_event
+
+    def for_list_events(self, chance: random.Random) -> dict[str, Any]:
+        return {"calendar_id": chance.choice(("work", "home", "équipe")), "date": f"2026-03-0{chance.randint(1, 5)}"}
+
+    def for_get_attendee_schedule(self, chance: random.Random) -> dict[str, Any]:
+        return {"email": f"p{chance.randint(1, 9)}@example.com"}
+
+    def for_create_event(self, chance: random.Random) -> dict[str, Any]:
+        people = [f"p{chance.randint(1, 9)}@example.com" for _ in range(chance.randint(0, 3))]
+        return {**self.for_list_events(chance), "title": f"Talk {chance.randint(1, 99)}", "attendees": people}
+
+    def for_update_event(self, chance: random.Random) -> dict[str, Any]:
+        changed = {"title": f"Talk {chance.randint(1, 99)}", "date": f"2026-03-0{chance.randint(1, 5)}"}
+        name = chance.choice(("title", "date"))
+        return {"event_id": self._event(chance), name: changed[name]}
+
+    def for_add_attendee(self, chance: random.Random) -> dict[str, Any]:
+        return {"event_id": self._event(chance), "email": f"p{chance.randint(1, 9)}@example.com"}
+
+
+class Issues(World):
+    """Issues with integer numbers, comments apart from them, lists by state and by person."""
+
+    reads = ("get_issue", "list_issues", "get_comments", "list_assigned_issues", "count_open")
+    writes = ("create_issue", "add_comment", "set_state", "assign_issue", "link_duplicate")
+    share_of_writes = 0.2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.issues: dict[int, dict[str, Any]] = {}
+        self.comments: dict[int, list[str]] = {}
+        for number in range(1, 31):
+            self.create_issue(f"Title {number}")
+
+    def get_issue(self, number: int) -> dict[str, Any]:
+        return dict(_get(self.issues, number))
+
+    def list_issues(self, state: str) -> list[int]:
+        return [number for number, one in self.issues.items() if one["state"] == state]
+
+    def get_comments(self, issue_number: int) -> list[str]:
+        _get(self.issues, issue_number)
+        return list(self.comments[issue_number])
+
+    def list_assigned_issues(self, assignee: str) -> dict[str, Any]:
+        return {
+            "issues": [{"number": n, "state": i["state"]} for n, i in self.issues.items() if i["assignee"] == assignee]
+        }
+
+    def count_open(self) -> int:
+        return len(self.list_issues("open"))
+
+    def create_issue(self, title: str) -> dict[str, Any]:
+        number = len(self.issues) + 1
+        self.issues[number] = {
+            "number": number, "title": title, "state": "open", "assignee": None, "priority": number % 3,
+            "duplicate_of": None,
+        }  # fmt: skip
+        self.comments[number] = []
+        return {"number": number}
+
+    def add_comment(self, number: int, body: str) -> dict[str, Any]:
+        _get(self.issues, number)
+        self.comments[number].append(body)
+        return {"comment_id": number * 100 + len(self.comments[number])}
+
+    def set_state(self, number: int, state: str) -> dict[str, Any]:
+        self.issues[number] = {**_get(self.issues, number), "state": state}
+        return dict(self.issues[number])
+
+    def assign_issue(self, number: int, assignee: str) -> dict[str, Any]:
+        self.issues[number] = {**_get(self.issues, number), "assignee": assignee}
+        return {"number": number, "assignee": assignee}
+
+    def link_duplicate(self, number: int, original: int) -> str:
+        _get(self.issues, original)
+        self.issues[number] = {**_get(self.issues, number), "duplicate_of": original}
+        self.comments[original].append(f"duplicate: #{number}")
+        return "linked"
+
+    def _number(self, chance: random.Random) -> int:
+        return chance.randint(max(1, len(self.issues) - 25), len(self.issues))
+
+    def for_get_issue(self, chance: random.Random) -> dict[str, Any]:
+        return {"number": self._number(chance)}
+
+    def for_get_comments(self, chance: random.Random) -> dict[str, Any]:
+        return {"issue_number": self._number(chance)}
+
+    def for_list_issues(self, chance: random.Random) -> dict[str, Any]:
+        return {"state": chance.choice(("open", "closed", "wontfix"))}
+
+    def for_list_assigned_issues(self, chance: random.Random) -> dict[str, Any]:
+        return {"assignee": chance.choice(("ada", "bob", "zoë", "joe"))}
+
+    def for_count_open(self, _chance: random.Random) -> dict[str, Any]:
+        return {}
+
+    def for_create_issue(self, chance: random.Random) -> dict[str, Any]:
+        return {"title": f"Title {chance.randint(1, 99)}"}
+
+    def for_add_comment(self, chance: random.Random) -> dict[str, Any]:
+        return {"number": self._number(chance), "body": f"text {chance.randint(1, 999)}"}
+
+    def for_set_state(self, chance: random.Random) -> dict[str, Any]:
+        return {"number": self._number(chance), "state": chance.choice(("open", "closed", "wontfix"))}
+
+    def for_assign_issue(self, chance: random.Random) -> dict[str, Any]:
+        return {"number": self._number(chance), "assignee": chance.choice(("ada", "bob", "zoë", "joe"))}
+
+    def for_link_duplicate(self, chance: random.Random) -> dict[str, Any]:
+        return {"number": self._number(chance), "original": self._number(chance)}
+
+
+class Repositories(World):
+    """Composite keys: the same number is another issue in another repository."""
+
+    reads = ("get_issue", "list_issues", "get_repository", "get_labels")
+    writes = ("update_issue", "close_issue", "open_issue", "star_repository", "add_label")
+
+    def __init__(self) -> None:
+        super().__init__()
+        names = ("acme/web", "acme/api", "ümlaut/x:y")
+        self.repos: dict[str, dict[str, Any]] = {name: {"name": name, "stars": 0, "private": False} for name in names}
+        self.issues = {
+            (name, n): {"repo": name, "number": n, "title": f"t{n}", "open": True}
+            for name in names
+            for n in range(1, 13)
+        }
+        self.labels: dict[tuple[str, int], list[str]] = {key: [] for key in self.issues}
+
+    def get_issue(self, repo: str, number: int) -> dict[str, Any]:
+        return dict(_get(self.issues, (repo, number)))
+
+    def list_issues(self, repo: str) -> dict[str, Any]:
+        return {"items": [{"number": n, "open": i["open"]} for (r, n), i in self.issues.items() if r == repo]}
+
+    def get_repository(self, repo: str) -> dict[str, Any]:
+        return dict(_get(self.repos, repo))
+
+    def get_labels(self, repo: str, number: int) -> list[str]:
+        return list(_get(self.labels, (repo, number)))
+
+    def update_issue(self, repo: str, number: int, title: str) -> dict[str, Any]:
+        self.issues[repo, number] = {**_get(self.issues, (repo, number)), "title": title}
+        return dict(self.issues[repo, number])
+
+    def close_issue(self, repo: str, number: int) -> dict[str, Any]:
+        if not _get(self.issues, (repo, number))["open"]:
+            raise RefusedError("already closed")
+        self.issues[repo, number] = {**self.issues[repo, number], "open": False}
+        return {"closed": True}
+
+    def open_issue(self, repo: str, title: str) -> dict[str, Any]:
+        number = 1 + max(n for r, n in self.issues if r == repo)
+        self.issues[repo, number] = {"repo": repo, "number": number, "title": title, "open": True}
+        self.labels[repo, number] = []
+        return {"number": number}
+
+    def star_repository(self, repo: str) -> dict[str, Any]:
+        self.repos[repo] = {**_get(self.repos, repo), "stars": self.repos[repo]["stars"] + 1}
+        return {"stars": self.repos[repo]["stars"]}
+
+    def add_label(self, repo: str, number: int, label: str) -> str:
+        labels = _get(self.labels, (repo, number))
+        if label not in labels:
+            labels.append(label)
+        return "ok"
+
+    def for_get_repository(self, chance: random.Random) -> dict[str, Any]:
+        return {"repo": chance.choice([*self.repos])}
+
+    for_list_issues = for_get_repository
+    for_star_repository = for_get_repository
+
+    def for_get_issue(self, chance: random.Random) -> dict[str, Any]:
+        return {**self.for_get_repository(chance), "number": chance.randint(1, 12)}
+
+    for_get_labels = for_get_issue
+    for_close_issue = for_get_issue
+
+    def for_update_issue(self, chance: random.Random) -> dict[str, Any]:
+        return {**self.for_get_issue(chance), "title": f"t{chance.randint(1, 99)}"}
+
+    def for_open_issue(self, chance: random.Random) -> dict[str, Any]:
+        return {**self.for_get_repository(chance), "title": f"t{chance.randint(1, 99)}"}
+
+    def for_add_label(self, chance: random.Random) -> dict[str, Any]:
+        return {**self.for_get_issue(chance), "label": chance.choice(("bug", "docs", "help", "later"))}
+
+
+class Git(World):
+    """A working copy: most answers are texts that depend on all of it; commits never change."""
+
+    reads = ("git_status", "git_log", "git_show", "git_branches", "read_blob")
+    writes = ("git_commit", "git_checkout", "edit_file", "create_branch")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.branch = "main"
+        self.commits: dict[str, str] = {}
+        self.logs: dict[str, list[str]] = {"main": [], "dev": []}
+        self.dirty: set[str] = set()
+        self.blobs: dict[str, int] = dict.fromkeys(("a.py", "b.py", "c.py", "lib/d.py"), 0)
+        for branch in ("dev", "main"):
+            self.branch = branch
+            for n in range(4):
+                self.dirty.add("a.py")
+                self.git_commit(f"{branch} {n}")
+
+    def git_status(self) -> str:
+        changes = "".join(f"\n M {path}" for path in sorted(self.dirty)) or "\nnothing to commit"
+        return f"On branch {self.branch}{changes}"
+
+    def git_log(self, branch: str) -> str:
+        return "\n".join(f"{sha} {self.commits[sha]}" for sha in reversed(_get(self.logs, branch)))
+
+    def git_show(self, sha: str) -> str:
+        return f"commit {sha}\n\n    {_get(self.commits, sha)}"
+
+    def git_branches(self) -> str:
+        return "\n".join(("* " if name == self.branch else "  ") + name for name in sorted(self.logs))
+
+    def read_blob(self, path: str) -> dict[str, Any]:
+        return {"path": path, "lines": _get(self.blobs, path)}
+
+    def git_commit(self, message: str) -> str:
+        if not self.dirty:
+            raise RefusedError("nothing to commit")
+        self.dirty.clear()
+        self.count += 1
+        sha = f"{self.count * 7919:07x}"
+        self.commits[sha] = message
+        self.logs[self.branch].append(sha)
+        return f"[{self.branch} {sha}] {message}"
+
+    def git_checkout(self, branch: str) -> str:
+        _get(self.logs, branch)
+        self.branch = branch
+        return f"Switched to branch '{branch}'"
+
+    def edit_file(self, path: str, text: str) -> dict[str, Any]:
+        self.blobs[path] = self.blobs.get(path, 0) + len(text)
+        self.dirty.add(path)
+        return {"edited": path}
+
+    def create_branch(self, name: str) -> str:
+        if name in self.logs:
+            raise RefusedError("exists")
+        self.logs[name] = list(self.logs[self.branch])
+        return f"created {name}"
+
+    def for_git_status(self, _chance: random.Random) -> dict[str, Any]:
+        return {}
+
+    for_git_branches = for_git_status
+
+    def for_git_log(self, chance: random.Random) -> dict[str, Any]:
+        return {"branch": chance.choice([*self.logs][:6])}
+
+    for_git_checkout = for_git_log
+
+    def for_git_show(self, chance: random.Random) -> dict[str, Any]:
+        return {"sha": chance.choice([*self.commits][-12:])}
+
+    def for_read_blob(self, chance: random.Random) -> dict[str, Any]:
+        return {"path": chance.choice([*self.blobs])}
+
+    def for_git_commit(self, chance: random.Random) -> dict[str, Any]:
+        return {"message": f"fix {chance.randint(1, 99)}"}
+
+    def for_edit_file(self, chance: random.Random) -> dict[str, Any]:
+        return {"path": chance.choice([*self.blobs]), "text": "x" * chance.randint(1, 5)}
+
+    def for_create_branch(self, chance: random.Random) -> dict[str, Any]:
+        return {"name": f"feature/{chance.randint(1, 9)}"}
+
+
+class Database(World):
+    """Rows of tables with integer ids that collide between tables, and with values."""
+
+    reads = ("select_row", "count_rows", "find_rows", "describe_table")
+    writes = ("insert_row", "update_row", "delete_row")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: dict[str, dict[int, dict[str, Any]]] = {
+            table: {n: {"id": n, "value": n % 5, "done": False} for n in range(1, 16)}
+            for table in ("users", "tasks", "tags")
+        }
+
+    def select_row(self, table: str, id: int) -> dict[str, Any]:  # noqa: A002 - the name that such tools have
+        return dict(_get(_get(self.tables, table), id))
+
+    def count_rows(self, table: str) -> dict[str, Any]:
+        return {"table": table, "count": len(_get(self.tables, table))}
+
+    def find_rows(self, table: str, value: int) -> list[dict[str, Any]]:
+        return [dict(row) for row in _get(self.tables, table).values() if row["value"] == value]
+
+    def describe_table(self, table: str) -> dict[str, Any]:
+        _get(self.tables, table)
+        return {"table": table, "columns": ["id", "value", "done"]}
+
+    def insert_row(self, table: str, value: int) -> dict[str, Any]:
+        rows = _get(self.tables, table)
+        number = max(rows, default=0) + 1
+        rows[number] = {"id": number, "value": value, "done": False}
+        return {"id": number}
+
+    def update_row(self, table: str, id: int, value: int) -> dict[str, Any]:  # noqa: A002 - as above
+        rows = _get(self.tables, table)
+        rows[id] = {**_get(rows, id), "value": value}
+        return {"updated": 1}
+
+    def delete_row(self, table: str, id: int) -> dict[str, Any]:  # noqa: A002 - as above
+        rows = _get(self.tables, table)
+        _get(rows, id)
+        del rows[id]
+        return {"deleted": 1}
+
+    def for_count_rows(self, chance: random.Random) -> dict[str, Any]:
+        return {"table": chance.choice([*self.tables])}
+
+    for_describe_table = for_count_rows
+
+    def for_select_row(self, chance: random.Random) -> dict[str, Any]:
+        table = chance.choice([*self.tables])
+        return {"table": table, "id": chance.choice([*self.tables[table]][-15:] or [1])}
+
+    for_delete_row = for_select_row
+
+    def for_find_rows(self, chance: random.Random) -> dict[str, Any]:
+        return {"table": chance.choice([*self.tables]), "value": chance.randint(0, 5)}
+
+    def for_insert_row(self, chance: random.Random) -> dict[str, Any]:
+        return {"table": chance.choice([*self.tables]), "value": chance.randint(0, 5)}
+
+    def for_update_row(self, chance: random.Random) -> dict[str, Any]:
+        return {**self.for_select_row(chance), "value": chance.randint(0, 9)}
+
+
+class Mail(World):
+    """A mailbox in which reading a message marks it, so that a read changes others."""
+
+    reads = ("list_folder", "read_message", "unread_count", "get_contact")
+    writes = ("send_message", "move_message", "delete_message", "mark_unread", "update_contact")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.next = 0
+        self.messages: dict[str, dict[str, Any]] = {}
+        self.contacts = {f"u{n}@mail.example": {"name": f"User {n}", "vip": False} for n in range(8)}
+        chance = random.Random(2)
+        for _ in range(25):
+            self.send_message(**self.for_send_message(chance))
+
+    def list_folder(self, folder: str) -> list[dict[str, Any]]:
+        return [{"id": i, "subject": m["subject"]} for i, m in self.messages.items() if m["folder"] == folder]
+
+    def read_message(self, message_id: str) -> dict[str, Any]:
+        message = _get(self.messages, message_id)
+        message["unread"] = False
+        return {"id": message_id, "subject": message["subject"], "to": message["to"], "folder": message["folder"]}
+
+    def unread_count(self) -> int:
+        return sum(1 for one in self.messages.values() if one["unread"])
+
+    def get_contact(self, email: str) -> dict[str, Any]:
+        return dict(_get(self.contacts, email))
+
+    def send_message(self, to: list[str], subject: str) -> dict[str, Any]:
+        self.next += 1
+        message_id = f"<{self.next}.x@mail>"
+        self.messages[message_id] = {"to": to, "subject": subject, "folder": "sent", "unread": True}
+        return {"status": "sent", "id": message_id}
+
+    def move_message(self, message_id: str, folder: str) -> str:
+        _get(self.messages, message_id)["folder"] = folder
+        return "moved"
+
+    def delete_message(self, message_id: str) -> str:
+        _get(self.messages, message_id)
+        del self.messages[message_id]
+        return "deleted"
+
+    def mark_unread(self, message_id: str) -> None:
+        _get(self.messages, message_id)["unread"] = True
+
+    def update_contact(self, email: str, vip: bool) -> dict[str, Any]:
+        self.contacts[email] = {**_get(self.contacts, email), "vip": vip}
+        return {"email": email}
+
+    def for_list_folder(self, chance: random.Random) -> dict[str, Any]:
+        return {"folder": chance.choice(("inbox", "sent", "archive"))}
+
+    def for_read_message(self, chance: random.Random) -> dict[str, Any]:
+        return {"message_id": chance.choice([*self.messages][-25:] or ["<0.x@mail>"])}
+
+    for_delete_message = for_read_message
+    for_mark_unread = for_read_message
+
+    def for_unread_count(self, _chance: random.Random) -> dict[str, Any]:
+        return {}
+
+    def for_get_contact(self, chance: random.Random) -> dict[str, Any]:
+        return {"email": f"u{chance.randint(0, 8)}@mail.example"}
+
+    def for_send_message(self, chance: random.Random) -> dict[str, Any]:
+        return {"to": [f"u{chance.randint(0, 7)}@mail.example"], "subject": f"Re: {chance.randint(1, 99)}"}
+
+    def for_move_message(self, chance: random.Random) -> dict[str, Any]:
+        return {**self.for_read_message(chance), **self.for_list_folder(chance)}
+
+    def for_update_contact(self, chance: random.Random) -> dict[str, Any]:
+        return {**self.for_get_contact(chance), "vip": chance.random() < 0.5}
+
+
+class Inventory(World):
+    """Stock of articles whose integer numbers collide with quantities; shipments name several in a list."""
+
+    reads = ("get_stock", "get_product", "list_low_stock", "get_shipment")
+    writes = ("ship_items", "restock", "set_price", "reserve_for_shipment")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stock = {n: 20 + n % 7 for n in range(1, 31)}
+        self.prices = {n: n * 1.5 for n in self.stock}
+        self.shipments: dict[str, dict[str, Any]] = {}
+        chance = random.Random(3)
+        for _ in range(10):
+            self.ship_items(**self.for_ship_items(chance))
+
+    def get_stock(self, product_id: int) -> dict[str, Any]:
+        return {"product_id": product_id, "quantity": _get(self.stock, product_id)}
+
+    def get_product(self, product_id: int) -> dict[str, Any]:
+        return {"product_id": product_id, "name": f"Product {product_id}", "price": _get(self.prices, product_id)}
+
+    def list_low_stock(self, threshold: int) -> list[int]:
+        return [n for n, left in self.stock.items() if left < threshold]
+
+    def get_shipment(self, shipment_id: str) -> dict[str, Any]:
+        return dict(_get(self.shipments, shipment_id))
+
+    def ship_items(self, lines: list[dict[str, int]]) -> dict[str, Any]:
+        for line in lines:
+            if _get(self.stock, line["product_id"]) < line["quantity"]:
+                raise RefusedError("not enough")
+        for line in lines:
+            self.stock[line["product_id"]] -= line["quantity"]
+        shipment_id = f"SHP-{len(self.shipments) + 1:04}"
+        self.shipments[shipment_id] = {"shipment_id": shipment_id, "lines": lines, "state": "sent"}
+        return {"shipment_id": shipment_id}
+
+    def restock(self, product_id: int, quantity: int) -> dict[str, Any]:
+        self.stock[product_id] = _get(self.stock, product_id) + quantity
+        return {"quantity": self.stock[product_id]}
+
+    def set_price(self, product_id: int, price: float) -> bool:
+        _get(self.prices, product_id)
+        self.prices[product_id] = price
+        return True
+
+    def reserve_for_shipment(self, shipment_id: str) -> dict[str, Any]:
+        shipment = _get(self.shipments, shipment_id)
+        first = shipment["lines"][0]["product_id"]
+        if self.stock[first] < 1:
+            raise RefusedError("nothing left")
+        self.stock[first] -= 1
+        return {"reserved": {"product_id": first, "quantity": 1}}
+
+    def for_get_stock(self, chance: random.Random) -> dict[str, Any]:
+        return {"product_id": chance.randint(1, 30)}
+
+    for_get_product = for_get_stock
+
+    def for_list_low_stock(self, chance: random.Random) -> dict[str, Any]:
+        return {"threshold": chance.choice((5, 10, 20))}
+
+    def for_get_shipment(self, chance: random.Random) -> dict[str, Any]:
+        return {"shipment_id": chance.choice([*self.shipments][-12:])}
+
+    for_reserve_for_shipment = for_get_shipment
+
+    def for_ship_items(self, chance: random.Random) -> dict[str, Any]:
+        articles = chance.sample(range(1, 31), chance.randint(1, 3))
+        return {"lines": [{"product_id": one, "quantity": chance.randint(1, 3)} for one in articles]}
+
+    def for_restock(self, chance: random.Random) -> dict[str, Any]:
+        return {"product_id": chance.randint(1, 30), "quantity": chance.randint(1, 30)}
+
+    def for_set_price(self, chance: random.Random) -> dict[str, Any]:
+        return {"product_id": chance.randint(1, 30), "price": float(chance.randint(1, 99))}
+
+
+class Airline(World):
+    """Bookings of flights: which flight a cancelled booking frees stands only in the result."""
+
+    reads = ("search_flights", "get_flight", "get_booking", "get_passenger")
+    writes = ("book_flight", "cancel_booking", "change_seat", "update_passenger")
+    cities = ("HAM", "MUC", "LHR")
+
+    def __init__(self) -> None:
+        super().__init__()
+        pairs = [(a, b) for a in self.cities for b in self.cities if a != b]
+        self.flights: dict[str, dict[str, Any]] = {
+            f"AC{100 + n}": {"flight_number": f"AC{100 + n}", "origin": a, "destination": b, "seats": 30}
+            for n, (a, b) in enumerate(pairs * 2)
+        }
+        self.passengers = {
+            f"pax_{n:03}": {"passenger_id": f"pax_{n:03}", "name": f"P{n}", "bookings": []} for n in range(15)
+        }
+        self.bookings: dict[str, dict[str, Any]] = {}
+        chance = random.Random(4)
+        for _ in range(15):
+            self.book_flight(**self.for_book_flight(chance))
+
+    def search_flights(self, origin: str, destination: str) -> list[dict[str, Any]]:
+        return [dict(f) for f in self.flights.values() if (f["origin"], f["destination"]) == (origin, destination)]
+
+    def get_flight(self, flight_number: str) -> dict[str, Any]:
+        return dict(_get(self.flights, flight_number))
+
+    def get_booking(self, reservation_code: str) -> dict[str, Any]:
+        return dict(_get(self.bookings, reservation_code))
+
+    def get_passenger(self, passenger_id: str) -> dict[str, Any]:
+        return dict(_get(self.passengers, passenger_id))
+
+    def book_flight(self, passenger_id: str, flight_number: str) -> dict[str, Any]:
+        flight, passenger = _get(self.flights, flight_number), _get(self.passengers, passenger_id)
+        if not flight["seats"]:
+            raise RefusedError("full")
+        flight["seats"] -= 1
+        code = f"R{len(self.bookings) + 1:05}"
+        self.bookings[code] = {
+            "reservation_code": code,
+            "flight_number": flight_number,
+            "passenger_id": passenger_id,
+            "seat": "1A",
+        }
+        passenger["bookings"] = [*passenger["bookings"], code]
+        return dict(self.bookings[code])
+
+    def cancel_booking(self, reservation_code: str) -> dict[str, Any]:
+        booking = _get(self.bookings, reservation_code)
+        if booking["seat"] == "cancelled":
+            raise RefusedError("already cancelled")
+        self.bookings[reservation_code] = {**booking, "seat": "cancelled"}
+        self.flights[booking["flight_number"]]["seats"] += 1
+        return {"reservation_code": reservation_code, "flight_number": booking["flight_number"]}
+
+    def change_seat(self, reservation_code: str, seat: str) -> dict[str, Any]:
+        booking = _get(self.bookings, reservation_code)
+        if booking["seat"] == "cancelled":
+            raise RefusedError("cancelled")
+        self.bookings[reservation_code] = {**booking, "seat": seat}
+        return {"seat": seat}
+
+    def update_passenger(self, passenger_id: str, name: str) -> dict[str, Any]:
+        self.passengers[passenger_id] = {**_get(self.passengers, passenger_id), "name": name}
+        return {"passenger_id": passenger_id, "name": name}
+
+    def for_search_flights(self, chance: random.Random) -> dict[str, Any]:
+        origin, destination = chance.sample(self.cities, 2)
+        return {"origin": origin, "destination": destination}
+
+    def for_get_flight(self, chance: random.Random) -> dict[str, Any]:
+        return {"flight_number": chance.choice([*self.flights])}
+
+    def for_get_booking(self, chance: random.Random) -> dict[str, Any]:
+        return {"reservation_code": chance.choice([*self.bookings][-20:])}
+
+    for_cancel_booking = for_get_booking
+
+    def for_get_passenger(self, chance: random.Random) -> dict[str, Any]:
+        return {"passenger_id": chance.choice([*self.passengers])}
+
+    def for_book_flight(self, chance: random.Random) -> dict[str, Any]:
+        return {**self.for_get_passenger(chance), **self.for_get_flight(chance)}
+
+    def for_change_seat(self, chance: random.Random) -> dict[str, Any]:
+        return {**self.for_get_booking(chance), "seat": f"{chance.randint(1, 30)}{chance.choice('ABC')}"}
+
+    def for_update_passenger(self, chance: random.Random) -> dict[str, Any]:
+        return {**self.for_get_passenger(chance), "name": f"P{chance.randint(1, 99)}"}
+
+
+class Bank(World):
+    """Accounts with integer numbers that collide with amounts; a transfer touches two of them, and totals."""
+
+    reads = ("get_balance", "get_account", "get_customer_total", "get_statement", "get_rate")
+    writes = ("transfer", "deposit", "set_limit")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.balances = dict.fromkeys(range(1, 26), 100)
+        self.limits = dict.fromkeys(self.balances, 500)
+        self.moves: dict[int, list[int]] = {n: [] for n in self.balances}
+
+    def get_balance(self, account_id: int) -> int:
+        return int(_get(self.balances, account_id))
+
+    def get_account(self, account_id: int) -> dict[str, Any]:
+        limit = _get(self.limits, account_id)
+        return {"account_id": account_id, "customer_id": f"c{account_id % 5}", "limit": limit, "active": True}
+
+    def get_customer_total(self, customer_id: str) -> dict[str, Any]:
+        return {"total": sum(money for n, money in self.balances.items() if f"c{n % 5}" == customer_id)}
+
+    def get_statement(self, account_id: int) -> list[int]:
+        return list(_get(self.moves, account_id))
+
+    def get_rate(self, currency: str) -> float:
+        return {"EUR": 1.0, "USD": 1.25, "CHF": 0.5}[currency]
+
+    def transfer(self, from_account: int, to_account: int, amount: int) -> dict[str, Any]:
+        if _get(self.balances, from_account) < amount:
+            raise RefusedError("insufficient funds")
+        _get(self.balances, to_account)
+        for account, money in ((from_account, -amount), (to_account, amount)):
+            self.balances[account] += money
+            self.moves[account].append(money)
+        return {"status": "done", "amount": amount}
+
+    def deposit(self, account_id: int, amount: int) -> dict[str, Any]:
+        self.balances[account_id] = _get(self.balances, account_id) + amount
+        self.moves[account_id].append(amount)
+        return {"account_id": account_id, "customer_id": f"c{account_id % 5}"}
+
+    def set_limit(self, account_id: int, limit: int) -> None:
+        _get(self.limits, account_id)
+        self.limits[account_id] = limit
+
+    def for_get_balance(self, chance: random.Random) -> dict[str, Any]:
+        return {"account_id": chance.randint(1, 25)}
+
+    for_get_account = for_get_balance
+    for_get_statement = for_get_balance
+
+    def for_get_customer_total(self, chance: random.Random) -> dict[str, Any]:
+        return {"customer_id": f"c{chance.randint(0, 4)}"}
+
+    def for_get_rate(self, chance: random.Random) -> dict[str, Any]:
+        return {"currency": chance.choice(("EUR", "USD", "CHF"))}
+
+    def for_transfer(self, chance: random.Random) -> dict[str, Any]:
+        return {
+            "from_account": chance.randint(1, 25),
+            "to_account": chance.randint(1, 25),
+            "amount": chance.randint(1, 25),
+        }
+
+    def for_deposit(self, chance: random.Random) -> dict[str, Any]:
+        return {"account_id": chance.randint(1, 25), "amount": chance.randint(1, 25)}
+
+    def for_set_limit(self, chance: random.Random) -> dict[str, Any]:
+        return {"account_id": chance.randint(1, 25), "limit": chance.choice((100, 500, 900))}
+
+
+class Station(World):
+    """Answers that change by themselves, beside settings that do not; some writes set what is already so."""
+
+    reads = ("get_time", "random_number", "get_setting", "get_sensor", "list_settings")
+    writes = ("set_setting", "ping", "reset_settings")
+    volatile = ("get_time", "random_number", "get_sensor")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings: dict[str, Any] = {f"key.{n}": n % 3 for n in range(12)}
+        self.noise = random.Random(5)
+
+    def get_time(self) -> dict[str, Any]:
+        return {"now": f"2026-03-01T{self.tick // 60 % 24:02}:{self.tick % 60:02}:00Z"}
+
+    def random_number(self, limit: int) -> int:
+        return self.noise.randint(0, limit)
+
+    def get_sensor(self, sensor_id: str) -> dict[str, Any]:
+        return {"sensor_id": sensor_id, "celsius": 20 + self.tick // 50 % 7}
+
+    def get_setting(self, key: str) -> Any:
+        return {"key": key, "value": _get(self.settings, key)}
+
+    def list_settings(self) -> dict[str, Any]:
+        return dict(self.settings)
+
+    def set_setting(self, key: str, value: int) -> str:
+        self.settings[key] = value
+        return "ok"
+
+    def ping(self, host: str) -> str:
+        return f"pong from {host}"
+
+    def reset_settings(self) -> str:
+        self.settings = dict.fromkeys(self.settings, 0)
+        return "reset"
+
+    def for_get_time(self, _chance: random.Random) -> dict[str, Any]:
+        return {}
+
+    for_list_settings = for_get_time
+    for_reset_settings = for_get_time
+
+    def for_random_number(self, chance: random.Random) -> dict[str, Any]:
+        return {"limit": chance.choice((10, 100))}
+
+    def for_get_sensor(self, chance: random.Random) -> dict[str, Any]:
+        return {"sensor_id": f"s-{chance.randint(1, 5)}"}
+
+    def for_get_setting(self, chance: random.Random) -> dict[str, Any]:
+        return {"key": f"key.{chance.randint(0, 11)}"}
+
+    def for_set_setting(self, chance: random.Random) -> dict[str, Any]:
+        return {**self.for_get_setting(chance), "value": chance.randint(0, 2)}
+
+    def for_ping(self, chance: random.Random) -> dict[str, Any]:
+        return {"host": f"h{chance.randint(1, 4)}.example"}
+
+
+class Directory(World):
+    """People with three names each, found by any of them, and listed in pages."""
+
+    reads = ("get_user", "find_user_by_email", "find_user_by_handle", "list_users", "get_team")
+    writes = ("update_user", "change_email", "rename_handle", "join_team", "register_user")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users: dict[str, dict[str, Any]] = {}
+        for n in range(20):
+            self.register_user(f"h{n}_ñ", f"mail{n}@example.org")
+
+    def _found(self, name: str, value: str) -> dict[str, Any]:
+        for user in self.users.values():
+            if user[name] == value:
+                return user
+        raise RefusedError("no such user")
+
+    def get_user(self, user_id: str) -> dict[str, Any]:
+        return dict(_get(self.users, user_id))
+
+    def find_user_by_email(self, email: str) -> str:
+        return str(self._found("email", email)["id"])
+
+    def find_user_by_handle(self, handle: str) -> dict[str, Any]:
+        return {"user": dict(self._found("handle", handle))}
+
+    def list_users(self, page: int, per_page: int) -> dict[str, Any]:
+        rows = [*self.users.values()][(page - 1) * per_page : page * per_page]
+        return {"page": page, "users": [{"id": one["id"], "handle": one["handle"]} for one in rows]}
+
+    def get_team(self, team: str) -> dict[str, Any]:
+        return {"team": team, "members": [one["id"] for one in self.users.values() if one["team"] == team]}
+
+    def update_user(self, user_id: str, bio: str) -> dict[str, Any]:
+        self.users[user_id] = {**_get(self.users, user_id), "bio": bio}
+        return {"id": user_id}
+
+    def change_email(self, old_email: str, new_email: str) -> dict[str, Any]:
+        user = self._found("email", old_email)
+        if any(one["email"] == new_email for one in self.users.values()):
+            raise RefusedError("taken")
+        self.users[user["id"]] = {**user, "email": new_email}
+        return {"id": user["id"]}
+
+    def rename_handle(self, handle: str, new_handle: str) -> dict[str, Any]:
+        user = self._found("handle", handle)
+        if any(one["handle"] == new_handle for one in self.users.values()):
+            raise RefusedError("taken")
+        self.users[user["id"]] = {**user, "handle": new_handle}
+        return dict(self.users[user["id"]])
+
+    def join_team(self, user_id: str, team: str) -> str:
+        self.users[user_id] = {**_get(self.users, user_id), "team": team}
+        return "joined"
+
+    def register_user(self, handle: str, email: str) -> dict[str, Any]:
+        if any(handle == one["handle"] or email == one["email"] for one in self.users.values()):
+            raise RefusedError("taken")
+        user_id = f"usr-{len(self.users) + 1}"
+        self.users[user_id] = {"id": user_id, "handle": handle, "email": email, "bio": "", "team": "blue"}
+        return {"id": user_id}
+
+    def for_get_user(self, chance: random.Random) -> dict[str, Any]:
+        return {"user_id": chance.choice([*self.users][:25])}
+
+    def for_find_user_by_email(self, chance: random.Random) -> dict[str, Any]:
+        return {"email": f"mail{chance.randint(0, 24)}@example.org"}
+
+    def for_find_user_by_handle(self, chance: random.Random) -> dict[str, Any]:
+        return {"handle": f"h{chance.randint(0, 24)}_ñ"}
+
+    def for_list_users(self, chance: random.Random) -> dict[str, Any]:
+        return {"page": chance.randint(1, 4), "per_page": 6}
+
+    def for_get_team(self, chance: random.Random) -> dict[str, Any]:
+        return {"team": chance.choice(("blue", "red", "green"))}
+
+    def for_update_user(self, chance: random.Random) -> dict[str, Any]:
+        return {**self.for_get_user(chance), "bio": f"bio {chance.randint(1, 99)}"}
+
+    def for_change_email(self, chance: random.Random) -> dict[str, Any]:
+        old, new = chance.sample(range(25), 2)
+        return {"old_email": f"mail{old}@example.org", "new_email": f"mail{new}@example.org"}
+
+    def for_rename_handle(self, chance: random.Random) -> dict[str, Any]:
+        old, new = chance.sample(range(25), 2)
+        return {"handle": f"h{old}_ñ", "new_handle": f"h{new}_ñ"}
+
+    def for_join_team(self, chance: random.Random) -> dict[str, Any]:
+        return {**self.for_get_user(chance), **self.for_get_team(chance)}
+
+    def for_register_user(self, chance: random.Random) -> dict[str, Any]:
+        n = chance.randint(20, 40)
+        return {"handle": f"h{n}_ñ", "email": f"mail{n}@example.org"}
+
+
+class Projects(World):
+    """Tasks in projects: the name of a project stands in its tasks, and a project counts them."""
+
+    reads = ("get_task", "get_project", "list_project_tasks", "get_member_load")
+    writes = ("create_task", "complete_task", "rename_project", "move_task", "archive_project")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projects = {f"prj{n}": {"id": f"prj{n}", "name": f"N{n}", "archived": False} for n in range(8)}
+        self.tasks: dict[str, dict[str, Any]] = {}
+        chance = random.Random(6)
+        for _ in range(40):
+            self.create_task(**self.for_create_task(chance))
+
+    def get_task(self, task_id: str) -> dict[str, Any]:
+        task = _get(self.tasks, task_id)
+        return {**task, "project": self.projects[task["project_id"]]["name"]}
+
+    def get_project(self, project_id: str) -> dict[str, Any]:
+        open_tasks = sum(1 for one in self.tasks.values() if one["project_id"] == project_id and not one["done"])
+        return {**_get(self.projects, project_id), "open_tasks": open_tasks}
+
+    def list_project_tasks(self, project_id: str) -> list[dict[str, Any]]:
+        return [{"task_id": i, "done": t["done"]} for i, t in self.tasks.items() if t["project_id"] == project_id]
+
+    def get_member_load(self, member: str) -> int:
+        return sum(1 for one in self.tasks.values() if one["member"] == member and not one["done"])
+
+    def create_task(self, project_id: str, member: str) -> dict[str, Any]:
+        if _get(self.projects, project_id)["archived"]:
+            raise RefusedError("archived")
+        task_id = f"task-{len(self.tasks) + 1}"
+        self.tasks[task_id] = {"task_id": task_id, "project_id": project_id, "member": member, "done": False}
+        return {"task_id": task_id}
+
+    def complete_task(self, task_id: str) -> dict[str, Any]:
+        self.tasks[task_id] = {**_get(self.tasks, task_id), "done": True}
+        return dict(self.tasks[task_id])
+
+    def rename_project(self, project_id: str, name: str) -> str:
+        self.projects[project_id] = {**_get(self.projects, project_id), "name": name}
+        return "renamed"
+
+    def move_task(self, task_id: str, project_id: str) -> str:
+        _get(self.projects, project_id)
+        self.tasks[task_id] = {**_get(self.tasks, task_id), "project_id": project_id}
+        return "moved"
+
+    def archive_project(self, project_id: str) -> dict[str, Any]:
+        project = _get(self.projects, project_id)
+        self.projects[project_id] = {**project, "archived": not project["archived"]}
+        return {"archived": not project["archived"]}
+
+    def for_get_task(self, chance: random.Random) -> dict[str, Any]:
+        return {"task_id": chance.choice([*self.tasks][-40:])}
+
+    for_complete_task = for_get_task
+
+    def for_get_project(self, chance: random.Random) -> dict[str, Any]:
+        return {"project_id": chance.choice([*self.projects])}
+
+    for_list_project_tasks = for_get_project
+    for_archive_project = for_get_project
+
+    def for_get_member_load(self, chance: random.Random) -> dict[str, Any]:
+        return {"member": chance.choice(("ann", "ben", "cem", "dot"))}
+
+    def for_create_task(self, chance: random.Random) -> dict[str, Any]:
+        return {**self.for_get_project(chance), **self.for_get_member_load(chance)}
+
+    def for_rename_project(self, chance: random.Random) -> dict[str, Any]:
+        return {**self.for_get_project(chance), "name": f"N{chance.randint(1, 99)}"}
+
+    def for_move_task(self, chance: random.Random) -> dict[str, Any]:
+        return {**self.for_get_task(chance), **self.for_get_project(chance)}
+
+
+class Home(World):
+    """Devices in rooms, switched one by one or by scenes that name none of them."""
+
+    reads = ("get_device", "list_room", "get_power")
+    writes = ("set_device", "run_scene", "rename_device")
+    share_of_writes = 0.2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.devices = {
+            f"dev{n:02}": {"on": False, "room": ("hall", "bath", "attic")[n % 3], "name": f"L{n}"} for n in range(18)
+        }
+
+    def get_device(self, device_id: str) -> dict[str, Any]:
+        return dict(_get(self.devices, device_id))
+
+    def list_room(self, room: str) -> dict[str, Any]:
+        return {"room": room, "devices": {i: d["on"] for i, d in self.devices.items() if d["room"] == room}}
+
+    def get_power(self) -> float:
+        return sum(7.5 for one in self.devices.values() if one["on"])
+
+    def set_device(self, device_id: str, on: bool) -> dict[str, Any]:
+        self.devices[device_id] = {**_get(self.devices, device_id), "on": on}
+        return {"ok": True}
+
+    def run_scene(self, scene: str) -> str:
+        rooms = {"night": ("hall", "bath", "attic"), "leave": ("hall", "bath"), "wake": ("bath",)}[scene]
+        self.devices = {i: {**d, "on": scene == "wake"} if d["room"] in rooms else d for i, d in self.devices.items()}
+        return "done"
+
+    def rename_device(self, device_id: str, name: str) -> dict[str, Any]:
+        self.devices[device_id] = {**_get(self.devices, device_id), "name": name}
+        return {"name": name}
+
+    def for_get_device(self, chance: random.Random) -> dict[str, Any]:
+        return {"device_id": chance.choice([*self.devices])}
+
+    def for_list_room(self, chance: random.Random) -> dict[str, Any]:
+        return {"room": chance.choice(("hall", "bath", "attic"))}
+
+    def for_get_power(self, _chance: random.Random) -> dict[str, Any]:
+        return {}
+
+    def for_set_device(self, chance: random.Random) -> dict[str, Any]:
+        return {**self.for_get_device(chance), "on": chance.random() < 0.5}
+
+    def for_run_scene(self, chance: random.Random) -> dict[str, Any]:
+        return {"scene": chance.choice(("night", "leave", "wake"))}
+
+    def for_rename_device(self, chance: random.Random) -> dict[str, Any]:
+        return {**self.for_get_device(chance), "name": f"L{chance.randint(1, 99)}"}
+
+
+WORLDS: tuple[type[World], ...] = (
+    Files, Calendar, Issues, Repositories, Git, Database, Mail, Inventory, Airline, Bank, Station, Directory, Projects,
+    Home,
+)  # fmt: skip
