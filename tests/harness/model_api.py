@@ -103,7 +103,8 @@ def completion_chunks() -> list[dict[str, Any]]:
     """The chunks of a streamed completion."""
     base = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "large-1"}
     words = [{"index": 0, "delta": {"role": "assistant", "content": word}, "finish_reason": None} for word in "ab"]
-    chunks = [{**base, "choices": [word]} for word in words]
+    end = {"index": 0, "delta": {}, "finish_reason": "stop"}  # as servers send it; clients miss it
+    chunks = [{**base, "choices": [choice]} for choice in (*words, end)]
     return [*chunks, {**base, "choices": [], "usage": COMPLETION["usage"]}]
 
 
