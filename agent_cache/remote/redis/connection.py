@@ -13,14 +13,12 @@ also faster: redis.asyncio's connections cost 1.24x to 1.7x of a raw GET a hit (
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import Context
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
 from redis.asyncio.connection import SSLConnection
@@ -28,6 +26,7 @@ from redis.credentials import UsernamePasswordCredentialProvider
 
 from agent_cache.remote.redis.options import Address, Deployment
 from agent_cache.remote.redis.scripts import Script
+from agent_cache.remote.tier_log import Log, boottime
 
 __all__ = [
     "INFO",
@@ -74,15 +73,8 @@ _MAX_DEPTH = 32
 _SHORT = 65_536
 """Bytes. Of longer replies little is gained, and much may be copied twice."""
 _MAX_REASON = 300
-_LOG_AGAIN_AFTER = 60.0
-_MAX_LOGGED = 1_000
 _NOT_DUE = float("inf")
 _MAX_UNSENT = 1 << 22
-
-boottime: Callable[[], float] = (
-    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
-)
-"""Seconds, time in suspension included where the platform can tell. A machine that wakes up has missed messages."""
 
 
 def asleep() -> float:
@@ -199,28 +191,6 @@ class Counters:
     def as_dict(self) -> dict[str, int]:
         """A plain copy."""
         return asdict(self)
-
-
-@dataclass(slots=True)
-class Log:
-    """Logs each warning once. Argument values are never part of one."""
-
-    tier: str
-    _logged: dict[str, float] = field(default_factory=dict)
-
-    def once(self, event: str, reason: object = "") -> None:
-        """Log a warning, unless the same event was logged before."""
-        if event not in self._logged and len(self._logged) < _MAX_LOGGED:
-            self._logged[event] = boottime()
-            extra = {"agent_cache_event": event, "agent_cache_tier": self.tier}
-            logging.getLogger("agent_cache").warning(
-                "%s: %s%s", self.tier, event, f" ({reason})" if reason else "", extra=extra
-            )
-
-    def allow_again(self, event: str) -> None:
-        """Let an event that has ended be logged again, at most once a minute."""
-        if boottime() - self._logged.get(event, NEVER) > _LOG_AGAIN_AFTER:
-            self._logged.pop(event, None)
 
 
 # The protocol: RESP, version 2

@@ -1,0 +1,977 @@
+"""`FileTier`: one coherent cache for the processes of one machine, in a file, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from agent_cache.clock import CLOCK
+from agent_cache.core.policies import refresh_window, seconds
+from agent_cache.core.store import NEVER
+from agent_cache.core.tags import root_of
+from agent_cache.errors import ConfigurationError, RemoteTierError
+from agent_cache.remote.codecs import Codec, MessagePackCodec, Undecodable, Unencodable
+from agent_cache.remote.file.cell_names import SCHEMA, CellNames, RootChanges
+from agent_cache.remote.file.database import (
+    ARMED,
+    HELD,
+    IDLE,
+    Busy,
+    Cell,
+    Damaged,
+    Database,
+    Unwritable,
+    WriteCells,
+    packed,
+    unpacked,
+)
+from agent_cache.remote.file.open_files import Unreachable, open_files
+from agent_cache.remote.file.shared_page import PageLease, SharedPage, reader_of
+from agent_cache.remote.protocol import Found, Listener, Request, SentCommit, Ticket, Touched, Versions, WriteIntent
+from agent_cache.values.canonical import is_large, make_room
+
+__all__ = ["FileTier", "FileTicket"]
+
+_MAX_PLACES: Final = 4_096
+_MAX_CELLS: Final = 1_024
+"""Cells of one value, inherited ones included. One that depends on more is not stored."""
+_MAX_LATE: Final = 256
+"""Entities that one result may name before it depends on their whole root instead."""
+_FEW_LATE: Final = 16
+_INLINE: Final = 65_536
+"""Bytes of the longest value that is written in the thread of its caller."""
+_SPIN: Final = 0.001
+_TRUST: Final = 0.05
+"""Seconds that `FileTier.trusted_until` looks ahead, for who asks now."""
+_HEAD: Final = struct.Struct(">BddddII")
+
+
+@dataclass(slots=True)
+class Counters:
+    """Events since the tier was made.
+
+    Attributes:
+        hits: values found and current.
+        misses: lookups that found none.
+        stores: values written.
+        unencodable: values that could not be encoded, or were too large.
+        bad_values: values that could not be read: forged, damaged or of another version.
+        failures: lookups, stores and writes that could not use the file.
+        invalidations: writes of others that were received.
+        losses: times that the files were replaced.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    stores: int = 0
+    unencodable: int = 0
+    bad_values: int = 0
+    failures: int = 0
+    invalidations: int = 0
+    losses: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """Where an entry is and what it depends on, whatever its value.
+
+    Attributes:
+        digest: None if it has no identity outside of this process: nothing is found, nothing is stored.
+        entry: its number.
+        home: see `CellNames.home`.
+        depends_on: cells that every value of the entry depends on, its own among them.
+        watched: S and D of the roots under which the result will name entities.
+        late: cells that its value named beside those when it was last found or stored.
+        cells: all of these.
+        read_slots: reads their slots.
+        forgotten: see `CellNames`: all that it depends on was noted since then.
+        known: the cells that `depends_on` names as they were last found idle, and the header that a value has then.
+        request: the latest request that was found to be for this place.
+    """
+
+    digest: bytes | None
+    entry: int
+    home: str
+    depends_on: tuple[int, ...]
+    watched: tuple[int, ...]
+    forgotten: int
+    late: tuple[int, ...] = ()
+    cells: tuple[int, ...] = ()
+    read_slots: Callable[[Any], tuple[int, ...]] = field(init=False)
+    known: tuple[dict[int, Cell], bytes, Versions] | None = None
+    request: Request | None = None
+
+    def __post_init__(self) -> None:
+        self.keep_late(())
+
+    def keep_late(self, late: Iterable[int]) -> None:
+        """Read these cells with the others from now on: it saves a second statement."""
+        self.late = tuple(sorted(late))[:_FEW_LATE]
+        self.cells = tuple(dict.fromkeys((*self.depends_on, *self.watched, *self.late)))
+        self.read_slots = reader_of(self.cells)
+
+
+class FileTicket:
+    """What a lookup saw before the load: slots of the page, and cells of the database.
+
+    Attributes:
+        cells: the cells of its place; empty if the file could not be used.
+        found: those in the header of the value that was found; None without one.
+        lease: the trust in a local copy: see `Ticket`.
+        versions: see `Ticket`.
+        former_cost: seconds that the load of a value took that is there, and counts no more.
+        lasts: see `Ticket`.
+    """
+
+    __slots__ = (
+        "_read_slots", "_slots", "cells", "former_cost", "found", "lasts", "lease", "place", "request", "tier",
+        "versions",
+    )  # fmt: skip
+
+    refreshes_early = True
+
+    def __init__(self, tier: FileTier, request: Request, place: _Place) -> None:
+        self.tier = tier
+        self.request = request
+        self.place = place
+        self.cells: dict[int, Cell] = {}
+        self.found: dict[int, Cell] | None = None
+        self.versions: Versions | None = None
+        self.former_cost: float | None = None
+        self.lasts = tier.remote_ttl if request.ttl is None else request.ttl
+
+    def set_slots(self, page: SharedPage, read: Callable[[Any], tuple[int, ...]], slots: tuple[int, ...]) -> None:
+        """Note the slots, which were read before the cells."""
+        self._read_slots, self._slots = read, slots
+        self.lease = PageLease(page, read, slots)
+
+    def _is_untouched(self) -> bool:
+        """Whether no write has begun or ended since the lookup, in any process."""
+        lease = self.lease
+        return lease.is_current and (self.found is not None or self._read_slots(lease.page) == self._slots)
+
+    def is_clean(self) -> bool:
+        """See `Ticket`. The slots tell it, for all processes."""
+        cells = self.cells if self.found is None else self.found
+        return (
+            bool(cells)
+            and not self.request.strong
+            and all(cell[1] == IDLE for cell in cells.values())
+            and not any(slot & 1 for slot in self.lease.seen)
+            and self._is_untouched()
+        )
+
+    def is_joinable(self) -> bool:
+        """See `Ticket`."""
+        return (
+            bool(self.cells)
+            and not self.request.strong
+            and all(cell[1] != HELD for cell in self.cells.values())
+            and self._is_untouched()
+        )
+
+    def agrees_with(self, other: Ticket) -> bool:
+        """See `Ticket`."""
+        return (
+            isinstance(other, FileTicket)
+            and bool(self.cells)
+            and all(cell[1] == IDLE for cell in self.cells.values())
+            and all(other.cells.get(cell) == seen for cell, seen in self.cells.items())
+        )
+
+    def note_tags(self, tags: Sequence[str]) -> None:
+        """See `Ticket`. A local copy depends on all of these tags, and no more: on an entity that the result has named,
+        in place of its whole root.
+
+        Its slot is read only now. That it is the one from before the load is proven by that of D, which every write
+        under the root changes, and by S: `is_clean` compares them with what the lookup saw.
+        """
+        request, place = self.request, self.place
+        if not place.watched and len(tags) <= len(request.tags):
+            return
+        cells = {*place.depends_on}.union(*map(self.tier.names.cells_read, tags))
+        if self.found is not None:
+            if cells <= self.found.keys():
+                return
+            self.found = None
+        lease = self.lease
+        lease.read = reader_of(cells)
+        lease.seen = lease.read(lease.page)
+
+
+class _OvertakenError(Exception):
+    """A write has come between two parts of a lookup."""
+
+
+class _Written(SentCommit):
+    """A commit that has landed."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return
+        yield
+
+
+_WRITTEN: Final = _Written()
+
+
+def _checked_options(
+    namespace: Any, remote_ttl: Any, codec: Any, max_bytes: Any, max_value_size: Any
+) -> tuple[float | None, Codec, int]:
+    """Check options of a tier.
+
+    Raises:
+        ConfigurationError: naming the option and the fix.
+    """
+    if not isinstance(namespace, str) or not re.fullmatch(r"[^\s{}:]{1,64}", namespace):
+        raise ConfigurationError(
+            f"FileTier: namespace must be a short text without spaces, braces and colons, got {namespace!r}"
+        )
+    for name in ("encode", "decode"):
+        if codec is not None and not callable(getattr(codec, name, None)):
+            raise ConfigurationError(f"FileTier: codec {codec!r} cannot {name}")
+    for name, number, least in (("max_bytes", max_bytes, 65_536), ("max_value_size", max_value_size, 1024)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
+            raise ConfigurationError(f"FileTier: {name} must be bytes, {least} or more, got {number!r}")
+    if max_bytes is None:
+        raise ConfigurationError("FileTier: max_bytes must be bytes: the file has a bound")
+    if codec is None:
+        codec = MessagePackCodec() if max_value_size is None else MessagePackCodec(max_size=max_value_size)
+    allowed = getattr(codec, "max_size", None)
+    if max_value_size is None:
+        max_value_size = allowed or MessagePackCodec().max_size
+    elif allowed is not None and allowed < max_value_size:
+        raise ConfigurationError(
+            f"FileTier: max_value_size={max_value_size}, but {codec!r} takes no more than {allowed} bytes; give it a "
+            "larger max_size, or leave out max_value_size"
+        )
+    return None if remote_ttl is None else seconds(remote_ttl, "FileTier: remote_ttl"), codec, max_value_size
+
+
+class FileTier:
+    """A tier in one SQLite file, which the processes of one machine share: workers of a server, of pytest-xdist, a
+    script that is started again. No server, and nothing but the standard library.
+
+    As soon as a write has ended in any process, no process returns what was loaded before, also from its local copies:
+    a hit compares a word of memory that all processes share. What is in the file survives the processes, and the
+    machine's restart as far as SQLite's log does (``synchronous=NORMAL``).
+
+    The files are ``path``, and beside it ``-wal``, ``-shm``, ``.page`` and ``.lock``, readable for this user alone. A
+    file that cannot be used costs a call at most `timeout`; the tools run without it, and what they write is made up
+    for before anybody uses the file again. A damaged file is set aside as ``path.corrupt``, and a new one is begun. Do
+    not copy the files to another machine, and remove them all or none. Windows and network file systems are refused.
+
+    One tier serves any number of event loops and threads, and may be used after a fork.
+
+    Args:
+        path: of the database. Its directory exists, and not everybody may write into it.
+        namespace: keeps the entries of different programs in one file apart.
+        timeout: seconds that a call waits for a file that other processes have locked.
+        lease: seconds that what a process was writing when it died is held: its effect may still come.
+        remote_ttl: seconds that a value lives whose tool has no ttl. None is as long as there is room: mind that writes
+            between two runs of a program, by whatever else, are not seen.
+        codec: how values are written; the default is MessagePack.
+        max_bytes: bytes of all values. Those that were not used for longest make room.
+        max_value_size: bytes of the longest value that is stored or read. None is as much as the codec allows, which is
+            1 MiB for the default.
+
+    Raises:
+        ConfigurationError: if any of this cannot work. A file that is not a tier's is left as it is.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        namespace: str = "agent_cache",
+        timeout: float | timedelta = 0.25,
+        lease: float | timedelta = 10.0,
+        remote_ttl: float | timedelta | None = 3600.0,
+        codec: Codec | None = None,
+        max_bytes: int = 268_435_456,
+        max_value_size: int | None = None,
+    ) -> None:
+        self.remote_ttl, self._codec, self._max_value_size = _checked_options(
+            namespace, remote_ttl, codec, max_bytes, max_value_size
+        )
+        self._lease = seconds(lease, "FileTier: lease")
+        patience = seconds(timeout, "FileTier: timeout")
+        self.names = CellNames(namespace)
+        self._origin = secrets.randbits(62)
+        self._counters = Counters()
+        self._places: dict[tuple[object, ...], _Place] = {}
+        self._latest: dict[int, tuple[Request, _Place]] = {}  # by request, of which there is one a key
+        self._tried: dict[int, float] = {}  # by entry, when the value was loaded that it last tried to refresh
+        self._claims: dict[int, int] = {}  # by entry, under which number this process has claimed to refresh it
+        self._listeners: tuple[Listener, ...] = ()
+        self._ttls: dict[str, float] = {}
+        self._ttls_seen = -1
+        self._unsent_ttls: dict[str, float | None] = {}
+        self._ttl_listeners: tuple[Callable[[Mapping[str, float]], None], ...] = ()
+        self._lock = threading.RLock()
+        self._is_closed = False
+        self._files = files = open_files(path, timeout=patience, max_bytes=max_bytes, lease=self._lease)
+        self._applied = files.page.changes
+        files.join(self)
+        self._leave = weakref.finalize(self, files.leave)
+        _TIERS.add(self)
+
+    def __repr__(self) -> str:
+        return f"FileTier({str(self._files.path)!r})"
+
+    @property
+    def path(self) -> Path:
+        """Where the database is."""
+        return self._files.path
+
+    @property
+    def lease(self) -> float:
+        """Seconds that a `begin` lasts without `renew`."""
+        return self._lease
+
+    # Places
+
+    def _place(self, request: Request) -> _Place:
+        """The place of an entry."""
+        names = self.names
+        latest = self._latest.get(id(request))
+        if latest is not None and latest[0] is request and latest[1].forgotten == names.forgotten:
+            return latest[1]
+        # With types: 1 and True are equal, and are two calls. The key holds the values of arguments, not their names.
+        key, tenant = request.key, request.tenant
+        known = (
+            request.tool, key, type(key), tenant, type(tenant), request.session, request.tags, request.late_roots,
+            request.roots, *[name for name, _ in request.arguments],
+        )  # fmt: skip
+        place = self._places.get(known)
+        if place is not None and place.forgotten == names.forgotten:
+            if place.request is request:  # not one that was made for this call alone, with the arguments of a user
+                make_room(self._latest, _MAX_PLACES)
+                self._latest[id(request)] = request, place
+            place.request = request
+            return place
+        place, lasts = self._new_place(request)
+        if lasts and not is_large(key):
+            make_room(self._places, _MAX_PLACES)
+            self._places[known] = place
+        return place
+
+    def _new_place(self, request: Request) -> tuple[_Place, bool]:
+        names = self.names
+        forgotten = names.forgotten
+        digest, lasts = names.digest(request)
+        home, entry = names.home(request), 0
+        depends_on: dict[int, None] = {}
+        if digest is not None:
+            entry = names.entry(digest)
+            depends_on[entry] = None
+            names.keep_call(entry, request, home)
+        for tag in request.tags:
+            depends_on |= dict.fromkeys(names.cells_read(tag))
+        watched = {cell: None for root in request.late_roots for cell in names.cells_of_root(root)}
+        place = _Place(
+            digest, entry, home, tuple(depends_on), tuple(cell for cell in watched if cell not in depends_on), forgotten
+        )
+        return place, lasts
+
+    # Lookups
+
+    async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
+        """See `Tier`. Nearly always in this thread, in some microseconds: readers do not wait for writers."""
+        ticket = FileTicket(self, request, self._place(request))
+        files = self._files
+        try:
+            found = await files.run(partial(self._look_up, ticket)) if not self._is_closed else None
+        except Unreachable as error:
+            self._note_failure(error)
+            found, ticket.cells, ticket.found = None, {}, None
+        if found is None:
+            ticket.versions = None
+            self._counters.misses += 1
+        else:
+            self._counters.hits += 1
+            files.note_use(ticket.place.entry)
+        return found, ticket
+
+    def _note_failure(self, error: object) -> None:
+        self._counters.failures += 1
+        self._files.log.once("the file cannot be used, so the tools run without it", error)
+
+    def _look_up(self, ticket: FileTicket, database: Database) -> Found | None:
+        place, page = ticket.place, database.page
+        if self._listeners and page.changes != self._applied:
+            self.look(database)
+        is_last = False
+        while True:
+            read = place.read_slots
+            slots = read(page.words)  # before the cells: a write that comes in between has changed them then
+            if not page.is_usable:
+                raise Unreachable("invalidations are missing in it")
+            cells, row = database.look_up(place.cells, place.entry)
+            if not page.is_usable:
+                raise Unreachable("invalidations are missing in it")
+            if is_last or not self._has_recovered(database, place, slots, cells):
+                break
+            is_last = True
+        ticket.set_slots(page, read, slots)
+        ticket.cells = cells
+        if row is None or place.digest is None:
+            return None
+        return self._find_current(ticket, database, cells, *row)
+
+    def _has_recovered(
+        self, database: Database, place: _Place, slots: tuple[int, ...], cells: Mapping[int, Cell]
+    ) -> bool:
+        """Whether writes of dead processes were handled, so that it is worth to look again."""
+        if any(cell[1] for cell in cells.values()):
+            return database.recover(self._lease)
+        if any(slot & 1 for slot in slots):
+            return database.repair(database.page.busy(place.cells))
+        return False
+
+    def _find_current(
+        self, ticket: FileTicket, database: Database, cells: dict[int, Cell], head: bytes, payload: bytes
+    ) -> Found | None:
+        """The value, if every cell in its header has the version there."""
+        request, place = ticket.request, ticket.place
+        digest = place.digest
+        assert digest is not None
+        try:
+            schema, loaded, ttl, grace, cost, size, late_size = _HEAD.unpack_from(head)
+            start = _HEAD.size + len(digest)
+            if schema != SCHEMA or head[_HEAD.size : start] != digest or len(head) != start + size + late_size:
+                return None  # of another version, or of another entry of this number
+            header = head[start : start + size]
+            known = place.known
+            versions: Versions
+            own = {cell: cells[cell] for cell in place.depends_on}
+            if known is None or known[0] != own:
+                present = {cell: seen[0] for cell, seen in own.items()}
+                place.known = known = own, _packed_header(present), present
+            if header == known[1]:
+                found, versions = own, known[2]
+            else:
+                numbers = unpacked(header)
+                versions = dict(zip(numbers[::2], numbers[1::2], strict=True))
+                if not versions.keys() >= own.keys() or len(versions) > _MAX_CELLS:
+                    return None  # of a tool that was declared otherwise
+                found = self._cells_of(ticket, database, cells, versions)
+            least = IDLE if request.strong else ARMED
+            for cell, version in versions.items():
+                seen = found[cell]
+                if seen[0] != version or seen[1] > least:
+                    ticket.former_cost = cost
+                    return None
+            value = self._codec.decode(payload, request.returns, context=_value_context(head))
+            late: list[str] = []
+            if late_size:
+                late = self._late_tags(head[start + size :], digest, header)
+        except _OvertakenError:
+            return None
+        except Exception as error:
+            if isinstance(error, Busy | Damaged | Unreachable | Unwritable):
+                raise
+            self._counters.bad_values += 1
+            reason = error if isinstance(error, Undecodable) else type(error).__name__
+            self._files.log.once("a value in the file cannot be read", f"{request.tool}: {reason}")
+            return None
+        ticket.found = found
+        ticket.versions = versions if all(seen[1] == IDLE for seen in found.values()) else None
+        tags = request.tags + tuple(late) if late else request.tags
+        return self._aged(ticket, database, Found(value, tags, cost=cost), loaded, ttl, grace)
+
+    def _cells_of(
+        self, ticket: FileTicket, database: Database, cells: dict[int, Cell], header: Collection[int]
+    ) -> dict[int, Cell]:
+        """The cells that a value was loaded under, and their slots: those that only it names are read now."""
+        place, page = ticket.place, database.page
+        more = [cell for cell in header if cell not in cells]
+        read = reader_of(header)
+        slots = read(page.words)
+        if more:
+            cells = cells | database.cells(more)
+            place.keep_late(cell for cell in header if cell not in place.depends_on)
+            for cell in more:
+                self.names.keep_dependent(cell, place.entry)
+        if not ticket.lease.is_current:
+            raise _OvertakenError
+        ticket.lease = PageLease(page, read, slots)  # not that of the whole root, which its own lookup has to watch
+        return {cell: cells[cell] for cell in header}
+
+    def _late_tags(self, data: bytes, digest: bytes, header: bytes) -> list[str]:
+        late = self._codec.decode(data, list[str], context=_late_context(digest, header))
+        if not isinstance(late, list) or not all(isinstance(tag, str) for tag in late):
+            raise Undecodable("with malformed tags")
+        for tag in late:  # so that messages about them can be understood
+            self.names.cells_read(tag)
+        return late
+
+    def _aged(
+        self, ticket: FileTicket, database: Database, found: Found, loaded: float, ttl: float, grace: float
+    ) -> Found | None:
+        """Add age and remaining ttl. Within its grace, and shortly before its ttl ends, a value is served while one
+        process refreshes it.
+        """
+        request, entry = ticket.request, ticket.place.entry
+        age = max(0.0, time.time() - loaded)
+        lasts = ttl if request.ttl is None else min(ttl, request.ttl)
+        if lasts == NEVER:
+            found.age = age
+            return found
+        left = lasts - age
+        if left + min(grace, request.grace) <= 0:
+            ticket.former_cost = found.cost
+            return None
+        is_ending = left <= 0 or (left <= refresh_window(found.cost, lasts) and self._tried.get(entry) != loaded)
+        if is_ending:
+            make_room(self._tried, _MAX_PLACES)
+            self._tried[entry] = loaded
+            number = secrets.randbits(62)
+            if database.claim(entry, number, self._lease):
+                make_room(self._claims, _MAX_PLACES)
+                self._claims[entry] = number
+                found.is_to_refresh = True
+        found.age, found.ttl = age, left
+        return found
+
+    # Stores
+
+    async def store(
+        self,
+        ticket: Ticket,
+        value: Any,
+        tags: tuple[str, ...],
+        cost: float,
+        *,
+        age: float,
+        ttl: float | None = None,
+        inherited: Sequence[Versions] = (),
+    ) -> None:
+        """See `Tier`. A value that cannot be encoded is kept in this process alone, counted, and logged once."""
+        if not isinstance(ticket, FileTicket) or ticket.tier is not self:
+            return
+        ticket.versions = None  # those of a value that was found are not those of this one
+        place, seen, request = ticket.place, ticket.cells, ticket.request
+        if place.digest is None or not seen or self._is_closed or any(seen[c][1] == HELD for c in place.depends_on):
+            return
+        bounds = [bound for bound in (ttl, ticket.lasts) if bound is not None]
+        lasts = min(bounds, default=NEVER)
+        if lasts + request.grace - age <= 0:
+            return
+        versions = {cell: seen[cell][0] for cell in place.depends_on}
+        late = named = [tag for tag in dict.fromkeys(tags) if tag not in request.tags]
+        if inherited:
+            if not _merge(versions, inherited):
+                return
+            # Those of its own result are rechecked, although they may be inherited as well: the load may have looked at
+            # the data itself before a write, and made a read after it.
+            named = [tag for tag in late if root_of(tag) in request.late_roots]
+            if not all(self._is_covered(tag, versions) for tag in late if tag not in named):
+                return
+        loaded = time.time() - age
+        try:
+            if named:
+                recheck = partial(self._recheck, ticket, named)
+                late_versions = await self._files.run(recheck)
+                if late_versions is None or not _merge(versions, (late_versions,)):
+                    return
+            if all(cell[1] == IDLE for cell in seen.values()):
+                ticket.versions = versions
+            data = self._encoded(ticket, value, late, versions, cost, loaded, lasts)
+            if data is None:
+                return
+            ends = loaded + lasts + request.grace
+            step = partial(self._put, place, *data, ends, request.tool)
+            if len(data[1]) > _INLINE:
+                await asyncio.wrap_future(self._files.later(step))
+            else:
+                await self._files.run(step, patience=_SPIN)
+        except Unreachable as error:  # the caller has its result, and a later hit is not promised
+            self._note_failure(error)
+            return
+        self._counters.stores += 1
+        if late or len(versions) > len(place.depends_on):
+            others = [cell for cell in versions if cell not in place.depends_on]
+            place.keep_late(others)
+            for cell in others:
+                self.names.keep_dependent(cell, place.entry)
+
+    def _put(self, place: _Place, head: bytes, payload: bytes, ends: float, tool: str, database: Database) -> None:
+        if not database.page.is_usable:
+            raise Unreachable("invalidations are missing in it")
+        database.store(place.entry, head, payload, ends, tool, place.home)
+        claim = self._claims.pop(place.entry, None) if self._claims else None
+        if claim is not None:  # or nobody could refresh it again until the claim ends, however short its ttl is
+            database.give_up(place.entry, claim)
+
+    def _encoded(
+        self,
+        ticket: FileTicket,
+        value: Any,
+        late: list[str],
+        versions: dict[int, int],
+        cost: float,
+        loaded: float,
+        lasts: float,
+    ) -> tuple[bytes, bytes] | None:
+        """The head and the payload of a value; None if it cannot be encoded, or is too large."""
+        request, codec, digest, log = ticket.request, self._codec, ticket.place.digest, self._files.log
+        assert digest is not None
+        try:
+            header = _packed_header(versions)
+            packed_late = codec.encode(late, list[str], context=_late_context(digest, header)) if late else b""
+            fixed = _HEAD.pack(SCHEMA, loaded, lasts, request.grace, cost, len(header), len(packed_late))
+            head = b"".join((fixed, digest, header, packed_late))
+            payload = codec.encode(value, request.returns, context=_value_context(head))
+        except Exception as error:  # noqa: BLE001 - an exception of the user's codec does not fail a call
+            self._counters.unencodable += 1
+            reason = error if isinstance(error, Unencodable) else type(error).__name__
+            log.once(f"a result of {request.tool} cannot be encoded, so it is kept in this process alone", reason)
+            return None
+        if len(versions) > _MAX_CELLS:
+            self._counters.unencodable += 1
+            log.once(
+                f"a result of {request.tool} depends on too much, so it is kept in this process alone", len(versions)
+            )
+            return None
+        if len(payload) > self._max_value_size or len(payload) + len(head) > self._files.max_bytes // 2:
+            self._counters.unencodable += 1
+            log.once(f"a result of {request.tool} is too large, so it is kept in this process alone", len(payload))
+            return None
+        return head, payload
+
+    def _is_covered(self, tag: str, versions: Collection[int]) -> bool:
+        """Whether the versions of a tag's cells are known. A root may stand for its entities, if they were too many:
+        each of them depends on S.
+        """
+        return all(cell in versions for cell in self.names.cells_read(tag)) or (
+            ":" not in tag and self.names.cells_of_root(tag)[0] in versions
+        )
+
+    def _recheck(self, ticket: FileTicket, late: list[str], database: Database) -> dict[int, int] | None:
+        """The versions of the cells that only the result has named; None if their roots were written during the load.
+
+        An entity's own cell, read after the load, would look current whatever was written before. D proves that it was
+        not, which every write under the root changes, together with S; that neither was held before proves that no
+        write was running.
+        """
+        names, before = self.names, ticket.cells
+        tags = late if len(late) <= _MAX_LATE else sorted({root_of(tag) for tag in late})
+        named = {cell for tag in tags for cell in names.cells_read(tag)}
+        watched = {cell for tag in tags for cell in names.cells_of_root(root_of(tag))}
+        if any(cell not in before or before[cell][1] == HELD for cell in watched):
+            return None
+        after = database.cells(named | watched)
+        if any(after[cell][1] == HELD or after[cell][0] != before[cell][0] for cell in watched):
+            return None
+        return {cell: after[cell][0] for cell in named}
+
+    async def discard(self, request: Request) -> bool:
+        """Invalidate the entry itself, so that a load that is running does not bring it back. See `Tier`."""
+        write = WriteIntent(os.urandom(16).hex(), (), entries=(request,))
+        was_there = False
+        try:
+            ticket = FileTicket(self, request, self._place(request))
+            if not self._is_closed:
+                was_there = await self._files.run(partial(self._look_up, ticket)) is not None
+        except Unreachable:
+            pass  # unknown
+        finally:
+            await self.commit(write, (), failed=False, hold=0.0)
+        return was_there
+
+    # Writes
+
+    async def begin(self, write: WriteIntent) -> None:
+        """See `Tier`. While an announcement cannot be written, nobody uses the file.
+
+        Raises:
+            RemoteTierError: if the write is to be refused then.
+        """
+        if self._is_closed:
+            failure: Unreachable | None = Unreachable("the tier was closed")
+        else:
+            failure = await self._announce(write)
+        if failure is not None and write.on_unreachable == "refuse":
+            raise RemoteTierError(
+                f"the write was not begun, because other processes could not be told of it: {failure}", self
+            ) from failure
+
+    async def _announce(self, write: WriteIntent) -> Unreachable | None:
+        step = partial(_begin, self._cells(write), self._origin, self._lease)
+        if write.on_unreachable == "refuse":
+            try:
+                await self._files.run(step, patience=_SPIN)
+            except Unreachable as error:
+                return error
+            return None
+        outcome = self._files.write(write.id, step)
+        return None if outcome is None else await asyncio.shield(asyncio.wrap_future(outcome))
+
+    async def renew(self, write: WriteIntent) -> None:
+        """See `Tier`."""
+        if not self._is_closed:
+            step = partial(_renew, self._cells(write), self._origin, self._lease)
+            try:
+                await self._files.run(step, patience=_SPIN)
+            except Unreachable as error:
+                self._note_failure(error)
+
+    def _cells(self, write: WriteIntent) -> WriteCells:
+        names = self.names
+        held, armed, entries = names.cells_written(write.tags), names.cells_armed(write), names.entries_written(write)
+        return WriteCells(
+            write.id, frozenset((*held, *entries)), frozenset(armed), names.by_root(held | armed, entries)
+        )
+
+    def commit(self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> Awaitable[None]:
+        """See `Tier`. It is written in the call itself, or by the keeper, whatever becomes of the event loop."""
+        if self._is_closed:
+            self._counters.failures += 1
+            self._files.log.once(
+                "a write ended after the tier was closed; others serve what it has changed up to their ttl"
+            )
+            return _WRITTEN
+        names = self.names
+        cells, entries = names.cells_written(tags), names.entries_written(write)
+        if failed:
+            cells |= names.cells_armed(write)
+        changes = names.by_root(cells, entries)
+        step = partial(_commit, write.id, frozenset((*cells, *entries)), hold, self._origin, changes)
+        outcome = self._files.write(write.id, step)
+        return _WRITTEN if outcome is None else _landed(outcome)
+
+    # Writes of others
+
+    def trusted_until(self) -> float:
+        """See `Tier`. Local copies of a tool that has this tier alone are compared with the page instead, by the lease
+        of their tickets; this is for what depends on messages.
+        """
+        page = self._files.page
+        if not self._listeners or self._is_closed or not page.is_usable or page.changes != self._applied:
+            return -NEVER
+        return CLOCK.now() + _TRUST
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """See `Tier`. A message arrives within a tenth of a second; a lookup handles those before it."""
+        own = partial(listener)  # one object for each subscription
+        with self._lock:
+            if not self._listeners:
+                self._applied = self._files.page.changes
+            self._listeners += (own,)
+        self._files.start()
+
+        def end() -> None:
+            with self._lock:
+                self._listeners = tuple(each for each in self._listeners if each is not own)
+
+        return end
+
+    def look(self, database: Database) -> None:
+        """Handle messages and ttls, if the page says that there are new ones."""
+        page = database.page
+        if page.changes != self._applied and self._listeners:
+            with self._lock:
+                are_missing, changes = database.changes_since(self._applied)
+                if are_missing:
+                    self._notify_all()
+                for change in changes:
+                    if change.origin != self._origin:
+                        self._counters.invalidations += 1
+                        touched = self.names.touched(change.root, change.cells, change.entries)
+                        if touched is None or (not change.root and not change.entries):  # all values were dropped
+                            self._notify_all()
+                        else:
+                            self._notify(touched)
+                    self._applied = change.number
+        if self._ttl_listeners and (self._unsent_ttls or page.ttls != self._ttls_seen):
+            self._exchange_ttls(database)
+
+    def lose(self) -> None:
+        """Drop all copies: the files were replaced, so anything may have changed."""
+        self._counters.losses += 1
+        with self._lock:
+            self._applied = self._files.page.changes
+            self._ttls_seen = -1
+            self._notify_all()
+
+    def _notify_all(self) -> None:
+        forgotten = self.names.forgotten
+        self._notify(None)
+        self.names.understood = forgotten  # no older copy is left
+
+    def _notify(self, touched: Touched | None) -> None:
+        for listener in self._listeners:
+            try:
+                listener(touched)
+            except Exception as error:  # noqa: BLE001 - the user's function, in a thread that all depend on
+                self._files.log.once("a listener raised", error)
+
+    async def caught_up(self) -> bool:
+        """Wait until all messages so far were handled. Returns whether the file can be used."""
+        try:
+            await self._files.run(self.look)
+        except Unreachable:
+            return False
+        return self._files.page.is_usable
+
+    # Ttls that are set at run time
+
+    def publish_ttl(self, tool: str, ttl: float | None) -> None:
+        """See `SharedTtls`. The keeper of the files writes it as soon as they can be used."""
+        if self._is_closed:
+            self._files.log.once("a ttl was set after the tier was closed, so it stays in this process", tool)
+            return
+        with self._lock:
+            self._unsent_ttls[tool] = ttl
+            self._ttls = _with_ttl(self._ttls, tool, ttl)
+            known, listeners = self._ttls, self._ttl_listeners
+        for listener in listeners:
+            listener(known)
+        self._files.later(self._exchange_ttls)
+
+    def follow_ttls(self, listener: Callable[[Mapping[str, float]], None]) -> Callable[[], None]:
+        """See `SharedTtls`."""
+        own = partial(listener)
+        with self._lock:
+            self._ttl_listeners += (own,)
+            known = self._ttls
+        if known:
+            own(known)
+        self._files.start()
+
+        def end() -> None:
+            with self._lock:
+                self._ttl_listeners = tuple(each for each in self._ttl_listeners if each is not own)
+
+        return end
+
+    def _exchange_ttls(self, database: Database) -> None:
+        for tool, ttl in list(self._unsent_ttls.items()):
+            database.set_ttl(tool, ttl)
+            with self._lock:
+                if self._unsent_ttls.get(tool, _ABSENT) == ttl:
+                    del self._unsent_ttls[tool]
+        seen = database.page.ttls  # first: what is set meanwhile is read the next time
+        ttls = database.ttls()
+        with self._lock:
+            for tool, ttl in self._unsent_ttls.items():
+                ttls = _with_ttl(ttls, tool, ttl)
+            self._ttls_seen = seen
+            is_new, self._ttls, listeners = ttls != self._ttls, ttls, self._ttl_listeners
+        for listener in listeners if is_new else ():
+            listener(ttls)
+
+    # State and end
+
+    def stats(self) -> dict[str, Any]:
+        """Counts of this process and its present state: a plain copy, to be logged or exported.
+
+        Returns:
+            The fields of `Counters`, and ``pending`` (invalidations that are not written yet), ``trusted`` (whether the
+            file is used now).
+        """
+        return asdict(self._counters) | {
+            "pending": len(self._files.pending),
+            "trusted": not self._is_closed and self._files.page.is_usable,
+        }
+
+    def after_fork(self) -> None:
+        """In the child: see `OpenFiles.after_fork`."""
+        self._origin = secrets.randbits(62)
+        self._lock = threading.RLock()
+
+    async def aclose(self) -> None:
+        """Close the files, unless another tier of this process uses them. Nothing is trusted any more, a write cannot
+        be announced, and a read finds nothing.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            if self._files.pending or self._unsent_ttls:
+                await asyncio.wrap_future(self._files.later(self._exchange_ttls))
+        except Unreachable as error:
+            self._note_failure(error)
+        finally:
+            self._leave()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+_ABSENT: Final = object()
+
+
+def _with_ttl(ttls: Mapping[str, float], tool: str, ttl: float | None) -> dict[str, float]:
+    return {name: each for name, each in ttls.items() if name != tool} | ({} if ttl is None else {tool: ttl})
+
+
+def _begin(write: WriteCells, origin: int, lease: float, database: Database) -> None:
+    database.begin(write, origin, lease)
+
+
+def _renew(write: WriteCells, origin: int, lease: float, database: Database) -> None:
+    database.renew(write, origin, lease)
+
+
+def _commit(
+    write_id: str, cells: frozenset[int], hold: float, origin: int, changes: RootChanges, database: Database
+) -> None:
+    database.commit(write_id, cells, hold, origin, changes)
+
+
+async def _landed(outcome: Future[Unreachable | None]) -> None:
+    """Wait until a commit has been written, or is pending."""
+    await asyncio.shield(asyncio.wrap_future(outcome))
+
+
+def _merge(versions: dict[int, int], more: Iterable[Versions]) -> bool:
+    """Add the versions of further cells. Returns whether no cell has two: such a value would be of two times."""
+    return all(versions.setdefault(cell, version) == version for each in more for cell, version in each.items())
+
+
+def _packed_header(versions: Mapping[int, int]) -> bytes:
+    return packed([number for pair in versions.items() for number in pair])
+
+
+def _value_context(head: bytes) -> bytes:
+    """The context that a codec binds a payload to: its entry and all that is said of it."""
+    return b"value in a file %b" % head
+
+
+def _late_context(digest: bytes, header: bytes) -> bytes:
+    """The same for the late tags, which are a part of what the payload is bound to."""
+    return b"late tags in a file %b %b" % (digest, header)
+
+
+_TIERS: weakref.WeakSet[FileTier] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A child is another process: its messages are not its parent's, and no other thread has its locks."""
+    for tier in _TIERS:
+        tier.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

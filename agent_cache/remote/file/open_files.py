@@ -1,0 +1,645 @@
+"""The files of a tier as this process has them open: how they are made, checked, shared, replaced and looked after.
+
+Beside the database at ``PATH`` lie its log (``-wal``, ``-shm``: SQLite's), the memory-mapped page (``.page``) and the
+lock file (``.lock``). All tiers of one path in a process share one `OpenFiles`, with two connections: one that calls
+use in their own thread, as long as nobody else needs it or the write lock, and one of the keeper, a thread that takes
+what has to wait, and looks after the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import secrets
+import sqlite3
+import stat
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+from agent_cache.errors import ConfigurationError
+from agent_cache.remote.file.database import (
+    APPLICATION,
+    FORMAT,
+    SCHEMA,
+    Busy,
+    Damaged,
+    Database,
+    Unwritable,
+    connect,
+)
+from agent_cache.remote.file.process_locks import ProcessLocks, require_locks
+from agent_cache.remote.file.shared_page import SharedPage
+from agent_cache.remote.tier_log import Log
+
+__all__ = ["OpenFiles", "Unreachable", "filesystem_of", "open_files"]
+
+_PERIOD: Final = 0.1
+"""Seconds between two looks of the keeper at the page."""
+_LOOK_AFTER: Final = 0.5
+"""Seconds between two looks at the files: that they were deleted is noticed within a second."""
+_PRUNE: Final = 30.0
+_LONG_LOG: Final = 1 << 22
+"""Bytes of the write-ahead log above which it is moved into the database."""
+_SPIN: Final = 0.001
+"""Seconds that a call waits in its own thread for others to be done with the database."""
+_SPIN_PAUSE: Final = 0.00005
+_MAX_USES: Final = 10_000
+
+_NETWORK: Final = frozenset({
+    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse.ceph", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "gfs2",
+    "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "smb3", "smbfs",
+})  # fmt: skip
+
+T = TypeVar("T")
+Step = Callable[[Database], T]
+
+
+class Unreachable(Exception):
+    """The files cannot be used now. Never leaves the tier."""
+
+
+class User(Protocol):
+    """A tier, as its files know it."""
+
+    def look(self, database: Database) -> None:
+        """Handle messages and ttls, if the page says that there are new ones."""
+        ...
+
+    def lose(self) -> None:
+        """Drop all copies: the files were replaced, so anything may have changed."""
+        ...
+
+
+# Where the files lie
+
+
+def filesystem_of(folder: Path, mounts: str) -> str:
+    """The type of the file system that a folder is in; empty if it is not known.
+
+    Args:
+        folder: resolved.
+        mounts: what Linux says in ``/proc/self/mountinfo``: see proc(5).
+    """
+    found, longest = "", -1
+    for line in mounts.splitlines():
+        fields, _, rest = line.partition(" - ")
+        names = fields.split(" ")
+        if len(names) < 5 or not rest:
+            continue
+        point = names[4].encode().decode("unicode_escape")  # a space is \040
+        if len(point) >= longest and folder.is_relative_to(point):
+            found, longest = rest.split(" ", 1)[0], len(point)
+    return found
+
+
+def _mounts() -> str:
+    try:
+        return Path("/proc/self/mountinfo").read_text("utf-8", "replace")
+    except OSError:  # another system than Linux
+        return ""
+
+
+def checked_path(path: Any) -> Path:
+    """Check where a database is to be.
+
+    Raises:
+        ConfigurationError: if it cannot be there, naming the fix.
+    """
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise ConfigurationError(f"FileTier: path must be the path of a file, got {path!r}")
+    if os.fspath(path) == ":memory:":
+        raise ConfigurationError("FileTier: a database in memory is shared with nobody; leave the tier out")
+    require_locks()
+    place = Path(os.path.realpath(Path(path).expanduser()))
+    folder = place.parent
+    if place.is_dir():
+        raise ConfigurationError(f"FileTier: {str(place)!r} is a directory; name a file in it")
+    try:
+        mode = folder.stat().st_mode
+    except OSError as error:
+        raise ConfigurationError(f"FileTier: there is no directory {str(folder)!r}; make it first") from error
+    if not stat.S_ISDIR(mode):
+        raise ConfigurationError(f"FileTier: {str(folder)!r} is no directory")
+    if mode & stat.S_IWOTH:
+        raise ConfigurationError(
+            f"FileTier: everybody may write into {str(folder)!r}, and could replace the cache; use a directory of your "
+            "own (mkdir -m 700)"
+        )
+    kind = filesystem_of(folder, _mounts())
+    if kind in _NETWORK:
+        raise ConfigurationError(
+            f"FileTier: {str(folder)!r} is on a network file system ({kind}), where processes of several machines "
+            "cannot share memory; use a local disk, or share the cache by a RedisTier"
+        )
+    if place.exists() and not stat.S_ISREG(place.stat().st_mode):
+        raise ConfigurationError(f"FileTier: {str(place)!r} is no regular file")
+    for name, right in ((folder, os.W_OK | os.X_OK), (place, os.R_OK | os.W_OK)):
+        if name.exists() and not os.access(name, right):
+            raise ConfigurationError(f"FileTier: this user may not write {str(name)!r}; use a file of your own")
+    return place
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+# Making and opening the database
+
+
+def _open_database(path: Path, page: Path) -> sqlite3.Connection:
+    """Open the database, made if there is none. The caller holds the lock under which files are opened.
+
+    Raises:
+        ConfigurationError: if it is not ours, or of a newer version.
+    """
+    for _ in range(2):
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            pass
+        connection = connect(path, patience=5.0)
+        try:
+            if _prepare(connection, path):
+                return connection
+        except sqlite3.DatabaseError as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            connection.close()
+            if code not in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+                raise
+            if not page.exists():
+                raise ConfigurationError(
+                    f"FileTier: {str(path)!r} is not a database of SQLite; it is left as it is: name another file"
+                ) from error
+            _set_aside(path, page)
+        except BaseException:
+            connection.close()
+            raise
+        else:  # of an older version
+            connection.close()
+            _set_aside(path, page, keep=False)
+    raise Damaged("it cannot be replaced")
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> bool:
+    """Make the tables of a new database. Returns whether it is of the present version."""
+    ((application,),) = connection.execute("PRAGMA application_id").fetchall()
+    ((version,),) = connection.execute("PRAGMA user_version").fetchall()
+    ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+    if application not in (0, APPLICATION) or (application == 0 and (tables or version)):
+        raise ConfigurationError(
+            f"FileTier: {str(path)!r} is a database of another program; it is left as it is: name another file"
+        )
+    if version > FORMAT:
+        raise ConfigurationError(
+            f"FileTier: {str(path)!r} was made by a newer version of agent-cache (format {version}, this is {FORMAT}); "
+            "upgrade this one, or name another file"
+        )
+    if tables and version < FORMAT:
+        return False
+    ((mode,),) = connection.execute("PRAGMA journal_mode = WAL").fetchall()
+    if mode != "wal":
+        raise ConfigurationError(
+            f"FileTier: SQLite cannot keep a write-ahead log beside {str(path)!r}; use a local disk"
+        )
+    if not tables:
+        connection.executescript(  # numbers of this program alone
+            f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {FORMAT}; {SCHEMA}"  # noqa: S608
+            f"INSERT INTO counters VALUES ('incarnation', {secrets.randbits(62) | 1}); COMMIT;"
+        )
+    return True
+
+
+def _set_aside(path: Path, page: Path, *, keep: bool = True) -> None:
+    """Replace a database: first nobody trusts the copies of its values any more, then it is moved out of the way."""
+    mapped = SharedPage.open(page, None)
+    if mapped is not None:
+        mapped.retire()
+    if keep:
+        for suffix in ("", "-wal"):
+            former = _beside(path, suffix)
+            if former.exists():
+                former.replace(_beside(path, f".corrupt{suffix}"))
+    for suffix in ("", "-wal", "-shm", ".page"):
+        _beside(path, suffix).unlink(missing_ok=True)
+
+
+# What this process has open
+
+
+class OpenFiles:
+    """The files of one path in this process.
+
+    Attributes:
+        page: the memory-mapped page.
+        pending: invalidations that are not in the database, by the write; each a step that may be repeated.
+        max_bytes: bytes of all values.
+    """
+
+    def __init__(self, path: Path, timeout: float, max_bytes: int, lease: float) -> None:
+        self.path = path
+        self.timeout = timeout
+        self.max_bytes = max_bytes
+        self.lease = lease
+        self.log = Log(f"FileTier({str(path)!r})")
+        self.users: weakref.WeakSet[User] = weakref.WeakSet()
+        self.pending: dict[str, Step[object]] = {}
+        self._count = 0  # of tiers that are open
+        self._uses: dict[int, int] = {}
+        self._reset()
+        self._open()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._keeper: threading.Thread | None = None
+        self._inline: Database | None = None
+        self._kept: Database | None = None
+        self._patient_after = 0.0
+        self._locks: ProcessLocks | None = None
+        self._identities: dict[Path, tuple[int, int] | None] = {}
+        self._look_after_at = self._prune_at = 0.0
+
+    def _open(self) -> None:
+        """Open everything, under the lock for that."""
+        path, page, lock = self.path, _beside(self.path, ".page"), _beside(self.path, ".lock")
+        if self._locks is None or _identity(lock) != self._identities.get(lock):
+            self._locks = ProcessLocks(lock)
+        locks = self._locks
+        with locks.opening():
+            connection = _open_database(path, page)
+            try:
+                ((incarnation,),) = connection.execute(
+                    "SELECT value FROM counters WHERE name = 'incarnation'"
+                ).fetchall()
+                mapped = SharedPage.open(page, incarnation) or SharedPage.create(page, incarnation)
+                if not locks.number:
+                    locks.enter()
+                if mapped.enter(
+                    locks.number, locks.token
+                ):  # a process has died with invalidations that it had not written
+                    Database(connection, mapped, locks).clear()
+                    mapped.suspend(locks.number, 0)
+            finally:
+                connection.close()
+            self._identities = {one: _identity(one) for one in (path, page, lock)}
+            self.page = mapped
+            self._kept = Database(connect(path), mapped, locks)
+            self._inline = Database(connect(path), mapped, locks)
+
+    # Tiers of this process
+
+    def join(self, user: User) -> None:
+        """Be used by one tier more."""
+        with self._lock:
+            self._count += 1
+            self.users.add(user)
+
+    def leave(self) -> None:
+        """Be used by one tier less; by none, everything is closed but the lock file."""
+        with _opened_lock:
+            self._count -= 1
+            if self._count:
+                return
+            if _opened.get(self.path) is self:
+                del _opened[self.path]
+        self._jobs.put(None)
+        if self._keeper is None:
+            self._close()
+
+    def _close(self) -> None:
+        with self._lock:
+            inline, self._inline = self._inline, None
+        kept, self._kept = self._kept, None
+        for database in (inline, kept):
+            if database is not None:
+                database.close()
+
+    def after_fork(self) -> None:
+        """In the child: connections must not be used nor closed here, and the parent's locks are not the child's.
+
+        What is pending is delivered by the parent.
+        """
+        _inherited.append((self._inline, self._kept, self._keeper))
+        self.pending = {}
+        self._reset()
+
+    # Work on the database
+
+    @property
+    def number(self) -> int:
+        """The number of this process."""
+        return 0 if self._locks is None else self._locks.number
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection for calls: a child opens its own when it first needs one."""
+        return self._inline is not None
+
+    def now(self, step: Step[T], *, patience: float = 0.0) -> T:
+        """Run a step in this thread.
+
+        Args:
+            patience: seconds to wait for other threads and processes: the event loop stands still meanwhile.
+
+        Raises:
+            Busy: if others use the database.
+            Unreachable: if it cannot be used.
+        """
+        end = time.monotonic() + patience if patience else 0.0
+        while True:
+            try:
+                return self._now(step)
+            except Busy:
+                if not patience or time.monotonic() > end:
+                    raise
+                time.sleep(_SPIN_PAUSE)
+
+    def _now(self, step: Step[T]) -> T:
+        if not self._lock.acquire(blocking=False):
+            raise Busy("another thread uses it")
+        try:
+            if self._inline is None or self.page.is_retired:
+                raise Busy("it is to be opened first")
+            if self.pending:
+                self._deliver(self._inline)
+            return step(self._inline)
+        except Unwritable as error:
+            raise Unreachable(str(error)) from error
+        except Damaged as error:
+            self.later(_nothing, is_damaged=self.page)
+            raise Unreachable(str(error)) from error
+        finally:
+            self._lock.release()
+
+    def later(self, step: Step[T], *, is_damaged: SharedPage | None = None) -> Future[T]:
+        """Have the keeper run a step: it waits for others no longer than the timeout. Its future has `Unreachable` if
+        that fails.
+        """
+        future: Future[T] = Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                if is_damaged is not None:
+                    self._replace(is_damaged)
+                future.set_result(self._patiently(step))
+            except BaseException as error:  # noqa: BLE001 - passed on
+                future.set_exception(error if isinstance(error, Unreachable) else Unreachable(str(error)))
+
+        self._jobs.put(work)
+        self._start()
+        return future
+
+    async def run(self, step: Step[T], *, patience: float = 0.0) -> T:
+        """Run a step in this thread, or in the keeper's, if others use the database.
+
+        Raises:
+            Unreachable: if it cannot be used.
+        """
+        try:
+            return self.now(step, patience=patience)
+        except Busy:
+            return await asyncio.wrap_future(self.later(step))
+
+    def write(self, key: str, step: Step[object]) -> Future[Unreachable | None] | None:
+        """Write an invalidation into the database, in this thread if that is possible at once. One that cannot be
+        written is pending, and nobody uses the database until it is written.
+
+        Returns:
+            None if it is written; else a future of why it is pending.
+        """
+        try:
+            self.now(step, patience=_SPIN)
+        except Busy:
+            return self._write_later(key, step)
+        except Unreachable as error:
+            self.pend(key, step, error)
+            failed: Future[Unreachable | None] = Future()
+            failed.set_result(error)
+            return failed
+        return None
+
+    def _write_later(self, key: str, step: Step[object]) -> Future[Unreachable | None]:
+        outcome: Future[Unreachable | None] = Future()
+
+        def ended(future: Future[object]) -> None:
+            error = future.exception()
+            if error is not None:
+                self.pend(key, step, error)
+            outcome.set_result(error if isinstance(error, Unreachable) else None)
+
+        self.later(step).add_done_callback(ended)
+        return outcome
+
+    def pend(self, key: str, step: Step[object], reason: object) -> None:
+        """Keep an invalidation until it can be written."""
+        self.pending[key] = step
+        self.page.suspend(self.number, len(self.pending))
+        self.log.once("an invalidation could not be written, so nobody uses the file until it is", reason)
+        self._start()
+
+    def _deliver(self, database: Database) -> None:
+        """Write the pending invalidations."""
+        for key, step in list(self.pending.items()):
+            step(database)
+            if self.pending.get(key) is step:
+                del self.pending[key]
+        self.page.suspend(self.number, len(self.pending))
+        database.resume()
+        self.log.allow_again("an invalidation could not be written, so nobody uses the file until it is")
+
+    def note_use(self, entry: int) -> None:
+        """Note that a value was found. It is written later, together with others."""
+        if len(self._uses) < _MAX_USES:
+            self._uses[entry] = int(time.time())
+
+    # The keeper
+
+    def _start(self) -> None:
+        if self._keeper is None or not self._keeper.is_alive():
+            with _opened_lock:
+                if self._keeper is None or not self._keeper.is_alive():
+                    self._keeper = threading.Thread(target=_keep, args=(weakref.ref(self), self._jobs), daemon=True)
+                    self._keeper.name = "agent_cache keeps a file"
+                    self._keeper.start()
+
+    def start(self) -> None:
+        """Start the keeper, which passes on messages."""
+        self._start()
+
+    def _patiently(self, step: Step[T]) -> T:
+        """Run a step on the keeper's connection, again and again while others hold the lock."""
+        now = time.monotonic()
+        end = now + self.timeout if now > self._patient_after else now
+        pause = 0.0002
+        while True:
+            try:
+                database = self._reopened()
+                if self.pending:
+                    self._deliver(database)
+                return step(database)
+            except Busy as error:
+                if time.monotonic() + pause > end:
+                    self._patient_after = time.monotonic() + self.timeout  # others do not wait until then
+                    raise Unreachable(f"another process has locked it: {error}") from error
+            except Unwritable as error:
+                raise Unreachable(str(error)) from error
+            except Damaged as error:
+                self._replace(self.page)
+                raise Unreachable(str(error)) from error
+            time.sleep(pause)
+            pause = min(2 * pause, 0.005)
+
+    def _reopened(self) -> Database:
+        """The keeper's connection, opened anew after a fork, and if the files were replaced."""
+        if self._kept is None or self.page.is_retired:
+            former = self.page
+            self._close()
+            try:
+                self._open()
+            except (ConfigurationError, OSError, TimeoutError, sqlite3.Error) as error:
+                self.log.once("the files cannot be opened again", error)
+                raise Unreachable(str(error)) from error
+            if former.is_retired:
+                self.pending.clear()  # the new database has no value that they would end
+                for user in list(self.users):
+                    user.lose()
+        assert self._kept is not None
+        return self._kept
+
+    def _replace(self, damaged: SharedPage) -> None:
+        """Set a damaged database aside, unless another process has done so."""
+        if damaged is not self.page or damaged.is_retired:
+            return
+        self.log.once("the database is damaged; it is set aside, and a new one is begun")
+        self._close()
+        try:
+            with self._locks.opening():  # type: ignore[union-attr]  # a page was opened
+                if not damaged.is_retired:
+                    damaged.retire()
+                    _set_aside(self.path, _beside(self.path, ".page"))
+        except (OSError, TimeoutError) as error:
+            self.log.once("the damaged database cannot be set aside", error)
+
+    def look_after(self) -> None:
+        """What the keeper does from time to time: pass on messages, and now and then look after the files."""
+        for user in list(self.users):
+            user.look(self._reopened())
+        now = time.monotonic()
+        if now < self._look_after_at:
+            return
+        self._look_after_at = now + _LOOK_AFTER
+        if any(_identity(path) != known for path, known in self._identities.items()) and not self.page.is_retired:
+            self.log.once("the files were deleted or replaced by somebody else, so they are made anew")
+            self.page.retire()
+        database = self._reopened()
+        if self.pending:
+            self._deliver(database)
+        elif not self.page.is_usable:
+            database.resume()
+        uses, self._uses = self._uses, {}
+        if uses:
+            database.note_uses(uses)
+        database.recover(self.lease)
+        while database.size() > self.max_bytes and database.evict(int(0.9 * self.max_bytes)) > 0.9 * self.max_bytes:
+            pass
+        if now > self._prune_at:
+            self._prune_at = now + _PRUNE
+            database.prune()
+        wal = _beside(self.path, "-wal")
+        if wal.exists() and wal.stat().st_size > _LONG_LOG:
+            database.checkpoint()
+
+    def note_damage(self) -> None:
+        """Replace the database that the keeper has found damaged."""
+        self._replace(self.page)
+
+    def close_quietly(self) -> None:
+        """Close what is open, when nothing uses it any more. What is pending is tried once more."""
+        try:
+            if self.pending and self._kept is not None:
+                self._deliver(self._kept)
+        except (Busy, Damaged, Unwritable) as error:
+            self.log.once("closed before all invalidations were written; the values in the file are dropped", error)
+        self._close()
+
+
+def _nothing(_: Database) -> None:
+    """A step that does nothing."""
+
+
+def _keep(reference: weakref.ref[OpenFiles], jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    """The body of the keeper's thread. It ends with its files."""
+    while True:
+        job: Callable[[], None] | None
+        try:
+            job = jobs.get(timeout=_PERIOD)
+        except queue.Empty:
+            job = _no_job
+        files = reference()
+        if job is None or files is None:
+            if files is not None:
+                files.close_quietly()
+            return
+        job()
+        try:
+            files.look_after()
+        except (Busy, Unwritable, Unreachable, OSError):
+            pass  # the next time
+        except Damaged:
+            files.note_damage()
+        del files, job
+
+
+def _no_job() -> None:
+    """Stands for a job when the time for one is over."""
+
+
+_opened: dict[Path, OpenFiles] = {}
+_opened_lock = threading.RLock()
+_inherited: list[Any] = []
+"""Connections of a parent process, which a child must not even close: see https://sqlite.org/howtocorrupt.html, 2.6."""
+
+
+def open_files(path: Any, *, timeout: float, max_bytes: int, lease: float) -> OpenFiles:
+    """The files at a path, opened once in a process. Of several tiers the smallest bounds count.
+
+    Raises:
+        ConfigurationError: if they cannot be there.
+    """
+    place = checked_path(path)
+    with _opened_lock:
+        files = _opened.get(place)
+        if files is None:
+            try:
+                files = _opened[place] = OpenFiles(place, timeout, max_bytes, lease)
+            except (OSError, TimeoutError, sqlite3.Error, Damaged, Unwritable, Busy) as error:
+                raise ConfigurationError(f"FileTier: {str(place)!r} cannot be opened: {error}") from error
+        files.max_bytes = min(files.max_bytes, max_bytes)
+        files.timeout = min(files.timeout, timeout)
+        return files
+
+
+def _after_fork() -> None:
+    global _opened_lock  # noqa: PLW0603 - another thread may have had it
+    _opened_lock = threading.RLock()
+    for files in _opened.values():
+        files.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
