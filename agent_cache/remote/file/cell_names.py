@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from agent_cache.core.tags import root_of
 from agent_cache.remote.protocol import Request, Touched, WriteIntent
-from agent_cache.values.canonical import is_large, lasting_digest
+from agent_cache.values.canonical import is_large, lasting_digest, make_room
 
 __all__ = ["CellNames", "RootChanges"]
 
@@ -25,6 +25,7 @@ SCHEMA: Final = 1
 
 _MAX_TAGS: Final = 100_000
 _MAX_CALLS: Final = 50_000
+_MAX_NUMBERS: Final = 4_096
 _MAX_DEPENDENTS: Final = 16
 """Entries that are known to be made of one other. With more, messages about that one name its whole root."""
 
@@ -48,15 +49,20 @@ class CellNames:
         self.namespace = namespace
         self.forgotten = self.understood = 0
         self._key = blake2b(namespace.encode("utf-8", "surrogatepass"), digest_size=32).digest()
+        self._numbers: dict[tuple[str, ...], int] = {}
         self._cells_read: dict[str, tuple[int, ...]] = {}
         self._tags: dict[int, str] = {}
         self._calls: dict[int, tuple[str, Hashable, str] | None] = {}
         self._dependents: dict[int, frozenset[int]] = {}
 
     def _number(self, *names: str) -> int:
-        text = "\0".join(names).encode("utf-8", "surrogatepass")
-        found = int.from_bytes(blake2b(text, digest_size=8, key=self._key).digest()) >> 1
-        return found or 1  # 0 is no cell: see `database`
+        number = self._numbers.get(names)
+        if number is None:
+            text = "\0".join(names).encode("utf-8", "surrogatepass")
+            number = int.from_bytes(blake2b(text, digest_size=8, key=self._key).digest()) >> 1 or 1  # 0: see `database`
+            make_room(self._numbers, _MAX_NUMBERS)
+            self._numbers[names] = number
+        return number
 
     # Tags. Those of more than two segments count as their first two.
 

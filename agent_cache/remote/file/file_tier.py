@@ -17,7 +17,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.policies import refresh_window, seconds
@@ -36,8 +36,10 @@ from agent_cache.remote.file.database import (
     Database,
     Unwritable,
     WriteCells,
+    mode_of,
     packed,
     unpacked,
+    version_of,
 )
 from agent_cache.remote.file.open_files import Unreachable, open_files
 from agent_cache.remote.file.shared_page import PageLease, SharedPage, reader_of
@@ -85,6 +87,23 @@ class Counters:
     losses: int = 0
 
 
+class _Idle(NamedTuple):
+    """What a lookup has seen when no write was running.
+
+    Attributes:
+        slots, states, cells: those of the place.
+        own: the cells that every value of the entry depends on.
+        versions, header: their versions, and the same as bytes.
+    """
+
+    slots: tuple[int, ...]
+    states: tuple[Cell, ...]
+    cells: dict[int, Cell]
+    own: dict[int, Cell]
+    versions: Versions
+    header: bytes
+
+
 @dataclass(slots=True, eq=False)
 class _Place:
     """Where an entry is and what it depends on, whatever its value.
@@ -99,7 +118,8 @@ class _Place:
         cells: all of these.
         read_slots: reads their slots.
         forgotten: see `CellNames`: all that it depends on was noted since then.
-        known: the cells that `depends_on` names as they were last found idle, and the header that a value has then.
+        known: what a lookup has seen when no write was running, and the header that a value has then. To compare with
+            it is much cheaper than to look at each cell.
         request: the latest request that was found to be for this place.
     """
 
@@ -112,7 +132,7 @@ class _Place:
     late: tuple[int, ...] = ()
     cells: tuple[int, ...] = ()
     read_slots: Callable[[Any], tuple[int, ...]] = field(init=False)
-    known: tuple[dict[int, Cell], bytes, Versions] | None = None
+    known: _Idle | None = None
     request: Request | None = None
 
     def __post_init__(self) -> None:
@@ -123,6 +143,7 @@ class _Place:
         self.late = tuple(sorted(late))[:_FEW_LATE]
         self.cells = tuple(dict.fromkeys((*self.depends_on, *self.watched, *self.late)))
         self.read_slots = reader_of(self.cells)
+        self.known = None
 
 
 class FileTicket:
@@ -134,12 +155,13 @@ class FileTicket:
         lease: the trust in a local copy: see `Ticket`.
         versions: see `Ticket`.
         former_cost: seconds that the load of a value took that is there, and counts no more.
+        is_idle: whether no write was running on any of it.
         lasts: see `Ticket`.
     """
 
     __slots__ = (
-        "_read_slots", "_slots", "cells", "former_cost", "found", "lasts", "lease", "place", "request", "tier",
-        "versions",
+        "_read_slots", "_slots", "cells", "former_cost", "found", "is_idle", "lasts", "lease", "place", "request",
+        "tier", "versions",
     )  # fmt: skip
 
     refreshes_early = True
@@ -152,6 +174,7 @@ class FileTicket:
         self.found: dict[int, Cell] | None = None
         self.versions: Versions | None = None
         self.former_cost: float | None = None
+        self.is_idle = False
         self.lasts = tier.remote_ttl if request.ttl is None else request.ttl
 
     def set_slots(self, page: SharedPage, read: Callable[[Any], tuple[int, ...]], slots: tuple[int, ...]) -> None:
@@ -166,13 +189,16 @@ class FileTicket:
 
     def is_clean(self) -> bool:
         """See `Ticket`. The slots tell it, for all processes."""
+        if self.request.strong or not (self.is_idle or self._is_idle()):
+            return False
+        return self._is_untouched()
+
+    def _is_idle(self) -> bool:
         cells = self.cells if self.found is None else self.found
         return (
             bool(cells)
-            and not self.request.strong
-            and all(cell[1] == IDLE for cell in cells.values())
+            and all(mode_of(cell) == IDLE for cell in cells.values())
             and not any(slot & 1 for slot in self.lease.seen)
-            and self._is_untouched()
         )
 
     def is_joinable(self) -> bool:
@@ -180,7 +206,7 @@ class FileTicket:
         return (
             bool(self.cells)
             and not self.request.strong
-            and all(cell[1] != HELD for cell in self.cells.values())
+            and all(mode_of(cell) != HELD for cell in self.cells.values())
             and self._is_untouched()
         )
 
@@ -189,7 +215,7 @@ class FileTicket:
         return (
             isinstance(other, FileTicket)
             and bool(self.cells)
-            and all(cell[1] == IDLE for cell in self.cells.values())
+            and all(mode_of(cell) == IDLE for cell in self.cells.values())
             and all(other.cells.get(cell) == seen for cell, seen in self.cells.items())
         )
 
@@ -208,7 +234,7 @@ class FileTicket:
             if cells <= self.found.keys():
                 return
             self.found = None
-        lease = self.lease
+        lease, self.is_idle = self.lease, False
         lease.read = reader_of(cells)
         lease.seen = lease.read(lease.page)
 
@@ -422,78 +448,96 @@ class FileTier:
             slots = read(page.words)  # before the cells: a write that comes in between has changed them then
             if not page.is_usable:
                 raise Unreachable("invalidations are missing in it")
-            cells, row = database.look_up(place.cells, place.entry)
+            states, head, payload = database.look_up(place.cells, place.entry)
             if not page.is_usable:
                 raise Unreachable("invalidations are missing in it")
+            known = place.known
+            if known is not None and known.slots == slots and known.states == states:
+                ticket.is_idle, cells = True, known.cells
+                break
+            cells = dict(zip(place.cells, states, strict=True))
             if is_last or not self._has_recovered(database, place, slots, cells):
+                ticket.is_idle = self._note_idle(place, slots, states, cells)
                 break
             is_last = True
         ticket.set_slots(page, read, slots)
         ticket.cells = cells
-        if row is None or place.digest is None:
+        if head is None or place.digest is None:
             return None
-        return self._find_current(ticket, database, cells, *row)
+        return self._find_current(ticket, database, head, payload)
+
+    def _note_idle(
+        self, place: _Place, slots: tuple[int, ...], states: tuple[Cell, ...], cells: dict[int, Cell]
+    ) -> bool:
+        """Whether no write is running on a place. If so, what was seen is kept, for the next lookup."""
+        if any(mode_of(cell) for cell in cells.values()) or any(slot & 1 for slot in slots):
+            return False
+        own = {cell: cells[cell] for cell in place.depends_on}
+        versions = {cell: version_of(seen) for cell, seen in own.items()}
+        place.known = _Idle(slots, states, cells, own, versions, _packed_header(versions))
+        return True
 
     def _has_recovered(
         self, database: Database, place: _Place, slots: tuple[int, ...], cells: Mapping[int, Cell]
     ) -> bool:
         """Whether writes of dead processes were handled, so that it is worth to look again."""
-        if any(cell[1] for cell in cells.values()):
+        if any(mode_of(cell) for cell in cells.values()):
             return database.recover(self._lease)
         if any(slot & 1 for slot in slots):
             return database.repair(database.page.busy(place.cells))
         return False
 
-    def _find_current(
-        self, ticket: FileTicket, database: Database, cells: dict[int, Cell], head: bytes, payload: bytes
-    ) -> Found | None:
+    def _find_current(self, ticket: FileTicket, database: Database, head: bytes, payload: bytes) -> Found | None:
         """The value, if every cell in its header has the version there."""
         request, place = ticket.request, ticket.place
-        digest = place.digest
+        digest, known = place.digest, place.known
         assert digest is not None
         try:
             schema, loaded, ttl, grace, cost, size, late_size = _HEAD.unpack_from(head)
             start = _HEAD.size + len(digest)
-            if schema != SCHEMA or head[_HEAD.size : start] != digest or len(head) != start + size + late_size:
+            end = start + size
+            if schema != SCHEMA or not head.startswith(digest, _HEAD.size) or len(head) != end + late_size:
                 return None  # of another version, or of another entry of this number
-            header = head[start : start + size]
-            known = place.known
-            versions: Versions
-            own = {cell: cells[cell] for cell in place.depends_on}
-            if known is None or known[0] != own:
-                present = {cell: seen[0] for cell, seen in own.items()}
-                place.known = known = own, _packed_header(present), present
-            if header == known[1]:
-                found, versions = own, known[2]
+            late: list[str] = []
+            is_known = ticket.is_idle and known is not None and size == len(known.header)
+            if is_known and not late_size and head.startswith(known.header, start):  # type: ignore[union-attr]
+                ticket.found, ticket.versions = known.own, known.versions  # type: ignore[union-attr]
             else:
-                numbers = unpacked(header)
-                versions = dict(zip(numbers[::2], numbers[1::2], strict=True))
-                if not versions.keys() >= own.keys() or len(versions) > _MAX_CELLS:
-                    return None  # of a tool that was declared otherwise
-                found = self._cells_of(ticket, database, cells, versions)
-            least = IDLE if request.strong else ARMED
-            for cell, version in versions.items():
-                seen = found[cell]
-                if seen[0] != version or seen[1] > least:
+                header = head[start:end]
+                if not self._is_current(ticket, database, header):
                     ticket.former_cost = cost
                     return None
+                if late_size:
+                    late = self._late_tags(head[end:], digest, header)
             value = self._codec.decode(payload, request.returns, context=_value_context(head))
-            late: list[str] = []
-            if late_size:
-                late = self._late_tags(head[start + size :], digest, header)
         except _OvertakenError:
             return None
         except Exception as error:
+            # Damaged data, or a codec that was not made for it.
             if isinstance(error, Busy | Damaged | Unreachable | Unwritable):
                 raise
             self._counters.bad_values += 1
             reason = error if isinstance(error, Undecodable) else type(error).__name__
             self._files.log.once("a value in the file cannot be read", f"{request.tool}: {reason}")
             return None
-        ticket.found = found
-        ticket.versions = versions if all(seen[1] == IDLE for seen in found.values()) else None
         tags = request.tags + tuple(late) if late else request.tags
         return self._aged(ticket, database, Found(value, tags, cost=cost), loaded, ttl, grace)
+
+    def _is_current(self, ticket: FileTicket, database: Database, header: bytes) -> bool:
+        """Whether the cells of a value have the versions in its header. If so, the ticket notes them."""
+        numbers = unpacked(header)
+        versions = dict(zip(numbers[::2], numbers[1::2], strict=True))
+        if not versions.keys() >= {*ticket.place.depends_on} or len(versions) > _MAX_CELLS:
+            return False  # of a tool that was declared otherwise
+        found = self._cells_of(ticket, database, ticket.cells, versions)
+        least = IDLE if ticket.request.strong else ARMED
+        for cell, version in versions.items():
+            seen = found[cell]
+            if version_of(seen) != version or mode_of(seen) > least:
+                return False
+        ticket.found, ticket.is_idle = found, False
+        ticket.versions = versions if all(mode_of(seen) == IDLE for seen in found.values()) else None
+        return True
 
     def _cells_of(
         self, ticket: FileTicket, database: Database, cells: dict[int, Cell], header: Collection[int]
@@ -567,13 +611,18 @@ class FileTier:
             return
         ticket.versions = None  # those of a value that was found are not those of this one
         place, seen, request = ticket.place, ticket.cells, ticket.request
-        if place.digest is None or not seen or self._is_closed or any(seen[c][1] == HELD for c in place.depends_on):
+        if (
+            place.digest is None
+            or not seen
+            or self._is_closed
+            or any(mode_of(seen[cell]) == HELD for cell in place.depends_on)
+        ):
             return
         bounds = [bound for bound in (ttl, ticket.lasts) if bound is not None]
         lasts = min(bounds, default=NEVER)
         if lasts + request.grace - age <= 0:
             return
-        versions = {cell: seen[cell][0] for cell in place.depends_on}
+        versions = {cell: version_of(seen[cell]) for cell in place.depends_on}
         late = named = [tag for tag in dict.fromkeys(tags) if tag not in request.tags]
         if inherited:
             if not _merge(versions, inherited):
@@ -590,7 +639,7 @@ class FileTier:
                 late_versions = await self._files.run(recheck)
                 if late_versions is None or not _merge(versions, (late_versions,)):
                     return
-            if all(cell[1] == IDLE for cell in seen.values()):
+            if all(mode_of(cell) == IDLE for cell in seen.values()):
                 ticket.versions = versions
             data = self._encoded(ticket, value, late, versions, cost, loaded, lasts)
             if data is None:
@@ -674,12 +723,12 @@ class FileTier:
         tags = late if len(late) <= _MAX_LATE else sorted({root_of(tag) for tag in late})
         named = {cell for tag in tags for cell in names.cells_read(tag)}
         watched = {cell for tag in tags for cell in names.cells_of_root(root_of(tag))}
-        if any(cell not in before or before[cell][1] == HELD for cell in watched):
+        if any(cell not in before or mode_of(before[cell]) == HELD for cell in watched):
             return None
         after = database.cells(named | watched)
-        if any(after[cell][1] == HELD or after[cell][0] != before[cell][0] for cell in watched):
+        if any(mode_of(after[cell]) == HELD or version_of(after[cell]) != version_of(before[cell]) for cell in watched):
             return None
-        return {cell: after[cell][0] for cell in named}
+        return {cell: version_of(after[cell]) for cell in named}
 
     async def discard(self, request: Request) -> bool:
         """Invalidate the entry itself, so that a load that is running does not bring it back. See `Tier`."""
@@ -794,9 +843,9 @@ class FileTier:
                     if change.origin != self._origin:
                         self._counters.invalidations += 1
                         touched = self.names.touched(change.root, change.cells, change.entries)
-                        if touched is None or (not change.root and not change.entries):  # all values were dropped
+                        if touched is None or change.are_all:
                             self._notify_all()
-                        else:
+                        elif touched.tags or touched.keys:
                             self._notify(touched)
                     self._applied = change.number
         if self._ttl_listeners and (self._unsent_ttls or page.ttls != self._ttls_seen):

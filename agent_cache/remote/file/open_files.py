@@ -210,6 +210,8 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> bool:
         )
     if tables and version < FORMAT:
         return False
+    if not tables:  # small pages: what a write changes is spread over a handful, all of which go into the log
+        connection.execute("PRAGMA page_size = 2048")
     ((mode,),) = connection.execute("PRAGMA journal_mode = WAL").fetchall()
     if mode != "wal":
         raise ConfigurationError(
