@@ -11,7 +11,6 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -422,7 +421,13 @@ class FileTier:
         ticket = FileTicket(self, request, self._place(request))
         files = self._files
         try:
-            found = await files.run(partial(self._look_up, ticket)) if not self._is_closed else None
+            if self._is_closed:
+                raise Unreachable("the tier was closed")
+            step = partial(self._look_up, ticket)
+            try:
+                found = files.now(step)  # nearly always; without the coroutine, 0.6 us less
+            except Busy:
+                found = await files.run(step)
         except Unreachable as error:
             self._note_failure(error)
             found, ticket.cells, ticket.found = None, {}, None
@@ -770,7 +775,7 @@ class FileTier:
                 return error
             return None
         outcome = self._files.write(write.id, step)
-        return None if outcome is None else await asyncio.shield(asyncio.wrap_future(outcome))
+        return None if outcome is None else await outcome
 
     async def renew(self, write: WriteIntent) -> None:
         """See `Tier`."""
@@ -990,9 +995,9 @@ def _commit(
     database.commit(write_id, cells, hold, origin, changes)
 
 
-async def _landed(outcome: Future[Unreachable | None]) -> None:
+async def _landed(outcome: Awaitable[Unreachable | None]) -> None:
     """Wait until a commit has been written, or is pending."""
-    await asyncio.shield(asyncio.wrap_future(outcome))
+    await outcome
 
 
 def _merge(versions: dict[int, int], more: Iterable[Versions]) -> bool:

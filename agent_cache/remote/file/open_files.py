@@ -17,7 +17,7 @@ import stat
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
@@ -49,6 +49,8 @@ _LONG_LOG: Final = 1 << 22
 _SPIN: Final = 0.001
 """Seconds that a call waits in its own thread for others to be done with the database."""
 _SPIN_PAUSE: Final = 0.00005
+_SHORTEST_PAUSE: Final = 0.0005
+_LONGEST_PAUSE: Final = 0.004
 _MAX_USES: Final = 10_000
 
 _NETWORK: Final = frozenset({
@@ -62,6 +64,10 @@ Step = Callable[[Database], T]
 
 class Unreachable(Exception):
     """The files cannot be used now. Never leaves the tier."""
+
+
+class _NotOpenError(Busy):
+    """A call needs a connection that the keeper makes: after a fork, or when the files were replaced."""
 
 
 class User(Protocol):
@@ -259,6 +265,7 @@ class OpenFiles:
         self.log = Log(f"FileTier({str(path)!r})")
         self.users: weakref.WeakSet[User] = weakref.WeakSet()
         self.pending: dict[str, Step[object]] = {}
+        self._unfinished: dict[str, tuple[Step[object], float]] = {}
         self._count = 0  # of tiers that are open
         self._uses: dict[int, int] = {}
         self._reset()
@@ -336,7 +343,7 @@ class OpenFiles:
         What is pending is delivered by the parent.
         """
         _inherited.append((self._inline, self._kept, self._keeper))
-        self.pending = {}
+        self.pending, self._unfinished = {}, {}
         self._reset()
 
     # Work on the database
@@ -375,7 +382,7 @@ class OpenFiles:
             raise Busy("another thread uses it")
         try:
             if self._inline is None or self.page.is_retired:
-                raise Busy("it is to be opened first")
+                raise _NotOpenError
             if self.pending:
                 self._deliver(self._inline)
             return step(self._inline)
@@ -408,45 +415,68 @@ class OpenFiles:
         return future
 
     async def run(self, step: Step[T], *, patience: float = 0.0) -> T:
-        """Run a step in this thread, or in the keeper's, if others use the database.
+        """Run a step in this thread: again and again, while others use the database, for as long as the timeout.
+
+        It is not left to the keeper, which would hold the write lock for longer: between two statements another thread
+        may take the interpreter for 5 ms.
+
+        Args:
+            patience: as `now`.
 
         Raises:
             Unreachable: if it cannot be used.
         """
-        try:
-            return self.now(step, patience=patience)
-        except Busy:
-            return await asyncio.wrap_future(self.later(step))
+        started = time.monotonic()
+        end = started + self.timeout if started > self._patient_after else started
+        pause = _SHORTEST_PAUSE
+        while True:
+            try:
+                return self.now(step, patience=patience)
+            except _NotOpenError:
+                return await asyncio.wrap_future(self.later(step))
+            except Busy as error:
+                now = time.monotonic()
+                if now + pause > end:
+                    self._patient_after = now + self.timeout  # others do not wait until then
+                    raise Unreachable(f"another process has locked it: {error}") from error
+            await asyncio.sleep(pause)
+            pause = min(1.5 * pause, _LONGEST_PAUSE)
 
-    def write(self, key: str, step: Step[object]) -> Future[Unreachable | None] | None:
-        """Write an invalidation into the database, in this thread if that is possible at once. One that cannot be
+    def write(self, key: str, step: Step[object]) -> Awaitable[Unreachable | None] | None:
+        """Write an invalidation into the database, in this call if that is possible at once. One that cannot be
         written is pending, and nobody uses the database until it is written.
 
         Returns:
-            None if it is written; else a future of why it is pending.
+            None if it is written; else what gives, when it is awaited, why it is pending, or None. If nobody awaits it,
+            the keeper writes it.
         """
         try:
             self.now(step, patience=_SPIN)
         except Busy:
-            return self._write_later(key, step)
+            self._unfinished[key] = step, time.monotonic()
+            self._start()
+            return self._finish(key, step)
         except Unreachable as error:
             self.pend(key, step, error)
-            failed: Future[Unreachable | None] = Future()
-            failed.set_result(error)
-            return failed
+            return _failed(error)
         return None
 
-    def _write_later(self, key: str, step: Step[object]) -> Future[Unreachable | None]:
-        outcome: Future[Unreachable | None] = Future()
+    async def _finish(self, key: str, step: Step[object]) -> Unreachable | None:
+        try:
+            await self.run(step)
+        except Unreachable as error:
+            self.pend(key, step, error)
+            self._unfinished.pop(key, None)
+            return error
+        self._unfinished.pop(key, None)
+        return None
 
-        def ended(future: Future[object]) -> None:
-            error = future.exception()
-            if error is not None:
-                self.pend(key, step, error)
-            outcome.set_result(error if isinstance(error, Unreachable) else None)
-
-        self.later(step).add_done_callback(ended)
-        return outcome
+    def _finish_abandoned(self, database: Database) -> None:
+        """Write what nobody has waited for: its event loop has ended, or its task was cancelled."""
+        for key, (step, since) in list(self._unfinished.items()):
+            if time.monotonic() > since + 2 * self.timeout:
+                step(database)  # it may be repeated, so it does not matter if another thread is just at it
+                self._unfinished.pop(key, None)
 
     def pend(self, key: str, step: Step[object], reason: object) -> None:
         """Keep an invalidation until it can be written."""
@@ -505,7 +535,7 @@ class OpenFiles:
                 self._replace(self.page)
                 raise Unreachable(str(error)) from error
             time.sleep(pause)
-            pause = min(2 * pause, 0.005)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _reopened(self) -> Database:
         """The keeper's connection, opened anew after a fork, and if the files were replaced."""
@@ -550,6 +580,7 @@ class OpenFiles:
             self.log.once("the files were deleted or replaced by somebody else, so they are made anew")
             self.page.retire()
         database = self._reopened()
+        self._finish_abandoned(database)
         if self.pending:
             self._deliver(database)
         elif not self.page.is_usable:
@@ -579,6 +610,10 @@ class OpenFiles:
         except (Busy, Damaged, Unwritable) as error:
             self.log.once("closed before all invalidations were written; the values in the file are dropped", error)
         self._close()
+
+
+async def _failed(error: Unreachable) -> Unreachable:
+    return error
 
 
 def _nothing(_: Database) -> None:

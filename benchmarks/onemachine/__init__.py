@@ -1,0 +1,1 @@
+"""One cache for the processes of one machine, in a file."""
