@@ -11,6 +11,10 @@ Every step is one transaction that holds SQLite's write lock, and changes the sl
 `begin` changes them before its rows are committed, so a copy is refused before the write's tool can start; after a kill
 in between a slot stays busy without a write, and `repair` frees it. Since only the holder of the lock changes slots, no
 step undoes another's.
+
+The versions of a step are also the generations of its slots. The number of the last step that was committed stands in
+row -1. A reader that sees a slot of a later generation than that has read the database before the step was committed:
+what it has found counts, as the write has not ended, and must not be trusted afterwards.
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ FORMAT: Final = 1
 IDLE, ARMED, HELD = 0, 1, 2
 
 _FLOOR: Final = 0
+_COMMITTED: Final = -1
 _MAX_CELLS: Final = 200_000
 _MAX_CHANGES: Final = 10_000
 _MAX_EXPIRED: Final = 1_000
@@ -75,8 +80,7 @@ CREATE TABLE claims (
     deadline REAL NOT NULL, span REAL NOT NULL
 );
 CREATE TABLE ttls (tool TEXT PRIMARY KEY, ttl REAL NOT NULL) WITHOUT ROWID;
-INSERT INTO cells VALUES (0, 1, 0);
-INSERT INTO counters VALUES ('version', 1), ('bytes', 0);
+INSERT INTO counters VALUES ('bytes', 0);
 """
 
 
@@ -163,9 +167,9 @@ class Change:
 
 @cache
 def _lookup(count: int) -> str:
-    marks = ",".join("?" * count)
+    marks = "?," * count
     return (
-        f"SELECT id, version, mode, NULL, NULL FROM cells WHERE id IN (0,{marks}) "  # noqa: S608 - marks alone
+        f"SELECT id, version, mode, NULL, NULL FROM cells WHERE id IN ({marks}0,-1) "  # noqa: S608 - marks alone
         "UNION ALL SELECT id, 0, 0, head, payload FROM entries WHERE id = ?"
     )
 
@@ -186,6 +190,9 @@ class Database:
 
     Every method is a transaction, or one statement, which reads one state of the database.
 
+    Attributes:
+        committed: number of the last step that the latest lookup of cells could see: see the module.
+
     Raises (all methods):
         Busy: another connection holds the write lock.
         Unwritable: the database takes no transaction now.
@@ -197,6 +204,7 @@ class Database:
         self._execute = connection.execute
         self.page = page
         self._locks = locks
+        self.committed = 0
 
     def close(self) -> None:
         """Close the connection."""
@@ -231,7 +239,7 @@ class Database:
 
     def _next_version(self) -> int:
         ((version,),) = self._execute(
-            "UPDATE counters SET value = value + 1 WHERE name = 'version' RETURNING value"
+            "UPDATE cells SET version = max(version, ?) + 1 WHERE id = -1 RETURNING version", (self.page.latest,)
         ).fetchall()
         return int(version)
 
@@ -252,19 +260,21 @@ class Database:
     def cells(self, cells: Collection[int]) -> dict[int, Cell]:
         """These cells at one moment."""
         if len(cells) > 500:  # one statement takes a bounded number of parameters: as JSON, one
-            wanted = "[" + ",".join(map(str, (_FLOOR, *cells))) + "]"
+            wanted = "[" + ",".join(map(str, (_FLOOR, _COMMITTED, *cells))) + "]"
             rows = self._read(
                 "SELECT id, version, mode FROM cells WHERE id IN (SELECT value FROM json_each(?))", (wanted,)
             )
         else:
-            marks = ",".join("?" * len(cells))
-            rows = self._read(f"SELECT id, version, mode FROM cells WHERE id IN (0,{marks})", tuple(cells))  # noqa: S608
+            marks = "?," * len(cells)
+            rows = self._read(f"SELECT id, version, mode FROM cells WHERE id IN ({marks}0,-1)", tuple(cells))  # noqa: S608
         return self._with_missing(cells, {number: (version, mode) for number, version, mode in rows})
 
     def _with_missing(self, cells: Collection[int], known: dict[int, Cell]) -> dict[int, Cell]:
         floor = known.pop(_FLOOR, None)
-        if floor is None:
+        committed = known.pop(_COMMITTED, None)
+        if floor is None or committed is None:
             raise Damaged("the version of cells without a row is missing")
+        self.committed = committed[0]
         if len(known) < len(cells):
             for cell in cells:
                 known.setdefault(cell, floor)
@@ -279,9 +289,10 @@ class Database:
     def _begin(self, write: WriteCells, origin: int, lease: float) -> None:
         self._expire()
         self._remove(write.id)
-        self.page.change(dict.fromkeys(map(slot_of, write.held | write.armed), True))
+        version = self._next_version()
+        self.page.change(dict.fromkeys(map(slot_of, write.held | write.armed), True), version)
         self._register(write.id, lease, write.held, write.armed, self._locks.number, self._locks.token)
-        self._set(write.held, self._next_version(), HELD)
+        self._set(write.held, version, HELD)
         for cell in write.armed - write.held:
             self._execute(
                 "INSERT INTO cells SELECT ?, version, ? FROM cells WHERE id = 0 "
@@ -367,7 +378,7 @@ class Database:
                 self._execute("UPDATE cells SET mode = ? WHERE id = ?", (mode, cell))
             else:
                 self._set((cell,), version, mode)
-        self.page.change(slots)
+        self.page.change(slots, version)
 
     def _set(self, cells: Iterable[int], version: int, mode: int) -> None:
         for cell in cells:
@@ -458,19 +469,20 @@ class Database:
         whether there were any.
         """
 
-        def abandoned() -> dict[int, bool]:
-            return {
-                slot: False
+        def abandoned() -> list[int]:
+            return [
+                slot
                 for slot in slots
                 if not self._execute("SELECT 1 FROM holders WHERE slot = ? LIMIT 1", (slot,)).fetchall()
-            }
+            ]
 
         if not abandoned():
             return False
 
         def step() -> bool:
             found = abandoned()  # again, under the lock: a write may have been about to begin
-            self.page.change(found)
+            self.cells(())
+            self.page.free(found, self.committed)  # nothing has changed in the database
             return bool(found)
 
         return self._write(step)
@@ -495,13 +507,20 @@ class Database:
                     self.page.suspend(process, 0)
         return self._write(self.page.resume)
 
+    def settle(self) -> None:
+        """Count a step that was begun and never committed: copies under its slots are trusted from now on."""
+        self.cells(())
+        if self.page.latest > self.committed:
+            self._write(self._next_version)
+
     def _drop_values(self) -> None:
         """Drop every value, and outdate what may be stored by loads that are running."""
         self._execute("DELETE FROM entries")
         self._execute("UPDATE counters SET value = 0 WHERE name = 'bytes'")
-        self._execute("UPDATE cells SET version = ?", (self._next_version(),))
+        version = self._next_version()
+        self._execute("UPDATE cells SET version = ?", (version,))
         held = {slot for (slot,) in self._execute("SELECT DISTINCT slot FROM holders").fetchall()}
-        self.page.change({slot: slot in held for slot in range(SLOTS)})
+        self.page.change({slot: slot in held for slot in range(SLOTS)}, version)
         self._publish(0, {"": ([], [])})
 
     # Values
@@ -588,7 +607,7 @@ class Database:
             count = execute("SELECT count(*) FROM cells").fetchone()[0]
             if count > _MAX_CELLS:
                 execute(
-                    "DELETE FROM cells WHERE id IN (SELECT id FROM cells WHERE id != 0 AND mode = 0 ORDER BY version "
+                    "DELETE FROM cells WHERE id IN (SELECT id FROM cells WHERE id > 0 AND mode = 0 ORDER BY version "
                     "LIMIT ?)",
                     (count // 2,),
                 )

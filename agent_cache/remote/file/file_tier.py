@@ -40,7 +40,7 @@ from agent_cache.remote.file.database import (
     unpacked,
 )
 from agent_cache.remote.file.open_files import Unreachable, open_files
-from agent_cache.remote.file.shared_page import PageLease, SharedPage, reader_of
+from agent_cache.remote.file.shared_page import PageLease, SharedPage, is_settled, reader_of
 from agent_cache.remote.protocol import Found, Listener, Request, SentCommit, Ticket, Touched, Versions, WriteIntent
 from agent_cache.values.canonical import is_large, make_room
 
@@ -134,12 +134,13 @@ class FileTicket:
         lease: the trust in a local copy: see `Ticket`.
         versions: see `Ticket`.
         former_cost: seconds that the load of a value took that is there, and counts no more.
+        is_settled: whether the cells show all steps that the slots do.
         lasts: see `Ticket`.
     """
 
     __slots__ = (
-        "_read_slots", "_slots", "cells", "former_cost", "found", "lasts", "lease", "place", "request", "tier",
-        "versions",
+        "_read_slots", "_slots", "cells", "former_cost", "found", "is_settled", "lasts", "lease", "place", "request",
+        "tier", "versions",
     )  # fmt: skip
 
     refreshes_early = True
@@ -154,15 +155,19 @@ class FileTicket:
         self.former_cost: float | None = None
         self.lasts = tier.remote_ttl if request.ttl is None else request.ttl
 
-    def set_slots(self, page: SharedPage, read: Callable[[Any], tuple[int, ...]], slots: tuple[int, ...]) -> None:
-        """Note the slots, which were read before the cells."""
+    def set_slots(
+        self, page: SharedPage, read: Callable[[Any], tuple[int, ...]], slots: tuple[int, ...], committed: int
+    ) -> None:
+        """Note the slots, which were read before the cells, and the last step that these show."""
         self._read_slots, self._slots = read, slots
+        self.is_settled = is_settled(slots, committed)
         self.lease = PageLease(page, read, slots)
 
     def _is_untouched(self) -> bool:
         """Whether no write has begun or ended since the lookup, in any process."""
         lease = self.lease
-        return lease.is_current and (self.found is not None or self._read_slots(lease.page) == self._slots)
+        is_same = self.found is not None or self._read_slots(lease.page) == self._slots
+        return self.is_settled and is_same and lease.is_current
 
     def is_clean(self) -> bool:
         """See `Ticket`. The slots tell it, for all processes."""
@@ -423,12 +428,13 @@ class FileTier:
             if not page.is_usable:
                 raise Unreachable("invalidations are missing in it")
             cells, row = database.look_up(place.cells, place.entry)
+            committed = database.committed
             if not page.is_usable:
                 raise Unreachable("invalidations are missing in it")
             if is_last or not self._has_recovered(database, place, slots, cells):
                 break
             is_last = True
-        ticket.set_slots(page, read, slots)
+        ticket.set_slots(page, read, slots, committed)
         ticket.cells = cells
         if row is None or place.digest is None:
             return None
@@ -505,6 +511,7 @@ class FileTier:
         slots = read(page.words)
         if more:
             cells = cells | database.cells(more)
+            ticket.is_settled = ticket.is_settled and is_settled(slots, database.committed)
             place.keep_late(cell for cell in header if cell not in place.depends_on)
             for cell in more:
                 self.names.keep_dependent(cell, place.entry)
