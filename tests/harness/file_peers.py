@@ -252,7 +252,7 @@ class Process:
 
         self.write = write(f"order:{order}")
         await self.tier.begin(self.write)
-        while not await self.tier._files.run(lambda database: database.recover(1.0)):
+        while not await self.tier._files.run(lambda database: database.recover()):
             await asyncio.sleep(0.01)
 
     async def until(self, counter: str) -> None:

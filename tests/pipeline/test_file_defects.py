@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent_cache.remote.file import FileTier
-from agent_cache.remote.file.open_files import filesystem_of
+from agent_cache.remote.file.open_files import Unreachable, filesystem_of
 from tests.contract.workbench import commit, load, read, value_of, write
 from tests.harness.file_peers import Peer, Truth
 from tests.harness.file_steps import show_steps
@@ -240,3 +242,66 @@ def test_a_deleted_log_is_noticed(tmp_path: Path, start: Callable[..., Peer], tr
     for peer in (writer, reader):
         peer.do("until", "losses")
     assert [peer.do("get", 7) for peer in (writer, reader, start())] == [1, 1, 1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+async def test_a_fork_waits_until_no_thread_is_inside_of_sqlite(tmp_path: Path, steps: list[Callable[[str], None]]):
+    """A child would wait for ever for a lock that a thread of its parent had."""
+    inside = threading.Event()
+    is_inside = False
+
+    def linger(_: str) -> None:
+        nonlocal is_inside
+        is_inside = True
+        inside.set()
+        threading.Event().wait(0.05)
+        is_inside = False
+
+    async with FileTier(tmp_path / "cache") as tier:
+        steps.append(linger)
+        done = tier._files.later(lambda database: database.size())
+        assert await asyncio.to_thread(inside.wait, 10)
+        child = os.fork()
+        if not child:
+            os._exit(is_inside)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        await asyncio.wrap_future(done)
+        steps.clear()
+
+
+async def test_what_is_asked_of_a_file_that_is_being_closed_does_not_wait_for_ever(
+    tmp_path: Path, steps: list[Callable[[str], None]]
+):
+    tier = FileTier(tmp_path / "cache")
+    at_work, may_end = threading.Event(), threading.Event()
+    working = tier._files.later(lambda _: (at_work.set(), may_end.wait(10)) and None)
+    assert await asyncio.to_thread(at_work.wait, 10)
+    closing = asyncio.ensure_future(tier.aclose())
+    await asyncio.sleep(0)
+    late = tier._files.later(lambda database: database.size())
+    may_end.set()
+    await closing
+    await asyncio.wrap_future(working)
+    with pytest.raises(Unreachable):
+        await asyncio.wait_for(asyncio.wrap_future(late), 10)
+
+
+async def test_a_read_of_nothing_that_can_be_named_is_a_miss(tmp_path: Path):
+    async with FileTier(tmp_path / "cache") as tier:
+        assert await value_of(tier, read(key=object())) == "nothing"  # type: ignore[arg-type]
+
+
+async def test_the_keeper_survives_what_it_cannot_handle(tmp_path: Path, steps: list[Callable[[str], None]]):
+    """All calls that have to wait depend on it."""
+
+    def fail(text: str) -> None:
+        if text.startswith("SELECT DISTINCT"):
+            seen.set()
+            raise ValueError("damaged cells")
+
+    seen = threading.Event()
+    async with FileTier(tmp_path / "cache") as tier:
+        steps.append(fail)
+        keeper = tier._files.later(lambda _: threading.current_thread()).result(10)
+        assert await asyncio.to_thread(seen.wait, 10)
+        assert tier._files.later(lambda _: threading.current_thread()).result(10) is keeper
