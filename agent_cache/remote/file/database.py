@@ -35,7 +35,7 @@ from agent_cache.remote.tier_log import boottime
 
 __all__ = [
     "APPLICATION", "ARMED", "FORMAT", "HELD", "IDLE", "Busy", "Cell", "Change", "Damaged", "Database", "Unwritable",
-    "WriteCells", "connect", "packed", "unpacked",
+    "WriteCells", "connect", "is_damage", "packed", "unpacked",
 ]  # fmt: skip
 
 APPLICATION: Final = 0x61676361
@@ -99,13 +99,22 @@ class Damaged(Exception):
     """What is in the file is not a database of ours any more."""
 
 
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether an error says that what is in the file is no database of ours."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return (
+        (code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB))
+        or code == sqlite3.SQLITE_IOERR_SHORT_READ
+        or str(error).startswith(("no such table", "no such column"))
+    )
+
+
 def _translated(error: sqlite3.Error) -> Exception:
     code = getattr(error, "sqlite_errorcode", None)
     kind = None if code is None else code & 0xFF
     if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Busy(str(error))
-    is_damaged = kind in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or code == sqlite3.SQLITE_IOERR_SHORT_READ
-    if is_damaged or str(error).startswith(("no such table", "no such column")):
+    if is_damage(error):
         return Damaged(str(error))
     if kind == sqlite3.SQLITE_ERROR:
         return error  # of this module
@@ -415,14 +424,14 @@ class Database:
                 self._execute("DELETE FROM writers WHERE id = ?", (write_id,))
             self._change(cells)
 
-    def recover(self, lease: float) -> bool:
+    def recover(self) -> bool:
         """Handle the writes whose processes have died and whose deadlines are over. Returns whether there were any.
 
-        What a dead process has begun is held for a lease more, since its effect may still come, and changes then.
+        What a dead process has begun is held for its lease more, since its effect may still come, and changes then.
         """
         if not self.find_due():
             return False
-        self._write(lambda: self._recover(lease))
+        self._write(self._recover)
         return True
 
     def find_due(self) -> bool:
@@ -436,7 +445,7 @@ class Database:
             )
         )
 
-    def _recover(self, lease: float) -> None:
+    def _recover(self) -> None:
         now = boottime()
         self._execute("UPDATE writers SET deadline = ? + span WHERE deadline > ? + span", (now, now))
         owners = self._execute("SELECT DISTINCT process, token FROM writers WHERE token != 0").fetchall()
@@ -444,9 +453,9 @@ class Database:
             if self.is_alive(process, token):
                 continue
             dead = self._execute(
-                "SELECT id, held, armed FROM writers WHERE process = ? AND token = ?", (process, token)
+                "SELECT id, span, held, armed FROM writers WHERE process = ? AND token = ?", (process, token)
             )
-            for write_id, held, armed in dead.fetchall():
+            for write_id, lease, held, armed in dead.fetchall():
                 cells = frozenset(unpacked(held) + unpacked(armed))
                 self._release(write_id, held, armed)
                 self._register(write_id, lease, cells, frozenset(), 0, 0)
@@ -562,7 +571,9 @@ class Database:
     def note_uses(self, uses: Mapping[int, int]) -> None:
         """Note when entries were last used."""
         self._write(
-            lambda: self._executemany("UPDATE entries SET used = ? WHERE id = ?", [(at, n) for n, at in uses.items()])
+            lambda: self._executemany(
+                "UPDATE entries SET used = ? WHERE id = ?", [(at, number) for number, at in list(uses.items())]
+            )
         )
 
     def _executemany(self, statement: str, rows: list[Any]) -> None:
@@ -679,7 +690,25 @@ class Database:
         """End a claim."""
         self._write(lambda: self._execute("DELETE FROM claims WHERE id = ? AND claim = ?", (key, claim)))
 
+    def last_change(self) -> int:
+        """The number of the last message."""
+        ((number,),) = self._read("SELECT coalesce(max(number), 0) FROM changes")
+        return int(number)
+
     # Upkeep
+
+    @staticmethod
+    def check(connection: sqlite3.Connection) -> None:
+        """Look at what every call needs, when a database is opened.
+
+        Raises:
+            sqlite3.DatabaseError: if it cannot be read.
+            ValueError: if something is missing.
+        """
+        ((_,), (_,)) = connection.execute("SELECT version FROM cells WHERE id IN (0,-1)").fetchall()
+        ((_,),) = connection.execute("SELECT value FROM counters WHERE name = 'bytes'").fetchall()
+        for table in ("writers", "holders", "entries", "changes", "claims", "ttls"):
+            connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall()  # noqa: S608 - names of this module
 
     def size(self) -> int:
         """The bytes of all values."""

@@ -330,8 +330,8 @@ class FileTier:
         self._ttl_listeners: tuple[Callable[[Mapping[str, float]], None], ...] = ()
         self._lock = threading.RLock()
         self._is_closed = False
-        self._files = files = open_files(path, timeout=patience, max_bytes=max_bytes, lease=self._lease)
-        self._applied = files.page.changes
+        self._files = files = open_files(path, timeout=patience, max_bytes=max_bytes)
+        self._applied: int | None = None  # the last message that was handled; None: not looked yet
         files.join(self)
         self._leave = weakref.finalize(self, files.leave)
         _TIERS.add(self)
@@ -445,7 +445,7 @@ class FileTier:
     ) -> bool:
         """Whether writes of dead processes were handled, so that it is worth to look again."""
         if any(cell[1] for cell in cells.values()):
-            return database.recover(self._lease)
+            return database.recover()
         if any(slot & 1 for slot in slots):
             return database.repair(database.page.busy(place.cells))
         return False
@@ -779,7 +779,7 @@ class FileTier:
         own = partial(listener)  # one object for each subscription
         with self._lock:
             if not self._listeners:
-                self._applied = self._files.page.changes
+                self._applied = None  # not the page's: it may count one that is being written
             self._listeners += (own,)
         self._files.start()
 
@@ -794,6 +794,8 @@ class FileTier:
         page = database.page
         if page.changes != self._applied and self._listeners:
             with self._lock:
+                if self._applied is None:
+                    self._applied = database.last_change()
                 are_missing, changes = database.changes_since(self._applied)
                 if are_missing:
                     self._notify_all()
@@ -813,7 +815,7 @@ class FileTier:
         """Drop all copies: the files were replaced, so anything may have changed."""
         self._counters.losses += 1
         with self._lock:
-            self._applied = self._files.page.changes
+            self._applied = None
             self._ttls_seen = -1
             self._notify_all()
 
@@ -916,7 +918,9 @@ class FileTier:
         except Unreachable as error:
             self._note_failure(error)
         finally:
-            self._leave()
+            is_closed = self._leave()
+            if is_closed is not None:
+                await asyncio.wrap_future(is_closed)
 
     async def __aenter__(self) -> Self:
         return self
