@@ -11,6 +11,10 @@ Every step is one transaction that holds SQLite's write lock, and changes the sl
 `begin` changes them before its rows are committed, so a copy is refused before the write's tool can start; after a kill
 in between a slot stays busy without a write, and `repair` frees it. Since only the holder of the lock changes slots, no
 step undoes another's.
+
+The number of a step's message is the version of the cells and the generation of the slots that it changes. A reader
+that sees a slot of a later generation than the last message has read the database before the step was committed: what
+it has found counts, as the write has not ended, and must not be trusted afterwards.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from agent_cache.remote.tier_log import boottime
 
 __all__ = [
     "APPLICATION", "ARMED", "FORMAT", "HELD", "IDLE", "Busy", "Cell", "Change", "Damaged", "Database", "Unwritable",
-    "WriteCells", "connect", "mode_of", "packed", "unpacked", "version_of",
+    "WriteCells", "connect", "is_damage", "mode_of", "packed", "unpacked", "version_of",
 ]  # fmt: skip
 
 APPLICATION: Final = 0x61676361
@@ -78,9 +82,7 @@ CREATE TABLE claims (
     deadline REAL NOT NULL, span REAL NOT NULL
 );
 CREATE TABLE ttls (tool TEXT PRIMARY KEY, ttl REAL NOT NULL) WITHOUT ROWID;
-INSERT INTO cells VALUES (0, 1, 0);
 INSERT INTO counters VALUES ('bytes', 0);
-INSERT INTO changes VALUES (1, 0, '', x'', x'');
 """
 
 
@@ -99,13 +101,22 @@ class Damaged(Exception):
     """What is in the file is not a database of ours any more."""
 
 
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether an error says that what is in the file is no database of ours."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return (
+        (code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB))
+        or code == sqlite3.SQLITE_IOERR_SHORT_READ
+        or str(error).startswith(("no such table", "no such column"))
+    )
+
+
 def _translated(error: sqlite3.Error) -> Exception:
     code = getattr(error, "sqlite_errorcode", None)
     kind = None if code is None else code & 0xFF
     if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Busy(str(error))
-    is_damaged = kind in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or code == sqlite3.SQLITE_IOERR_SHORT_READ
-    if is_damaged or str(error).startswith(("no such table", "no such column")):
+    if is_damage(error):
         return Damaged(str(error))
     if kind == sqlite3.SQLITE_ERROR:
         return error  # of this module
@@ -183,8 +194,11 @@ class Change:
 @cache
 def _lookup(count: int) -> str:
     one = "(SELECT version * 4 + mode FROM cells WHERE id = ?%d)"
-    cells = ", ".join([one % number for number in range(2, count + 2)])
-    return f"SELECT {cells}, {one % (count + 2)}, head, payload FROM (SELECT 1) LEFT JOIN entries ON id = ?1"  # noqa: S608
+    cells = ", ".join([one % number for number in range(2, count + 3)])
+    return (
+        f"SELECT {cells}, (SELECT max(number) FROM changes), head, payload "  # noqa: S608 - marks alone
+        "FROM (SELECT 1) LEFT JOIN entries ON id = ?1"
+    )
 
 
 def connect(path: Path, *, patience: float = 0.0) -> sqlite3.Connection:
@@ -203,6 +217,9 @@ class Database:
 
     Every method is a transaction, or one statement, which reads one state of the database.
 
+    Attributes:
+        committed: number of the last step that the latest lookup of cells could see: see the module.
+
     Raises (all methods):
         Busy: another connection holds the write lock.
         Unwritable: the database takes no transaction now.
@@ -214,6 +231,7 @@ class Database:
         self._execute = connection.execute
         self.page = page
         self._locks = locks
+        self.committed = 0
 
     def close(self) -> None:
         """Close the connection."""
@@ -254,15 +272,18 @@ class Database:
         One row of subqueries takes 3.8 us, a row for each 6.5.
         """
         if len(cells) > _MOST_AT_ONCE:  # the entry first: cells that are current afterwards were so before
-            row = self._read("SELECT head, payload FROM entries WHERE id = ?", (entry,)) or [(None, b"")]
+            rows = self._read("SELECT head, payload FROM entries WHERE id = ?", (entry,)) or [(None, b"")]
             found = self.cells(cells)
-            return tuple([found[cell] for cell in cells]), *row[0]
+            return tuple([found[cell] for cell in cells]), *rows[0]
         try:
-            *states, floor, head, payload = self._execute(_lookup(len(cells)), (entry, *cells, _FLOOR)).fetchone()
+            *states, floor, committed, head, payload = self._execute(
+                _lookup(len(cells)), (entry, *cells, _FLOOR)
+            ).fetchone()
         except sqlite3.Error as error:
             raise _translated(error) from error
-        if floor is None:
+        if floor is None or committed is None:
             raise Damaged(_NO_FLOOR)
+        self.committed = committed
         if None in states:
             states = [floor if state is None else state for state in states]
         return tuple(states), head, payload
@@ -270,15 +291,24 @@ class Database:
     def cells(self, cells: Collection[int]) -> dict[int, Cell]:
         """These cells at one moment."""
         wanted = "[" + ",".join(map(str, (_FLOOR, *cells))) + "]"
-        known: dict[int, Cell] = dict(
-            self._read(
-                "SELECT id, version * 4 + mode FROM cells WHERE id IN (SELECT value FROM json_each(?))", (wanted,)
-            )
+        rows = self._read(
+            "SELECT id, version * 4 + mode FROM cells WHERE id IN (SELECT value FROM json_each(?)) "
+            "UNION ALL SELECT -1, max(number) FROM changes",
+            (wanted,),
         )
-        floor = known.pop(_FLOOR, None)
-        if floor is None:
+        known: dict[int, Cell] = dict(rows)
+        floor, committed = known.pop(_FLOOR, None), known.pop(-1, None)
+        if floor is None or committed is None:
             raise Damaged(_NO_FLOOR)
+        self.committed = committed
         return {cell: known.get(cell, floor) for cell in cells}
+
+    def last_number(self) -> int:
+        """The number of the last step that was committed."""
+        ((number,),) = self._read("SELECT max(number) FROM changes")
+        if number is None:
+            raise Damaged(_NO_FLOOR)
+        return int(number)
 
     # Writes. Each may be repeated.
 
@@ -287,9 +317,10 @@ class Database:
         self._write(lambda: self._begin(write, origin, lease))
 
     def _begin(self, write: WriteCells, origin: int, lease: float) -> None:
-        self.page.change(dict.fromkeys(map(slot_of, write.held | write.armed), True))
+        number = self._publish(origin, write.changes)
+        self.page.change(dict.fromkeys(map(slot_of, write.held | write.armed), True), number)
         self._register(write.id, lease, write.held, write.armed, self._locks.number, self._locks.token)
-        self._set(write.held, self._publish(origin, write.changes), HELD)
+        self._set(write.held, number, HELD)
         for cell in write.armed - write.held:
             self._execute(
                 "INSERT INTO cells SELECT ?, version, ? FROM cells WHERE id = 0 "
@@ -370,7 +401,7 @@ class Database:
                 self._execute("UPDATE cells SET mode = ? WHERE id = ?", (mode, cell))
             else:
                 self._set((cell,), version, mode)
-        self.page.change(slots)
+        self.page.change(slots, version)
 
     def _set(self, cells: Iterable[int], version: int, mode: int) -> None:
         for cell in cells:
@@ -382,14 +413,15 @@ class Database:
         Args:
             are_all: all values were dropped.
         """
-        number = 0
+        latest = self.page.latest
         for root, (cells, entries) in (changes or {"": ([_ALL] if are_all else [], [])}).items():
-            number = self._execute(
-                "INSERT INTO changes (origin, root, cells, entries) VALUES (?, ?, ?, ?)",
-                (origin, root, packed(cells), packed(entries)),
-            ).lastrowid  # type: ignore[assignment]  # a row was inserted
-        self.page.changes = number
-        return number
+            inserted = self._execute(
+                "INSERT INTO changes SELECT max(max(number), ?) + 1, ?, ?, ?, ? FROM changes",
+                (latest, origin, root, packed(cells), packed(entries)),
+            )
+            latest = inserted.lastrowid or latest
+        self.page.changes = latest
+        return latest
 
     # Writers that died or were not heard of
 
@@ -407,14 +439,14 @@ class Database:
                 self._execute("DELETE FROM writers WHERE id = ?", (write_id,))
             self._change(cells)
 
-    def recover(self, lease: float) -> bool:
+    def recover(self) -> bool:
         """Handle the writes whose processes have died and whose deadlines are over. Returns whether there were any.
 
-        What a dead process has begun is held for a lease more, since its effect may still come, and changes then.
+        What a dead process has begun is held for its lease more, since its effect may still come, and changes then.
         """
         if not self.find_due():
             return False
-        self._write(lambda: self._recover(lease))
+        self._write(self._recover)
         return True
 
     def find_due(self) -> bool:
@@ -426,7 +458,7 @@ class Database:
         )
         return any(is_due or (token and not self.is_alive(process, token)) for process, token, is_due in rows)
 
-    def _recover(self, lease: float) -> None:
+    def _recover(self) -> None:
         now = boottime()
         self._execute("UPDATE writers SET deadline = ? + span WHERE deadline > ? + span", (now, now))
         owners = self._execute("SELECT DISTINCT process, token FROM writers WHERE token != 0").fetchall()
@@ -434,9 +466,9 @@ class Database:
             if self.is_alive(process, token):
                 continue
             dead = self._execute(
-                "SELECT id, held, armed FROM writers WHERE process = ? AND token = ?", (process, token)
+                "SELECT id, span, held, armed FROM writers WHERE process = ? AND token = ?", (process, token)
             )
-            for write_id, held, armed in dead.fetchall():
+            for write_id, lease, held, armed in dead.fetchall():
                 cells = frozenset(unpacked(held) + unpacked(armed))
                 self._release(write_id, held, armed)
                 self._register(write_id, lease, cells, frozenset(), 0, 0)
@@ -459,19 +491,19 @@ class Database:
         whether there were any.
         """
 
-        def abandoned() -> dict[int, bool]:
-            return {
-                slot: False
+        def abandoned() -> list[int]:
+            return [
+                slot
                 for slot in slots
                 if not self._execute("SELECT 1 FROM holders WHERE slot = ? LIMIT 1", (slot,)).fetchall()
-            }
+            ]
 
         if not abandoned():
             return False
 
         def step() -> bool:
             found = abandoned()  # again, under the lock: a write may have been about to begin
-            self.page.change(found)
+            self.page.free(found, self.last_number())  # nothing has changed in the database
             return bool(found)
 
         return self._write(step)
@@ -496,13 +528,19 @@ class Database:
                     self.page.suspend(process, 0)
         return self._write(self.page.resume)
 
+    def settle(self) -> None:
+        """Count a step that was begun and never committed: copies under its slots are trusted from now on."""
+        if self.page.latest > self.last_number():
+            self._write(lambda: self._publish(0, {}))
+
     def _drop_values(self) -> None:
         """Drop every value, and outdate what may be stored by loads that are running."""
         self._execute("DELETE FROM entries")
         self._execute("UPDATE counters SET value = 0 WHERE name = 'bytes'")
-        self._execute("UPDATE cells SET version = ?", (self._publish(0, {}, are_all=True),))
+        number = self._publish(0, {}, are_all=True)
+        self._execute("UPDATE cells SET version = ?", (number,))
         held = {slot for (slot,) in self._execute("SELECT DISTINCT slot FROM holders").fetchall()}
-        self.page.change({slot: slot in held for slot in range(SLOTS)})
+        self.page.change({slot: slot in held for slot in range(SLOTS)}, number)
 
     # Values
 
@@ -543,7 +581,9 @@ class Database:
     def note_uses(self, uses: Mapping[int, int]) -> None:
         """Note when entries were last used."""
         self._write(
-            lambda: self._executemany("UPDATE entries SET used = ? WHERE id = ?", [(at, n) for n, at in uses.items()])
+            lambda: self._executemany(
+                "UPDATE entries SET used = ? WHERE id = ?", [(at, number) for number, at in list(uses.items())]
+            )
         )
 
     def _executemany(self, statement: str, rows: list[Any]) -> None:
@@ -588,7 +628,7 @@ class Database:
             count = execute("SELECT count(*) FROM cells").fetchone()[0]
             if count > _MAX_CELLS:
                 execute(
-                    "DELETE FROM cells WHERE id IN (SELECT id FROM cells WHERE id != 0 AND mode = 0 ORDER BY version "
+                    "DELETE FROM cells WHERE id IN (SELECT id FROM cells WHERE id > 0 AND mode = 0 ORDER BY version "
                     "LIMIT ?)",
                     (count // 2,),
                 )
@@ -605,12 +645,12 @@ class Database:
     def changes_since(self, number: int) -> tuple[bool, list[Change]]:
         """Whether messages after this one are missing, and those that are there."""
         rows = self._read(
-            "SELECT number, origin, root, cells, entries FROM changes WHERE number > ? ORDER BY number", (number,)
+            "SELECT number, origin, root, cells, entries, (SELECT min(number) FROM changes) FROM changes "
+            "WHERE number > ? ORDER BY number",
+            (number,),
         )
-        changes = [
-            Change(n, origin, root, unpacked(cells), unpacked(entries)) for n, origin, root, cells, entries in rows
-        ]
-        return bool(changes) and changes[0].number != number + 1, changes
+        changes = [Change(n, origin, root, unpacked(cells), unpacked(own)) for n, origin, root, cells, own, _ in rows]
+        return bool(rows) and rows[0][-1] > number, changes
 
     def ttls(self) -> dict[str, float]:
         """The ttls that are set, by the names of tools."""
@@ -661,6 +701,19 @@ class Database:
         self._write(lambda: self._execute("DELETE FROM claims WHERE id = ? AND claim = ?", (key, claim)))
 
     # Upkeep
+
+    @staticmethod
+    def check(connection: sqlite3.Connection) -> None:
+        """Look at what every call needs, when a database is opened.
+
+        Raises:
+            sqlite3.DatabaseError: if it cannot be read.
+            ValueError: if something is missing.
+        """
+        ((_,),) = connection.execute("SELECT version FROM cells WHERE id = 0").fetchall()
+        ((_,),) = connection.execute("SELECT value FROM counters WHERE name = 'bytes'").fetchall()
+        for table in ("writers", "holders", "entries", "changes", "claims", "ttls"):
+            connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall()  # noqa: S608 - names of this module
 
     def size(self) -> int:
         """The bytes of all values."""

@@ -41,7 +41,7 @@ from agent_cache.remote.file.database import (
     version_of,
 )
 from agent_cache.remote.file.open_files import Unreachable, open_files
-from agent_cache.remote.file.shared_page import PageLease, SharedPage, reader_of
+from agent_cache.remote.file.shared_page import PageLease, SharedPage, is_settled, reader_of
 from agent_cache.remote.protocol import Found, Listener, Request, SentCommit, Ticket, Touched, Versions, WriteIntent
 from agent_cache.values.canonical import is_large, make_room
 
@@ -155,11 +155,13 @@ class FileTicket:
         versions: see `Ticket`.
         former_cost: seconds that the load of a value took that is there, and counts no more.
         is_idle: whether no write was running on any of it.
+        is_settled: whether the cells show all steps that the slots do.
         lasts: see `Ticket`.
     """
 
     __slots__ = (
-        "_read_slots", "_slots", "cells", "former_cost", "found", "is_idle", "lasts", "lease", "place", "request",
+        "_read_slots", "_slots", "cells", "former_cost", "found", "is_idle", "is_settled", "lasts", "lease", "place",
+        "request",
         "tier", "versions",
     )  # fmt: skip
 
@@ -176,15 +178,19 @@ class FileTicket:
         self.is_idle = False
         self.lasts = tier.remote_ttl if request.ttl is None else request.ttl
 
-    def set_slots(self, page: SharedPage, read: Callable[[Any], tuple[int, ...]], slots: tuple[int, ...]) -> None:
-        """Note the slots, which were read before the cells."""
+    def set_slots(
+        self, page: SharedPage, read: Callable[[Any], tuple[int, ...]], slots: tuple[int, ...], committed: int
+    ) -> None:
+        """Note the slots, which were read before the cells, and the last step that these show."""
         self._read_slots, self._slots = read, slots
+        self.is_settled = is_settled(slots, committed)
         self.lease = PageLease(page, read, slots)
 
     def _is_untouched(self) -> bool:
         """Whether no write has begun or ended since the lookup, in any process."""
         lease = self.lease
-        return lease.is_current and (self.found is not None or self._read_slots(lease.page) == self._slots)
+        is_same = self.found is not None or self._read_slots(lease.page) == self._slots
+        return self.is_settled and is_same and lease.is_current
 
     def is_clean(self) -> bool:
         """See `Ticket`. The slots tell it, for all processes."""
@@ -350,8 +356,8 @@ class FileTier:
         self._ttl_listeners: tuple[Callable[[Mapping[str, float]], None], ...] = ()
         self._lock = threading.RLock()
         self._is_closed = False
-        self._files = files = open_files(path, timeout=patience, max_bytes=max_bytes, lease=self._lease)
-        self._applied = files.page.changes
+        self._files = files = open_files(path, timeout=patience, max_bytes=max_bytes)
+        self._applied: int | None = None  # the last message that was handled; None: not looked yet
         files.join(self)
         self._leave = weakref.finalize(self, files.leave)
         _TIERS.add(self)
@@ -455,6 +461,7 @@ class FileTier:
             if not page.is_usable:
                 raise Unreachable("invalidations are missing in it")
             states, head, payload = database.look_up(place.cells, place.entry)
+            committed = database.committed
             if not page.is_usable:
                 raise Unreachable("invalidations are missing in it")
             known = place.known
@@ -463,10 +470,10 @@ class FileTier:
                 break
             cells = dict(zip(place.cells, states, strict=True))
             if is_last or not self._has_recovered(database, place, slots, cells):
-                ticket.is_idle = self._note_idle(place, slots, states, cells)
+                ticket.is_idle = is_settled(slots, committed) and self._note_idle(place, slots, states, cells)
                 break
             is_last = True
-        ticket.set_slots(page, read, slots)
+        ticket.set_slots(page, read, slots, committed)
         ticket.cells = cells
         if head is None or place.digest is None:
             return None
@@ -488,7 +495,7 @@ class FileTier:
     ) -> bool:
         """Whether writes of dead processes were handled, so that it is worth to look again."""
         if any(mode_of(cell) for cell in cells.values()):
-            return database.recover(self._lease)
+            return database.recover()
         if any(slot & 1 for slot in slots):
             return database.repair(database.page.busy(place.cells))
         return False
@@ -555,6 +562,7 @@ class FileTier:
         slots = read(page.words)
         if more:
             cells = cells | database.cells(more)
+            ticket.is_settled = ticket.is_settled and is_settled(slots, database.committed)
             place.keep_late(cell for cell in header if cell not in place.depends_on)
             for cell in more:
                 self.names.keep_dependent(cell, place.entry)
@@ -827,7 +835,7 @@ class FileTier:
         own = partial(listener)  # one object for each subscription
         with self._lock:
             if not self._listeners:
-                self._applied = self._files.page.changes
+                self._applied = None  # not the page's: it may count one that is being written
             self._listeners += (own,)
         self._files.start()
 
@@ -842,6 +850,8 @@ class FileTier:
         page = database.page
         if page.changes != self._applied and self._listeners:
             with self._lock:
+                if self._applied is None:
+                    self._applied = database.last_number()
                 are_missing, changes = database.changes_since(self._applied)
                 if are_missing:
                     self._notify_all()
@@ -861,7 +871,7 @@ class FileTier:
         """Drop all copies: the files were replaced, so anything may have changed."""
         self._counters.losses += 1
         with self._lock:
-            self._applied = self._files.page.changes
+            self._applied = None
             self._ttls_seen = -1
             self._notify_all()
 
@@ -964,7 +974,9 @@ class FileTier:
         except Unreachable as error:
             self._note_failure(error)
         finally:
-            self._leave()
+            is_closed = self._leave()
+            if is_closed is not None:
+                await asyncio.wrap_future(is_closed)
 
     async def __aenter__(self) -> Self:
         return self

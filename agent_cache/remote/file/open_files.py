@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import re
 import secrets
 import sqlite3
 import stat
@@ -32,6 +33,7 @@ from agent_cache.remote.file.database import (
     Database,
     Unwritable,
     connect,
+    is_damage,
 )
 from agent_cache.remote.file.process_locks import ProcessLocks, require_locks
 from agent_cache.remote.file.shared_page import SharedPage
@@ -51,7 +53,11 @@ _SPIN: Final = 0.001
 _SPIN_PAUSE: Final = 0.00005
 _SHORTEST_PAUSE: Final = 0.0005
 _LONGEST_PAUSE: Final = 0.004
+_FORK_PATIENCE: Final = 1.0
 _MAX_USES: Final = 10_000
+_MAX_PENDING: Final = 10_000
+_FEW: Final = 16
+"""Pending invalidations that are written in the thread of a call."""
 
 _NETWORK: Final = frozenset({
     "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse.ceph", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "gfs2",
@@ -66,8 +72,10 @@ class Unreachable(Exception):
     """The files cannot be used now. Never leaves the tier."""
 
 
-class _NotOpenError(Busy):
-    """A call needs a connection that the keeper makes: after a fork, or when the files were replaced."""
+class _ForKeeperError(Busy):
+    """A call needs the keeper first: to open the files, after a fork or when they were replaced, or to write many
+    pending invalidations.
+    """
 
 
 class User(Protocol):
@@ -98,7 +106,7 @@ def filesystem_of(folder: Path, mounts: str) -> str:
         names = fields.split(" ")
         if len(names) < 5 or not rest:
             continue
-        point = names[4].encode().decode("unicode_escape")  # a space is \040
+        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), names[4])  # a space is \040
         if len(point) >= longest and folder.is_relative_to(point):
             found, longest = rest.split(" ", 1)[0], len(point)
     return found
@@ -106,7 +114,7 @@ def filesystem_of(folder: Path, mounts: str) -> str:
 
 def _mounts() -> str:
     try:
-        return Path("/proc/self/mountinfo").read_text("utf-8", "replace")
+        return Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
     except OSError:  # another system than Linux
         return ""
 
@@ -163,28 +171,37 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+def _are_changed(identities: dict[Path, tuple[int, int] | None]) -> bool:
+    return any(_identity(path) != known for path, known in identities.items())
+
+
 # Making and opening the database
 
 
-def _open_database(path: Path, page: Path) -> sqlite3.Connection:
+def _open_database(path: Path, page: Path) -> tuple[sqlite3.Connection, int, bool]:
     """Open the database, made if there is none. The caller holds the lock under which files are opened.
+
+    Returns:
+        A connection, what tells the database from those that were at this path before, and whether it is new.
 
     Raises:
         ConfigurationError: if it is not ours, or of a newer version.
     """
     for _ in range(2):
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        except FileExistsError:
-            pass
+        if not path.exists():
+            for suffix in ("-wal", "-shm"):  # SQLite would take what is left of a deleted database for this one's
+                _beside(path, suffix).unlink(missing_ok=True)
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         connection = connect(path, patience=5.0)
         try:
-            if _prepare(connection, path):
-                return connection
-        except sqlite3.DatabaseError as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            is_new = _prepare(connection, path)
+            if is_new is not None:
+                ((incarnation,),) = connection.execute("SELECT value FROM counters WHERE name = 'incarnation'")
+                Database.check(connection)
+                return connection, int(incarnation), is_new
+        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
             connection.close()
-            if code not in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            if isinstance(error, sqlite3.DatabaseError) and not is_damage(error):
                 raise
             if not page.exists():
                 raise ConfigurationError(
@@ -200,8 +217,8 @@ def _open_database(path: Path, page: Path) -> sqlite3.Connection:
     raise Damaged("it cannot be replaced")
 
 
-def _prepare(connection: sqlite3.Connection, path: Path) -> bool:
-    """Make the tables of a new database. Returns whether it is of the present version."""
+def _prepare(connection: sqlite3.Connection, path: Path) -> bool | None:
+    """Make the tables of a new database. Returns whether it is new; None if it is of an older version."""
     ((application,),) = connection.execute("PRAGMA application_id").fetchall()
     ((version,),) = connection.execute("PRAGMA user_version").fetchall()
     ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
@@ -215,7 +232,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> bool:
             "upgrade this one, or name another file"
         )
     if tables and version < FORMAT:
-        return False
+        return None
     if not tables:  # small pages: what a write changes is spread over a handful, all of which go into the log
         connection.execute("PRAGMA page_size = 2048")
     ((mode,),) = connection.execute("PRAGMA journal_mode = WAL").fetchall()
@@ -224,11 +241,13 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> bool:
             f"FileTier: SQLite cannot keep a write-ahead log beside {str(path)!r}; use a local disk"
         )
     if not tables:
+        start = 1 + secrets.randbits(48)  # what was looked up in a former database does not count in this one
         connection.executescript(  # numbers of this program alone
             f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {FORMAT}; {SCHEMA}"  # noqa: S608
-            f"INSERT INTO counters VALUES ('incarnation', {secrets.randbits(62) | 1}); COMMIT;"
+            f"INSERT INTO counters VALUES ('incarnation', {secrets.randbits(62) | 1});"
+            f"INSERT INTO cells VALUES (0, {start}, 0); INSERT INTO changes VALUES ({start}, 0, '', x'', x''); COMMIT;"
         )
-    return True
+    return not tables
 
 
 def _set_aside(path: Path, page: Path, *, keep: bool = True) -> None:
@@ -257,57 +276,77 @@ class OpenFiles:
         max_bytes: bytes of all values.
     """
 
-    def __init__(self, path: Path, timeout: float, max_bytes: int, lease: float) -> None:
+    def __init__(self, path: Path, timeout: float, max_bytes: int) -> None:
         self.path = path
         self.timeout = timeout
         self.max_bytes = max_bytes
-        self.lease = lease
         self.log = Log(f"FileTier({str(path)!r})")
         self.users: weakref.WeakSet[User] = weakref.WeakSet()
         self.pending: dict[str, Step[object]] = {}
         self._unfinished: dict[str, tuple[Step[object], float]] = {}
         self._count = 0  # of tiers that are open
+        self._incarnation = 0
         self._uses: dict[int, int] = {}
         self._reset()
         self._open()
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the connection for calls
+        self._keeping = threading.Lock()  # of the keeper's
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._keeper: threading.Thread | None = None
+        self._is_closed: Future[None] = Future()
         self._inline: Database | None = None
         self._kept: Database | None = None
-        self._patient_after = 0.0
+        self._patient_after = self._open_after = 0.0
+        self._pending_lock = threading.Lock()
         self._locks: ProcessLocks | None = None
         self._identities: dict[Path, tuple[int, int] | None] = {}
+        self._logs: dict[Path, tuple[int, int] | None] = {}
         self._look_after_at = self._prune_at = 0.0
 
     def _open(self) -> None:
         """Open everything, under the lock for that."""
         path, page, lock = self.path, _beside(self.path, ".page"), _beside(self.path, ".lock")
-        if self._locks is None or _identity(lock) != self._identities.get(lock):
+        if self._locks is not None and _identity(lock) != self._identities.get(lock):
+            self._locks.leave()
+            self._locks = None
+        if self._locks is None:
             self._locks = ProcessLocks(lock)
         locks = self._locks
         with locks.opening():
-            connection = _open_database(path, page)
+            connection, incarnation, is_new = _open_database(path, page)
             try:
-                ((incarnation,),) = connection.execute(
-                    "SELECT value FROM counters WHERE name = 'incarnation'"
-                ).fetchall()
-                mapped = SharedPage.open(page, incarnation) or SharedPage.create(page, incarnation)
+                mapped = SharedPage.open(page, incarnation)
+                is_lost = mapped is None  # and with it, whose invalidations were not written
+                if mapped is None:
+                    mapped = SharedPage.create(page, incarnation)
                 if not locks.number:
                     locks.enter()
-                if mapped.enter(
-                    locks.number, locks.token
-                ):  # a process has died with invalidations that it had not written
-                    Database(connection, mapped, locks).clear()
-                    mapped.suspend(locks.number, 0)
+                former = mapped.enter(locks.number, locks.token)
+                database = Database(connection, mapped, locks)
+                if former or (is_lost and not is_new):
+                    database.clear()
+                if is_lost:
+                    mapped.changes = database.last_number()
+                with self._pending_lock:
+                    if incarnation != self._incarnation:
+                        self.pending.clear()  # this database has no value that they would end
+                    mapped.suspend(locks.number, len(self.pending))
+                self._incarnation = incarnation
+                # Before the other connection is closed: SQLite removes its log with the last one.
+                self._kept = Database(connect(path), mapped, locks)
+                self._inline = Database(connect(path), mapped, locks)
+                for one in (self._kept, self._inline):
+                    one.size()
+            except BaseException:
+                self._close()
+                raise
             finally:
                 connection.close()
-            self._identities = {one: _identity(one) for one in (path, page, lock)}
             self.page = mapped
-            self._kept = Database(connect(path), mapped, locks)
-            self._inline = Database(connect(path), mapped, locks)
+            self._identities = {one: _identity(one) for one in (path, page, lock)}
+            self._logs = {one: _identity(one) for one in (_beside(path, "-wal"), _beside(path, "-shm"))}
 
     # Tiers of this process
 
@@ -317,17 +356,23 @@ class OpenFiles:
             self._count += 1
             self.users.add(user)
 
-    def leave(self) -> None:
-        """Be used by one tier less; by none, everything is closed but the lock file."""
+    def leave(self) -> Future[None] | None:
+        """Be used by one tier less; by none, everything is closed.
+
+        Returns:
+            When the keeper has closed it; None if nothing is to be waited for.
+        """
         with _opened_lock:
             self._count -= 1
             if self._count:
-                return
+                return None
             if _opened.get(self.path) is self:
                 del _opened[self.path]
-        self._jobs.put(None)
-        if self._keeper is None:
-            self._close()
+            self._jobs.put(None)
+            if self._keeper is not None and self._keeper.is_alive():
+                return self._is_closed
+        self.close()
+        return None
 
     def _close(self) -> None:
         with self._lock:
@@ -336,6 +381,27 @@ class OpenFiles:
         for database in (inline, kept):
             if database is not None:
                 database.close()
+
+    def close(self) -> None:
+        """Close everything. A process that has nothing open does not count as one that lives."""
+        self._close()
+        locks, self._locks = self._locks, None
+        if locks is not None:
+            locks.leave()
+
+    def before_fork(self) -> Callable[[], None]:
+        """Wait until no thread is inside of SQLite: a child would inherit its locks, and never get them.
+
+        Returns:
+            What the parent does after it.
+        """
+        locks = [lock for lock in (self._lock, self._keeping) if lock.acquire(timeout=_FORK_PATIENCE)]
+
+        def end() -> None:
+            for lock in locks:
+                lock.release()
+
+        return end
 
     def after_fork(self) -> None:
         """In the child: connections must not be used nor closed here, and the parent's locks are not the child's.
@@ -382,8 +448,12 @@ class OpenFiles:
             raise Busy("another thread uses it")
         try:
             if self._inline is None or self.page.is_retired:
-                raise _NotOpenError
+                raise _ForKeeperError
+            if self._keeper is None:
+                self._start()
             if self.pending:
+                if len(self.pending) > _FEW:
+                    raise _ForKeeperError
                 self._deliver(self._inline)
             return step(self._inline)
         except Unwritable as error:
@@ -432,7 +502,7 @@ class OpenFiles:
         while True:
             try:
                 return self.now(step, patience=patience)
-            except _NotOpenError:
+            except _ForKeeperError:
                 return await asyncio.wrap_future(self.later(step))
             except Busy as error:
                 now = time.monotonic()
@@ -480,8 +550,12 @@ class OpenFiles:
 
     def pend(self, key: str, step: Step[object], reason: object) -> None:
         """Keep an invalidation until it can be written."""
-        self.pending[key] = step
-        self.page.suspend(self.number, len(self.pending))
+        with self._pending_lock:
+            self.pending[key] = step
+            if len(self.pending) > _MAX_PENDING:  # all values are invalidated, instead of each
+                self.pending.clear()
+                self.pending[""] = Database.clear
+            self.page.suspend(self.number, len(self.pending))
         self.log.once("an invalidation could not be written, so nobody uses the file until it is", reason)
         self._start()
 
@@ -489,9 +563,11 @@ class OpenFiles:
         """Write the pending invalidations."""
         for key, step in list(self.pending.items()):
             step(database)
-            if self.pending.get(key) is step:
-                del self.pending[key]
-        self.page.suspend(self.number, len(self.pending))
+            with self._pending_lock:
+                if self.pending.get(key) is step:
+                    del self.pending[key]
+        with self._pending_lock:
+            self.page.suspend(self.number, len(self.pending))
         database.resume()
         self.log.allow_again("an invalidation could not be written, so nobody uses the file until it is")
 
@@ -521,10 +597,11 @@ class OpenFiles:
         pause = 0.0002
         while True:
             try:
-                database = self._reopened()
-                if self.pending:
-                    self._deliver(database)
-                return step(database)
+                with self._keeping:
+                    database = self._reopened()
+                    if self.pending:
+                        self._deliver(database)
+                    return step(database)
             except Busy as error:
                 if time.monotonic() + pause > end:
                     self._patient_after = time.monotonic() + self.timeout  # others do not wait until then
@@ -541,14 +618,17 @@ class OpenFiles:
         """The keeper's connection, opened anew after a fork, and if the files were replaced."""
         if self._kept is None or self.page.is_retired:
             former = self.page
+            now = time.monotonic()
+            if self._count <= 0 or now < self._open_after:
+                raise Unreachable("the files cannot be opened again")
             self._close()
             try:
                 self._open()
-            except (ConfigurationError, OSError, TimeoutError, sqlite3.Error) as error:
+            except (ConfigurationError, OSError, TimeoutError, sqlite3.Error, Busy, Damaged, Unwritable) as error:
+                self._open_after = now + self.timeout
                 self.log.once("the files cannot be opened again", error)
                 raise Unreachable(str(error)) from error
             if former.is_retired:
-                self.pending.clear()  # the new database has no value that they would end
                 for user in list(self.users):
                     user.lose()
         assert self._kept is not None
@@ -570,25 +650,33 @@ class OpenFiles:
 
     def look_after(self) -> None:
         """What the keeper does from time to time: pass on messages, and now and then look after the files."""
+        with self._keeping:
+            self._look_after()
+
+    def _look_after(self) -> None:
         for user in list(self.users):
             user.look(self._reopened())
         now = time.monotonic()
         if now < self._look_after_at:
             return
         self._look_after_at = now + _LOOK_AFTER
-        if any(_identity(path) != known for path, known in self._identities.items()) and not self.page.is_retired:
-            self.log.once("the files were deleted or replaced by somebody else, so they are made anew")
-            self.page.retire()
+        if not self.page.is_retired:
+            if _are_changed(self._identities):
+                self.log.once("the files were deleted or replaced by somebody else, so they are made anew")
+                self.page.retire()
+            elif _are_changed(self._logs) and self._kept is not None:
+                raise Damaged("its log was deleted or replaced by somebody else")
         database = self._reopened()
         self._finish_abandoned(database)
         if self.pending:
             self._deliver(database)
         elif not self.page.is_usable:
             database.resume()
+        database.settle()
         uses, self._uses = self._uses, {}
         if uses:
             database.note_uses(uses)
-        database.recover(self.lease)
+        database.recover()
         while database.size() > self.max_bytes and database.evict(int(0.9 * self.max_bytes)) > 0.9 * self.max_bytes:
             pass
         if now > self._prune_at:
@@ -609,7 +697,21 @@ class OpenFiles:
                 self._deliver(self._kept)
         except (Busy, Damaged, Unwritable) as error:
             self.log.once("closed before all invalidations were written; the values in the file are dropped", error)
-        self._close()
+        self.close()
+
+    def end_keeper(self) -> None:
+        """Let another keeper be started, and do what was asked of this one after its end: it fails."""
+        with _opened_lock:
+            self._keeper = None
+            is_closed, self._is_closed = self._is_closed, Future()
+        is_closed.set_result(None)
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return
+            if job is not None:
+                job()
 
 
 async def _failed(error: Unreachable) -> Unreachable:
@@ -632,6 +734,7 @@ def _keep(reference: weakref.ref[OpenFiles], jobs: queue.SimpleQueue[Callable[[]
         if job is None or files is None:
             if files is not None:
                 files.close_quietly()
+                files.end_keeper()
             return
         job()
         try:
@@ -640,6 +743,8 @@ def _keep(reference: weakref.ref[OpenFiles], jobs: queue.SimpleQueue[Callable[[]
             pass  # the next time
         except Damaged:
             files.note_damage()
+        except Exception as error:  # noqa: BLE001 - all calls that have to wait depend on this thread
+            files.log.once("the files could not be looked after", error)
         del files, job
 
 
@@ -653,7 +758,7 @@ _inherited: list[Any] = []
 """Connections of a parent process, which a child must not even close: see https://sqlite.org/howtocorrupt.html, 2.6."""
 
 
-def open_files(path: Any, *, timeout: float, max_bytes: int, lease: float) -> OpenFiles:
+def open_files(path: Any, *, timeout: float, max_bytes: int) -> OpenFiles:
     """The files at a path, opened once in a process. Of several tiers the smallest bounds count.
 
     Raises:
@@ -664,7 +769,7 @@ def open_files(path: Any, *, timeout: float, max_bytes: int, lease: float) -> Op
         files = _opened.get(place)
         if files is None:
             try:
-                files = _opened[place] = OpenFiles(place, timeout, max_bytes, lease)
+                files = _opened[place] = OpenFiles(place, timeout, max_bytes)
             except (OSError, TimeoutError, sqlite3.Error, Damaged, Unwritable, Busy) as error:
                 raise ConfigurationError(f"FileTier: {str(place)!r} cannot be opened: {error}") from error
         files.max_bytes = min(files.max_bytes, max_bytes)
@@ -672,11 +777,24 @@ def open_files(path: Any, *, timeout: float, max_bytes: int, lease: float) -> Op
         return files
 
 
+_ends_of_fork: list[Callable[[], None]] = []
+
+
+def _before_fork() -> None:
+    _ends_of_fork.extend([files.before_fork() for files in list(_opened.values())])
+
+
+def _after_fork_in_parent() -> None:
+    while _ends_of_fork:
+        _ends_of_fork.pop()()
+
+
 def _after_fork() -> None:
     global _opened_lock  # noqa: PLW0603 - another thread may have had it
     _opened_lock = threading.RLock()
+    _ends_of_fork.clear()
     for files in _opened.values():
         files.after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork)

@@ -2,7 +2,8 @@
 
 Each process holds one byte of a lock file for as long as it lives; the kernel releases it with the process, however
 that ends. POSIX locks belong to a process, and are all released when it closes *any* descriptor of the file: so it is
-opened once per process, and never closed. A process's own locks look free to it. A child does not inherit them.
+opened once per process, and closed when nothing in the process uses it any more. A process's own locks look free to it.
+A child does not inherit them.
 
 Byte 0 is held while the files are made, opened or replaced.
 """
@@ -50,17 +51,19 @@ class _LockFile:
 
     Attributes:
         taken: the numbers that this process holds, whose bytes look free to it.
+        users: how many `ProcessLocks` use it.
     """
 
-    __slots__ = ("descriptor", "taken")
+    __slots__ = ("descriptor", "taken", "users")
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self.taken: set[int] = set()
+        self.users = 0
 
 
 _files: dict[tuple[int, int], _LockFile] = {}
-_spare: list[int] = []
+_spare: dict[tuple[int, int], list[int]] = {}
 """Descriptors that were opened once too often. To close one would release the locks held over the others."""
 # For the whole process, since the locks know no threads.
 _opening = threading.RLock()
@@ -72,6 +75,7 @@ def _after_fork() -> None:
     _opening, _trying = threading.RLock(), threading.Lock()
     for file in _files.values():
         file.taken.clear()
+        file.users = 0
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -90,10 +94,26 @@ class ProcessLocks:
         self.token = 0
         with _opening:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o600)
-            found = os.fstat(descriptor)
-            self._file = _files.setdefault((found.st_dev, found.st_ino), _LockFile(descriptor))
+            status = os.fstat(descriptor)
+            self._identity = status.st_dev, status.st_ino
+            self._file = _files.setdefault(self._identity, _LockFile(descriptor))
             if self._file.descriptor != descriptor:
-                _spare.append(descriptor)
+                _spare.setdefault(self._identity, []).append(descriptor)
+            self._file.users += 1
+
+    def leave(self) -> None:
+        """Give the number back: this process has nothing open here any more."""
+        with _opening:
+            with _trying:
+                if self.number:
+                    self._file.taken.discard(self.number)
+                    self._release(self.number)
+                    self.number = 0
+            self._file.users -= 1
+            if self._file.users <= 0 and _files.get(self._identity) is self._file:
+                del _files[self._identity]
+                for descriptor in (self._file.descriptor, *_spare.pop(self._identity, ())):
+                    os.close(descriptor)
 
     @contextmanager
     def opening(self) -> Iterator[None]:
@@ -130,6 +150,8 @@ class ProcessLocks:
 
     def is_held(self, number: int) -> bool:
         """Whether a process holds a number."""
+        if not number:  # nobody's: see `SharedPage`
+            return False
         with _trying:  # or another thread would release what this one tries
             if number in self._file.taken:
                 return True

@@ -27,19 +27,19 @@ from typing import Any, Final
 
 from agent_cache.core.lease import Lease
 
-__all__ = ["MAX_PROCESSES", "SLOTS", "PageLease", "SharedPage", "reader_of", "slot_of"]
+__all__ = ["MAX_PROCESSES", "SLOTS", "PageLease", "SharedPage", "is_settled", "reader_of", "slot_of"]
 
 SLOTS: Final = 65_536
 MAX_PROCESSES: Final = 1_024
 """Processes that may use one file at a time. Number 0 is not given to any."""
 
-_MAGIC: Final = 0x6167_6361_6368_6501  # "agcache", and the version of this layout
-_SEQUENCE, _MAGIC_WORD, _INCARNATION, _HINT, _CHANGES, _TTLS = range(6)
+_MAGIC: Final = 0x6167_6361_6368_6502  # "agcache", and the version of this layout
+_SEQUENCE, _MAGIC_WORD, _INCARNATION, _RAISED, _CHANGES, _TTLS, _CLEARED, _LATEST = range(8)
 _TOKENS: Final = 16
 _SUSPENDED: Final = _TOKENS + MAX_PROCESSES
 _FIRST_SLOT: Final = _SUSPENDED + MAX_PROCESSES
 _SIZE: Final = 8 * (_FIRST_SLOT + SLOTS)
-_LONGEST_JUMP: Final = 1 << 40
+_LONGEST_JUMP: Final = 1 << 32
 
 _barrier = threading.Lock()
 
@@ -135,7 +135,7 @@ class SharedPage:
     def is_usable(self) -> bool:
         """Whether the database may be used: it was not replaced, and no invalidation is known to be missing in it."""
         words = self.words
-        return not words[_HINT] and words[_INCARNATION] == self.incarnation
+        return words[_RAISED] == words[_CLEARED] and words[_INCARNATION] == self.incarnation
 
     @property
     def is_retired(self) -> bool:
@@ -159,14 +159,33 @@ class SharedPage:
 
     # Slots
 
-    def change(self, slots: Mapping[int, bool]) -> None:
-        """Give slots a new generation; True: a write runs on it. The caller holds the database's write lock."""
+    def change(self, slots: Mapping[int, bool], number: int) -> None:
+        """Give slots a new generation; True: a write runs on it. The caller holds the database's write lock.
+
+        Args:
+            number: the generation, larger than `latest`.
+        """
         words = self.words
-        number = words[_SEQUENCE] + 1
+        words[_LATEST] = number  # first: it is not given again if this process dies before the sequence number
         for slot, is_busy in slots.items():
             words[_FIRST_SLOT + slot] = number << 1 | is_busy
         _order()
         words[_SEQUENCE] = number
+
+    def free(self, slots: Iterable[int], number: int) -> None:
+        """Free slots whose write has never begun. The caller holds the database's write lock.
+
+        Args:
+            number: of the last step that was committed: what was trusted before the interrupted one is so again.
+        """
+        for slot in slots:
+            self.words[_FIRST_SLOT + slot] = number << 1
+
+    @property
+    def latest(self) -> int:
+        """A number that is as large as any that was given: the next one has to be larger."""
+        words = self.words
+        return max(words[_SEQUENCE], words[_LATEST])
 
     def busy(self, cells: Iterable[int]) -> list[int]:
         """The slots of these cells on which a write runs, or was interrupted before it had begun."""
@@ -208,7 +227,7 @@ class SharedPage:
         self.words[_SUSPENDED + process] = count
         if count:
             _order()
-            self.words[_HINT] = 1
+            self.words[_RAISED] = secrets.randbits(62)
             self._jump()
 
     def suspended(self) -> Collection[int]:
@@ -219,17 +238,26 @@ class SharedPage:
         return [process for process in range(MAX_PROCESSES) if words[process]]
 
     def resume(self) -> bool:
-        """Let the database be used again if nobody's invalidations are missing. The caller holds the write lock."""
+        """Let the database be used again if nobody's invalidations are missing. The caller holds the write lock.
+
+        Only what had been raised before the look is cleared. So there is no moment at which the database seems usable
+        while it is not, and who raises again meanwhile is not overlooked.
+        """
         words = self.words
-        words[_HINT] = 0
+        raised = words[_RAISED]
         _order()
         if self.suspended():
-            words[_HINT] = 1
             return False
+        words[_CLEARED] = raised
         return True
 
 
 _NONE_SUSPENDED: Final = bytes(8 * MAX_PROCESSES)
+
+
+def is_settled(slots: Iterable[int], committed: int) -> bool:
+    """Whether a state of the database shows all steps that have changed these slots: see `database`."""
+    return max(slots, default=0) >> 1 <= committed
 
 
 class PageLease(Lease):

@@ -1,0 +1,350 @@
+"""Processes that share a file tier, each with decorated tools over one truth, and told step by step what to do.
+
+`Peer` is a process as its test sees it. Run as a program, the module is that process: it reads requests as lines of
+JSON and answers each when it is done, so that a test can have a write wait in its midst while others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import mmap
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ENTITIES", "Peer", "Truth"]
+
+ENTITIES = 64
+
+
+class Truth:
+    """What the tools read and write: a number for each entity, in memory that processes share."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "truth"
+        if not path.exists():
+            path.write_bytes(bytes(8 * ENTITIES))
+        with path.open("r+b") as file:
+            self._numbers = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
+
+    def __getitem__(self, entity: int) -> int:
+        return self._numbers[entity]
+
+    def __setitem__(self, entity: int, number: int) -> None:
+        self._numbers[entity] = number
+
+
+class Peer:
+    """Another process. Its calls have the names of the methods of `Process`.
+
+    Attributes:
+        events: what it has said without being asked: where it waits.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.harness.file_peers", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        self.pid = self._process.pid
+        self.events: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._numbers = itertools.count()
+        self._answers: dict[int, Future[Any]] = {}
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def ask(self, name: str, *arguments: Any, **options: Any) -> Future[Any]:
+        """Begin a call. The answer may be waited for."""
+        number = next(self._numbers)
+        future = self._answers[number] = Future()
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps([number, name, arguments, options]) + "\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            future.set_exception(error)
+        return future
+
+    def do(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Call, and wait for the answer."""
+        return self.ask(name, *arguments, **options).result(60)
+
+    def wait(self) -> str:
+        """Wait until it says something without being asked."""
+        return self.events.get(timeout=60)
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            number, result, error = json.loads(line)
+            if number is None:
+                self.events.put(result)
+            elif error is None:
+                self._answers.pop(number).set_result(result)
+            else:
+                self._answers.pop(number).set_exception(RuntimeError(error))
+        for future in self._answers.values():
+            future.set_exception(ConnectionError("the process has ended"))
+
+    def kill(self) -> None:
+        """End it as nothing else does: at once."""
+        self._process.kill()
+        self._process.wait()
+
+    def join(self) -> int:
+        """Wait for its end. Returns how it ended."""
+        return self._process.wait(60)
+
+    def stop(self) -> None:
+        """Have it do nothing until `resume`."""
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        """Have it go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """End it, and what belongs to it here."""
+        if self._process.poll() is None:
+            self.kill()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.close()
+        except OSError:
+            pass
+        self._process.stdout.close()
+
+
+class Process:
+    """What a peer can do."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self.truth = Truth(folder)
+        self.folder = folder
+        self.say = say
+        self.loads = 0
+        self.steps = 0
+        self.dies_at = -1
+        self.waits_at = ""
+        self.may_go_on = threading.Event()  # of a step
+        self.may_save: dict[int, asyncio.Event] = {}
+        self.write: Any = None
+
+    async def open(self, name: str = "cache", **options: Any) -> None:
+        """Make a tier and tools over it."""
+        from agent_cache.remote.file import FileTier
+
+        self.tier = FileTier(self.folder / name, **options)
+        self.decorate(self.tier)
+
+    def decorate(self, tier: Any) -> None:
+        """The tools, over a tier."""
+        from agent_cache import AgentCache, AgentCacheInvalidator
+
+        @AgentCache("order:{order}", name="get", ttl=3600, remote_cache=tier)
+        async def get(order: int) -> int:
+            self.loads += 1
+            return self.truth[order]
+
+        @AgentCache("order", name="overview", ttl=3600, remote_cache=tier)
+        async def overview() -> list[int]:
+            self.loads += 1
+            return [self.truth[order] for order in range(ENTITIES)]
+
+        @AgentCache("order:{result[id]}", name="find", ttl=3600, remote_cache=tier)
+        async def find(label: str) -> dict[str, int]:
+            self.loads += 1
+            order = int(label.removeprefix("label "))
+            return {"id": order, "number": self.truth[order]}
+
+        @AgentCacheInvalidator("order:{order}", name="put", remote_cache=tier)
+        async def put(order: int, number: int, waits: bool) -> None:
+            await self.save(order, number, waits)
+
+        @AgentCacheInvalidator("order:{result[id]}", name="rename", remote_cache=tier)
+        async def rename(label: str, number: int, waits: bool) -> dict[str, int]:
+            order = int(label.removeprefix("label "))
+            await self.save(order, number, waits)
+            return {"id": order}
+
+        self.tools = get, overview, find, put, rename
+
+    async def save(self, order: int, number: int, waits: bool) -> None:
+        """The effect of a write."""
+        if waits:
+            event = self.may_save[order] = asyncio.Event()
+            self.say("saving")
+            await event.wait()
+        self.truth[order] = number
+
+    async def go_on(self, order: int) -> None:
+        """Let a write that waits have its effect."""
+        self.may_save[order].set()
+
+    async def get(self, order: int) -> int:
+        """Read an entity."""
+        return await self.tools[0](order)
+
+    async def overview(self, order: int) -> int:
+        """Read all entities. Returns one."""
+        return (await self.tools[1]())[order]
+
+    async def find(self, order: int) -> int:
+        """Read an entity that only the result names."""
+        return (await self.tools[2](f"label {order}"))["number"]
+
+    async def put(self, order: int, number: int, waits: bool = False) -> None:
+        """Write an entity."""
+        await self.tools[3](order, number, waits)
+
+    async def rename(self, order: int, number: int, waits: bool = False) -> None:
+        """Write an entity that only the result names."""
+        await self.tools[4](f"label {order}", number, waits)
+
+    async def invalidate(self, order: int) -> None:
+        """Have an entry loaded anew by everybody."""
+        await self.tools[0].invalidate(order)
+
+    # The tier without tools
+
+    async def look_up(self, order: int) -> int | None:
+        """Look an entity up in the tier. Returns what is there; the ticket is kept."""
+        from tests.contract.workbench import read
+
+        self.ticket_of = read(f"order:{order}")
+        found, self.ticket = await self.tier.lookup(self.ticket_of)
+        return None if found is None else found.value
+
+    async def store(self, number: int) -> None:
+        """Store what was loaded since `look_up`."""
+        await self.tier.store(self.ticket, number, self.ticket_of.tags, 0.0, age=0.0)
+
+    async def is_clean(self) -> bool:
+        """Whether a local copy of what `look_up` found, or of what was loaded since, may be served."""
+        return self.ticket.is_clean()
+
+    async def discard(self) -> None:
+        """Discard the entry that was looked up."""
+        await self.tier.discard(self.ticket_of)
+
+    async def end_write(self, order: int) -> None:
+        """End a write that was not begun here: as a tier behind this one passes it on."""
+        from tests.contract.workbench import commit, write
+
+        await commit(self.tier, self.write or write(f"order:{order}"))
+
+    async def begin_and_outlast(self, order: int) -> None:
+        """Begin the write that `end_write` ends, and wait until its lease has ended."""
+        from tests.contract.workbench import write
+
+        self.write = write(f"order:{order}")
+        await self.tier.begin(self.write)
+        while not await self.tier._files.run(lambda database: database.recover()):
+            await asyncio.sleep(0.01)
+
+    async def until(self, counter: str) -> None:
+        """Wait until something was counted by the tier."""
+        while not self.tier.stats()[counter]:
+            await asyncio.sleep(0.01)
+
+    async def count_loads(self) -> int:
+        """How often a tool ran to load."""
+        return self.loads
+
+    async def stats(self) -> dict[str, Any]:
+        """Of the tier."""
+        return self.tier.stats()
+
+    async def set_ttl(self, tool: str, ttl: float) -> None:
+        """At run time."""
+        from agent_cache import set_ttl
+
+        set_ttl(tool, ttl)
+
+    async def close(self) -> None:
+        """Close the tier."""
+        await self.tier.aclose()
+
+    # Steps
+
+    async def show_steps(self) -> None:
+        """Have `die_at` and `wait_at` work for the tiers that are made from now on."""
+        from tests.harness.file_steps import show_steps
+
+        show_steps(self.step)
+
+    def step(self, text: str) -> None:
+        """One is about to be done."""
+        if self.dies_at >= 0:
+            if self.steps == self.dies_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.steps += 1
+        if self.waits_at and text.startswith(self.waits_at):
+            self.waits_at = ""
+            self.may_go_on.clear()
+            self.say("at")
+            self.may_go_on.wait()
+
+    async def die_at(self, step: int) -> None:
+        """Die at a step from now on; counts them alone if it is never reached."""
+        self.steps, self.dies_at = 0, step
+
+    async def count_steps(self) -> int:
+        """Steps since `die_at`."""
+        return self.steps
+
+    async def wait_at(self, text: str) -> None:
+        """Wait at the next step that begins like this: the whole process, but for ``pass``."""
+        self.waits_at = text
+
+
+def main(folder: str) -> None:
+    """Do what the lines of the standard input say, until it ends."""
+    lock = threading.Lock()
+
+    def send(*answer: Any) -> None:
+        with lock:
+            sys.stdout.write(json.dumps(answer) + "\n")
+            sys.stdout.flush()
+
+    process = Process(Path(folder), lambda text: send(None, text, None))
+    loop = asyncio.new_event_loop()
+
+    async def answer(number: int, name: str, arguments: list[Any], options: dict[str, Any]) -> None:
+        method: Callable[..., Awaitable[Any]] = getattr(process, name)
+        try:
+            send(number, await method(*arguments, **options), None)
+        except Exception as error:
+            send(number, None, f"{type(error).__name__}: {error}")
+
+    tasks: set[Any] = set()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            number, name, arguments, options = json.loads(line)
+            if name == "pass":  # the loop may be what waits
+                process.may_go_on.set()
+                send(number, None, None)
+            else:
+                tasks.add(asyncio.run_coroutine_threadsafe(answer(number, name, arguments, options), loop))
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    loop.run_forever()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

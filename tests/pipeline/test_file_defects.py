@@ -1,0 +1,307 @@
+"""Moments at which the processes of a file tier could have contradicted each other: one test for each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache.remote.file import FileTier
+from agent_cache.remote.file.open_files import Unreachable, filesystem_of
+from tests.contract.workbench import load, read, value_of
+from tests.harness.file_peers import Peer, Truth
+from tests.harness.file_steps import show_steps
+
+LEASE = 0.3
+
+
+@pytest.fixture
+def truth(tmp_path: Path) -> Truth:
+    return Truth(tmp_path)
+
+
+@pytest.fixture
+def start(tmp_path: Path, truth: Truth) -> Iterator[Callable[..., Peer]]:
+    """Starts processes."""
+    peers: list[Peer] = []
+
+    def start(*, shows_steps: bool = False, **options: Any) -> Peer:
+        peers.append(peer := Peer(tmp_path))
+        if shows_steps:
+            peer.do("show_steps")
+        peer.do("open", **{"lease": LEASE, "timeout": 0.1, **options})
+        return peer
+
+    yield start
+    for peer in peers:
+        peer.close()
+
+
+@pytest.fixture
+def steps() -> Iterator[list[Callable[[str], None]]]:
+    """Functions that see each step of the tiers of this process."""
+    seen: list[Callable[[str], None]] = []
+    end = show_steps(lambda text: [one(text) for one in seen] and None)
+    yield seen
+    end()
+
+
+@pytest.mark.parametrize("end", ["discard", "end_write", "late"])
+def test_what_a_lookup_finds_while_a_commit_is_written_is_not_trusted_after_it(start: Callable[..., Peer], end: str):
+    """The page says that the write has ended, and the database does not yet."""
+    writer, reader = start(shows_steps=True), start()
+    for peer in (writer, reader):
+        peer.do("look_up", 7)
+    writer.do("store", 1)
+    if end == "late":  # its lease has ended before the write
+        writer.do("begin_and_outlast", 7)
+        assert reader.do("look_up", 7) is None
+        reader.do("store", 1)
+    writer.do("wait_at", "COMMIT")
+    ended = writer.ask("discard") if end == "discard" else writer.ask("end_write", 7)
+    assert writer.wait() == "at"
+    assert reader.do("look_up", 7) == 1
+    writer.do("pass")
+    ended.result(10)
+    assert not reader.do("is_clean")
+    assert reader.do("look_up", 7) is None
+
+
+async def test_nobody_uses_the_file_for_a_moment_while_one_process_has_pending_invalidations(
+    tmp_path: Path, steps: list[Callable[[str], None]]
+):
+    """Also not at the moment at which another one looks whether it may be used again."""
+    usable: list[bool] = []
+    async with FileTier(tmp_path / "cache") as tier:
+        files = tier._files
+        files.page.suspend(files.number, 1)
+        steps.append(lambda _: usable.append(files.page.is_usable))
+        await files.run(lambda database: database.resume())
+        assert not tier.stats()["trusted"]
+    assert usable
+    assert not any(usable)
+
+
+def test_a_pending_invalidation_outlives_a_deleted_page(tmp_path: Path, start: Callable[..., Peer], truth: Truth):
+    writer, reader = start(), start()
+    assert reader.do("get", 7) == 0
+    locker = sqlite3.connect(tmp_path / "cache", isolation_level=None)
+    locker.execute("BEGIN IMMEDIATE")
+    writer.do("put", 7, 1)
+    assert writer.do("stats")["pending"] == 1
+    (tmp_path / "cache.page").unlink()
+    writer.do("until", "losses")
+    locker.execute("ROLLBACK")
+    locker.close()
+    reader.do("until", "losses")
+    assert [peer.do("get", 7) for peer in (writer, reader)] == [1, 1]
+
+
+def test_what_a_dead_process_had_not_written_is_not_forgotten_with_the_page(
+    tmp_path: Path, start: Callable[..., Peer], truth: Truth
+):
+    writer = start()
+    assert writer.do("get", 7) == 0
+    locker = sqlite3.connect(tmp_path / "cache", isolation_level=None)
+    locker.execute("BEGIN IMMEDIATE")
+    writer.do("put", 7, 1)
+    writer.kill()
+    locker.execute("ROLLBACK")
+    locker.close()
+    (tmp_path / "cache.page").unlink()
+    assert start().do("get", 7) == 1
+
+
+def test_what_was_looked_up_in_a_former_database_is_not_stored_in_the_new_one(
+    tmp_path: Path, start: Callable[..., Peer], truth: Truth
+):
+    """Its versions say nothing about the writes between."""
+    writer, reader = start(), start()
+    assert reader.do("look_up", 7) is None
+    truth[7] = 1
+    writer.do("end_write", 7)
+    (tmp_path / "cache").unlink()
+    for peer in (writer, reader):
+        peer.do("until", "losses")
+    reader.do("store", 0)
+    assert writer.do("look_up", 7) is None
+
+
+async def test_a_database_of_which_an_inner_page_is_damaged_is_set_aside(tmp_path: Path):
+    path = tmp_path / "cache"
+    async with FileTier(path) as tier:
+        await load(tier, read("order:7"), "old")
+    connection = sqlite3.connect(path)
+    (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'counters'").fetchone()
+    connection.close()
+    with path.open("r+b") as file:
+        file.seek(4096 * (page - 1))
+        file.write(b"\xa5" * 4096)
+    async with FileTier(path) as tier:
+        assert await value_of(tier, read("order:7")) == "nothing"
+        await load(tier, read("order:7"), "new")
+        assert await value_of(tier, read("order:7")) == "new"
+    assert (tmp_path / "cache.corrupt").exists()
+
+
+async def test_a_path_can_be_opened_any_number_of_times(tmp_path: Path):
+    """Neither descriptors nor process numbers are used up."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(1_100):
+        await FileTier(tmp_path / "cache").aclose()
+    assert len(list(Path("/proc/self/fd").iterdir())) < before + 20
+
+
+def test_mounts_are_found_whose_names_are_not_ascii():
+    mounts = "1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:9 / /mnt/b\u00fccher\\040neu rw - nfs4 host:/b rw"
+    assert filesystem_of(Path("/mnt/b\u00fccher neu/mine"), mounts) == "nfs4"
+
+
+def test_a_generation_is_not_given_twice_when_a_process_dies_between_a_slot_and_the_sequence_number(
+    start: Callable[..., Peer],
+):
+    writer, reader = start(shows_steps=True), start()
+    assert reader.do("look_up", 7) is None
+    writer.do("wait_at", "page 0")  # the slots are written
+    ended = writer.ask("end_write", 7)
+    assert writer.wait() == "at"
+    writer.kill()
+    assert isinstance(ended.exception(10), ConnectionError)
+    reader.do("look_up", 7)
+    other = start()
+    other.do("end_write", 7)
+    assert not reader.do("is_clean")
+
+
+async def test_many_pending_invalidations_end_in_one_for_all(tmp_path: Path):
+    """They do not grow without a bound while the disk is full."""
+    async with FileTier(tmp_path / "cache", timeout=0.05) as tier:
+        await load(tier, read("order:1"), "old")
+        locker = sqlite3.connect(tmp_path / "cache", isolation_level=None)
+        locker.execute("BEGIN IMMEDIATE")
+        for number in range(12_000):
+            tier._files.pend(f"{number}", lambda _: None, "locked")
+        assert tier.stats()["pending"] < 11_000
+        locker.close()
+        await tier.caught_up()
+        assert tier.stats()["pending"] == 0
+        assert await value_of(tier, read("order:1")) == "nothing"
+
+
+async def test_a_message_that_was_being_written_at_the_subscription_is_not_missed(
+    tmp_path: Path, start: Callable[..., Peer]
+):
+    writer = start(shows_steps=True)
+    async with FileTier(tmp_path / "cache") as tier:
+        writer.do("wait_at", "COMMIT")
+        ended = writer.ask("end_write", 7)
+        assert writer.wait() == "at"
+        heard: list[Any] = []
+        stop = tier.subscribe(heard.append)
+        assert tier.trusted_until() <= 0
+        writer.do("pass")
+        ended.result(10)
+        await tier.caught_up()
+        assert tier.trusted_until() > 0
+        stop()
+
+
+async def test_a_dead_writer_is_held_for_its_own_lease(tmp_path: Path, start: Callable[..., Peer]):
+    """Not for that of the process which finds it."""
+    writer = start(lease=30.0)
+    writer.ask("put", 7, 1, waits=True)
+    assert writer.wait() == "saving"
+    writer.kill()
+    async with FileTier(tmp_path / "cache", lease=0.01) as tier:
+        await value_of(tier, read("order:7"))
+        ((left,),) = sqlite3.connect(tmp_path / "cache").execute("SELECT span FROM writers").fetchall()
+        assert left == 30.0
+
+
+async def test_the_log_and_the_bytes_are_bounded_without_a_subscription(tmp_path: Path):
+    path = tmp_path / "cache"
+    async with FileTier(path, max_bytes=65_536) as tier:
+        for number in range(300):
+            await load(tier, read(f"order:{number}", key=number), "x" * 1_000)
+        await tier.caught_up()
+        assert tier._files._keeper is not None
+
+
+def test_a_deleted_log_is_noticed(tmp_path: Path, start: Callable[..., Peer], truth: Truth):
+    """What SQLite had in it is missing in the database, so that is replaced."""
+    writer, reader = start(), start()
+    assert reader.do("get", 7) == 0
+    writer.do("put", 7, 1)
+    (tmp_path / "cache-wal").unlink()
+    for peer in (writer, reader):
+        peer.do("until", "losses")
+    assert [peer.do("get", 7) for peer in (writer, reader, start())] == [1, 1, 1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+async def test_a_fork_waits_until_no_thread_is_inside_of_sqlite(tmp_path: Path, steps: list[Callable[[str], None]]):
+    """A child would wait for ever for a lock that a thread of its parent had."""
+    inside = threading.Event()
+    is_inside = False
+
+    def linger(_: str) -> None:
+        nonlocal is_inside
+        is_inside = True
+        inside.set()
+        threading.Event().wait(0.05)
+        is_inside = False
+
+    async with FileTier(tmp_path / "cache") as tier:
+        steps.append(linger)
+        done = tier._files.later(lambda database: database.size())
+        assert await asyncio.to_thread(inside.wait, 10)
+        child = os.fork()
+        if not child:
+            os._exit(is_inside)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        await asyncio.wrap_future(done)
+        steps.clear()
+
+
+async def test_what_is_asked_of_a_file_that_is_being_closed_does_not_wait_for_ever(
+    tmp_path: Path, steps: list[Callable[[str], None]]
+):
+    tier = FileTier(tmp_path / "cache")
+    at_work, may_end = threading.Event(), threading.Event()
+    working = tier._files.later(lambda _: [at_work.set(), may_end.wait(10)])
+    assert await asyncio.to_thread(at_work.wait, 10)
+    closing = asyncio.ensure_future(tier.aclose())
+    await asyncio.sleep(0)
+    late = tier._files.later(lambda database: database.size())
+    may_end.set()
+    await closing
+    await asyncio.wrap_future(working)
+    with pytest.raises(Unreachable):
+        await asyncio.wait_for(asyncio.wrap_future(late), 10)
+
+
+async def test_a_read_of_nothing_that_can_be_named_is_a_miss(tmp_path: Path):
+    async with FileTier(tmp_path / "cache") as tier:
+        assert await value_of(tier, read(key=object())) == "nothing"  # type: ignore[arg-type]
+
+
+async def test_the_keeper_survives_what_it_cannot_handle(tmp_path: Path, steps: list[Callable[[str], None]]):
+    """All calls that have to wait depend on it."""
+
+    def fail(text: str) -> None:
+        if text.startswith("SELECT DISTINCT"):
+            seen.set()
+            raise ValueError("damaged cells")
+
+    seen = threading.Event()
+    async with FileTier(tmp_path / "cache") as tier:
+        steps.append(fail)
+        keeper = tier._files.later(lambda _: threading.current_thread()).result(10)
+        assert await asyncio.to_thread(seen.wait, 10)
+        assert tier._files.later(lambda _: threading.current_thread()).result(10) is keeper
