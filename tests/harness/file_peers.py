@@ -255,6 +255,10 @@ class Process:
         while not await self.tier._files.run(lambda database: database.recover()):
             await asyncio.sleep(0.01)
 
+    async def suspend(self) -> None:
+        """Have it look as if another process had pending invalidations."""
+        self.tier._files.page.suspend(1_000, 1)
+
     async def until(self, counter: str) -> None:
         """Wait until something was counted by the tier."""
         while not self.tier.stats()[counter]:

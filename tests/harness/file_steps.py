@@ -40,7 +40,7 @@ def show_steps(show: Callable[[str], None]) -> Callable[[], None]:
         return connect(path, factory=Connection, **options)
 
     def initialized(self: SharedPage, words: Any, incarnation: int) -> None:
-        initialize(self, Words(words, show), incarnation)
+        initialize(self, Words(words, show), incarnation)  # type: ignore[arg-type]  # of a memory view, what is used
 
     sqlite3.connect = connected  # type: ignore[assignment]
     SharedPage.__init__ = initialized  # type: ignore[method-assign]

@@ -305,3 +305,11 @@ async def test_the_keeper_survives_what_it_cannot_handle(tmp_path: Path, steps: 
         keeper = tier._files.later(lambda _: threading.current_thread()).result(10)
         assert await asyncio.to_thread(seen.wait, 10)
         assert tier._files.later(lambda _: threading.current_thread()).result(10) is keeper
+
+
+def test_tools_run_while_the_file_cannot_be_looked_at(tmp_path: Path, start: Callable[..., Peer], truth: Truth):
+    """Also those whose result names what they have read."""
+    reader = start()
+    truth[7] = 1
+    reader.do("suspend")
+    assert [reader.do(name, 7) for name in ("get", "overview", "find")] == [1, 1, 1]
