@@ -1,0 +1,1 @@
+"""Measurements of the tier in a file, which the processes of one machine share."""
