@@ -6,7 +6,7 @@ import asyncio
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,40 +16,11 @@ from agent_cache.remote.file import FileTier
 from agent_cache.remote.file.open_files import Unreachable, filesystem_of
 from tests.contract.workbench import commit, load, read, value_of, write
 from tests.harness.file_peers import Peer, Truth
-from tests.harness.file_steps import show_steps
-
-LEASE = 0.3
 
 
 @pytest.fixture
 def truth(tmp_path: Path) -> Truth:
     return Truth(tmp_path)
-
-
-@pytest.fixture
-def start(tmp_path: Path, truth: Truth) -> Iterator[Callable[..., Peer]]:
-    """Starts processes."""
-    peers: list[Peer] = []
-
-    def start(*, shows_steps: bool = False, **options: Any) -> Peer:
-        peers.append(peer := Peer(tmp_path))
-        if shows_steps:
-            peer.do("show_steps")
-        peer.do("open", **{"lease": LEASE, "timeout": 0.1, **options})
-        return peer
-
-    yield start
-    for peer in peers:
-        peer.close()
-
-
-@pytest.fixture
-def steps() -> Iterator[list[Callable[[str], None]]]:
-    """Functions that see each step of the tiers of this process."""
-    seen: list[Callable[[str], None]] = []
-    end = show_steps(lambda text: [one(text) for one in seen] and None)
-    yield seen
-    end()
 
 
 @pytest.mark.parametrize("end", ["discard", "end_write", "late"])
@@ -152,10 +123,10 @@ async def test_a_database_of_which_an_inner_page_is_damaged_is_set_aside(tmp_pat
 
 async def test_a_path_can_be_opened_any_number_of_times(tmp_path: Path):
     """Neither descriptors nor process numbers are used up."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(1_100):
         await FileTier(tmp_path / "cache").aclose()
-    assert len(os.listdir("/proc/self/fd")) < before + 20
+    assert len(list(Path("/proc/self/fd").iterdir())) < before + 20
 
 
 def test_mounts_are_found_whose_names_are_not_ascii():
@@ -274,7 +245,12 @@ async def test_what_is_asked_of_a_file_that_is_being_closed_does_not_wait_for_ev
 ):
     tier = FileTier(tmp_path / "cache")
     at_work, may_end = threading.Event(), threading.Event()
-    working = tier._files.later(lambda _: (at_work.set(), may_end.wait(10)) and None)
+
+    def work(_: Any) -> None:
+        at_work.set()
+        may_end.wait(10)
+
+    working = tier._files.later(work)
     assert await asyncio.to_thread(at_work.wait, 10)
     closing = asyncio.ensure_future(tier.aclose())
     await asyncio.sleep(0)

@@ -282,7 +282,7 @@ class OpenFiles:
     def _reset(self) -> None:
         self._lock = threading.Lock()  # of the connection for calls
         self._keeping = threading.Lock()  # of the keeper's
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._keeper: threading.Thread | None = None
         self._is_closed: Future[None] = Future()
         self._inline: Database | None = None
@@ -357,7 +357,7 @@ class OpenFiles:
                 return None
             if _opened.get(self.path) is self:
                 del _opened[self.path]
-            self._jobs.put(None)
+            self._jobs.put(_End(self))
             if self._keeper is not None and self._keeper.is_alive():
                 return self._is_closed
         self.close()
@@ -675,27 +675,38 @@ class OpenFiles:
                 job = self._jobs.get_nowait()
             except queue.Empty:
                 return
-            if job is not None:
+            if not isinstance(job, _End):
                 job()
+
+
+class _End:
+    """Tells the keeper to close the files. It keeps them until then: nothing else may."""
+
+    def __init__(self, files: OpenFiles) -> None:
+        self.files = files
+
+    def __call__(self) -> None:
+        self.files.close_quietly()
+        self.files.end_keeper()
 
 
 def _nothing(_: Database) -> None:
     """A step that does nothing."""
 
 
-def _keep(reference: weakref.ref[OpenFiles], jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+def _keep(reference: weakref.ref[OpenFiles], jobs: queue.SimpleQueue[Callable[[], None]]) -> None:
     """The body of the keeper's thread. It ends with its files."""
     while True:
-        job: Callable[[], None] | None
+        job: Callable[[], None]
         try:
             job = jobs.get(timeout=_PERIOD)
         except queue.Empty:
             job = _no_job
+        if isinstance(job, _End):
+            job()
+            return
         files = reference()
-        if job is None or files is None:
-            if files is not None:
-                files.close_quietly()
-                files.end_keeper()
+        if files is None:
             return
         job()
         try:
