@@ -184,15 +184,16 @@ def _open_database(path: Path, page: Path) -> tuple[sqlite3.Connection, int, boo
             for suffix in ("-wal", "-shm"):  # SQLite would take what is left of a deleted database for this one's
                 _beside(path, suffix).unlink(missing_ok=True)
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        connection = connect(path, patience=5.0)
+        connection = None
         try:
+            connection = connect(path, patience=5.0)
             is_new = _prepare(connection, path)
             if is_new is not None:
                 ((incarnation,),) = connection.execute("SELECT value FROM counters WHERE name = 'incarnation'")
                 Database.check(connection)
                 return connection, int(incarnation), is_new
         except (sqlite3.DatabaseError, ValueError, TypeError) as error:
-            connection.close()
+            _close(connection)
             if isinstance(error, sqlite3.DatabaseError) and not is_damage(error):
                 raise
             if not page.exists():
@@ -201,12 +202,17 @@ def _open_database(path: Path, page: Path) -> tuple[sqlite3.Connection, int, boo
                 ) from error
             _set_aside(path, page)
         except BaseException:
-            connection.close()
+            _close(connection)
             raise
         else:  # of an older version
-            connection.close()
+            _close(connection)
             _set_aside(path, page, keep=False)
     raise Damaged("it cannot be replaced")
+
+
+def _close(connection: sqlite3.Connection | None) -> None:
+    if connection is not None:
+        connection.close()
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> bool | None:
