@@ -124,14 +124,17 @@ def checked_path(path: Any) -> Path:
     require_locks()
     place = Path(os.path.realpath(Path(path).expanduser()))
     folder = place.parent
-    if place.is_dir():
-        raise ConfigurationError(f"FileTier: {str(place)!r} is a directory; name a file in it")
     try:
         mode = folder.stat().st_mode
+        present = place.stat().st_mode if stat.S_ISDIR(mode) and place.exists() else None
+    except PermissionError as error:
+        raise ConfigurationError(f"FileTier: this user may not look into {str(folder)!r}; use a file of your own") from error
     except OSError as error:
         raise ConfigurationError(f"FileTier: there is no directory {str(folder)!r}; make it first") from error
     if not stat.S_ISDIR(mode):
         raise ConfigurationError(f"FileTier: {str(folder)!r} is no directory")
+    if present is not None and stat.S_ISDIR(present):
+        raise ConfigurationError(f"FileTier: {str(place)!r} is a directory; name a file in it")
     if mode & stat.S_IWOTH:
         raise ConfigurationError(
             f"FileTier: everybody may write into {str(folder)!r}, and could replace the cache; use a directory of your "
@@ -143,10 +146,10 @@ def checked_path(path: Any) -> Path:
             f"FileTier: {str(folder)!r} is on a network file system ({kind}), where processes of several machines "
             "cannot share memory; use a local disk, or share the cache by a RedisTier"
         )
-    if place.exists() and not stat.S_ISREG(place.stat().st_mode):
+    if present is not None and not stat.S_ISREG(present):
         raise ConfigurationError(f"FileTier: {str(place)!r} is no regular file")
     for name, right in ((folder, os.W_OK | os.X_OK), (place, os.R_OK | os.W_OK)):
-        if name.exists() and not os.access(name, right):
+        if (name is folder or present is not None) and not os.access(name, right):
             raise ConfigurationError(f"FileTier: this user may not write {str(name)!r}; use a file of your own")
     return place
 
@@ -194,6 +197,8 @@ def _open_database(path: Path, page: Path) -> tuple[sqlite3.Connection, int, boo
                 return connection, int(incarnation), is_new
         except (sqlite3.DatabaseError, ValueError, TypeError) as error:
             _close(connection)
+            if isinstance(error, ConfigurationError):  # it is a `ValueError`, and says that the file is not ours
+                raise
             if isinstance(error, sqlite3.DatabaseError) and not is_damage(error):
                 raise
             if not page.exists():
