@@ -261,6 +261,13 @@ class Process:
             await self.tier.store(self.ticket, self.truth[order], self.ticket_of.tags, 0.0, age=0.0)
             await asyncio.sleep(0.005)
 
+    async def until_loaded(self, order: int) -> None:
+        """Read until the tool has run once more."""
+        loads = self.loads
+        while self.loads == loads:
+            await self.get(order)
+            await asyncio.sleep(0.005)
+
     async def until_trusted(self, order: int) -> None:
         """Wait until a local copy may be served."""
         await self.look_up(order)

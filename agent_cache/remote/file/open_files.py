@@ -128,7 +128,9 @@ def checked_path(path: Any) -> Path:
         mode = folder.stat().st_mode
         present = place.stat().st_mode if stat.S_ISDIR(mode) and place.exists() else None
     except PermissionError as error:
-        raise ConfigurationError(f"FileTier: this user may not look into {str(folder)!r}; use a file of your own") from error
+        raise ConfigurationError(
+            f"FileTier: this user may not look into {str(folder)!r}; use a file of your own"
+        ) from error
     except OSError as error:
         raise ConfigurationError(f"FileTier: there is no directory {str(folder)!r}; make it first") from error
     if not stat.S_ISDIR(mode):
