@@ -1,1 +1,1 @@
-"""One cache for the processes of one machine, in a file."""
+"""Measurements of the tier in a file, which the processes of one machine share."""

@@ -50,7 +50,7 @@ Read = Callable[[str], Awaitable[object]]
 
 
 def tools(tier: Tier | None, name: str, **options: Any) -> tuple[Read, Read]:
-    """A read tool and a write tool over one entity each. A write goes to all tiers of its root, so each pair has one."""
+    """A read tool and a write tool. A write goes to all tiers of its root, so each pair has one of its own."""
 
     @AgentCache(name + ":{order_id}", ttl=3600, remote_cache=tier, name=f"{name}:get_order", maxsize=None, **options)
     async def get_order(order_id: str) -> str:

@@ -155,9 +155,9 @@ class Process:
         from agent_cache import AgentCache, AgentCacheInvalidator
 
         @AgentCache("order:{order}", name="get", ttl=3600, remote_cache=tier)
-        async def get(order: int) -> int:
+        async def get(order: int, more: str = "") -> str:
             self.loads += 1
-            return self.truth[order]
+            return f"{self.truth[order]} {more}"
 
         @AgentCache("order", name="overview", ttl=3600, remote_cache=tier)
         async def overview() -> list[int]:
@@ -194,9 +194,9 @@ class Process:
         """Let a write that waits have its effect."""
         self.may_save[order].set()
 
-    async def get(self, order: int) -> int:
+    async def get(self, order: int, more: str = "") -> int:
         """Read an entity."""
-        return await self.tools[0](order)
+        return int((await self.tools[0](order, more)).split()[0])
 
     async def overview(self, order: int) -> int:
         """Read all entities. Returns one."""
@@ -254,6 +254,41 @@ class Process:
         await self.tier.begin(self.write)
         while not await self.tier._files.run(lambda database: database.recover()):
             await asyncio.sleep(0.01)
+
+    async def until_stored(self, order: int) -> None:
+        """Wait until what is loaded is stored for other processes."""
+        while await self.look_up(order) is None:
+            await self.tier.store(self.ticket, self.truth[order], self.ticket_of.tags, 0.0, age=0.0)
+            await asyncio.sleep(0.005)
+
+    async def until_loaded(self, order: int) -> None:
+        """Read until the tool has run once more."""
+        loads = self.loads
+        while self.loads == loads:
+            await self.get(order)
+            await asyncio.sleep(0.005)
+
+    async def until_trusted(self, order: int) -> None:
+        """Wait until a local copy may be served."""
+        await self.look_up(order)
+        while not self.ticket.is_clean():
+            await asyncio.sleep(0.005)
+            await self.look_up(order)
+
+    async def checkpoint(self) -> None:
+        """Have what is in the log written into the database."""
+        await self.tier._files.run(lambda database: database.checkpoint())
+
+    async def limit_pages(self, most: int = 1) -> None:
+        """Let the database have that many pages, or those that it has now."""
+        from tests.harness.file_steps import CONNECTIONS
+
+        for connection in CONNECTIONS:
+            connection.execute(f"PRAGMA max_page_count = {most}")
+
+    async def suspend(self) -> None:
+        """Have it look as if another process had pending invalidations."""
+        self.tier._files.page.suspend(1_000, 1)
 
     async def until(self, counter: str) -> None:
         """Wait until something was counted by the tier."""

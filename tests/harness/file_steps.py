@@ -6,12 +6,16 @@ A test or a benchmark gets to see each of them just before it is done: it can wa
 from __future__ import annotations
 
 import sqlite3
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from agent_cache.remote.file.shared_page import SharedPage
 
-__all__ = ["show_steps"]
+__all__ = ["CONNECTIONS", "show_steps"]
+
+CONNECTIONS: weakref.WeakSet[sqlite3.Connection] = weakref.WeakSet()
+"""Those of the tiers whose steps are shown."""
 
 
 def show_steps(show: Callable[[str], None]) -> Callable[[], None]:
@@ -37,10 +41,11 @@ def show_steps(show: Callable[[str], None]) -> Callable[[], None]:
             return super().executescript(script)
 
     def connected(path: Any, **options: Any) -> sqlite3.Connection:
-        return connect(path, factory=Connection, **options)
+        CONNECTIONS.add(connection := connect(path, factory=Connection, **options))
+        return connection
 
     def initialized(self: SharedPage, words: Any, incarnation: int) -> None:
-        initialize(self, Words(words, show), incarnation)
+        initialize(self, Words(words, show), incarnation)  # type: ignore[arg-type]  # of a memory view, what is used
 
     sqlite3.connect = connected  # type: ignore[assignment]
     SharedPage.__init__ = initialized  # type: ignore[method-assign]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.harness import library
+from tests.harness.file_peers import Peer
+from tests.harness.file_steps import show_steps
 from tests.pipeline.fleet import Truth, WatchedTier
 
 
@@ -44,6 +48,37 @@ def elsewhere(server: MemoryServer) -> MemoryTier:
 def truth() -> Truth:
     """The store behind the tools of a fleet."""
     return Truth()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Peer]]:
+    """Starts processes that share the file tier ``tmp_path / "cache"``."""
+    peers: list[Peer] = []
+
+    def start(*, shows_steps: bool = False, **options: Any) -> Peer:
+        peers.append(peer := Peer(tmp_path))
+        if shows_steps:
+            peer.do("show_steps")
+        peer.do("open", **{"lease": 0.3, "timeout": 0.1, **options})
+        return peer
+
+    yield start
+    for peer in peers:
+        peer.close()
+
+
+@pytest.fixture
+def steps() -> Iterator[list[Callable[[str], None]]]:
+    """Functions that see each step of the file tiers of this process: see `show_steps`."""
+    seen: list[Callable[[str], None]] = []
+
+    def show(text: str) -> None:
+        for one in seen:
+            one(text)
+
+    end = show_steps(show)
+    yield seen
+    end()
 
 
 pytest.register_assert_rewrite("tests.contract")  # its modules are no test files, and their asserts are to be explained

@@ -30,7 +30,7 @@ class TestFileTier(TierContract):
 
     async def make_tiers(self) -> tuple[Tier, Tier]:
         path = next(self.paths)
-        self.a, self.b = (FileTier(path, lease=0.3, timeout=0.1) for _ in range(2))
+        self.a, self.b = (FileTier(path, lease=0.8, timeout=0.1) for _ in range(2))
         return self.a, self.b
 
     async def arrive(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,40 +16,11 @@ from agent_cache.remote.file import FileTier
 from agent_cache.remote.file.open_files import Unreachable, filesystem_of
 from tests.contract.workbench import load, read, value_of
 from tests.harness.file_peers import Peer, Truth
-from tests.harness.file_steps import show_steps
-
-LEASE = 0.3
 
 
 @pytest.fixture
 def truth(tmp_path: Path) -> Truth:
     return Truth(tmp_path)
-
-
-@pytest.fixture
-def start(tmp_path: Path, truth: Truth) -> Iterator[Callable[..., Peer]]:
-    """Starts processes."""
-    peers: list[Peer] = []
-
-    def start(*, shows_steps: bool = False, **options: Any) -> Peer:
-        peers.append(peer := Peer(tmp_path))
-        if shows_steps:
-            peer.do("show_steps")
-        peer.do("open", **{"lease": LEASE, "timeout": 0.1, **options})
-        return peer
-
-    yield start
-    for peer in peers:
-        peer.close()
-
-
-@pytest.fixture
-def steps() -> Iterator[list[Callable[[str], None]]]:
-    """Functions that see each step of the tiers of this process."""
-    seen: list[Callable[[str], None]] = []
-    end = show_steps(lambda text: [one(text) for one in seen] and None)
-    yield seen
-    end()
 
 
 @pytest.mark.parametrize("end", ["discard", "end_write", "late"])
@@ -274,7 +245,12 @@ async def test_what_is_asked_of_a_file_that_is_being_closed_does_not_wait_for_ev
 ):
     tier = FileTier(tmp_path / "cache")
     at_work, may_end = threading.Event(), threading.Event()
-    working = tier._files.later(lambda _: [at_work.set(), may_end.wait(10)])
+
+    def work(_: Any) -> None:
+        at_work.set()
+        may_end.wait(10)
+
+    working = tier._files.later(work)
     assert await asyncio.to_thread(at_work.wait, 10)
     closing = asyncio.ensure_future(tier.aclose())
     await asyncio.sleep(0)
@@ -305,3 +281,11 @@ async def test_the_keeper_survives_what_it_cannot_handle(tmp_path: Path, steps: 
         keeper = tier._files.later(lambda _: threading.current_thread()).result(10)
         assert await asyncio.to_thread(seen.wait, 10)
         assert tier._files.later(lambda _: threading.current_thread()).result(10) is keeper
+
+
+def test_tools_run_while_the_file_cannot_be_looked_at(tmp_path: Path, start: Callable[..., Peer], truth: Truth):
+    """Also those whose result names what they have read."""
+    reader = start()
+    truth[7] = 1
+    reader.do("suspend")
+    assert [reader.do(name, 7) for name in ("get", "overview", "find")] == [1, 1, 1]

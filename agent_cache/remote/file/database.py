@@ -207,8 +207,12 @@ def connect(path: Path, *, patience: float = 0.0) -> sqlite3.Connection:
     connection = sqlite3.connect(
         path, timeout=patience, isolation_level=None, check_same_thread=False, cached_statements=256
     )
-    for pragma in ("synchronous = NORMAL", "wal_autocheckpoint = 0", "trusted_schema = OFF", "temp_store = MEMORY"):
-        connection.execute(f"PRAGMA {pragma}")
+    try:
+        for pragma in ("synchronous = NORMAL", "wal_autocheckpoint = 0", "trusted_schema = OFF", "temp_store = MEMORY"):
+            connection.execute(f"PRAGMA {pragma}")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

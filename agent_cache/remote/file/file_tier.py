@@ -41,7 +41,7 @@ from agent_cache.remote.file.database import (
     version_of,
 )
 from agent_cache.remote.file.open_files import Unreachable, open_files
-from agent_cache.remote.file.shared_page import PageLease, SharedPage, is_settled, reader_of
+from agent_cache.remote.file.shared_page import NO_LEASE, PageLease, SharedPage, is_settled, reader_of
 from agent_cache.remote.protocol import Found, Listener, Request, SentCommit, Ticket, Touched, Versions, WriteIntent
 from agent_cache.values.canonical import is_large, make_room
 
@@ -177,6 +177,7 @@ class FileTicket:
         self.former_cost: float | None = None
         self.is_idle = False
         self.lasts = tier.remote_ttl if request.ttl is None else request.ttl
+        self.lease = NO_LEASE
 
     def set_slots(
         self, page: SharedPage, read: Callable[[Any], tuple[int, ...]], slots: tuple[int, ...], committed: int
@@ -232,7 +233,7 @@ class FileTicket:
         under the root changes, and by S: `is_clean` compares them with what the lookup saw.
         """
         request, place = self.request, self.place
-        if not place.watched and len(tags) <= len(request.tags):
+        if not self.cells or (not place.watched and len(tags) <= len(request.tags)):
             return
         cells = {*place.depends_on}.union(*map(self.tier.names.cells_read, tags))
         if self.found is not None:

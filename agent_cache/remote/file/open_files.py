@@ -132,14 +132,19 @@ def checked_path(path: Any) -> Path:
     require_locks()
     place = Path(os.path.realpath(Path(path).expanduser()))
     folder = place.parent
-    if place.is_dir():
-        raise ConfigurationError(f"FileTier: {str(place)!r} is a directory; name a file in it")
     try:
         mode = folder.stat().st_mode
+        present = place.stat().st_mode if stat.S_ISDIR(mode) and place.exists() else None
+    except PermissionError as error:
+        raise ConfigurationError(
+            f"FileTier: this user may not look into {str(folder)!r}; use a file of your own"
+        ) from error
     except OSError as error:
         raise ConfigurationError(f"FileTier: there is no directory {str(folder)!r}; make it first") from error
     if not stat.S_ISDIR(mode):
         raise ConfigurationError(f"FileTier: {str(folder)!r} is no directory")
+    if present is not None and stat.S_ISDIR(present):
+        raise ConfigurationError(f"FileTier: {str(place)!r} is a directory; name a file in it")
     if mode & stat.S_IWOTH:
         raise ConfigurationError(
             f"FileTier: everybody may write into {str(folder)!r}, and could replace the cache; use a directory of your "
@@ -151,10 +156,10 @@ def checked_path(path: Any) -> Path:
             f"FileTier: {str(folder)!r} is on a network file system ({kind}), where processes of several machines "
             "cannot share memory; use a local disk, or share the cache by a RedisTier"
         )
-    if place.exists() and not stat.S_ISREG(place.stat().st_mode):
+    if present is not None and not stat.S_ISREG(present):
         raise ConfigurationError(f"FileTier: {str(place)!r} is no regular file")
     for name, right in ((folder, os.W_OK | os.X_OK), (place, os.R_OK | os.W_OK)):
-        if name.exists() and not os.access(name, right):
+        if (name is folder or present is not None) and not os.access(name, right):
             raise ConfigurationError(f"FileTier: this user may not write {str(name)!r}; use a file of your own")
     return place
 
@@ -192,15 +197,18 @@ def _open_database(path: Path, page: Path) -> tuple[sqlite3.Connection, int, boo
             for suffix in ("-wal", "-shm"):  # SQLite would take what is left of a deleted database for this one's
                 _beside(path, suffix).unlink(missing_ok=True)
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        connection = connect(path, patience=5.0)
+        connection = None
         try:
+            connection = connect(path, patience=5.0)
             is_new = _prepare(connection, path)
             if is_new is not None:
                 ((incarnation,),) = connection.execute("SELECT value FROM counters WHERE name = 'incarnation'")
                 Database.check(connection)
                 return connection, int(incarnation), is_new
         except (sqlite3.DatabaseError, ValueError, TypeError) as error:
-            connection.close()
+            _close(connection)
+            if isinstance(error, ConfigurationError):  # it is a `ValueError`, and says that the file is not ours
+                raise
             if isinstance(error, sqlite3.DatabaseError) and not is_damage(error):
                 raise
             if not page.exists():
@@ -209,12 +217,17 @@ def _open_database(path: Path, page: Path) -> tuple[sqlite3.Connection, int, boo
                 ) from error
             _set_aside(path, page)
         except BaseException:
-            connection.close()
+            _close(connection)
             raise
         else:  # of an older version
-            connection.close()
+            _close(connection)
             _set_aside(path, page, keep=False)
     raise Damaged("it cannot be replaced")
+
+
+def _close(connection: sqlite3.Connection | None) -> None:
+    if connection is not None:
+        connection.close()
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> bool | None:
@@ -293,7 +306,7 @@ class OpenFiles:
     def _reset(self) -> None:
         self._lock = threading.Lock()  # of the connection for calls
         self._keeping = threading.Lock()  # of the keeper's
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._keeper: threading.Thread | None = None
         self._is_closed: Future[None] = Future()
         self._inline: Database | None = None
@@ -368,7 +381,7 @@ class OpenFiles:
                 return None
             if _opened.get(self.path) is self:
                 del _opened[self.path]
-            self._jobs.put(None)
+            self._jobs.put(_End(self))
             if self._keeper is not None and self._keeper.is_alive():
                 return self._is_closed
         self.close()
@@ -710,7 +723,7 @@ class OpenFiles:
                 job = self._jobs.get_nowait()
             except queue.Empty:
                 return
-            if job is not None:
+            if not isinstance(job, _End):
                 job()
 
 
@@ -718,23 +731,34 @@ async def _failed(error: Unreachable) -> Unreachable:
     return error
 
 
+class _End:
+    """Tells the keeper to close the files. It keeps them until then: nothing else may."""
+
+    def __init__(self, files: OpenFiles) -> None:
+        self.files = files
+
+    def __call__(self) -> None:
+        self.files.close_quietly()
+        self.files.end_keeper()
+
+
 def _nothing(_: Database) -> None:
     """A step that does nothing."""
 
 
-def _keep(reference: weakref.ref[OpenFiles], jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+def _keep(reference: weakref.ref[OpenFiles], jobs: queue.SimpleQueue[Callable[[], None]]) -> None:
     """The body of the keeper's thread. It ends with its files."""
     while True:
-        job: Callable[[], None] | None
+        job: Callable[[], None]
         try:
             job = jobs.get(timeout=_PERIOD)
         except queue.Empty:
             job = _no_job
+        if isinstance(job, _End):
+            job()
+            return
         files = reference()
-        if job is None or files is None:
-            if files is not None:
-                files.close_quietly()
-                files.end_keeper()
+        if files is None:
             return
         job()
         try:

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from agent_cache.core.lease import Lease
 
-__all__ = ["MAX_PROCESSES", "SLOTS", "PageLease", "SharedPage", "is_settled", "reader_of", "slot_of"]
+__all__ = ["MAX_PROCESSES", "NO_LEASE", "SLOTS", "PageLease", "SharedPage", "is_settled", "reader_of", "slot_of"]
 
 SLOTS: Final = 65_536
 MAX_PROCESSES: Final = 1_024
@@ -290,3 +290,7 @@ class PageLease(Lease):
             return False
         self.stamp = number
         return True
+
+
+NO_LEASE: Final = PageLease(SharedPage(memoryview(bytes(64)).cast("Q"), 1), lambda _: (), (0,))
+"""That of a lookup that could not use the file: it is never current."""

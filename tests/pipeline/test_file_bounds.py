@@ -1,0 +1,277 @@
+"""What a file tier keeps: how much, for how long, in which form, and for whom."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache import AgentCache, AgentCacheInvalidator
+from agent_cache.errors import ConfigurationError
+from agent_cache.remote.codecs import EncryptedCodec, MessagePackCodec, SignedCodec
+from agent_cache.remote.file import FileTier
+from agent_cache.testing import MemoryServer, MemoryTier
+from tests.contract.workbench import RecordingListener, load, read, value_of, write, writing
+from tests.harness.file_peers import Peer, Truth
+
+KEY = bytes(range(32))
+
+
+@pytest.fixture
+def truth(tmp_path: Path) -> Truth:
+    return Truth(tmp_path)
+
+
+def _rows(path: Path, statement: str, *parameters: Any) -> list[Any]:
+    connection = sqlite3.connect(path, isolation_level=None, timeout=5)
+    try:
+        return connection.execute(statement, parameters).fetchall()
+    finally:
+        connection.close()
+
+
+async def _look_after(tier: FileTier) -> None:
+    """Have done now what is done twice a second."""
+    files = tier._files
+    files._look_after_at = 0.0
+    await files.run(lambda _: None)
+    files.later(lambda _: None).result(10)
+    files.later(lambda _: None).result(10)
+
+
+# Bytes
+
+
+async def test_the_bytes_of_all_values_stay_below_the_bound(tmp_path: Path):
+    path = tmp_path / "cache"
+    async with FileTier(path, max_bytes=100_000) as tier:
+        for number in range(400):
+            await load(tier, read(f"order:{number}", key=number), "x" * 1_000)
+            if number % 50 == 0:
+                await _look_after(tier)
+        await _look_after(tier)
+        ((size, counted),) = _rows(
+            path, "SELECT (SELECT sum(size) FROM entries), (SELECT value FROM counters WHERE name = 'bytes')"
+        )
+        assert 50_000 < size <= 100_000
+        assert size == counted
+        assert await value_of(tier, read("order:399", key=399)) == "x" * 1_000
+
+
+async def test_what_has_ended_makes_room_first_and_then_what_was_not_used_for_longest(tmp_path: Path):
+    path = tmp_path / "cache"
+    async with FileTier(path, max_bytes=100_000) as tier:
+        for number in range(90):
+            await load(tier, read(f"order:{number}", key=number), "x" * 1_000)
+        await _look_after(tier)
+        _rows(path, "UPDATE entries SET used = used - 1000")
+        _rows(path, "UPDATE entries SET ends = 1 WHERE id IN (SELECT id FROM entries LIMIT 5)")
+        for number in (0, 50):
+            assert await value_of(tier, read(f"order:{number}", key=number)) != "nothing" or number == 0
+        await _look_after(tier)  # notes the uses
+        for number in range(90, 120):
+            await load(tier, read(f"order:{number}", key=number), "x" * 1_000)
+        await _look_after(tier)
+        assert not _rows(path, "SELECT 1 FROM entries WHERE ends = 1")
+        assert await value_of(tier, read("order:50", key=50)) != "nothing"
+        assert await value_of(tier, read("order:119", key=119)) != "nothing"
+        assert sum([await value_of(tier, read(f"order:{n}", key=n)) == "nothing" for n in range(90)]) > 20
+
+
+async def test_a_value_that_is_too_large_stays_in_this_process(tmp_path: Path):
+    async with FileTier(tmp_path / "cache", max_value_size=2_000) as tier:
+        await load(tier, read("order:7"), "x" * 1_500)
+        await load(tier, read("order:8", key="8"), [str(number) * 50 for number in range(1_000)])
+        assert await value_of(tier, read("order:7")) == "x" * 1_500
+        assert await value_of(tier, read("order:8", key="8")) == "nothing"
+        assert tier.stats()["unencodable"] == 1
+
+
+@pytest.mark.parametrize("size", [100_000, 900_000])
+async def test_a_long_value_is_written_outside_of_the_event_loop_and_found(tmp_path: Path, size: int):
+    value = "".join(chr(33 + number * number % 89) for number in range(size))
+    async with FileTier(tmp_path / "cache", codec=MessagePackCodec(compress_above=None)) as tier:
+        await load(tier, read("order:7"), value)
+        assert await value_of(tier, read("order:7")) == value
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_bytes": 10},
+        {"max_bytes": None},
+        {"max_bytes": True},
+        {"max_value_size": 10},
+        {"max_value_size": 10_000_000, "codec": MessagePackCodec()},
+        {"namespace": "with space"},
+        {"namespace": ""},
+        {"codec": object()},
+        {"timeout": -1},
+        {"lease": 0},
+        {"remote_ttl": -1},
+    ],
+)
+def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, Any]):
+    with pytest.raises(ConfigurationError):
+        FileTier(tmp_path / "cache", **options)
+
+
+# Codecs and namespaces
+
+
+def _signed() -> SignedCodec:
+    return SignedCodec(MessagePackCodec(), KEY)
+
+
+def _encrypted() -> Any:
+    pytest.importorskip("cryptography")
+    return EncryptedCodec(MessagePackCodec(), KEY)
+
+
+@pytest.mark.parametrize("codec", [_signed, _encrypted])
+@pytest.mark.parametrize("column", ["head", "payload"])
+async def test_a_value_that_was_tampered_with_is_a_miss(tmp_path: Path, codec: Callable[[], Any], column: str):
+    path = tmp_path / "cache"
+    async with FileTier(path, codec=codec()) as tier:
+        await load(tier, read("order:7"), "genuine")
+        await load(tier, read("user:1", key="1"), "of another")
+        assert await value_of(tier, read("order:7")) == "genuine"
+        ((number, data),) = _rows(path, f"SELECT id, {column} FROM entries WHERE root = 'order'")
+        for index in range(len(data)):
+            forged = data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :]
+            _rows(path, f"UPDATE entries SET {column} = ? WHERE id = ?", forged, number)
+            assert await value_of(tier, read("order:7")) == "nothing", index
+        _rows(path, f"UPDATE entries SET {column} = x'' WHERE id = ?", number)
+        assert await value_of(tier, read("order:7")) == "nothing"
+        _rows(path, f"UPDATE entries SET {column} = ? WHERE id = ?", data, number)
+        assert await value_of(tier, read("order:7")) == "genuine"
+        ((other,),) = _rows(path, "SELECT payload FROM entries WHERE root = 'user'")
+        _rows(path, "UPDATE entries SET payload = ? WHERE id = ?", other, number)  # moved from another entry
+        assert await value_of(tier, read("order:7")) == "nothing"
+
+
+async def test_an_encrypted_file_shows_no_value_and_no_argument(tmp_path: Path):
+    async with FileTier(tmp_path / "cache", codec=_encrypted()) as tier:
+        await load(tier, read("order:topsecret", key="topsecret"), "classified")
+        async with writing(tier, "order:topsecret"):
+            pass
+    for path in tmp_path.iterdir():
+        assert b"topsecret" not in path.read_bytes()
+        assert b"classified" not in path.read_bytes()
+
+
+async def test_namespaces_of_one_file_know_nothing_of_each_other(tmp_path: Path):
+    path = tmp_path / "cache"
+    async with FileTier(path, namespace="one") as one, FileTier(path, namespace="two") as two:
+        await load(one, read("order:7"), "of one")
+        assert await value_of(two, read("order:7")) == "nothing"
+        await load(two, read("order:7"), "of two")
+        async with writing(two, "order:7"):
+            pass
+        assert await value_of(one, read("order:7")) == "of one"
+        assert await value_of(two, read("order:7")) == "nothing"
+
+
+# Messages
+
+
+async def test_a_listener_hears_of_the_writes_of_other_processes(tmp_path: Path, start: Callable[..., Peer]):
+    """Whatever it listens for, as long as the tier has seen the tags."""
+    writer = start()
+    async with FileTier(tmp_path / "cache") as tier:
+        heard = RecordingListener()
+        for tag in ("order:7", "order:8", "user:7"):
+            await value_of(tier, read(tag))
+        end = tier.subscribe(heard)
+        await tier.caught_up()
+        writer.do("put", 7, 1)
+        await tier.caught_up()
+        assert heard.concerns("order:7")
+        assert heard.concerns("order")
+        assert not heard.concerns("user:7")
+        heard.clear()
+        writer.do("rename", 8, 1)
+        await tier.caught_up()
+        assert heard.concerns("order:8")
+        end()
+
+
+def test_a_ttl_that_is_set_at_run_time_reaches_other_processes(start: Callable[..., Peer], truth: Truth):
+    one, other = start(), start()
+    for peer in (one, other):
+        assert peer.do("get", 7) == 0
+    truth[7] = 1  # by somebody else
+    assert other.do("get", 7) == 0
+    one.do("set_ttl", "get", 0.001)
+    other.do("until_loaded", 7)
+    assert other.do("get", 7) == 1
+    late = start()
+    late.do("until_loaded", 7)
+
+
+@pytest.mark.parametrize("where", ["elsewhere", "here"])
+async def test_a_backup_in_a_file_holds_nothing_that_was_written_behind_the_tier_above(tmp_path: Path, where: str):
+    server = MemoryServer()
+    remote, elsewhere = MemoryTier(server), MemoryTier(server)
+    numbers = [0] * 10
+    loads: list[int] = []
+    async with FileTier(tmp_path / "cache") as backup:
+
+        @AgentCache("order:{order}", name="get_with_backup", ttl=60, remote_cache=remote, backup=backup)
+        async def get(order: int) -> int:
+            loads.append(order)
+            return numbers[order]
+
+        @AgentCacheInvalidator("order:{order}", name="put_with_backup", remote_cache=remote, backup=backup)
+        async def put(order: int, number: int) -> None:
+            numbers[order] = number
+
+        assert [await get(7), await get(8)] == [0, 0]
+        get.clear()
+        assert [await get(7), await get(8)] == [0, 0]
+        assert loads == [7, 8]
+        if where == "here":
+            await put(7, 1)
+        else:
+            async with writing(elsewhere, "order:7"):
+                numbers[7] = 1
+        assert [await get(7), await get(8)] == [1, 0]
+        get.clear()
+        assert [await get(7), await get(8)] == [1, 0]
+        assert loads == [7, 8, 7]
+
+
+async def test_a_backup_in_a_file_answers_after_a_restart(tmp_path: Path, start: Callable[..., Peer], truth: Truth):
+    former = start()
+    assert [former.do(kind, 7) for kind in ("get", "overview", "find")] == [0, 0, 0]
+    former.do("close")
+    former.kill()
+    present = start()
+    assert [present.do(kind, 7) for kind in ("get", "overview", "find")] == [0, 0, 0]
+    assert present.do("count_loads") == 0
+    present.do("put", 7, 1)
+    assert [present.do(kind, 7) for kind in ("get", "overview", "find")] == [1, 1, 1]
+
+
+async def test_an_invalidation_that_is_refused_leaves_the_values(tmp_path: Path, steps: list[Callable[[str], None]]):
+    from dataclasses import replace
+
+    from agent_cache.errors import RemoteTierError
+
+    def fail(text: str) -> None:
+        if text == "BEGIN IMMEDIATE":
+            error = sqlite3.OperationalError("the disk")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+
+    async with FileTier(tmp_path / "cache") as tier:
+        await load(tier, read("order:7"), "old")
+        steps.append(fail)
+        with pytest.raises(RemoteTierError, match="other processes could not be told"):
+            await tier.begin(replace(write("order:7"), on_unreachable="refuse"))
+        assert tier.stats()["pending"] == 0
+        assert await value_of(tier, read("order:7")) == "old"
+        steps.clear()

@@ -1,0 +1,389 @@
+"""Faults of the file tier: processes that die or stand still, a file that is locked, full, damaged or deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_cache.remote.file import FileTier
+from tests.contract.workbench import load, read, value_of, writing
+from tests.harness.file_peers import Peer, Truth
+from tests.harness.processes import run_python
+
+LEASE = 0.3
+
+
+@pytest.fixture
+def truth(tmp_path: Path) -> Truth:
+    return Truth(tmp_path)
+
+
+@pytest.fixture
+def locker(tmp_path: Path) -> Iterator[Callable[[], sqlite3.Connection]]:
+    """Locks the database as another program does that writes to it."""
+    connections: list[sqlite3.Connection] = []
+
+    def lock() -> sqlite3.Connection:
+        connections.append(connection := sqlite3.connect(tmp_path / "cache", isolation_level=None))
+        connection.execute("BEGIN IMMEDIATE")
+        return connection
+
+    yield lock
+    for connection in connections:
+        connection.close()
+
+
+# Processes
+
+
+@pytest.mark.parametrize("kind", ["put", "rename"])
+def test_what_a_dead_writer_names_is_held_at_once_and_for_a_lease_more(
+    start: Callable[..., Peer], truth: Truth, kind: str
+):
+    """Its effect may still come."""
+    writer, reader = start(), start()
+    assert reader.do("get", 7) == 0
+    writer.ask(kind, 7, 1, waits=True)
+    assert writer.wait() == "saving"
+    writer.kill()
+    died = time.monotonic()
+    loads = reader.do("count_loads")
+    assert [reader.do("get", 7) for _ in range(2)] == [0, 0]
+    assert reader.do("count_loads") == loads + 2
+    truth[7] = 1  # the effect
+    assert reader.do("get", 7) == 1
+    reader.do("until_stored", 7)
+    assert time.monotonic() - died >= LEASE
+    assert reader.do("get", 7) == 1
+
+
+@pytest.mark.parametrize("step", ["page", "INSERT", "COMMIT"])
+def test_what_a_process_leaves_that_dies_before_its_write_has_begun_is_repaired(
+    start: Callable[..., Peer], truth: Truth, step: str
+):
+    writer, reader = start(shows_steps=True), start()
+    assert reader.do("get", 7) == 0
+    writer.do("wait_at", step)
+    writer.ask("put", 7, 1)
+    assert writer.wait() == "at"
+    writer.kill()
+    loads = reader.do("count_loads")
+    reader.do("until_trusted", 7)
+    assert reader.do("get", 7) == 0
+    assert reader.do("count_loads") == loads
+
+
+def test_a_writer_that_stands_still_for_longer_than_its_lease_is_not_overtaken(
+    start: Callable[..., Peer], truth: Truth
+):
+    writer, reader = start(), start()
+    assert reader.do("get", 7) == 0
+    ended = writer.ask("put", 7, 1, waits=True)
+    assert writer.wait() == "saving"
+    writer.stop()
+    reader.do("until_stored", 7)  # its lease is over, so what is there now may be served
+    assert reader.do("get", 7) == 0
+    writer.resume()
+    writer.do("go_on", 7)
+    ended.result(10)
+    assert reader.do("get", 7) == 1
+
+
+def test_a_dead_process_does_not_keep_others_from_opening_the_files(start: Callable[..., Peer], truth: Truth):
+    opener = start(shows_steps=True)
+    opener.do("close")
+    opener.do("wait_at", "PRAGMA journal_mode")
+    opener.ask("open", "cache")
+    assert opener.wait() == "at"
+    opener.kill()
+    assert start().do("get", 7) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_and_its_parent_see_the_writes_of_each_other(tmp_path: Path):
+    printed = run_python(f"""
+import asyncio, json, os, sys
+from pathlib import Path
+from agent_cache import AgentCache, AgentCacheInvalidator
+from agent_cache.remote.file import FileTier
+from tests.harness.file_peers import Truth
+
+truth = Truth(Path({str(tmp_path)!r}))
+tier = FileTier({str(tmp_path / "cache")!r}, lease=0.3)
+
+@AgentCache("order:{{order}}", ttl=60, remote_cache=tier)
+def get(order):
+    return truth[order]
+
+@AgentCacheInvalidator("order:{{order}}", remote_cache=tier)
+def put(order, number):
+    truth[order] = number
+
+seen = [get(7), get(7)]
+to_child, to_parent = os.pipe(), os.pipe()
+child = os.fork()
+if not child:
+    os.read(to_child[0], 1)
+    inherited = get(7)
+    put(7, 2)
+    os.write(to_parent[1], bytes([inherited]))
+    os.read(to_child[0], 1)
+    os._exit(get(7))
+put(7, 1)
+seen.append(get(7))
+os.write(to_child[1], b"x")
+seen.append(os.read(to_parent[0], 1)[0])
+seen.append(get(7))
+put(7, 3)
+os.write(to_child[1], b"x")
+seen.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(json.dumps(seen))
+""")
+    assert json.loads(printed) == [0, 0, 1, 1, 2, 3]
+
+
+# The database cannot be written
+
+
+async def test_a_locked_file_costs_a_call_its_timeout_and_the_next_ones_nothing(
+    tmp_path: Path, locker: Callable[[], sqlite3.Connection], steps: list[Callable[[str], None]]
+):
+    tries: list[str] = []
+    async with FileTier(tmp_path / "cache", timeout=0.2) as tier:
+        await load(tier, read("order:7"), "old")
+        lock = locker()
+        steps.append(lambda text: tries.append(threading.current_thread().name) if "BEGIN" in text else None)
+        begun = time.monotonic()
+        async with writing(tier, "order:7"):
+            first = time.monotonic() - begun
+            assert first >= 0.2
+            many = len(tries)
+        assert len(tries) - many < many / 2
+        assert await value_of(tier, read("order:7")) == "nothing"
+        lock.execute("ROLLBACK")
+        await tier.caught_up()
+        assert tier.stats()["pending"] == 0
+        await load(tier, read("order:7"), "new")
+        assert await value_of(tier, read("order:7")) == "new"
+
+
+def test_nobody_uses_the_file_until_a_pending_invalidation_is_written(
+    start: Callable[..., Peer], truth: Truth, locker: Callable[[], sqlite3.Connection]
+):
+    writer, reader = start(), start()
+    assert [peer.do("get", 7) for peer in (writer, reader)] == [0, 0]
+    lock = locker()
+    writer.do("put", 7, 1)
+    assert not reader.do("stats")["trusted"]
+    assert [peer.do("get", 7) for peer in (writer, reader)] == [1, 1]
+    lock.execute("ROLLBACK")
+    reader.do("until_stored", 7)
+    assert [peer.do("get", 7) for peer in (writer, reader)] == [1, 1]
+
+
+def test_what_a_process_had_pending_when_it_died_costs_all_values(
+    start: Callable[..., Peer], truth: Truth, locker: Callable[[], sqlite3.Connection]
+):
+    writer, reader = start(), start()
+    assert [reader.do("get", order) for order in (7, 8)] == [0, 0]
+    lock = locker()
+    writer.do("put", 7, 1)
+    writer.kill()
+    assert reader.do("get", 7) == 1
+    lock.execute("ROLLBACK")
+    reader.do("until_stored", 7)
+    assert reader.do("get", 7) == 1
+    assert reader.do("look_up", 8) is None
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR])
+@pytest.mark.parametrize("step", ["BEGIN IMMEDIATE", "INSERT", "DELETE", "COMMIT"])
+async def test_tools_do_not_see_a_disk_that_takes_nothing(
+    tmp_path: Path, steps: list[Callable[[str], None]], code: int, step: str
+):
+    def fail(text: str) -> None:
+        if text.startswith(step):
+            error = sqlite3.OperationalError("the disk")
+            error.sqlite_errorcode = code
+            raise error
+
+    async with FileTier(tmp_path / "cache") as tier:
+        await load(tier, read("order:7"), "old")
+        steps.append(fail)
+        async with writing(tier, "order:7"):
+            assert await value_of(tier, read("order:7")) == "nothing"
+        assert tier.stats()["pending"] == 1
+        await load(tier, read("order:8"), "not stored")
+        steps.clear()
+        assert await tier.caught_up()
+        assert await value_of(tier, read("order:7")) == "nothing"
+        await load(tier, read("order:7"), "new")
+        assert await value_of(tier, read("order:7")) == "new"
+
+
+def test_a_database_without_room_for_a_page_more_does_not_fail_a_tool(start: Callable[..., Peer], truth: Truth):
+    peer = start(shows_steps=True)
+    peer.do("put", 7, 1)
+    peer.do("limit_pages")
+    for order in range(40):
+        assert peer.do("get", order, "x" * 4_000) == truth[order]
+        peer.do("put", order, order)
+    assert peer.do("get", 39) == 39
+    peer.do("limit_pages", 1 << 30)
+    peer.do("until_stored", 7)
+    assert peer.do("get", 7) == 7
+
+
+# The files are damaged or gone
+
+
+@pytest.mark.parametrize("how", ["zeros", "garbage", "cut", "empty"])
+def test_a_damaged_database_is_set_aside_and_a_new_one_is_begun(
+    tmp_path: Path, start: Callable[..., Peer], truth: Truth, how: str
+):
+    writer, reader = start(), start()
+    for order in range(8):
+        assert reader.do("get", order) == 0
+    for peer in (writer, reader):
+        peer.do("checkpoint")
+    size = (tmp_path / "cache").stat().st_size
+    with (tmp_path / "cache").open("r+b") as file:
+        if how in ("zeros", "garbage"):
+            file.write((b"\0" if how == "zeros" else b"\xa5") * size)
+        else:
+            file.truncate(4_096 if how == "cut" else 0)
+    late = start()
+    writer.do("put", 7, 1)
+    assert [peer.do("get", 7) for peer in (writer, reader, late)] == [1, 1, 1]
+    late.do("put", 7, 2)
+    assert [peer.do("get", 7) for peer in (writer, reader, late)] == [2, 2, 2]
+    if how != "empty":  # there is nothing to be set aside
+        assert (tmp_path / "cache.corrupt").exists()
+
+
+@pytest.mark.parametrize(
+    "suffixes", [("",), (".page",), (".lock",), ("-wal",), ("-shm",), ("", "-wal", "-shm", ".page", ".lock")]
+)
+def test_deleted_files_are_noticed_and_made_anew(
+    tmp_path: Path, start: Callable[..., Peer], truth: Truth, suffixes: tuple[str, ...]
+):
+    writer, reader = start(), start()
+    assert [peer.do("get", 7) for peer in (writer, reader)] == [0, 0]
+    for suffix in suffixes:
+        (tmp_path / f"cache{suffix}").unlink()
+    for peer in (writer, reader):
+        peer.do("until", "losses")
+    late = start()
+    writer.do("put", 7, 1)
+    assert [peer.do("get", 7) for peer in (writer, reader, late)] == [1, 1, 1]
+    reader.do("put", 7, 2)
+    assert [peer.do("get", 7) for peer in (writer, reader, late)] == [2, 2, 2]
+    for suffix in ("", ".page", ".lock"):
+        assert (tmp_path / f"cache{suffix}").exists()
+
+
+def test_a_process_can_be_started_while_the_log_is_missing(tmp_path: Path, start: Callable[..., Peer], truth: Truth):
+    writer = start()
+    assert writer.do("get", 7) == 0
+    (tmp_path / "cache-wal").unlink()
+    late = start()
+    late.do("put", 7, 1)
+    writer.do("until", "losses")
+    assert [peer.do("get", 7) for peer in (writer, late)] == [1, 1]
+
+
+# One process
+
+
+def test_loops_and_threads_share_a_tier(tmp_path: Path, truth: Truth):
+    from agent_cache import AgentCache, AgentCacheInvalidator
+
+    tier = FileTier(tmp_path / "cache", lease=LEASE)
+    ended = [0] * 8
+    stale: list[tuple[int, int]] = []
+
+    @AgentCache("order:{order}", name="get_in_many_loops", ttl=60, remote_cache=tier)
+    async def get(order: int) -> int:
+        await asyncio.sleep(0)
+        return truth[order]
+
+    @AgentCacheInvalidator("order:{order}", name="put_in_many_loops", remote_cache=tier)
+    async def put(order: int, number: int) -> None:
+        truth[order] = number
+
+    async def work(own: int) -> None:
+        for number in range(1, 60):
+            await put(own, number)
+            ended[own] = number
+            for order in range(8):
+                least = ended[order]
+                if (found := await get(order)) < least:
+                    stale.append((found, least))
+
+    threads = [threading.Thread(target=asyncio.run, args=(work(own),)) for own in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not stale
+    asyncio.run(tier.aclose())
+
+
+async def test_closing_frees_connections_and_the_thread(tmp_path: Path):
+    before = {*threading.enumerate()}
+    tier = FileTier(tmp_path / "cache")
+    await load(tier, read("order:7"), "old")
+    thread = next(one for one in threading.enumerate() if one not in before)
+    await tier.aclose()
+    await asyncio.to_thread(thread.join, 10)
+    assert not thread.is_alive()
+    assert not [one for one in _open_files() if one.startswith(str(tmp_path)) and not one.endswith(".page")]
+    assert await value_of(tier, read("order:7")) == "nothing"
+
+
+async def test_a_tier_that_is_forgotten_frees_the_same(tmp_path: Path):
+    before = {*threading.enumerate()}
+    tier = FileTier(tmp_path / "cache")
+    await load(tier, read("order:7"), "old")
+    thread = next(one for one in threading.enumerate() if one not in before)
+    del tier
+    gc.collect()
+    await asyncio.to_thread(thread.join, 10)
+    assert not thread.is_alive()
+    assert not [one for one in _open_files() if one.startswith(str(tmp_path)) and not one.endswith(".page")]
+
+
+def test_a_program_that_closes_nothing_ends_without_a_warning(tmp_path: Path):
+    run_python(
+        f"""
+import asyncio
+from agent_cache.remote.file import FileTier
+from tests.contract.workbench import load, read
+
+tier = FileTier({str(tmp_path / "cache")!r})
+asyncio.run(load(tier, read("order:7"), "old"))
+""",
+        "-W",
+        "error",
+        "-X",
+        "dev",
+    )
+
+
+def _open_files() -> list[str]:
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            found.append(str(descriptor.readlink()))
+        except OSError:
+            pass  # that of the iteration
+    return found

@@ -1,0 +1,248 @@
+"""Where a file tier can be: what is refused is refused when the tier is made, and left as it is."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent_cache.errors import ConfigurationError
+from agent_cache.remote.file import FileTier, open_files
+from agent_cache.remote.file.open_files import filesystem_of
+from tests.contract.workbench import load, read, value_of
+from tests.harness.processes import run_python
+
+MOUNTS = r"""
+22 1 8:2 / / rw,relatime shared:1 - ext4 /dev/sda2 rw
+23 22 0:21 / /proc rw,nosuid shared:12 - proc proc rw
+24 22 0:40 / /home rw,relatime shared:30 - nfs4 files:/home rw,vers=4.2,addr=10.0.0.1
+25 24 8:3 / /home/me/local rw,relatime shared:31 - xfs /dev/sdb1 rw
+26 22 0:41 / /mnt/share rw - cifs //files/share rw,vers=3.1.1
+27 22 0:42 / /mnt/by\040ssh rw,nosuid - fuse.sshfs me@host: rw,user_id=1000
+28 22 0:43 / /var/lib/docker/overlay2/1/merged rw - overlay overlay rw,lowerdir=/l,upperdir=/u,workdir=/w
+29 22 8:2 /srv/data /data rw,relatime shared:1 - ext4 /dev/sda2 rw
+30 22 0:40 /me /bound rw,relatime shared:30 - nfs4 files:/home rw,vers=4.2
+31 22 0:44 / /auto rw - autofs systemd-1 rw,fd=51
+32 31 0:45 / /auto rw - nfs files:/auto rw
+33 22 0:46 / /mnt/back\134slash rw - ceph mon:/ rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"),
+    [
+        ("/", "ext4"),
+        ("/homestead", "ext4"),
+        ("/home", "nfs4"),
+        ("/home/me", "nfs4"),
+        ("/home/me/local/cache", "xfs"),
+        ("/mnt/share/a", "cifs"),
+        ("/mnt/by ssh/a", "fuse.sshfs"),
+        ("/var/lib/docker/overlay2/1/merged/tmp", "overlay"),
+        ("/data", "ext4"),
+        ("/bound/mine", "nfs4"),
+        ("/auto/mine", "nfs"),
+        ("/mnt/back\\slash", "ceph"),
+    ],
+)
+def test_the_file_system_of_a_folder_is_that_of_the_innermost_mount(folder: str, kind: str):
+    assert filesystem_of(Path(folder), MOUNTS) == kind
+
+
+def test_no_file_system_is_known_where_there_are_no_mounts():
+    assert filesystem_of(Path("/home"), "") == ""
+    assert filesystem_of(Path("/home"), "nothing that one could read\n1 2 3\n") == ""
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "ceph"])
+def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
+    monkeypatch.setattr(open_files, "_mounts", lambda: f"1 0 8:1 / / rw - {kind} host:/ rw")
+    with pytest.raises(ConfigurationError, match=rf"network file system \({kind}\).*RedisTier"):
+        FileTier(tmp_path / "cache")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["ext4", "overlay", "tmpfs"])
+def test_a_local_file_system_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
+    monkeypatch.setattr(open_files, "_mounts", lambda: f"1 0 8:1 / / rw - {kind} host:/ rw")
+    FileTier(tmp_path / "cache")
+
+
+# What is there already
+
+
+def _directory(path: Path) -> None:
+    path.mkdir()
+
+
+def _text(path: Path) -> None:
+    path.write_text("Dear diary, a text that is longer than the header of a database. " * 20)
+
+
+def _socket(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _another_database(mode: str) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        connection = sqlite3.connect(path)
+        connection.execute(f"PRAGMA journal_mode = {mode}")
+        connection.execute("CREATE TABLE diary (text)")
+        connection.execute("INSERT INTO diary VALUES ('dear')")
+        connection.commit()
+        connection.close()
+
+    return make
+
+
+def _marked_database(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA application_id = 42")
+    connection.close()
+
+
+def _newer_version(path: Path) -> None:
+    FileTier(path)._files.close()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 1000")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (_directory, "is a directory; name a file in it"),
+        (_text, "is not a database of SQLite.*name another file"),
+        (_socket, "is no regular file"),
+        (_another_database("delete"), "is a database of another program.*name another file"),
+        (_another_database("wal"), "is a database of another program.*name another file"),
+        (_marked_database, "is a database of another program"),
+        (_newer_version, "was made by a newer version.*upgrade this one, or name another file"),
+    ],
+    ids=["directory", "text", "fifo", "database", "database with a log", "application", "newer"],
+)
+def test_what_is_not_a_tier_of_this_version_is_refused_and_left_as_it_is(
+    tmp_path: Path, make: Callable[[Path], None], says: str
+):
+    path = tmp_path / "cache"
+    make(path)
+    before = _digest(path)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=says):
+            FileTier(path)
+        assert _digest(path) == before
+    assert not (tmp_path / "cache.corrupt").exists()
+
+
+def test_a_database_that_another_program_is_writing_is_left_as_it_is(tmp_path: Path):
+    path = tmp_path / "cache"
+    _another_database("wal")(path)
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("INSERT INTO diary VALUES ('in the log')")
+    before = _digest(path), _digest(tmp_path / "cache-wal")
+    with pytest.raises(ConfigurationError, match="another program"):
+        FileTier(path)
+    assert (_digest(path), _digest(tmp_path / "cache-wal")) == before
+    assert len(connection.execute("SELECT text FROM diary").fetchall()) == 2
+    connection.close()
+
+
+async def test_a_file_of_an_older_version_is_replaced(tmp_path: Path):
+    path = tmp_path / "cache"
+    async with FileTier(path) as tier:
+        await load(tier, read("order:7"), "old")
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 0")
+    connection.close()
+    async with FileTier(path) as tier:
+        assert await value_of(tier, read("order:7")) == "nothing"
+        await load(tier, read("order:7"), "new")
+        assert await value_of(tier, read("order:7")) == "new"
+
+
+async def test_an_empty_file_is_taken(tmp_path: Path):
+    (tmp_path / "cache").touch(0o600)
+    async with FileTier(tmp_path / "cache") as tier:
+        await load(tier, read("order:7"), "new")
+        assert await value_of(tier, read("order:7")) == "new"
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match=r"there is no directory.*make it first"):
+        FileTier(tmp_path / "missing" / "cache")
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="no directory"):
+        FileTier(tmp_path / "file" / "cache")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_a_folder_that_everybody_may_write_into_is_refused(tmp_path: Path, mode: int):
+    tmp_path.chmod(mode)
+    with pytest.raises(ConfigurationError, match=r"everybody may write into.*mkdir -m 700"):
+        FileTier(tmp_path / "cache")
+    tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("what", "mode", "says"),
+    [("file", 0o400, "may not write"), ("folder", 0o555, "may not write"), ("folder", 0o644, "may not look into")],
+)
+def test_what_this_user_may_not_use_is_refused(what: str, mode: int, says: str):
+    with tempfile.TemporaryDirectory() as folder:  # that of a test run may not be entered by others
+        path = Path(folder) / "cache"
+        path.touch(0o600)
+        Path(folder).chmod(0o755)
+        (path if what == "file" else Path(folder)).chmod(mode)
+        printed = run_python(f"""
+import os
+from agent_cache.errors import ConfigurationError
+from agent_cache.remote.file import FileTier
+
+if os.getuid() == 0:
+    os.setuid(65_534)
+try:
+    FileTier({str(path)!r})
+except ConfigurationError as error:
+    print(error)
+""")
+        Path(folder).chmod(0o700)
+    assert says in printed
+
+
+@pytest.mark.parametrize("path", ["", ":memory:", None, 7, b"cache"])
+def test_what_is_no_path_of_a_file_is_refused(path: object):
+    with pytest.raises(ConfigurationError, match="FileTier: "):
+        FileTier(path)  # type: ignore[arg-type]
+
+
+async def test_only_this_user_can_read_the_files(tmp_path: Path):
+    former = os.umask(0)
+    try:
+        async with FileTier(tmp_path / "cache") as tier:
+            await load(tier, read("order:7"), "secret")
+            files = {one.name: stat.S_IMODE(one.stat().st_mode) for one in tmp_path.iterdir()}
+    finally:
+        os.umask(former)
+    assert files == dict.fromkeys(["cache", "cache-wal", "cache-shm", "cache.page", "cache.lock"], 0o600)
+
+
+async def test_a_path_through_a_link_is_the_same_file(tmp_path: Path):
+    (tmp_path / "real").mkdir(0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    async with FileTier(tmp_path / "real" / "cache") as one, FileTier(tmp_path / "link" / "cache") as other:
+        await load(one, read("order:7"), "new")
+        assert await value_of(other, read("order:7")) == "new"
+        assert one.path == other.path
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
