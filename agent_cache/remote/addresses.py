@@ -24,9 +24,9 @@ def from_url(url: str, **options: Any) -> Tier:
     """A tier at a URL, which may come from a setting or the environment.
 
     Args:
-        url: ``redis://``, ``rediss://`` or ``unix://``, for `RedisTier.from_url`; or a file for `FileTier`, as SQLAlchemy
-            writes it: ``sqlite:///cache.db`` is relative to the working directory, ``sqlite:////var/cache.db`` absolute,
-            ``sqlite:///~/cache.db`` below the home directory.
+        url: ``redis://``, ``rediss://`` or ``unix://``, for `RedisTier.from_url`; or a file for `FileTier`, as
+            SQLAlchemy writes it: ``sqlite:///cache.db`` is relative to the working directory,
+            ``sqlite:////var/cache.db`` absolute, ``sqlite:///~/cache.db`` below the home directory.
         options: of that tier, passed on.
 
     Raises:
@@ -64,7 +64,7 @@ def path_of_url(url: object) -> str | None:
     path, question, _ = rest[1:].partition("?")
     if question:
         raise ConfigurationError(
-            "the URL of a file takes no parameters after a question mark; pass options to FileTier itself, or to from_url"
+            "the URL of a file takes no parameters after a question mark; give options to FileTier, or to from_url"
         )
     if not path:
         raise ConfigurationError("the URL names no file: write sqlite:///relative.db or sqlite:////absolute.db")

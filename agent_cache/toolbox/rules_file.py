@@ -163,8 +163,7 @@ def _tier_at(address: str, where: str) -> Any:
     try:
         path = path_of_url(address)
         if path is not None:
-            home = os.path.dirname(os.path.abspath(where))
-            return from_url(f"sqlite:///{os.path.join(home, os.path.expanduser(path))}")
+            return from_url(f"sqlite:///{Path(where).absolute().parent / Path(path).expanduser()}")
         return from_url(address)
     except ImportError as error:
         raise ConfigurationError(f'{where}: remote needs redis: pip install "agent-cache[redis]"') from error
