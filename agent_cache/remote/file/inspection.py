@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.file.cell_names import CellNames
-from agent_cache.remote.file.database import APPLICATION, FORMAT, HELD, Cell, unpacked
+from agent_cache.remote.file.database import APPLICATION, FORMAT, HELD, unpacked
 from agent_cache.remote.file.file_tier import StoredHead, read_head
 from agent_cache.remote.file.open_files import NETWORK_FILE_SYSTEMS, filesystem_of, mounts_text
 from agent_cache.remote.file.process_locks import ProcessLocks, require_locks
@@ -115,8 +115,8 @@ class Inspection:
         self.locks = ProcessLocks(lock) if lock.exists() else None
         self._pids = self.locks.holders() if self.locks is not None else {}
         cells = {number: (version, mode) for number, version, mode in self._rows("SELECT id, version, mode FROM cells")}
-        self._floor: Cell = cells.pop(_FLOOR, (0, HELD))
-        self._cells: dict[int, Cell] = cells
+        self._floor: tuple[int, int] = cells.pop(_FLOOR, (0, HELD))
+        self._cells: dict[int, tuple[int, int]] = cells
 
     def _rows(self, statement: str) -> list[Any]:
         return self._execute(statement).fetchall()
