@@ -396,26 +396,7 @@ def doctor(path: str, options: argparse.Namespace) -> int:
     results: list[Result] = []
     if not options.json:
         printer.line(str(facts.path))
-    for check in _CHECKS:
-        for result in check(facts):
-            results.append(result)
-            if not options.json:
-                print_result(printer, result)
-    try:
-        with inspected(path, patience=options.timeout) as file:
-            for look in _CHECKS_INSIDE:
-                for result in look(file, facts):
-                    results.append(result)
-                    if not options.json:
-                        print_result(printer, result)
-    except UnreadableError as error:
-        is_locked = "locked" in str(error)
-        do = (
-            _LOCKED
-            if is_locked
-            else "the next process that uses the file sets it aside as PATH.corrupt, and begins anew"
-        )
-        result = Result("database", "finding", str(error), do)
+    for result in _results(facts, options):
         results.append(result)
         if not options.json:
             print_result(printer, result)
@@ -425,6 +406,18 @@ def doctor(path: str, options: argparse.Namespace) -> int:
     else:
         print_verdict(printer, findings)
     return 1 if findings else 0
+
+
+def _results(facts: FileFacts, options: argparse.Namespace) -> Iterator[Result]:
+    """The results of all checks; those of the inside end with the first that cannot be read."""
+    for check in _CHECKS:
+        yield from check(facts)
+    try:
+        with inspected(facts.path, patience=options.timeout) as file:
+            for look in _CHECKS_INSIDE:
+                yield from look(file, facts)
+    except UnreadableError as error:
+        yield Result("database", "finding", str(error), _LOCKED if "locked" in str(error) else _DAMAGED)
 
 
 def _check_path(facts: FileFacts) -> list[Result]:

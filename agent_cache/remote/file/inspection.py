@@ -114,9 +114,10 @@ class Inspection:
         lock = _beside(path, ".lock")
         self.locks = ProcessLocks(lock) if lock.exists() else None
         self._pids = self.locks.holders() if self.locks is not None else {}
-        cells = {number: (version, mode) for number, version, mode in self._rows("SELECT id, version, mode FROM cells")}
-        self._floor: tuple[int, int] = cells.pop(_FLOOR, (0, HELD))
-        self._cells: dict[int, tuple[int, int]] = cells
+        rows = self._rows("SELECT id, version, mode FROM cells WHERE id >= 0")
+        cells: dict[int, tuple[int, int]] = {number: (version, mode) for number, version, mode in rows}
+        self._floor = cells.pop(_FLOOR, (0, HELD))
+        self._cells = cells
 
     def _rows(self, statement: str) -> list[Any]:
         return self._execute(statement).fetchall()
