@@ -163,7 +163,9 @@ def _tier_at(address: str, where: str) -> Any:
     try:
         path = path_of_url(address)
         if path is not None:
-            return from_url(f"sqlite:///{Path(where).absolute().parent / Path(path).expanduser()}")
+            from agent_cache.remote.file import FileTier
+
+            return FileTier(Path(where).absolute().parent / Path(path).expanduser())
         return from_url(address)
     except ImportError as error:
         raise ConfigurationError(f'{where}: remote needs redis: pip install "agent-cache[redis]"') from error
