@@ -15,30 +15,20 @@ import re
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from typing import Any, Literal
 
 from redis.asyncio.client import PubSub
 from redis.exceptions import ResponseError
 
-from agent_cache.cli.fleet import (
-    Fleet,
-    Server,
-    Unusable,
-    add_common_options,
-    code_of,
-    connected,
-    error_text,
-    fields_of,
-    seconds,
-    server_command,
-)
+from agent_cache.cli.fleet import Fleet, Server, Unusable, code_of, connected, error_text, fields_of, server_command
 from agent_cache.cli.output import Printer, print_json, size_text
+from agent_cache.cli.tier_options import Result, print_result, print_verdict
 from agent_cache.remote.redis.scripts import MINT
 
-__all__ = ["Target", "add_options", "run", "version"]
+__all__ = ["Target", "run", "version"]
 
-_STYLES = {"fine": "green", "note": "cyan", "finding": "red"}
 _TRIPS = 100
 _REFUSALS = frozenset({"READONLY", "OOM", "MISCONF", "NOREPLICAS"})
 _PATTERNS = {
@@ -72,22 +62,6 @@ _NO_FENCE = (
     "set min-replicas-to-write 1 and min-replicas-max-lag 2 on every node: otherwise a primary that is cut off from "
     "them goes on answering readers on its side, for as long as nobody demotes it"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The result of a check.
-
-    Attributes:
-        verdict: ``"note"`` if it cannot be told from here whether something is wrong.
-        says: the facts.
-        do: what to do, if anything.
-    """
-
-    name: str
-    verdict: Literal["fine", "finding", "note"]
-    says: str
-    do: str | None = None
 
 
 class Target:
@@ -145,33 +119,12 @@ class Target:
 # The command
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `agent-cache doctor`."""
-    add_common_options(
-        parser, "Checks that a server is fit for a tier. It writes and deletes some small keys of its own."
-    )
-    parser.add_argument(
-        "--tier-timeout",
-        type=seconds,
-        default=0.25,
-        metavar="SECONDS",
-        help="the timeout of the fleet's RedisTier (default: 0.25)",
-    )
-
-
 @server_command
 async def run(options: argparse.Namespace) -> int:
     """Check every server, and print the results. Returns 1 if there are findings."""
     printer = Printer()
     results: dict[str, list[Result]] = {}
-
-    def show(result: Result) -> None:
-        if not options.json:
-            verdict = f"{result.verdict:<7}", _STYLES[result.verdict]
-            printer.line("  ", verdict, f"  {result.name:<12} {result.says}")
-            if result.do:
-                printer.line(f"{'':24}-> {result.do}")
-
+    show = (lambda _: None) if options.json else partial(print_result, printer)
     async with connected(options) as fleet:
         for server in fleet.servers:
             target = Target(fleet, server, fields_of(await server.ask("INFO")), options.tier_timeout)
@@ -185,10 +138,8 @@ async def run(options: argparse.Namespace) -> int:
     if options.json:
         servers = {name: [asdict(result) for result in found] for name, found in results.items()}
         print_json({"namespace": options.namespace, "findings": findings, "servers": servers})
-    elif findings:
-        printer.line(f"{findings} {'thing is' if findings == 1 else 'things are'} wrong")
     else:
-        printer.line("nothing is wrong")
+        print_verdict(printer, findings)
     return 1 if findings else 0
 
 

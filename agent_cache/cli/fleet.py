@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import os
 import re
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -32,9 +31,17 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import NoPermissionError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 
-from agent_cache.cli.output import Printer, escaped, print_json, progress, shortened, size_text
+from agent_cache.cli.output import Printer, escaped, print_json, progress, size_text
+from agent_cache.cli.tier_options import (
+    CALLS,
+    duration_text,
+    print_recommendations,
+    report_of,
+    reported_calls,
+    reported_tools,
+    tags_of,
+)
 from agent_cache.core.evidence import Seen
-from agent_cache.core.tags import parse_tag
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import RedisTier, WriteIntent
 from agent_cache.remote.redis.keyspace import (
@@ -48,27 +55,22 @@ from agent_cache.remote.redis.keyspace import (
     version_of,
 )
 from agent_cache.remote.redis.options import Deployment, deployment_of_url
-from agent_cache.remote.redis.subscriber import TOOLS
-from agent_cache.tuning import Recommendation, recommend
+from agent_cache.tuning import recommend
 
 __all__ = [
     "Fleet",
     "Server",
     "Unusable",
-    "add_common_options",
-    "add_options",
     "clear",
     "code_of",
     "connected",
     "error_text",
     "fields_of",
     "keys",
-    "seconds",
     "server_command",
     "stats",
 ]
 
-_URL = "AGENT_CACHE_URL"
 _CALL = re.compile(r"\ARedisTier(\.from_url)?: ")
 """The beginning of an error text that names the function which was called: a user of the command line called none."""
 _CODES = ((NoPermissionError, "NOPERM"), (OutOfMemoryError, "OOM"), (ReadOnlyError, "READONLY"))
@@ -81,86 +83,7 @@ _ROOTS_AT_ONCE = 100
 _LEAST_FOR_A_PROGRESS_BAR = 20_000  # keys
 _DIGEST = 12
 _MAX_TOOLS = 1_000
-_LONGEST_NAME = 60
-_CALLS = ("hits", "misses", "shared")
 _NO_LOG = logging.NullHandler()
-
-
-# Options
-
-
-def add_options(parser: argparse.ArgumentParser, command: str) -> None:
-    """Declare the options of `agent-cache stats`, `keys` or `clear`."""
-    if command == "stats":
-        add_common_options(parser, "Counts what a tier holds for each resource root.")
-        help_text = "values of each server to read; more are estimated from these (default: 10,000)"
-        parser.add_argument("--sample", type=_count, default=10_000, metavar="N", help=help_text)
-        help_text = "also what to change about the tools, by what the loads of all processes have shown"
-        parser.add_argument("--recommend", action="store_true", help=help_text)
-        return
-    if command == "keys":
-        add_common_options(parser, "Lists entries: digests, tags and sizes. Neither arguments nor values are shown.")
-        help_text = "only entries that `clear` with the same tags would drop"
-        parser.add_argument("--tag", action="append", default=[], dest="tags", metavar="TAG", help=help_text)
-        parser.add_argument("--limit", type=_count, default=100, metavar="N", help="entries to list (default: 100)")
-    else:
-        text = "Drops entries by tag, in every process and at once, as a write to these tags would."
-        add_common_options(parser, text)
-        parser.add_argument("tags", nargs="*", metavar="TAG", help="such as order:7, or order for all orders")
-        parser.add_argument("--all", action="store_true", help="everything under the namespace; needs --yes")
-        parser.add_argument("--yes", action="store_true", help="confirms --all")
-    help_text = "a tag whose id contains a colon"
-    parser.add_argument("--entity", nargs=2, action="append", default=[], metavar=("ROOT", "ID"), help=help_text)
-
-
-def add_common_options(parser: argparse.ArgumentParser, description: str) -> None:
-    """Declare the options of every command that connects to the servers of a tier."""
-    parser.description = f"{description} Exit codes: 0 fine or done, 1 findings, 2 usage or no answer."
-    parser.add_argument(
-        "--url",
-        default=os.environ.get(_URL),
-        help=f"redis://[user:password@]host:port/0, rediss://... or unix://...; of a cluster, any node. Default: the "
-        f"environment variable {_URL}, which other users of the machine do not see",
-    )
-    parser.add_argument("--namespace", default="agent_cache", help="of the tier (default: agent_cache)")
-    parser.add_argument(
-        "--timeout", type=seconds, default=5.0, metavar="SECONDS", help="for the server to answer (default: 5)"
-    )
-    parser.add_argument("--json", action="store_true", help="JSON on stdout")
-
-
-def seconds(text: str) -> float:
-    """Parse a duration on the command line."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 3600:
-        raise argparse.ArgumentTypeError(f"must be seconds, more than 0 and less than 3600, not {text!r}")
-    return number
-
-
-def _count(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be a number, 1 or more, not {text!r}")
-    return number
-
-
-def _tags(options: argparse.Namespace) -> list[str]:
-    """The tags among the options.
-
-    Raises:
-        ConfigurationError: if one is not valid. A URL is not repeated.
-    """
-    if any("://" in root for root in [*options.tags, *(root for root, _ in options.entity)]):
-        raise ConfigurationError(
-            "a tag has no :// in it; did you mean --url URL? An id with a colon in it is given by --entity ROOT ID"
-        )
-    return [parse_tag(tag) for tag in [*options.tags, *options.entity]]
 
 
 # Servers
@@ -344,9 +267,6 @@ def server_command(
     """Make a command of a coroutine function. It prints errors of usage and of servers, and then returns 2."""
 
     def run(options: argparse.Namespace) -> int:
-        if not options.url:
-            print(f"no server is given: use --url, or set {_URL}", file=sys.stderr)
-            return 2
         # Without logging configured, Python prints warnings of the library to stderr. The command reports its errors
         # itself, and its tier does not try again, as the warnings say.
         logging.getLogger("agent_cache").addHandler(_NO_LOG)
@@ -525,10 +445,10 @@ async def stats(options: argparse.Namespace) -> int:
             for heartbeat, report in zip(heartbeats, reports, strict=True):
                 if report is not None and _name_of(heartbeat) not in processes:  # a process has one on each server
                     processes.add(_name_of(heartbeat))
-                    document = _document_of(report)
-                    for root, calls in _reported_calls(document):
+                    document = report_of(report)
+                    for root, calls in reported_calls(document):
                         counts_of(root).update(calls)
-                    for tool, seen in _reported_tools(document) if options.recommend else ():
+                    for tool, seen in reported_tools(document) if options.recommend else ():
                         if tool in tools:
                             tools[tool] = tools[tool].with_sums_of(seen)
                         elif len(tools) < _MAX_TOOLS:
@@ -552,48 +472,16 @@ async def stats(options: argparse.Namespace) -> int:
     else:
         _print_stats(shown)
         if options.recommend:
-            _print_recommendations(found)
+            print_recommendations(found)
     return 0
 
 
-def _document_of(report: bytes) -> dict[str, Any]:
-    """What a process reports with its heartbeat; empty for what can be no report."""
-    try:
-        document = json.loads(report)
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _reported_calls(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, int]]]:
-    """Hits, misses and shared calls of each root.
-
-    Whoever can write to the server can forge a report: a root whose numbers cannot be counts is left out.
-    """
-    for root, numbers in document.items():
-        if isinstance(numbers, list) and len(numbers) >= len(_CALLS) and all(map(_is_count, numbers)):
-            yield root, dict(zip(_CALLS, numbers, strict=False))
-
-
-def _reported_tools(document: dict[str, Any]) -> Iterator[tuple[str, Seen]]:
-    """What a process reports of the loads of its tools, as far as it can be what a process reports."""
-    tools = document.get(TOOLS)
-    for tool, numbers in tools.items() if isinstance(tools, dict) else ():
-        seen = Seen.from_json(numbers)
-        if seen is not None:
-            yield tool, seen
-
-
-def _is_count(number: object) -> bool:
-    return type(number) is int and 0 <= number < 1 << 63
-
-
 def _root_document(counts: Counter[str], scale: float) -> dict[str, Any]:
-    calls = sum(counts[name] for name in _CALLS)
+    calls = sum(counts[name] for name in CALLS)
     return {
         **{name: round(counts[name] * scale) for name in ("entries", "bytes", "current")},
         **{name: counts[name] for name in ("entities", "writers")},
-        **{name: counts.get(name) for name in _CALLS},  # None: no process has reported this root
+        **{name: counts.get(name) for name in CALLS},  # None: no process has reported this root
         "hit_rate": counts["hits"] / calls if calls else None,
     }
 
@@ -624,42 +512,13 @@ def _print_stats(document: dict[str, Any]) -> None:
     )
 
 
-def _print_recommendations(found: list[Recommendation]) -> None:
-    printer = Printer()
-    printer.line()
-    if not found:
-        printer.line("no recommendations: the processes report too few loads for any")
-        return
-    rows = [
-        (
-            shortened(each.tool, _LONGEST_NAME),
-            each.action,
-            _value_text(each, each.current),
-            _value_text(each, each.suggested),
-            f"{each.evidence:,}",
-            f"{each.changed:,} of {each.compared:,}",
-        )
-        for each in found
-    ]
-    printer.table(("tool", "action", "now", "suggested", "evidence", "changed"), rows, left=2)
-    printer.line()
-    for each in found:
-        printer.line(f"{shortened(each.tool, _LONGEST_NAME)}: {each.reason}")
-
-
-def _value_text(each: Recommendation, value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if each.action == "raise_maxsize" else f"{value:g} s"
-
-
 # keys
 
 
 @server_command
 async def keys(options: argparse.Namespace) -> int:
     """Print entries: digests, tags, sizes and ages."""
-    tags = _tags(options)
+    tags = tags_of(options)
     listed: list[dict[str, Any]] = []
     is_cut = False
     async with connected(options) as fleet, aclosing(_matching(fleet, tags)) as found:
@@ -678,8 +537,8 @@ async def keys(options: argparse.Namespace) -> int:
             each["digest"][:_DIGEST],
             ", ".join((*each["tags"][:4], *(["..."] if len(each["tags"]) > 4 else []))),
             size_text(each["bytes"]),
-            "-" if each["age"] is None else _duration_text(each["age"]),
-            _duration_text(each["expires_in"]),
+            "-" if each["age"] is None else duration_text(each["age"]),
+            duration_text(each["expires_in"]),
             "yes" if each["is_current"] else "no",
         )
         for each in listed
@@ -725,19 +584,13 @@ def _entry_document(entry: _Entry, named: Mapping[CellKey, str]) -> dict[str, An
     }
 
 
-def _duration_text(duration: float) -> str:
-    if duration < 120:
-        return f"{duration:.0f} s"
-    return f"{duration / 60:.0f} min" if duration < 7200 else f"{duration / 3600:.0f} h"
-
-
 # clear
 
 
 @server_command
 async def clear(options: argparse.Namespace) -> int:
     """Drop entries by tag: begin and commit a write of these tags, which has no other effect."""
-    tags = _tags(options)
+    tags = tags_of(options)
     if options.all == bool(tags):
         raise ConfigurationError("clear: name tags, such as order:7 or order, or --all for everything; not both")
     if options.all and not options.yes:

@@ -52,10 +52,6 @@ def _functions(command: str) -> tuple[Callable[[argparse.ArgumentParser], None],
         if command == "drift":
             return baselines.add_drift_options, baselines.run_drift
         return baselines.add_baseline_options, baselines.run_baseline
-    if command == "doctor":
-        from agent_cache.cli import doctor
-
-        return doctor.add_options, doctor.run
     if command == "advise":
         from agent_cache.cli import advise
 
@@ -70,10 +66,38 @@ def _functions(command: str) -> tuple[Callable[[argparse.ArgumentParser], None],
         from agent_cache.cli import mcp_relay
 
         return mcp_relay.add_options, mcp_relay.run
-    from agent_cache.cli import fleet
+    from agent_cache.cli import tier_options
 
-    commands = {"stats": fleet.stats, "keys": fleet.keys, "clear": fleet.clear}
-    return partial(fleet.add_options, command=command), commands[command]
+    if command == "doctor":
+        return tier_options.add_doctor_options, partial(_run_on_tier, command=command)
+    return partial(tier_options.add_options, command=command), partial(_run_on_tier, command=command)
+
+
+def _run_on_tier(options: argparse.Namespace, *, command: str) -> int:
+    """Run `stats`, `keys`, `clear` or `doctor`: a file needs no redis-py, and a server no SQLite.
+
+    Raises:
+        ConfigurationError: if the URL is that of neither.
+    """
+    from agent_cache.cli.tier_options import URL_VARIABLE, file_of
+
+    if not options.url:
+        print(f"no tier is given: use --url, or set {URL_VARIABLE}", file=sys.stderr)
+        return 2
+    path = file_of(options.url)
+    if path is not None:
+        from agent_cache.cli import file_commands
+
+        return file_commands.COMMANDS[command](path, options)
+    try:
+        from agent_cache.cli import fleet  # its text names the extra
+    except ModuleNotFoundError as error:
+        print(f"agent-cache: {error}", file=sys.stderr)
+        return 2
+    from agent_cache.cli import doctor
+
+    jobs = {"stats": fleet.stats, "keys": fleet.keys, "clear": fleet.clear, "doctor": doctor.run}
+    return jobs[command](options)
 
 
 COMMANDS = {
@@ -88,7 +112,7 @@ COMMANDS = {
     "stats": "count what a tier holds for each resource, and its hits",
     "keys": "list the entries of a tier",
     "clear": "drop entries of a tier by tag, in every process",
-    "doctor": "check that the servers of a tier are fit for it",
+    "doctor": "check that the servers or the file of a tier are fit for it",
 }
 """The summary of each, in the order of `--help`."""
 

@@ -8,7 +8,7 @@ from typing import Any
 class Lease:
     """Until when local copies may be served."""
 
-    __slots__ = ("page", "stamp", "term", "__weakref__")
+    __slots__ = ("__weakref__", "page", "stamp", "term")
 
     def __init__(self, page: Any, stamp: int) -> None:
         self.page = page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from agent_cache.remote.addresses import from_url
 from agent_cache.remote.protocol import (
     Found,
     Listener,
@@ -18,9 +19,11 @@ from agent_cache.remote.protocol import (
 )
 
 if TYPE_CHECKING:
+    from agent_cache.remote.file import FileTier
     from agent_cache.remote.redis import RedisTier
 
 __all__ = [
+    "FileTier",
     "Found",
     "Listener",
     "RedisTier",
@@ -32,13 +35,18 @@ __all__ = [
     "Touched",
     "Versions",
     "WriteIntent",
+    "from_url",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the tier that needs redis-py when it is asked for."""
-    if name != "RedisTier":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from agent_cache.remote.redis import RedisTier
+    """Load a tier when it is asked for: one needs redis-py, the other the SQLite of this Python."""
+    if name == "FileTier":
+        from agent_cache.remote.file import FileTier
 
-    return RedisTier
+        return FileTier
+    if name == "RedisTier":
+        from agent_cache.remote.redis import RedisTier
+
+        return RedisTier
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -157,10 +157,16 @@ def _vary_of(names: Any, where: str) -> str | None:
 
 
 def _tier_at(address: str, where: str) -> Any:
-    try:
-        from agent_cache.remote import RedisTier
+    """The tier at an address. The path of a file is relative to that of the rules: hosts start programs anywhere."""
+    from agent_cache.remote.addresses import from_url, path_of_url
 
-        return RedisTier.from_url(address)
+    try:
+        path = path_of_url(address)
+        if path is not None:
+            from agent_cache.remote.file import FileTier
+
+            return FileTier(Path(where).absolute().parent / Path(path).expanduser())
+        return from_url(address)
     except ImportError as error:
         raise ConfigurationError(f'{where}: remote needs redis: pip install "agent-cache[redis]"') from error
     except ValueError as error:

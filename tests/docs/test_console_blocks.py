@@ -24,7 +24,7 @@ from tests.harness.slow import slow
 pytest.importorskip("pytest_asyncio")
 
 ROOT = Path(__file__).parents[2]
-TUTORIALS = ["docs/tutorial-advise.md", "docs/tutorial-recording.md"]
+TUTORIALS = ["docs/tutorial.md", "docs/tutorial-advise.md", "docs/tutorial-recording.md"]
 PAGES = [
     page.relative_to(ROOT).as_posix()
     for page in sorted((ROOT / "docs").rglob("*.md"))

@@ -1,4 +1,4 @@
-"""The page about outages lists every line that a tier logs, and no other."""
+"""A page of each tier lists every line that it logs, and no other."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import agent_cache
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "survive-an-outage.md"
-TIER = Path(agent_cache.__file__).parent / "remote" / "redis"
+DOCS = Path(__file__).parents[2] / "docs"
+TIERS = Path(agent_cache.__file__).parent / "remote"
+PAGES = {"redis": "how-to/survive-an-outage.md", "file": "reference/file-tier.md"}
 
 
 def texts(value: ast.expr, tree: ast.Module) -> Iterator[str]:
@@ -34,10 +37,10 @@ def texts(value: ast.expr, tree: ast.Module) -> Iterator[str]:
                         yield from texts(text, tree)
 
 
-def logged() -> set[str]:
+def logged(tier: str) -> set[str]:
     """The first argument of every ``log.once``."""
     found = set()
-    for file in TIER.glob("*.py"):
+    for file in (TIERS / tier).glob("*.py"):
         tree = ast.parse(file.read_text("utf-8"))
         for node in ast.walk(tree):
             match node:
@@ -51,9 +54,9 @@ def logged() -> set[str]:
     return found
 
 
-def listed() -> dict[str, re.Pattern[str]]:
+def listed(tier: str) -> dict[str, re.Pattern[str]]:
     """The lines of the table. ``...`` stands for anything, ``(...)`` at the end for a reason."""
-    _, _, rest = PAGE.read_text("utf-8").partition("\n| line | means |\n")
+    _, _, rest = (DOCS / PAGES[tier]).read_text("utf-8").partition("\n| line | means |\n")
     rows = re.match(r"(?:\|.*\n)+", rest)
     assert rows is not None
     lines = [line for row in rows[0].splitlines() for line in re.findall(r"`([^`]+)`", row.split("|")[1])]
@@ -63,8 +66,9 @@ def listed() -> dict[str, re.Pattern[str]]:
     }
 
 
-def test_every_line_of_a_tier_is_in_the_table_and_the_table_has_no_other():
-    events, lines = logged(), listed()
+@pytest.mark.parametrize("tier", PAGES)
+def test_every_line_of_a_tier_is_in_the_table_and_the_table_has_no_other(tier: str):
+    events, lines = logged(tier), listed(tier)
     assert len(events) > 10
     assert sorted(event for event in events if not any(line.fullmatch(event) for line in lines.values())) == []
     assert sorted(said for said, line in lines.items() if not any(map(line.fullmatch, events))) == []

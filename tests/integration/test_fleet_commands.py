@@ -763,11 +763,19 @@ def test_the_url_may_come_from_the_environment(valkey):
     assert json.loads(made.stdout)["entries"] == 0
 
 
-@pytest.mark.parametrize(("command", "code", "says"), [("stats", 2, "agent-cache[redis]"), ("cassette", 2, "usage: ")])
+@pytest.mark.parametrize(
+    ("command", "code", "says"),
+    [
+        ("stats --url redis://h", 2, "agent-cache[redis]"),
+        ("doctor --url redis://h", 2, "agent-cache[redis]"),
+        ("stats", 2, "use --url"),
+        ("cassette", 2, "usage: "),
+    ],
+)
 def test_without_redis_py_a_command_names_the_extra_and_the_others_work(tmp_path, command, code, says):
     (tmp_path / "redis.py").write_text("raise ModuleNotFoundError(name='redis')")
     made = subprocess.run(
-        [sys.executable, "-m", "agent_cache", command],
+        [sys.executable, "-m", "agent_cache", *command.split()],
         env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(agent_cache.__file__).parents[1]}"},
         capture_output=True,
         text=True,

@@ -114,6 +114,18 @@ async def test_closing_a_toolbox_closes_the_tier_of_its_file_and_no_other(tmp_pa
     await Toolbox({"get": Read("t")}, namespace="r").aclose()
 
 
+@pytest.mark.parametrize("is_absolute", [False, True])
+async def test_a_file_of_answers_is_found_from_that_of_the_rules(tmp_path: Path, monkeypatch, is_absolute: bool):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    place = tmp_path / "shared.db"
+    address = f"sqlite:///{place}" if is_absolute else "sqlite:///shared.db"
+    rules = f'namespace = "r"\nremote = "{address}"\n[tools.get]\nkind = "read"\ntags = ["t"]'
+    box = Toolbox.from_file(os.path.relpath(written(tmp_path, rules)))
+    assert place.is_file()
+    await box.aclose()
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [
@@ -125,6 +137,8 @@ async def test_closing_a_toolbox_closes_the_tier_of_its_file_and_no_other(tmp_pa
         ("namespace = 'a'\nvary = 'env:X'", r"vary must be a list"),
         ("namespace = 'a'\nvary = ['X']", r"""write 'X' as "env:NAME" """.strip()),
         ("namespace = 'a'\nremote = 7", r"remote must be the address"),
+        ("namespace = 'a'\nremote = 'mysql://h'", r"remote is no address of a tier: .* redis://.* sqlite:///PATH"),
+        ("namespace = 'a'\nremote = 'sqlite:///a.db?x=1'", r"remote is no address of a tier: .* no parameters"),
         ("namespace = 'a'\ntools = 7", r"tools must be tables"),
         ("namespace = 'a'\n[tools]\nx = 'read'", r"tools\.x must be a table with a kind"),
         ("namespace = 'a'\n[tools.x]\ntags = ['a']", r"tools\.x: kind is missing"),

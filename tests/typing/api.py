@@ -68,6 +68,7 @@ from agent_cache.recording import (
     register,
     replay,
 )
+from agent_cache.remote import FileTier, Tier, from_url
 from agent_cache.resume import (
     AutoReplayManager,
     Checkpoint,
@@ -858,3 +859,11 @@ def exporters() -> None:
         assert_type(made, otel.Instrumentation)
         assert_type(made.is_active, bool)
     otel.instrument(hits="all")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def tiers() -> None:
+    async with FileTier("tools.db", lease=timedelta(seconds=10)) as tier:
+        assert_type(tier, FileTier)
+        assert_type(await tier.clear(), int)
+        configure(remote=tier)
+    assert_type(from_url("sqlite:///tools.db", lease=5), Tier)

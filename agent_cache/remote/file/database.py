@@ -81,6 +81,10 @@ CREATE TABLE claims (
     id INTEGER PRIMARY KEY, process INTEGER NOT NULL, token INTEGER NOT NULL, claim INTEGER NOT NULL,
     deadline REAL NOT NULL, span REAL NOT NULL
 );
+CREATE TABLE processes (
+    number INTEGER PRIMARY KEY, token INTEGER NOT NULL, pid INTEGER NOT NULL, max_bytes INTEGER NOT NULL,
+    report TEXT NOT NULL
+);
 CREATE TABLE ttls (tool TEXT PRIMARY KEY, ttl REAL NOT NULL) WITHOUT ROWID;
 INSERT INTO counters VALUES ('bytes', 0);
 """
@@ -623,12 +627,15 @@ class Database:
         return self._write(step)
 
     def prune(self) -> None:
-        """Bound the tables of cells and messages."""
+        """Bound the tables of cells, messages and processes."""
 
         def step() -> None:
             execute = self._execute
             execute("DELETE FROM changes WHERE number <= (SELECT max(number) FROM changes) - ?", (_MAX_CHANGES,))
             execute("DELETE FROM claims WHERE deadline <= ?", (boottime(),))
+            for process, token in execute("SELECT number, token FROM processes").fetchall():
+                if not self.is_alive(process, token):
+                    execute("DELETE FROM processes WHERE number = ?", (process,))
             count = execute("SELECT count(*) FROM cells").fetchone()[0]
             if count > _MAX_CELLS:
                 execute(
@@ -640,9 +647,15 @@ class Database:
 
         self._write(step)
 
-    def clear(self) -> None:
-        """Drop all values."""
-        self._write(self._drop_values)
+    def clear(self) -> int:
+        """Drop all values. Returns how many there were."""
+
+        def step() -> int:
+            ((count,),) = self._execute("SELECT count(*) FROM entries").fetchall()
+            self._drop_values()
+            return int(count)
+
+        return self._write(step)
 
     # Messages and ttls
 
@@ -716,8 +729,13 @@ class Database:
         """
         ((_,),) = connection.execute("SELECT version FROM cells WHERE id = 0").fetchall()
         ((_,),) = connection.execute("SELECT value FROM counters WHERE name = 'bytes'").fetchall()
-        for table in ("writers", "holders", "entries", "changes", "claims", "ttls"):
+        for table in ("writers", "holders", "entries", "changes", "claims", "processes", "ttls"):
             connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall()  # noqa: S608 - names of this module
+
+    def report(self, pid: int, max_bytes: int, report: str) -> None:
+        """Note what this process has counted, for who inspects the file."""
+        row = self._locks.number, self._locks.token, pid, max_bytes, report
+        self._write(lambda: self._execute("INSERT OR REPLACE INTO processes VALUES (?, ?, ?, ?, ?)", row))
 
     def size(self) -> int:
         """The bytes of all values."""

@@ -45,7 +45,7 @@ from agent_cache.remote.file.shared_page import NO_LEASE, PageLease, SharedPage,
 from agent_cache.remote.protocol import Found, Listener, Request, SentCommit, Ticket, Touched, Versions, WriteIntent
 from agent_cache.values.canonical import is_large, make_room
 
-__all__ = ["FileTier", "FileTicket"]
+__all__ = ["FileTier", "FileTicket", "StoredHead", "read_head"]
 
 _MAX_PLACES: Final = 4_096
 _MAX_CELLS: Final = 1_024
@@ -945,6 +945,23 @@ class FileTier:
 
     # State and end
 
+    async def clear(self) -> int:
+        """Drop every value in the file, of every namespace, and all copies of them in all processes, at once. What is
+        being loaded is not stored.
+
+        Returns:
+            How many there were.
+
+        Raises:
+            RemoteTierError: if the file cannot be used: nothing was dropped.
+        """
+        if self._is_closed:
+            raise RemoteTierError("nothing was dropped: the tier was closed", self)
+        try:
+            return await self._files.run(lambda database: database.clear(), patience=_SPIN)
+        except Unreachable as error:
+            raise RemoteTierError(f"nothing was dropped: {error}", self) from error
+
     def stats(self) -> dict[str, Any]:
         """Counts of this process and its present state: a plain copy, to be logged or exported.
 
@@ -1017,6 +1034,45 @@ async def _landed(outcome: Awaitable[Unreachable | None]) -> None:
 def _merge(versions: dict[int, int], more: Iterable[Versions]) -> bool:
     """Add the versions of further cells. Returns whether no cell has two: such a value would be of two times."""
     return all(versions.setdefault(cell, version) == version for each in more for cell, version in each.items())
+
+
+@dataclass(frozen=True, slots=True)
+class StoredHead:
+    """What is stored with a value beside its payload.
+
+    Attributes:
+        digest: of its call.
+        loaded: when it was loaded, as `time.time` counts.
+        ttl: seconds; infinite for none.
+        grace: seconds after these.
+        cost: seconds that its load took.
+        versions: of the cells that it was loaded under.
+    """
+
+    digest: bytes
+    loaded: float
+    ttl: float
+    grace: float
+    cost: float
+    versions: Versions
+
+
+def read_head(head: bytes) -> StoredHead:
+    """Read the head of a value, for who inspects a file.
+
+    Raises:
+        ValueError: if it is damaged, or of another version.
+    """
+    try:
+        schema, loaded, ttl, grace, cost, size, late_size = _HEAD.unpack_from(head)
+    except struct.error as error:
+        raise ValueError("damaged") from error
+    start = len(head) - late_size - size
+    if schema != SCHEMA or start < _HEAD.size:
+        raise ValueError("of another version")
+    numbers = unpacked(head[start : start + size])
+    versions = dict(zip(numbers[::2], numbers[1::2], strict=True))
+    return StoredHead(head[_HEAD.size : start], loaded, ttl, grace, cost, versions)
 
 
 def _packed_header(versions: Mapping[int, int]) -> bytes:

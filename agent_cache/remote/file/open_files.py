@@ -37,14 +37,17 @@ from agent_cache.remote.file.database import (
 )
 from agent_cache.remote.file.process_locks import ProcessLocks, require_locks
 from agent_cache.remote.file.shared_page import SharedPage
+from agent_cache.remote.reports import report_text
 from agent_cache.remote.tier_log import Log
 
-__all__ = ["OpenFiles", "Unreachable", "filesystem_of", "open_files"]
+__all__ = ["NETWORK_FILE_SYSTEMS", "OpenFiles", "Unreachable", "filesystem_of", "mounts_text", "open_files"]
 
 _PERIOD: Final = 0.1
 """Seconds between two looks of the keeper at the page."""
 _LOOK_AFTER: Final = 0.5
 """Seconds between two looks at the files: that they were deleted is noticed within a second."""
+_REPORT: Final = 2.0
+"""Seconds between two reports of what this process has counted."""
 _PRUNE: Final = 30.0
 _LONG_LOG: Final = 1 << 22
 """Bytes of the write-ahead log above which it is moved into the database."""
@@ -59,7 +62,7 @@ _MAX_PENDING: Final = 10_000
 _FEW: Final = 16
 """Pending invalidations that are written in the thread of a call."""
 
-_NETWORK: Final = frozenset({
+NETWORK_FILE_SYSTEMS: Final = frozenset({
     "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse.ceph", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "gfs2",
     "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "smb3", "smbfs",
 })  # fmt: skip
@@ -112,7 +115,8 @@ def filesystem_of(folder: Path, mounts: str) -> str:
     return found
 
 
-def _mounts() -> str:
+def mounts_text() -> str:
+    """What is mounted where; empty if this system does not tell it so."""
     try:
         return Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
     except OSError:  # another system than Linux
@@ -150,8 +154,8 @@ def checked_path(path: Any) -> Path:
             f"FileTier: everybody may write into {str(folder)!r}, and could replace the cache; use a directory of your "
             "own (mkdir -m 700)"
         )
-    kind = filesystem_of(folder, _mounts())
-    if kind in _NETWORK:
+    kind = filesystem_of(folder, mounts_text())
+    if kind in NETWORK_FILE_SYSTEMS:
         raise ConfigurationError(
             f"FileTier: {str(folder)!r} is on a network file system ({kind}), where processes of several machines "
             "cannot share memory; use a local disk, or share the cache by a RedisTier"
@@ -316,7 +320,8 @@ class OpenFiles:
         self._locks: ProcessLocks | None = None
         self._identities: dict[Path, tuple[int, int] | None] = {}
         self._logs: dict[Path, tuple[int, int] | None] = {}
-        self._look_after_at = self._prune_at = 0.0
+        self._look_after_at = self._report_at = self._prune_at = 0.0
+        self._reported: tuple[int, int, str] | None = None
 
     def _open(self) -> None:
         """Open everything, under the lock for that."""
@@ -695,9 +700,19 @@ class OpenFiles:
         if now > self._prune_at:
             self._prune_at = now + _PRUNE
             database.prune()
+        if now > self._report_at:
+            self._report_at = now + _REPORT
+            self._report(database)
         wal = _beside(self.path, "-wal")
         if wal.exists() and wal.stat().st_size > _LONG_LOG:
             database.checkpoint()
+
+    def _report(self, database: Database) -> None:
+        """Write what this process has counted, if that has changed: for `agent-cache stats`."""
+        report = os.getpid(), self.max_bytes, report_text()
+        if report != self._reported:
+            database.report(*report)
+            self._reported = report
 
     def note_damage(self) -> None:
         """Replace the database that the keeper has found damaged."""

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import os
 import secrets
+import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +32,17 @@ except ModuleNotFoundError:  # Windows
 
 __all__ = ["ProcessLocks", "require_locks"]
 
+_TRIAL: Final = 1 << 20
+"""A byte that is no process."""
+_IS_TAKEN: Final = 7
+_TAKE: Final = f"""\
+import fcntl, os, sys
+try:
+    fcntl.lockf(os.open(sys.argv[1], os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(sys.argv[2]))
+except OSError:
+    sys.exit({_IS_TAKEN})
+"""
+"""A program that takes a byte of a file, unless somebody has."""
 _PAUSE: Final = 0.002
 _PATIENCE: Final = 10.0
 """Seconds to wait for another process that opens or replaces the files."""
@@ -44,6 +58,25 @@ def require_locks() -> None:
         raise ConfigurationError(
             "FileTier needs byte-range locks of POSIX, which this system does not have; share the cache by a RedisTier"
         )
+
+
+# What F_GETLK takes and returns, fcntl(2): `struct flock`, whose fields have another order where Linux is not.
+_FLOCK: Final = struct.Struct("hhqqi" if sys.platform == "linux" else "qqihh")
+
+
+def _flock(kind: int, start: int, length: int) -> bytes:
+    whence = os.SEEK_SET
+    fields = (kind, whence, start, length, 0) if sys.platform == "linux" else (start, length, 0, kind, whence)
+    return _FLOCK.pack(*fields).ljust(32, b"\0")
+
+
+def _read_flock(data: bytes) -> tuple[int, int, int, int]:
+    """Kind, first byte, length and process id."""
+    if sys.platform == "linux":
+        kind, _, start, length, pid = _FLOCK.unpack_from(data)
+    else:
+        start, length, pid, kind, _ = _FLOCK.unpack_from(data)
+    return kind, start, length, pid
 
 
 class _LockFile:
@@ -90,6 +123,7 @@ class ProcessLocks:
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self.number = 0
         self.token = 0
         with _opening:
@@ -159,6 +193,33 @@ class ProcessLocks:
                 return True
             self._release(number)
             return False
+
+    def holders(self) -> dict[int, int]:
+        """The numbers that processes hold, with their process ids; 0 for one that the system does not tell, as of a
+        process in another container. It takes no lock, so nobody is disturbed.
+        """
+        found = dict.fromkeys(self._file.taken, os.getpid())
+        start = 1
+        while start < MAX_PROCESSES:
+            lock = _flock(fcntl.F_WRLCK, start, MAX_PROCESSES - start)
+            kind, first, length, pid = _read_flock(fcntl.fcntl(self._file.descriptor, fcntl.F_GETLK, lock))
+            if kind == fcntl.F_UNLCK:
+                break
+            end = first + length if length else MAX_PROCESSES  # a length of 0 is all that follows
+            found |= dict.fromkeys(range(max(first, 1), end), max(pid, 0))
+            start = end
+        return found
+
+    def works(self) -> bool:
+        """Whether other processes see a lock of this one: on some file systems they do not."""
+        with _trying:
+            if not self._try(_TRIAL):
+                return True  # somebody else is at it, and has been seen
+            try:
+                command: list[str | Path] = [sys.executable, "-c", _TAKE, self.path, str(_TRIAL)]
+                return subprocess.run(command, check=False).returncode == _IS_TAKEN  # noqa: S603 - this Python
+            finally:
+                self._release(_TRIAL)
 
     def _try(self, byte: int) -> bool:
         try:

@@ -112,16 +112,17 @@ class SharedPage:
         return cls(words, incarnation)
 
     @classmethod
-    def open(cls, path: Path, incarnation: int | None) -> SharedPage | None:
+    def open(cls, path: Path, incarnation: int | None, *, is_read_only: bool = False) -> SharedPage | None:
         """Map an existing page; None if there is none, or it is not that of this database (None: of any)."""
+        mode, access = (os.O_RDONLY, mmap.ACCESS_READ) if is_read_only else (os.O_RDWR, mmap.ACCESS_WRITE)
         try:
-            number = os.open(path, os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
+            number = os.open(path, mode | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
         except FileNotFoundError:
             return None
         try:
             if os.fstat(number).st_size != _SIZE:
                 return None
-            words = memoryview(mmap.mmap(number, _SIZE)).cast("Q")
+            words = memoryview(mmap.mmap(number, _SIZE, access=access)).cast("Q")
         finally:
             os.close(number)
         found = words[_INCARNATION]
@@ -236,6 +237,10 @@ class SharedPage:
         if words.tobytes() == _NONE_SUSPENDED:
             return ()
         return [process for process in range(MAX_PROCESSES) if words[process]]
+
+    def missing(self, process: int) -> int:
+        """How many invalidations of a process are not in the database."""
+        return self.words[_SUSPENDED + process]
 
     def resume(self) -> bool:
         """Let the database be used again if nobody's invalidations are missing. The caller holds the write lock.

@@ -1,4 +1,4 @@
-"""Relays that share answers through a Valkey, and a server that needs no library."""
+"""Relays that share answers through a file or a Valkey, and a server that needs no library."""
 
 from __future__ import annotations
 
@@ -57,6 +57,24 @@ async def test_a_relay_gets_the_answers_of_another_and_sees_its_writes(remote, s
         await two.call("set_value", key="a")
         assert await one.call("get_value", key="a") == "get_value (3)"
         assert await one.end() == await two.end() == 0
+
+
+async def test_relays_share_a_file_that_lies_beside_their_rules(rules, server, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    rules.write_text(f'remote = "sqlite:///answers.db"\n{RULES}')
+    async with relayed("--config", rules, server=server) as one:
+        monkeypatch.chdir(tmp_path / "elsewhere")  # hosts start their servers anywhere
+        async with relayed("--config", rules, server=server) as two:
+            assert await one.call("get_value", key="a") == "get_value (1)"
+            assert await two.call("get_value", key="a") == "get_value (1)"
+            assert await one.call("get_value", key="a") == "get_value (1)"
+            await two.call("set_value", key="a")
+            assert await one.call("get_value", key="a") == "get_value (3)"  # at once: no message is awaited
+            latest = await two.call("get_value", key="a")
+            assert await one.end() == await two.end() == 0
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    async with relayed("--config", rules, server=server) as later:  # what is in the file survives the relays
+        assert await later.call("get_value", key="a") == latest
 
 
 async def test_variables_that_the_file_names_keep_answers_apart_and_are_hashed(remote, server, valkey):

@@ -1,0 +1,571 @@
+"""`agent-cache stats`, `keys`, `clear` and `doctor` for a tier in a file: from outside of the processes that use it.
+
+Exit codes: 0 fine or done, 1 findings (`doctor` alone), 2 usage, or a file that cannot be used.
+
+All but `clear` open the file read-only. No command makes a file that is not there, replaces a damaged one, or keeps a
+process waiting for longer than a transaction takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sqlite3
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from agent_cache.cli.output import Printer, escaped, plural, print_json, shortened, size_text
+from agent_cache.cli.tier_options import (
+    CALLS,
+    LONGEST_NAME,
+    Result,
+    duration_text,
+    print_recommendations,
+    print_result,
+    print_verdict,
+    report_of,
+    reported_calls,
+    reported_tools,
+    tags_of,
+)
+from agent_cache.core.evidence import Seen
+from agent_cache.errors import ConfigurationError, RemoteTierError
+from agent_cache.remote import FileTier, WriteIntent
+from agent_cache.remote.file.cell_names import CellNames
+from agent_cache.remote.file.inspection import (
+    FileFacts,
+    Inspection,
+    Process,
+    StoredValue,
+    UnreadableError,
+    file_facts,
+    inspected,
+)
+from agent_cache.tuning import recommend
+
+__all__ = ["COMMANDS"]
+
+_OLDEST_SQLITE = (3, 35, 0)
+_ROOTS_AT_ONCE = 100
+_DIGEST = 12
+_UNBOUNDED = 1 << 62
+_LEASE = 60.0
+"""That of `clear`: what a dead process was writing is held for so long more if `clear` is the first to notice, whatever
+lease the processes have."""
+_LONG_LOG = 1 << 28
+_LITTLE_SPACE = 1 << 26
+_DAMAGED = "the next process that comes across it sets the file aside as PATH.corrupt and begins a new one"
+_LOCKED = "see which program holds it (lsof), and run this again"
+
+_Command = Callable[[str, argparse.Namespace], int]
+
+
+def _command(job: _Command) -> _Command:
+    """A command that prints errors of usage and of the file, and then returns 2."""
+
+    @wraps(job)
+    def run(path: str, options: argparse.Namespace) -> int:
+        try:
+            return job(path, options)
+        except (ConfigurationError, RemoteTierError) as error:
+            print(escaped(str(error).removeprefix("FileTier: ")), file=sys.stderr)
+        except UnreadableError as error:
+            print(f"the file cannot be used: {escaped(error)}; see agent-cache doctor", file=sys.stderr)
+        return 2
+
+    return run
+
+
+def _names(options: argparse.Namespace) -> CellNames:
+    if not options.namespace or any(char in ":{}" or char.isspace() for char in options.namespace):
+        raise ConfigurationError(
+            f"namespace must be a short text without spaces, braces and colons, got {options.namespace!r}"
+        )
+    return CellNames(options.namespace)
+
+
+class _Roots:
+    """The roots that numbers of cells stand for, among those that the file and its processes name.
+
+    Attributes:
+        whole: D of each: who depends on it depends on the whole root.
+        below: S of each: who depends on it depends on an entity of the root.
+    """
+
+    def __init__(self, names: CellNames, roots: set[str]) -> None:
+        self.whole: dict[int, str] = {}
+        self.below: dict[int, str] = {}
+        for root in sorted(roots):
+            s, d = names.cells_of_root(root)
+            self.below[s], self.whole[d] = root, root
+
+    def of(self, value: StoredValue) -> set[str]:
+        """The roots that a value depends on."""
+        cells = () if value.head is None else value.head.versions
+        found = {root for cell in cells if (root := self.whole.get(cell) or self.below.get(cell))}
+        return found or ({value.home} if value.home else set())
+
+
+# stats
+
+
+@_command
+def stats(path: str, options: argparse.Namespace) -> int:
+    """Print values, bytes and hit rates of each root and tool, and what runs on the file."""
+    names = _names(options)
+    with inspected(path, patience=options.timeout) as file:
+        shown = _stats_document(file, names, options)
+        found = _recommendations(file.processes()) if options.recommend else []
+    if options.recommend:
+        shown["recommendations"] = [asdict(each) for each in found]
+    if options.json:
+        print_json(shown)
+    else:
+        _print_stats(shown)
+        if options.recommend:
+            print_recommendations(found)
+    return 0
+
+
+def _stats_document(file: Inspection, names: CellNames, options: argparse.Namespace) -> dict[str, Any]:
+    totals: Counter[str] = Counter()
+    roots: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    tools: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    processes, writes = file.processes(), file.writes()
+    reports = _reports(processes)
+    known = _Roots(names, file.roots() | {root for root, _ in reports})
+    for root, calls in reports:
+        roots[root].update(calls)
+    for value in file.values(names):
+        if not value.is_own:
+            totals["others"] += 1
+            continue
+        totals.update(entries=1, bytes=value.size, unreadable=int(value.head is None))
+        for counts in (tools[value.tool], *(roots[root] for root in known.of(value))):
+            counts.update(entries=1, bytes=value.size, current=int(value.is_current))
+    for write in writes:
+        named = {known.whole.get(cell) or known.below.get(cell) for cell in write.cells}
+        for each in named - {None}:
+            roots[str(each)]["writers"] += write.state == "running"
+    states = Counter(write.state for write in writes)
+    return {
+        "path": str(file.path),
+        "namespace": options.namespace,
+        "entries": totals["entries"],
+        "bytes": totals["bytes"],
+        "used_bytes": file.used_bytes,
+        "max_bytes": file.max_bytes,
+        "others": totals["others"],
+        "unreadable": totals["unreadable"],
+        "cells": file.cell_count,
+        "writes": {state: states[state] for state in ("running", "late", "held", "dead")},
+        "processes": len(processes),
+        "pids": [process.pid or None for process in processes],
+        "pending": sum(process.missing for process in processes),
+        "pending_of_the_dead": file.missing_of_the_dead(),
+        "is_usable": file.is_usable,
+        "sequence": None if file.page is None else file.page.sequence,
+        "roots": {root: _root_document(counts) for root, counts in sorted(roots.items())},
+        "tools": {
+            tool: {name: counts[name] for name in ("entries", "bytes", "current")}
+            for tool, counts in sorted(tools.items())
+        },
+    }
+
+
+def _reports(processes: list[Process]) -> list[tuple[str, dict[str, int]]]:
+    """What the processes have counted, by root."""
+    return [calls for process in processes for calls in reported_calls(report_of(process.report))]
+
+
+def _root_document(counts: Counter[str]) -> dict[str, Any]:
+    calls = sum(counts[name] for name in CALLS)
+    return {
+        **{name: counts[name] for name in ("entries", "bytes", "current", "writers")},
+        **{name: counts.get(name) for name in CALLS},  # None: no process has reported this root
+        "hit_rate": counts["hits"] / calls if calls else None,
+    }
+
+
+def _recommendations(processes: list[Process]) -> list[Any]:
+    tools: dict[str, Seen] = {}
+    for process in processes:
+        for tool, seen in reported_tools(report_of(process.report)):
+            tools[tool] = tools[tool].with_sums_of(seen) if tool in tools else seen
+    return [each for tool in sorted(tools) for each in recommend(tool, tools[tool])]
+
+
+def _print_stats(document: dict[str, Any]) -> None:
+    printer = Printer()
+
+    def largest_first(counts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        yield from sorted(counts.items(), key=lambda each: (-each[1]["bytes"], each[0]))
+
+    def common(name: str, counts: Mapping[str, Any]) -> tuple[str, ...]:
+        share = f"{counts['current'] / counts['entries']:.0%}" if counts["entries"] else "-"
+        return shortened(name, LONGEST_NAME), f"{counts['entries']:,}", size_text(counts["bytes"]), share
+
+    if document["roots"]:
+        rows = [
+            (
+                *common(name, root),
+                str(root["writers"]),
+                "-" if root["hit_rate"] is None else f"{root['hit_rate']:.1%}",
+            )
+            for name, root in largest_first(document["roots"])
+        ]
+        printer.table(("root", "entries", "bytes", "current", "writers", "hit rate"), rows)
+        printer.line()
+    if document["tools"]:
+        rows = [common(name, tool) for name, tool in largest_first(document["tools"])]
+        printer.table(("tool", "entries", "bytes", "current"), rows)
+        printer.line()
+    bound = f" of {size_text(document['max_bytes'])}" if document["max_bytes"] else ""
+    unreadable = f"; {document['unreadable']:,} of another version or damaged" if document["unreadable"] else ""
+    others = f"; {document['others']:,} in other namespaces" if document["others"] else ""
+    printer.line(
+        f"{document['entries']:,} {'entry' if document['entries'] == 1 else 'entries'} in {document['namespace']!r}"
+        f"{unreadable}{others}; {size_text(document['used_bytes'])}{bound} in the file"
+    )
+    writes = document["writes"]
+    notes = [
+        f"{writes[state]} {text}"
+        for state, text in (("late", "not renewed"), ("held", "ended and held"), ("dead", "of dead processes"))
+        if writes[state]
+    ]
+    printer.line(
+        f"{document['cells']:,} cells; {plural(writes['running'], 'write')} running{''.join(f', {n}' for n in notes)}; "
+        f"page {'missing' if document['sequence'] is None else document['sequence']}"
+    )
+    pids = ", ".join("unknown" if pid is None else str(pid) for pid in document["pids"])
+    count = document["processes"]
+    printer.line(f"{count} {'process has' if count == 1 else 'processes have'} it open{f': {pids}' if pids else ''}")
+    if document["pending"] or document["pending_of_the_dead"]:
+        printer.line(f"nobody uses the file: {_missing_text(document['pending'], document['pending_of_the_dead'])}")
+
+
+def _missing_text(pending: int, dead: int) -> str:
+    """Which invalidations are not in the file."""
+    parts = []
+    if pending:
+        parts.append(f"{plural(pending, 'invalidation')} of living processes could not be written yet")
+    if dead:
+        processes = "a process has" if dead == 1 else f"{dead} processes have"
+        parts.append(f"{processes} died with some, so the next one drops all values")
+    return "; ".join(parts)
+
+
+# keys
+
+
+@_command
+def keys(path: str, options: argparse.Namespace) -> int:
+    """Print entries: digests, tools, roots, sizes and ages."""
+    tags = tags_of(options)
+    names = _names(options)
+    listed: list[dict[str, Any]] = []
+    is_cut = False
+    named = {names.cells_read(tag)[-1]: ":".join(tag.split(":")[:2]) for tag in tags if ":" in tag}
+    written = names.cells_written(tags).keys()
+    with inspected(path, patience=options.timeout) as file:
+        reported = {root for root, _ in _reports(file.processes())}
+        known = _Roots(names, file.roots() | reported | {tag.partition(":")[0] for tag in tags})
+        for value in file.values(names):
+            versions = () if value.head is None else value.head.versions
+            if not value.is_own or (tags and written.isdisjoint(versions)):
+                continue
+            if is_cut := len(listed) == options.limit:
+                break
+            listed.append(_entry_document(value, known, named))
+    if options.json:
+        document = {"path": str(file.path), "namespace": options.namespace, "entries": listed, "is_cut": is_cut}
+        print_json(document)
+        return 0
+    rows = [
+        (
+            each["digest"][:_DIGEST],
+            shortened(each["tool"], LONGEST_NAME),
+            ", ".join((*each["tags"][:4], *(["..."] if len(each["tags"]) > 4 else []))),
+            size_text(each["bytes"]),
+            "-" if each["age"] is None else duration_text(each["age"]),
+            "-" if each["expires_in"] is None else duration_text(each["expires_in"]),
+            "yes" if each["is_current"] else "no",
+        )
+        for each in listed
+    ]
+    printer = Printer()
+    if rows:
+        printer.table(("digest", "tool", "depends on", "bytes", "age", "expires in", "current"), rows, left=3)
+        printer.line()
+    more = f", and more: --limit {options.limit}" if is_cut else ""
+    printer.line(f"{len(rows)} {'entry' if len(rows) == 1 else 'entries'}{more}")
+    return 0
+
+
+def _entry_document(value: StoredValue, known: _Roots, named: Mapping[int, str]) -> dict[str, Any]:
+    """Facts of an entry. An entity is ``order:#``, since the file has no id of it, unless the command line names it."""
+    head = value.head
+    cells = () if head is None else head.versions
+    tags = {named[cell]: None for cell in cells if cell in named}
+    roots = {tag.partition(":")[0] for tag in tags}
+    for cell in cells:
+        if cell in known.whole:
+            tags[known.whole[cell]] = None
+        elif cell in known.below and known.below[cell] not in roots:
+            tags[f"{known.below[cell]}:#"] = None
+    now = time.time()
+    return {
+        "digest": f"{value.entry:016x}" if head is None else head.digest.decode("ascii", "replace"),
+        "tool": value.tool,
+        "tags": sorted(tags),
+        "bytes": value.size,
+        "age": None if head is None else max(0.0, round(now - head.loaded, 3)),
+        "ttl": None if head is None else _finite(head.ttl),
+        "grace": None if head is None else _finite(head.grace),
+        "cost": None if head is None else round(head.cost, 6),
+        "expires_in": _finite(max(0.0, round(value.ends - now, 3))),
+        "is_current": value.is_current,
+    }
+
+
+def _finite(duration: float) -> float | None:
+    return duration if duration < float("inf") else None
+
+
+# clear
+
+
+@_command
+def clear(path: str, options: argparse.Namespace) -> int:
+    """Drop entries by tag: begin and commit a write of these tags, which has no other effect."""
+    tags = tags_of(options)
+    if options.all == bool(tags):
+        raise ConfigurationError("clear: name tags, such as order:7 or order, or --all for everything; not both")
+    with inspected(path, patience=options.timeout) as file:  # a tier would make one, or replace what is no tier's
+        place = file.path
+    if options.all and not options.yes:
+        print(f"This drops everything in {str(place)!r}, in every process. Add --yes.", file=sys.stderr)
+        return 2
+    deleted = asyncio.run(_clear(place, tags, options))
+    if options.json:
+        print_json({"path": str(place), "namespace": options.namespace, "tags": tags, "deleted": deleted})
+    elif options.all:
+        print(f"deleted {deleted:,} {'entry' if deleted == 1 else 'entries'}")
+    else:
+        print(f"cleared {', '.join(tags)}")
+    return 0
+
+
+async def _clear(path: Path, tags: list[str], options: argparse.Namespace) -> int:
+    """Returns how many values were deleted: those under tags only become invalid."""
+    async with FileTier(
+        path, namespace=options.namespace, timeout=options.timeout, lease=_LEASE, max_bytes=_UNBOUNDED
+    ) as tier:
+        if not tags:
+            return await tier.clear()
+        for start in range(0, len(tags), _ROOTS_AT_ONCE):
+            some = tuple(tags[start : start + _ROOTS_AT_ONCE])
+            write = WriteIntent(os.urandom(16).hex(), some, on_unreachable="refuse")
+            await tier.begin(write)
+            await tier.commit(write, some, failed=False, hold=0.0)
+        if tier.stats()["pending"]:
+            raise UnreadableError("it was locked between begin and commit, so run the command again")
+    return 0
+
+
+# doctor
+
+
+@_command
+def doctor(path: str, options: argparse.Namespace) -> int:
+    """Check the files, and print the results. Returns 1 if there are findings."""
+    try:
+        with inspected(path, patience=options.timeout):
+            pass  # what is no tier's is not checked
+    except UnreadableError:
+        pass  # reported below
+    facts = file_facts(path)
+    printer = Printer()
+    results: list[Result] = []
+    if not options.json:
+        printer.line(str(facts.path))
+    for result in _results(facts, options):
+        results.append(result)
+        if not options.json:
+            print_result(printer, result)
+    findings = sum(result.verdict == "finding" for result in results)
+    if options.json:
+        print_json({"path": str(facts.path), "findings": findings, "checks": [asdict(result) for result in results]})
+    else:
+        print_verdict(printer, findings)
+    return 1 if findings else 0
+
+
+def _results(facts: FileFacts, options: argparse.Namespace) -> Iterator[Result]:
+    """The results of all checks; those of the inside end with the first that cannot be read."""
+    for check in _CHECKS:
+        yield from check(facts)
+    try:
+        with inspected(facts.path, patience=options.timeout) as file:
+            for look in _CHECKS_INSIDE:
+                yield from look(file, facts)
+    except UnreadableError as error:
+        yield Result("database", "finding", str(error), _LOCKED if "locked" in str(error) else _DAMAGED)
+
+
+def _check_path(facts: FileFacts) -> list[Result]:
+    """The database, and what lies beside it."""
+    parts = [f"{size_text(facts.sizes.get('', 0))}"]
+    parts += [f"{suffix} {size_text(facts.sizes[suffix])}" for suffix in ("-wal", ".page") if suffix in facts.sizes]
+    corrupt = facts.path.with_name(facts.path.name + ".corrupt")
+    if corrupt.exists():
+        says = f"{', '.join(parts)}; {corrupt.name} is a damaged one that was set aside"
+        return [Result("files", "note", says, "look into why (disk, power, copies of an open file), then remove it")]
+    return [Result("files", "fine", ", ".join(parts))]
+
+
+def _check_permissions(facts: FileFacts) -> list[Result]:
+    """Whoever may write the files decides what tools answer."""
+    if facts.folder_mode & 0o002:
+        says = f"everybody may write into {str(facts.path.parent)!r}"
+        return [Result("permissions", "finding", says, "use a directory of your own (mkdir -m 700)")]
+    open_to_others = [facts.path.name + suffix for suffix, mode in facts.modes.items() if mode & 0o077]
+    if open_to_others:
+        says = f"others may read or write {', '.join(open_to_others)}"
+        return [Result("permissions", "finding", says, "chmod 600 them: values are in there, and invalidations")]
+    foreign = [facts.path.name + suffix for suffix, owner in facts.owners.items() if owner != os.geteuid()]
+    if foreign:
+        says = f"{', '.join(foreign)} belong to another user"
+        return [Result("permissions", "note", says, "processes of one user can share a file: run this as that user")]
+    return [Result("permissions", "fine", "the files are readable and writable for this user alone")]
+
+
+def _check_file_system(facts: FileFacts) -> list[Result]:
+    """Processes of several machines cannot share memory."""
+    if facts.is_network:
+        do = "move it to a local disk, or share the cache by a RedisTier"
+        return [Result("file system", "finding", f"{facts.kind}, of a network", do)]
+    if not facts.kind:
+        return [Result("file system", "note", "of an unknown type", "it must be a local disk")]
+    return [Result("file system", "fine", facts.kind)]
+
+
+def _check_sqlite(_: FileFacts) -> list[Result]:
+    """The version of the library, which is that of this Python."""
+    if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
+        needed = ".".join(map(str, _OLDEST_SQLITE))
+        says = f"SQLite {sqlite3.sqlite_version}"
+        return [Result("version", "finding", says, f"a tier needs SQLite {needed}: use a newer Python")]
+    return [Result("version", "fine", f"SQLite {sqlite3.sqlite_version}")]
+
+
+def _check_log(file: Inspection, facts: FileFacts) -> list[Result]:
+    """Readers must not wait for writers."""
+    mode, size = file.log_mode(), facts.sizes.get("-wal", 0)
+    if mode != "wal":
+        says = f"the journal mode is {mode}"
+        return [
+            Result("log", "finding", says, "another program has changed it; a process that opens the file sets WAL")
+        ]
+    if size > _LONG_LOG:
+        says = f"a write-ahead log of {size_text(size)}"
+        return [
+            Result("log", "finding", says, "a program reads the file without end (lsof), so the log cannot be reset")
+        ]
+    return [Result("log", "fine", f"a write-ahead log of {size_text(size)}")]
+
+
+def _check_integrity(file: Inspection, _: FileFacts) -> list[Result]:
+    """What SQLite's quick_check finds."""
+    damages = file.damages()
+    if damages:
+        return [Result("integrity", "finding", "; ".join(damages), _DAMAGED)]
+    return [Result("integrity", "fine", "quick_check finds nothing")]
+
+
+def _check_page(file: Inspection, facts: FileFacts) -> list[Result]:
+    """The page must be that of the database."""
+    if file.page is not None:
+        return [Result("page", "fine", f"belongs to the database; sequence {file.page.sequence}")]
+    says = "is that of another database" if ".page" in facts.sizes else "is not there"
+    if file.processes():
+        do = "the processes notice within a second and make a new one; never copy or remove these files one by one"
+        return [Result("page", "finding", says, do)]
+    return [Result("page", "note", f"{says}; the next process that opens the file makes it")]
+
+
+def _check_locks(file: Inspection, _: FileFacts) -> list[Result]:
+    """Locks tell which processes live."""
+    if file.locks is None:
+        return [Result("locks", "note", "there is no lock file; the next process that opens the file makes it")]
+    if not file.locks.works():
+        do = "use a local disk: here nobody can tell which processes live"
+        return [Result("locks", "finding", "another process does not see a lock of this one", do)]
+    processes = file.processes()
+    pids = ", ".join(str(process.pid or "unknown") for process in processes)
+    count = len(processes)
+    says = (
+        f"work; {count} {'process has' if count == 1 else 'processes have'} the file open{f': {pids}' if pids else ''}"
+    )
+    return [Result("locks", "fine", says)]
+
+
+def _check_writers(file: Inspection, _: FileFacts) -> list[Result]:
+    """Writes that never ended, and invalidations that are not in the file."""
+    results = []
+    states = Counter(write.state for write in file.writes())
+    if states["late"]:
+        says = f"{plural(states['late'], 'write')} not renewed within the lease"
+        do = "its process is stopped (SIGSTOP, a debugger) or its tool has left the event loop blocked for that long"
+        results.append(Result("writers", "finding", says, do))
+    if states["dead"]:
+        says = f"{plural(states['dead'], 'write')} of processes that have died"
+        results.append(Result("writers", "note", says, "the next lookup under their tags, or process, handles them"))
+    pending = sum(process.missing for process in file.processes())
+    if pending:
+        says = f"nobody uses the file: {_missing_text(pending, 0)}"
+        do = "see why the file cannot be written (disk, permissions, locks), and the log of these processes"
+        results.append(Result("pending", "finding", says, do))
+    if dead := file.missing_of_the_dead():
+        results.append(Result("pending", "note", _missing_text(0, dead)))
+    if not results:
+        running = plural(states["running"], "write")
+        held = f", {states['held']} ended and held" if states["held"] else ""
+        results.append(Result("writers", "fine", f"{running} running{held}, none of a dead process"))
+    return results
+
+
+def _check_space(file: Inspection, facts: FileFacts) -> list[Result]:
+    """A full disk takes no invalidations."""
+    used, bound = file.used_bytes, file.max_bytes
+    says = f"{size_text(facts.free)} free; {size_text(used)}{f' of {size_text(bound)}' if bound else ''} in values"
+    if facts.free < max(_LITTLE_SPACE, (bound or 0) - used):
+        do = "free some, or lower max_bytes: on a full disk nobody uses the file until what was written is noted in it"
+        return [Result("space", "finding", says, do)]
+    return [Result("space", "fine", says)]
+
+
+_CHECKS: tuple[Callable[[FileFacts], list[Result]], ...] = (
+    _check_path,
+    _check_permissions,
+    _check_file_system,
+    _check_sqlite,
+)
+_CHECKS_INSIDE: tuple[Callable[[Inspection, FileFacts], list[Result]], ...] = (
+    _check_log,
+    _check_integrity,
+    _check_page,
+    _check_locks,
+    _check_writers,
+    _check_space,
+)
+
+COMMANDS: Mapping[str, _Command] = {"stats": stats, "keys": keys, "clear": clear, "doctor": doctor}
+"""By name. Each takes the path of the file, and returns its exit code."""
