@@ -21,7 +21,8 @@ _AFTER_EVERY_TERM: Final[Callable[[], float]] = float("inf").__pos__  # in C
 
 class Page(Protocol):
     """What a lease reads at each hit: a list of a number, or a memory view of format ``Q`` on memory that processes
-    share. It can be read for as long as a lease refers to it, also after its tier was closed.
+    share. It can be read for as long as a lease refers to it, also after its tier was closed. A number that has meant
+    that copies are not valid does not come back to mean that they are. Below 2**30 it is compared 5 ns faster.
     """
 
     def __getitem__(self, index: int, /) -> int: ...

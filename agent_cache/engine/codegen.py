@@ -28,14 +28,15 @@ this is generated (names shortened; ``root`` is the scope outside of any session
                 lease = entry.lease
                 term = lease.term
                 is_valid = lease.page[0] == lease.stamp and (term is None or term.clock() < term.until)
-                value = entry.value if is_valid and now() < entry.fast else entry.value_at(now())
-                [as below]
+                if (is_valid and now() < entry.fast) or entry.is_valid_at(now()):
+                    [the same, with entry.cost and entry.value]
             elif entry is not None:
                 moment = now()
-                value = entry.value if moment < entry.fast else entry.value_at(moment)
+                if moment < entry.fast:
+                    [the same, with entry.cost and entry.value]
+                value = entry.value_at(moment)
                 if value is not MISSING:
-                    [the same, with entry.cost]
-                    return value
+                    [the same, with entry.cost and value]
         elif here.answers_inline:
             [the same, with one more line: value = here.plan(operation).observe(key, entry, value, moment, None, None)]
         else:
@@ -178,6 +179,10 @@ if $entry is not $store.newest:
 $stats.hits += 1
 """.splitlines()
 
+_IS_LEASED = "$lease.page[0] == $lease.stamp and ($term is None or ($clock := $term.clock)() < $term.until)"
+"""`Lease.is_valid` without a frame, and without `Lease.renew`. If the clock was called as an attribute, CPython 3.11
+would look for a method of this name, which takes 15 ns."""
+
 
 def _indented(lines: list[str], levels: int) -> list[str]:
     return ["    " * levels + line for line in lines]
@@ -196,19 +201,22 @@ def _inline(arguments: str, *, expires: bool) -> list[str]:
     """The answer to a local hit. For an entry that never expires the clock is not read, which saves 50 ns."""
     # A global that the store sets, which saves 7 ns; `__class__` is read in 7 ns less than `type()` is called.
     find = ["$entry = $lookup($key)"]
-    unexpired = "($entry.fast == $NEVER or $now() < $entry.fast)"
+    unexpired = "$now() < $entry.fast" if expires else "($entry.fast == $NEVER or $now() < $entry.fast)"
     at_root = [
         *find,
         "if $entry.__class__ is $tuple:",
         "    if $now() < $entry[1]:" if expires else "    if $entry[1] == $NEVER or $now() < $entry[1]:",
         *_indented([*_USE, "$stats.time_saved += $entry[2]", "return $entry[0]"], 2),
         "elif $entry.__class__ is $Leased:",
-        *_indented(_leased("$now() < $entry.fast" if expires else unexpired), 1),
-        "    if $value is not $MISSING:",
-        *_indented([*_USE, "$stats.time_saved += $entry.cost", "return $value"], 2),
+        "    $lease = $entry.lease",
+        "    $term = $lease.term",
+        f"    if ({_IS_LEASED} and {unexpired}) or $entry.is_valid_at($now()):",
+        *_indented([*_USE, "$stats.time_saved += $entry.cost", "return $entry.value"], 2),
         "elif $entry is not None:",
         "    $moment = $now()",
-        "    $value = $entry.value if $moment < $entry.fast else $entry.value_at($moment)",
+        "    if $moment < $entry.fast:",
+        *_indented([*_USE, "$stats.time_saved += $entry.cost", "return $entry.value"], 2),
+        "    $value = $entry.value_at($moment)",
         "    if $value is not $MISSING:",
         *_indented([*_USE, "$stats.time_saved += $entry.cost", "return $value"], 2),
     ]
@@ -222,8 +230,10 @@ def _inline(arguments: str, *, expires: bool) -> list[str]:
         "        if $entry.__class__ is $tuple:",
         "            $value, $cost = $entry[0] if $moment < $entry[1] else $MISSING, $entry[2]",
         "        elif $entry.__class__ is $Leased:",
-        *_indented(_leased("$moment < $entry.fast", "$moment"), 3),
-        "            $cost = $entry.cost",
+        "            $lease, $cost = $entry.lease, $entry.cost",
+        "            $term = $lease.term",
+        f"            $is_valid = {_IS_LEASED} and $moment < $entry.fast",
+        "            $value = $entry.value if $is_valid else $entry.value_at($moment)",
         "        else:",
         "            $value = $entry.value if $moment < $entry.fast else $entry.value_at($moment)",
         "            $cost = $entry.cost",
@@ -237,16 +247,6 @@ def _inline(arguments: str, *, expires: bool) -> list[str]:
         "        if $here is $root:",  # called by the tool of a write, which is outside of loads
         *_indented(at_root, 3),
         *_indented(_by_the_plan(arguments)[len(_SCOPE) :], 1),
-    ]
-
-
-def _leased(unexpired: str, moment: str = "$now()") -> list[str]:
-    """The value of a `LeasedEntry`: `Lease.is_valid` without a frame, else with one or two."""
-    is_valid = f"$lease.page[0] == $lease.stamp and ($term is None or $term.clock() < $term.until) and {unexpired}"
-    return [
-        "$lease = $entry.lease",
-        "$term = $lease.term",
-        f"$value = $entry.value if {is_valid} else $entry.value_at({moment})",
     ]
 
 
