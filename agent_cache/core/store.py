@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from agent_cache.core.evidence import BY_NUMBER, BY_SIZE
+from agent_cache.core.lease import Lease
 from agent_cache.core.tags import Part, Tag, ancestors
 from agent_cache.values.canonical import MISSING, size_of
 
@@ -28,6 +29,7 @@ __all__ = [
     "GuardedEntry",
     "NEVER",
     "KeptEntry",
+    "LeasedEntry",
     "Lookup",
     "Plain",
     "SizedEntry",
@@ -93,7 +95,7 @@ class Entry:
         """The value for a hit at this clock reading, or `MISSING` if the entry has expired."""
         return self.value if now < self.fast else MISSING
 
-    def expired_value(self, now: float) -> Any:  # noqa: ARG002 - as `GuardedEntry`
+    def expired_value(self) -> Any:
         """The value for one caller, whether the entry has expired or not; `MISSING` if it cannot be used otherwise."""
         return self.value
 
@@ -129,22 +131,19 @@ class KeptEntry(SizedEntry):
 NO_VERSIONS: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 
-class GuardedEntry(SizedEntry):
-    """A cached value that is checked or copied at each hit: a mutable one, or one that depends on the trust in a tier.
+class LeasedEntry(SizedEntry):
+    """An immutable value that is served while a lease is valid.
 
-    Its `fast` lies in the past, so that the inline test of a hit fails and calls `value_at`; entries of the other kind
-    pay nothing for it. The end of the trust is not kept in `fast`, because the clock of the hits stops while the
-    machine sleeps.
+    `fast` is when it expires. Whoever compares it has seen the class first, and tests the lease as well: the generated
+    body, and `engine.plan`.
 
     Attributes:
-        copy: makes a copy for one caller; None if the value is shared.
-        trust: gives the clock reading until which the tiers are trusted; None without tiers.
-        failure: the exception of a copy that failed, to be logged when the value is loaded again.
+        lease: the trust in the tiers that it depends on.
         kept_for: seconds after its expiry in which it may still be served.
-        versions: what each tier knows as the versions of the value; empty without tiers.
+        versions: what each tier knows as the versions of the value.
     """
 
-    __slots__ = ("_expires", "copy", "failure", "kept_for", "trust", "versions")
+    __slots__ = ("kept_for", "lease", "versions")
 
     def __init__(
         self,
@@ -153,9 +152,7 @@ class GuardedEntry(SizedEntry):
         cost: float,
         tags: tuple[Tag, ...],
         size: int,
-        expires: float,
-        copy: Callable[[], Any] | None,
-        trust: Callable[[], float] | None = None,
+        lease: Lease,
         kept_for: float = 0.0,
     ) -> None:
         # As SizedEntry.__init__, without the call.
@@ -164,9 +161,60 @@ class GuardedEntry(SizedEntry):
         self.cost = cost
         self.tags = tags
         self.size = size
+        self.lease = lease
+        self.kept_for = kept_for
+        self.versions: Mapping[Any, Any] = NO_VERSIONS
+
+    @property
+    def kept_until(self) -> float:
+        return self.fast + self.kept_for
+
+    def is_valid_at(self, now: float, grace: float = 0.0) -> bool:
+        return now < self.fast + grace and self.lease.is_valid()
+
+    def value_at(self, now: float) -> Any:
+        """The value for a hit, or `MISSING` if the entry has expired or its lease is not valid."""
+        return self.value if now < self.fast and self.lease.is_valid() else MISSING
+
+    def expired_value(self) -> Any:
+        return self.value if self.lease.is_valid() else MISSING
+
+
+class GuardedEntry(SizedEntry):
+    """A mutable value, which is copied at each hit.
+
+    Its `fast` lies in the past, so that the inline test of a hit fails and calls `value_at`; entries of the other kinds
+    pay nothing for it.
+
+    Attributes:
+        copy: makes a copy for one caller.
+        lease: the trust in the tiers that it depends on; None without tiers.
+        failure: the exception of a copy that failed, to be logged when the value is loaded again.
+        kept_for: seconds after its expiry in which it may still be served.
+        versions: what each tier knows as the versions of the value; empty without tiers.
+    """
+
+    __slots__ = ("_expires", "copy", "failure", "kept_for", "lease", "versions")
+
+    def __init__(
+        self,
+        cost: float,
+        tags: tuple[Tag, ...],
+        size: int,
+        expires: float,
+        copy: Callable[[], Any],
+        lease: Lease | None = None,
+        kept_for: float = 0.0,
+    ) -> None:
+        # As SizedEntry.__init__, without the call.
+        self.value = None
+        self.fast = -NEVER
+        self.cost = cost
+        self.tags = tags
+        self.size = size
         self._expires = expires
         self.copy = copy
-        self.trust = trust
+        self.lease = lease
         self.failure: Exception | None = None
         self.kept_for = kept_for
         self.versions: Mapping[Any, Any] = NO_VERSIONS
@@ -180,14 +228,18 @@ class GuardedEntry(SizedEntry):
         return self._expires + self.kept_for
 
     def is_valid_at(self, now: float, grace: float = 0.0) -> bool:
-        return now < self._expires + grace and (self.trust is None or now < self.trust())
+        return now < self._expires + grace and (self.lease is None or self.lease.is_valid())
 
     def value_at(self, now: float) -> Any:
-        """A copy for one hit, or `MISSING` if the entry has expired or its tiers are no longer trusted."""
-        if now >= self._expires or (self.trust is not None and now >= self.trust()):
+        """A copy for one hit, or `MISSING` if the entry has expired or its lease is not valid."""
+        if now >= self._expires:
             return MISSING
-        if self.copy is None:
-            return self.value
+        lease = self.lease
+        if lease is not None:  # as Lease.is_valid(), without the call
+            term = lease.term
+            is_valid = lease.page[0] == lease.stamp and (term is None or term.clock() < term.until)
+            if not is_valid and not lease.renew():
+                return MISSING
         try:
             return self.copy()  # repeats share() without a frame (benchmarks.budgets, "protection of a flat dict")
         except Exception as error:  # noqa: BLE001 - as in share()
@@ -197,12 +249,10 @@ class GuardedEntry(SizedEntry):
     def expire_by(self, moment: float) -> None:
         self._expires = min(self._expires, moment)
 
-    def expired_value(self, now: float) -> Any:
-        return MISSING if self.trust is not None and now >= self.trust() else self.share()
+    def expired_value(self) -> Any:
+        return self.share() if self.lease is None or self.lease.is_valid() else MISSING
 
     def share(self) -> Any:
-        if self.copy is None:
-            return self.value
         try:
             return self.copy()
         except Exception as error:  # noqa: BLE001 - the user's function; the value is loaded again

@@ -24,12 +24,19 @@ this is generated (names shortened; ``root`` is the scope outside of any session
                     stats.hits += 1
                     stats.time_saved += entry[2]
                     return entry[0]
+            elif type(entry) is LeasedEntry:
+                lease = entry.lease
+                term = lease.term
+                is_valid = lease.page[0] == lease.stamp and (term is None or term.clock() < term.until)
+                if (is_valid and now() < entry.fast) or entry.is_valid_at(now()):
+                    [the same, with entry.cost and entry.value]
             elif entry is not None:
                 moment = now()
-                value = entry.value if moment < entry.fast else entry.value_at(moment)
+                if moment < entry.fast:
+                    [the same, with entry.cost and entry.value]
+                value = entry.value_at(moment)
                 if value is not MISSING:
-                    [the same, with entry.cost]
-                    return value
+                    [the same, with entry.cost and value]
         elif here.answers_inline:
             [the same, with one more line: value = here.plan(operation).observe(key, entry, value, moment, None, None)]
         else:
@@ -64,7 +71,7 @@ from typing import Any, NamedTuple
 from agent_cache.clock import CLOCK
 from agent_cache.core.keys import ALIASES, PLAIN, Uncacheable, key_part
 from agent_cache.core.parameters import POSITIONAL, Parameter, Parameters, default_part, receiver_part
-from agent_cache.core.store import NEVER
+from agent_cache.core.store import NEVER, LeasedEntry
 from agent_cache.engine.blocking import blocking, run_blocking
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.runtime import PLACE, ROOT, Operation
@@ -153,6 +160,7 @@ _READ_NAMES = {
     "list": list,
     "MISSING": MISSING,
     "NEVER": NEVER,
+    "Leased": LeasedEntry,
     "known": ALIASES.get,
     "image": marshal.dumps,
     "run": run_blocking,
@@ -170,6 +178,10 @@ if $entry is not $store.newest:
         pass
 $stats.hits += 1
 """.splitlines()
+
+_IS_LEASED = "$lease.page[0] == $lease.stamp and ($term is None or ($clock := $term.clock)() < $term.until)"
+"""`Lease.is_valid` without a frame, and without `Lease.renew`. If the clock was called as an attribute, CPython 3.11
+would look for a method of this name, which takes 15 ns."""
 
 
 def _indented(lines: list[str], levels: int) -> list[str]:
@@ -189,14 +201,22 @@ def _inline(arguments: str, *, expires: bool) -> list[str]:
     """The answer to a local hit. For an entry that never expires the clock is not read, which saves 50 ns."""
     # A global that the store sets, which saves 7 ns; `__class__` is read in 7 ns less than `type()` is called.
     find = ["$entry = $lookup($key)"]
+    unexpired = "$now() < $entry.fast" if expires else "($entry.fast == $NEVER or $now() < $entry.fast)"
     at_root = [
         *find,
         "if $entry.__class__ is $tuple:",
         "    if $now() < $entry[1]:" if expires else "    if $entry[1] == $NEVER or $now() < $entry[1]:",
         *_indented([*_USE, "$stats.time_saved += $entry[2]", "return $entry[0]"], 2),
+        "elif $entry.__class__ is $Leased:",
+        "    $lease = $entry.lease",
+        "    $term = $lease.term",
+        f"    if ({_IS_LEASED} and {unexpired}) or $entry.is_valid_at($now()):",
+        *_indented([*_USE, "$stats.time_saved += $entry.cost", "return $entry.value"], 2),
         "elif $entry is not None:",
         "    $moment = $now()",
-        "    $value = $entry.value if $moment < $entry.fast else $entry.value_at($moment)",
+        "    if $moment < $entry.fast:",
+        *_indented([*_USE, "$stats.time_saved += $entry.cost", "return $entry.value"], 2),
+        "    $value = $entry.value_at($moment)",
         "    if $value is not $MISSING:",
         *_indented([*_USE, "$stats.time_saved += $entry.cost", "return $value"], 2),
     ]
@@ -209,6 +229,11 @@ def _inline(arguments: str, *, expires: bool) -> list[str]:
         "        $moment = $now()",
         "        if $entry.__class__ is $tuple:",
         "            $value, $cost = $entry[0] if $moment < $entry[1] else $MISSING, $entry[2]",
+        "        elif $entry.__class__ is $Leased:",
+        "            $lease, $cost = $entry.lease, $entry.cost",
+        "            $term = $lease.term",
+        f"            $is_valid = {_IS_LEASED} and $moment < $entry.fast",
+        "            $value = $entry.value if $is_valid else $entry.value_at($moment)",
         "        else:",
         "            $value = $entry.value if $moment < $entry.fast else $entry.value_at($moment)",
         "            $cost = $entry.cost",

@@ -61,7 +61,7 @@ def _expired(call: Call, kept_for: float) -> tuple[Entry | None, Any]:
     entry, now = None if found is None else entry_of(found), CLOCK.now()
     if entry is None or now >= entry.expires + kept_for:
         return None, MISSING
-    value = entry.expired_value(now)
+    value = entry.expired_value()
     if value is MISSING:
         return None, MISSING
     if found is not store.newest:

@@ -8,23 +8,21 @@ overlaps marks the outer one at once: see `engine.runtime.Flight.dependents`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, Set
+from collections.abc import Collection, Hashable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from agent_cache.clock import CLOCK
 from agent_cache.core.coherence import EntryTag
+from agent_cache.core.lease import CombinedLease, Lease
 from agent_cache.core.store import NEVER, Stored
 from agent_cache.core.tags import EVERY_KEY, Tag, root_of
 
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Tier, Versions
 
-__all__ = ["NO_TRUSTS", "Inherited", "Inherits", "Source"]
+__all__ = ["NO_LEASES", "Inherited", "Inherits", "Source"]
 
-Trust = Callable[[], float]
-
-NO_TRUSTS: Final[Mapping[Trust, tuple[Tier, ...]]] = MappingProxyType({})
+NO_LEASES: Final[Mapping[Lease, tuple[Tier, ...]]] = MappingProxyType({})
 
 _MAX_TAGS: Final = 256
 """How many inherited tags a load keeps apart. More of them count as their roots, more entries as all of their tools."""
@@ -51,7 +49,7 @@ class Inherits(NamedTuple):
         tenants: the tenants that it belongs to.
         expires: the clock reading at which it expires.
         is_cached: False for an answer that no write has overlapped, and that was not cached all the same.
-        trusts: functions that give the clock reading until which tiers are trusted, each with these tiers.
+        leases: the trust in the tiers that it depends on, each with these tiers.
         source: knows its versions in the tiers; None without tiers.
         is_copy: whether it is a local copy, which may be as old as the tiers are trusted.
         is_strong: whether it keeps no local copy. Only its versions tell then whether a write is running.
@@ -62,7 +60,7 @@ class Inherits(NamedTuple):
     tenants: Set[Hashable] = frozenset()
     expires: float = NEVER
     is_cached: bool = True
-    trusts: Mapping[Trust, tuple[Tier, ...]] = NO_TRUSTS
+    leases: Mapping[Lease, tuple[Tier, ...]] = NO_LEASES
     source: Source | None = None
     is_copy: bool = False
     is_strong: bool = False
@@ -76,7 +74,7 @@ class Inherited:
         entries: the tags of single entries among it, which tiers know nothing of.
         expires: the clock reading at which the first of them expires.
         is_cached: whether all of them were cached.
-        owners, tenants, trusts: those of all reads.
+        owners, tenants, leases: those of all reads.
         hits: entries that have answered a read, by their id. Another hit of one of them adds nothing.
     """
 
@@ -90,10 +88,10 @@ class Inherited:
         "expires",
         "hits",
         "is_cached",
+        "leases",
         "owners",
         "tags",
         "tenants",
-        "trusts",
     )
 
     def __init__(self) -> None:
@@ -104,9 +102,9 @@ class Inherited:
         self.is_cached = True
         self.owners: Set[object] = _NONE
         self.tenants: Set[Hashable] = _NONE
-        self.trusts: dict[Trust, tuple[Tier, ...]] = {}
+        self.leases: dict[Lease, tuple[Tier, ...]] = {}
         self._sources: dict[int, Source] | None = {}
-        self._copies: dict[Trust, None] = {}
+        self._copies: dict[Lease, None] = {}
         self._is_folded = False
         self._most_entries = _MAX_TAGS
         self._strong: list[Source] = []
@@ -123,10 +121,10 @@ class Inherited:
             self.owners |= read.owners
         if read.tenants:
             self.tenants |= read.tenants
-        if read.trusts:
-            self.trusts.update(read.trusts)
+        if read.leases:
+            self.leases.update(read.leases)
             if read.is_copy:
-                self._copies.update(dict.fromkeys(read.trusts))
+                self._copies.update(dict.fromkeys(read.leases))
         if read.is_strong and read.source is not None and len(self._strong) < _MAX_SOURCES:
             self._strong.append(read.source)
         if read.source is None or self._sources is None or len(self._sources) >= _MAX_SOURCES:
@@ -164,7 +162,7 @@ class Inherited:
             owners=read.owners | self.owners,
             tenants=read.tenants | self.tenants,
             expires=min(read.expires, self.expires),
-            trusts={**self.trusts, **read.trusts},
+            leases={**self.leases, **read.leases},
         )
 
     def belongs_to(self, owner: object | None, tenant: Hashable | None) -> bool:
@@ -175,23 +173,19 @@ class Inherited:
         """Whether no write was running on a read that keeps no local copy."""
         return len(self._strong) < _MAX_SOURCES and all(None not in source.versions.values() for source in self._strong)
 
-    def trust_beside(self, trust: Trust | None) -> Trust | None:
-        """Gives the clock reading until which all tiers behind the reads are trusted, and those behind the load."""
-        trusts: Collection[Trust] = dict.fromkeys((*(() if trust is None else (trust,)), *self.trusts))
-        if len(trusts) > 1:  # each hit asks them all
-            for tier in dict.fromkeys(tier for tiers in self.trusts.values() for tier in tiers):
-                merge = getattr(tier, "merge_trusts", None)
+    def lease_beside(self, lease: Lease | None) -> Lease | None:
+        """One lease for all tiers behind the reads, and those behind the load."""
+        leases: Collection[Lease] = dict.fromkeys((*(() if lease is None else (lease,)), *self.leases))
+        if len(leases) > 1:  # each hit asks them all
+            for tier in dict.fromkeys(tier for tiers in self.leases.values() for tier in tiers):
+                merge = getattr(tier, "merge_leases", None)
                 if merge is not None:
-                    trusts = merge(trusts)
-        trusts = tuple(trusts)
-        if len(trusts) < 2:
-            return trusts[0] if trusts else None
-        return lambda: min([each() for each in trusts])
+                    leases = merge(leases)
+        return CombinedLease.of(leases)
 
     def is_trusted(self) -> bool:
         """Whether writes of other processes to what the reads depend on would be known by now."""
-        now = CLOCK.now()
-        return all(now < trust() for trust in self._copies)
+        return all(lease.is_valid() for lease in self._copies)
 
     def versions_in(self, tier: Tier) -> list[Versions] | None:
         """The versions of the reads in a tier; None if they are not all known there."""

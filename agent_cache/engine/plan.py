@@ -21,7 +21,8 @@ from typing import Any, Final, NamedTuple
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.coherence import Partition
-from agent_cache.core.store import Entry, Stored
+from agent_cache.core.lease import Lease
+from agent_cache.core.store import Entry, LeasedEntry, Stored
 from agent_cache.engine.audit import note_load, note_write, notes_writes, sampled_admit
 from agent_cache.engine.expired import serve_expired
 from agent_cache.engine.middleware import observe_call
@@ -52,7 +53,7 @@ from agent_cache.engine.store_result import (
     run_uncached,
 )
 from agent_cache.engine.streaming import load_stream, stream_flight, thread_stream_flight
-from agent_cache.engine.tiers import check_versions, consult_tiers, trust_in
+from agent_cache.engine.tiers import check_versions, consult_tiers, lease_in
 from agent_cache.engine.write import WriteOperation, invalidate
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import Stats
@@ -82,7 +83,7 @@ def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
     observe = _observe(observers)
     shared = ROOT.plan(operation) if scope is not ROOT else None
     if shared is not None and shared.configuration is configuration:
-        stages = _Stages(shared.run, shared.reload, shared.load, shared.uncached, shared.trust)
+        stages = _Stages(shared.run, shared.reload, shared.load, shared.uncached, shared.lease)
     else:
         stages = _read_stages(operation, configuration)
     admit = _no_hit if partition is None else _local_lookup(partition, observe, operation.stats, tenant)
@@ -101,9 +102,9 @@ def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
         observers=observers,
         stats=stats,
         tenant=tenant,
-        trust=stages.trust,
+        lease=stages.lease,
         configuration=configuration,
-        keeps_plain=stages.trust is None and configuration.max_bytes is None and not operation.policy.kept_for,
+        keeps_plain=stages.lease is None and configuration.max_bytes is None and not operation.policy.kept_for,
         follows_at_once=not observers
         and not operation.is_sync
         and not operation.policy.remote.is_strong
@@ -119,7 +120,7 @@ class _Stages(NamedTuple):
     reload: Run
     load: Run
     uncached: Run
-    trust: Callable[[], float] | None
+    lease: Lease | None
 
 
 def _read_stages(operation: ReadOperation, configuration: Configuration) -> _Stages:
@@ -145,7 +146,7 @@ def _read_stages(operation: ReadOperation, configuration: Configuration) -> _Sta
         run,
         _compose(stages[stages.index(flight) + 1 :], source),
         _observed(run_uncached, operation, configuration),
-        trust_in(tiers),
+        lease_in(tiers),
     )
 
 
@@ -206,7 +207,7 @@ def write_plan(operation: WriteOperation, scope: Scope) -> Plan:
         observers=observers,
         stats=stats,
         tenant=scope.tenant,
-        trust=None,
+        lease=None,
         configuration=configuration,
     )
 
@@ -237,6 +238,11 @@ def _local_lookup(partition: Partition, observe: Observe, stats: Stats, tenant: 
         now = clock.now()
         if type(entry) is tuple:
             value, cost = entry[0] if now < entry[1] else MISSING, entry[2]
+        elif type(entry) is LeasedEntry:
+            lease, cost = entry.lease, entry.cost
+            term = lease.term
+            is_valid = lease.page[0] == lease.stamp and (term is None or term.clock() < term.until)
+            value = entry.value if is_valid and now < entry.fast else entry.value_at(now)
         else:
             full: Entry = entry  # type: ignore[assignment]  # see `Stored`
             value, cost = full.value if now < full.fast else full.value_at(now), full.cost

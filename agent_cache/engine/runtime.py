@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, Pro
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.coherence import NO_PLACES, Load, Partition
+from agent_cache.core.lease import Lease
 from agent_cache.core.parameters import Parameters
 from agent_cache.core.policies import ReadPolicy, WritePolicy
 from agent_cache.core.store import Entry, Stored
@@ -226,7 +227,7 @@ class Plan:
         observers: those of the sessions of the scope, innermost first.
         stats: counters of the tool, in the process and in each session.
         tenant: the owner of these entries, None without tenants.
-        trust: gives the time up to which local copies may be served; None without tiers.
+        lease: the trust in local copies of what its tiers have; None without tiers.
         configuration: the settings it was compiled under.
         keeps_plain: whether immutable results are stored as `core.store.Plain`: without tiers, a bound on sizes, and
             entries that are kept after their expiry.
@@ -243,6 +244,7 @@ class Plan:
         "follows_at_once",
         "has_detour",
         "keeps_plain",
+        "lease",
         "leave",
         "load",
         "observe",
@@ -252,7 +254,6 @@ class Plan:
         "run",
         "stats",
         "tenant",
-        "trust",
         "uncached",
         "unsampled",
     )
@@ -272,7 +273,7 @@ class Plan:
         observers: tuple[CallObserver, ...],
         stats: tuple[Stats, ...],
         tenant: Hashable | None,
-        trust: Callable[[], float] | None,
+        lease: Lease | None,
         configuration: Configuration,
         keeps_plain: bool = False,
         follows_at_once: bool = False,
@@ -295,7 +296,7 @@ class Plan:
         self.observers = observers
         self.stats = stats
         self.tenant = tenant
-        self.trust = trust
+        self.lease = lease
 
     def has_refused(self, error: Exception) -> bool:
         """Whether a session around the call raised this error, for a call that the tool made.
@@ -795,8 +796,8 @@ class Flight(Load):
         if self.is_clean:
             if new:
                 LEDGER.add_tags(self, new)
-            if read.trusts:
-                for tiers in read.trusts.values():
+            if read.leases:
+                for tiers in read.leases.values():
                     self.partition.tool.depend_on(tiers)
 
     def finish(self) -> None:

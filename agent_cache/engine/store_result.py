@@ -20,12 +20,14 @@ from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.coherence import Partition
 from agent_cache.core.evidence import SHORTEST, LastLoad
+from agent_cache.core.lease import Lease
 from agent_cache.core.policies import refresh_window
 from agent_cache.core.store import (
     NEVER,
     Entry,
     GuardedEntry,
     KeptEntry,
+    LeasedEntry,
     Plain,
     SizedEntry,
     Store,
@@ -38,7 +40,7 @@ from agent_cache.core.store import (
 )
 from agent_cache.core.tags import EVERY_KEY, Tag
 from agent_cache.engine.blocking import THREADS, run_blocking, start_thread
-from agent_cache.engine.inheritance import NO_TRUSTS, Inherited, Inherits, Source
+from agent_cache.engine.inheritance import NO_LEASES, Inherited, Inherits, Source
 from agent_cache.engine.runtime import PLACE, Call, Flight, Plan, known_tags
 from agent_cache.engine.state import (
     LEDGER,
@@ -67,6 +69,7 @@ __all__ = [
     "insert_and_note",
     "insert_if_valid",
     "jitter",
+    "lease_of",
     "let_inherit",
     "load",
     "load_at_once",
@@ -235,9 +238,9 @@ def _inherits(
 ) -> Inherits:
     """What a load inherits from an answer with this entry."""
     partition: Partition = plan.partition
-    trusts: Mapping[Any, tuple[Tier, ...]] = NO_TRUSTS
-    if type(entry) is GuardedEntry and entry.trust is not None:
-        trusts = {entry.trust: partition.tool.tiers() or tuple(partition.tool.inherited_tiers)}
+    leases: Mapping[Lease, tuple[Tier, ...]] = NO_LEASES
+    if isinstance(entry, GuardedEntry | LeasedEntry) and entry.lease is not None:
+        leases = {entry.lease: partition.tool.tiers() or tuple(partition.tool.inherited_tiers)}
         source = source or entry
     return Inherits(
         tags,
@@ -245,7 +248,7 @@ def _inherits(
         _NONE if plan.tenant is None else frozenset({plan.tenant}),
         NEVER if entry is None else expires_of(entry),
         is_cached,
-        trusts,
+        leases,
         source,
         is_copy,
     )
@@ -395,28 +398,30 @@ def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: flo
     # What is stored, not what was returned: the image of a tree is 3 to 6 times smaller.
     stored = value if copy is None else copy
     size = 0 if plan.configuration.max_bytes is None else entry_size(stored, call.key, tags)
-    trust = plan.trust
-    if trust is not None and len(flight.tickets) == 1 == len(operation.tiers()):
-        trust = trust_of(flight.tickets[0], trust)
+    lease = plan.lease
+    if lease is not None and len(flight.tickets) == 1 == len(operation.tiers()):
+        lease = lease_of(flight.tickets[0], lease)
     if flight.inherited is not None:
-        trust = flight.inherited.trust_beside(trust)
+        lease = flight.inherited.lease_beside(lease)
     kept_for = operation.policy.kept_for
-    if copy is None and trust is None:
-        if kept_for:
+    if copy is None:
+        if lease is not None:
+            flight.result = LeasedEntry(value, expires, entry.cost, tags, size, lease, kept_for)
+        elif kept_for:
             flight.result = KeptEntry(value, expires, entry.cost, tags, size, kept_for)
         elif size:
             flight.result = SizedEntry(value, expires, entry.cost, tags, size)
         else:
             flight.result = (value, expires, entry.cost, *tags)
         return flight.result
-    kept, fast = (value, 0.0) if copy is None else (None, -NEVER)
-    flight.result = GuardedEntry(kept, fast, entry.cost, tags, size, expires, copy, trust, kept_for)
+    flight.result = GuardedEntry(entry.cost, tags, size, expires, copy, lease, kept_for)
     return flight.result
 
 
-def trust_of(ticket: Ticket, trust: Callable[[], float]) -> Callable[[], float]:
-    """The trust in a copy of an only tier's value: that of its ticket, if it has one, else that in the whole tier."""
-    return getattr(ticket, "trusted_until", None) or trust
+def lease_of(ticket: Ticket, lease: Lease) -> Lease:
+    """The lease in a copy of an only tier's value: that of its ticket, if it has one, else that of the whole tier."""
+    own: Lease | None = getattr(ticket, "lease", None)
+    return lease if own is None else own
 
 
 def count_unstored(call: Call) -> None:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.keys import PLAIN
-from agent_cache.core.store import NEVER, Entry, GuardedEntry
+from agent_cache.core.lease import UNTRUSTED, CombinedLease, Lease
+from agent_cache.core.store import NEVER, Entry, GuardedEntry, LeasedEntry
 from agent_cache.core.tags import Region, Tag, root_of
 from agent_cache.engine.blocking import call_in_background, has_running_loop, in_background
 from agent_cache.engine.inheritance import Inherits
@@ -28,10 +29,10 @@ from agent_cache.engine.store_result import (
     early_expiry,
     insert_and_note,
     insert_if_valid,
+    lease_of,
     let_inherit,
     protected_copy,
     refresh,
-    trust_of,
 )
 from agent_cache.engine.ttls import follow
 from agent_cache.values.canonical import is_large, make_room
@@ -39,7 +40,7 @@ from agent_cache.values.canonical import is_large, make_room
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Found, Request, Ticket, Tier, Touched, Versions
 
-__all__ = ["check_versions", "consult_tiers", "request_of", "take_tickets", "trust_in", "unsubscribe_all"]
+__all__ = ["check_versions", "consult_tiers", "lease_in", "request_of", "take_tickets", "unsubscribe_all"]
 
 T = TypeVar("T")
 
@@ -84,11 +85,11 @@ def _known_tags(call: Call) -> tuple[Tag, ...]:
 def _of_found(call: Call, tier: Tier, found: Found, ticket: Ticket) -> Inherits:
     """What a load inherits from an answer that a tier had, of which there is no local copy."""
     expires = NEVER if found.ttl is None else CLOCK.now() + found.ttl
-    trust = call.plan.trust if call.plan.trust is None else trust_of(ticket, call.plan.trust)
+    lease = None if call.plan.lease is None else lease_of(ticket, call.plan.lease)
     source = _Versions({tier: ticket.versions})
-    trusts = {} if trust is None else {trust: (tier,)}
+    leases = {} if lease is None else {lease: (tier,)}
     tags = *found.tags, call.plan.partition.group.entry_tag(call.key)
-    return Inherits(tags, tenants=call.tenants, expires=expires, trusts=trusts, source=source, is_strong=True)
+    return Inherits(tags, tenants=call.tenants, expires=expires, leases=leases, source=source, is_strong=True)
 
 
 class _Versions(NamedTuple):
@@ -179,7 +180,7 @@ def _keep() -> None:
 
 def _keep_versions(flight: Flight, asked: tuple[tuple[Tier, Ticket], ...]) -> None:
     """Keep the versions in the tiers with the local copy, for loads that read it."""
-    if type(flight.result) is GuardedEntry and flight.stored_tags is not None:
+    if isinstance(flight.result, GuardedEntry | LeasedEntry) and flight.stored_tags is not None:
         if len(asked) == 1:  # without a comprehension: nearly always
             ((tier, ticket),) = asked
             flight.result.versions = {tier: ticket.versions}
@@ -429,14 +430,33 @@ class _Pending:
                 del self.keys[key]
 
 
-def trust_in(tiers: tuple[Tier, ...]) -> Callable[[], float] | None:
-    """Subscribe to these tiers, nearest first. Returns a function that gives the time up to which local copies of their
-    values may be served; None without tiers.
+def lease_in(tiers: tuple[Tier, ...]) -> Lease | None:
+    """Subscribe to these tiers, nearest first. Returns the lease in local copies of their values, if there are any."""
+    return CombinedLease.of(
+        _TierLease(tier) if _subscribe(tier, tiers[:index]) else UNTRUSTED for index, tier in enumerate(tiers)
+    )
+
+
+class _TierLease(Lease):
+    """The lease in copies of a tier whose tickets give none. Each hit asks the tier.
+
+    Two of one tier are equal, so that a copy of many reads asks it once.
     """
-    deadlines = [tier.trusted_until if _subscribe(tier, tiers[:index]) else _never for index, tier in enumerate(tiers)]
-    if len(deadlines) < 2:
-        return deadlines[0] if deadlines else None
-    return lambda: min(deadline() for deadline in deadlines)
+
+    __slots__ = ("tier",)
+
+    def __init__(self, tier: Tier) -> None:
+        super().__init__()
+        self.tier = tier
+
+    def renew(self) -> bool:
+        return CLOCK.now() < self.tier.trusted_until()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _TierLease) and self.tier is other.tier
+
+    def __hash__(self) -> int:
+        return hash(id(self.tier))
 
 
 def unsubscribe_all() -> None:
@@ -534,7 +554,3 @@ def _drop_copies_of(tier: Tier) -> None:
         for tool in using:
             garbage += LEDGER.clear(tool)
     free(garbage)
-
-
-def _never() -> float:
-    return -NEVER

@@ -119,11 +119,12 @@ def no_arming() -> None:
 
 def no_drop() -> None:
     """Copies that were kept before a subscription was lost are valid again after it."""
+    from agent_cache.remote.redis.connection import boottime
     from agent_cache.remote.redis.subscriber import Subscription
 
     def _become_live(self: Subscription) -> None:
         self.is_live = True
-        self.lease.is_over = False
+        self.term.clock = boottime
         self._subscriber.changed()
 
     _put(Subscription, "_become_live", _become_live)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from time import perf_counter, thread_time
 
 from agent_cache import AgentCache, AgentCacheSession
+from benchmarks.rows import tiers
 from benchmarks.table import Row
 from benchmarks.timing import Effort, Sample, calling, calling_each, hitting, measure
 from benchmarks.workload import (
@@ -35,8 +36,14 @@ WITHOUT_LIMITS = 10**9
 
 
 async def hits(effort: Effort) -> list[Row]:
-    """Hits: scalar and nested arguments, mutable results, outside a session and inside one."""
-    return [*await _scalar(effort), *await _flatness(effort), *await _nested(effort), *await _mutable(effort)]
+    """Hits: scalar and nested arguments, mutable results, outside a session and inside one, and copies of tiers."""
+    return [
+        *await _scalar(effort),
+        *await _flatness(effort),
+        *await _nested(effort),
+        *await _mutable(effort),
+        *await tiers.hits(effort),
+    ]
 
 
 async def _scalar(effort: Effort) -> list[Row]:

@@ -119,15 +119,16 @@ async def test_a_copy_of_many_reads_is_not_trusted_once_the_slot_of_one_of_them_
         for root in ("order", *neighbours):
             await load(tier, read(f"{root}:7", key=root), "old")
             _, ticket = await tier.lookup(read(f"{root}:7", key=root))
-            trusts.append(ticket.trusted_until)
-        (of_all,) = tier.merge_trusts([*tier.merge_trusts(trusts[:2]), trusts[2]])
-        (of_neighbours,) = tier.merge_trusts(trusts[1:])
-        await until(lambda: of_all() > CLOCK.now())
+            trusts.append(ticket.lease)
+        (of_all,) = tier.merge_leases([*tier.merge_leases(trusts[:2]), trusts[2]])
+        (of_neighbours,) = tier.merge_leases(trusts[1:])
+        await until(of_all.is_valid)
         target = cluster.another_than(source)
         next(cluster.move_slot(slot_of(tag), target))
-        await until(lambda: trusts[0]() < CLOCK.now() - 10)
-        await until(lambda: of_neighbours() > CLOCK.now())
-        assert of_all() < CLOCK.now() - 10
+        await until(lambda: trusts[0].is_over and not trusts[0].is_valid())
+        await until(of_neighbours.is_valid)
+        assert of_all.is_over
+        assert not of_all.is_valid()
         cluster.keep_slot(slot_of(tag), target)
 
 

@@ -14,7 +14,6 @@ pytest.importorskip("redis")
 
 from agent_cache import AgentCache
 from agent_cache.clock import CLOCK
-from agent_cache.remote.redis import subscriber
 from agent_cache.remote.redis.connection import NEVER
 from agent_cache.remote.redis.keyspace import Keyspace
 from tests.contract.workbench import commit, load, read, value_of, versions_of, write, writing
@@ -252,7 +251,7 @@ async def test_a_lookup_waits_for_the_commit_of_its_process_to_what_the_value_ha
 
 
 @pytest.mark.parametrize("outer_tier", [True, False])
-async def test_a_hit_of_what_has_read_a_lot_asks_for_each_connection_once(make, valkey, monkeypatch, outer_tier):
+async def test_a_hit_of_what_has_read_a_lot_asks_for_each_connection_once(make, valkey, outer_tier):
     """And is still trusted no longer than all that it has read, whose messages go on arriving."""
     tier = make(valkey.url)
     runs = []
@@ -273,23 +272,24 @@ async def test_a_hit_of_what_has_read_a_lot_asks_for_each_connection_once(make, 
     for tool in (page, book, page, book):  # the first lookups subscribe
         await tool()
     asked = []
-    now, thread = subscriber.boottime, threading.get_ident()
+    ((subscription, _),) = tier._subscriber._subscriptions.values()
+    term, thread = subscription.term, threading.get_ident()
+    now = term.clock
 
     def counted() -> float:
         if threading.get_ident() == thread:
             asked.append(1)
         return now()
 
-    monkeypatch.setattr(subscriber, "boottime", counted)
+    term.clock = counted
     for tool in (page, book):
         asked.clear()
         runs.clear()
         await tool()
         assert (len(asked), runs) == (1, [])
-    monkeypatch.undo()
+    term.clock = now
     assert len(tier._subscriber._known_trusts()) > 100
-    ((subscription, _),) = tier._subscriber._subscriptions.values()
-    subscription.renew_lease()
+    subscription.renew_term()
     before = tier.stats()["batches"]
     await book()
     assert tier.stats()["batches"] > before

@@ -104,5 +104,5 @@ async def test_a_thread_that_is_stopped_between_two_clocks_trusts_no_longer_for_
         await trusted(tier)
         monkeypatch.setattr(subscriber, "boottime", and_then_stop)
         deadline = tier.trusted_until()
-        allowed = tier._subscriber.lease - boottime()
+        allowed = tier._subscriber.until - boottime()
         assert deadline - CLOCK.now() <= allowed

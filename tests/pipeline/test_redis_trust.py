@@ -15,12 +15,13 @@ pytest.importorskip("redis")
 
 from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy
 from agent_cache.clock import CLOCK
+from agent_cache.core.lease import Term
 from agent_cache.remote import Touched
 from agent_cache.remote.redis import RedisTier, keyspace, subscriber, writes
-from agent_cache.remote.redis.connection import NEVER, boottime
+from agent_cache.remote.redis.connection import boottime
 from agent_cache.remote.redis.keyspace import topics_of
 from agent_cache.remote.redis.scripts import Script
-from agent_cache.remote.redis.subscriber import Lease, Trust
+from agent_cache.remote.redis.subscriber import Trust
 from tests.contract.workbench import load, read, writing
 from tests.harness.clusters import Cluster, slot_of
 from tests.harness.proxies import Proxy
@@ -285,7 +286,7 @@ async def test_trusts_that_end_while_they_are_listed_do_not_end_the_thread(make:
     trusts = [own.trust(parts(number)) for number in range(5)]
     own._recent.clear()
 
-    class Watched(subscriber.Lease):
+    class Watched(Term):
         @property
         def is_over(self) -> bool:  # type: ignore[override]  # read while they are listed
             del trusts[2:]
@@ -293,7 +294,7 @@ async def test_trusts_that_end_while_they_are_listed_do_not_end_the_thread(make:
             return False
 
     first: Any = trusts[0]
-    first.leases = (Watched.__new__(Watched),)
+    first.terms = (Watched(boottime),)
     with own._lock:
         assert own._topics() >= parts(0) | parts(1)
 
@@ -635,44 +636,104 @@ async def test_parts_that_are_not_needed_any_more_are_left(make: Make, own_valke
     assert not await shop.asks_server("1")
 
 
+def unconnected() -> Any:
+    """The thread of a tier that connects to nothing, and has a listener."""
+    own = RedisTier.from_url("redis://127.0.0.1")._subscriber
+    own._invalidations.listen(print)
+    return own
+
+
 def test_merged_trusts_last_as_long_as_the_first_of_them():
     """Of one tier: the others are asked as before."""
-    mine, others = (RedisTier.from_url("redis://127.0.0.1")._subscriber for _ in range(2))  # they connect to nothing
-    leases = Lease(), Lease(), Lease()
-    for seconds, lease in zip((3.0, 2.0, 1.0), leases, strict=True):
-        lease.until = boottime() + seconds
+    mine, others = unconnected(), unconnected()
+    readings = [0.0]
 
-    def trust(subscriber: Any, *leases: Lease) -> Trust:
-        subscriber._invalidations.listeners = (print,)
-        return Trust(frozenset(), leases, subscriber._invalidations)
+    def clock() -> float:
+        return readings[0]
 
-    trusts = [trust(mine, leases[0]), trust(mine, leases[1], leases[0]), trust(mine, leases[0])]
-    foreign = trust(others, leases[2])
-    *kept, merged = mine.merge([each.trusted_until for each in (foreign, *trusts)])
-    assert kept == [foreign.trusted_until]
-    assert 1.5 < merged() - CLOCK.now() <= 2.0
-    assert mine.merge([trusts[0].trusted_until] * 2) == [trusts[0].trusted_until]
-    leases[1].end()
-    assert merged() == NEVER
+    terms = Term(clock, 3.0), Term(clock, 2.0), Term(clock, 1.0)
+
+    def trust(subscriber: Any, *terms: Term) -> Trust:
+        return Trust(frozenset(), terms, subscriber._invalidations)
+
+    trusts = [trust(mine, terms[0]), trust(mine, terms[1], terms[0]), trust(mine, terms[0])]
+    foreign = trust(others, terms[2])
+    *kept, merged = mine.merge([foreign, *trusts])
+    assert kept == [foreign]
+    readings[0] = 1.9
+    assert merged.is_valid()
+    assert mine.merge([trusts[0]] * 2) == [trusts[0]]
+    readings[0] = 2.0
+    assert not merged.is_valid()
+    assert trusts[0].is_valid()
+    readings[0] = 0.0
+    terms[1].end()
+    assert not merged.is_valid()
+
+
+def test_what_depends_on_one_server_is_known_to_be_valid_without_a_call():
+    """Also a copy of many reads. Of several servers, each hit asks for all of them."""
+    own = unconnected()
+    one, other = Term(boottime, boottime() + 60.0), Term(boottime, boottime() + 60.0)
+    trusts = [Trust(frozenset(), (one,), own._invalidations) for _ in range(2)]
+    (merged,) = own.merge(trusts)
+    (of_both,) = own.merge([merged, Trust(frozenset(), (other,), own._invalidations)])
+
+    class NotAsked(AssertionError):
+        pass
+
+    def renew(self: Trust) -> bool:
+        raise NotAsked
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trust, "renew", renew)
+        assert merged.is_valid()
+        with pytest.raises(NotAsked):
+            of_both.is_valid()
+    assert of_both.is_valid()
+
+
+def test_a_trust_fails_at_once_when_it_is_ended_its_connection_is_lost_or_nobody_listens():
+    """And is valid again when somebody does."""
+    own = unconnected()
+    term, other = Term(boottime, boottime() + 60.0), Term(boottime, boottime() + 60.0)
+    invalidations = own._invalidations
+    lasting, ended, lost = (Trust(frozenset(), (each,), invalidations) for each in (term, term, other))
+    several = Trust(frozenset(), (term, other), invalidations)
+    assert all(each.is_valid() for each in (lasting, ended, lost, several))
+    ended.end()
+    assert not ended.is_valid()
+    other.end()
+    other.until = boottime() + 60.0  # a PONG that was being handled meanwhile
+    assert not lost.is_valid()
+    assert not several.is_valid()
+    assert lasting.is_valid()
+    silent = RedisTier.from_url("redis://127.0.0.1")._subscriber._invalidations
+    unheard = Trust(frozenset(), (term,), silent)
+    assert not unheard.is_valid()
+    ends = silent.listen(print), silent.listen(print)
+    assert unheard.is_valid()
+    ends[0]()
+    assert unheard.is_valid()
+    ends[1]()
+    assert not unheard.is_valid()
 
 
 def test_what_is_made_of_earlier_steps_ends_with_the_first_of_them_however_many_there_are():
     """As the steps of a conversation: each of the two before it, so there are more paths than can be followed."""
-    own = RedisTier.from_url("redis://127.0.0.1")._subscriber  # it connects to nothing
-    own._invalidations.listeners = (print,)
-    lease = Lease()
-    lease.until = boottime() + 60.0
+    own = unconnected()
+    term = Term(boottime, boottime() + 60.0)
     roots = [own._keyspace.root(name) for name in ("order", "user", "item")]
-    order, user, item = [Trust(frozenset({root.channel}), (lease,), own._invalidations) for root in roots]
+    order, user, item = [Trust(frozenset({root.channel}), (term,), own._invalidations) for root in roots]
     own._trusts.update({each.channels: each for each in (order, user, item)})
-    (beside,) = own.merge([user.trusted_until, item.trusted_until])
-    steps = own.merge([order.trusted_until, user.trusted_until])
-    steps += own.merge([steps[0], item.trusted_until])
+    (beside,) = own.merge([user, item])
+    steps = own.merge([order, user])
+    steps += own.merge([steps[0], item])
     for _ in range(3_000):
         steps += own.merge(steps[-2:])
     own.end_trust([roots[0]])
-    assert {step() for step in steps} == {NEVER}
-    assert beside() > CLOCK.now()
+    assert not any(step.is_valid() for step in steps)
+    assert beside.is_valid()
 
 
 @pytest.fixture

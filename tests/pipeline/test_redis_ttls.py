@@ -64,7 +64,7 @@ async def live(*tiers: RedisTier) -> None:
     """Wait until they hear messages."""
     for tier in tiers:
         await tier.caught_up()
-        await until(lambda tier=tier: tier._subscriber.lease > 0)
+        await until(lambda tier=tier: tier._subscriber.until > 0)
 
 
 def fields(server: Server) -> dict[str, str]:

@@ -16,7 +16,8 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 
-from agent_cache.core.store import NEVER, Entry, GuardedEntry
+from agent_cache.core.lease import Lease
+from agent_cache.core.store import NEVER, Entry, GuardedEntry, LeasedEntry
 from agent_cache.values.canonical import MISSING
 from agent_cache.values.copies import UncopyableError, auto_copier, copy_rule_named
 from tests.harness.structure import VALUES, WHEN, Colour, Pair, Place, Point, same, spoil
@@ -185,7 +186,7 @@ def test_an_entry_ends_when_it_expires_and_not_before():
 
 
 def test_a_guarded_entry_never_passes_the_inline_test_and_gives_copies_until_it_expires():
-    entry = GuardedEntry(None, -NEVER, 0.5, (), 0, 10.0, [1].copy)
+    entry = GuardedEntry(0.5, (), 0, 10.0, [1].copy)
     assert not (entry.fast > -1e300)
     first = entry.value_at(9.9)
     first.append(2)
@@ -194,19 +195,48 @@ def test_a_guarded_entry_never_passes_the_inline_test_and_gives_copies_until_it_
     assert entry.expires == 10.0
 
 
-def test_an_entry_of_a_tier_is_served_only_while_the_tier_is_trusted():
-    trust = [5.0]
-    entry = GuardedEntry("value", 0.0, 0.5, (), 0, 10.0, None, lambda: trust[0])
-    assert entry.value_at(4.9) == "value"
-    assert entry.fast == 0.0, "each hit takes a second look: the clock of hits may have stood still"
-    assert entry.value_at(5.0) is MISSING
-    trust[0] = 20.0
+def test_an_entry_of_a_tier_is_served_only_while_its_lease_is_valid():
+    lease = Lease(page := [1], stamp=1)
+    entry = LeasedEntry("value", 10.0, 0.5, (), 0, lease)
     assert entry.value_at(9.9) == "value"
     assert entry.value_at(10.0) is MISSING
+    page[0] = 2
+    assert entry.value_at(9.9) is MISSING
+    assert not entry.is_valid_at(9.9)
+    lease.stamp = 2
+    assert entry.value_at(9.9) == "value"
+    assert entry.is_valid_at(9.9)
 
 
-def test_a_mutable_entry_of_a_tier_needs_the_second_look_always():
-    entry = GuardedEntry(None, -NEVER, 0.5, (), 0, NEVER, [1].copy, lambda: 5.0)
+def test_a_mutable_entry_of_a_tier_is_copied_only_while_its_lease_is_valid():
+    entry = GuardedEntry(0.5, (), 0, NEVER, [1].copy, Lease(page := [1], stamp=1))
     assert entry.value_at(4.9) == [1]
+    assert entry.value_at(4.9) is not entry.value_at(4.9)
+    page[0] = 2
     assert entry.fast == -NEVER
-    assert entry.value_at(5.0) is MISSING
+    assert entry.value_at(4.9) is MISSING
+
+
+@pytest.mark.parametrize("is_mutable", [False, True])
+def test_an_entry_asks_its_lease_where_the_page_says_no(is_mutable: bool):
+    class Asked(Lease):
+        answer = True
+
+        def renew(self) -> bool:
+            return self.answer
+
+    lease = Asked()
+    entry = GuardedEntry(0.5, (), 0, 10.0, [1].copy, lease) if is_mutable else LeasedEntry([1], 10.0, 0.5, (), 0, lease)
+    assert entry.value_at(9.9) == [1]
+    assert entry.expired_value() == [1]
+    Asked.answer = False
+    assert entry.value_at(9.9) is MISSING
+    assert entry.expired_value() is MISSING
+
+
+def test_an_entry_of_a_tier_expires_and_is_kept_as_others_are():
+    entry = LeasedEntry("value", 10.0, 0.5, ("order:7",), 70, Lease(), kept_for=5.0)
+    assert (entry.expires, entry.kept_until, entry.tags, entry.size) == (10.0, 15.0, ("order:7",), 70)
+    entry.expire_by(8.0)
+    assert (entry.expires, entry.kept_until) == (8.0, 13.0)
+    assert entry.share() == "value"

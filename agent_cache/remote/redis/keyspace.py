@@ -19,10 +19,11 @@ import itertools
 import re
 import struct
 import threading
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 from redis.crc import key_slot
 
@@ -471,6 +472,10 @@ def unpack_value(data: bytes) -> tuple[Header, bytes, bytes]:
 # Invalidations known to this process
 
 
+LISTENED_TO: Final = 1
+"""What the page of all leases of a tier holds while it has a listener. Without one no copy is trusted."""
+
+
 class Invalidations:
     """When each cell was last invalidated, by this process or another one, and the listeners that are called then.
 
@@ -479,17 +484,35 @@ class Invalidations:
 
     Attributes:
         now: the sequence number.
-        listeners: see `Tier.subscribe`. Changed under `lock`.
+        listeners: see `Tier.subscribe`.
+        page: the page of all leases of the tier: see `LISTENED_TO`.
     """
 
     def __init__(self, counters: Counters, log: Log) -> None:
         self.now = 0
         self.listeners: tuple[Listener, ...] = ()
+        self.page = [0]
         self._counters = counters
         self._log = log
         self._floor = 0
         self._latest: dict[CellKey, int] = {}
         self.lock = threading.RLock()
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Call a listener with each invalidation. Returns a function that ends this."""
+        own = partial(listener)  # one object for each subscription
+        with self.lock:
+            self._set_listeners((*self.listeners, own))
+
+        def end() -> None:
+            with self.lock:
+                self._set_listeners(tuple(each for each in self.listeners if each is not own))
+
+        return end
+
+    def _set_listeners(self, listeners: tuple[Listener, ...]) -> None:
+        self.listeners = listeners
+        self.page[0] = LISTENED_TO if listeners else 0
 
     def add(self, cells: Iterable[CellKey]) -> None:
         """Note that these cells were written, by whatever process."""

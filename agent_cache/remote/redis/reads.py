@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
 from agent_cache.clock import CLOCK
+from agent_cache.core.lease import UNTRUSTED, Lease
 from agent_cache.core.policies import refresh_window
 from agent_cache.core.tags import root_of
 from agent_cache.remote.codecs import Undecodable, Unencodable
 from agent_cache.remote.protocol import Found, Request, Ticket, Versions
-from agent_cache.remote.redis.connection import NEVER, Moving, Unreachable, boottime, bulk
+from agent_cache.remote.redis.connection import Moving, Unreachable, boottime, bulk
 from agent_cache.remote.redis.keyspace import (
     MAX_HEAD,
     MAX_VALUE_CELLS,
@@ -172,11 +173,11 @@ class RedisTicket:
         return asyncio.get_running_loop().time() - self.waited
 
     @property
-    def trusted_until(self) -> Callable[[], float]:
-        """See `Tier.trusted_until`. Where messages about a root may not have arrived, nothing is trusted: the tier as a
-        whole may be, as soon as they do.
+    def lease(self) -> Lease:
+        """See `Ticket`. Where messages about a root may not have arrived, nothing is trusted: the tier as a whole may
+        be, as soon as they do.
         """
-        return _never if self.trust is None else self.trust.trusted_until
+        return UNTRUSTED if self.trust is None else self.trust
 
     def is_valid(self) -> bool:
         """Whether no cell that it saw has been invalidated since, as far as this process knows."""
@@ -206,7 +207,7 @@ class RedisTicket:
         """See `Ticket`."""
         if self.request.strong or not self.is_valid() or any(map(is_held, self.seen.values())):
             return False
-        return self.is_young() or (self.trust is not None and CLOCK.now() < self.trust.trusted_until())
+        return self.is_young() or (self.trust is not None and self.trust.is_valid())
 
     def agrees_with(self, other: Ticket) -> bool:
         """Whether another lookup saw the same versions and no running write: then none has ended in between. A writer
@@ -218,10 +219,6 @@ class RedisTicket:
             and all(map(is_idle, self.seen.values()))
             and _versions(self) == _versions(other)
         )
-
-
-def _never() -> float:
-    return NEVER
 
 
 def _versions(ticket: RedisTicket) -> Mapping[CellKey, bytes]:

@@ -4,8 +4,8 @@ A daemon thread, one for each tier and process, has a subscription to each serve
 also the probes of servers that have failed, and delivers pending invalidations.
 
 The rules of trust, each of which has a counterexample: the PING goes over the connection of the messages, its PONG is
-handled in their order, and the lease counts from the *sending* of the heartbeat that had been answered before that
-PING. An interrupted subscription is a loss, even if nothing seems to have happened meanwhile. A lease that runs out is
+handled in their order, and the term counts from the *sending* of the heartbeat that had been answered before that
+PING. An interrupted subscription is a loss, even if nothing seems to have happened meanwhile. A term that runs out is
 none: on one connection no message is lost, so local copies are valid again with the next PONG.
 
 A server that stops and goes on executes what has arrived over its connections meanwhile, in any order, and only then
@@ -13,8 +13,8 @@ what comes later. So a write that it does not answer hands its invalidations ove
 a connection that the server has accepted, and whoever gets an answer to a heartbeat that was sent later, and then one
 more, gets it after them.
 
-A local copy is bound to the leases of the servers that have its roots, and to no other server. With the connection its
-lease ends for good, and so do the copies under it. Roots that nothing was read of for a while, and that no copy depends
+A local copy is bound to the terms of the servers that have its roots, and to no other server. With the connection its
+term ends for good, and so do the copies under it. Roots that nothing was read of for a while, and that no copy depends
 on, are unsubscribed from.
 
 A busy root is *split*: a process whose copies depend on few of its entities listens to their parts instead of all of
@@ -38,6 +38,7 @@ from typing import Any
 from redis.crc import key_slot
 
 from agent_cache.clock import CLOCK
+from agent_cache.core.lease import ENDED, Lease, Term
 from agent_cache.metrics import METRICS, evidence_by_tool
 from agent_cache.remote.redis.connection import (
     INFO,
@@ -50,13 +51,13 @@ from agent_cache.remote.redis.connection import (
     boottime,
     replication_id_of,
 )
-from agent_cache.remote.redis.keyspace import Invalidations, Keyspace, Root, parse_message, whole_of
+from agent_cache.remote.redis.keyspace import LISTENED_TO, Invalidations, Keyspace, Root, parse_message, whole_of
 from agent_cache.remote.redis.scripts import MARK
 from agent_cache.remote.redis.transport import KEPT_ALIVE, Server, Transport
 from agent_cache.remote.redis.ttl_hash import TtlHash
 from agent_cache.remote.redis.writes import Call, Waiter, Writer, release, set_done
 
-__all__ = ["TOOLS", "Lease", "Report", "Subscriber", "Subscription", "Trust"]
+__all__ = ["TOOLS", "Report", "Subscriber", "Subscription", "Trust"]
 
 _MAX_MESSAGE = 1 << 20
 _MAX_REPORTED_ROOTS = 100
@@ -82,51 +83,36 @@ _WHOLE_PERIOD = 60.0
 """Seconds for which a root is not split after a process of an earlier version has written to it."""
 
 
-class Lease:
-    """How long the messages of one connection are known to arrive.
-
-    Attributes:
-        until: reading of `boottime` up to which no message can have been missed.
-        is_over: the connection was lost, or the server is another one now. It does not come back.
-    """
-
-    __slots__ = ("is_over", "until")
-
-    def __init__(self) -> None:
-        self.until = NEVER
-        self.is_over = False
-
-    def end(self) -> None:
-        """End it for good, and with it whatever was kept under it."""
-        self.is_over = True
-        self.until = NEVER
-
-
-_ENDED = Lease()
+_ENDED = Term(boottime)
 _ENDED.end()
 
 
-class Trust:
-    """The trust in local copies that depend on the same channels: as long as the leases of all their servers.
+class Trust(Lease):
+    """The trust in local copies that depend on the same channels: while the terms of all their servers run, and
+    somebody is told of invalidations.
+
+    With one server, as nearly always, a hit tests that inline.
 
     Attributes:
         channels: the channels.
-        leases: those of the connections that the messages arrive over.
+        terms: those of the connections that the messages arrive over.
         is_used: set by each lookup.
         parts: of a trust in a copy of many reads, those in each. They have the channels.
     """
 
-    __slots__ = ("__weakref__", "channels", "invalidations", "is_used", "leases", "parts")
+    __slots__ = ("channels", "invalidations", "is_used", "parts", "terms")
 
     def __init__(
         self,
         channels: frozenset[bytes],
-        leases: tuple[Lease, ...],
+        terms: tuple[Term, ...],
         invalidations: Invalidations,
         parts: tuple[Trust, ...] = (),
     ) -> None:
+        is_one = len(terms) == 1
+        super().__init__(invalidations.page, LISTENED_TO if is_one else ENDED, terms[0] if is_one else None)
         self.channels = channels
-        self.leases = leases
+        self.terms = terms
         self.is_used = True
         self.invalidations = invalidations
         self.parts = parts
@@ -134,22 +120,17 @@ class Trust:
     @property
     def is_over(self) -> bool:
         """Whether messages may have been missed since."""
-        leases = self.leases
-        return leases[0].is_over if len(leases) == 1 else any(lease.is_over for lease in leases)
+        terms = self.terms
+        return terms[0].is_over if len(terms) == 1 else any(term.is_over for term in terms)
 
     def end(self) -> None:
-        """End it for good, though the leases go on: messages of one of its channels may be missed."""
-        self.leases = (_ENDED,)
+        """End it for good, though the terms go on: messages of one of its channels may be missed."""
+        self.terms = (_ENDED,)
+        self.stamp = ENDED
 
-    def trusted_until(self) -> float:
-        """Clock reading up to which the copies may be served."""
-        now = CLOCK.now()  # first: a thread that is suspended between the two clocks trusts for less, not for more
-        leases = self.leases
-        if len(leases) == 1:  # without a list: this is a part of each local hit
-            left = NEVER if leases[0].is_over else leases[0].until - boottime()
-        else:
-            left = min([NEVER if lease.is_over else lease.until for lease in leases]) - boottime()
-        return now + left if left > 0 and self.invalidations.listeners else NEVER
+    def renew(self) -> bool:
+        """See `Lease`. Of a copy from several servers every hit asks it. The test is never set anew: `end` is final."""
+        return self.page[0] == LISTENED_TO and all([term.clock() < term.until for term in self.terms])  # noqa: C419 - faster
 
 
 class Subscriber:
@@ -158,7 +139,7 @@ class Subscriber:
     Attributes:
         channels: channels whose messages arrive.
         moving: channels of roots whose slot moves to another server. Nothing is kept locally under these.
-        lease: reading of `boottime` up to which all local copies are trusted: the earliest of all servers.
+        until: reading of `boottime` up to which all local copies are trusted: the earliest of all servers.
         ttls: those that were set at run time.
         was_forked: local copies may come from the parent process.
     """
@@ -179,7 +160,7 @@ class Subscriber:
         self._roots: dict[bytes, Root] = {}  # by channel
         self._waiters: dict[bytes, list[Waiter]] = {}  # by channel
         self._unconfirmed: set[bytes] = set()  # channels of roots whose messages were waited for in vain
-        self._leases: dict[bytes, Lease] = {}  # by channel: of the connection that its messages arrive over
+        self._terms: dict[bytes, Term] = {}  # by channel: of the connection that its messages arrive over
         self._trusts: weakref.WeakValueDictionary[frozenset[bytes], Trust] = weakref.WeakValueDictionary()
         self._merged: weakref.WeakValueDictionary[int, Trust] = weakref.WeakValueDictionary()  # each after its parts
         self._merges = count()
@@ -194,12 +175,12 @@ class Subscriber:
         self._is_stopped = False
         self.channels: frozenset[bytes] = frozenset()
         self.moving: frozenset[bytes] = frozenset()
-        self.lease = NEVER
+        self.until = NEVER
 
     def after_fork(self) -> None:
         """In the child: there is no thread, and no copy is valid that was kept under the parent's."""
         KEPT_ALIVE.append((self._subscriptions, self._loop, self._main))
-        self._end_leases()
+        self._end_terms()
         self.was_forked = True
         self._reset()
 
@@ -227,7 +208,7 @@ class Subscriber:
     def stop(self) -> None:
         """End the thread; nothing is trusted from now on. Called from any thread."""
         self._is_stopped = True
-        self._end_leases()
+        self._end_terms()
         loop, main = self._loop, self._main
         if loop is not None and main is not None:
             try:
@@ -241,10 +222,10 @@ class Subscriber:
         if thread is not None and thread is not threading.current_thread() and thread.ident is not None:
             thread.join(seconds)
 
-    def _end_leases(self) -> None:
-        self.lease = NEVER
+    def _end_terms(self) -> None:
+        self.until = NEVER
         for subscription, _ in self._subscriptions.copy().values():
-            subscription.lease.end()
+            subscription.term.end()
 
     def trust(self, channels: frozenset[bytes]) -> Trust | None:
         """The trust in copies that depend on these channels; None unless messages of all of them arrive."""
@@ -256,9 +237,9 @@ class Subscriber:
             trust = self._trusts.get(channels)  # again: of two for the same channels only one would keep them
             if trust is not None and not trust.is_over:
                 return trust
-            leases = [self._lease_of(channel) for channel in channels]
-            known = tuple(dict.fromkeys(lease for lease in leases if lease is not None and not lease.is_over))
-            if not known or None in leases or any(lease.is_over for lease in leases if lease is not None):
+            terms = [self._term_of(channel) for channel in channels]
+            known = tuple(dict.fromkeys(term for term in terms if term is not None and not term.is_over))
+            if not known or None in terms or any(term.is_over for term in terms if term is not None):
                 return None
             trust = self._trusts[channels] = Trust(channels, known, self._invalidations)
             if len(self._recent) >= _MAX_RECENT:
@@ -266,34 +247,33 @@ class Subscriber:
             self._recent.add(trust)
         return trust
 
-    def merge(self, functions: Iterable[Callable[[], float]]) -> list[Callable[[], float]]:
-        """Replace the `Trust.trusted_until` of several trusts by one that asks for each lease once."""
-        merged: list[Callable[[], float]] = []
+    def merge(self, leases: Iterable[Lease]) -> list[Lease]:
+        """Replace several trusts by one that asks for each term once."""
+        merged: list[Lease] = []
         trusts: dict[Trust, None] = {}
-        for each in functions:
-            trust = getattr(each, "__self__", None)
-            if isinstance(trust, Trust) and trust.invalidations is self._invalidations:
-                trusts[trust] = None
+        for each in leases:
+            if isinstance(each, Trust) and each.invalidations is self._invalidations:
+                trusts[each] = None
             else:
                 merged.append(each)
         if trusts:
             whole, *others = trusts
             if others:
-                with self._lock:  # of the leases, too: one of the parts may be ended meanwhile
-                    leases = tuple(dict.fromkeys(lease for trust in trusts for lease in trust.leases))
-                    whole = Trust(frozenset(), leases, self._invalidations, tuple(trusts))
+                with self._lock:  # of the terms, too: one of the parts may be ended meanwhile
+                    terms = tuple(dict.fromkeys(term for trust in trusts for term in trust.terms))
+                    whole = Trust(frozenset(), terms, self._invalidations, tuple(trusts))
                     self._merged[next(self._merges)] = whole
-            merged.append(whole.trusted_until)
+            merged.append(whole)
         return merged
 
-    def _lease_of(self, topic: bytes) -> Lease | None:
+    def _term_of(self, topic: bytes) -> Term | None:
         """That of the connection over which all messages arrive that a copy under this channel needs."""
-        leases, whole = self._leases, whole_of(topic)
-        return leases.get(whole) or (leases.get(topic) if whole + b":*" in leases else None)
+        terms, whole = self._terms, whole_of(topic)
+        return terms.get(whole) or (terms.get(topic) if whole + b":*" in terms else None)
 
     def hears(self, topic: bytes) -> bool:
         """Whether all messages arrive that a copy under this channel needs."""
-        return self._lease_of(topic) is not None
+        return self._term_of(topic) is not None
 
     def trusted_whole_until(self) -> float:
         """Clock reading up to which copies may be served that are not known by their channels: none while a root is
@@ -312,7 +292,7 @@ class Subscriber:
         if self._thread is None or not self._invalidations.listeners:
             return NEVER
         now = CLOCK.now()  # first: a thread that is suspended between the two clocks trusts for less, not for more
-        left = self.lease - boottime()
+        left = self.until - boottime()
         return now + left if left > 0 else NEVER
 
     # Called from any thread
@@ -407,8 +387,8 @@ class Subscriber:
         """End what was kept under a server that has turned out to be another one, or to have lost data."""
         with self._lock:
             subscription, _ = self._subscriptions.get(server, (None, None))
-            roots = list(self._roots.values()) if subscription is None else subscription.renew_lease()
-            self._list_leases()
+            roots = list(self._roots.values()) if subscription is None else subscription.renew_term()
+            self._list_terms()
         self.lose(roots)
 
     async def catch_up(self) -> None:
@@ -475,7 +455,7 @@ class Subscriber:
         except asyncio.CancelledError:
             pass
         finally:
-            self._end_leases()
+            self._end_terms()
             self.channels, self.moving = frozenset(), frozenset()
 
     async def _run(self) -> None:
@@ -517,7 +497,7 @@ class Subscriber:
         for server in [server for server in self._subscriptions if server not in servers]:
             former, former_task = self._subscriptions.pop(server)
             former_task.cancel()
-            self.lose(former.renew_lease())
+            self.lose(former.renew_term())
         for server in servers:
             subscription, task = self._subscriptions.get(server, (None, None))
             with self._lock:
@@ -559,7 +539,7 @@ class Subscriber:
                     ended.add(whole)
             for trust in ended:
                 trust.end()
-            self._list_leases()
+            self._list_terms()
         self._invalidations.lose(roots, self._keyspace, is_loss=False)
 
     def unsubscribe_idle(self) -> None:
@@ -573,8 +553,8 @@ class Subscriber:
             used = set(map(whole_of, topics))
             for subscription, _ in self._subscriptions.values():
                 subscription.leave_parts(topics)
-            self._list_leases()
-            heard = self._leases.keys() | {whole for each, _ in self._subscriptions.values() for whole in each.split}
+            self._list_terms()
+            heard = self._terms.keys() | {whole for each, _ in self._subscriptions.values() for whole in each.split}
             idle = [root for channel, root in self._roots.items() if channel in heard and channel not in used]
             if self._keyspace.calls_under(idle) is None:
                 return  # what depends on them alone cannot be told from the rest
@@ -582,7 +562,7 @@ class Subscriber:
                 del self._roots[root.channel]
             for subscription, _ in self._subscriptions.values():
                 subscription.remove(idle)
-            self._list_leases()
+            self._list_terms()
         if idle:  # a nearer tier may have values under them, and is not asked about its use
             self._invalidations.lose(idle, self._keyspace, is_loss=False)
             self.changed()
@@ -619,7 +599,7 @@ class Subscriber:
                     subscription.add_whole(whole)
                 else:
                     subscription.listen_to_parts(whole, topics)
-            self._list_leases()
+            self._list_terms()
 
     def _subscribe(self, root: Root, topic: bytes) -> None:
         server = self._transport.topology.server_of(root.slot)
@@ -633,26 +613,26 @@ class Subscriber:
         else:
             subscription.add_parts(root.channel, {topic})
 
-    def _list_leases(self) -> None:
+    def _list_terms(self) -> None:
         """Note which channels are heard, and over which connection. With the lock held."""
         subscriptions = self._subscriptions.copy().values()  # copies: also called outside of the thread
         live = [each for each, _ in subscriptions if each.is_live and not self._is_stopped]
-        self._leases = {
-            channel: each.lease
+        self._terms = {
+            channel: each.term
             for each in live
             for channel in each.confirmed.copy()
             if not each.moving or whole_of(channel) not in each.moving
         }
-        self.channels = frozenset(self._leases)
+        self.channels = frozenset(self._terms)
 
     def changed(self, *, is_about_channels: bool = True) -> None:
-        """Update `channels` and `lease`, after a subscription was confirmed, answered or lost."""
+        """Update `channels` and `until`, after a subscription was confirmed, answered or lost."""
         subscriptions = [subscription for subscription, _ in self._subscriptions.values()]
         if is_about_channels:
             self.moving = frozenset().union(*(each.moving for each in subscriptions))
             with self._lock:
-                self._list_leases()
-        self.lease = NEVER if self._is_stopped else min((each.lease.until for each in subscriptions), default=NEVER)
+                self._list_terms()
+        self.until = NEVER if self._is_stopped else min((each.term.until for each in subscriptions), default=NEVER)
         if self._unconfirmed:
             self._unconfirmed = {whole for whole in self._unconfirmed if not self.hears(whole + b":*")}
         if self._waiters:
@@ -666,7 +646,7 @@ class Subscriber:
                 subscriptions = [subscription for subscription, _ in self._subscriptions.values()]
                 if subscriptions and all(each.is_live for each in subscriptions):
                     await asyncio.gather(*(each.ping() for each in subscriptions))
-                    if self.lease > NEVER:
+                    if self.until > NEVER:
                         return
                 await asyncio.sleep(0.005)
 
@@ -681,7 +661,7 @@ class Subscription:
         split: channels of roots that only parts are listened to of.
         marks: of the roots that are split, or will be: see `MARK`.
         is_live: whether all channels that were wanted when it connected have been confirmed.
-        lease: how long no message of this server can have been missed: messages arrive, and the server takes writes. It
+        term: how long no message of this server can have been missed: messages arrive, and the server takes writes. It
             ends with the connection.
     """
 
@@ -700,7 +680,7 @@ class Subscription:
         self.server = server
         self.is_live = False
         self.confirmed: set[bytes] = set()
-        self.lease = Lease()
+        self.term = Term(boottime)
         self.moving: set[bytes] = set()
         self.parts: dict[bytes, set[bytes]] = {}
         self.split: set[bytes] = set()
@@ -741,17 +721,17 @@ class Subscription:
         """The roots that it subscribes to."""
         return list(self._roots.values())
 
-    def renew_lease(self) -> list[Root]:
-        """End the lease, and what was kept under it, and begin another. Returns the roots."""
-        former, self.lease = self.lease, Lease()
-        self.lease.until = former.until
+    def renew_term(self) -> list[Root]:
+        """End the term, and what was kept under it, and begin another. Returns the roots."""
+        former, self.term = self.term, Term(boottime)
+        self.term.until = former.until
         former.end()
         return self.roots
 
-    def _extend_lease(self) -> None:
+    def _extend_term(self) -> None:
         """After the answer to a PING or a heartbeat: both count from when they were sent."""
         if self.is_live:
-            self.lease.until = min(self._answered_at, self._beaten_at) + self._transport.max_staleness
+            self.term.until = min(self._answered_at, self._beaten_at) + self._transport.max_staleness
         self._subscriber.changed(is_about_channels=False)
 
     async def run(self) -> None:
@@ -824,7 +804,7 @@ class Subscription:
 
         In a cluster it also writes to the slot of each root, in vain: see `Root.absent`. A server that refuses this
         may refuse the writes that others announce under the root, too. Its copies are dropped, and the trust in them
-        ends for good, before the lease is extended, which counts from before the slot was opened.
+        ends for good, before the term is extended, which counts from before the slot was opened.
         """
         transport, ttls, sent = self._transport, self._subscriber.ttls, boottime()
         period = b"%d" % max(1000, int(transport.max_staleness * 3000))
@@ -847,14 +827,14 @@ class Subscription:
         probed = zip(roots, refusals, strict=True)
         self._note_moving({root.channel for root, reply in probed if self._is_redirected(reply)})
         transport.identify(self.server, replication_id_of(info))
-        await self._look_for_marks(commands)  # before the lease counts from this heartbeat
+        await self._look_for_marks(commands)  # before the term counts from this heartbeat
         for each in version:  # likewise
             await ttls.exchange(commands, each)
         self.server.set_clock(sent, clock)
         self.server.heard_at = self._beaten_at = sent
         await self._writer.deliver_pending(self.server, commands)
         transport.recover(self.server)
-        self._extend_lease()
+        self._extend_term()
         self._subscriber.unsubscribe_idle()
         self._count_messages()
 
@@ -1086,7 +1066,7 @@ class Subscription:
     def ping(self) -> asyncio.Future[None]:
         """Send a PING over the same connection. The future is done when all messages before its answer were handled.
 
-        Its lease counts from the heartbeat before. While the PING waits at a server that was stopped, so may the call
+        Its term counts from the heartbeat before. While the PING waits at a server that was stopped, so may the call
         of a write that has returned, and the PING may be answered first. Calls from before the heartbeat were executed.
         """
         self._pings_sent += 1
@@ -1103,7 +1083,7 @@ class Subscription:
             self._connection.close()
             self._connection = None
         self._answered_at = NEVER
-        self.lease.end()
+        self.term.end()
         self.confirmed.clear()
         self.marks.clear()
         self.parts.clear()  # whole roots are subscribed to at first, and split again if they are still busy
@@ -1122,7 +1102,7 @@ class Subscription:
         elif self._may_have_lost:
             self._subscriber.lose(self.roots)
         self._may_have_lost, self._was_forked = True, False
-        self.lease = Lease()
+        self.term = Term(boottime)
         self.is_live = True
         self._is_refused = False
         self._subscriber.changed()
@@ -1208,7 +1188,7 @@ class Subscription:
         self._check_suspension()
         _, since, future = ping
         self._answered_at = max(self._answered_at, since)
-        self._extend_lease()
+        self._extend_term()
         set_done(future)
 
     def _check_suspension(self) -> None:
@@ -1217,7 +1197,7 @@ class Subscription:
         """
         former, self._asleep = self._asleep, asleep()
         if self._asleep - former > self._transport.max_staleness:
-            self._subscriber.lose(self.renew_lease())
+            self._subscriber.lose(self.renew_term())
             self._subscriber.changed()
 
 

@@ -7,11 +7,11 @@ import os
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from agent_cache.clock import CLOCK
+from agent_cache.core.lease import Lease
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote.codecs import Codec
 from agent_cache.remote.protocol import Found, Listener, Request, SentCommit, Ticket, Versions, WriteIntent
@@ -260,22 +260,14 @@ class RedisTier:
         """See `Tier`. It reads two clocks and asks no server: a machine that was suspended has missed messages."""
         return self._subscriber.trusted_whole_until()
 
-    def merge_trusts(self, functions: Iterable[Callable[[], float]]) -> list[Callable[[], float]]:
-        """See `Tier.trusted_until`. One function asks for each connection that the copies depend on, however many."""
-        return self._subscriber.merge(functions)
+    def merge_leases(self, leases: Iterable[Lease]) -> list[Lease]:
+        """See `Ticket.lease`. One lease asks for each connection that the copies depend on, however many."""
+        return self._subscriber.merge(leases)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """See `Tier`."""
         self._start()
-        invalidations, own = self._invalidations, partial(listener)  # one object for each subscription
-        with invalidations.lock:
-            invalidations.listeners += (own,)
-
-        def end() -> None:
-            with invalidations.lock:
-                invalidations.listeners = tuple(each for each in invalidations.listeners if each is not own)
-
-        return end
+        return self._invalidations.listen(listener)
 
     # Ttls that are set at run time
 
