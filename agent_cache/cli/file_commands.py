@@ -56,9 +56,6 @@ _OLDEST_SQLITE = (3, 35, 0)
 _ROOTS_AT_ONCE = 100
 _DIGEST = 12
 _UNBOUNDED = 1 << 62
-_LEASE = 60.0
-"""That of `clear`: what a dead process was writing is held for so long more if `clear` is the first to notice, whatever
-lease the processes have."""
 _LONG_LOG = 1 << 28
 _LITTLE_SPACE = 1 << 26
 _DAMAGED = "the next process that comes across it sets the file aside as PATH.corrupt and begins a new one"
@@ -365,9 +362,8 @@ def clear(path: str, options: argparse.Namespace) -> int:
 
 async def _clear(path: Path, tags: list[str], options: argparse.Namespace) -> int:
     """Returns how many values were deleted: those under tags only become invalid."""
-    async with FileTier(
-        path, namespace=options.namespace, timeout=options.timeout, lease=_LEASE, max_bytes=_UNBOUNDED
-    ) as tier:
+    # Without a bound of its own: the processes may have a larger one than the default.
+    async with FileTier(path, namespace=options.namespace, timeout=options.timeout, max_bytes=_UNBOUNDED) as tier:
         if not tags:
             return await tier.clear()
         for start in range(0, len(tags), _ROOTS_AT_ONCE):

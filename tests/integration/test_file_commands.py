@@ -288,6 +288,7 @@ def test_recommendations_rest_on_what_the_processes_report(path, run):
 
     (found,) = asyncio.run(report())
     assert (found["action"], found["current"], found["suggested"]) == ("shorten_ttl", 60.0, 15.0)
+    assert facts(run, "stats", "--recommend")["recommendations"] == []  # the process has closed it
     testing.reset()
 
 

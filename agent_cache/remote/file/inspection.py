@@ -252,7 +252,12 @@ def inspected(path: str | os.PathLike[str], *, patience: float) -> Iterator[Insp
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute("BEGIN")
         _check(connection, place)
-        yield Inspection(place, connection)
+        file = Inspection(place, connection)
+        try:
+            yield file
+        finally:
+            if file.locks is not None:
+                file.locks.leave()
     except sqlite3.Error as error:
         raise UnreadableError(str(error)) from error
     finally:

@@ -363,6 +363,7 @@ class OpenFiles:
             finally:
                 connection.close()
             self.page = mapped
+            self._reported = None  # in a new database there is no report
             self._identities = {one: _identity(one) for one in (path, page, lock)}
             self._logs = {one: _identity(one) for one in (_beside(path, "-wal"), _beside(path, "-shm"))}
 
