@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from agent_cache.remote.protocol import (
     Found,
+    Lease,
     Listener,
     Request,
     SharedLoads,
     SharedTtls,
+    Term,
     Ticket,
     Tier,
     Touched,
@@ -22,11 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Found",
+    "Lease",
     "Listener",
     "RedisTier",
     "Request",
     "SharedLoads",
     "SharedTtls",
+    "Term",
     "Ticket",
     "Tier",
     "Touched",

@@ -72,7 +72,7 @@ class WordTier:
 
 
 async def hits(effort: Effort) -> list[Row]:
-    """With a tier whose trust is one word, and with `RedisTier`; without the latter where it has no client or server."""
+    """With a tier whose trust is one word, and with `RedisTier`; without that where it cannot be used."""
     subjects: dict[str, Sample] = {"none": _hit("benchmarks.rows.tiers:none", None)}
     subjects["one word"] = _hit("benchmarks.rows.tiers:word", WordTier())
     try:
