@@ -15,6 +15,8 @@ import pytest
 import agent_cache
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, ToolCall, configure, testing
 from agent_cache.clock import CLOCK
+from agent_cache.core.lease import Term
+from tests.pipeline.leasing import LeasingTier
 
 HIT = 1
 MUTABLE_HIT = 2
@@ -132,6 +134,23 @@ def test_observers_that_are_not_used_cost_no_frame() -> None:
         assert len(await warm_frames(tool, "u5")) == HIT
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("ttl", [None, 60])
+def test_a_hit_with_a_tier_is_one_frame(ttl: int | None) -> None:
+    """The body compares what the lease of the copy reads, a clock of the tier included, and calls nothing."""
+    tier = LeasingTier()
+    tier.own.term = Term((1_000.0).__pos__, until=2_000.0)
+    tool = AgentCache(resource="card", ttl=ttl, remote_cache=tier)(get_card)
+    entered = asyncio.run(warm_frames(tool, "u1"))
+    assert len(entered) == HIT, entered
+
+
+def test_a_mutable_hit_with_a_tier_adds_the_copy_alone() -> None:
+    """What looks again compares the same, without a frame for it."""
+    tool = AgentCache(resource="user", ttl=60, remote_cache=LeasingTier())(get_user)
+    entered = asyncio.run(warm_frames(tool, "u1"))
+    assert len(entered) == MUTABLE_HIT, entered
 
 
 def test_a_hit_that_is_not_chosen_for_an_audit_is_two_frames() -> None:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 from agent_cache.remote.addresses import from_url
 from agent_cache.remote.protocol import (
     Found,
+    Lease,
     Listener,
     Request,
     SharedLoads,
     SharedTtls,
+    Term,
     Ticket,
     Tier,
     Touched,
@@ -25,11 +27,13 @@ if TYPE_CHECKING:
 __all__ = [
     "FileTier",
     "Found",
+    "Lease",
     "Listener",
     "RedisTier",
     "Request",
     "SharedLoads",
     "SharedTtls",
+    "Term",
     "Ticket",
     "Tier",
     "Touched",

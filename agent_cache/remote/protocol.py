@@ -17,13 +17,17 @@ from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from agent_cache.core.lease import Lease, Term
+
 __all__ = [
     "Found",
+    "Lease",
     "Listener",
     "Request",
     "SentCommit",
     "SharedLoads",
     "SharedTtls",
+    "Term",
     "Ticket",
     "Tier",
     "Touched",
@@ -117,9 +121,15 @@ Versions = Mapping[Any, Any]
 class Ticket(Protocol):
     """The versions that a lookup saw. Opaque to everything but its tier.
 
-    It may have two more methods. `trusted_until` is called in place of the tier's: see there. `note_tags` is called
-    with all tags of a local copy right before the `is_clean` that decides whether it is stored, for a tier whose
-    messages name tags by digests.
+    It may have an attribute `lease`: a `Lease` in the copies that are made under it. It stands in place of
+    `Tier.trusted_until` for tools with this tier alone, and hits compare what it refers to instead of calling anything.
+    So a tier on several servers can trust some copies longer than others. A value whose load has made many reads is
+    served while the leases of all of them are valid, and each hit asks that. So a tier whose tickets have leases may
+    have a method ``merge_leases(leases)``. It is given such leases, those of other tiers included, and returns fewer
+    that are valid at the same times.
+
+    It may have a method `note_tags`, which is called with all tags of a local copy right before the `is_clean` that
+    decides whether it is stored, for a tier whose messages name tags by digests.
     """
 
     @property
@@ -331,12 +341,8 @@ class Tier(Protocol):
         messages to the listeners: as None, or as the roots and the keys that the lost messages may have named. Without
         a listener no copy is trusted.
 
-        A ticket may have a method of this name, too, for the copies that are made under it: a tier on several servers
-        trusts some roots longer than others. It is called instead of this one for tools with this tier alone.
-
-        A value whose load has made many reads is trusted as long as all of them are, and each hit asks that. So a tier
-        whose tickets have this method may have another one, ``merge_trusts(functions)``. It is given such methods, and
-        other functions that give a clock reading, and returns fewer with the same earliest reading.
+        Each hit pays for the call of it. A tier whose tickets have a `Lease` is asked only for the copies of tools that
+        have several tiers, and whether a nearer tier may be used: see `Ticket`.
         """
         ...
 

@@ -62,7 +62,7 @@ def test_no_file_system_is_known_where_there_are_no_mounts():
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "ceph"])
 def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
-    monkeypatch.setattr(open_files, "_mounts", lambda: f"1 0 8:1 / / rw - {kind} host:/ rw")
+    monkeypatch.setattr(open_files, "mounts_text", lambda: f"1 0 8:1 / / rw - {kind} host:/ rw")
     with pytest.raises(ConfigurationError, match=rf"network file system \({kind}\).*RedisTier"):
         FileTier(tmp_path / "cache")
     assert not list(tmp_path.iterdir())
@@ -70,7 +70,7 @@ def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("kind", ["ext4", "overlay", "tmpfs"])
 def test_a_local_file_system_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
-    monkeypatch.setattr(open_files, "_mounts", lambda: f"1 0 8:1 / / rw - {kind} host:/ rw")
+    monkeypatch.setattr(open_files, "mounts_text", lambda: f"1 0 8:1 / / rw - {kind} host:/ rw")
     FileTier(tmp_path / "cache")
 
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from agent_cache.core.lease import UNTRUSTED
 from benchmarks.budgets import measured
-from benchmarks.rows import calls, journals, process, requests_of_clients, scale, typed, writes
+from benchmarks.rows import calls, journals, process, requests_of_clients, scale, tiers, typed, writes
 from benchmarks.timing import Effort
+from tests.harness.binaries import ServerUnavailableError
 
 SMALL = Effort(rounds=2, seconds=0.0001, entries=1_000)
 
@@ -62,6 +64,24 @@ async def test_each_client_that_is_installed_has_its_rows(monkeypatch: pytest.Mo
         "httpx: first piece of a stream, recorded", "httpx: first piece of a stream, replayed",
     ]  # fmt: skip
     assert [row.what for row in table][-2:] == ["loading 3 of them", "the same, memory"]
+
+
+async def test_hits_with_tiers_have_a_row_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one less where there is no server."""
+
+    def start(*_: object) -> Any:
+        raise ServerUnavailableError
+
+    monkeypatch.setattr(tiers.Server, "start", start)
+    (row,) = await tiers.hits(SMALL)
+    assert row.what == "a copy of a tier whose trust is one word"
+    assert row.measured.low <= row.measured.median <= row.measured.high
+
+
+async def test_a_copy_that_is_no_hit_fails_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "Lease", lambda page, stamp: UNTRUSTED)
+    with pytest.raises(AssertionError, match="ran more than once"):
+        await tiers.hits(SMALL)
 
 
 async def test_a_write_that_reaches_no_session_fails_its_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,8 +45,20 @@ NAMES = [
         "value",
         "moment",
         "lookup",
+        "lease",
+        "term",
+        "is_valid",
     ),
-    *("_cache_", "_cache_key", "__cache_key", "_cache_default_key", "_cache_here", "_cache_type", "_cache_MISSING"),
+    *(
+        "_cache_",
+        "_cache_key",
+        "__cache_key",
+        "_cache_default_key",
+        "_cache_here",
+        "_cache_type",
+        "_cache_MISSING",
+        "_cache_Leased",
+    ),
     *("str", "int", "dict", "list", "part", "args", "kwargs", "operation", "answer", "result", "x1", "\u00fcber"),
 ]
 HINTS = ["", ": str", ": int", ": bool", ": dict", ": list", ": 'dict[str, int]'", ": float"]
