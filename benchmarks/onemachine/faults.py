@@ -219,9 +219,9 @@ def deletes(*suffixes: str) -> Callable[[Run], Iterator[None]]:
                 run.database.with_name(f"cache{suffix}").unlink(missing_ok=True)
             # One that is started now makes the files anew, while the others still use the deleted ones.
             run.kill(run.rng.randrange(run.processes))
-            yield from run.pause(2.0)
-        worst = run.shared.largest(Count.WORST_WINDOW) / 1e9
-        run.notes.append(f"{run.shared.total(Count.STALE_IN_WINDOW)} within {worst:.2f} s of a deletion")
+            yield from run.pause(1.5)
+        noticed = run.shared.largest(Count.NOTICED) / 1e9
+        run.notes.append(f"noticed within {noticed:.2f} s, {run.shared.total(Count.STALE_IN_WINDOW)} stale until then")
 
     return fault
 

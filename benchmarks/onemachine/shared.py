@@ -5,8 +5,8 @@ from __future__ import annotations
 import fcntl
 import mmap
 import threading
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from typing import Final
@@ -28,7 +28,7 @@ class Count(IntEnum):
     FOUND = 4
     STALE = 5
     STALE_IN_WINDOW = 6
-    WORST_WINDOW = 7
+    NOTICED = 7
     SLOWEST = 8
     ERRORS = 9
     UNUSABLE = 10

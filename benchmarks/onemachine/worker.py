@@ -65,7 +65,7 @@ class Worker:
         self.shared = Shared(self.job.folder)
         self.random = random.Random(self.job.seed)
         self.process = self.job.process
-        self.found = 0
+        self.found = self.losses = 0
         self.steps = -1
 
     def run(self) -> None:
@@ -173,10 +173,10 @@ class Worker:
             for task in range(TASKS - 2):
                 group.create_task(self.agent(task))
         await asyncio.to_thread(thread.join)
-        while not self.shared.flags[Flag.IS_OVER]:
+        while not self.shared.flags[Flag.IS_OVER]:  # another process says it
             await asyncio.sleep(0.02)
         end = time.monotonic() + 5
-        while not self.tier.stats()["trusted"] and time.monotonic() < end:
+        while not self.tier.stats()["trusted"] and time.monotonic() < end:  # nothing tells it
             await asyncio.sleep(0.05)
         await self.reads[0](0)
         if not self.tier.stats()["trusted"]:
@@ -193,7 +193,7 @@ class Worker:
             else:
                 await self.read(self.random.choice(self.reads), order)
             await asyncio.sleep(0)
-            if done % 64 == 0:
+            if done % 16 == 0:
                 self.count_found()
             if self.job.forks and task == 0 and done % self.job.forks == 0:
                 self.fork()
@@ -246,8 +246,6 @@ class Worker:
         since = start - deleted
         is_excepted = deleted and since < WINDOW * 1e9
         self.shared.count(self.process, Count.STALE_IN_WINDOW if is_excepted else Count.STALE)
-        if is_excepted:
-            self.shared.raise_to(self.process, Count.WORST_WINDOW, since)
         self.complain(f"stale {tool} order={order} returned={number} ended={floor} since_deleted={since / 1e9:.3f}")
 
     async def write(self, tool: Callable[[int, int], Awaitable[int]], order: int, task: int) -> None:
@@ -263,7 +261,12 @@ class Worker:
         self.shared.count(self.process, Count.WRITES)
 
     def count_found(self) -> None:
-        hits = self.tier.stats()["hits"]
+        stats = self.tier.stats()
+        deleted = self.shared.flags[Flag.DELETED_AT]
+        if deleted and stats["losses"] > self.losses:
+            self.shared.raise_to(self.process, Count.NOTICED, time.monotonic_ns() - deleted)
+        self.losses = stats["losses"]
+        hits = stats["hits"]
         self.shared.count(self.process, Count.FOUND, hits - self.found)
         self.found = hits
 

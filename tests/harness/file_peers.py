@@ -352,7 +352,8 @@ def main(folder: str) -> None:
 
     def send(*answer: Any) -> None:
         with lock:
-            print(json.dumps(answer), flush=True)
+            sys.stdout.write(json.dumps(answer) + "\n")
+            sys.stdout.flush()
 
     process = Process(Path(folder), lambda text: send(None, text, None))
     loop = asyncio.new_event_loop()
@@ -361,7 +362,7 @@ def main(folder: str) -> None:
         method: Callable[..., Awaitable[Any]] = getattr(process, name)
         try:
             send(number, await method(*arguments, **options), None)
-        except Exception as error:  # noqa: BLE001 - passed on to the test
+        except Exception as error:  # passed on to the test
             send(number, None, f"{type(error).__name__}: {error}")
 
     tasks: set[Any] = set()

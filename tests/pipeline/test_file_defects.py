@@ -14,7 +14,7 @@ import pytest
 
 from agent_cache.remote.file import FileTier
 from agent_cache.remote.file.open_files import Unreachable, filesystem_of
-from tests.contract.workbench import commit, load, read, value_of, write
+from tests.contract.workbench import load, read, value_of
 from tests.harness.file_peers import Peer, Truth
 
 

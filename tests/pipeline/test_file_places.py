@@ -174,7 +174,7 @@ async def test_an_empty_file_is_taken(tmp_path: Path):
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigurationError, match="there is no directory.*make it first"):
+    with pytest.raises(ConfigurationError, match=r"there is no directory.*make it first"):
         FileTier(tmp_path / "missing" / "cache")
 
 
@@ -187,7 +187,7 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path):
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
 def test_a_folder_that_everybody_may_write_into_is_refused(tmp_path: Path, mode: int):
     tmp_path.chmod(mode)
-    with pytest.raises(ConfigurationError, match="everybody may write into.*mkdir -m 700"):
+    with pytest.raises(ConfigurationError, match=r"everybody may write into.*mkdir -m 700"):
         FileTier(tmp_path / "cache")
     tmp_path.chmod(0o700)
 

@@ -151,7 +151,7 @@ def checked_path(path: Any) -> Path:
     if present is not None and not stat.S_ISREG(present):
         raise ConfigurationError(f"FileTier: {str(place)!r} is no regular file")
     for name, right in ((folder, os.W_OK | os.X_OK), (place, os.R_OK | os.W_OK)):
-        if (name is folder or present is not None) and not os.access(name, right):
+        if (name is folder or present is not None) and not os.access(name, right) and name.exists():
             raise ConfigurationError(f"FileTier: this user may not write {str(name)!r}; use a file of your own")
     return place
 

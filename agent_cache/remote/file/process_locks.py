@@ -2,7 +2,8 @@
 
 Each process holds one byte of a lock file for as long as it lives; the kernel releases it with the process, however
 that ends. POSIX locks belong to a process, and are all released when it closes *any* descriptor of the file: so it is
-opened once per process, and closed when nothing in the process uses it any more. A process's own locks look free to it. A child does not inherit them.
+opened once per process, and closed when nothing in the process uses it any more. A process's own locks look free to it.
+A child does not inherit them.
 
 Byte 0 is held while the files are made, opened or replaced.
 """
