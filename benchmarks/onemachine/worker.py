@@ -173,10 +173,10 @@ class Worker:
             for task in range(TASKS - 2):
                 group.create_task(self.agent(task))
         await asyncio.to_thread(thread.join)
-        while not self.shared.flags[Flag.IS_OVER]:  # another process says it
+        while not self.shared.flags[Flag.IS_OVER]:  # noqa: ASYNC110 - another process says it
             await asyncio.sleep(0.02)
         end = time.monotonic() + 5
-        while not self.tier.stats()["trusted"] and time.monotonic() < end:  # nothing tells it
+        while not self.tier.stats()["trusted"] and time.monotonic() < end:  # noqa: ASYNC110 - nothing tells it
             await asyncio.sleep(0.05)
         await self.reads[0](0)
         if not self.tier.stats()["trusted"]:
