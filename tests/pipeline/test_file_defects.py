@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from agent_cache.errors import ConfigurationError
 from agent_cache.remote.file import FileTier
 from agent_cache.remote.file.open_files import Unreachable, filesystem_of
 from tests.contract.workbench import load, read, value_of
@@ -289,3 +290,40 @@ def test_tools_run_while_the_file_cannot_be_looked_at(tmp_path: Path, start: Cal
     truth[7] = 1
     reader.do("suspend")
     assert [reader.do(name, 7) for name in ("get", "overview", "find")] == [1, 1, 1]
+
+
+async def test_the_bounds_are_kept_while_others_write_nearly_all_the_time(
+    tmp_path: Path, steps: list[Callable[[str], None]]
+):
+    """Half of all attempts find the database locked."""
+    attempts = 0
+
+    def lock(text: str) -> None:
+        nonlocal attempts
+        if text == "BEGIN IMMEDIATE" and threading.current_thread() is keeper:
+            attempts += 1
+            if attempts % 2:
+                error = sqlite3.OperationalError("database is locked")
+                error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+                raise error
+
+    async with FileTier(tmp_path / "cache", max_bytes=65_536) as tier:
+        keeper = await asyncio.wrap_future(tier._files.later(lambda _: threading.current_thread()))
+        for number in range(100):
+            await load(tier, read(f"order:{number}", key=number), "x" * 1_000)
+            await value_of(tier, read(f"order:{number}", key=number))
+        steps.append(lock)
+        tier._files._look_after_at = 0.0
+        for _ in range(2):  # it looks after the files when it has done what was asked
+            await asyncio.wrap_future(tier._files.later(lambda _: None))
+        assert await tier._files.run(lambda database: database.size()) <= 65_536
+        steps.clear()
+
+
+def test_a_file_that_is_refused_leaves_nothing_open(tmp_path: Path):
+    (tmp_path / "cache").write_text("Dear diary. " * 1_000)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(50):
+        with pytest.raises(ConfigurationError):
+            FileTier(tmp_path / "cache")
+    assert len(list(Path("/proc/self/fd").iterdir())) < before + 10
