@@ -20,6 +20,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -51,6 +52,8 @@ _LONG_LOG: Final = 1 << 22
 _SPIN: Final = 0.001
 """Seconds that a call waits in its own thread for others to be done with the database."""
 _SPIN_PAUSE: Final = 0.00005
+_TRIES: Final = 20
+_TRY_PAUSE: Final = 0.0005
 _FORK_PATIENCE: Final = 1.0
 _MAX_USES: Final = 10_000
 _MAX_PENDING: Final = 10_000
@@ -290,7 +293,11 @@ class OpenFiles:
         self._incarnation = 0
         self._uses: dict[int, int] = {}
         self._reset()
-        self._open()
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
 
     def _reset(self) -> None:
         self._lock = threading.Lock()  # of the connection for calls
@@ -370,8 +377,8 @@ class OpenFiles:
                 return None
             if _opened.get(self.path) is self:
                 del _opened[self.path]
-            self._jobs.put(_End(self))
             if self._keeper is not None and self._keeper.is_alive():
+                self._jobs.put(_End(self))
                 return self._is_closed
         self.close()
         return None
@@ -649,17 +656,19 @@ class OpenFiles:
         if self.pending:
             self._deliver(database)
         elif not self.page.is_usable:
-            database.resume()
-        database.settle()
+            _insist(database.resume)
+        _insist(database.settle)
         uses, self._uses = self._uses, {}
         if uses:
-            database.note_uses(uses)
-        database.recover()
-        while database.size() > self.max_bytes and database.evict(int(0.9 * self.max_bytes)) > 0.9 * self.max_bytes:
-            pass
+            _insist(partial(database.note_uses, uses))
+        _insist(database.recover)
+        limit = int(0.9 * self.max_bytes)
+        if database.size() > self.max_bytes:
+            while _insist(partial(database.evict, limit)) > limit:
+                pass
         if now > self._prune_at:
             self._prune_at = now + _PRUNE
-            database.prune()
+            _insist(database.prune)
         wal = _beside(self.path, "-wal")
         if wal.exists() and wal.stat().st_size > _LONG_LOG:
             database.checkpoint()
@@ -690,6 +699,16 @@ class OpenFiles:
                 return
             if not isinstance(job, _End):
                 job()
+
+
+def _insist(step: Callable[[], T]) -> T:
+    """Do a step although others write nearly all the time: the bounds of the file depend on it."""
+    for _ in range(_TRIES):
+        try:
+            return step()
+        except Busy:
+            time.sleep(_TRY_PAUSE)
+    return step()
 
 
 class _End:
