@@ -36,6 +36,7 @@ class Job:
         slots: how many slots the page is used as if it had.
         dies_at: at which step of its only write it dies; None: it lives.
         kind: of that write.
+        padding: bytes that the value of an entity has beside its number.
         forks: after every so many operations a child does some; 0: never.
     """
 
@@ -51,6 +52,7 @@ class Job:
     hooked: bool = False
     dies_at: int | None = None
     kind: int = 0
+    padding: int = 0
     forks: int = 0
 
 
@@ -88,16 +90,18 @@ class Worker:
     def decorate(self) -> None:
         shared, tier, process = self.shared, self.tier, self.process
 
+        padding = self.random.randbytes(self.job.padding // 2).hex()  # it cannot be compressed to nothing
+
         async def pause() -> None:
             await asyncio.sleep(0.001 if self.random.random() < 0.1 else 0)
 
         @AgentCache("order:{order}", name="get", ttl=30, remote_cache=tier)
-        async def get(order: int) -> int:
+        async def get(order: int) -> str:
             shared.count(self.process, Count.LOADS)
             await pause()
             number = shared.truth[order]
             await pause()
-            return number
+            return f"{number} {padding}"
 
         @AgentCache("order", name="overview", ttl=30, remote_cache=tier)
         async def overview() -> list[int]:
@@ -155,7 +159,10 @@ class Worker:
         async def renamed(order: int, task: int) -> int:
             return (await rename(f"label {order}", task))["number"]
 
-        self.reads: list[Callable[[int], Awaitable[Any]]] = [get, get, found, lambda _: overview()]
+        async def gotten(order: int) -> int:
+            return int((await get(order)).split()[0])
+
+        self.reads: list[Callable[[int], Awaitable[Any]]] = [gotten, gotten, found, lambda _: overview()]
         self.writings: list[Callable[[int, int], Awaitable[int]]] = [put, renamed, reprice]
         self.sync_tools = get_in_thread, put_in_thread
         self.tools = get, overview, find, get_in_thread, put, reprice, rename, put_in_thread, process
