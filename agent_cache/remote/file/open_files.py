@@ -49,6 +49,9 @@ _LOOK_AFTER: Final = 0.5
 _PRUNE: Final = 30.0
 _LONG_LOG: Final = 1 << 22
 """Bytes of the write-ahead log above which it is moved into the database."""
+_TOO_LONG_LOG: Final = 1 << 24
+"""Bytes of it above which writers wait until all of it was moved: while some write all the time it never ends else."""
+_LOG_PATIENCE: Final = 0.02
 _SPIN: Final = 0.001
 """Seconds that a call waits in its own thread for others to be done with the database."""
 _SPIN_PAUSE: Final = 0.00005
@@ -562,6 +565,13 @@ class OpenFiles:
         if len(self._uses) < _MAX_USES:
             self._uses[entry] = int(time.time())
 
+    def note_size(self, size: int) -> None:
+        """Have values evicted now if there are too many bytes of them."""
+        if size > self.max_bytes and self._look_after_at:
+            self._look_after_at = 0.0
+            self._jobs.put(_no_job)
+            self._start()
+
     # The keeper
 
     def _start(self) -> None:
@@ -670,8 +680,11 @@ class OpenFiles:
             self._prune_at = now + _PRUNE
             _insist(database.prune)
         wal = _beside(self.path, "-wal")
-        if wal.exists() and wal.stat().st_size > _LONG_LOG:
+        length = wal.stat().st_size if wal.exists() else 0
+        if length > _LONG_LOG:
             database.checkpoint()
+        if length > _TOO_LONG_LOG:
+            database.empty_log(_LOG_PATIENCE)
 
     def note_damage(self) -> None:
         """Replace the database that the keeper has found damaged."""
