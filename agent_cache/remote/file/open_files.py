@@ -55,6 +55,8 @@ _LOG_PATIENCE: Final = 0.02
 _SPIN: Final = 0.001
 """Seconds that a call waits in its own thread for others to be done with the database."""
 _SPIN_PAUSE: Final = 0.00005
+_PATIENCE: Final = 5.0
+"""Seconds that it may take to make a tier while others are busy with its files."""
 _TRIES: Final = 20
 _TRY_PAUSE: Final = 0.0005
 _FORK_PATIENCE: Final = 1.0
@@ -181,7 +183,7 @@ def _are_changed(identities: dict[Path, tuple[int, int] | None]) -> bool:
 # Making and opening the database
 
 
-def _open_database(path: Path, page: Path) -> tuple[sqlite3.Connection, int, bool]:
+def _open_database(path: Path, page: Path, patience: float) -> tuple[sqlite3.Connection, int, bool]:
     """Open the database, made if there is none. The caller holds the lock under which files are opened.
 
     Returns:
@@ -197,7 +199,7 @@ def _open_database(path: Path, page: Path) -> tuple[sqlite3.Connection, int, boo
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         connection = None
         try:
-            connection = connect(path, patience=5.0)
+            connection = connect(path, patience=patience)
             is_new = _prepare(connection, path)
             if is_new is not None:
                 ((incarnation,),) = connection.execute("SELECT value FROM counters WHERE name = 'incarnation'")
@@ -297,7 +299,7 @@ class OpenFiles:
         self._uses: dict[int, int] = {}
         self._reset()
         try:
-            self._open()
+            self._open(_PATIENCE)
         except BaseException:
             self.close()
             raise
@@ -317,8 +319,12 @@ class OpenFiles:
         self._logs: dict[Path, tuple[int, int] | None] = {}
         self._look_after_at = self._prune_at = 0.0
 
-    def _open(self) -> None:
-        """Open everything, under the lock for that."""
+    def _open(self, patience: float) -> None:
+        """Open everything, under the lock for that.
+
+        Args:
+            patience: seconds to wait for others that open the files or write to the database.
+        """
         path, page, lock = self.path, _beside(self.path, ".page"), _beside(self.path, ".lock")
         if self._locks is not None and _identity(lock) != self._identities.get(lock):
             self._locks.leave()
@@ -326,8 +332,8 @@ class OpenFiles:
         if self._locks is None:
             self._locks = ProcessLocks(lock)
         locks = self._locks
-        with locks.opening():
-            connection, incarnation, is_new = _open_database(path, page)
+        with locks.opening(patience):
+            connection, incarnation, is_new = _open_database(path, page, patience)
             try:
                 mapped = SharedPage.open(page, incarnation)
                 is_lost = mapped is None  # and with it, whose invalidations were not written
@@ -619,7 +625,7 @@ class OpenFiles:
                 raise Unreachable("the files cannot be opened again")
             self._close()
             try:
-                self._open()
+                self._open(self.timeout)
             except (ConfigurationError, OSError, TimeoutError, sqlite3.Error, Busy, Damaged, Unwritable) as error:
                 self._open_after = now + self.timeout
                 self.log.once("the files cannot be opened again", error)
@@ -637,7 +643,7 @@ class OpenFiles:
         self.log.once("the database is damaged; it is set aside, and a new one is begun")
         self._close()
         try:
-            with self._locks.opening():  # type: ignore[union-attr]  # a page was opened
+            with self._locks.opening(self.timeout):  # type: ignore[union-attr]  # a page was opened
                 if not damaged.is_retired:
                     damaged.retire()
                     _set_aside(self.path, _beside(self.path, ".page"))
