@@ -219,9 +219,9 @@ def deletes(*suffixes: str) -> Callable[[Run], Iterator[None]]:
                 run.database.with_name(f"cache{suffix}").unlink(missing_ok=True)
             # One that is started now makes the files anew, while the others still use the deleted ones.
             run.kill(run.rng.randrange(run.processes))
-            yield from run.pause(2.0)
-        worst = run.shared.largest(Count.WORST_WINDOW) / 1e9
-        run.notes.append(f"{run.shared.total(Count.STALE_IN_WINDOW)} within {worst:.2f} s of a deletion")
+            yield from run.pause(1.5)
+        noticed = run.shared.largest(Count.NOTICED) / 1e9
+        run.notes.append(f"noticed within {noticed:.2f} s, {run.shared.total(Count.STALE_IN_WINDOW)} stale until then")
 
     return fault
 
@@ -248,6 +248,21 @@ def damages(how: str) -> Callable[[Run], Iterator[None]]:
     return fault
 
 
+def bounded(run: Run) -> Iterator[None]:
+    """No fault: how many bytes the files have at most."""
+    values = log = whole = 0
+    yield from run.pause(0.5)
+    connection = sqlite3.connect(run.database, timeout=5)
+    while not run.is_over():
+        ((size,),) = connection.execute("SELECT value FROM counters WHERE name = 'bytes'").fetchall()
+        values = max(values, size)
+        log = max(log, run.database.with_name("cache-wal").stat().st_size)
+        whole = max(whole, run.database.stat().st_size)
+        yield from run.pause(0.05)
+    connection.close()
+    run.notes.append(f"values {values >> 10} KiB, database {whole >> 10} KiB, log {log >> 10} KiB at most")
+
+
 FAULTS: Final[dict[str, tuple[Callable[[Run], Iterator[None]], dict[str, Any]]]] = {
     "calm": (calm, {}),
     "killed at random": (kills, {}),
@@ -264,7 +279,7 @@ FAULTS: Final[dict[str, tuple[Callable[[Run], Iterator[None]], dict[str, Any]]]]
     "database truncated": (damages("truncated"), {}),
     "database overwritten": (damages("overwritten"), {}),
     "forks": (calm, {"forks": 150}),
-    "64 KiB for all values": (calm, {"max_bytes": 65_536}),
+    "64 KiB for all values": (bounded, {"max_bytes": 65_536, "padding": 4_000}),
     "one slot for all tags": (calm, {"slots": 1}),
     "one slot, killed at random": (kills, {"slots": 1}),
 }

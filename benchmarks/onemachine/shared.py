@@ -28,7 +28,7 @@ class Count(IntEnum):
     FOUND = 4
     STALE = 5
     STALE_IN_WINDOW = 6
-    WORST_WINDOW = 7
+    NOTICED = 7
     SLOWEST = 8
     ERRORS = 9
     UNUSABLE = 10

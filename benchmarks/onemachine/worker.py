@@ -36,6 +36,7 @@ class Job:
         slots: how many slots the page is used as if it had.
         dies_at: at which step of its only write it dies; None: it lives.
         kind: of that write.
+        padding: bytes that the value of an entity has beside its number.
         forks: after every so many operations a child does some; 0: never.
     """
 
@@ -51,6 +52,7 @@ class Job:
     hooked: bool = False
     dies_at: int | None = None
     kind: int = 0
+    padding: int = 0
     forks: int = 0
 
 
@@ -65,7 +67,7 @@ class Worker:
         self.shared = Shared(self.job.folder)
         self.random = random.Random(self.job.seed)
         self.process = self.job.process
-        self.found = 0
+        self.found = self.losses = 0
         self.steps = -1
 
     def run(self) -> None:
@@ -88,16 +90,18 @@ class Worker:
     def decorate(self) -> None:
         shared, tier, process = self.shared, self.tier, self.process
 
+        padding = self.random.randbytes(self.job.padding // 2).hex()  # it cannot be compressed to nothing
+
         async def pause() -> None:
             await asyncio.sleep(0.001 if self.random.random() < 0.1 else 0)
 
         @AgentCache("order:{order}", name="get", ttl=30, remote_cache=tier)
-        async def get(order: int) -> int:
+        async def get(order: int) -> str:
             shared.count(self.process, Count.LOADS)
             await pause()
             number = shared.truth[order]
             await pause()
-            return number
+            return f"{number} {padding}"
 
         @AgentCache("order", name="overview", ttl=30, remote_cache=tier)
         async def overview() -> list[int]:
@@ -155,7 +159,10 @@ class Worker:
         async def renamed(order: int, task: int) -> int:
             return (await rename(f"label {order}", task))["number"]
 
-        self.reads: list[Callable[[int], Awaitable[Any]]] = [get, get, found, lambda _: overview()]
+        async def gotten(order: int) -> int:
+            return int((await get(order)).split()[0])
+
+        self.reads: list[Callable[[int], Awaitable[Any]]] = [gotten, gotten, found, lambda _: overview()]
         self.writings: list[Callable[[int, int], Awaitable[int]]] = [put, renamed, reprice]
         self.sync_tools = get_in_thread, put_in_thread
         self.tools = get, overview, find, get_in_thread, put, reprice, rename, put_in_thread, process
@@ -173,10 +180,10 @@ class Worker:
             for task in range(TASKS - 2):
                 group.create_task(self.agent(task))
         await asyncio.to_thread(thread.join)
-        while not self.shared.flags[Flag.IS_OVER]:  # noqa: ASYNC110 - in memory that processes share
+        while not self.shared.flags[Flag.IS_OVER]:  # noqa: ASYNC110 - another process says it
             await asyncio.sleep(0.02)
         end = time.monotonic() + 5
-        while not self.tier.stats()["trusted"] and time.monotonic() < end:  # noqa: ASYNC110 - of other processes
+        while not self.tier.stats()["trusted"] and time.monotonic() < end:  # noqa: ASYNC110 - nothing tells it
             await asyncio.sleep(0.05)
         await self.reads[0](0)
         if not self.tier.stats()["trusted"]:
@@ -193,7 +200,7 @@ class Worker:
             else:
                 await self.read(self.random.choice(self.reads), order)
             await asyncio.sleep(0)
-            if done % 64 == 0:
+            if done % 16 == 0:
                 self.count_found()
             if self.job.forks and task == 0 and done % self.job.forks == 0:
                 self.fork()
@@ -246,8 +253,6 @@ class Worker:
         since = start - deleted
         is_excepted = deleted and since < WINDOW * 1e9
         self.shared.count(self.process, Count.STALE_IN_WINDOW if is_excepted else Count.STALE)
-        if is_excepted:
-            self.shared.raise_to(self.process, Count.WORST_WINDOW, since)
         self.complain(f"stale {tool} order={order} returned={number} ended={floor} since_deleted={since / 1e9:.3f}")
 
     async def write(self, tool: Callable[[int, int], Awaitable[int]], order: int, task: int) -> None:
@@ -263,7 +268,12 @@ class Worker:
         self.shared.count(self.process, Count.WRITES)
 
     def count_found(self) -> None:
-        hits = self.tier.stats()["hits"]
+        stats = self.tier.stats()
+        deleted = self.shared.flags[Flag.DELETED_AT]
+        if deleted and stats["losses"] > self.losses:
+            self.shared.raise_to(self.process, Count.NOTICED, time.monotonic_ns() - deleted)
+        self.losses = stats["losses"]
+        hits = stats["hits"]
         self.shared.count(self.process, Count.FOUND, hits - self.found)
         self.found = hits
 

@@ -275,6 +275,12 @@ class Process:
             await asyncio.sleep(0.005)
             await self.look_up(order)
 
+    async def until_retired(self) -> None:
+        """Wait until it is noticed that the files were replaced or deleted."""
+        page = self.tier._files.page
+        while not page.is_retired:
+            await asyncio.sleep(0.005)
+
     async def checkpoint(self) -> None:
         """Have what is in the log written into the database."""
         await self.tier._files.run(lambda database: database.checkpoint())
@@ -362,7 +368,7 @@ def main(folder: str) -> None:
         method: Callable[..., Awaitable[Any]] = getattr(process, name)
         try:
             send(number, await method(*arguments, **options), None)
-        except Exception as error:
+        except Exception as error:  # passed on to the test
             send(number, None, f"{type(error).__name__}: {error}")
 
     tasks: set[Any] = set()

@@ -275,3 +275,24 @@ async def test_an_invalidation_that_is_refused_leaves_the_values(tmp_path: Path,
         assert tier.stats()["pending"] == 0
         assert await value_of(tier, read("order:7")) == "old"
         steps.clear()
+
+
+async def test_values_are_evicted_as_soon_as_there_are_too_many(tmp_path: Path):
+    async with FileTier(tmp_path / "cache", max_bytes=65_536) as tier:
+        await _look_after(tier)
+        for number in range(90):
+            await load(tier, read(f"order:{number}", key=number), "x" * 1_000)
+        tier._files.later(lambda _: None).result(10)  # behind the eviction
+        assert await tier._files.run(lambda database: database.size()) <= 65_536
+
+
+async def test_the_log_is_bounded_while_values_are_stored_all_the_time(tmp_path: Path):
+    """It cannot begin anew while some of it is not in the database yet."""
+    log, longest = tmp_path / "cache-wal", 0
+    values = ["".join(chr(33 + number * (number + seed) % 89) for number in range(30_000)) for seed in range(8)]
+    async with FileTier(tmp_path / "cache", codec=MessagePackCodec(compress_above=None)) as tier:
+        for number in range(2_000):
+            await load(tier, read(f"order:{number % 50}", key=number % 50), values[number % 8])
+            if number % 10 == 0:
+                longest = max(longest, log.stat().st_size)
+    assert longest < 40_000_000

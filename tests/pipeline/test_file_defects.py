@@ -6,13 +6,15 @@ import asyncio
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_cache.remote.file import FileTier
+from agent_cache.errors import ConfigurationError
+from agent_cache.remote.file import FileTier, process_locks
 from agent_cache.remote.file.open_files import Unreachable, filesystem_of
 from tests.contract.workbench import load, read, value_of
 from tests.harness.file_peers import Peer, Truth
@@ -121,10 +123,11 @@ async def test_a_database_of_which_an_inner_page_is_damaged_is_set_aside(tmp_pat
     assert (tmp_path / "cache.corrupt").exists()
 
 
-async def test_a_path_can_be_opened_any_number_of_times(tmp_path: Path):
+async def test_a_path_can_be_opened_any_number_of_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Neither descriptors nor process numbers are used up."""
+    monkeypatch.setattr(process_locks, "MAX_PROCESSES", 20)
     before = len(list(Path("/proc/self/fd").iterdir()))
-    for _ in range(1_100):
+    for _ in range(40):
         await FileTier(tmp_path / "cache").aclose()
     assert len(list(Path("/proc/self/fd").iterdir())) < before + 20
 
@@ -157,7 +160,7 @@ async def test_many_pending_invalidations_end_in_one_for_all(tmp_path: Path):
         locker = sqlite3.connect(tmp_path / "cache", isolation_level=None)
         locker.execute("BEGIN IMMEDIATE")
         for number in range(12_000):
-            tier._files.pend(f"{number}", lambda _: None, "locked")
+            tier._files.pend(f"{number}", lambda database: database.prune(), "locked")
         assert tier.stats()["pending"] < 11_000
         locker.close()
         await tier.caught_up()
@@ -289,3 +292,56 @@ def test_tools_run_while_the_file_cannot_be_looked_at(tmp_path: Path, start: Cal
     truth[7] = 1
     reader.do("suspend")
     assert [reader.do(name, 7) for name in ("get", "overview", "find")] == [1, 1, 1]
+
+
+async def test_the_bounds_are_kept_while_others_write_nearly_all_the_time(
+    tmp_path: Path, steps: list[Callable[[str], None]]
+):
+    """Half of all attempts find the database locked."""
+    attempts = 0
+
+    def lock(text: str) -> None:
+        nonlocal attempts
+        if text == "BEGIN IMMEDIATE" and threading.current_thread() is keeper:
+            attempts += 1
+            if attempts % 2:
+                error = sqlite3.OperationalError("database is locked")
+                error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+                raise error
+
+    async with FileTier(tmp_path / "cache", max_bytes=65_536) as tier:
+        keeper = await asyncio.wrap_future(tier._files.later(lambda _: threading.current_thread()))
+        for number in range(100):
+            await load(tier, read(f"order:{number}", key=number), "x" * 1_000)
+            await value_of(tier, read(f"order:{number}", key=number))
+        steps.append(lock)
+        tier._files._look_after_at = 0.0
+        for _ in range(2):  # it looks after the files when it has done what was asked
+            await asyncio.wrap_future(tier._files.later(lambda _: None))
+        assert await tier._files.run(lambda database: database.size()) <= 65_536
+        steps.clear()
+
+
+def test_a_file_that_is_refused_leaves_nothing_open(tmp_path: Path):
+    (tmp_path / "cache").write_text("Dear diary. " * 1_000)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(50):
+        with pytest.raises(ConfigurationError):
+            FileTier(tmp_path / "cache")
+    assert len(list(Path("/proc/self/fd").iterdir())) < before + 10
+
+
+def test_files_that_are_opened_again_while_another_program_has_them_locked_cost_a_call_no_more_than_usual(
+    tmp_path: Path, start: Callable[..., Peer], truth: Truth
+):
+    peer = start()
+    assert peer.do("get", 7) == 0
+    locker = sqlite3.connect(tmp_path / "cache", isolation_level=None)
+    locker.execute("BEGIN IMMEDIATE")
+    (tmp_path / "cache.page").unlink()
+    peer.do("until_retired")
+    begun = time.monotonic()
+    peer.do("put", 7, 1)
+    assert peer.do("get", 7) == 1
+    assert time.monotonic() - begun < 4  # 5 seconds would be waited for at the first opening
+    locker.close()

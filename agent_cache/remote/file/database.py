@@ -746,6 +746,18 @@ class Database:
         """Move what was written from the log into the database."""
         self._read("PRAGMA wal_checkpoint(PASSIVE)")
 
+    def empty_log(self, patience: float) -> None:
+        """The same to its end, so that the log begins anew. Others cannot write meanwhile.
+
+        Args:
+            patience: seconds to wait until nobody reads what is in it.
+        """
+        self._read(f"PRAGMA busy_timeout = {int(patience * 1000)}")
+        try:
+            self._read("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            self._read("PRAGMA busy_timeout = 0")
+
     def integrity(self) -> list[str]:
         """What SQLite finds wrong with the file; nothing, if all is well."""
         return [text for (text,) in self._read("PRAGMA quick_check(5)") if text != "ok"]

@@ -678,7 +678,7 @@ class FileTier:
     def _put(self, place: _Place, head: bytes, payload: bytes, ends: float, tool: str, database: Database) -> None:
         if not database.page.is_usable:
             raise Unreachable("invalidations are missing in it")
-        database.store(place.entry, head, payload, ends, tool, place.home)
+        self._files.note_size(database.store(place.entry, head, payload, ends, tool, place.home))
         claim = self._claims.pop(place.entry, None) if self._claims else None
         if claim is not None:  # or nobody could refresh it again until the claim ends, however short its ttl is
             database.give_up(place.entry, claim)

@@ -20,6 +20,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -51,11 +52,18 @@ _REPORT: Final = 2.0
 _PRUNE: Final = 30.0
 _LONG_LOG: Final = 1 << 22
 """Bytes of the write-ahead log above which it is moved into the database."""
+_TOO_LONG_LOG: Final = 1 << 24
+"""Bytes of it above which writers wait until all of it was moved: while some write all the time it never ends else."""
+_LOG_PATIENCE: Final = 0.02
 _SPIN: Final = 0.001
 """Seconds that a call waits in its own thread for others to be done with the database."""
 _SPIN_PAUSE: Final = 0.00005
 _SHORTEST_PAUSE: Final = 0.0005
 _LONGEST_PAUSE: Final = 0.004
+_PATIENCE: Final = 5.0
+"""Seconds that it may take to make a tier while others are busy with its files."""
+_TRIES: Final = 20
+_TRY_PAUSE: Final = 0.0005
 _FORK_PATIENCE: Final = 1.0
 _MAX_USES: Final = 10_000
 _MAX_PENDING: Final = 10_000
@@ -163,7 +171,7 @@ def checked_path(path: Any) -> Path:
     if present is not None and not stat.S_ISREG(present):
         raise ConfigurationError(f"FileTier: {str(place)!r} is no regular file")
     for name, right in ((folder, os.W_OK | os.X_OK), (place, os.R_OK | os.W_OK)):
-        if (name is folder or present is not None) and not os.access(name, right):
+        if (name is folder or present is not None) and not os.access(name, right) and name.exists():
             raise ConfigurationError(f"FileTier: this user may not write {str(name)!r}; use a file of your own")
     return place
 
@@ -187,7 +195,7 @@ def _are_changed(identities: dict[Path, tuple[int, int] | None]) -> bool:
 # Making and opening the database
 
 
-def _open_database(path: Path, page: Path) -> tuple[sqlite3.Connection, int, bool]:
+def _open_database(path: Path, page: Path, patience: float) -> tuple[sqlite3.Connection, int, bool]:
     """Open the database, made if there is none. The caller holds the lock under which files are opened.
 
     Returns:
@@ -203,7 +211,7 @@ def _open_database(path: Path, page: Path) -> tuple[sqlite3.Connection, int, boo
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         connection = None
         try:
-            connection = connect(path, patience=5.0)
+            connection = connect(path, patience=patience)
             is_new = _prepare(connection, path)
             if is_new is not None:
                 ((incarnation,),) = connection.execute("SELECT value FROM counters WHERE name = 'incarnation'")
@@ -305,7 +313,11 @@ class OpenFiles:
         self._incarnation = 0
         self._uses: dict[int, int] = {}
         self._reset()
-        self._open()
+        try:
+            self._open(_PATIENCE)
+        except BaseException:
+            self.close()
+            raise
 
     def _reset(self) -> None:
         self._lock = threading.Lock()  # of the connection for calls
@@ -323,8 +335,12 @@ class OpenFiles:
         self._look_after_at = self._report_at = self._prune_at = 0.0
         self._reported: tuple[int, int, str] | None = None
 
-    def _open(self) -> None:
-        """Open everything, under the lock for that."""
+    def _open(self, patience: float) -> None:
+        """Open everything, under the lock for that.
+
+        Args:
+            patience: seconds to wait for others that open the files or write to the database.
+        """
         path, page, lock = self.path, _beside(self.path, ".page"), _beside(self.path, ".lock")
         if self._locks is not None and _identity(lock) != self._identities.get(lock):
             self._locks.leave()
@@ -332,8 +348,8 @@ class OpenFiles:
         if self._locks is None:
             self._locks = ProcessLocks(lock)
         locks = self._locks
-        with locks.opening():
-            connection, incarnation, is_new = _open_database(path, page)
+        with locks.opening(patience):
+            connection, incarnation, is_new = _open_database(path, page, patience)
             try:
                 mapped = SharedPage.open(page, incarnation)
                 is_lost = mapped is None  # and with it, whose invalidations were not written
@@ -387,8 +403,8 @@ class OpenFiles:
                 return None
             if _opened.get(self.path) is self:
                 del _opened[self.path]
-            self._jobs.put(_End(self))
             if self._keeper is not None and self._keeper.is_alive():
+                self._jobs.put(_End(self))
                 return self._is_closed
         self.close()
         return None
@@ -595,6 +611,13 @@ class OpenFiles:
         if len(self._uses) < _MAX_USES:
             self._uses[entry] = int(time.time())
 
+    def note_size(self, size: int) -> None:
+        """Have values evicted now if there are too many bytes of them."""
+        if size > self.max_bytes and self._look_after_at:
+            self._look_after_at = 0.0
+            self._jobs.put(_no_job)
+            self._start()
+
     # The keeper
 
     def _start(self) -> None:
@@ -642,7 +665,7 @@ class OpenFiles:
                 raise Unreachable("the files cannot be opened again")
             self._close()
             try:
-                self._open()
+                self._open(self.timeout)
             except (ConfigurationError, OSError, TimeoutError, sqlite3.Error, Busy, Damaged, Unwritable) as error:
                 self._open_after = now + self.timeout
                 self.log.once("the files cannot be opened again", error)
@@ -660,7 +683,7 @@ class OpenFiles:
         self.log.once("the database is damaged; it is set aside, and a new one is begun")
         self._close()
         try:
-            with self._locks.opening():  # type: ignore[union-attr]  # a page was opened
+            with self._locks.opening(self.timeout):  # type: ignore[union-attr]  # a page was opened
                 if not damaged.is_retired:
                     damaged.retire()
                     _set_aside(self.path, _beside(self.path, ".page"))
@@ -690,23 +713,28 @@ class OpenFiles:
         if self.pending:
             self._deliver(database)
         elif not self.page.is_usable:
-            database.resume()
-        database.settle()
+            _insist(database.resume)
+        _insist(database.settle)
         uses, self._uses = self._uses, {}
         if uses:
-            database.note_uses(uses)
-        database.recover()
-        while database.size() > self.max_bytes and database.evict(int(0.9 * self.max_bytes)) > 0.9 * self.max_bytes:
-            pass
+            _insist(partial(database.note_uses, uses))
+        _insist(database.recover)
+        limit = int(0.9 * self.max_bytes)
+        if database.size() > self.max_bytes:
+            while _insist(partial(database.evict, limit)) > limit:
+                pass
         if now > self._prune_at:
             self._prune_at = now + _PRUNE
-            database.prune()
+            _insist(database.prune)
         if now > self._report_at:
             self._report_at = now + _REPORT
             self._report(database)
         wal = _beside(self.path, "-wal")
-        if wal.exists() and wal.stat().st_size > _LONG_LOG:
+        length = wal.stat().st_size if wal.exists() else 0
+        if length > _LONG_LOG:
             database.checkpoint()
+        if length > _TOO_LONG_LOG:
+            database.empty_log(_LOG_PATIENCE)
 
     def _report(self, database: Database) -> None:
         """Write what this process has counted, if that has changed: for `agent-cache stats`."""
@@ -745,6 +773,16 @@ class OpenFiles:
 
 async def _failed(error: Unreachable) -> Unreachable:
     return error
+
+
+def _insist(step: Callable[[], T]) -> T:
+    """Do a step although others write nearly all the time: the bounds of the file depend on it."""
+    for _ in range(_TRIES):
+        try:
+            return step()
+        except Busy:
+            time.sleep(_TRY_PAUSE)
+    return step()
 
 
 class _End:

@@ -44,8 +44,6 @@ except OSError:
 """
 """A program that takes a byte of a file, unless somebody has."""
 _PAUSE: Final = 0.002
-_PATIENCE: Final = 10.0
-"""Seconds to wait for another process that opens or replaces the files."""
 
 
 def require_locks() -> None:
@@ -150,14 +148,17 @@ class ProcessLocks:
                     os.close(descriptor)
 
     @contextmanager
-    def opening(self) -> Iterator[None]:
+    def opening(self, patience: float) -> Iterator[None]:
         """Be the only one to make, open or replace the files.
+
+        Args:
+            patience: seconds to wait for another process that does.
 
         Raises:
             TimeoutError: if another process does so for too long.
         """
         with _opening:
-            end = time.monotonic() + _PATIENCE
+            end = time.monotonic() + patience
             while not self._try(0):
                 if time.monotonic() > end:
                     raise TimeoutError("another process has been opening the files of the cache for too long")
