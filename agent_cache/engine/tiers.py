@@ -132,6 +132,13 @@ async def consult_tiers(proceed: Proceed, call: Call) -> Entry:
                     life = _life_of_found(call, found)
                     await _offer(call, asked, farther - 1, found.value, found.tags, found.cost, life)
                 return entry
+    if not flight.is_clean and flight.id not in flight.partition.flights:
+        # A write has marked it, or the message of one that a lookup has received. Its tool has not started yet, so it
+        # sees what that write has done; if the write runs still, or came after a ticket, that keeps the result out.
+        tickets = flight.tickets
+        with LEDGER.lock:
+            flight.restart()
+        flight.tickets = tickets
     try:
         entry = await proceed(call)
         if flight.stored_tags is not None:
@@ -165,11 +172,6 @@ async def _claim(tier: Tier, ticket: Ticket, call: Call) -> tuple[Found | None, 
     except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
         warn_once(f"a claim in {type(tier).__name__} failed", call.operation.name, error)
         return None, ticket, _keep
-    if found is None and not flight.is_clean and flight.id not in flight.partition.flights:
-        tickets = flight.tickets
-        with LEDGER.lock:
-            flight.restart()  # the tool has not started yet, so the write is over that has marked it
-        flight.tickets = tickets
     give_up = partial(shared.give_up, ticket)
     return found, ticket, partial(call_in_background, give_up) if call.operation.is_sync else give_up
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from agent_cache import AgentCache
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.file import FileTier, process_locks
 from agent_cache.remote.file.open_files import Unreachable, filesystem_of
-from tests.contract.workbench import load, read, value_of
+from tests.contract.workbench import load, read, value_of, writing
 from tests.harness.file_peers import Peer, Truth
 
 
@@ -345,3 +346,21 @@ def test_files_that_are_opened_again_while_another_program_has_them_locked_cost_
     assert peer.do("get", 7) == 1
     assert time.monotonic() - begun < 4  # 5 seconds would be waited for at the first opening
     locker.close()
+
+
+async def test_the_first_read_after_a_write_of_another_process_is_stored(tmp_path: Path):
+    """Its lookup receives the message of that write, which is over: the tool has not started yet."""
+    runs: list[str] = []
+    async with FileTier(tmp_path / "cache") as here, FileTier(tmp_path / "cache") as there:
+
+        @AgentCache("parcel:{parcel_id}", remote_cache=here)
+        async def get_parcel(parcel_id: str) -> str:
+            runs.append(parcel_id)
+            return f"seen {len(runs)} times"
+
+        assert await get_parcel("7") == "seen 1 times"
+        async with writing(there, "parcel:7"):
+            pass
+        for _ in range(3):
+            assert await get_parcel("7") == "seen 2 times"
+    assert runs == ["7", "7"]
