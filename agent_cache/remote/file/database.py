@@ -12,9 +12,9 @@ Every step is one transaction that holds SQLite's write lock, and changes the sl
 in between a slot stays busy without a write, and `repair` frees it. Since only the holder of the lock changes slots, no
 step undoes another's.
 
-The versions of a step are also the generations of its slots. The number of the last step that was committed stands in
-row -1. A reader that sees a slot of a later generation than that has read the database before the step was committed:
-what it has found counts, as the write has not ended, and must not be trusted afterwards.
+The versions of a step are also the generations of its slots. The number of the last step that was committed is the mode
+of row 0. A reader that sees a slot of a later generation has read the database before that step was committed: what it
+has found counts, as the write has not ended, and must not be trusted afterwards.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ FORMAT: Final = 1
 IDLE, ARMED, HELD = 0, 1, 2
 
 _FLOOR: Final = 0
-_COMMITTED: Final = -1
 _MAX_CELLS: Final = 200_000
 _MAX_CHANGES: Final = 10_000
 _MAX_EXPIRED: Final = 1_000
@@ -178,7 +177,7 @@ class Change:
 def _lookup(count: int) -> str:
     marks = "?," * count
     return (
-        f"SELECT id, version, mode, NULL, NULL FROM cells WHERE id IN ({marks}0,-1) "  # noqa: S608 - marks alone
+        f"SELECT id, version, mode, NULL, NULL FROM cells WHERE id IN ({marks}0) "  # noqa: S608 - marks alone
         "UNION ALL SELECT id, 0, 0, head, payload FROM entries WHERE id = ?"
     )
 
@@ -252,7 +251,7 @@ class Database:
 
     def _next_version(self) -> int:
         ((version,),) = self._execute(
-            "UPDATE cells SET version = max(version, ?) + 1 WHERE id = -1 RETURNING version", (self.page.latest,)
+            "UPDATE cells SET mode = max(mode, ?) + 1 WHERE id = 0 RETURNING mode", (self.page.latest,)
         ).fetchall()
         return int(version)
 
@@ -273,24 +272,23 @@ class Database:
     def cells(self, cells: Collection[int]) -> dict[int, Cell]:
         """These cells at one moment."""
         if len(cells) > 500:  # one statement takes a bounded number of parameters: as JSON, one
-            wanted = "[" + ",".join(map(str, (_FLOOR, _COMMITTED, *cells))) + "]"
+            wanted = "[" + ",".join(map(str, (_FLOOR, *cells))) + "]"
             rows = self._read(
                 "SELECT id, version, mode FROM cells WHERE id IN (SELECT value FROM json_each(?))", (wanted,)
             )
         else:
             marks = "?," * len(cells)
-            rows = self._read(f"SELECT id, version, mode FROM cells WHERE id IN ({marks}0,-1)", tuple(cells))  # noqa: S608
+            rows = self._read(f"SELECT id, version, mode FROM cells WHERE id IN ({marks}0)", tuple(cells))  # noqa: S608
         return self._with_missing(cells, {number: (version, mode) for number, version, mode in rows})
 
     def _with_missing(self, cells: Collection[int], known: dict[int, Cell]) -> dict[int, Cell]:
         floor = known.pop(_FLOOR, None)
-        committed = known.pop(_COMMITTED, None)
-        if floor is None or committed is None:
+        if floor is None:
             raise Damaged("the version of cells without a row is missing")
-        self.committed = committed[0]
+        version, self.committed = floor
         if len(known) < len(cells):
             for cell in cells:
-                known.setdefault(cell, floor)
+                known.setdefault(cell, (version, IDLE))
         return known
 
     # Writes. Each may be repeated.
@@ -709,7 +707,7 @@ class Database:
             sqlite3.DatabaseError: if it cannot be read.
             ValueError: if something is missing.
         """
-        ((_,), (_,)) = connection.execute("SELECT version FROM cells WHERE id IN (0,-1)").fetchall()
+        ((_,),) = connection.execute("SELECT version FROM cells WHERE id = 0").fetchall()
         ((_,),) = connection.execute("SELECT value FROM counters WHERE name = 'bytes'").fetchall()
         for table in ("writers", "holders", "entries", "changes", "claims", "ttls"):
             connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall()  # noqa: S608 - names of this module

@@ -256,7 +256,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> bool | None:
         connection.executescript(  # numbers of this program alone
             f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {FORMAT}; {SCHEMA}"  # noqa: S608
             f"INSERT INTO counters VALUES ('incarnation', {secrets.randbits(62) | 1});"
-            f"INSERT INTO cells VALUES (0, {start}, 0), (-1, {start}, 0); COMMIT;"
+            f"INSERT INTO cells VALUES (0, {start}, {start}); COMMIT;"
         )
     return not tables
 
