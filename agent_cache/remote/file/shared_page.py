@@ -260,9 +260,9 @@ class SharedPage:
 _NONE_SUSPENDED: Final = bytes(8 * MAX_PROCESSES)
 
 
-def is_settled(slots: Iterable[int], committed: int) -> bool:
+def is_settled(slots: tuple[int, ...], committed: int) -> bool:
     """Whether a state of the database shows all steps that have changed these slots: see `database`."""
-    return max(slots, default=0) >> 1 <= committed
+    return not slots or max(slots) >> 1 <= committed
 
 
 class PageLease(Lease):
