@@ -48,4 +48,4 @@ class TestFileTier(TierContract):
         self.locker.close()
         files = self.a._files
         files.page.suspend(files.number, len(files.pending))
-        await files.run(lambda database: database.resume())
+        await files.run(lambda database: database.resume({}, 1.0))

@@ -56,7 +56,7 @@ async def test_nobody_uses_the_file_for_a_moment_while_one_process_has_pending_i
         files = tier._files
         files.page.suspend(files.number, 1)
         steps.append(lambda _: usable.append(files.page.is_usable))
-        await files.run(lambda database: database.resume())
+        await files.run(lambda database: database.resume({}, 1.0))
         assert not tier.stats()["trusted"]
     assert usable
     assert not any(usable)

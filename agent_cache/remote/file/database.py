@@ -516,24 +516,28 @@ class Database:
 
         return self._write(step)
 
-    def resume(self) -> bool:
-        """Let the database be used again, unless invalidations are missing. Those of dead processes are unknown: all
-        values are dropped.
+    def resume(self, held_until: dict[tuple[int, int], float], lease: float) -> bool:
+        """Let the database be used again, unless invalidations are missing.
+
+        What a process that has died had not written is unknown: all values are dropped, a lease after it was found,
+        since the effects of its writes may still come.
+
+        Args:
+            held_until: until when that is, by the dead processes that were found. It is updated.
         """
-
-        def step() -> bool:
-            dead = [
-                process for process in self.page.suspended() if not self.is_alive(process, self.page.token(process))
-            ]
-            if dead:
-                self._drop_values()
-            return bool(dead)
-
-        dropped = self._write(step)
-        if dropped:
-            for process in self.page.suspended():
-                if not self.is_alive(process, self.page.token(process)):
-                    self.page.suspend(process, 0)
+        dead = {
+            (process, self.page.token(process))
+            for process in self.page.suspended()
+            if not self.is_alive(process, self.page.token(process))
+        }
+        for one in held_until.keys() - dead:
+            del held_until[one]
+        now = boottime()
+        over = [one for one in dead if held_until.setdefault(one, now + lease) <= now]
+        if over:
+            self._write(self._drop_values)
+            for process, _ in over:
+                self.page.suspend(process, 0)
         return self._write(self.page.resume)
 
     def settle(self) -> None:

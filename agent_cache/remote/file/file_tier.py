@@ -359,6 +359,7 @@ class FileTier:
         self._is_closed = False
         self._files = files = open_files(path, timeout=patience, max_bytes=max_bytes)
         self._applied: int | None = None  # the last message that was handled; None: not looked yet
+        files.lease = max(files.lease, self._lease)
         files.join(self)
         self._leave = weakref.finalize(self, files.leave)
         _TIERS.add(self)
@@ -678,7 +679,8 @@ class FileTier:
     def _put(self, place: _Place, head: bytes, payload: bytes, ends: float, tool: str, database: Database) -> None:
         if not database.page.is_usable:
             raise Unreachable("invalidations are missing in it")
-        self._files.note_size(database.store(place.entry, head, payload, ends, tool, place.home))
+        size = database.store(place.entry, head, payload, ends, tool, place.home)
+        self._files.note_stored(len(payload), size)
         claim = self._claims.pop(place.entry, None) if self._claims else None
         if claim is not None:  # or nobody could refresh it again until the claim ends, however short its ttl is
             database.give_up(place.entry, claim)

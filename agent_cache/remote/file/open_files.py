@@ -299,6 +299,7 @@ class OpenFiles:
         page: the memory-mapped page.
         pending: invalidations that are not in the database, by the write; each a step that may be repeated.
         max_bytes: bytes of all values.
+        lease: the longest of the tiers.
     """
 
     def __init__(self, path: Path, timeout: float, max_bytes: int) -> None:
@@ -311,6 +312,8 @@ class OpenFiles:
         self._unfinished: dict[str, tuple[Step[object], float]] = {}
         self._count = 0  # of tiers that are open
         self._incarnation = 0
+        self._held_until: dict[tuple[int, int], float] = {}
+        self.lease = 0.0
         self._uses: dict[int, int] = {}
         self._reset()
         try:
@@ -333,6 +336,7 @@ class OpenFiles:
         self._identities: dict[Path, tuple[int, int] | None] = {}
         self._logs: dict[Path, tuple[int, int] | None] = {}
         self._look_after_at = self._report_at = self._prune_at = 0.0
+        self._logged = 0
         self._reported: tuple[int, int, str] | None = None
 
     def _open(self, patience: float) -> None:
@@ -356,10 +360,10 @@ class OpenFiles:
                 if mapped is None:
                     mapped = SharedPage.create(page, incarnation)
                 if not locks.number:
-                    locks.enter()
-                former = mapped.enter(locks.number, locks.token)
+                    locks.enter(mapped.suspended())  # not the number of a dead process with missing invalidations
+                mapped.enter(locks.number, locks.token)
                 database = Database(connection, mapped, locks)
-                if former or (is_lost and not is_new):
+                if is_lost and not is_new:
                     database.clear()
                 if is_lost:
                     mapped.changes = database.last_number()
@@ -603,7 +607,7 @@ class OpenFiles:
                     del self.pending[key]
         with self._pending_lock:
             self.page.suspend(self.number, len(self.pending))
-        database.resume()
+        database.resume(self._held_until, self.lease)
         self.log.allow_again("an invalidation could not be written, so nobody uses the file until it is")
 
     def note_use(self, entry: int) -> None:
@@ -611,9 +615,16 @@ class OpenFiles:
         if len(self._uses) < _MAX_USES:
             self._uses[entry] = int(time.time())
 
-    def note_size(self, size: int) -> None:
-        """Have values evicted now if there are too many bytes of them."""
-        if size > self.max_bytes and self._look_after_at:
+    def note_stored(self, stored: int, size: int) -> None:
+        """Have values evicted, or the log moved into the database, now and not at the next look, if it is time.
+
+        Args:
+            stored: bytes of the value that this process has stored.
+            size: bytes of all values.
+        """
+        self._logged += stored
+        if (size > self.max_bytes or self._logged > _LONG_LOG) and self._look_after_at:
+            self._logged = 0
             self._look_after_at = 0.0
             self._jobs.put(_no_job)
             self._start()
@@ -713,7 +724,7 @@ class OpenFiles:
         if self.pending:
             self._deliver(database)
         elif not self.page.is_usable:
-            _insist(database.resume)
+            _insist(partial(database.resume, self._held_until, self.lease))
         _insist(database.settle)
         uses, self._uses = self._uses, {}
         if uses:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -168,8 +168,11 @@ class ProcessLocks:
             finally:
                 self._release(0)
 
-    def enter(self) -> None:
+    def enter(self, others: Collection[int]) -> None:
         """Take a number for this process. Called under `opening`.
+
+        Args:
+            others: numbers that it must not be.
 
         Raises:
             ConfigurationError: if there is none left.
@@ -177,7 +180,7 @@ class ProcessLocks:
         taken = self._file.taken
         with _trying:
             for number in range(1, MAX_PROCESSES):
-                if number not in taken and self._try(number):
+                if number not in taken and number not in others and self._try(number):
                     taken.add(number)
                     self.number, self.token = number, secrets.randbits(62) + 1
                     return

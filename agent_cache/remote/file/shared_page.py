@@ -218,10 +218,9 @@ class SharedPage:
         """What tells the present holder of a process number from former ones."""
         return self.words[_TOKENS + process]
 
-    def enter(self, process: int, token: int) -> int:
-        """Take a process number. Returns how many invalidations its former holder could not write before it died."""
+    def enter(self, process: int, token: int) -> None:
+        """Note who has a process number now."""
         self.words[_TOKENS + process] = token
-        return self.words[_SUSPENDED + process]
 
     def suspend(self, process: int, count: int) -> None:
         """Note how many invalidations of a process are not in the database. Nobody uses it while there are any."""
@@ -283,15 +282,22 @@ class PageLease(Lease):
 
     @property
     def is_current(self) -> bool:
-        """Whether no write has begun or ended on the slots since they were read. It compares them."""
-        return self.read(self.page) == self.seen and self._page.is_usable
+        """Whether no write has begun or ended on the slots since they were read. It compares them.
+
+        First it looks whether invalidations are missing. Else one that is written between the two looks would be
+        overlooked: its slots are compared before, and nothing is missing afterwards.
+        """
+        return self._page.is_usable and self.read(self.page) == self.seen
 
     def renew(self) -> bool:
         """See `Lease`. The sequence number is read first: see the module."""
         page = self.page
         number = page[_SEQUENCE]
         _order()
-        if self.read(page) != self.seen or not self._page.is_usable:
+        if not self._page.is_usable:
+            return False
+        _order()
+        if self.read(page) != self.seen:
             return False
         self.stamp = number
         return True
