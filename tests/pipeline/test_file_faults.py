@@ -205,6 +205,21 @@ def test_what_a_process_had_pending_when_it_died_costs_all_values(
     assert reader.do("look_up", 8) is None
 
 
+def test_what_a_process_had_pending_when_it_died_keeps_the_file_from_use_for_a_lease(
+    start: Callable[..., Peer], truth: Truth, locker: Callable[[], sqlite3.Connection]
+):
+    """The effect of its write may still come."""
+    writer, reader = start(lease=1.0), start(lease=1.0)
+    assert reader.do("get", 7) == 0
+    lock = locker()
+    writer.do("put", 7, 1)
+    writer.kill()
+    died = time.monotonic()
+    lock.execute("ROLLBACK")
+    reader.do("until_stored", 7)
+    assert time.monotonic() - died >= 1.0
+
+
 @pytest.mark.parametrize("code", [sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR])
 @pytest.mark.parametrize("step", ["BEGIN IMMEDIATE", "INSERT", "DELETE", "COMMIT"])
 async def test_tools_do_not_see_a_disk_that_takes_nothing(
