@@ -331,7 +331,7 @@ async def _scan(fleet: Fleet, label: str) -> AsyncIterator[tuple[Server, _Batch]
     name = re.escape(fleet.names.namespace.encode())
     kinds = re.compile(
         rb"(?:(?P<values>v:%b:[0-9a-f]+)|(?P<cells>t:\{%b:.*\}:[SDTK][0-9a-f]*)|(?P<registries>w:\{%b:.*\})"
-        rb"|(?P<claims>r:%b:[0-9a-f]+)|(?P<heartbeats>%b:hb:.*))\Z" % (name, name, name, name, name),
+        rb"|(?P<claims>r:%b:[0-9a-f]+(?::[0-9a-f]+)?)|(?P<heartbeats>%b:hb:.*))\Z" % (name, name, name, name, name),
         re.DOTALL,
     )
     pattern = b"*" + re.sub(rb"([*?\[\]\\^-])", rb"\\\1", fleet.names.namespace.encode()) + b":*"

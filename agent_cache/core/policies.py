@@ -256,6 +256,10 @@ class RemotePolicy(Value):
             possible, or ``"refuse"`` it with `RemoteTierError` before its side effect.
         share: for a read with ``scope="session"``: store its results in the tier too, under the session's id, so that a
             session that is resumed in another process finds them.
+        flight: for a read: ``"process"`` lets each process that misses a result load it; ``"fleet"`` has one of them
+            load it, whatever the miss is due to, while the others wait until it is stored. A process that dies is
+            replaced within the tier's `lease`, and whoever waits can be cancelled at any time. An error is not handed
+            over: another process tries. It costs a miss two more round trips, so it is for loads that take longer.
 
     Raises:
         ConfigurationError: if an argument has another value.
@@ -265,11 +269,13 @@ class RemotePolicy(Value):
     consistency: Literal["bounded", "strong"] = "bounded"
     on_unreachable: Literal["run", "refuse"] = "run"
     share: bool = False
+    flight: Literal["process", "fleet"] = "process"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "grace", seconds(self.grace, "RemotePolicy: grace", zero=True))
         checked_choice(self.consistency, ("bounded", "strong"), "RemotePolicy: consistency")
         checked_choice(self.on_unreachable, ("run", "refuse"), "RemotePolicy: on_unreachable")
+        checked_choice(self.flight, ("process", "fleet"), "RemotePolicy: flight")
         if not isinstance(self.share, bool):
             raise ConfigurationError(f"RemotePolicy: share must be True or False, got {self.share!r}")
 
@@ -277,6 +283,11 @@ class RemotePolicy(Value):
     def is_strong(self) -> bool:
         """Whether every hit asks the tier."""
         return self.consistency == "strong"
+
+    @property
+    def shares_loads(self) -> bool:
+        """Whether one process of a fleet loads what several miss."""
+        return self.flight == "fleet"
 
     def checked(self, where: str, *, scope: Scope, is_read: bool) -> RemotePolicy:
         """Refuse options that have no effect on a tool.
@@ -289,18 +300,18 @@ class RemotePolicy(Value):
                 f"{where}: remote: on_unreachable is for writes; leave it out, since a read whose tier cannot be "
                 "reached runs its tool"
             )
-        if not is_read and (self.grace or self.share or self.is_strong):
+        if not is_read and (self.grace or self.share or self.is_strong or self.shares_loads):
             raise ConfigurationError(
-                f"{where}: remote: grace, consistency and share are for reads; give them to the tools that read"
+                f"{where}: remote: grace, consistency, share and flight are for reads; give them to the tools that read"
             )
         if self.share and scope != "session":
             raise ConfigurationError(
                 f"{where}: remote: share is for scope='session'; leave it out, global results are shared anyway"
             )
-        if is_read and scope == "session" and not self.share and (self.grace or self.is_strong):
+        if is_read and scope == "session" and not self.share and (self.grace or self.is_strong or self.shares_loads):
             raise ConfigurationError(
-                f"{where}: remote: results of a session do not leave the process; add share=True, or leave out grace "
-                "and consistency"
+                f"{where}: remote: results of a session do not leave the process; add share=True, or leave out grace, "
+                "consistency and flight"
             )
         return self
 

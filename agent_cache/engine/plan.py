@@ -135,6 +135,8 @@ def _read_stages(operation: ReadOperation, configuration: Configuration) -> _Sta
     stages: list[Stage] = [flight, consult_tiers] if tiers else [flight]
     if operation.policy.remote.share and not tiers:
         warn_once("share=True has no effect without a remote tier: see remote_cache= and configure()", operation.name)
+    if operation.policy.remote.shares_loads and not (tiers and hasattr(tiers[-1], "claim")):
+        warn_once('flight="fleet" has no effect without a remote tier that shares loads', operation.name)
     if tiers and operation.policy.remote.is_strong:
         stages.insert(0, check_versions)  # it keeps no local copy that could be served expired
     elif operation.policy.kept_for:

@@ -8,10 +8,12 @@ wait, so the nearer tier gets these invalidations before it is next asked (`_cat
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import weakref
 from collections.abc import Awaitable, Callable, Hashable, Mapping
+from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -117,6 +119,12 @@ async def consult_tiers(proceed: Proceed, call: Call) -> Entry:
     give_up = _keep
     if asked:
         flight.tickets = tuple([ticket for _, ticket in asked])
+        if call.operation.policy.remote.shares_loads and not call.is_fresh:
+            ((tier, ticket),) = asked
+            found, ticket, give_up = await _claim(tier, ticket, call)
+            asked, flight.tickets = ((tier, ticket),), (ticket,)
+            if found is not None:
+                return _store_found(call, found)
     else:
         tiers = call.operation.tiers()
         for farther, tier in enumerate(tiers, 1):
@@ -152,7 +160,8 @@ async def consult_tiers(proceed: Proceed, call: Call) -> Entry:
 
 
 async def _claim(tier: Tier, ticket: Ticket, call: Call) -> tuple[Found | None, Ticket, Callable[[], None]]:
-    """Have one process of the fleet load what a write has invalidated: see `SharedLoads`.
+    """Have one process of the fleet load what a write has invalidated, or whatever is missed by a tool that shares its
+    loads: see `SharedLoads`.
 
     Returns:
         What another process has loaded meanwhile, a ticket, and what to call when the own load has ended.
@@ -165,19 +174,92 @@ async def _claim(tier: Tier, ticket: Ticket, call: Call) -> tuple[Found | None, 
         with LEDGER.lock:
             if LEDGER.is_held(known_tags(call), flight.partition, flight.key):
                 return None, ticket, _keep
+    shares = call.operation.policy.remote.shares_loads
+    options: dict[str, Any] = {}
     if call.operation.is_sync and has_running_loop():  # the load that it waits for may need this loop
-        return None, ticket, _keep
+        if not shares:
+            return None, ticket, _keep
+        options["may_wait"] = _may_not
+    elif shares:
+        options["may_wait"] = partial(_may_wait, flight)
     try:
-        found, ticket = await _of_tier(call, shared.claim, request_of(call), ticket)
+        found, ticket = await _of_tier(call, shared.claim, request_of(call), ticket, **options)
     except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
         warn_once(f"a claim in {type(tier).__name__} failed", call.operation.name, error)
         return None, ticket, _keep
-    give_up = partial(shared.give_up, ticket)
+    give_up: Callable[[], None] = partial(shared.give_up, ticket)
+    if shares and found is None and getattr(ticket, "has_claim", False):
+        claim = _Claim(shared, ticket, flight)
+        _claims.add(claim)
+        give_up = claim.give_up
+        if call.operation.is_sync:
+            call_in_background(claim.renew_later)
+        else:
+            claim.renew_later()
     return found, ticket, partial(call_in_background, give_up) if call.operation.is_sync else give_up
 
 
 def _keep() -> None:
     """Give up no claim."""
+
+
+def _may_not() -> bool:
+    return False
+
+
+class _Claim:
+    """The claim to a load, renewed three times a lease until the load ends.
+
+    All of it but the construction is done in the event loop in which the tier works for the call.
+    """
+
+    __slots__ = ("_interval", "_shared", "_ticket", "_timer", "flight")
+
+    def __init__(self, shared: Any, ticket: Ticket, flight: Flight) -> None:
+        self.flight = flight
+        self._shared = shared
+        self._ticket = ticket
+        self._interval = shared.lease / 3
+        self._timer: asyncio.TimerHandle | None = None
+
+    def renew_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._interval, self._renew, context=Context())  # without the call's own
+
+    def _renew(self) -> None:
+        if not self.flight.is_open:  # it is being stored; or its caller was interrupted before it could give up
+            return
+        try:
+            self._shared.renew_claim(self._ticket)
+        except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
+            warn_once("renewing a claim failed", type(self._shared).__name__, error)
+        self.renew_later()
+
+    def give_up(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        _claims.discard(self)
+        self._shared.give_up(self._ticket)
+
+
+_claims: set[_Claim] = set()
+"""Those of this process, to loads that run."""
+
+
+def _may_wait(flight: Flight) -> bool:
+    """Whether a load may wait for another process: not if a load that this process has claimed waits for it.
+
+    The other process may need that one before it can end its own, and neither would know of the other. So in every ring
+    of processes that wait for each other there would be one that does not. It is asked again before each pause, since
+    more calls may have begun to wait for the flight.
+    """
+    for claim in tuple(_claims):
+        claimed = claim.flight
+        if not claimed.is_open:
+            _claims.discard(claim)
+        elif claimed is flight or (claimed.waits_for and claimed.would_wait_for(flight)):
+            return False
+    return True
 
 
 def _keep_versions(flight: Flight, asked: tuple[tuple[Tier, Ticket], ...]) -> None:
@@ -364,6 +446,7 @@ def _request_of(call: Call) -> Request:
         roots=operation.tags.roots,
         grace=policy.grace or policy.remote.grace,
         strong=policy.remote.is_strong,
+        shares_load=policy.remote.shares_loads,
     )
 
 

@@ -34,7 +34,7 @@ from agent_cache.clock import CLOCK
 from agent_cache.core.store import NEVER
 from agent_cache.core.tags import meet, root_of
 from agent_cache.errors import RemoteTierError
-from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Touched, Versions, WriteIntent
+from agent_cache.remote.protocol import Found, Listener, LoaderWait, Request, Ticket, Touched, Versions, WriteIntent
 from agent_cache.values.copies import UncopyableError, auto_copier
 
 __all__ = ["MemoryServer", "MemoryTier"]
@@ -139,6 +139,7 @@ class MemoryServer:
         self._values: dict[Hashable, Stored] = {}
         self._receivers: dict[object, Receiver] = {}
         self._ttls: dict[str, float] = {}
+        self._claims: dict[Hashable, tuple[str, float]] = {}
 
     # Ttls that are set at run time
 
@@ -188,6 +189,33 @@ class MemoryServer:
             cells[name].token == token and cells[name].mode in modes for name, token in stored.header.items()
         )
         return is_current and CLOCK.now() < stored.expires
+
+    # Claims to load a value, each with the claimant and its deadline
+
+    def claim(self, name: Hashable, claimant: str, lease: float) -> str:
+        """Claim a load until the lease ends, unless it is claimed. Returns whose it is."""
+        with self._lock:
+            self._require_up()
+            now = CLOCK.now()
+            present, deadline = self._claims.get(name, (claimant, now))
+            if deadline > now:
+                return present
+            self._claims[name] = claimant, now + lease
+            return claimant
+
+    def renew_claim(self, name: Hashable, claimant: str, lease: float) -> None:
+        """Extend the lease of a claim, unless it has become another one's."""
+        with self._lock:
+            self._require_up()
+            if self._claims.get(name, ("", 0.0))[0] == claimant:
+                self._claims[name] = claimant, CLOCK.now() + lease
+
+    def give_up_claim(self, name: Hashable, claimant: str) -> None:
+        """End a claim, unless it has become another one's."""
+        with self._lock:
+            self._require_up()
+            if self._claims.get(name, ("", 0.0))[0] == claimant:
+                del self._claims[name]
 
     # Writers. Every command is idempotent by id.
 
@@ -305,6 +333,7 @@ class MemoryServer:
                 self._writers.clear()
                 self._values.clear()
                 self._ttls.clear()
+                self._claims.clear()
 
     def _require_up(self) -> None:
         if not self._is_up:
@@ -402,6 +431,50 @@ class MemoryTier:
             for name in header.keys() - ticket.depends_on:
                 if not name[0]:
                     self._dependents[name].add((ticket.request.tool, ticket.request.key))
+
+    async def claim(
+        self, request: Request, ticket: Ticket, *, may_wait: Callable[[], bool] | None = None
+    ) -> tuple[Found | None, Ticket]:
+        """See `SharedLoads`. Loads of requests that do not ask for it are not shared."""
+        if not request.shares_load or not isinstance(ticket, MemoryTicket):
+            return None, ticket
+        wait = LoaderWait(may_wait)
+        try:
+            while (name := _claim_name(ticket)) is not None:
+                claimant = secrets.token_hex(8)
+                loader = self.server.claim(name, claimant, self.lease)
+                if loader != claimant and not await wait.pause(loader):
+                    break
+                found, again = await self.lookup(request)  # also by who leads: another load may just have ended
+                assert isinstance(again, MemoryTicket)
+                if found is not None:
+                    if loader == claimant:
+                        self.server.give_up_claim(name, claimant)
+                    return found, again
+                ticket = again
+                if loader == claimant:
+                    ticket.claim = name, claimant
+                    break
+        except ConnectionError:
+            pass  # what cannot be claimed is loaded
+        return None, ticket
+
+    def renew_claim(self, ticket: Ticket) -> None:
+        """See `SharedLoads`."""
+        if isinstance(ticket, MemoryTicket) and ticket.claim is not None:
+            try:
+                self.server.renew_claim(*ticket.claim, self.lease)
+            except ConnectionError:
+                pass  # the next renewal may come in time
+
+    def give_up(self, ticket: Ticket) -> None:
+        """See `SharedLoads`."""
+        if isinstance(ticket, MemoryTicket) and ticket.claim is not None:
+            claim, ticket.claim = ticket.claim, None
+            try:
+                self.server.give_up_claim(*claim)
+            except ConnectionError:
+                pass  # it expires
 
     async def store(
         self,
@@ -640,11 +713,13 @@ class MemoryTicket:
         tags: tags known before the load, or all tags of the value that was found.
         asked: clock reading at which the lookup began.
         versions: see `Ticket`.
+        claim: name and claimant of the claim to the load, if this process has it.
         is_touched: a message that concerns it has come since, or messages may have been lost.
     """
 
     __slots__ = (
-        "__weakref__", "asked", "cells", "depends_on", "is_touched", "request", "tags", "tier", "versions", "watches",
+        "__weakref__", "asked", "cells", "claim", "depends_on", "is_touched", "request", "tags", "tier", "versions",
+        "watches",
     )  # fmt: skip
 
     def __init__(self, tier: MemoryTier, request: Request) -> None:
@@ -655,8 +730,14 @@ class MemoryTicket:
         self.cells: dict[CellName, Cell] = {}
         self.tags = request.tags
         self.versions: Versions | None = None
+        self.claim: tuple[Hashable, str] | None = None
         self.asked = CLOCK.now()
         self.is_touched = False
+
+    @property
+    def has_claim(self) -> bool:
+        """See `SharedLoads`."""
+        return self.claim is not None
 
     def is_clean(self) -> bool:
         # Under an armed root a value may be stored in the tier, where it expires with its writer's lease. A local copy
@@ -701,6 +782,16 @@ def _is_covered(tag: str, known: Set[CellName]) -> bool:
 
 def _address(request: Request) -> Hashable:
     return request.tool, request.session, request.tenant, request.key
+
+
+def _claim_name(ticket: MemoryTicket) -> Hashable | None:
+    """What the load of a value is claimed under: the tokens of now are a part of it. None if it cannot be claimed,
+    because they are unknown or a write holds one of them.
+    """
+    cells = ticket.cells
+    if not ticket.depends_on <= cells.keys() or any(cell.mode == "held" for cell in cells.values()):
+        return None
+    return _address(ticket.request), frozenset((name, cells[name].token) for name in ticket.depends_on)
 
 
 def _cells_by_mode(write: WriteIntent) -> dict[Mode, frozenset[CellName]]:

@@ -12,10 +12,11 @@ reads has seen, in a local copy for example, and it would be found although a wr
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from agent_cache.core.lease import Lease, Term
 
@@ -23,6 +24,7 @@ __all__ = [
     "Found",
     "Lease",
     "Listener",
+    "LoaderWait",
     "Request",
     "SentCommit",
     "SharedLoads",
@@ -77,6 +79,7 @@ class Request:
         roots: every root that an answer may depend on; empty stands for those of `tags` and `late_roots`.
         grace: seconds beyond its ttl that an answer may be served while it is reloaded.
         strong: an answer counts only if its versions were checked for this call; no local copy of it is stored.
+        shares_load: of all processes that miss the answer one loads it, and the others wait: see `SharedLoads`.
     """
 
     tool: str
@@ -91,6 +94,7 @@ class Request:
     roots: tuple[str, ...] = ()
     grace: float = 0.0
     strong: bool = False
+    shares_load: bool = False
 
 
 @dataclass(slots=True)  # a frozen one takes 0.5 us more to make, of each hit
@@ -220,15 +224,29 @@ class SharedLoads(Protocol):
     """What a tier has beside the methods of `Tier` if processes share loads through it: otherwise each that misses a
     value loads it.
 
-    Its tickets have an attribute `refreshes_early` that is True: shortly before a value expires the tier lets one
-    process reload it (`Found.is_to_refresh`), so local copies of its values expire a little earlier, at random.
+    Its tickets have an attribute `has_claim`: whether the load that the ticket was taken for is claimed. They may have
+    another one, `refreshes_early`, that is True: shortly before a value expires the tier lets one process reload it
+    (`Found.is_to_refresh`), so local copies of its values expire a little earlier, at random.
     """
 
-    async def claim(self, request: Request, ticket: Ticket) -> tuple[Found | None, Ticket]:
+    async def claim(
+        self, request: Request, ticket: Ticket, *, may_wait: Callable[[], bool] | None = None
+    ) -> tuple[Found | None, Ticket]:
         """Lead the load of an answer that `lookup` has not found, or wait for the process that leads it.
 
-        A failure, a leader that has died, or a load that takes much longer than the one before costs a load more, and
-        never an answer: who has waited for so long loads itself.
+        If the request says ``shares_load``, every load is claimed: for `lease` seconds, and longer while `renew_claim`
+        is called. It is waited for until its value is there, or its claim has ended; then one of those that wait leads.
+        Who has seen two loads end without a value loads itself, so a tool that fails is not run by one process after
+        the other. Otherwise it is up to the tier which loads it shares, and who waits does so for a limited time.
+
+        A claim proves nothing: what is found is found by a whole lookup. It is made under the versions that the ticket
+        has seen, so nobody waits for a load that a write has overtaken. Under what a write holds nothing is claimed. A
+        failure, or a leader that has died, costs a load more, and never an answer.
+
+        Args:
+            may_wait: called before each pause, in the thread of this coroutine. Where it returns False, the caller
+                loads itself: what it would wait for may be waiting for it. Only passed if the request says
+                ``shares_load``; None always allows it.
 
         Returns:
             What another process has loaded meanwhile, found by a lookup of its own, and the ticket of that; else None,
@@ -236,9 +254,51 @@ class SharedLoads(Protocol):
         """
         ...
 
+    def renew_claim(self, ticket: Ticket) -> None:
+        """Let a claim last for another `lease`, if it is still one's own. It does not wait."""
+        ...
+
     def give_up(self, ticket: Ticket) -> None:
         """End what `claim` has claimed: the load has ended, and was stored or will not be. It does not wait."""
         ...
+
+
+_SHORTEST_PAUSE: Final = 0.005
+_LONGEST_PAUSE: Final = 0.1
+_MAX_LOADERS: Final = 2
+"""The second one replaces a process that has died."""
+
+
+class LoaderWait:
+    """How a reader waits for a load of another process, in a tier that looks again and again: see `SharedLoads.claim`.
+
+    Args:
+        may_wait: see there.
+    """
+
+    __slots__ = ("_loaders", "_may_wait", "_pause")
+
+    def __init__(self, may_wait: Callable[[], bool] | None = None) -> None:
+        self._may_wait = may_wait
+        self._pause = _SHORTEST_PAUSE
+        self._loaders: set[object] = set()
+
+    async def pause(self, loader: object | None) -> bool:
+        """Wait for a moment, which grows from 5 ms to 100 ms.
+
+        Args:
+            loader: identifies the claim that is waited for; None if it is the end of a write.
+
+        Returns:
+            Whether it has waited; False if the reader is to load the value itself, and at once.
+        """
+        if loader is not None:
+            self._loaders.add(loader)
+        if len(self._loaders) > _MAX_LOADERS or not (self._may_wait is None or self._may_wait()):
+            return False
+        await asyncio.sleep(self._pause)
+        self._pause = min(1.5 * self._pause, _LONGEST_PAUSE)
+        return True
 
 
 @runtime_checkable

@@ -8,6 +8,7 @@ class TestMyTier(TierContract):
         return MyTier(url, lease=0.2, max_staleness=0.1), MyTier(url, lease=0.2, max_staleness=0.1)
 """
 
+from tests.contract.claims import ClaimTests
 from tests.contract.inheritance import InheritanceTests
 from tests.contract.leases_and_messages import LeaseTests, OutageTests, SubscriptionTests
 from tests.contract.reads_and_writes import LateTagTests, ReadTests, WriteTests
@@ -17,7 +18,15 @@ __all__ = ["TierContract"]
 
 
 class TierContract(
-    ReadTests, WriteTests, LateTagTests, InheritanceTests, LeaseTests, SubscriptionTests, OutageTests, TtlTests
+    ReadTests,
+    WriteTests,
+    LateTagTests,
+    InheritanceTests,
+    LeaseTests,
+    SubscriptionTests,
+    OutageTests,
+    TtlTests,
+    ClaimTests,
 ):
     """The promises of `Tier`, as tests. `Workbench` lists what a subclass overrides, each with a default or a skip.
 

@@ -186,6 +186,29 @@ class HasVersionsUnderAWrite(MemoryTier):
         ticket.versions = versions
 
 
+class LeadsWithoutLookingAgain(MemoryTier):
+    async def claim(self, request: Request, ticket: Ticket, **options: object) -> tuple[Found | None, Ticket]:
+        _, claimed = await super().claim(request, ticket, **options)
+        return None, claimed
+
+
+class ClaimsWhatIsHeld(MemoryTier):
+    async def claim(self, request: Request, ticket: Ticket, **options: object) -> tuple[Found | None, Ticket]:
+        ticket.cells = {name: replace(cell, mode="idle") for name, cell in ticket.cells.items()}
+        return await super().claim(request, ticket, **options)
+
+
+class EndsTheClaimsOfOthers(MemoryTier):
+    def give_up(self, ticket: Ticket) -> None:
+        name, _ = ticket.claim
+        self.server.give_up_claim(name, self.server.claim(name, "nobody", 0.0))
+
+
+class RenewsNothing(MemoryTier):
+    def renew_claim(self, ticket: Ticket) -> None:
+        pass
+
+
 class HasNoHash(MemoryTier):
     __hash__ = None
 
@@ -206,6 +229,10 @@ BROKEN = {
     TakesInheritedTagsForRechecked: "test_a_tag_of_its_own_result_is_rechecked_although_it_is_inherited_too",
     WatchesItsOwnTagsOnly: "test_a_ticket_is_clean_until_what_is_inherited_is_touched",
     HasVersionsUnderAWrite: "test_nothing_is_inherited_from_what_is_being_written",
+    LeadsWithoutLookingAgain: "test_who_leads_looks_once_more",
+    EndsTheClaimsOfOthers: "test_a_claim_that_has_become_another_ones_is_left_to_it",
+    RenewsNothing: "test_a_claim_that_is_renewed_lasts",
+    ClaimsWhatIsHeld: "test_nothing_is_claimed_that_a_write_holds",
     HasNoHash: "test_a_tier_can_be_told_from_others_and_forgotten",
 }
 

@@ -19,7 +19,7 @@ from agent_cache.core.lease import UNTRUSTED, Lease
 from agent_cache.core.policies import refresh_window
 from agent_cache.core.tags import root_of
 from agent_cache.remote.codecs import Undecodable, Unencodable
-from agent_cache.remote.protocol import Found, Request, Ticket, Versions
+from agent_cache.remote.protocol import Found, LoaderWait, Request, Ticket, Versions
 from agent_cache.remote.redis.connection import Moving, Unreachable, boottime, bulk
 from agent_cache.remote.redis.keyspace import (
     MAX_HEAD,
@@ -44,7 +44,7 @@ from agent_cache.remote.redis.keyspace import (
     version_of,
 )
 from agent_cache.remote.redis.options import Options
-from agent_cache.remote.redis.scripts import MINT, RELEASE
+from agent_cache.remote.redis.scripts import CLAIM, MINT, RELEASE, RENEW_CLAIM
 from agent_cache.remote.redis.subscriber import Subscriber, Trust
 from agent_cache.remote.redis.transport import Client, Fetched, Transport
 from agent_cache.remote.redis.writes import PendingInvalidations
@@ -142,6 +142,11 @@ class RedisTicket:
         self.claim: tuple[bytes, bytes] | None = None
         self.may_refresh = True
         self.lasts = reader.options.remote_ttl if request.ttl is None else request.ttl
+
+    @property
+    def has_claim(self) -> bool:
+        """See `SharedLoads`."""
+        return self.claim is not None
 
     @property
     def seen(self) -> dict[CellKey, SeenCell]:
@@ -646,14 +651,87 @@ class Reader:
         ticket.versions = None
         return None, ticket
 
+    async def share(
+        self, request: Request, ticket: RedisTicket, may_wait: Callable[[], bool] | None
+    ) -> tuple[Found | None, RedisTicket]:
+        """Claim the load of a missed value, or wait for the process that has claimed it: see `SharedLoads`.
+
+        While a write holds a cell, nothing can be stored. Its end is waited for as in `claim`: for as long as the last
+        load took, if that is known.
+        """
+        key, began = ticket.place.value_key, boottime()
+        wait = LoaderWait(may_wait)
+        loader: bytes | None
+        try:
+            while (name := self._claim_name(ticket)) is not None:
+                held = tuple([cell[0] for cell in ticket.seen.values() if is_held(cell)])
+                if held:
+                    loader = None
+                    if ticket.former_cost is None or held == self._outlasted.get(key):
+                        break
+                    if boottime() >= began + ticket.former_cost:
+                        make_room(self._outlasted, _MAX_CLAIMS)
+                        self._outlasted[key] = held
+                        break
+                else:
+                    loader = await self._claim_load(ticket, name)
+                    if ticket.claim is not None:
+                        return await self._lead(request, ticket)
+                if not await wait.pause(loader):
+                    break
+                ticket = RedisTicket(self, request)
+                found = await self.lookup(ticket)
+                if found is not None:
+                    return found, ticket
+                ticket.pause()
+        except Unreachable:
+            self.give_up(ticket)
+            ticket.seen = {}
+        except BaseException:
+            self.give_up(ticket)
+            raise
+        ticket.versions = None
+        return None, ticket
+
+    def _claim_name(self, ticket: RedisTicket) -> bytes | None:
+        """The key of the claim to load a value under the versions that a lookup has seen; None if they are unknown."""
+        place, seen = ticket.place, ticket.seen
+        if place.digest is None or not place.depends_on.keys() <= seen.keys():
+            return None
+        lines = header_lines({key: version_of(seen[key]) for key in place.depends_on})
+        return self.keyspace.claim(place.digest, lines)
+
+    async def _claim_load(self, ticket: RedisTicket, key: bytes) -> bytes:
+        """Claim a load for the lease, unless it is claimed. Returns the content of the claim that is there."""
+        own = os.urandom(8).hex().encode()
+        ticket.claim = key, own  # before it is known: a caller that is interrupted gives it up
+        lease = b"%d" % int(self.options.lease * 1000)
+        claimant, _ = await self._transport.client().run(CLAIM, self._transport.slot(key), [key], [own, lease])
+        if claimant != own:
+            ticket.claim = None
+        return claimant if type(claimant) is bytes else b""
+
+    def renew_claim(self, ticket: RedisTicket) -> None:
+        """Let a claim last for another lease."""
+        if ticket.claim is not None:
+            key, own = ticket.claim
+            lease = b"%d" % int(self.options.lease * 1000)
+            try:
+                client = self._transport.client()
+                client.push(self._transport.slot(key), b"EVAL", RENEW_CLAIM.source, b"1", key, own, lease)
+            except (Unreachable, RuntimeError):  # the next renewal may come in time
+                pass
+
     async def _lead(self, request: Request, claimed: RedisTicket) -> tuple[Found | None, RedisTicket]:
         """Look once more before the load: another process may have ended one meanwhile. First all messages are awaited
-        that the write has published, or the load would be taken for one that the write has overlapped.
+        that the write has published, or the load would be taken for one that the write has overlapped. If there never
+        was a value, or it has expired, nobody need have written.
         """
         if claimed.claim is None:
             return None, claimed
         try:
-            if CLOCK.now() < self.subscriber.trusted_until():  # else nobody knows whether messages arrive
+            # Without trust nobody knows whether messages arrive.
+            if claimed.former_cost is not None and CLOCK.now() < self.subscriber.trusted_until():
                 async with asyncio.timeout(self.options.timeout / 4):
                     await self.subscriber.catch_up()
         except (TimeoutError, Unreachable):
@@ -672,11 +750,10 @@ class Reader:
 
     async def _is_claimed(self, ticket: RedisTicket, patience: float) -> bool:
         """Whether this process leads the load."""
-        place = ticket.place
-        if place.digest is None or not place.depends_on.keys() <= ticket.seen.keys():
+        key = self._claim_name(ticket)
+        if key is None:
             return True
-        lines = header_lines({key: version_of(ticket.seen[key]) for key in place.depends_on})
-        key, own = self.keyspace.claim(place.digest, lines), os.urandom(8).hex().encode()
+        own = os.urandom(8).hex().encode()
         parts = (b"SET", key, own, b"NX", b"PX", b"%d" % int(patience * 1000))
         ticket.claim = key, own  # before it is known: a caller that is interrupted gives it up
         reply, _ = await self._transport.client().call(self._transport.slot(key), *parts)

@@ -257,6 +257,22 @@ return found[1]
 about the parts of a root. Without a mark, add this one. It looks like a writer without cells, whose lease has ended.
 """
 
+CLAIM = Script.of("""
+local claimant = redis.pcall('GET', KEYS[1])
+if type(claimant) ~= 'string' then
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+  return ARGV[1]
+end
+return claimant
+""")
+"""Claim a load for so many milliseconds, unless it is claimed. Returns whose it is, so that who waits can tell a load
+from the next one: `SET NX` has told that only since Redis 7."""
+
+RENEW_CLAIM = Script.of(
+    "return redis.pcall('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2]) or 0"
+)
+"""Extend a claim if it is still one's own."""
+
 RELEASE = Script.of("return redis.pcall('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0")
 """Delete a claim if it is still one's own: it may have expired and belong to another process by now."""
 

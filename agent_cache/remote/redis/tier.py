@@ -171,18 +171,29 @@ class RedisTier:
             self._transport.counters.hits += 1
         return found, ticket
 
-    async def claim(self, request: Request, ticket: Ticket) -> tuple[Found | None, Ticket]:
-        """Of the processes that miss a value that a write has invalidated, one loads it, and the others wait for that:
-        for twice the time that its last load has taken, and a timeout. See `SharedLoads`.
+    async def claim(
+        self, request: Request, ticket: Ticket, *, may_wait: Callable[[], bool] | None = None
+    ) -> tuple[Found | None, Ticket]:
+        """Of the processes that miss a value, one loads it, and the others wait for that. Unless the request says
+        ``shares_load``, only if a write has invalidated it, and for twice the time that its last load has taken, and a
+        timeout. See `SharedLoads`.
         """
-        if not isinstance(ticket, RedisTicket) or ticket.former_cost is None:
+        if not isinstance(ticket, RedisTicket) or not (request.shares_load or ticket.former_cost is not None):
             return None, ticket
-        found, own = await self._reader.claim(request, ticket)
+        if request.shares_load:
+            found, own = await self._reader.share(request, ticket, may_wait)
+        else:
+            found, own = await self._reader.claim(request, ticket)
         if found is None or not own.is_young():  # as in `lookup`
             own.versions = None
             return None, own
         self._transport.counters.hits += 1
         return found, own
+
+    def renew_claim(self, ticket: Ticket) -> None:
+        """See `SharedLoads`."""
+        if isinstance(ticket, RedisTicket):
+            self._reader.renew_claim(ticket)
 
     def give_up(self, ticket: Ticket) -> None:
         """See `SharedLoads`."""
