@@ -58,11 +58,15 @@ class CellNames:
     def _number(self, *names: str) -> int:
         number = self._numbers.get(names)
         if number is None:
-            text = "\0".join(names).encode("utf-8", "surrogatepass")
-            number = int.from_bytes(blake2b(text, digest_size=8, key=self._key).digest()) >> 1 or 1  # 0: see `database`
+            number = self.number(*names)
             make_room(self._numbers, _MAX_NUMBERS)
             self._numbers[names] = number
         return number
+
+    def number(self, *names: str) -> int:
+        """The number that these names have in all processes, and no other names have, as far as can be."""
+        text = "\0".join(names).encode("utf-8", "surrogatepass")
+        return int.from_bytes(blake2b(text, digest_size=8, key=self._key).digest()) >> 1 or 1  # 0: see `database`
 
     # Tags. Those of more than two segments count as their first two.
 

@@ -691,31 +691,40 @@ class Database:
 
     # Claims of loads
 
-    def claim(self, key: int, claim: int, span: float) -> bool:
-        """Claim a load, unless another one has. A claim ends with its process, or after so many seconds."""
+    def claim(self, key: int, claim: int, span: float) -> int:
+        """Claim a load, unless another process has that lives. A claim lasts for so many seconds.
 
-        def step() -> bool:
+        Args:
+            claim: random.
+
+        Returns:
+            The claim that holds now.
+        """
+
+        def step() -> int:
             now = boottime()
             row = self._execute(
                 "SELECT process, token, claim, deadline, span FROM claims WHERE id = ?", (key,)
             ).fetchone()
             if row is not None:
                 process, token, other, deadline, former = row
-                if other != claim and now < deadline <= now + former and self.is_alive(process, token):
-                    return False
+                if now < deadline <= now + former and self.is_alive(process, token):
+                    return int(other)
             self._execute(
                 "INSERT OR REPLACE INTO claims VALUES (?, ?, ?, ?, ?, ?)",
                 (key, self._locks.number, self._locks.token, claim, now + span, span),
             )
-            return True
+            return claim
 
         return self._write(step)
 
-    def is_claimed(self, key: int) -> bool:
-        """Whether a process that lives has claimed a load."""
-        now = boottime()
-        rows = self._read("SELECT process, token, deadline, span FROM claims WHERE id = ?", (key,))
-        return any(now < end <= now + span and self.is_alive(process, token) for process, token, end, span in rows)
+    def renew_claim(self, key: int, claim: int, span: float) -> None:
+        """Let a claim last for longer, if it still holds."""
+        self._write(
+            lambda: self._execute(
+                "UPDATE claims SET deadline = ? WHERE id = ? AND claim = ?", (boottime() + span, key, claim)
+            )
+        )
 
     def give_up(self, key: int, claim: int) -> None:
         """End a claim."""

@@ -42,7 +42,17 @@ from agent_cache.remote.file.database import (
 )
 from agent_cache.remote.file.open_files import Unreachable, open_files
 from agent_cache.remote.file.shared_page import NO_LEASE, PageLease, SharedPage, is_settled, reader_of
-from agent_cache.remote.protocol import Found, Listener, Request, SentCommit, Ticket, Touched, Versions, WriteIntent
+from agent_cache.remote.protocol import (
+    Found,
+    Listener,
+    LoaderWait,
+    Request,
+    SentCommit,
+    Ticket,
+    Touched,
+    Versions,
+    WriteIntent,
+)
 from agent_cache.values.canonical import is_large, make_room
 
 __all__ = ["FileTier", "FileTicket", "StoredHead", "read_head"]
@@ -154,15 +164,15 @@ class FileTicket:
         lease: the trust in a local copy: see `Ticket`.
         versions: see `Ticket`.
         former_cost: seconds that the load of a value took that is there, and counts no more.
+        claim: key and number of the claim to the load, if this process has it.
         is_idle: whether no write was running on any of it.
         is_settled: whether the cells show all steps that the slots do.
         lasts: see `Ticket`.
     """
 
     __slots__ = (
-        "_read_slots", "_slots", "cells", "former_cost", "found", "is_idle", "is_settled", "lasts", "lease", "place",
-        "request",
-        "tier", "versions",
+        "_read_slots", "_slots", "cells", "claim", "former_cost", "found", "is_idle", "is_settled", "lasts", "lease",
+        "place", "request", "tier", "versions",
     )  # fmt: skip
 
     refreshes_early = True
@@ -175,6 +185,7 @@ class FileTicket:
         self.found: dict[int, Cell] | None = None
         self.versions: Versions | None = None
         self.former_cost: float | None = None
+        self.claim: tuple[int, int] | None = None
         self.is_idle = False
         self.lasts = tier.remote_ttl if request.ttl is None else request.ttl
         self.lease = NO_LEASE
@@ -192,6 +203,11 @@ class FileTicket:
         lease = self.lease
         is_same = self.found is not None or self._read_slots(lease.page) == self._slots
         return self.is_settled and is_same and lease.is_current
+
+    @property
+    def has_claim(self) -> bool:
+        """See `SharedLoads`."""
+        return self.claim is not None
 
     def is_clean(self) -> bool:
         """See `Ticket`. The slots tell it, for all processes."""
@@ -602,12 +618,72 @@ class FileTier:
             make_room(self._tried, _MAX_PLACES)
             self._tried[entry] = loaded
             number = secrets.randbits(62)
-            if database.claim(entry, number, self._lease):
+            if database.claim(entry, number, self._lease) == number:
                 make_room(self._claims, _MAX_PLACES)
                 self._claims[entry] = number
                 found.is_to_refresh = True
         found.age, found.ttl = age, left
         return found
+
+    # Loads that processes share
+
+    async def claim(
+        self, request: Request, ticket: Ticket, *, may_wait: Callable[[], bool] | None = None
+    ) -> tuple[Found | None, Ticket]:
+        """See `SharedLoads`. Loads of requests that do not ask for it are not shared. The claim of a process that has
+        died counts no more at once.
+        """
+        if not request.shares_load or not isinstance(ticket, FileTicket) or ticket.tier is not self:
+            return None, ticket
+        wait, own = LoaderWait(may_wait), secrets.randbits(62)
+        key: int | None = None
+        try:
+            while (key := self._claim_key(ticket)) is not None:
+                loader = await self._files.run(partial(_claim, key, own, self._lease), patience=_SPIN)
+                if loader != own and not await wait.pause(loader):
+                    break
+                found, again = await self.lookup(request)  # also by who leads: another load may just have ended
+                if found is not None:
+                    if loader == own:
+                        self._give_up(key, own)
+                    return found, again
+                assert isinstance(again, FileTicket)
+                ticket = again
+                if loader == own:
+                    ticket.claim = key, own
+                    break
+        except Unreachable as error:  # what cannot be claimed is loaded
+            self._note_failure(error)
+        except BaseException:
+            if key is not None:
+                self._give_up(key, own)  # also one that is not known to be its own
+            raise
+        return None, ticket
+
+    def _claim_key(self, ticket: FileTicket) -> int | None:
+        """What the load of a value is claimed under: the versions of now are a part of it. None if it cannot be
+        claimed, because they are unknown or a write holds one of them.
+        """
+        place, cells = ticket.place, ticket.cells
+        if place.digest is None or not cells or any(mode_of(cell) == HELD for cell in cells.values()):
+            return None
+        versions = [str(version_of(cells[cell])) for cell in place.depends_on]
+        return self.names.number("", "claim", place.digest.decode(), *versions)
+
+    def renew_claim(self, ticket: Ticket) -> None:
+        """See `SharedLoads`."""
+        if isinstance(ticket, FileTicket) and ticket.claim is not None and not self._is_closed:
+            self._files.soon(partial(_renew_claim, *ticket.claim, self._lease))
+
+    def give_up(self, ticket: Ticket) -> None:
+        """See `SharedLoads`."""
+        if isinstance(ticket, FileTicket) and ticket.claim is not None:
+            claim, ticket.claim = ticket.claim, None
+            self._give_up(*claim)
+
+    def _give_up(self, key: int, claim: int) -> None:
+        if not self._is_closed:
+            self._files.soon(partial(_give_up, key, claim))
 
     # Stores
 
@@ -1012,6 +1088,18 @@ _ABSENT: Final = object()
 
 def _with_ttl(ttls: Mapping[str, float], tool: str, ttl: float | None) -> dict[str, float]:
     return {name: each for name, each in ttls.items() if name != tool} | ({} if ttl is None else {tool: ttl})
+
+
+def _claim(key: int, claim: int, lease: float, database: Database) -> int:
+    return database.claim(key, claim, lease)
+
+
+def _renew_claim(key: int, claim: int, lease: float, database: Database) -> None:
+    database.renew_claim(key, claim, lease)
+
+
+def _give_up(key: int, claim: int, database: Database) -> None:
+    database.give_up(key, claim)
 
 
 def _begin(write: WriteCells, origin: int, lease: float, database: Database) -> None:

@@ -551,6 +551,15 @@ class OpenFiles:
             await asyncio.sleep(pause)
             pause = min(1.5 * pause, _LONGEST_PAUSE)
 
+    def soon(self, step: Step[object]) -> None:
+        """Run a step that nobody waits for, and that may fail: in this call if that is possible at once."""
+        try:
+            self.now(step)
+        except Busy:
+            self.later(step)
+        except Unreachable:
+            pass
+
     def write(self, key: str, step: Step[object]) -> Awaitable[Unreachable | None] | None:
         """Write an invalidation into the database, in this call if that is possible at once. One that cannot be
         written is pending, and nobody uses the database until it is written.
