@@ -46,7 +46,7 @@ def _of_read(world: World, state: State, number: int, read: Read, key: str) -> I
         first = "slots" if rules.slots_before_database else "look before"
         read = read._replace(at=first, since=state.floor)
     if read.at == "slots":
-        yield from _slots(world, state, number, read, LOOKS_AT[key], "look before", "snapshot")
+        yield from _slots(world, state, number, read, LOOKS_AT[key], "look before")
     elif read.at == "look before":
         yield from _looks(world, state, number, read, "snapshot", wanted=rules.looks_before_snapshot)
     elif read.at == "snapshot":
@@ -54,7 +54,7 @@ def _of_read(world: World, state: State, number: int, read: Read, key: str) -> I
     elif read.at == "look after":
         yield from _looks(world, state, number, read, _after_look(world, read, key), wanted=rules.looks_after_snapshot)
     elif read.at == "late slots":
-        yield from _slots(world, state, number, read, DEPENDS_ON[key], "decide", "late slots")
+        yield from _slots(world, state, number, read, DEPENDS_ON[key], "decide")
     elif read.at == "late snapshot":
         yield "sees the other cells", _late_snapshot(state, number, read, key)
     elif read.at == "decide":
@@ -63,7 +63,7 @@ def _of_read(world: World, state: State, number: int, read: Read, key: str) -> I
         then = "slots for recheck" if key == "result" else "store"
         yield f"loads version {state.truth}", _to(state, number, read._replace(at=then, version=state.truth))
     elif read.at == "slots for recheck":
-        yield from _slots(world, state, number, read, DEPENDS_ON[key], "recheck", "recheck")
+        yield from _slots(world, state, number, read, DEPENDS_ON[key], "recheck")
     elif read.at == "recheck":
         yield from _recheck(world, state, number, read, key)
     elif read.at == "store":
@@ -73,7 +73,7 @@ def _of_read(world: World, state: State, number: int, read: Read, key: str) -> I
 
 
 def _slots(
-    world: World, state: State, number: int, read: Read, cells: tuple[int, ...], then: str, otherwise: str
+    world: World, state: State, number: int, read: Read, cells: tuple[int, ...], then: str
 ) -> Iterator[Step[State]]:
     """Read the slots that are not known yet, one by one."""
     known = {slot for slot, _ in read.slots}
@@ -83,7 +83,6 @@ def _slots(
         return
     slots = (*read.slots, (missing[0], state.page.slots[missing[0]]))
     at = read.at if missing[1:] else then
-    del otherwise
     yield f"reads slot {missing[0]}", _to(state, number, read._replace(at=at, slots=slots))
 
 
@@ -153,7 +152,7 @@ def _late_snapshot(state: State, number: int, read: Read, key: str) -> State:
 
 def _decided(world: World, state: State, number: int, read: Read, key: str) -> Iterator[Step[State]]:
     if not world.rules.slots_before_database and len(read.slots) < len(world.slots_of(_wanted(read, key))):
-        yield from _slots(world, state, number, read, _wanted(read, key), "decide", "decide")
+        yield from _slots(world, state, number, read, _wanted(read, key), "decide")
         return
     if key == "result" and read.value is not None and len(read.cells) == len(LOOKS_AT[key]):
         yield "sees the other cells", _late_snapshot(state, number, read, key)
@@ -236,10 +235,7 @@ def _of_copy(world: World, state: State, process: int, place: int, copy: Copy) -
 
     copies = state.local[process]
     page = state.page
-    order: list[int | str] = [*range(len(copy.slots))]
-    order = ["sequence", *order] if world.rules.sequence_before_slots else [*order, "sequence"]
-    if world.suspends:
-        order += [f"look {n}" for n in (world.watched if world.rules.suspends == "words" else [-1])]
+    order = world.order_of_hit(len(copy.slots))
     if test is None:
         if copy.stamp == page.sequence:
             return

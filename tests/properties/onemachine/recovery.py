@@ -71,7 +71,7 @@ def to_do(world: World, state: State) -> Iterator[tuple[str, int]]:
                 yield "clear word", process
             elif not rules.flush_waits or _is_long_dead(world, state, process):
                 yield "flush", process
-    if state.page.hint:
+    if state.page.hint and (any(write.clears_hint for write in state.writes) or not any(state.page.words)):
         yield "clear hint", 0
 
 
@@ -87,7 +87,7 @@ def _cleared(world: World, state: State, work: Transaction) -> Iterator[Step[Sta
     kind, is_suspended = world.rules.suspends, any(state.page.words)
     if work.at == 0:
         if kind == "hint after words" and is_suspended:
-            yield "leaves the hint", transactions.rolled_back(state, actor)
+            yield "leaves the hint", _done(state, actor)
             return
         to = state._replace(work=replaced(state.work, actor, work._replace(at=1)))
         yield "will clear the hint", to
@@ -98,8 +98,14 @@ def _cleared(world: World, state: State, work: Transaction) -> Iterator[Step[Sta
         yield "clears the hint", to
     else:
         hint = int(is_suspended and kind != "hint without words")
-        ended = transactions.rolled_back(state, actor)
+        ended = _done(state, actor)
         yield "reads the words", ended._replace(page=ended.page._replace(hint=hint))
+
+
+def _done(state: State, actor: int) -> State:
+    """The hint is as it should be, for all that have lowered their words."""
+    writes = tuple(write._replace(clears_hint=False) if write.clears_hint else write for write in state.writes)
+    return transactions.rolled_back(state._replace(writes=writes), actor)
 
 
 def stuck(world: World, state: State) -> str | None:

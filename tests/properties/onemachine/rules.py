@@ -18,6 +18,7 @@ class Rules:
         marks_armed: the slots of armed cells are busy; else they are changed only.
         repairs: a slot that is busy for no write is set idle.
         sequence_before_slots: a local hit reads the sequence, then the slots; else the slots first.
+        words_before_slots: ... and the suspensions between the two; else after the slots.
         slots_before_database: a lookup reads the slots, then the database; else the database first.
         rechecks_insertion: a local copy is inserted only if its slots are as they were at its lookup.
         first_stamp: the stamp of a copy that is inserted: none, so that its first hit reads the slots; or the sequence.
@@ -49,6 +50,7 @@ class Rules:
     marks_armed: bool = True
     repairs: bool = True
     sequence_before_slots: bool = True
+    words_before_slots: bool = True
     slots_before_database: bool = True
     rechecks_insertion: bool = True
     first_stamp: Literal["none", "sequence"] = "none"

@@ -53,6 +53,7 @@ class Configuration(NamedTuple):
     Attributes:
         slots: of S, D and T in the page.
         copies: processes with local copies at the start.
+        kept: keys of these that are not read otherwise.
     """
 
     reads: tuple[Party, ...]
@@ -62,6 +63,7 @@ class Configuration(NamedTuple):
     is_warm: bool = True
     is_strong: bool = True
     copies: tuple[int, ...] = (0,)
+    kept: tuple[str, ...] = ()
     are_pruned: bool = False  # no cell is there at the start
 
 
@@ -154,7 +156,7 @@ class Write(NamedTuple):
     suspends: int = 0  # steps of a suspension, from 1
     owes: str = ""  # the transaction that is not in the database
     is_counted: bool = False  # among the words
-    has_failed: bool = False
+    clears_hint: bool = False  # it must, since it has lowered its word
     is_covered: bool = True  # it died so that nobody may miss it from then on
 
 
@@ -181,11 +183,21 @@ class World:
         self.configuration = configuration
         self.rules = rules
         read = {key for key, _ in configuration.reads}
-        self.keys = tuple(key for key in DEPENDS_ON if key in read)
-        self.processes = 1 + max(process for _, process in (*configuration.reads, *configuration.writes))
+        self.keys = tuple(key for key in DEPENDS_ON if key in read or key in configuration.kept)
+        parties = (*configuration.reads, *configuration.writes)
+        self.processes = 1 + max([*(process for _, process in parties), *configuration.copies])
         self.keeper = len(configuration.writes)
         self.suspends = bool(configuration.faults.unrecorded or configuration.faults.doubled)
         self.watched = sorted({process for _, process in configuration.writes})
+
+    def order_of_hit(self, slots: int) -> list[int | str]:
+        """What the hit of a copy that depends on so many slots reads if its stamp is old."""
+        rules = self.rules
+        looks: list[int | str] = []
+        if self.suspends:
+            looks = [f"look {n}" for n in (self.watched if rules.suspends == "words" else [-1])]
+        order: list[int | str] = [*looks, *range(slots)] if rules.words_before_slots else [*range(slots), *looks]
+        return ["sequence", *order] if rules.sequence_before_slots else [*order, "sequence"]
 
     def slots_of(self, cells: Iterable[int]) -> tuple[int, ...]:
         """Each once."""

@@ -53,7 +53,9 @@ def _of_write(world: World, state: State, number: int, write: Write) -> Iterator
             if again is not None:
                 yield f"tries {write.owes} again", _to(again, number, write._replace(does=write.owes))
         if write.is_counted and not write.owes:
-            yield "is no longer SUSPENDED", _counted(world, state, number, write._replace(is_counted=False), -1)
+            clears = world.rules.suspends != "words"
+            recorded = write._replace(is_counted=False, clears_hint=clears)
+            yield "is no longer SUSPENDED", _counted(world, state, number, recorded, -1)
         yield from _own(world, state, number, write, key)
 
 
@@ -170,7 +172,7 @@ def _died(world: World, state: State, number: int) -> State:
     if write.at == "idle":
         return _to(state, number, Write("gone"))
     if write.at not in ("begun", "done"):  # it has returned
-        kept = write._replace(does="", suspends=0, owes="", is_counted=False)
+        kept = write._replace(does="", suspends=0, owes="", is_counted=False, clears_hint=False)
         return _to(state, number, kept if write.at == "doubted" else Write("gone"))
     in_time = row is not None and not row.is_expired and not row.is_over
     is_held = in_time and bool(row.held or (row.armed and world.configuration.is_strong))
