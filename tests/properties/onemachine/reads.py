@@ -86,9 +86,7 @@ def _slots(
     yield f"reads slot {missing[0]}", _to(state, number, read._replace(at=at, slots=slots))
 
 
-def _looks(
-    world: World, state: State, number: int, read: Read, then: str, *, wanted: bool
-) -> Iterator[Step[State]]:
+def _looks(world: World, state: State, number: int, read: Read, then: str, *, wanted: bool) -> Iterator[Step[State]]:
     """Look whether any process has suspended the page."""
     key = world.configuration.reads[number][0]
     if not wanted or not world.suspends:
@@ -213,9 +211,7 @@ def _keep(world: World, state: State, number: int, read: Read, key: str) -> Iter
     stamp = NO_STAMP if rules.first_stamp == "none" else state.page.sequence
     copies = replaced(state.local[process], world.keys.index(key), Copy(read.version, slots, stamp))
     tests = replaced(state.tests[process], world.keys.index(key), None)
-    kept = state._replace(
-        local=replaced(state.local, process, copies), tests=replaced(state.tests, process, tests)
-    )
+    kept = state._replace(local=replaced(state.local, process, copies), tests=replaced(state.tests, process, tests))
     yield "keeps a copy", _to(kept, number, Read("ended"))
 
 
@@ -226,9 +222,7 @@ def _of_copy(world: World, state: State, process: int, place: int, copy: Copy) -
     test = state.tests[process][place]
 
     def to(after: Test | None, state: State = state) -> State:
-        return state._replace(
-            tests=replaced(state.tests, process, replaced(state.tests[process], place, after))
-        )
+        return state._replace(tests=replaced(state.tests, process, replaced(state.tests[process], place, after)))
 
     def without() -> State:
         return to(None, state._replace(local=replaced(state.local, process, replaced(copies, place, None))))
@@ -261,9 +255,7 @@ def _of_copy(world: World, state: State, process: int, place: int, copy: Copy) -
         yield label, to(after)
         return
     served = state._replace(
-        local=replaced(
-            state.local, process, replaced(copies, place, copy._replace(stamp=after.sequence))
-        )
+        local=replaced(state.local, process, replaced(copies, place, copy._replace(stamp=after.sequence)))
     )
     if copy.version < test.since:
         key = world.keys[place]

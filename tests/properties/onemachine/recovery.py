@@ -92,9 +92,7 @@ def _cleared(world: World, state: State, work: Transaction) -> Iterator[Step[Sta
         to = state._replace(work=replaced(state.work, actor, work._replace(at=1)))
         yield "will clear the hint", to
     elif work.at == 1:
-        to = state._replace(
-            page=state.page._replace(hint=0), work=replaced(state.work, actor, work._replace(at=2))
-        )
+        to = state._replace(page=state.page._replace(hint=0), work=replaced(state.work, actor, work._replace(at=2)))
         yield "clears the hint", to
     else:
         hint = int(is_suspended and kind != "hint without words")

@@ -316,12 +316,7 @@ def _with_small_sequences(state: State) -> State:
     )
     local = tuple(
         [
-            tuple(
-                [
-                    copy and copy._replace(slots=all_of(copy.slots), stamp=names[copy.stamp])
-                    for copy in copies
-                ]
-            )
+            tuple([copy and copy._replace(slots=all_of(copy.slots), stamp=names[copy.stamp]) for copy in copies])
             for copies in state.local
         ]
     )

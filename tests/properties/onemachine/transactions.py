@@ -114,9 +114,7 @@ def planned(world: World, state: State, kind: str, subject: int) -> Transaction:
     after, cells = outcome(world, state.db, kind, subject)
     slots = (subject,) if kind == "repair" else world.slots_of(cells)
     only = subject if kind in ("commit", "commit failed") and not world.rules.keeps_others_busy else None
-    busy = [
-        world.rules.has_busy_bit and is_named(world, after, slot, is_busy_for=only) for slot in slots
-    ]
+    busy = [world.rules.has_busy_bit and is_named(world, after, slot, is_busy_for=only) for slot in slots]
     return Transaction(kind, subject, state.page.sequence, tuple(zip(slots, busy, strict=True)))
 
 

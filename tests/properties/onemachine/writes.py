@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tests.properties.checker import Step
 from tests.properties.onemachine import transactions
-from tests.properties.onemachine.state import JUMP, State, Write, World, replaced, spent
+from tests.properties.onemachine.state import JUMP, State, World, Write, replaced, spent
 
 
 def steps(world: World, state: State) -> Iterator[Step[State]]:
@@ -150,9 +150,7 @@ def _landed(state: State, number: int) -> State:
 def _killed(world: World, state: State, process: int) -> State:
     """A process is gone, and with it what it kept, what it was reading and its transactions."""
     config = world.configuration
-    reads = tuple(
-        type(read)("ended") if config.reads[n][1] == process else read for n, read in enumerate(state.reads)
-    )
+    reads = tuple(type(read)("ended") if config.reads[n][1] == process else read for n, read in enumerate(state.reads))
     nothing = (None,) * len(world.keys)
     state = state._replace(
         reads=reads,
@@ -167,7 +165,7 @@ def _killed(world: World, state: State, process: int) -> State:
 
 
 def _died(world: World, state: State, number: int) -> State:
-    """A dead write: nobody may miss its effect from now on, or from the end of its lease if it did not hold its cells."""
+    """Nobody may miss the effect of a dead write from now on; from the end of its lease if it did not hold its cells."""
     write, row = state.writes[number], state.db.rows[number]
     if write.at == "idle":
         return _to(state, number, Write("gone"))
