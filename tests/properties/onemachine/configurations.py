@@ -11,7 +11,10 @@ from tests.properties.onemachine.state import Configuration, Faults, Party
 ENTITY: tuple[Party, ...] = (("entity", 0), ("entity", 1), ("entity", 2))
 ROOT: tuple[Party, ...] = (("root", 0), ("root", 1), ("root", 2))
 RESULT: tuple[Party, ...] = (("result", 0), ("result", 1), ("result", 2))
-ONE_SLOT = (0, 0, 0)
+OTHER: Party = ("other", 2)
+ONE_SLOT = (0, 0, 0, 0)
+TWO_SLOTS = (0, 1, 0, 1)
+"""One for what a copy of the entity depends on, one for all else."""
 
 
 def _case(reads: list[Party], writes: list[Party], **options: Any) -> Configuration:
@@ -37,6 +40,8 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "entity read in the process of the write": _case([ENTITY[0]], [ENTITY[0]], doubt=1, late=1),
     "written in two processes": _case([ENTITY[0]], [ENTITY[1], ROOT[2]], copies=()),
     "written in two processes, one slot": _case([ENTITY[0]], [ENTITY[1], ROOT[2]], slots=ONE_SLOT),
+    "another entity written that shares a slot": _case([ENTITY[0]], [OTHER], slots=(0, 1, 2, 2), crash=1, late=1),
+    "both entities written, one slot": _case([ENTITY[0]], [ENTITY[1], OTHER], slots=(0, 1, 2, 2), copies=()),
     "an entity and a result's tag written, one slot": _case([ROOT[0]], [ENTITY[1], RESULT[2]], slots=ONE_SLOT),
     # Processes that are killed
     "a write dies": _case([ENTITY[0]], [ENTITY[1]], crash=1, late=1),
@@ -70,6 +75,10 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "a transaction fails, and the write in doubt": _copies([ENTITY[1]], unrecorded=1, doubt=1, late=1),
     "a commit is doubled": _copies([ENTITY[1], ENTITY[2]], doubled=1, slots=ONE_SLOT),
     "a commit is doubled, and the write dies": _case([ENTITY[0]], [ENTITY[1]], doubled=1, crash=1, copies=()),
+    "the database is locked for two processes": _copies([ENTITY[1], OTHER], locked=3, slots=TWO_SLOTS),
+    "the database is locked for two processes, one dies": _copies(
+        [ENTITY[1], OTHER], locked=2, crash=1, slots=TWO_SLOTS
+    ),
     "transactions of two processes fail": _copies([ENTITY[1], ENTITY[2]], unrecorded=2, slots=ONE_SLOT),
     # Cells that are removed
     "cells are pruned": _case([ENTITY[0]], [ENTITY[1]], prune=2, is_warm=False, are_pruned=True),
@@ -82,7 +91,7 @@ def without(**rules: Any) -> Rules:
     return replace(WHOLE, **rules)
 
 
-_SUSPENDED_TWICE = _copies([ENTITY[1], ENTITY[2]], unrecorded=2, crash=1, slots=ONE_SLOT)
+_SUSPENDED_TWICE = _copies([ENTITY[1], OTHER], locked=3, slots=TWO_SLOTS)
 
 AMPUTATIONS: dict[str, tuple[Rules, Configuration]] = {
     # The page

@@ -1,4 +1,4 @@
-"""The one-machine protocol as a state machine: a database, a page that all processes see at once, and what may go wrong.
+"""The one-machine protocol as a state machine: a database, a page of shared memory, and what may go wrong.
 
 One root with one entity; reads of the entity, of the whole root, and of the entity with the tag taken from the result;
 writes likewise. Each read goes its way once: look up, load, store, keep locally. What a further read would be served at

@@ -21,7 +21,7 @@ def steps(world: World, state: State) -> Iterator[Step[State]]:
             named = any(row and cell in (*row.held, *row.armed) for row in state.db.rows)
             if state.db.cells[cell] is not None and not named and state.lock is None:
                 db, _ = transactions.outcome(world, state.db, "prune", cell)
-                yield f"cell {'SDT'[cell]} is PRUNED", spent(state, "prune")._replace(db=db)
+                yield f"cell {'SDTU'[cell]} is PRUNED", spent(state, "prune")._replace(db=db)
 
 
 def _steps(world: World, state: State) -> Iterator[Step[State]]:

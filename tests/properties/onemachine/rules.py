@@ -22,7 +22,8 @@ class Rules:
         slots_before_database: a lookup reads the slots, then the database; else the database first.
         rechecks_insertion: a local copy is inserted only if its slots are as they were at its lookup.
         first_stamp: the stamp of a copy that is inserted: none, so that its first hit reads the slots; or the sequence.
-        keeps_idle_only: which cells of a local copy must have been idle at its lookup: all, or those that were not held.
+        keeps_idle_only: which cells of a local copy must have been idle at its lookup: all; all but armed ones; or
+            none.
         holds_for_dead: the cells of a dead writer stay held for a lease; else they are moved and released at once.
         keeps_expired: the row of a write that has expired stays while its process lives; else it is deleted.
         strong_passes_over_armed: a strong lookup does not find what depends on an armed cell.

@@ -7,13 +7,13 @@ from typing import Literal, NamedTuple, TypeVar
 
 from tests.properties.onemachine.rules import Rules
 
-S, D, T = 0, 1, 2
-"""Moved by writes to the root; by every write at or below it; by writes to the one entity."""
-CELLS = (S, D, T)
+S, D, T, OTHER = 0, 1, 2, 3
+"""Moved by writes to the root; by every write at or below it; by writes to one entity, and to another one."""
+CELLS = (S, D, T, OTHER)
 DEPENDS_ON = {"entity": (S, T), "root": (D,), "result": (S, T)}
 LOOKS_AT = {"entity": (S, T), "root": (D,), "result": (S, D)}
 """Cells fetched before the load: the tag from a result is not known yet."""
-MOVES = {"entity": (T, D), "root": (S, D), "result": (T, D)}
+MOVES = {"entity": (T, D), "root": (S, D), "result": (T, D), "other": (OTHER, D)}
 ROOT = (S, D)
 
 NEW_VERSION = 1_000_000
@@ -38,6 +38,7 @@ class Faults(NamedTuple):
     doubt: int = 0  # a write fails without telling whether its side effect happens
     failure: int = 0  # a write with its tag from the result fails after its side effect
     unrecorded: int = 0  # a transaction fails in whatever step, and the write goes on
+    locked: int = 0  # ... or before its first step
     doubled: int = 0  # a transaction has succeeded and is taken for failed
     lapse: int = 0  # a write is not renewed for a lease
     prune: int = 0  # an idle cell is removed
@@ -51,7 +52,7 @@ class Configuration(NamedTuple):
     """Who takes part, and what may go wrong.
 
     Attributes:
-        slots: of S, D and T in the page.
+        slots: of the cells in the page.
         copies: processes with local copies at the start.
         kept: keys of these that are not read otherwise.
     """
@@ -59,7 +60,7 @@ class Configuration(NamedTuple):
     reads: tuple[Party, ...]
     writes: tuple[Party, ...]
     faults: Faults = Faults()
-    slots: tuple[int, int, int] = (0, 1, 2)
+    slots: tuple[int, int, int, int] = (0, 1, 2, 3)
     is_warm: bool = True
     is_strong: bool = True
     copies: tuple[int, ...] = (0,)
@@ -187,7 +188,9 @@ class World:
         parties = (*configuration.reads, *configuration.writes)
         self.processes = 1 + max([*(process for _, process in parties), *configuration.copies])
         self.keeper = len(configuration.writes)
-        self.suspends = bool(configuration.faults.unrecorded or configuration.faults.doubled)
+        self.suspends = any(
+            (configuration.faults.unrecorded, configuration.faults.locked, configuration.faults.doubled)
+        )
         self.watched = sorted({process for _, process in configuration.writes})
 
     def order_of_hit(self, slots: int) -> list[int | str]:

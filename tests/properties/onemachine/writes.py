@@ -28,8 +28,8 @@ def _of_write(world: World, state: State, number: int, write: Write) -> Iterator
     key, process = world.configuration.writes[number]
     faults = state.faults
     if write.at in ("dead", "doubted"):
-        if not write.version and faults.late:
-            landed = spent(_landed(state, number), "late")
+        if not write.version and faults.late and key != "other":
+            landed = spent(_landed(world, state, number), "late")
             covered = write.is_covered
             yield (
                 "its effect lands LATE",
@@ -63,7 +63,7 @@ def _own(world: World, state: State, number: int, write: Write, key: str) -> Ite
     if write.at == "idle":
         yield from _started(world, state, number, write, "begin")
     if write.at == "begun":
-        yield "has its effect", _landed(state, number)
+        yield "has its effect", _landed(world, state, number)
     if write.at == "done":
         yield from _started(world, state, number, write, "commit")
         if key == "result" and state.faults.failure:
@@ -84,9 +84,9 @@ def _started(world: World, state: State, number: int, write: Write, kind: str) -
     started = transactions.start(world, state, number, kind, number)
     if started is not None:
         yield f"starts {kind}", _to(started, number, write._replace(does=kind, owes=""))
-    if state.faults.unrecorded:
-        failed = _failed(spent(state, "unrecorded"), number, write._replace(does=kind))
-        yield f"cannot start {kind}", failed
+    fault = "locked" if state.faults.locked else "unrecorded"
+    if getattr(state.faults, fault):
+        yield f"cannot start {kind}", _failed(spent(state, fault), number, write._replace(does=kind))
 
 
 def _transaction(world: World, state: State, number: int, write: Write) -> Iterator[Step[State]]:
@@ -140,9 +140,11 @@ def _went_on(state: State, number: int, write: Write) -> State:
     return _to(state, number, write)
 
 
-def _landed(state: State, number: int) -> State:
-    """The side effect."""
+def _landed(world: World, state: State, number: int) -> State:
+    """The side effect. That of a write to the other entity is not looked at: no read of it is played."""
     write, truth = state.writes[number], state.truth + 1
+    if world.configuration.writes[number][0] == "other":
+        return _to(state, number, write._replace(at="done"))
     at = "done" if write.at == "begun" else write.at
     return _to(state, number, write._replace(at=at, version=truth))._replace(truth=truth)
 
@@ -165,7 +167,7 @@ def _killed(world: World, state: State, process: int) -> State:
 
 
 def _died(world: World, state: State, number: int) -> State:
-    """Nobody may miss the effect of a dead write from now on; from the end of its lease if it did not hold its cells."""
+    """Nobody may miss the effect of a dead write from now on, or from the end of its lease if it held nothing."""
     write, row = state.writes[number], state.db.rows[number]
     if write.at == "idle":
         return _to(state, number, Write("gone"))
