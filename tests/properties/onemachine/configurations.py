@@ -149,7 +149,7 @@ AMPUTATIONS: dict[str, tuple[Rules, Configuration]] = {
     "no jump of the sequence": (without(jumps=False), _copies([ENTITY[1]], unrecorded=1, crash=1)),
     "the suspensions after the slots": (
         without(words_before_slots=False),
-        _copies([ENTITY[1]], unrecorded=1),
+        _copies([ENTITY[1]], locked=2),
     ),
     "a hint that is cleared before the words are read": (without(suspends="hint"), _SUSPENDED_TWICE),
     "a hint that is cleared if the words were zero": (without(suspends="hint after words"), _SUSPENDED_TWICE),
@@ -174,6 +174,14 @@ AMPUTATIONS: dict[str, tuple[Rules, Configuration]] = {
 """Each is missed where it stands."""
 
 DISPENSABLE: dict[str, tuple[Rules, tuple[str, ...]]] = {
+    "the words, where there are marks": (
+        without(suspends="marks"),
+        (
+            "transactions fail",
+            "the database is locked for two processes",
+            "a transaction fails, and the write in doubt",
+        ),
+    ),
     "a recheck of the slots at insertion, as the first hit reads them": (
         without(rechecks_insertion=False),
         ("a write dies", "a write with its tag from the result dies", "a write is not renewed"),

@@ -38,7 +38,7 @@ def broken(world: World, state: State) -> str | None:
         for place, copy in enumerate(copies):
             if copy is not None and copy.stamp == page.sequence and copy.version < state.floor:
                 return f"process {process} serves its copy of {world.keys[place]}, older than {state.floor}"
-    is_suspended = any(page.words) if world.rules.suspends == "words" else bool(page.hint)
+    is_suspended = page.is_suspended(world.rules)
     for place, value in enumerate(db.values):
         if value is None or value.version >= state.floor or is_suspended:
             continue

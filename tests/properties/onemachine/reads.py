@@ -93,7 +93,7 @@ def _looks(world: World, state: State, number: int, read: Read, then: str, *, wa
         yield from _of_read(world, state, number, read._replace(at=then, looked=0), key)
         return
     if world.rules.suspends != "words":
-        is_suspended, is_last = bool(state.page.hint), True
+        is_suspended, is_last = state.page.is_suspended(world.rules), True
     else:
         is_suspended = bool(state.page.words[world.watched[read.looked]])
         is_last = read.looked + 1 == len(world.watched)
@@ -190,7 +190,7 @@ def _store(world: World, state: State, number: int, read: Read, key: str) -> Ite
         return
     if state.lock is not None:
         return
-    is_suspended = any(state.page.words) if world.rules.suspends == "words" else bool(state.page.hint)
+    is_suspended = state.page.is_suspended(world.rules)
     if is_suspended and world.rules.looks_at_store:
         yield "does not store into a suspended file", _to(state, number, Read("ended"))
         return
@@ -247,7 +247,7 @@ def _of_copy(world: World, state: State, process: int, place: int, copy: Copy) -
         label = f"slot {slot} is the same"
     else:
         looked = int(step.removeprefix("look "))
-        if page.words[looked] if looked >= 0 else page.hint:
+        if page.words[looked] if looked >= 0 else page.is_suspended(world.rules):
             yield "the page is suspended, a miss", to(None)
             return
         label = "nothing is suspended"

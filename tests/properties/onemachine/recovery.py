@@ -71,7 +71,8 @@ def to_do(world: World, state: State) -> Iterator[tuple[str, int]]:
                 yield "clear word", process
             elif not rules.flush_waits or _is_long_dead(world, state, process):
                 yield "flush", process
-    if state.page.hint and (any(write.clears_hint for write in state.writes) or not any(state.page.words)):
+    is_raised = state.page.hint != state.page.cleared
+    if is_raised and (any(write.clears_hint for write in state.writes) or not any(state.page.words)):
         yield "clear hint", 0
 
 
@@ -85,7 +86,9 @@ def _cleared(world: World, state: State, work: Transaction) -> Iterator[Step[Sta
     """The hint: set to zero, then the words are read, or before that as well."""
     actor = world.keeper
     kind, is_suspended = world.rules.suspends, any(state.page.words)
-    if work.at == 0:
+    if kind == "marks":
+        yield from _cleared_marks(state, work)
+    elif work.at == 0:
         if kind == "hint after words" and is_suspended:
             yield "leaves the hint", _done(state, actor)
             return
@@ -98,6 +101,21 @@ def _cleared(world: World, state: State, work: Transaction) -> Iterator[Step[Sta
         hint = int(is_suspended and kind != "hint without words")
         ended = _done(state, actor)
         yield "reads the words", ended._replace(page=ended.page._replace(hint=hint))
+
+
+def _cleared_marks(state: State, work: Transaction) -> Iterator[Step[State]]:
+    """The mark: read, then the words, then it is the one that is cleared."""
+    actor = len(state.work) - 1
+    if work.at == 0:
+        read = work._replace(subject=state.page.hint, at=1)
+        yield "reads the mark", state._replace(work=replaced(state.work, actor, read))
+    elif work.at == 1 and any(state.page.words):
+        yield "finds a word that is not zero", _done(state, actor)
+    elif work.at == 1:
+        yield "finds all words zero", state._replace(work=replaced(state.work, actor, work._replace(at=2)))
+    else:
+        ended = _done(state, actor)
+        yield "clears the mark", ended._replace(page=ended.page._replace(cleared=work.subject))
 
 
 def _done(state: State, actor: int) -> State:
@@ -121,6 +139,6 @@ def stuck(world: World, state: State) -> str | None:
             return f"slot {slot} is busy for ever"
     if any(state.db.is_held(DEPENDS_ON[key]) or state.db.is_armed(DEPENDS_ON[key]) for key in world.keys):
         return "a cell is held for ever"
-    if any(state.page.words) or state.page.hint:
+    if any(state.page.words) or state.page.hint != state.page.cleared:
         return "the page is suspended for ever"
     return None

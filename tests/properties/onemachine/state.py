@@ -20,6 +20,8 @@ NEW_VERSION = 1_000_000
 """Of a cell: one that was never seen. `renamed` gives it a small name."""
 JUMP = 1_000_000
 """What a suspension adds to the sequence."""
+FAR = 50
+"""More steps than are ever made: a sequence that has jumped so far is not reached from before the jump."""
 NO_STAMP = -9
 E_ = TypeVar("E_")
 
@@ -80,7 +82,14 @@ class Page(NamedTuple):
     sequence: int
     slots: tuple[Word, ...]
     words: tuple[int, ...]  # by process: its invalidations that are not in the database
-    hint: int = 0
+    hint: int = 0  # or the mark that the last suspension has raised
+    cleared: int = 0  # the mark that was raised when nothing was suspended
+
+    def is_suspended(self, rules: Rules) -> bool:
+        """As a process sees it that reads all of that at once."""
+        if rules.suspends == "words":
+            return any(self.words)
+        return self.hint != self.cleared
 
 
 class Row(NamedTuple):
@@ -296,18 +305,10 @@ def _with_small_sequences(state: State) -> State:
     used.update(work.base for work in state.work if work)
     used.discard(NO_STAMP)
     ordered = sorted(used)
-    if ordered[-1] <= len(ordered) and ordered[0] == 0:
-        names_differ = False
-        last = ordered[0]
-        for number in ordered[1:]:
-            names_differ = names_differ or number - last > 2
-            last = number
-        if not names_differ:
-            return state
     names = {NO_STAMP: NO_STAMP}
     last, name = ordered[0], 0
     for number in ordered:
-        name += min(number - last, 2)
+        name += min(number - last, 2) if number - last < FAR else 2 * FAR
         names[number] = name
         last = number
 

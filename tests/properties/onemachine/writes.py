@@ -114,7 +114,9 @@ def _suspension(world: World, state: State, number: int, write: Write) -> Iterat
         yield "SUSPENDS the page", _counted(world, state, number, write._replace(suspends=2, is_counted=True), 1)
         return
     if write.suspends == 2 and world.rules.suspends != "words":
-        hinted = state._replace(page=state.page._replace(hint=1))
+        hinted = state._replace(
+            page=state.page._replace(hint=state.page.hint + 1 if world.rules.suspends == "marks" else 1)
+        )
         yield "sets the hint", _to(hinted, number, write._replace(suspends=3))
         return
     sequence = state.page.sequence + (JUMP if world.rules.jumps else 0)
