@@ -174,8 +174,8 @@ AMPUTATIONS: dict[str, tuple[Rules, Configuration]] = {
 """Each is missed where it stands."""
 
 DISPENSABLE: dict[str, tuple[Rules, tuple[str, ...]]] = {
-    "the words, where there are marks": (
-        without(suspends="marks"),
+    "marks, where all words are read": (
+        without(suspends="words"),
         (
             "transactions fail",
             "the database is locked for two processes",

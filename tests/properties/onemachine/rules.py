@@ -31,10 +31,10 @@ class Rules:
         moves_root: the write of an entity moves D of its root.
         arms: a write whose tags come from its result arms S and D; else it begins without any cell.
         raises_floor: a cell that is pruned gets another version; else that of every missing cell is the same.
-        suspends: how it is seen that an invalidation is not in the database: by the words of all processes; or by a
-            hint, which is cleared before the words are read, only if they were zero and set again if they are not, or
-            without reading them; or by a mark that each suspension raises anew, and another one that is set to what was
-            raised before the words were read and were zero.
+        suspends: how it is seen that an invalidation is not in the database. Each process has a word with the number of
+            its own. By a mark that each suspension raises anew, and another one that is set to what was raised before
+            all words were read and were zero; by reading the words each time; or by a hint, which is cleared before the
+            words are read, only if they were zero and set again if they are not, or without reading them.
         jumps: who suspends the page changes the sequence.
         looks_after_snapshot: a lookup also looks for suspensions after its snapshot.
         looks_before_snapshot: ... and before it.
@@ -64,7 +64,7 @@ class Rules:
     moves_root: bool = True
     arms: bool = True
     raises_floor: bool = True
-    suspends: Literal["words", "hint", "hint after words", "hint without words", "marks"] = "words"
+    suspends: Literal["marks", "words", "hint", "hint after words", "hint without words"] = "marks"
     jumps: bool = True
     looks_after_snapshot: bool = True
     looks_before_snapshot: bool = True
