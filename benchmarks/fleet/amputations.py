@@ -19,9 +19,9 @@ from benchmarks.fleet.faults import FAULTS, RARELY
 from benchmarks.fleet.promises import beyond, complaint
 from benchmarks.table import markdown
 from tests.harness.binaries import ServerUnavailableError
+from tests.properties.checker import Model, explore
 from tests.properties.fleet import protocol
 from tests.properties.fleet.channels import SplitRoot
-from tests.properties.fleet.checker import Model, explore
 from tests.properties.fleet.configurations import (
     AMPUTATIONS,
     AMPUTATIONS_OF_MIXING,

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.harness.slow import slow
+from tests.properties.checker import Model, TooManyStatesError, explore
 from tests.properties.fleet import protocol
 from tests.properties.fleet.channels import WHOLE_ROOT, Channels, Split, SplitRoot
-from tests.properties.fleet.checker import Model, TooManyStatesError, explore
 from tests.properties.fleet.configurations import (
     AMPUTATIONS,
     AMPUTATIONS_OF_CHANNELS,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
+from tests.properties.checker import explore
 from tests.properties.fleet import protocol
 from tests.properties.fleet.channels import Channels, SplitRoot
-from tests.properties.fleet.checker import explore
 from tests.properties.fleet.configurations import (
     AMPUTATIONS,
     AMPUTATIONS_OF_CHANNELS,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from tests.properties.fleet.checker import Model, Step
+from tests.properties.checker import Model, Step
 from tests.properties.fleet.rules import WHOLE, Rules
 from tests.properties.fleet.server import replaced
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.properties.fleet.checker import Step
+from tests.properties.checker import Step
 from tests.properties.fleet.server import CELLS, Server, replaced
 from tests.properties.fleet.state import PROCESSES, RUNNING, State, World, cut, spent
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tests.properties.checker import Step
 from tests.properties.fleet import server as scripts
-from tests.properties.fleet.checker import Step
 from tests.properties.fleet.server import CELLS, S, Server, T, Value, replaced
 from tests.properties.fleet.state import (
     DEPENDS_ON,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from tests.properties.checker import Model, Step
 from tests.properties.fleet import faults, reads, server as scripts, writes
-from tests.properties.fleet.checker import Model, Step
 from tests.properties.fleet.rules import WHOLE, Rules
 from tests.properties.fleet.state import PROCESSES, Configuration, State, World, renamed
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tests.properties.checker import Step
 from tests.properties.fleet import nested, server as scripts
-from tests.properties.fleet.checker import Step
 from tests.properties.fleet.nested import look_again
 from tests.properties.fleet.server import T, Value, replaced
 from tests.properties.fleet.state import DEPENDS_ON, INNER, LOOKS_AT, Read, State, Tokens, World

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.properties.fleet.checker import Model, Step
+from tests.properties.checker import Model, Step
 from tests.properties.fleet.rules import WHOLE, Rules
 
 BOUND = 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tests.properties.checker import Step
 from tests.properties.fleet import server as scripts
-from tests.properties.fleet.checker import Step
 from tests.properties.fleet.server import Mode, replaced
 from tests.properties.fleet.state import MOVES, ROOT, RUNNING, Read, State, World, Write, spent
 
