@@ -257,7 +257,7 @@ def _may_wait(flight: Flight) -> bool:
         claimed = claim.flight
         if not claimed.is_open:
             _claims.discard(claim)
-        elif claimed is flight or (claimed.waits_for and claimed.would_wait_for(flight)):
+        elif claimed.would_wait_for(flight):
             return False
     return True
 

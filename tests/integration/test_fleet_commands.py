@@ -356,10 +356,12 @@ async def test_clear_everything_needs_a_yes_and_leaves_other_namespaces_alone(va
         assert "--yes" in err
         assert await get_order("7") == first
         theirs = set(valkey.command("KEYS", "v:agent_cache:*"))
+        for claim in ("r:mine:0a", "r:mine:0a:0b"):  # to refresh a value, and to replace one
+            valkey.command("SET", claim, "0c")
         code, out, _ = await asyncio.to_thread(run, "clear", *url, "--namespace", "mine", "--all", "--yes", "--json")
         assert code == 0
         assert json.loads(out) == {"namespace": "mine", "tags": ["order"], "deleted": 1}
-        assert valkey.command("KEYS", "v:mine:*") == []
+        assert valkey.command("KEYS", "[vr]:mine:*") == []
         assert set(valkey.command("KEYS", "v:agent_cache:*")) == theirs
         assert len(theirs) == 4
         await tier.caught_up()

@@ -313,7 +313,14 @@ async def test_a_write_of_single_entries_reaches_other_processes(make, server, t
 
 @pytest.mark.parametrize(
     "options",
-    [{"grace": -1}, {"consistency": "eventual"}, {"on_unreachable": "raise"}, {"share": "yes"}, {"grace": "5"}],
+    [
+        {"grace": -1},
+        {"consistency": "eventual"},
+        {"on_unreachable": "raise"},
+        {"share": "yes"},
+        {"flight": "team"},
+        {"grace": "5"},
+    ],
 )
 def test_a_policy_that_is_misspelt_is_refused(options):
     with pytest.raises(ConfigurationError, match="RemotePolicy"):
@@ -326,10 +333,12 @@ def test_a_policy_that_is_misspelt_is_refused(options):
         (AgentCache, {"remote": RemotePolicy(on_unreachable="refuse")}),
         (AgentCache, {"remote": RemotePolicy(share=True)}),
         (AgentCache, {"remote": RemotePolicy(grace=1), "scope": "session"}),
+        (AgentCache, {"remote": RemotePolicy(flight="fleet"), "scope": "session"}),
         (AgentCache, {"remote": STRONG, "scope": "session"}),
         (AgentCache, {"remote": "strong"}),
         (AgentCacheInvalidator, {"remote": STRONG}),
         (AgentCacheInvalidator, {"remote": RemotePolicy(grace=1)}),
+        (AgentCacheInvalidator, {"remote": RemotePolicy(flight="fleet")}),
         (AgentCacheInvalidator, {"remote": RemotePolicy(share=True), "scope": "session"}),
         (AgentCacheInvalidator, {"remote": object()}),
     ],

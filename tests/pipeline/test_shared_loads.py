@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextvars import Context
 from typing import Any
 
 import pytest
@@ -367,10 +368,21 @@ async def test_a_strong_read_inside_of_a_load_is_inherited_from_where_it_was_loa
     gate = Gate()
     strong = RemotePolicy(flight="fleet", consistency="strong")
     a, b = (reader(tier, gate, "part", remote=strong) for tier in tiers[:2])
-    whole = reader(tiers[1], b, "whole", remote=RemotePolicy())
+    runs: list[int] = []
+
+    def whole_of(number: int, part: Any) -> Any:
+        async def run(id: str) -> Any:
+            runs.append(number)
+            return await part(id)
+
+        return reader(tiers[number], run, "whole", remote=RemotePolicy())
+
+    whole, elsewhere = whole_of(1, b), whole_of(3, reader(tiers[3], gate, "part", remote=strong))
     calls = [await started(a("7")), await waiting(tiers[1], whole("7"))]
     gate.last.returns("old")
     assert await asyncio.gather(*calls) == ["old"] * 2
+    assert await elsewhere("7") == "old"
+    assert runs == [1]
     await writer(tiers[2], "part")("7")
     call = await started(whole("7"))
     gate.last.returns("new")
@@ -429,11 +441,16 @@ def test_synchronous_tools_in_threads_share_loads(tiers: list[Loader]):
 async def test_a_synchronous_tool_in_a_running_loop_waits_for_nobody(tiers: list[Loader]):
     """The loop would stand still, and the load that it waits for may need it. But others wait for it."""
     held = Held()
-    answers = iter(["loop", "thread"])
+    waits: list[Call] = []
 
     def tool_of(tier: Loader) -> Any:
         def get_order(id: str) -> Any:
-            return next(answers) if threading.current_thread() is threading.main_thread() else held(id)
+            if threading.current_thread() is not threading.main_thread():
+                return held(id)
+            if id == "8":
+                waits.append(Context().run(Call, a, id))  # no part of this load
+                until_in_thread(lambda: tiers[0].waits)
+            return "loop"
 
         return AgentCache("loops:{id}", name="fleet:loops", remote_cache=tier, remote=FLEET)(get_order)
 
@@ -444,6 +461,9 @@ async def test_a_synchronous_tool_in_a_running_loop_waits_for_nobody(tiers: list
     held.ends("new")
     assert loading.result() == "new"
     assert tiers[1].waits == 0
+    assert b("8") == "loop"
+    assert await asyncio.to_thread(waits[0].result) == "loop"
+    assert len(held.runs) == 1
 
 
 async def test_a_stream_is_loaded_once(tiers: list[Loader]):

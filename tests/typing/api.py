@@ -113,7 +113,9 @@ async def cancel_order(order_id: str) -> Order:
     return Order(order_id, "u1")
 
 
-@AgentCache("price:{sku}", ttl=60, remote=RemotePolicy(grace=timedelta(minutes=5), consistency="strong"))
+@AgentCache(
+    "price:{sku}", ttl=60, remote=RemotePolicy(grace=timedelta(minutes=5), consistency="strong", flight="fleet")
+)
 async def get_price(sku: str) -> float:
     return float(len(sku))
 
