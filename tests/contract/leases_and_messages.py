@@ -6,7 +6,17 @@ from dataclasses import replace
 
 from agent_cache.clock import CLOCK
 from agent_cache.errors import RemoteTierError
-from tests.contract.workbench import RecordingListener, Workbench, commit, load, read, value_of, write, writing
+from tests.contract.workbench import (
+    RecordingListener,
+    Workbench,
+    commit,
+    lease_of,
+    load,
+    read,
+    value_of,
+    write,
+    writing,
+)
 
 __all__ = ["LeaseTests", "OutageTests", "SubscriptionTests"]
 
@@ -266,11 +276,20 @@ class SubscriptionTests(Workbench):
                 assert now < until <= now + self.max_staleness
                 await self.advance(self.max_staleness / 2)
 
+    async def test_the_lease_of_a_ticket_is_valid_while_copies_are_trusted(self) -> None:
+        """If the tickets of the tier have one."""
+        async with self.tiers() as (_, b):
+            ticket = await load(b, read("order:7"), "old")
+            await self.arrive()
+            assert lease_of(ticket, or_else=True)
+
     async def test_nothing_is_trusted_that_nobody_listens_for(self) -> None:
         """No message could drop a local copy."""
         a, b = await self.make_tiers()
         try:
+            ticket = await load(b, read("order:7"), "old")
             assert b.trusted_until() <= CLOCK.now()
+            assert not lease_of(ticket, or_else=False)
         finally:
             await a.aclose()
             await b.aclose()
@@ -282,10 +301,11 @@ class OutageTests(Workbench):
     async def test_trust_lapses_when_messages_stop_coming_in(self) -> None:
         """At the latest after the bound of staleness."""
         async with self.tiers() as (_, b):
-            await load(b, read("order:7"), "old")
+            ticket = await load(b, read("order:7"), "old")
             await self.cut(b)
             await self.advance(self.max_staleness * 1.2)
             assert b.trusted_until() <= CLOCK.now()
+            assert not lease_of(ticket, or_else=False)
 
     async def test_after_a_loss_anything_may_have_changed(self) -> None:
         """Listeners receive None, or what is under the roots of the server that was lost; loads under way are not
@@ -369,6 +389,8 @@ class OutageTests(Workbench):
     async def test_a_closed_tier_is_harmless(self) -> None:
         """Closing twice is no error, and nothing is trusted afterwards."""
         async with self.tiers() as (_, b):
+            ticket = await load(b, read("order:7"), "old")
             await b.aclose()
             await b.aclose()
             assert b.trusted_until() <= CLOCK.now()
+            assert not lease_of(ticket, or_else=False)

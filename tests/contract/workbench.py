@@ -12,11 +12,11 @@ from typing import Any, Literal
 import pytest
 
 from agent_cache.core.tags import meet
-from agent_cache.remote.protocol import Found, Request, Ticket, Tier, Touched, Versions, WriteIntent
+from agent_cache.remote.protocol import Found, Lease, Request, Ticket, Tier, Touched, Versions, WriteIntent
 
 __all__ = [
-    "RecordingListener", "Workbench", "commit", "load", "read", "store_over", "value_of", "versions_of", "write",
-    "writing",
+    "RecordingListener", "Workbench", "commit", "lease_of", "load", "read", "store_over", "value_of", "versions_of",
+    "write", "writing",
 ]  # fmt: skip
 
 _numbers = itertools.count(1)
@@ -125,6 +125,12 @@ async def load(
     _, ticket = await tier.lookup(request)
     await store_over(tier, ticket, value, request.tags + result_tags, *inherited)
     return ticket
+
+
+def lease_of(ticket: Ticket, *, or_else: bool) -> bool:
+    """Whether the lease of a ticket lets copies be served, if it has one."""
+    lease: Lease | None = getattr(ticket, "lease", None)
+    return or_else if lease is None else lease.is_valid()
 
 
 async def store_over(
