@@ -28,7 +28,10 @@ class Workbench:
     Attributes:
         max_staleness: the option that the tiers were made with, in seconds.
         moment: a ttl, or a hold, in seconds: short if `advance` really waits, but longer than a call takes.
+        leases_need_messages: whether the lease of a ticket is that somebody hears of writes.
     """
+
+    leases_need_messages: bool = True
 
     max_staleness: float = 1.0
     moment: float = 1.0

@@ -19,6 +19,7 @@ class TestFileTier(TierContract):
 
     max_staleness = 0.3
     moment = 0.15
+    leases_need_messages = False  # processes share memory
 
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path: Path) -> Iterator[None]:

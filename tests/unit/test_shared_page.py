@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache.remote.file.shared_page import PageLease, SharedPage, reader_of
+from agent_cache.remote.file.shared_page import PageLease, SharedPage, Use, reader_of
 
 CELL = 7
 OTHER = 8
@@ -20,7 +20,7 @@ def page(tmp_path: Path) -> SharedPage:
 
 def lease_on(page: SharedPage, *cells: int) -> PageLease:
     read = reader_of(cells)
-    return PageLease(page, read, read(page.words))
+    return PageLease(page, Use(), read, read(page.words))
 
 
 def test_a_copy_is_trusted_until_one_of_its_slots_changes(page: SharedPage):

@@ -41,7 +41,7 @@ from agent_cache.remote.file.database import (
     version_of,
 )
 from agent_cache.remote.file.open_files import Unreachable, open_files
-from agent_cache.remote.file.shared_page import NO_LEASE, PageLease, SharedPage, is_settled, reader_of
+from agent_cache.remote.file.shared_page import NO_LEASE, PageLease, SharedPage, Use, is_settled, reader_of
 from agent_cache.remote.protocol import (
     Found,
     Listener,
@@ -196,7 +196,7 @@ class FileTicket:
         """Note the slots, which were read before the cells, and the last step that these show."""
         self._read_slots, self._slots = read, slots
         self.is_settled = is_settled(slots, committed)
-        self.lease = PageLease(page, read, slots)
+        self.lease = PageLease(page, self.tier.use, read, slots)
 
     def _is_untouched(self) -> bool:
         """Whether no write has begun or ended since the lookup, in any process."""
@@ -372,7 +372,7 @@ class FileTier:
         self._unsent_ttls: dict[str, float | None] = {}
         self._ttl_listeners: tuple[Callable[[Mapping[str, float]], None], ...] = ()
         self._lock = threading.RLock()
-        self._is_closed = False
+        self.use = Use()
         self._files = files = open_files(path, timeout=patience, max_bytes=max_bytes)
         self._applied: int | None = None  # the last message that was handled; None: not looked yet
         files.lease = max(files.lease, self._lease)
@@ -444,7 +444,7 @@ class FileTier:
         """See `Tier`. Nearly always in this thread, in some microseconds: readers do not wait for writers."""
         ticket = FileTicket(self, request, self._place(request))
         files = self._files
-        if self._is_closed:
+        if self.use.is_over:
             files.log.once("the tier was closed, so nothing is found in it")
             return None, ticket
         try:
@@ -586,7 +586,8 @@ class FileTier:
                 self.names.keep_dependent(cell, place.entry)
         if not ticket.lease.is_current:
             raise _OvertakenError
-        ticket.lease = PageLease(page, read, slots)  # not that of the whole root, which its own lookup has to watch
+        # Not that of the whole root, which its own lookup has to watch.
+        ticket.lease = PageLease(page, self.use, read, slots)
         return {cell: cells[cell] for cell in header}
 
     def _late_tags(self, data: bytes, digest: bytes, header: bytes) -> list[str]:
@@ -672,7 +673,7 @@ class FileTier:
 
     def renew_claim(self, ticket: Ticket) -> None:
         """See `SharedLoads`."""
-        if isinstance(ticket, FileTicket) and ticket.claim is not None and not self._is_closed:
+        if isinstance(ticket, FileTicket) and ticket.claim is not None and not self.use.is_over:
             self._files.soon(partial(_renew_claim, *ticket.claim, self._lease))
 
     def give_up(self, ticket: Ticket) -> None:
@@ -682,7 +683,7 @@ class FileTier:
             self._give_up(*claim)
 
     def _give_up(self, key: int, claim: int) -> None:
-        if not self._is_closed:
+        if not self.use.is_over:
             self._files.soon(partial(_give_up, key, claim))
 
     # Stores
@@ -706,7 +707,7 @@ class FileTier:
         if (
             place.digest is None
             or not seen
-            or self._is_closed
+            or self.use.is_over
             or any(mode_of(seen[cell]) == HELD for cell in place.depends_on)
         ):
             return
@@ -737,7 +738,7 @@ class FileTier:
             if data is None:
                 return
             ends = loaded + lasts + request.grace
-            step = partial(self._put, place, *data, ends, request.tool)
+            step = partial(self._put, ticket, *data, ends)
             if len(data[1]) > _INLINE:
                 await asyncio.wrap_future(self._files.later(step))
             else:
@@ -752,10 +753,13 @@ class FileTier:
             for cell in others:
                 self.names.keep_dependent(cell, place.entry)
 
-    def _put(self, place: _Place, head: bytes, payload: bytes, ends: float, tool: str, database: Database) -> None:
+    def _put(self, ticket: FileTicket, head: bytes, payload: bytes, ends: float, database: Database) -> None:
         if not database.page.is_usable:
             raise Unreachable("invalidations are missing in it")
-        size = database.store(place.entry, head, payload, ends, tool, place.home)
+        if not ticket.lease.is_of(database.page):
+            raise Unreachable("it was replaced since the lookup")
+        place = ticket.place
+        size = database.store(place.entry, head, payload, ends, ticket.request.tool, place.home)
         self._files.note_stored(len(payload), size)
         claim = self._claims.pop(place.entry, None) if self._claims else None
         if claim is not None:  # or nobody could refresh it again until the claim ends, however short its ttl is
@@ -813,6 +817,8 @@ class FileTier:
         write was running.
         """
         names, before = self.names, ticket.cells
+        if not ticket.lease.is_of(database.page):
+            return None
         tags = late if len(late) <= _MAX_LATE else sorted({root_of(tag) for tag in late})
         named = {cell for tag in tags for cell in names.cells_read(tag)}
         watched = {cell for tag in tags for cell in names.cells_of_root(root_of(tag))}
@@ -829,7 +835,7 @@ class FileTier:
         was_there = False
         try:
             ticket = FileTicket(self, request, self._place(request))
-            if not self._is_closed:
+            if not self.use.is_over:
                 was_there = await self._files.run(partial(self._look_up, ticket)) is not None
         except Unreachable:
             pass  # unknown
@@ -845,7 +851,7 @@ class FileTier:
         Raises:
             RemoteTierError: if the write is to be refused then.
         """
-        if self._is_closed:
+        if self.use.is_over:
             failure: Unreachable | None = Unreachable("the tier was closed")
         else:
             failure = await self._announce(write)
@@ -867,7 +873,7 @@ class FileTier:
 
     async def renew(self, write: WriteIntent) -> None:
         """See `Tier`."""
-        if not self._is_closed:
+        if not self.use.is_over:
             step = partial(_renew, self._cells(write), self._origin, self._lease)
             try:
                 await self._files.run(step, patience=_SPIN)
@@ -883,7 +889,7 @@ class FileTier:
 
     def commit(self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> Awaitable[None]:
         """See `Tier`. It is written in the call itself, or by the keeper, whatever becomes of the event loop."""
-        if self._is_closed:
+        if self.use.is_over:
             self._counters.failures += 1
             self._files.log.once(
                 "a write ended after the tier was closed; others serve what it has changed up to their ttl"
@@ -905,7 +911,7 @@ class FileTier:
         of their tickets; this is for what depends on messages.
         """
         page = self._files.page
-        if not self._listeners or self._is_closed or not page.is_usable or page.changes != self._applied:
+        if not self._listeners or self.use.is_over or not page.is_usable or page.changes != self._applied:
             return -NEVER
         return CLOCK.now() + _TRUST
 
@@ -978,7 +984,7 @@ class FileTier:
 
     def publish_ttl(self, tool: str, ttl: float | None) -> None:
         """See `SharedTtls`. The keeper of the files writes it as soon as they can be used."""
-        if self._is_closed:
+        if self.use.is_over:
             self._files.log.once("a ttl was set after the tier was closed, so it stays in this process", tool)
             return
         with self._lock:
@@ -1033,7 +1039,7 @@ class FileTier:
         Raises:
             RemoteTierError: if the file cannot be used: nothing was dropped.
         """
-        if self._is_closed:
+        if self.use.is_over:
             raise RemoteTierError("nothing was dropped: the tier was closed", self)
         try:
             return await self._files.run(lambda database: database.clear(), patience=_SPIN)
@@ -1049,7 +1055,7 @@ class FileTier:
         """
         return asdict(self._counters) | {
             "pending": len(self._files.pending),
-            "trusted": not self._is_closed and self._files.page.is_usable,
+            "trusted": not self.use.is_over and self._files.page.is_usable,
         }
 
     def after_fork(self) -> None:
@@ -1061,9 +1067,10 @@ class FileTier:
         """Close the files, unless another tier of this process uses them. Nothing is trusted any more, a write cannot
         be announced, and a read finds nothing.
         """
-        if self._is_closed:
+        if self.use.is_over:
             return
-        self._is_closed = True
+        self.use.is_over = True
+        self._notify_all()
         try:
             if self._files.pending or self._unsent_ttls:
                 await asyncio.wrap_future(self._files.later(self._exchange_ttls))

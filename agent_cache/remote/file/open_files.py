@@ -266,11 +266,10 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> bool | None:
             f"FileTier: SQLite cannot keep a write-ahead log beside {str(path)!r}; use a local disk"
         )
     if not tables:
-        start = 1 + secrets.randbits(48)  # what was looked up in a former database does not count in this one
         connection.executescript(  # numbers of this program alone
             f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {FORMAT}; {SCHEMA}"  # noqa: S608
             f"INSERT INTO counters VALUES ('incarnation', {secrets.randbits(62) | 1});"
-            f"INSERT INTO cells VALUES (0, {start}, 0); INSERT INTO changes VALUES ({start}, 0, '', x'', x''); COMMIT;"
+            "INSERT INTO cells VALUES (0, 1, 0); INSERT INTO changes VALUES (1, 0, '', x'', x''); COMMIT;"
         )
     return not tables
 

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from agent_cache.core.lease import Lease
 
-__all__ = ["MAX_PROCESSES", "NO_LEASE", "SLOTS", "PageLease", "SharedPage", "is_settled", "reader_of", "slot_of"]
+__all__ = ["MAX_PROCESSES", "NO_LEASE", "SLOTS", "PageLease", "SharedPage", "Use", "is_settled", "reader_of", "slot_of"]
 
 SLOTS: Final = 65_536
 MAX_PROCESSES: Final = 1_024
@@ -264,21 +264,41 @@ def is_settled(slots: tuple[int, ...], committed: int) -> bool:
     return not slots or max(slots) >> 1 <= committed
 
 
+class Use:
+    """The use that a tier makes of the files, until it is closed.
+
+    It is not the tier: a copy must not keep a tier that nothing else refers to.
+    """
+
+    __slots__ = ("is_over",)
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+
 class PageLease(Lease):
-    """The trust in copies of values that depend on some slots: while these are unchanged.
+    """The trust in copies of values that depend on some slots: while these are unchanged, and the tier is not closed.
+    Who closes it drops the copies, too: a lease that was renewed before is compared without a call.
 
     Attributes:
         read: reads the slots.
         seen: what they were before the value was looked up.
     """
 
-    __slots__ = ("_page", "read", "seen")
+    __slots__ = ("_page", "_use", "read", "seen")
 
-    def __init__(self, page: SharedPage, read: Callable[[Any], tuple[int, ...]], seen: tuple[int, ...]) -> None:
+    def __init__(
+        self, page: SharedPage, use: Use, read: Callable[[Any], tuple[int, ...]], seen: tuple[int, ...]
+    ) -> None:
         super().__init__(page.words, -1)
         self._page = page
+        self._use = use
         self.read = read
         self.seen = seen
+
+    def is_of(self, page: SharedPage) -> bool:
+        """Whether it was given for the same database: versions of a former one mean nothing in another."""
+        return self._page.incarnation == page.incarnation
 
     @property
     def is_current(self) -> bool:
@@ -294,7 +314,7 @@ class PageLease(Lease):
         page = self.page
         number = page[_SEQUENCE]
         _order()
-        if not self._page.is_usable:
+        if self._use.is_over or not self._page.is_usable:
             return False
         _order()
         if self.read(page) != self.seen:
@@ -303,5 +323,5 @@ class PageLease(Lease):
         return True
 
 
-NO_LEASE: Final = PageLease(SharedPage(memoryview(bytes(64)).cast("Q"), 1), lambda _: (), (0,))
+NO_LEASE: Final = PageLease(SharedPage(memoryview(bytes(64)).cast("Q"), 1), Use(), lambda _: (), (0,))
 """That of a lookup that could not use the file: it is never current."""
