@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.onemachine import faults
+from benchmarks.onemachine import costs, faults
 
-COMMANDS = {"faults": faults.main}
+COMMANDS = {"costs": costs.main, "faults": faults.main}
 
 
 def main() -> int:
