@@ -26,7 +26,6 @@ also delete a mark from the server, which each heartbeat looks for: where it was
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import threading
 import weakref
@@ -39,7 +38,6 @@ from redis.crc import key_slot
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.lease import ENDED, Lease, Term
-from agent_cache.metrics import METRICS, evidence_by_tool
 from agent_cache.remote.redis.connection import (
     INFO,
     NEVER,
@@ -56,15 +54,12 @@ from agent_cache.remote.redis.scripts import MARK
 from agent_cache.remote.redis.transport import KEPT_ALIVE, Server, Transport
 from agent_cache.remote.redis.ttl_hash import TtlHash
 from agent_cache.remote.redis.writes import Call, Waiter, Writer, release, set_done
+from agent_cache.remote.reports import report_text
 
-__all__ = ["TOOLS", "Report", "Subscriber", "Subscription", "Trust"]
+__all__ = ["Report", "Subscriber", "Subscription", "Trust"]
 
 _MAX_MESSAGE = 1 << 20
-_MAX_REPORTED_ROOTS = 100
-_MAX_REPORTED_BYTES = 8_192
 _REPORT_PERIOD = 2.0
-TOOLS = ":tools"
-"""The key of a report that is no root: a colon never begins one."""
 _RECONNECT_PAUSE = 0.02
 _MAX_PAUSE = 1.0
 _MAX_RECENT = 10_000
@@ -1202,12 +1197,7 @@ class Subscription:
 
 
 class Report:
-    """The text of heartbeats: ``{root: [hits, misses, shared]}`` of this process as JSON, for operators; and under
-    `TOOLS`, which is no root, what the loads of the tools have shown.
-
-    Heartbeats are more frequent than its renewal. Roots that nothing was read of are left out: tools are often
-    decorated in every process and used in a few.
-    """
+    """The text of heartbeats: what this process tells operators. They are more frequent than its renewal."""
 
     def __init__(self) -> None:
         self._text = b""
@@ -1216,25 +1206,5 @@ class Report:
     def text(self) -> bytes:
         """The report, at most two seconds old."""
         if boottime() - self._made_at > _REPORT_PERIOD:
-            resources = METRICS.snapshot()["resources"].items()
-            counts = {root: [calls[name] for name in ("hits", "misses", "shared")] for root, calls in resources}
-            busiest = sorted((root for root in counts if any(counts[root])), key=lambda root: -sum(counts[root]))
-            published: dict[str, Any] = {root: counts[root] for root in busiest[:_MAX_REPORTED_ROOTS]}
-            if tools := _reported_tools():
-                published[TOOLS] = tools
-            self._text, self._made_at = json.dumps(published, separators=(",", ":")).encode(), boottime()
+            self._text, self._made_at = report_text().encode(), boottime()
         return self._text
-
-
-def _reported_tools() -> dict[str, list[Any]]:
-    """What the loads of the busiest tools have shown, as long as it takes a few kilobytes."""
-    found = {tool: seen for tool, seen in evidence_by_tool().items() if any(seen.causes.values())}
-    reported: dict[str, list[Any]] = {}
-    room = _MAX_REPORTED_BYTES
-    for tool in sorted(found, key=lambda tool: -found[tool].loads):
-        numbers = found[tool].as_json()
-        room -= len(tool) + len(json.dumps(numbers))
-        if room < 0:
-            break
-        reported[tool] = numbers
-    return reported
