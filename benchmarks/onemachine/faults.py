@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.commands import describe_machine, put_table
 from benchmarks.onemachine.shared import Count, Flag, Shared
 from benchmarks.onemachine.worker import Job, Worker
 from benchmarks.table import markdown
@@ -315,6 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=8, metavar="N")
     parser.add_argument("--operations", type=int, default=100_000, metavar="N", help="of all processes, a row")
     parser.add_argument("--quick", action="store_true", help="a twentieth of the operations")
+    parser.add_argument("--page", action="store_true", help="also put the table into docs/benchmarks.md")
     parser.add_argument("-v", action="store_true", help="abort a process that does not end, for its stack")
     options = parser.parse_args(arguments)
     operations = options.operations // 20 if options.quick else options.operations
@@ -326,4 +328,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kept = kept and is_kept
         print("  " + " | ".join(cells), file=sys.stderr, flush=True)
     print(markdown(HEADINGS, lines))
+    if options.page:
+        put_table("one machine: faults", f"{describe_machine([])}\n\n{markdown(HEADINGS, lines)}")
     return int(not kept)
