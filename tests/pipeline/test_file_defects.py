@@ -17,7 +17,7 @@ from agent_cache import AgentCache
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.file import FileTier, process_locks
 from agent_cache.remote.file.open_files import Unreachable, filesystem_of
-from tests.contract.workbench import load, read, value_of, writing
+from tests.contract.workbench import commit, load, read, value_of, write, writing
 from tests.harness.file_peers import Peer, Truth
 
 
@@ -364,3 +364,23 @@ async def test_the_first_read_after_a_write_of_another_process_is_stored(tmp_pat
         for _ in range(3):
             assert await get_parcel("7") == "seen 2 times"
     assert runs == ["7", "7"]
+
+
+async def test_an_announcement_that_was_cancelled_is_not_made_after_its_write_has_ended(tmp_path: Path):
+    """It would hold what the write has named for a lease, for nothing."""
+    async with FileTier(tmp_path / "cache", timeout=5.0) as tier:
+        await load(tier, read("order:7"), "old")
+        locker = sqlite3.connect(tmp_path / "cache", isolation_level=None)
+        locker.execute("BEGIN IMMEDIATE")
+        intent = write("order:7")
+        announcing = asyncio.ensure_future(tier.begin(intent))
+        await asyncio.sleep(0)
+        announcing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await announcing
+        locker.close()
+        await commit(tier, intent)
+        tier._files.timeout = 0.0  # what is not finished by now counts as abandoned
+        await tier._files.run(tier._files._finish_abandoned)
+        await load(tier, read("order:7"), "new")
+        assert await value_of(tier, read("order:7")) == "new"

@@ -576,6 +576,7 @@ class OpenFiles:
         except Unreachable as error:
             self.pend(key, step, error)
             return _failed(error)
+        self._unfinished.pop(key, None)  # maybe an announcement whose caller was cancelled
         return None
 
     async def _finish(self, key: str, step: Step[object]) -> Unreachable | None:
@@ -583,17 +584,21 @@ class OpenFiles:
             await self.run(step)
         except Unreachable as error:
             self.pend(key, step, error)
-            self._unfinished.pop(key, None)
+            self._forget_unfinished(key, step)
             return error
-        self._unfinished.pop(key, None)
+        self._forget_unfinished(key, step)
         return None
+
+    def _forget_unfinished(self, key: str, step: Step[object]) -> None:
+        if self._unfinished.get(key, (None,))[0] is step:
+            self._unfinished.pop(key, None)
 
     def _finish_abandoned(self, database: Database) -> None:
         """Write what nobody has waited for: its event loop has ended, or its task was cancelled."""
         for key, (step, since) in list(self._unfinished.items()):
             if time.monotonic() > since + 2 * self.timeout:
                 step(database)  # it may be repeated, so it does not matter if another thread is just at it
-                self._unfinished.pop(key, None)
+                self._forget_unfinished(key, step)
 
     def pend(self, key: str, step: Step[object], reason: object) -> None:
         """Keep an invalidation until it can be written."""
