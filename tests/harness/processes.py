@@ -1,10 +1,13 @@
-"""Programs that are run as processes of their own."""
+"""Programs that are run as processes of their own, and waiting for what they do."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 
 
 def run_python(code: str, *options: str) -> str:
@@ -18,3 +21,11 @@ def run_python(code: str, *options: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+async def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
+    """Wait for what another thread or a server is about to do."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        await asyncio.sleep(0.005)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 from agent_cache.remote.redis import RedisTier
+from tests.harness.processes import until
 from tests.harness.servers import Server
 
 __all__ = ["Make", "making", "server_time", "until"]
@@ -36,14 +35,6 @@ async def making(*, is_heard: bool = False, **defaults: Any) -> AsyncIterator[Ma
     yield make
     for tier in made:
         await tier.aclose()
-
-
-async def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
-    """Wait for what another thread or a server is about to do."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        await asyncio.sleep(0.005)
 
 
 async def server_time(server: Server, seconds: float) -> None:

@@ -17,8 +17,8 @@ from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, Re
 from agent_cache.remote import Request, Ticket
 from agent_cache.testing import FakeClock, MemoryServer, MemoryTier
 from tests.harness.gates import Gate, started
+from tests.harness.processes import until
 from tests.harness.threads import Call, Held, until as until_in_thread
-from tests.harness.tiers import until
 from tests.pipeline.fleet import WatchedTier
 
 FLEET = RemotePolicy(flight="fleet")
