@@ -121,6 +121,7 @@ async def test_by_default_each_process_loads_what_it_misses(start: Start):
     processes = await start(3, flight="process")
     for each in processes:
         await each.says("loading")
+    for each in processes:
         each.tell("new")
         await each.says("answer new")
 
