@@ -12,6 +12,7 @@ import pytest
 from agent_cache.remote import Tier
 from agent_cache.remote.file import FileTier
 from tests.contract import TierContract
+from tests.harness.processes import until
 
 
 class TestFileTier(TierContract):
@@ -49,4 +50,4 @@ class TestFileTier(TierContract):
         self.locker.close()
         files = self.a._files
         files.page.suspend(files.number, len(files.pending))
-        await files.run(lambda database: database.resume({}, 1.0))
+        await until(lambda: all(tier.stats()["trusted"] and not tier.stats()["pending"] for tier in (self.a, self.b)))

@@ -8,6 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,8 @@ async def test_a_dead_writer_is_held_for_its_own_lease(tmp_path: Path, start: Ca
     writer.kill()
     async with FileTier(tmp_path / "cache", lease=0.01) as tier:
         await value_of(tier, read("order:7"))
-        ((left,),) = sqlite3.connect(tmp_path / "cache").execute("SELECT span FROM writers").fetchall()
+        with closing(sqlite3.connect(tmp_path / "cache")) as other:
+            ((left,),) = other.execute("SELECT span FROM writers").fetchall()
         assert left == 30.0
 
 
