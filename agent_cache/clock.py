@@ -1,13 +1,22 @@
-"""The clock of the library. All expiry and measurement reads it here, so that a test can replace it."""
+"""The two clocks of the library: `CLOCK` for all expiry and measurement in a process, which a test can replace, and
+`boottime` for the times that the processes of a machine compare, and for connections.
+"""
 
 from __future__ import annotations
 
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-__all__ = ["CLOCK", "Clock"]
+__all__ = ["CLOCK", "Clock", "boottime"]
+
+boottime: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+)
+"""Seconds since the machine was started, time in suspension included where the platform can tell. A machine that wakes
+up has missed messages. All its processes read the same."""
 
 
 class Clock:

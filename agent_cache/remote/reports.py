@@ -1,4 +1,4 @@
-"""What a process tells operators of its calls, through the tier that it shares with others.
+"""What a tier tells operators: warnings that are logged once, and a report of the calls of this process.
 
 A report is JSON: ``{root: [hits, misses, shared]}``, and under `TOOLS`, which is no root, what the loads of the tools
 have shown.
@@ -7,17 +7,45 @@ have shown.
 from __future__ import annotations
 
 import json
+import logging
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from agent_cache.clock import boottime
 from agent_cache.metrics import METRICS, evidence_by_tool
 
-__all__ = ["TOOLS", "report_text"]
+__all__ = ["TOOLS", "Log", "report_text"]
+
+_LOG_AGAIN_AFTER: Final = 60.0
+_MAX_LOGGED: Final = 1_000
 
 TOOLS: Final = ":tools"
 """The key of a report that is no root: a colon never begins one."""
 
 _MAX_ROOTS: Final = 100
 _MAX_BYTES: Final = 8_192
+
+
+@dataclass(slots=True)
+class Log:
+    """Logs each warning once. Argument values are never part of one."""
+
+    tier: str
+    _logged: dict[str, float] = field(default_factory=dict)
+
+    def once(self, event: str, reason: object = "") -> None:
+        """Log a warning, unless the same event was logged before."""
+        if event not in self._logged and len(self._logged) < _MAX_LOGGED:
+            self._logged[event] = boottime()
+            extra = {"agent_cache_event": event, "agent_cache_tier": self.tier}
+            logging.getLogger("agent_cache").warning(
+                "%s: %s%s", self.tier, event, f" ({reason})" if reason else "", extra=extra
+            )
+
+    def allow_again(self, event: str) -> None:
+        """Let an event that has ended be logged again, at most once a minute."""
+        if boottime() - self._logged.get(event, float("-inf")) > _LOG_AGAIN_AFTER:
+            self._logged.pop(event, None)
 
 
 def report_text() -> str:

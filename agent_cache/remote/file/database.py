@@ -28,10 +28,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from agent_cache.clock import boottime
 from agent_cache.remote.file.cell_names import RootChanges
 from agent_cache.remote.file.process_locks import ProcessLocks
 from agent_cache.remote.file.shared_page import SLOTS, SharedPage, slot_of
-from agent_cache.remote.tier_log import boottime
 
 __all__ = [
     "APPLICATION", "ARMED", "FORMAT", "HELD", "IDLE", "Busy", "Cell", "Change", "Damaged", "Database", "Unwritable",

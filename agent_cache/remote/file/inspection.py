@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from agent_cache.clock import boottime
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.file.cell_names import CellNames
 from agent_cache.remote.file.database import APPLICATION, FORMAT, HELD, unpacked
@@ -24,7 +25,6 @@ from agent_cache.remote.file.file_tier import StoredHead, read_head
 from agent_cache.remote.file.open_files import NETWORK_FILE_SYSTEMS, filesystem_of, mounts_text
 from agent_cache.remote.file.process_locks import ProcessLocks, require_locks
 from agent_cache.remote.file.shared_page import SharedPage
-from agent_cache.remote.tier_log import boottime
 
 __all__ = [
     "FileFacts", "Inspection", "Process", "RunningWrite", "StoredValue", "UnreadableError", "file_facts", "inspected",

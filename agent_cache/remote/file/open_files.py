@@ -38,8 +38,7 @@ from agent_cache.remote.file.database import (
 )
 from agent_cache.remote.file.process_locks import ProcessLocks, require_locks
 from agent_cache.remote.file.shared_page import SharedPage
-from agent_cache.remote.reports import report_text
-from agent_cache.remote.tier_log import Log
+from agent_cache.remote.reports import Log, report_text
 
 __all__ = ["NETWORK_FILE_SYSTEMS", "OpenFiles", "Unreachable", "filesystem_of", "mounts_text", "open_files"]
 

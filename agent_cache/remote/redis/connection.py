@@ -24,9 +24,10 @@ from typing import Any, Final, NamedTuple
 from redis.asyncio.connection import SSLConnection
 from redis.credentials import UsernamePasswordCredentialProvider
 
+from agent_cache.clock import boottime
 from agent_cache.remote.redis.options import Address, Deployment
 from agent_cache.remote.redis.scripts import Script
-from agent_cache.remote.tier_log import Log, boottime
+from agent_cache.remote.reports import Log
 
 __all__ = [
     "INFO",
