@@ -99,7 +99,9 @@ def test_a_missing_file_is_an_error(tmp_path, command):
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_git_shows_what_has_changed_and_nothing_else(tmp_path):
     root = str(Path(agent_cache.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": root, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    settings = tmp_path / ".gitconfig"
+    settings.touch()
+    environment = {**os.environ, "PYTHONPATH": root, "GIT_CONFIG_GLOBAL": str(settings), "GIT_CONFIG_NOSYSTEM": "1"}
 
     def git(*arguments: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]

@@ -101,7 +101,7 @@ async def test_a_recorded_task_replays(rules, tmp_path):
 
 
 def git(folder, *arguments):
-    environment = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null", "HOME": str(folder)}
+    environment = {"GIT_CONFIG_NOSYSTEM": "1", "HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
     names = ["-c", "user.name=tests", "-c", "user.email=tests@example.org", "-c", "init.defaultBranch=main"]
     subprocess.run(["git", *names, "-C", str(folder), *arguments], check=True, capture_output=True, env=environment)
 
