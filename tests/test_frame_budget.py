@@ -33,7 +33,11 @@ PACKAGE = Path(agent_cache.__file__).parent
 
 @pytest.fixture(autouse=True)
 def _isolated() -> Iterator[None]:
-    """The clock stands still, in C: a load that the machine has interrupted counts as a slow one, which is noted."""
+    """The clock stands still, in C: a load that the machine has interrupted counts as a slow one, which is noted.
+
+    The tools of other tests are gone: a write goes to the tiers of all that have its tag, and notes itself for audits.
+    """
+    gc.collect()
     testing.reset()
     former = CLOCK.now
     CLOCK.set((1_000.0).__pos__)
