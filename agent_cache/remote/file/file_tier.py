@@ -6,17 +6,15 @@ import asyncio
 import os
 import re
 import secrets
-import struct
-import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.policies import refresh_window, seconds
@@ -24,7 +22,8 @@ from agent_cache.core.store import NEVER
 from agent_cache.core.tags import root_of
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote.codecs import Codec, MessagePackCodec, Undecodable, Unencodable
-from agent_cache.remote.file.cell_names import SCHEMA, CellNames, RootChanges
+from agent_cache.remote.file.cell_names import CellNames, RootChanges
+from agent_cache.remote.file.change_feed import ChangeFeed, FileTtls
 from agent_cache.remote.file.database import (
     ARMED,
     HELD,
@@ -36,12 +35,19 @@ from agent_cache.remote.file.database import (
     Unwritable,
     WriteCells,
     mode_of,
-    packed,
-    unpacked,
     version_of,
 )
 from agent_cache.remote.file.open_files import Unreachable, open_files
-from agent_cache.remote.file.shared_page import NO_LEASE, PageLease, SharedPage, Use, is_settled, reader_of
+from agent_cache.remote.file.shared_page import PageLease, Use, is_settled, reader_of
+from agent_cache.remote.file.stored_value import (
+    late_context,
+    open_head,
+    pack_head,
+    pack_versions,
+    unpack_versions,
+    value_context,
+)
+from agent_cache.remote.file.tickets import FileTicket, Idle, Place, Places
 from agent_cache.remote.protocol import (
     Found,
     Listener,
@@ -49,26 +55,24 @@ from agent_cache.remote.protocol import (
     Request,
     SentCommit,
     Ticket,
-    Touched,
     Versions,
     WriteIntent,
 )
-from agent_cache.values.canonical import is_large, make_room
+from agent_cache.values.canonical import make_room
 
-__all__ = ["FileTier", "FileTicket", "StoredHead", "read_head"]
+__all__ = ["Counters", "FileTier"]
 
-_MAX_PLACES: Final = 4_096
+_MAX_REFRESHED: Final = 4_096
+"""Entries whose refreshes are remembered."""
 _MAX_CELLS: Final = 1_024
 """Cells of one value, inherited ones included. One that depends on more is not stored."""
 _MAX_LATE: Final = 256
 """Entities that one result may name before it depends on their whole root instead."""
-_FEW_LATE: Final = 16
 _INLINE: Final = 65_536
 """Bytes of the longest value that is written in the thread of its caller."""
 _SPIN: Final = 0.001
 _TRUST: Final = 0.05
 """Seconds that `FileTier.trusted_until` looks ahead, for who asks now."""
-_HEAD: Final = struct.Struct(">BddddII")
 
 
 @dataclass(slots=True)
@@ -82,7 +86,6 @@ class Counters:
         unencodable: values that could not be encoded, or were too large.
         bad_values: values that could not be read: forged, damaged or of another version.
         failures: lookups, stores and writes that could not use the file.
-        invalidations: writes of others that were received.
         losses: times that the files were replaced.
     """
 
@@ -92,173 +95,7 @@ class Counters:
     unencodable: int = 0
     bad_values: int = 0
     failures: int = 0
-    invalidations: int = 0
     losses: int = 0
-
-
-class _Idle(NamedTuple):
-    """What a lookup has seen when no write was running.
-
-    Attributes:
-        slots, states, cells: those of the place.
-        own: the cells that every value of the entry depends on.
-        versions, header: their versions, and the same as bytes.
-    """
-
-    slots: tuple[int, ...]
-    states: tuple[Cell, ...]
-    cells: dict[int, Cell]
-    own: dict[int, Cell]
-    versions: Versions
-    header: bytes
-
-
-@dataclass(slots=True, eq=False)
-class _Place:
-    """Where an entry is and what it depends on, whatever its value.
-
-    Attributes:
-        digest: None if it has no identity outside of this process: nothing is found, nothing is stored.
-        entry: its number.
-        home: see `CellNames.home`.
-        depends_on: cells that every value of the entry depends on, its own among them.
-        watched: S and D of the roots under which the result will name entities.
-        late: cells that its value named beside those when it was last found or stored.
-        cells: all of these.
-        read_slots: reads their slots.
-        forgotten: see `CellNames`: all that it depends on was noted since then.
-        known: what a lookup has seen when no write was running, and the header that a value has then. To compare with
-            it is much cheaper than to look at each cell.
-        request: the latest request that was found to be for this place.
-    """
-
-    digest: bytes | None
-    entry: int
-    home: str
-    depends_on: tuple[int, ...]
-    watched: tuple[int, ...]
-    forgotten: int
-    late: tuple[int, ...] = ()
-    cells: tuple[int, ...] = ()
-    read_slots: Callable[[Any], tuple[int, ...]] = field(init=False)
-    known: _Idle | None = None
-    request: Request | None = None
-
-    def __post_init__(self) -> None:
-        self.keep_late(())
-
-    def keep_late(self, late: Iterable[int]) -> None:
-        """Read these cells with the others from now on: it saves a second statement."""
-        self.late = tuple(sorted(late))[:_FEW_LATE]
-        self.cells = tuple(dict.fromkeys((*self.depends_on, *self.watched, *self.late)))
-        self.read_slots = reader_of(self.cells)
-        self.known = None
-
-
-class FileTicket:
-    """What a lookup saw before the load: slots of the page, and cells of the database.
-
-    Attributes:
-        cells: the cells of its place; empty if the file could not be used.
-        found: those in the header of the value that was found; None without one.
-        lease: the trust in a local copy: see `Ticket`.
-        versions: see `Ticket`.
-        former_cost: seconds that the load of a value took that is there, and counts no more.
-        claim: key and number of the claim to the load, if this process has it.
-        is_idle: whether no write was running on any of it.
-        is_settled: whether the cells show all steps that the slots do.
-        lasts: see `Ticket`.
-    """
-
-    __slots__ = (
-        "_read_slots", "_slots", "cells", "claim", "former_cost", "found", "is_idle", "is_settled", "lasts", "lease",
-        "place", "request", "tier", "versions",
-    )  # fmt: skip
-
-    refreshes_early = True
-
-    def __init__(self, tier: FileTier, request: Request, place: _Place) -> None:
-        self.tier = tier
-        self.request = request
-        self.place = place
-        self.cells: dict[int, Cell] = {}
-        self.found: dict[int, Cell] | None = None
-        self.versions: Versions | None = None
-        self.former_cost: float | None = None
-        self.claim: tuple[int, int] | None = None
-        self.is_idle = False
-        self.lasts = tier.remote_ttl if request.ttl is None else request.ttl
-        self.lease = NO_LEASE
-
-    def set_slots(
-        self, page: SharedPage, read: Callable[[Any], tuple[int, ...]], slots: tuple[int, ...], committed: int
-    ) -> None:
-        """Note the slots, which were read before the cells, and the last step that these show."""
-        self._read_slots, self._slots = read, slots
-        self.is_settled = is_settled(slots, committed)
-        self.lease = PageLease(page, self.tier.use, read, slots)
-
-    def _is_untouched(self) -> bool:
-        """Whether no write has begun or ended since the lookup, in any process."""
-        lease = self.lease
-        is_same = self.found is not None or self._read_slots(lease.page) == self._slots
-        return self.is_settled and is_same and lease.is_current
-
-    @property
-    def has_claim(self) -> bool:
-        """See `SharedLoads`."""
-        return self.claim is not None
-
-    def is_clean(self) -> bool:
-        """See `Ticket`. The slots tell it, for all processes."""
-        if self.request.strong or not (self.is_idle or self._is_idle()):
-            return False
-        return self._is_untouched()
-
-    def _is_idle(self) -> bool:
-        cells = self.cells if self.found is None else self.found
-        return (
-            bool(cells)
-            and all(mode_of(cell) == IDLE for cell in cells.values())
-            and not any(slot & 1 for slot in self.lease.seen)
-        )
-
-    def is_joinable(self) -> bool:
-        """See `Ticket`."""
-        return (
-            bool(self.cells)
-            and not self.request.strong
-            and all(mode_of(cell) != HELD for cell in self.cells.values())
-            and self._is_untouched()
-        )
-
-    def agrees_with(self, other: Ticket) -> bool:
-        """See `Ticket`."""
-        return (
-            isinstance(other, FileTicket)
-            and bool(self.cells)
-            and all(mode_of(cell) == IDLE for cell in self.cells.values())
-            and all(other.cells.get(cell) == seen for cell, seen in self.cells.items())
-        )
-
-    def note_tags(self, tags: Sequence[str]) -> None:
-        """See `Ticket`. A local copy depends on all of these tags, and no more: on an entity that the result has named,
-        in place of its whole root.
-
-        Its slot is read only now. That it is the one from before the load is proven by that of D, which every write
-        under the root changes, and by S: `is_clean` compares them with what the lookup saw.
-        """
-        request, place = self.request, self.place
-        if not self.cells or (not place.watched and len(tags) <= len(request.tags)):
-            return
-        cells = {*place.depends_on}.union(*map(self.tier.names.cells_read, tags))
-        if self.found is not None:
-            if cells <= self.found.keys():
-                return
-            self.found = None
-        lease, self.is_idle = self.lease, False
-        lease.read = reader_of(cells)
-        lease.seen = lease.read(lease.page)
 
 
 class _OvertakenError(Exception):
@@ -360,21 +197,14 @@ class FileTier:
         self._lease = seconds(lease, "FileTier: lease")
         patience = seconds(timeout, "FileTier: timeout")
         self.names = CellNames(namespace)
-        self._origin = secrets.randbits(62)
         self._counters = Counters()
-        self._places: dict[tuple[object, ...], _Place] = {}
-        self._latest: dict[int, tuple[Request, _Place]] = {}  # by request, of which there is one a key
+        self._places = Places(self.names)
         self._tried: dict[int, float] = {}  # by entry, when the value was loaded that it last tried to refresh
         self._claims: dict[int, int] = {}  # by entry, under which number this process has claimed to refresh it
-        self._listeners: tuple[Listener, ...] = ()
-        self._ttls: dict[str, float] = {}
-        self._ttls_seen = -1
-        self._unsent_ttls: dict[str, float | None] = {}
-        self._ttl_listeners: tuple[Callable[[Mapping[str, float]], None], ...] = ()
-        self._lock = threading.RLock()
         self.use = Use()
         self._files = files = open_files(path, timeout=patience, max_bytes=max_bytes)
-        self._applied: int | None = None  # the last message that was handled; None: not looked yet
+        self._feed = ChangeFeed(self.names, files.log)
+        self._ttls = FileTtls()
         files.lease = max(files.lease, self._lease)
         files.join(self)
         self._leave = weakref.finalize(self, files.leave)
@@ -393,56 +223,11 @@ class FileTier:
         """Seconds that a `begin` lasts without `renew`."""
         return self._lease
 
-    # Places
-
-    def _place(self, request: Request) -> _Place:
-        """The place of an entry."""
-        names = self.names
-        latest = self._latest.get(id(request))
-        if latest is not None and latest[0] is request and latest[1].forgotten == names.forgotten:
-            return latest[1]
-        # With types: 1 and True are equal, and are two calls. The key holds the values of arguments, not their names.
-        key, tenant = request.key, request.tenant
-        known = (
-            request.tool, key, type(key), tenant, type(tenant), request.session, request.tags, request.late_roots,
-            request.roots, *[name for name, _ in request.arguments],
-        )  # fmt: skip
-        place = self._places.get(known)
-        if place is not None and place.forgotten == names.forgotten:
-            if place.request is request:  # not one that was made for this call alone, with the arguments of a user
-                make_room(self._latest, _MAX_PLACES)
-                self._latest[id(request)] = request, place
-            place.request = request
-            return place
-        place, lasts = self._new_place(request)
-        if lasts and not is_large(key):
-            make_room(self._places, _MAX_PLACES)
-            self._places[known] = place
-        return place
-
-    def _new_place(self, request: Request) -> tuple[_Place, bool]:
-        names = self.names
-        forgotten = names.forgotten
-        digest, lasts = names.digest(request)
-        home, entry = names.home(request), 0
-        depends_on: dict[int, None] = {}
-        if digest is not None:
-            entry = names.entry(digest)
-            depends_on[entry] = None
-            names.keep_call(entry, request, home)
-        for tag in request.tags:
-            depends_on |= dict.fromkeys(names.cells_read(tag))
-        watched = {cell: None for root in request.late_roots for cell in names.cells_of_root(root)}
-        place = _Place(
-            digest, entry, home, tuple(depends_on), tuple(cell for cell in watched if cell not in depends_on), forgotten
-        )
-        return place, lasts
-
     # Lookups
 
     async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
         """See `Tier`. Nearly always in this thread, in some microseconds: readers do not wait for writers."""
-        ticket = FileTicket(self, request, self._place(request))
+        ticket = FileTicket(self, request, self._places.of(request))
         files = self._files
         if self.use.is_over:
             files.log.once("the tier was closed, so nothing is found in it")
@@ -470,8 +255,9 @@ class FileTier:
 
     def _look_up(self, ticket: FileTicket, database: Database) -> Found | None:
         place, page = ticket.place, database.page
-        if self._listeners and page.changes != self._applied:
-            self.look(database)
+        feed = self._feed
+        if feed.listeners and page.changes != feed.applied:
+            feed.look(database)
         is_last = False
         while True:
             read = place.read_slots
@@ -498,18 +284,18 @@ class FileTier:
         return self._find_current(ticket, database, head, payload)
 
     def _note_idle(
-        self, place: _Place, slots: tuple[int, ...], states: tuple[Cell, ...], cells: dict[int, Cell]
+        self, place: Place, slots: tuple[int, ...], states: tuple[Cell, ...], cells: dict[int, Cell]
     ) -> bool:
         """Whether no write is running on a place. If so, what was seen is kept, for the next lookup."""
         if any(mode_of(cell) for cell in cells.values()) or any(slot & 1 for slot in slots):
             return False
         own = {cell: cells[cell] for cell in place.depends_on}
         versions = {cell: version_of(seen) for cell, seen in own.items()}
-        place.known = _Idle(slots, states, cells, own, versions, _packed_header(versions))
+        place.known = Idle(slots, states, cells, own, versions, pack_versions(versions))
         return True
 
     def _has_recovered(
-        self, database: Database, place: _Place, slots: tuple[int, ...], cells: Mapping[int, Cell]
+        self, database: Database, place: Place, slots: tuple[int, ...], cells: Mapping[int, Cell]
     ) -> bool:
         """Whether writes of dead processes were handled, so that it is worth to look again."""
         if any(mode_of(cell) for cell in cells.values()):
@@ -524,23 +310,21 @@ class FileTier:
         digest, known = place.digest, place.known
         assert digest is not None
         try:
-            schema, loaded, ttl, grace, cost, size, late_size = _HEAD.unpack_from(head)
-            start = _HEAD.size + len(digest)
-            end = start + size
-            if schema != SCHEMA or not head.startswith(digest, _HEAD.size) or len(head) != end + late_size:
-                return None  # of another version, or of another entry of this number
+            opened = open_head(head, digest)
+            if opened is None:
+                return None
+            loaded, ttl, grace, cost, start, end = opened
             late: list[str] = []
-            is_known = ticket.is_idle and known is not None and size == len(known.header)
-            if is_known and not late_size and head.startswith(known.header, start):  # type: ignore[union-attr]
-                ticket.found, ticket.versions = known.own, known.versions  # type: ignore[union-attr]
+            if ticket.is_idle and known is not None and head[start:] == known.header:
+                ticket.found, ticket.versions = known.own, known.versions
             else:
                 header = head[start:end]
                 if not self._is_current(ticket, database, header):
                     ticket.former_cost = cost
                     return None
-                if late_size:
+                if end < len(head):
                     late = self._late_tags(head[end:], digest, header)
-            value = self._codec.decode(payload, request.returns, context=_value_context(head))
+            value = self._codec.decode(payload, request.returns, context=value_context(head))
         except _OvertakenError:
             return None
         except Exception as error:
@@ -556,8 +340,7 @@ class FileTier:
 
     def _is_current(self, ticket: FileTicket, database: Database, header: bytes) -> bool:
         """Whether the cells of a value have the versions in its header. If so, the ticket notes them."""
-        numbers = unpacked(header)
-        versions = dict(zip(numbers[::2], numbers[1::2], strict=True))
+        versions = unpack_versions(header)
         if not versions.keys() >= {*ticket.place.depends_on} or len(versions) > _MAX_CELLS:
             return False  # of a tool that was declared otherwise
         found = self._cells_of(ticket, database, ticket.cells, versions)
@@ -591,7 +374,7 @@ class FileTier:
         return {cell: cells[cell] for cell in header}
 
     def _late_tags(self, data: bytes, digest: bytes, header: bytes) -> list[str]:
-        late = self._codec.decode(data, list[str], context=_late_context(digest, header))
+        late = self._codec.decode(data, list[str], context=late_context(digest, header))
         if not isinstance(late, list) or not all(isinstance(tag, str) for tag in late):
             raise Undecodable("with malformed tags")
         for tag in late:  # so that messages about them can be understood
@@ -616,11 +399,11 @@ class FileTier:
             return None
         is_ending = left <= 0 or (left <= refresh_window(found.cost, lasts) and self._tried.get(entry) != loaded)
         if is_ending:
-            make_room(self._tried, _MAX_PLACES)
+            make_room(self._tried, _MAX_REFRESHED)
             self._tried[entry] = loaded
             number = secrets.randbits(62)
             if database.claim(entry, number, self._lease) == number:
-                make_room(self._claims, _MAX_PLACES)
+                make_room(self._claims, _MAX_REFRESHED)
                 self._claims[entry] = number
                 found.is_to_refresh = True
         found.age, found.ttl = age, left
@@ -779,11 +562,10 @@ class FileTier:
         request, codec, digest, log = ticket.request, self._codec, ticket.place.digest, self._files.log
         assert digest is not None
         try:
-            header = _packed_header(versions)
-            packed_late = codec.encode(late, list[str], context=_late_context(digest, header)) if late else b""
-            fixed = _HEAD.pack(SCHEMA, loaded, lasts, request.grace, cost, len(header), len(packed_late))
-            head = b"".join((fixed, digest, header, packed_late))
-            payload = codec.encode(value, request.returns, context=_value_context(head))
+            header = pack_versions(versions)
+            packed_late = codec.encode(late, list[str], context=late_context(digest, header)) if late else b""
+            head = pack_head(digest, header, packed_late, loaded=loaded, ttl=lasts, grace=request.grace, cost=cost)
+            payload = codec.encode(value, request.returns, context=value_context(head))
         except Exception as error:  # noqa: BLE001 - an exception of the user's codec does not fail a call
             self._counters.unencodable += 1
             reason = error if isinstance(error, Unencodable) else type(error).__name__
@@ -834,7 +616,7 @@ class FileTier:
         write = WriteIntent(os.urandom(16).hex(), (), entries=(request,))
         was_there = False
         try:
-            ticket = FileTicket(self, request, self._place(request))
+            ticket = FileTicket(self, request, self._places.of(request))
             if not self.use.is_over:
                 was_there = await self._files.run(partial(self._look_up, ticket)) is not None
         except Unreachable:
@@ -861,7 +643,7 @@ class FileTier:
             ) from failure
 
     async def _announce(self, write: WriteIntent) -> Unreachable | None:
-        step = partial(_begin, self._cells(write), self._origin, self._lease)
+        step = partial(_begin, self._cells(write), self._feed.origin, self._lease)
         if write.on_unreachable == "refuse":
             try:
                 await self._files.run(step, patience=_SPIN)
@@ -874,7 +656,7 @@ class FileTier:
     async def renew(self, write: WriteIntent) -> None:
         """See `Tier`."""
         if not self.use.is_over:
-            step = partial(_renew, self._cells(write), self._origin, self._lease)
+            step = partial(_renew, self._cells(write), self._feed.origin, self._lease)
             try:
                 await self._files.run(step, patience=_SPIN)
             except Unreachable as error:
@@ -900,77 +682,39 @@ class FileTier:
         if failed:
             cells |= names.cells_armed(write)
         changes = names.by_root(cells, entries)
-        step = partial(_commit, write.id, frozenset((*cells, *entries)), hold, self._origin, changes)
+        step = partial(_commit, write.id, frozenset((*cells, *entries)), hold, self._feed.origin, changes)
         outcome = self._files.write(write.id, step)
         return _WRITTEN if outcome is None else _landed(outcome)
 
-    # Writes of others
+    # What other processes tell
 
     def trusted_until(self) -> float:
         """See `Tier`. Local copies of a tool that has this tier alone are compared with the page instead, by the lease
         of their tickets; this is for what depends on messages.
         """
-        page = self._files.page
-        if not self._listeners or self.use.is_over or not page.is_usable or page.changes != self._applied:
+        page, feed = self._files.page, self._feed
+        if not feed.listeners or self.use.is_over or not page.is_usable or page.changes != feed.applied:
             return -NEVER
         return CLOCK.now() + _TRUST
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """See `Tier`. A message arrives within a tenth of a second; a lookup handles those before it."""
-        own = partial(listener)  # one object for each subscription
-        with self._lock:
-            if not self._listeners:
-                self._applied = None  # not the page's: it may count one that is being written
-            self._listeners += (own,)
+        end = self._feed.subscribe(listener)
         self._files.start()
-
-        def end() -> None:
-            with self._lock:
-                self._listeners = tuple(each for each in self._listeners if each is not own)
-
         return end
 
     def look(self, database: Database) -> None:
         """Handle messages and ttls, if the page says that there are new ones."""
-        page = database.page
-        if page.changes != self._applied and self._listeners:
-            with self._lock:
-                if self._applied is None:
-                    self._applied = database.last_number()
-                are_missing, changes = database.changes_since(self._applied)
-                if are_missing:
-                    self._notify_all()
-                for change in changes:
-                    if change.origin != self._origin:
-                        self._counters.invalidations += 1
-                        touched = self.names.touched(change.root, change.cells, change.entries)
-                        if touched is None or change.are_all:
-                            self._notify_all()
-                        elif touched.tags or touched.keys:
-                            self._notify(touched)
-                    self._applied = change.number
-        if self._ttl_listeners and (self._unsent_ttls or page.ttls != self._ttls_seen):
-            self._exchange_ttls(database)
+        feed = self._feed
+        if feed.listeners and database.page.changes != feed.applied:
+            feed.look(database)
+        self._ttls.look(database)
 
     def lose(self) -> None:
         """Drop all copies: the files were replaced, so anything may have changed."""
         self._counters.losses += 1
-        with self._lock:
-            self._applied = None
-            self._ttls_seen = -1
-            self._notify_all()
-
-    def _notify_all(self) -> None:
-        forgotten = self.names.forgotten
-        self._notify(None)
-        self.names.understood = forgotten  # no older copy is left
-
-    def _notify(self, touched: Touched | None) -> None:
-        for listener in self._listeners:
-            try:
-                listener(touched)
-            except Exception as error:  # noqa: BLE001 - the user's function, in a thread that all depend on
-                self._files.log.once("a listener raised", error)
+        self._ttls.lose()
+        self._feed.lose()
 
     async def caught_up(self) -> bool:
         """Wait until all messages so far were handled. Returns whether the file can be used."""
@@ -987,45 +731,14 @@ class FileTier:
         if self.use.is_over:
             self._files.log.once("a ttl was set after the tier was closed, so it stays in this process", tool)
             return
-        with self._lock:
-            self._unsent_ttls[tool] = ttl
-            self._ttls = _with_ttl(self._ttls, tool, ttl)
-            known, listeners = self._ttls, self._ttl_listeners
-        for listener in listeners:
-            listener(known)
-        self._files.later(self._exchange_ttls)
+        self._ttls.set(tool, ttl)
+        self._files.later(self._ttls.exchange)
 
     def follow_ttls(self, listener: Callable[[Mapping[str, float]], None]) -> Callable[[], None]:
         """See `SharedTtls`."""
-        own = partial(listener)
-        with self._lock:
-            self._ttl_listeners += (own,)
-            known = self._ttls
-        if known:
-            own(known)
+        end = self._ttls.follow(listener)
         self._files.start()
-
-        def end() -> None:
-            with self._lock:
-                self._ttl_listeners = tuple(each for each in self._ttl_listeners if each is not own)
-
         return end
-
-    def _exchange_ttls(self, database: Database) -> None:
-        for tool, ttl in list(self._unsent_ttls.items()):
-            database.set_ttl(tool, ttl)
-            with self._lock:
-                if self._unsent_ttls.get(tool, _ABSENT) == ttl:
-                    del self._unsent_ttls[tool]
-        seen = database.page.ttls  # first: what is set meanwhile is read the next time
-        ttls = database.ttls()
-        with self._lock:
-            for tool, ttl in self._unsent_ttls.items():
-                ttls = _with_ttl(ttls, tool, ttl)
-            self._ttls_seen = seen
-            is_new, self._ttls, listeners = ttls != self._ttls, ttls, self._ttl_listeners
-        for listener in listeners if is_new else ():
-            listener(ttls)
 
     # State and end
 
@@ -1050,18 +763,19 @@ class FileTier:
         """Counts of this process and its present state: a plain copy, to be logged or exported.
 
         Returns:
-            The fields of `Counters`, and ``pending`` (invalidations that are not written yet), ``trusted`` (whether the
-            file is used now).
+            The fields of `Counters`, and ``invalidations`` (writes of others that were received), ``pending`` (own ones
+            that are not written yet), ``trusted`` (whether the file is used now).
         """
         return asdict(self._counters) | {
+            "invalidations": self._feed.received,
             "pending": len(self._files.pending),
             "trusted": not self.use.is_over and self._files.page.is_usable,
         }
 
     def after_fork(self) -> None:
         """In the child: see `OpenFiles.after_fork`."""
-        self._origin = secrets.randbits(62)
-        self._lock = threading.RLock()
+        self._feed.after_fork()
+        self._ttls.after_fork()
 
     async def aclose(self) -> None:
         """Close the files, unless another tier of this process uses them. Nothing is trusted any more, a write cannot
@@ -1070,10 +784,10 @@ class FileTier:
         if self.use.is_over:
             return
         self.use.is_over = True
-        self._notify_all()
+        self._feed.tell_of_all()
         try:
-            if self._files.pending or self._unsent_ttls:
-                await asyncio.wrap_future(self._files.later(self._exchange_ttls))
+            if self._files.pending or self._ttls.unsent:
+                await asyncio.wrap_future(self._files.later(self._ttls.exchange))
         except Unreachable as error:
             self._note_failure(error)
         finally:
@@ -1088,13 +802,6 @@ class FileTier:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
-
-
-_ABSENT: Final = object()
-
-
-def _with_ttl(ttls: Mapping[str, float], tool: str, ttl: float | None) -> dict[str, float]:
-    return {name: each for name, each in ttls.items() if name != tool} | ({} if ttl is None else {tool: ttl})
 
 
 def _claim(key: int, claim: int, lease: float, database: Database) -> int:
@@ -1131,59 +838,6 @@ async def _landed(outcome: Awaitable[Unreachable | None]) -> None:
 def _merge(versions: dict[int, int], more: Iterable[Versions]) -> bool:
     """Add the versions of further cells. Returns whether no cell has two: such a value would be of two times."""
     return all(versions.setdefault(cell, version) == version for each in more for cell, version in each.items())
-
-
-@dataclass(frozen=True, slots=True)
-class StoredHead:
-    """What is stored with a value beside its payload.
-
-    Attributes:
-        digest: of its call.
-        loaded: when it was loaded, as `time.time` counts.
-        ttl: seconds; infinite for none.
-        grace: seconds after these.
-        cost: seconds that its load took.
-        versions: of the cells that it was loaded under.
-    """
-
-    digest: bytes
-    loaded: float
-    ttl: float
-    grace: float
-    cost: float
-    versions: Versions
-
-
-def read_head(head: bytes) -> StoredHead:
-    """Read the head of a value, for who inspects a file.
-
-    Raises:
-        ValueError: if it is damaged, or of another version.
-    """
-    try:
-        schema, loaded, ttl, grace, cost, size, late_size = _HEAD.unpack_from(head)
-    except struct.error as error:
-        raise ValueError("damaged") from error
-    start = len(head) - late_size - size
-    if schema != SCHEMA or start < _HEAD.size:
-        raise ValueError("of another version")
-    numbers = unpacked(head[start : start + size])
-    versions = dict(zip(numbers[::2], numbers[1::2], strict=True))
-    return StoredHead(head[_HEAD.size : start], loaded, ttl, grace, cost, versions)
-
-
-def _packed_header(versions: Mapping[int, int]) -> bytes:
-    return packed([number for pair in versions.items() for number in pair])
-
-
-def _value_context(head: bytes) -> bytes:
-    """The context that a codec binds a payload to: its entry and all that is said of it."""
-    return b"value in a file %b" % head
-
-
-def _late_context(digest: bytes, header: bytes) -> bytes:
-    """The same for the late tags, which are a part of what the payload is bound to."""
-    return b"late tags in a file %b %b" % (digest, header)
 
 
 _TIERS: weakref.WeakSet[FileTier] = weakref.WeakSet()

@@ -21,10 +21,10 @@ from agent_cache.clock import boottime
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.file.cell_names import CellNames
 from agent_cache.remote.file.database import APPLICATION, FORMAT, HELD, unpacked
-from agent_cache.remote.file.file_tier import StoredHead, read_head
 from agent_cache.remote.file.open_files import NETWORK_FILE_SYSTEMS, filesystem_of, mounts_text
 from agent_cache.remote.file.process_locks import ProcessLocks, require_locks
 from agent_cache.remote.file.shared_page import SharedPage
+from agent_cache.remote.file.stored_value import StoredHead, read_head
 
 __all__ = [
     "FileFacts", "Inspection", "Process", "RunningWrite", "StoredValue", "UnreadableError", "file_facts", "inspected",
