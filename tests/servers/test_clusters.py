@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 
 from tests.harness import sentinels
@@ -90,6 +92,9 @@ def test_a_sentinel_puts_a_replica_in_the_primary_s_place(own_sentinel: Sentinel
     assert second is not first
     assert second in own_sentinel.nodes
     watched = redis.Sentinel([own_sentinel.address], decode_responses=True)
-    with watched.master_for(sentinels.NAME) as client:
+    with ExitStack() as opened:
+        for each in watched.sentinels:
+            opened.enter_context(each)
+        client = opened.enter_context(watched.master_for(sentinels.NAME))
         assert client.set("key", "value")
     assert second.command("GET", "key") == "value"
