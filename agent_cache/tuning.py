@@ -58,9 +58,9 @@ def set_ttl(tool: Callable[..., Any] | str, ttl: float | timedelta | None) -> No
     never lets a result be stored that the code does not: where ``ttl=`` is a function of the result, the seconds are a
     bound on what it returns.
 
-    It concerns all tools of the name. With a tier that can pass it on (`RedisTier`, `MemoryTier`) it is delivered in
-    the background, as soon as the server answers; processes that are started later learn it before they serve a local
-    copy. Otherwise it lasts as long as the process.
+    It concerns all tools of the name. With a tier that can pass it on (`FileTier`, `RedisTier`, `MemoryTier`) it is
+    delivered as soon as the file can be used or the server answers; processes that are started later learn it before
+    they serve a local copy. Otherwise it lasts as long as the process.
 
     Args:
         tool: a decorated tool, or the full name of one: ``"module:qualname"``, its ``name=``, or ``"namespace:name"``

@@ -129,7 +129,12 @@ def file_of(url: str) -> str | None:
     """
     if "://" not in url and (url.startswith(("/", "./", "../", "~")) or Path(url).is_file()):
         return url
-    return path_of_url(url)
+    try:
+        return path_of_url(url)
+    except ConfigurationError as error:
+        if "://" in url:
+            raise
+        raise ConfigurationError(f"{error}; and there is no file {url!r} here") from None
 
 
 def tags_of(options: argparse.Namespace) -> list[str]:

@@ -7,13 +7,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
-def run_python(code: str, *options: str) -> str:
+def run_python(code: str, *options: str, arguments: Sequence[str] = ()) -> str:
     """Run a program, which may import what the tests may, and give what it prints."""
     done = subprocess.run(
-        [sys.executable, *options, "-c", code],
+        [sys.executable, *options, "-c", code, *arguments],
         capture_output=True,
         text=True,
         timeout=100,

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -486,6 +487,33 @@ def test_no_command_makes_a_file(command, run, path):
     assert (code, out) == (2, "")
     assert "there is no file" in err
     assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("./", "is a directory; name a file in it"),
+        ("~nobody-of-this-name/x", "cannot be the path of a file"),
+        ("sqlite:///no\0file", "cannot be the path of a file"),
+        ("./" + "x" * 300, "File name too long"),
+        ("tools.db", "must begin with .*; and there is no file 'tools.db' here"),
+    ],
+)
+def test_a_path_that_cannot_be_is_said_in_a_line(command, url, says, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(*given(command), "--url", url)
+    assert (code, out) == (2, "")
+    assert re.search(says, err)
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_is_no_database_is_no_file_of_a_tier(command, run, path):
+    path.write_text("a text of somebody else, which is longer than the header of a database: " + "x" * 1000)
+    code, out, err = run(*given(command))
+    assert (code, out) == (2, "")
+    assert "is no file of a tier" in err
 
 
 @pytest.mark.parametrize("command", COMMANDS)

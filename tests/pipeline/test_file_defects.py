@@ -386,3 +386,22 @@ async def test_an_announcement_that_was_cancelled_is_not_made_after_its_write_ha
         await tier._files.run(tier._files._finish_abandoned)
         await load(tier, read("order:7"), "new")
         assert await value_of(tier, read("order:7")) == "new"
+
+
+def test_a_ttl_that_was_set_is_known_to_a_later_process_before_its_first_hit(start: Callable[..., Peer], truth: Truth):
+    """Also if the process that has set it was killed as soon as it had."""
+    first = start()
+    assert first.do("get", 7) == 0
+    truth[7] = 1  # by what is no write here: only the ttl ends the answer
+    first.do("set_ttl", "get", 0.01)
+    first.kill()
+    time.sleep(0.02)
+    assert start().do("get", 7) == 1
+
+
+async def test_a_closed_tier_starts_no_thread(tmp_path: Path):
+    tier = FileTier(tmp_path / "cache")
+    await tier.aclose()
+    threads = threading.active_count()
+    assert not await tier.caught_up()
+    assert threading.active_count() == threads

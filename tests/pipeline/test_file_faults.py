@@ -151,6 +151,59 @@ print(json.dumps(seen))
     assert json.loads(printed) == [0, 0, 1, 1, 2, 3]
 
 
+TOOLS = """
+import asyncio, os, subprocess, sys
+from pathlib import Path
+from agent_cache import AgentCache, AgentCacheInvalidator
+from agent_cache.remote.file import FileTier
+from tests.harness.file_peers import Truth
+
+folder = Path(sys.argv[1])
+truth = Truth(folder)
+tier = FileTier(folder / "cache", lease=0.3)
+
+@AgentCache("order:{order}", name="get", ttl=60, remote_cache=tier)
+def get(order):
+    return truth[order]
+
+@AgentCacheInvalidator("order:{order}", name="put", remote_cache=tier)
+def put(order, number):
+    truth[order] = number
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("end", ["asyncio.run(tier.aclose())", "pass"])
+def test_a_child_has_the_files_open_whatever_its_parent_does(tmp_path: Path, end: str):
+    """Or who closes them last would remove the log that the child writes to. With an inherited connection SQLite would
+    believe to have the locks that only its parent has.
+    """
+    other = f"{TOOLS}\nprint(get(7))\nasyncio.run(tier.aclose())"
+    program = f"""{TOOLS}
+def in_another_process():
+    command = [sys.executable, "-c", {other!r}, str(folder)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+get(7)
+to_child, to_parent = os.pipe(), os.pipe()
+child = os.fork()
+if not child:
+    while number := os.read(to_child[0], 1)[0]:
+        put(7, number)
+        os.write(to_parent[1], bytes([get(7)]))
+    os._exit(0)
+{end}
+for number in (1, 2, 3, 4):
+    os.write(to_child[1], bytes([number]))
+    print(number, os.read(to_parent[0], 1)[0], in_another_process())
+os.write(to_child[1], bytes([0]))
+os.waitpid(child, 0)
+"""
+    printed = run_python(program, arguments=[str(tmp_path)])
+    assert [line.split() for line in printed.splitlines()] == [[str(number)] * 3 for number in (1, 2, 3, 4)]
+    assert not (tmp_path / "cache.corrupt").exists()
+
+
 # The database cannot be written
 
 

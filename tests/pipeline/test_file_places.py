@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import sqlite3
 import stat
 import tempfile
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -132,12 +134,12 @@ def test_what_is_not_a_tier_of_this_version_is_refused_and_left_as_it_is(
 ):
     path = tmp_path / "cache"
     make(path)
-    before = _digest(path)
+    before, files = _digest(path), sorted(tmp_path.iterdir())
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=says):
             FileTier(path)
         assert _digest(path) == before
-    assert not (tmp_path / "cache.corrupt").exists()
+        assert sorted(tmp_path.iterdir()) == files
 
 
 def test_a_database_that_another_program_is_writing_is_left_as_it_is(tmp_path: Path):
@@ -218,14 +220,40 @@ except ConfigurationError as error:
     assert says in printed
 
 
-@pytest.mark.parametrize("path", ["", ":memory:", None, 7, b"cache"])
-def test_what_is_no_path_of_a_file_is_refused(path: object):
-    with pytest.raises(ConfigurationError, match="FileTier: "):
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        *[(path, "must be the path of a file") for path in ("", None, 7, b"cache")],
+        (":memory:", "is shared with nobody"),
+        ("~nobody-of-this-name/cache", "home directory"),
+        ("no\0file", "null"),
+        ("lone \ud800", "surrogates"),
+        ("x" * 300, "File name too long"),
+    ],
+)
+def test_what_is_no_path_of_a_file_is_refused(path: object, says: str):
+    with pytest.raises(ConfigurationError, match=f"FileTier: .*{says}"):
         FileTier(path)  # type: ignore[arg-type]
 
 
-async def test_only_this_user_can_read_the_files(tmp_path: Path):
+@pytest.mark.parametrize("option", ["max_bytes", "max_value_size"])
+def test_a_bound_that_sqlite_cannot_count_to_is_refused(tmp_path: Path, option: str):
+    with pytest.raises(ConfigurationError, match=f"{option} must be bytes, .* to 2.*62, got"):
+        FileTier(tmp_path / "cache", **{option: 2**63})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("take", [copy, pickle.dumps])
+async def test_a_tier_is_not_copied_nor_sent_to_another_process(tmp_path: Path, take: Callable[[object], object]):
+    async with FileTier(tmp_path / "cache") as tier:
+        with pytest.raises(TypeError, match="in each process, make a FileTier of the same path"):
+            take(tier)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+async def test_only_this_user_can_read_the_files(tmp_path: Path, is_there: bool):
     former = os.umask(0)
+    if is_there:  # empty, as `touch` leaves it
+        (tmp_path / "cache").touch(0o644)
     try:
         async with FileTier(tmp_path / "cache") as tier:
             await load(tier, read("order:7"), "secret")

@@ -145,7 +145,7 @@ class FileTtls:
 
     def look(self, database: Database) -> None:
         """Exchange them with the file, if there is a change on one side."""
-        if self._listeners and (self.unsent or database.page.ttls != self._seen):
+        if self.unsent or (self._listeners and database.page.ttls != self._seen):
             self.exchange(database)
 
     def lose(self) -> None:

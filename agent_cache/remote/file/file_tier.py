@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.policies import refresh_window, seconds
@@ -64,6 +64,7 @@ __all__ = ["Counters", "FileTier"]
 
 _MAX_REFRESHED: Final = 4_096
 """Entries whose refreshes are remembered."""
+_MOST_BYTES: Final = 1 << 62
 _MAX_CELLS: Final = 1_024
 """Cells of one value, inherited ones included. One that depends on more is not stored."""
 _MAX_LATE: Final = 256
@@ -131,8 +132,9 @@ def _checked_options(
         if codec is not None and not callable(getattr(codec, name, None)):
             raise ConfigurationError(f"FileTier: codec {codec!r} cannot {name}")
     for name, number, least in (("max_bytes", max_bytes, 65_536), ("max_value_size", max_value_size, 1024)):
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
-            raise ConfigurationError(f"FileTier: {name} must be bytes, {least} or more, got {number!r}")
+        is_whole = isinstance(number, int) and not isinstance(number, bool)
+        if number is not None and not (is_whole and least <= number <= _MOST_BYTES):
+            raise ConfigurationError(f"FileTier: {name} must be bytes, {least} to 2**62, got {number!r}")
     if max_bytes is None:
         raise ConfigurationError("FileTier: max_bytes must be bytes: the file has a bound")
     if codec is None:
@@ -212,6 +214,9 @@ class FileTier:
 
     def __repr__(self) -> str:
         return f"FileTier({str(self._files.path)!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a FileTier cannot be copied or sent: in each process, make a FileTier of the same path")
 
     @property
     def path(self) -> Path:
@@ -718,6 +723,8 @@ class FileTier:
 
     async def caught_up(self) -> bool:
         """Wait until all messages so far were handled. Returns whether the file can be used."""
+        if self.use.is_over:
+            return False
         try:
             await self._files.run(self.look)
         except Unreachable:
@@ -727,16 +734,17 @@ class FileTier:
     # Ttls that are set at run time
 
     def publish_ttl(self, tool: str, ttl: float | None) -> None:
-        """See `SharedTtls`. The keeper of the files writes it as soon as they can be used."""
+        """See `SharedTtls`. It is written in the call itself, or by the keeper as soon as the file can be used."""
         if self.use.is_over:
             self._files.log.once("a ttl was set after the tier was closed, so it stays in this process", tool)
             return
         self._ttls.set(tool, ttl)
-        self._files.later(self._ttls.exchange)
+        self._files.soon(self._ttls.exchange)
 
     def follow_ttls(self, listener: Callable[[Mapping[str, float]], None]) -> Callable[[], None]:
-        """See `SharedTtls`."""
+        """See `SharedTtls`. What other processes have set is known when this returns, if the file can be used."""
         end = self._ttls.follow(listener)
+        self._files.soon(self._ttls.exchange)
         self._files.start()
         return end
 

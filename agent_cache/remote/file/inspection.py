@@ -21,7 +21,7 @@ from agent_cache.clock import boottime
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.file.cell_names import CellNames
 from agent_cache.remote.file.database import APPLICATION, FORMAT, HELD, unpacked
-from agent_cache.remote.file.open_files import NETWORK_FILE_SYSTEMS, filesystem_of, mounts_text
+from agent_cache.remote.file.open_files import NETWORK_FILE_SYSTEMS, filesystem_of, mounts_text, real_path
 from agent_cache.remote.file.process_locks import ProcessLocks, require_locks
 from agent_cache.remote.file.shared_page import SharedPage
 from agent_cache.remote.file.stored_value import StoredHead, read_head
@@ -241,7 +241,9 @@ def inspected(path: str | os.PathLike[str], *, patience: float) -> Iterator[Insp
         UnreadableError: if it is damaged, or locked. Also raised by what is read later.
     """
     require_locks()
-    place = Path(os.path.realpath(Path(path).expanduser()))
+    place = _place_of(path)
+    if place.is_dir():
+        raise ConfigurationError(f"{str(place)!r} is a directory; name a file in it")
     if not place.is_file():
         raise ConfigurationError(f"there is no file {str(place)!r}; a tier makes it when a program first uses it")
     if not os.access(place, os.R_OK):
@@ -259,6 +261,9 @@ def inspected(path: str | os.PathLike[str], *, patience: float) -> Iterator[Insp
             if file.locks is not None:
                 file.locks.leave()
     except sqlite3.Error as error:
+        is_none = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB
+        if is_none and not _beside(place, ".page").exists():
+            raise ConfigurationError(f"{str(place)!r} is no file of a tier") from error
         raise UnreadableError(str(error)) from error
     finally:
         if connection is not None:
@@ -307,7 +312,7 @@ def file_facts(path: str | os.PathLike[str]) -> FileFacts:
     Raises:
         OSError: if the directory cannot be looked at.
     """
-    place = Path(os.path.realpath(Path(path).expanduser()))
+    place = _place_of(path)
     found = {suffix: _beside(place, suffix).stat() for suffix in _SUFFIXES if _beside(place, suffix).exists()}
     space = os.statvfs(place.parent)
     kind = filesystem_of(place.parent, mounts_text())
@@ -321,6 +326,25 @@ def file_facts(path: str | os.PathLike[str]) -> FileFacts:
         kind in NETWORK_FILE_SYSTEMS,
         space.f_bavail * space.f_frsize,
     )
+
+
+def _place_of(path: str | os.PathLike[str]) -> Path:
+    """The place of a file, which can be looked at.
+
+    Raises:
+        ConfigurationError: if it cannot.
+    """
+    try:
+        place = real_path(path)
+    except ValueError as error:
+        raise ConfigurationError(f"{os.fspath(path)!r} cannot be the path of a file: {error}") from error
+    try:
+        place.stat()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise ConfigurationError(f"{str(place)!r} cannot be looked at: {error.strerror}") from error
+    return place
 
 
 def _beside(path: Path, suffix: str) -> Path:

@@ -141,7 +141,10 @@ def checked_path(path: Any) -> Path:
     if os.fspath(path) == ":memory:":
         raise ConfigurationError("FileTier: a database in memory is shared with nobody; leave the tier out")
     require_locks()
-    place = Path(os.path.realpath(Path(path).expanduser()))
+    try:
+        place = real_path(path)
+    except ValueError as error:
+        raise ConfigurationError(f"FileTier: {path!r} cannot be the path of a file: {error}") from error
     folder = place.parent
     try:
         mode = folder.stat().st_mode
@@ -150,8 +153,10 @@ def checked_path(path: Any) -> Path:
         raise ConfigurationError(
             f"FileTier: this user may not look into {str(folder)!r}; use a file of your own"
         ) from error
-    except OSError as error:
+    except FileNotFoundError as error:
         raise ConfigurationError(f"FileTier: there is no directory {str(folder)!r}; make it first") from error
+    except OSError as error:
+        raise ConfigurationError(f"FileTier: {str(place)!r}: {error.strerror}") from error
     if not stat.S_ISDIR(mode):
         raise ConfigurationError(f"FileTier: {str(folder)!r} is no directory")
     if present is not None and stat.S_ISDIR(present):
@@ -173,6 +178,18 @@ def checked_path(path: Any) -> Path:
         if (name is folder or present is not None) and not os.access(name, right) and name.exists():
             raise ConfigurationError(f"FileTier: this user may not write {str(name)!r}; use a file of your own")
     return place
+
+
+def real_path(path: str | os.PathLike[str]) -> Path:
+    """An absolute path without links; ``~`` is the home directory.
+
+    Raises:
+        ValueError: if it can be no path, or names the home of nobody.
+    """
+    try:
+        return Path(os.path.realpath(Path(path).expanduser()))
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
 
 
 def _beside(path: Path, suffix: str) -> Path:
@@ -257,7 +274,9 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> bool | None:
         )
     if tables and version < FORMAT:
         return None
-    if not tables:  # small pages: what a write changes is spread over a handful, all of which go into the log
+    if not tables:
+        path.chmod(0o600)  # if it was there, empty; SQLite gives the log the same rights
+        # Small pages: what a write changes is spread over a handful, all of which go into the log.
         connection.execute("PRAGMA page_size = 2048")
     ((mode,),) = connection.execute("PRAGMA journal_mode = WAL").fetchall()
     if mode != "wal":
@@ -313,11 +332,16 @@ class OpenFiles:
         self._held_until: dict[tuple[int, int], float] = {}
         self.lease = 0.0
         self._uses: dict[int, int] = {}
+        self._is_unusable = False
         self._reset()
+        lock = _beside(path, ".lock")
+        is_locked = lock.exists()
         try:
             self._open(_PATIENCE)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, ConfigurationError) and not is_locked:  # beside what is not ours, nothing is left
+                lock.unlink(missing_ok=True)
             raise
 
     def _reset(self) -> None:
@@ -413,7 +437,10 @@ class OpenFiles:
 
     def _close(self) -> None:
         with self._lock:
-            inline, self._inline = self._inline, None
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        inline, self._inline = self._inline, None
         kept, self._kept = self._kept, None
         for database in (inline, kept):
             if database is not None:
@@ -427,12 +454,16 @@ class OpenFiles:
             locks.leave()
 
     def before_fork(self) -> Callable[[], None]:
-        """Wait until no thread is inside of SQLite: a child would inherit its locks, and never get them.
+        """Close the connections when no thread is inside of SQLite, which allows none to be carried across a fork (see
+        https://sqlite.org/howtocorrupt.html, 2.6): a child that has inherited one, whose file locks it has not, takes
+        its own for locked as well. The parent and the child open their own when they next need them.
 
         Returns:
             What the parent does after it.
         """
         locks = [lock for lock in (self._lock, self._keeping) if lock.acquire(timeout=_FORK_PATIENCE)]
+        if len(locks) == 2:
+            self._disconnect()
 
         def end() -> None:
             for lock in locks:
@@ -441,11 +472,12 @@ class OpenFiles:
         return end
 
     def after_fork(self) -> None:
-        """In the child: connections must not be used nor closed here, and the parent's locks are not the child's.
-
-        What is pending is delivered by the parent.
+        """In the child: what is pending is delivered by the parent. If a thread of that did not leave SQLite in time,
+        no connection can be had here.
         """
-        _inherited.append((self._inline, self._kept, self._keeper))
+        if self._inline is not None or self._kept is not None:
+            _inherited.append((self._inline, self._kept))
+            self._is_unusable = True
         self.pending, self._unfinished = {}, {}
         self._reset()
 
@@ -458,7 +490,7 @@ class OpenFiles:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a connection for calls: a child opens its own when it first needs one."""
+        """Whether there is a connection for calls: after a fork, one is opened when it is first needed."""
         return self._inline is not None
 
     def now(self, step: Step[T], *, patience: float = 0.0) -> T:
@@ -684,6 +716,8 @@ class OpenFiles:
         if self._kept is None or self.page.is_retired:
             former = self.page
             now = time.monotonic()
+            if self._is_unusable:
+                raise Unreachable("this process was forked while a thread was writing to the file")
             if self._count <= 0 or now < self._open_after:
                 raise Unreachable("the files cannot be opened again")
             self._close()
@@ -855,8 +889,10 @@ def _no_job() -> None:
 
 _opened: dict[Path, OpenFiles] = {}
 _opened_lock = threading.RLock()
+_making = threading.Lock()
+"""Is held while a database is opened for the first time, and during a fork. Who holds another lock does not take it."""
 _inherited: list[Any] = []
-"""Connections of a parent process, which a child must not even close: see https://sqlite.org/howtocorrupt.html, 2.6."""
+"""Connections of a parent process, which a child must not even close."""
 
 
 def open_files(path: Any, *, timeout: float, max_bytes: int) -> OpenFiles:
@@ -866,7 +902,7 @@ def open_files(path: Any, *, timeout: float, max_bytes: int) -> OpenFiles:
         ConfigurationError: if they cannot be there.
     """
     place = checked_path(path)
-    with _opened_lock:
+    with _making, _opened_lock:
         files = _opened.get(place)
         if files is None:
             try:
@@ -882,6 +918,9 @@ _ends_of_fork: list[Callable[[], None]] = []
 
 
 def _before_fork() -> None:
+    lock = _making
+    if lock.acquire(timeout=_FORK_PATIENCE):
+        _ends_of_fork.append(lock.release)
     _ends_of_fork.extend([files.before_fork() for files in list(_opened.values())])
 
 
@@ -891,8 +930,8 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork() -> None:
-    global _opened_lock  # noqa: PLW0603 - another thread may have had it
-    _opened_lock = threading.RLock()
+    global _opened_lock, _making
+    _opened_lock, _making = threading.RLock(), threading.Lock()
     _ends_of_fork.clear()
     for files in _opened.values():
         files.after_fork()
