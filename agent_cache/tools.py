@@ -35,7 +35,7 @@ from agent_cache.core.policies import (
     checked_share,
     seconds,
 )
-from agent_cache.core.tags import Region, TagSet, parse_tags, root_of
+from agent_cache.core.tags import Region, TagSet, json_text, parse_tags, root_of
 from agent_cache.engine.blocking import blocking, run_blocking
 from agent_cache.engine.codegen import read_body, stream_body, write_body
 from agent_cache.engine.plan import read_plan, write_plan
@@ -248,6 +248,7 @@ class Decorator:
     """The options that both decorators have."""
 
     _parse: Callable[[Any], Any] | None = None
+    _is_by_name = False
 
     def _check(
         self, decorator: str, resource: Any, name: str | None, backup: Tier | None, remote_cache: Tier | None
@@ -278,9 +279,19 @@ class Decorator:
         other._parse = parse
         return other
 
+    def by_name(self) -> Self:
+        """The same decorator for a tool that is called by its name, with arguments that may be parsed or not (see
+        `json_text`). A write touches the whole root if an argument that a template names is null.
+        """
+        other = copy_of(self)
+        other._is_by_name = True
+        return other
+
     def tags(self, parameters: Sequence[str], tool: str) -> TagSet:
         """The tags of a tool with these parameters. Raises as `TagSet.compile`."""
-        tags = TagSet.compile(self._resource, parameters, tool)
+        tags = TagSet.compile(self._resource, parameters, tool, json_text if self._is_by_name else str)
+        if self._is_by_name:
+            tags = tags.taking_null_for_all()
         return tags if self._parse is None else tags.parsing(self._parse)
 
 

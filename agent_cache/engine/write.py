@@ -270,7 +270,7 @@ def _tags_from(
             )
             paths += (rule.root,)
             continue
-        if made == (rule.root,):
+        if made == (rule.root,) and not (rule.null_is_all and rule.names_null(arguments)):
             bare += made
         else:
             # Of very many, `Region` makes the root. It would first look for the roots of each: 3 ms for 20,000.

@@ -25,6 +25,7 @@ from agent_cache import (
     AgentLoopDetectedError,
     LoopPolicy,
     Toolbox,
+    writing,
 )
 from agent_cache.recording import CassetteError, Player, intercept, record, replay
 from agent_cache.relay.messages import (
@@ -36,6 +37,7 @@ from agent_cache.relay.messages import (
     result_line,
 )
 from agent_cache.relay.relay_settings import RelaySettings, write_of_notification
+from agent_cache.toolbox.box import every_tag
 
 __all__ = ["HostRequest", "HostSession", "Relay", "listed_tools"]
 
@@ -337,15 +339,11 @@ class Relay:
         except Exception as error:
             if self.is_replay or run.error is error:
                 raise
-            return await self._call_without_cache(name, run, error)
-
-    async def _call_without_cache(self, name: str, run: _Run, error: Exception) -> Any:
-        """The cache has failed, not the server: the call passes."""
-        _LOG.error("%s was not cached: %s", name, error)
-        self.box.forget()  # it may be a write, whose tags nobody knows
-        if run.error is not None:
-            raise run.error
-        return await run() if run.response is None else run.result
+            _LOG.error("%s was not cached: %s", name, error)
+            if self.box.rule(name, hints).kind != "write":
+                return await run.once()
+            async with writing(*every_tag(self.box)):  # nobody knows which of them
+                return await run.once()
 
     async def _other(self, request: HostRequest, run: _Run | None = None) -> Any:
         """Any other request, which a recording has as it came, but for its ``_meta``."""
@@ -479,6 +477,12 @@ class _Run:
         except Exception as error:
             self.error = error
             raise
+
+    async def once(self) -> Any:
+        """The outcome of the run that there was, else of one."""
+        if self.error is not None:
+            raise self.error
+        return await self() if self.response is None else self.result
 
     async def _run(self) -> Any:
         request = self._request

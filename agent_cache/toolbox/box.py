@@ -19,7 +19,7 @@ from agent_cache.config import Configuration
 from agent_cache.core.keys import ALIASES, Uncacheable, key_part
 from agent_cache.core.parameters import JsonArguments, Named
 from agent_cache.core.policies import ReadPolicy, WritePolicy, checked_choice, checked_text, no_life
-from agent_cache.core.tags import ComputedTags, TagSet
+from agent_cache.core.tags import ComputedTags, TagSet, unescape
 from agent_cache.engine.blocking import run_blocking
 from agent_cache.engine.plan import read_plan, write_plan
 from agent_cache.engine.read import ReadOperation
@@ -445,6 +445,11 @@ _TOOLBOXES: Final[WeakValueDictionary[int, Toolbox]] = WeakValueDictionary()
 def has_rule(box: Toolbox, name: str) -> bool:
     """Whether a toolbox has a rule for a tool of this name."""
     return find_rule(box._rules, name) is not None
+
+
+def every_tag(box: Toolbox) -> tuple[tuple[str], ...]:
+    """The roots that the rules of a toolbox name, as `writing` takes them."""
+    return tuple((unescape(root),) for root in box._roots)
 
 
 def rule_named(full_name: str) -> Rule | None:

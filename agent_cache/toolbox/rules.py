@@ -97,7 +97,7 @@ class Read:
 
     def __init__(self, resource: Resource, *, parse: Parse = None, **options: Unpack[ReadOptions]) -> None:
         _check_options("Read", options, ReadOptions)
-        decorator = AgentCache(resource, **options)
+        decorator = AgentCache(resource, **options).by_name()
         if parse is not None:
             checked_choice(parse, ("json",), "Read: parse", or_else="None")
             decorator = decorator.parsing(parsed)
@@ -113,8 +113,8 @@ class Write:
     """A tool that writes: it drops what it touches before it runs, and again when it has ended, however it ended.
 
     Args:
-        resource: what it touches, as for `agent_cache.AgentCacheInvalidator`. An argument that is absent stands for
-            the whole root.
+        resource: what it touches, as for `agent_cache.AgentCacheInvalidator`. An argument that is absent or null
+            stands for the whole root.
         parse: as for `Read`.
         options: the options of `agent_cache.AgentCacheInvalidator`, but for ``skip_args``, ``ignore``, ``clear_all``,
             ``key_fn`` and ``name``.
@@ -129,7 +129,7 @@ class Write:
 
     def __init__(self, resource: Resource, *, parse: Parse = None, **options: Unpack[WriteOptions]) -> None:
         _check_options("Write", options, WriteOptions)
-        decorator = AgentCacheInvalidator(resource, **options)
+        decorator = AgentCacheInvalidator(resource, **options).by_name()
         if parse is not None:
             checked_choice(parse, ("json",), "Write: parse", or_else="None")
             decorator = decorator.parsing(parsed)

@@ -6,6 +6,8 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime
+from enum import Enum, StrEnum
 from functools import partial
 from typing import Any
 
@@ -151,6 +153,97 @@ async def test_an_argument_that_is_absent_stands_for_the_whole_root():
     await one.call("cancel_order", {})
     await one.call("get_order", {"order_id": "1"})
     assert one.runs[-2:] == ["cancel_order", "get_order"]
+
+
+NULLABLE = {"properties": {"order": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}}}
+
+
+@pytest.mark.parametrize("template", ["order:{order}", "order:eu-{order}", "order:{order}:{result[tool]}"])
+@pytest.mark.parametrize("schema", [None, NULLABLE])
+@pytest.mark.parametrize("arguments", [{}, {"order": None}])
+async def test_a_write_that_names_no_entity_reaches_all_of_them(template: str, schema: Any, arguments: Any):
+    """Whether its argument is absent, or null, or null by the default in its schema: only the tool knows what it is."""
+    one = shop(get=Read("order:{order}"), put=Write(template))
+    await one.call("get", {"order": "7"})
+    await one.call("put", arguments, schema=schema)
+    await one.call("get", {"order": "7"})
+    await one.call("put", {"order": "8"}, schema=schema)
+    await one.call("get", {"order": "7"})
+    assert one.runs == ["get", "put", "get", "put"]
+
+
+async def test_a_write_of_an_empty_list_reaches_none_and_of_null_all():
+    one = shop(get=Read("order:{order}"), put=Write("order:{orders[]}"))
+    await one.call("get", {"order": "7"})
+    await one.call("put", {"orders": []})
+    await one.call("get", {"order": "7"})
+    await one.call("put", {"orders": None})
+    await one.call("get", {"order": "7"})
+    assert one.runs == ["get", "put", "put", "get"]
+
+
+class Status(StrEnum):
+    OPEN = "open"
+
+
+class Size(Enum):
+    LARGE = 7
+
+
+SPELLINGS = [
+    (7, 7.0),
+    (7, "7"),
+    (7.0, Size.LARGE),
+    (Status.OPEN, "open"),
+    (date(2026, 1, 2), "2026-01-02"),
+    (datetime(2026, 1, 2, 3, tzinfo=UTC), "2026-01-02T03:00:00+00:00"),
+    (1e20, 10**20),
+    (float("inf"), "inf"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SPELLINGS + [pair[::-1] for pair in SPELLINGS])
+@pytest.mark.parametrize("template", ["order:{order}", "order:{order}:lines", "order:{all[]}", "order:{in_it[id]}"])
+async def test_a_value_has_one_tag_whatever_type_it_came_as(one: Any, other: Any, template: str):
+    """A framework may have parsed it, or not."""
+    shop_ = shop(get=Read("order:{order}"), put=Write(template))
+    await shop_.call("get", {"order": one})
+    await shop_.call("put", {"order": other, "all": [other], "in_it": {"id": other}})
+    await shop_.call("get", {"order": one})
+    assert shop_.runs == ["get", "put", "get"]
+
+
+async def test_a_function_of_the_program_has_the_tags_that_calls_by_name_have():
+    box = Toolbox({"get": Read("order:{status}"), "put": Write("order:{status}")}, namespace="toolshop_spellings")
+    runs: list[str] = []
+
+    @box.tool
+    async def get(status: Status) -> None:
+        runs.append(status)
+
+    await get(Status.OPEN)
+    await Shop(box).call("put", {"status": "open"})
+    await get(Status.OPEN)
+    assert len(runs) == 2
+
+
+def test_so_does_a_function_of_the_program_that_has_a_rule():
+    box = Toolbox({"get": Read("order:{order}"), "put": Write("order:{order}")}, namespace="toolshop_functions")
+    runs: list[str] = []
+
+    @box.tool
+    def get(order: str) -> None:
+        runs.append(order)
+
+    @box.tool
+    def put(order: str | None = None) -> None:
+        runs.append("put")
+
+    for call in (get, get):
+        call("7")
+    put()
+    get("7")
+    assert runs == ["7", "put", "7"]
 
 
 async def test_a_template_that_names_no_property_of_the_schema_is_refused_before_the_tool_runs():

@@ -111,15 +111,28 @@ async def test_a_cache_that_cannot_be_reached_lets_calls_pass(rules, server):
         assert "get_value" in await host.call("get_value", key="a")
 
 
-async def test_a_rule_that_does_not_fit_its_tool_lets_calls_pass_and_drops_what_was_stored(rules, server):
+async def test_a_read_whose_rule_does_not_fit_passes(rules, server):
     rules.write_text(RULES.replace('["odd"]', '["odd:{number}"]'))
     async with relayed("--config", rules, server=server) as host:
         assert await host.call("get_value", key="a") == "get_value (1)"
         assert await host.call("odd_number") == "odd_number (2)"
         assert await host.call("odd_number") == "odd_number (3)"
-        assert await host.call("get_value", key="a") == "get_value (4)"
+        assert await host.call("get_value", key="a") == "get_value (1)"
     assert "was not cached" in host.errors
     assert "'number'" in host.errors
+
+
+@pytest.mark.parametrize("shared", ["", 'remote = "sqlite:///{folder}/cache.db"\n'])
+async def test_a_write_whose_rule_does_not_fit_touches_every_root_of_the_file(rules, server, tmp_path, shared):
+    rules.write_text(shared.format(folder=tmp_path) + RULES.replace('["value:{key}"]', '["value:{id}"]'))
+    read = '[tools.get_value]\nkind = "read"\ntags = ["value:{%s}"]'
+    rules.write_text(rules.read_text().replace(read % "id", read % "key"))
+    async with relayed("--config", rules, server=server) as host:
+        assert await host.call("get_value", key="a") == "get_value (1)"
+        assert await host.call("set_value", key="a") == "set_value (2)"
+        assert await host.call("get_value", key="a") == "get_value (3)"
+        assert await host.call("get_value", key="a") == "get_value (3)"
+    assert "set_value was not cached" in host.errors
 
 
 async def test_a_result_that_is_no_json_passes_as_it_is_and_is_not_stored(rules, server):
