@@ -12,9 +12,11 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from agent_cache import ConfigurationError, Read, Toolbox, Write
 from agent_cache.core.parameters import Parameters
+from agent_cache.engine.state import warn_once
 from agent_cache.toolbox import Pass, ToolInfo, ToolTable
 from agent_cache.toolbox.rules import compiled_tags
 
@@ -117,6 +119,40 @@ def _code_of(function: Any) -> Any:
     return function if inspect.isroutine(function) else type(function).__call__
 
 
+# Tools that are made anew
+
+_MADE: WeakKeyDictionary[Toolbox, dict[str, tuple[Any, dict[str, Any]]]] = WeakKeyDictionary()
+"""The code of each tool, and what it was made around."""
+
+
+def note_function(box: Toolbox, name: str, function: Any) -> None:
+    """Warn once if a toolbox gets another function of a name, or the same one made around other values: to the toolbox
+    it is one tool, so that they share their answers.
+    """
+    inner = getattr(function, "__func__", function)
+    code = getattr(inner, "__code__", None)
+    if code is None:
+        return
+    cells = zip(code.co_freevars, inner.__closure__ or (), strict=True)
+    around = {free: _identity(cell) for free, cell in cells}
+    if inner is not function:
+        around["self"] = id(function.__self__)
+    former_code, former = _MADE.setdefault(box, {}).setdefault(name, (code, around))
+    if former_code != code:
+        warn_once("another function of this name shares its answers: give one of them another name, or vary=", name)
+    elif former != around:
+        others = ", ".join(free for free in around if around[free] != former.get(free))
+        warn_once(f"it was made anew around other values ({others}): if answers depend on them, give vary=", name)
+
+
+def _identity(cell: Any) -> Any:
+    try:
+        value = cell.cell_contents
+    except ValueError:  # it is empty yet
+        return None
+    return value if type(value) in (str, int, float, bool, bytes) else id(value)
+
+
 class _Arguments:
     """The arguments of a call as a toolbox takes them: by name, without contexts and without sentinels as defaults."""
 
@@ -212,20 +248,21 @@ def explain(agent: Any, box: Toolbox) -> ToolTable:
     Raises:
         TypeError: if `agent` is something else.
     """
-    table = box.explain(_described(agent))
+    table = box.explain(*_described(agent))
     print(table)  # noqa: T201 - that is what it is for
     return table
 
 
-def _described(agent: Any) -> list[ToolInfo]:
+def _described(agent: Any) -> tuple[list[ToolInfo], int]:
+    """The tools of an agent, and the number of servers and the like whose tools are not known yet."""
     for adapter in dict.fromkeys(_adapters_of(agent)):
-        name = f"{__package__}.{adapter}"
-        infos: list[ToolInfo] | None = import_module(name).describe(agent)
+        module: Any = import_module(f"{__package__}.{adapter}")
+        infos: list[ToolInfo] | None = module.describe(agent)
         if infos is not None:
-            return infos
+            return infos, module.unlisted(agent) if hasattr(module, "unlisted") else 0
     if isinstance(agent, str) or not isinstance(agent, Iterable):
         raise TypeError(f"explain takes an agent of {', '.join(_ADAPTERS)}, or a list of tools, got {agent!r}")
-    return [_info(tool) for tool in agent]
+    return [_info(tool) for tool in agent], 0
 
 
 def _adapters_of(agent: Any) -> Iterable[str]:

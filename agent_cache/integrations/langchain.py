@@ -29,6 +29,7 @@ from pydantic import BaseModel
 
 from agent_cache import AgentLoopDetectedError, Toolbox
 from agent_cache.errors import ConfigurationError
+from agent_cache.integrations.any_framework import note_function
 from agent_cache.toolbox.tool_table import ToolInfo
 
 __all__ = ["AgentCacheMiddleware", "LoopInGraph", "describe"]
@@ -130,6 +131,8 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
             if len(self._tools) >= _MAX_TOOLS:
                 self._tools.clear()
             known = self._tools[id(tool)] = _Tool(tool)
+            if self._vary is None:
+                note_function(self.box, tool.name, getattr(tool, "coroutine", None) or getattr(tool, "func", None))
         return known
 
 

@@ -14,13 +14,15 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import secrets
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from agent_cache import AgentLoopDetectedError, ConfigurationError, Toolbox
-from agent_cache.integrations.any_framework import returned_by
+from agent_cache.integrations.any_framework import note_function, returned_by
 from agent_cache.integrations.mcp_results import UnansweredError, as_json, fails, notice, unanswered
 from agent_cache.toolbox import ToolInfo
 
@@ -34,6 +36,7 @@ try:
         maybe_invoke_function_tool_failure_error_function,
     )
     from mcp.types import CallToolResult
+    from pydantic import BaseModel
 except ImportError as error:
     raise ImportError(
         'agent_cache.integrations.openai_agents needs the OpenAI Agents SDK: pip install "agent-cache[openai-agents]"'
@@ -64,8 +67,10 @@ def cached(agent: AnyAgent, box: Toolbox, vary: Vary | None = None) -> AnyAgent:
     failures. Decorated tools pass, as do tools that run at the provider, and those that are no function tools. Agents
     as tools pass too: ``cached(inner, box).as_tool(...)`` caches the tools of one.
 
-    An MCP tool has the name that its server gives it, whatever prefix the SDK shows to the model, and the entries of
-    two servers are kept apart. Metadata of a call (``tool_meta_resolver``) belong to its key, unless `vary` is given.
+    Two tools of one name, of two agents that hand off to each other, are kept apart by the names of their agents. An
+    MCP tool has the name that its server gives it, whatever prefix the SDK shows to the model, and the entries of two
+    servers are kept apart by their ``name``, command, environment, URL and headers. Metadata of a call
+    (``tool_meta_resolver``) belong to its key, unless `vary` is given.
 
     Args:
         box: the rules.
@@ -82,20 +87,43 @@ def cached(agent: AnyAgent, box: Toolbox, vary: Vary | None = None) -> AnyAgent:
 
 
 def describe(agent: Any) -> list[ToolInfo] | None:
-    """The tools of an agent that `cached` takes, for `agent_cache.integrations.explain`; None if it is no such agent.
+    """The tools that `cached` takes of an agent and of those that it hands off to, for
+    `agent_cache.integrations.explain`; None if it is no such agent.
 
-    The tools of an MCP server are among them once the SDK has listed them and keeps the list.
+    The tools of an MCP server are among them once the SDK has listed them and keeps the list: see `unlisted`.
     """
     if not isinstance(agent, Agent):
         return None
-    infos = [
-        ToolInfo(tool.qualified_name, tool.params_json_schema, tool.mcp_annotations, _is_decorated(tool))
-        for tool in agent.tools
-        if isinstance(tool, FunctionTool) and not tool._is_agent_tool
-    ]
-    for server in agent.mcp_servers:
-        infos += [ToolInfo(tool.name, _schema_of(tool), tool.annotations) for tool in server.cached_tools or ()]
-    return infos
+    infos: dict[str, ToolInfo] = {}
+    for each in _reached_from(agent):
+        for tool in each.tools:
+            if isinstance(tool, FunctionTool) and not tool._is_agent_tool:
+                name, schema = tool.qualified_name, tool.params_json_schema
+                infos.setdefault(name, ToolInfo(name, schema, tool.mcp_annotations, _is_decorated(tool)))
+        for server in each.mcp_servers:
+            for one in server.cached_tools or ():
+                infos.setdefault(one.name, ToolInfo(one.name, _schema_of(one), one.annotations))
+    return list(infos.values())
+
+
+def unlisted(agent: Any) -> int:
+    """How many MCP servers there are whose tools `describe` does not know."""
+    return len({id(server) for each in _reached_from(agent) for server in each.mcp_servers if not server.cached_tools})
+
+
+def _reached_from(agent: Agent[Any]) -> list[Agent[Any]]:
+    """An agent, and those that it hands off to, each once; those that a handoff makes are not known."""
+    found = [agent]
+    for each in found:
+        for one in each.handoffs:
+            target = one if isinstance(one, Agent) else _target_of(one)
+            if isinstance(target, Agent) and not any(target is known for known in found):
+                found.append(target)
+    return found
+
+
+def _target_of(handoff: Handoff[Any, Any]) -> Any:
+    return handoff._agent_ref() if handoff._agent_ref is not None else None
 
 
 # Agents
@@ -104,9 +132,16 @@ def describe(agent: Any) -> list[ToolInfo] | None:
 class _Copies:
     """The copies of the agents that one agent can reach, each made once, since handoffs may go round."""
 
-    def __init__(self, box: Toolbox, vary: Vary | None, made: Mapping[int, tuple[Any, Any]] | None = None) -> None:
+    def __init__(self, box: Toolbox, vary: Vary | None) -> None:
         self._box, self._vary = box, vary
-        self._made = dict(made or {})  # by the id of the original, which is kept with its copy
+        self._made: dict[int, tuple[Any, Any]] = {}  # by the id of the original, which is kept with its copy
+        self._functions: dict[str, Any] = {}  # the first of each name
+
+    def _beside(self) -> _Copies:
+        """The same, for agents that are not kept."""
+        other = _Copies(self._box, self._vary)
+        other._made, other._functions = dict(self._made), self._functions
+        return other
 
     def of_agent(self, agent: AnyAgent) -> AnyAgent:
         known = self._made.get(id(agent))
@@ -114,7 +149,7 @@ class _Copies:
             return cast("AnyAgent", known[1])
         made = copy.copy(agent)
         self._made[id(agent)] = agent, made
-        made.tools = [self._of_tool(tool) for tool in agent.tools]
+        made.tools = [self._of_tool(tool, agent.name) for tool in agent.tools]
         made.mcp_servers = [self._of_server(server) for server in agent.mcp_servers]
         made.handoffs = [
             self._of_handoff(one) if isinstance(one, Handoff) else self.of_agent(one) for one in agent.handoffs
@@ -123,14 +158,17 @@ class _Copies:
             made.__class__ = _passing_loops(cast("Any", type(agent)))
         return made
 
-    def _of_tool(self, tool: Any) -> Any:
+    def _of_tool(self, tool: Any, agent: str) -> Any:
         if not isinstance(tool, FunctionTool) or tool._is_agent_tool or _is_decorated(tool) or _is_cached(tool):
             return tool
         made = copy.copy(tool)
-        returns = returned_by(getattr(tool, "__wrapped__", None), include_extras=True)
-        through = _Through(
-            self._box, self._vary, tool.qualified_name, made.params_json_schema, tool.mcp_annotations, returns
-        )
+        function, name = getattr(tool, "__wrapped__", None), tool.qualified_name
+        first = self._functions.setdefault(name, function or tool)
+        owner = None if first is (function or tool) else agent
+        if owner is None and self._vary is None:
+            note_function(self._box, name, function)
+        returns = returned_by(function, include_extras=True)
+        through = _Through(self._box, self._vary, name, made.params_json_schema, tool.mcp_annotations, returns, owner)
         if isinstance(made.on_invoke_tool, _FailureHandlingFunctionToolInvoker):
             made.on_invoke_tool = _CachedInvoker(made.on_invoke_tool, through, made)
         else:
@@ -146,11 +184,11 @@ class _Copies:
         async def invoke_cached(context: RunContextWrapper[Any], arguments: str) -> Any:
             target = await invoke(context, arguments)
             if id(target) not in self._made and isinstance(target, Agent):  # made for this handoff, and not kept
-                return _Copies(self._box, self._vary, self._made).of_agent(target)
+                return self._beside().of_agent(target)
             return self.of_agent(target)
 
         made.on_invoke_handoff = invoke_cached
-        target = handoff._agent_ref() if handoff._agent_ref is not None else None
+        target = _target_of(handoff)
         if isinstance(target, Agent):
             made._agent_ref = weakref.ref(self.of_agent(target))  # by which a saved run finds its agents
         return made
@@ -183,6 +221,7 @@ class _Through(NamedTuple):
     schema: Mapping[str, Any]
     annotations: Any
     returns: Any
+    owner: str | None  # an agent whose tool of this name is not the first one
 
     async def call(
         self, invoke: Callable[[Any, str], Awaitable[Any]], context: Any, raw: str, arguments: dict[str, Any]
@@ -193,10 +232,14 @@ class _Through(NamedTuple):
             functools.partial(invoke, context, raw),
             schema=self.schema,
             annotations=self.annotations,
-            vary=None if self.vary is None else _varied(self.vary, context),
+            vary=self._identity(context),
             returns=self.returns,
             refused=_Notice,
         )
+
+    def _identity(self, context: Any) -> Any:
+        varied = None if self.vary is None else _varied(self.vary, context)
+        return varied if self.owner is None else [varied, "agent", self.owner]
 
 
 class _Notice(str):
@@ -328,6 +371,7 @@ class _CachedServer(MCPServer):
 
     def __init__(self, inner: MCPServer, box: Toolbox, vary: Vary | None) -> None:  # no fields but these: see below
         self._inner, self._box, self._vary = inner, box, vary
+        self._identity = _identity_of(inner)
         self._listed: dict[str, tuple[Any, Any]] = {}  # schemas and annotations by name
 
     def __getattr__(self, name: str) -> Any:
@@ -379,7 +423,11 @@ class _CachedServer(MCPServer):
                 run,
                 schema=schema,
                 annotations=annotations,
-                vary=[self.name, meta if self._vary is None else _varied(self._vary, _CONTEXT.get(None))],
+                vary=[
+                    self.name,
+                    *self._identity,
+                    meta if self._vary is None else _varied(self._vary, _CONTEXT.get(None)),
+                ],
                 returns=Any,
                 failed=_is_error,
                 store_if=_is_plain,
@@ -404,6 +452,21 @@ class _CachedServer(MCPServer):
 
     async def read_resource(self, uri: str) -> Any:
         return await self._inner.read_resource(uri)
+
+
+def _identity_of(server: MCPServer) -> list[str]:
+    """What tells a server from another one of its name, which by default is its command or URL: a hash of what it is
+    started with, or of the headers that it is asked with. With an ``auth`` object it is itself alone.
+    """
+    given = getattr(server, "params", None)
+    params: Any = given.model_dump() if isinstance(given, BaseModel) else given
+    if not isinstance(params, dict):
+        return []
+    if params.get("auth") is not None:
+        return [secrets.token_hex(8)]
+    parts = {name: params.get(name) for name in ("command", "args", "env", "cwd", "url", "headers")}
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return [blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()]
 
 
 def _schema_of(tool: Any) -> Any:

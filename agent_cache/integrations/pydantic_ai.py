@@ -16,11 +16,11 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Final, Literal, cast
 
 from agent_cache import ConfigurationError, Toolbox
-from agent_cache.integrations.any_framework import returned_by
+from agent_cache.integrations.any_framework import note_function, returned_by
 from agent_cache.recording import register
 from agent_cache.toolbox import ToolInfo
 
@@ -87,6 +87,7 @@ class _CachedLeaf(WrapperToolset[Any]):
 
     box: Toolbox
     vary: Vary | None
+    noted: set[str] = field(default_factory=set)
 
     def visit_and_replace(
         self, visitor: Callable[[AbstractToolset[Any]], AbstractToolset[Any]]
@@ -101,6 +102,9 @@ class _CachedLeaf(WrapperToolset[Any]):
         function = getattr(getattr(getattr(tool, "call_func", None), "__self__", None), "function", None)
         if hasattr(function, "__agent_cache__"):
             return await self.wrapped.call_tool(name, tool_args, ctx, tool)
+        if self.vary is None and name not in self.noted:
+            self.noted.add(name)
+            note_function(self.box, name, function)
 
         async def run() -> Any:
             try:
@@ -228,6 +232,14 @@ def describe(agent: Any) -> list[ToolInfo] | None:
     for toolset in agent.toolsets if isinstance(agent, Agent) else [agent]:
         toolset.apply(visit)
     return list(found.values())
+
+
+def unlisted(agent: Any) -> int:
+    """How many toolsets there are whose tools `describe` does not know."""
+    found: list[Any] = []
+    for toolset in agent.toolsets if isinstance(agent, Agent) else [agent]:
+        toolset.apply(found.append)
+    return sum(not isinstance(toolset, FunctionToolset) for toolset in found)
 
 
 def _check(self: object, box: object) -> None:

@@ -147,11 +147,12 @@ class Toolbox:
         rule: Rule = self._every_root if self._unknown == "write" else _WATCH if self._unknown == "watch" else _PASS
         return Found(rule, "no rule", is_unknown=True)
 
-    def explain(self, tools: Iterable[ToolInfo | str] = ()) -> ToolTable:
+    def explain(self, tools: Iterable[ToolInfo | str] = (), unlisted: int = 0) -> ToolTable:
         """What is done with each of these tools, and what is wrong with the rules.
 
         Args:
             tools: the tools of an agent or a server. Without any, the rules themselves are the rows.
+            unlisted: servers of the agent whose tools are not known yet: any rule may be of one of them.
 
         Raises:
             TypeError: if one of them is neither a name nor a `ToolInfo`.
@@ -164,13 +165,16 @@ class Toolbox:
                 raise TypeError(f"explain takes names of tools and ToolInfo(...), got {info!r}")
         names = [info.name for info in infos]
         problems = [*self._overlaps(names), *self._one_sided_roots()]
-        if infos:
+        if unlisted:
+            servers = "1 server" if unlisted == 1 else f"{unlisted} servers"
+            problems.append(f"the tools of {servers} are not known yet: explain again after a run")
+        elif infos:
             for name in self._rules:
                 if not any(one == name or find_rule({name: _PASS}, one) for one in names):
                     problems.append(f"the rule {name!r} is of no tool; there are {', '.join(names)}")
                     warn_once(f"the rule {name!r} is of no tool of the agent", self.namespace)
         rows = []
-        for info in infos or [ToolInfo(name) for name in self._rules]:
+        for info in infos if infos or unlisted else [ToolInfo(name) for name in self._rules]:
             if info.is_decorated:
                 rows.append(ToolRow(info.name, "decorated", "", "", "its decorator"))
                 continue
@@ -664,5 +668,5 @@ def _row_of(name: str, found: Found) -> ToolRow:
         tags = ", ".join(one if isinstance(one, str) else f"{one.root}: computed" for one in resources)
     if isinstance(rule, Read):
         life = rule.decorator.policy.ttl
-        ttl = "" if life is None else "by result" if callable(life) else f"{life:g} s"
+        ttl = "" if life is None else "by result" if callable(life) else f"{life:.12g} s"
     return ToolRow(name, rule.kind, tags, ttl, found.why)

@@ -458,6 +458,27 @@ async def test_two_tenants_have_entries_of_their_own(run, shop):
     assert shop.runs == ["get 1", "get 1", "cancel 1", "get 1"]
 
 
+@pytest.mark.parametrize("vary", [None, lambda request: request.runtime.context.user])
+async def test_tools_that_are_made_for_each_user_are_warned_of_unless_they_vary(run, caplog, vary):
+    """To a toolbox they are one tool."""
+
+    def made_for(user: str) -> BaseTool:
+        @tool
+        def get_order(order_id: str) -> str:
+            """Get an order."""
+            return f"{order_id} of {user}"
+
+        return get_order
+
+    box = box_of()
+    found = []
+    for user in ("anna", "ben", "ben"):
+        agent = agent_of(model_of(get()), [made_for(user)], box, vary=vary, context_schema=Shopper)
+        found += [message.content for message in await run(agent, ASK, context=Shopper(user))]
+    assert found == (["1 of anna"] * 3 if vary is None else ["1 of anna", "1 of ben", "1 of ben"])
+    assert caplog.text.count("get_order: it was made anew around other values (user)") == (vary is None)
+
+
 async def test_a_call_may_vary_by_the_state(run, shop):
     class State(AgentState):
         language: str

@@ -48,6 +48,7 @@ from agent_cache import (  # noqa: E402
     Toolbox,
     Watch,
     Write,
+    integrations,
 )
 from agent_cache.integrations import openai_agents  # noqa: E402
 from agent_cache.integrations.openai_agents import LoopInAgent, cached, describe  # noqa: E402
@@ -768,6 +769,24 @@ def test_an_agent_is_described():
     assert [(row.tool, row.kind) for row in toolbox().explain(infos)] == [("get_order", "read")]
 
 
+def test_the_tools_of_agents_that_are_handed_off_to_are_described():
+    shop = Shop()
+    first, second = Agent("first", tools=[shop.get_order]), Agent("second", tools=[shop.cancel_order])
+    first.handoffs, second.handoffs = [handoff(second)], [first]
+    for agent in (first, cached(first, toolbox())):
+        infos = describe(agent)
+        assert infos is not None
+        assert [info.name for info in infos] == ["get_order", "cancel_order"]
+
+
+def test_while_a_server_has_listed_nothing_no_rule_is_called_of_no_tool(capsys: pytest.CaptureFixture[str]):
+    shop = Shop()
+    table = integrations.explain(Agent("shop", mcp_servers=[OwnServer(shop)]), toolbox())
+    assert [row.tool for row in table] == []
+    assert table.problems == ("the tools of 1 server are not known yet: explain again after a run",)
+    assert "not known yet" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("agent", "box"), [(object(), "box"), ("agent", object())])
 def test_what_is_no_agent_or_no_toolbox_is_refused(agent: Any, box: Any):
     agent = Shop().agent() if agent == "agent" else agent
@@ -790,6 +809,38 @@ async def test_agents_that_are_reached_by_handoffs_are_cached_also_in_a_circle()
     assert result.last_agent is copy
     assert shop.runs == [("get_order", "7")]
     assert first.handoffs == [second]
+
+
+def status_of(what: str) -> Any:
+    @function_tool
+    def get_status(number: str) -> str:
+        return f"{what} {number}"
+
+    return get_status
+
+
+async def test_tools_of_one_name_in_agents_of_one_handoff_are_kept_apart():
+    box = Toolbox({"get_status": Read("status:{number}", ttl=60)}, namespace="openai_handoffs")
+    ask = [("get_status", {"number": "7"})]
+    billing = Agent(
+        "billing",
+        tools=[status_of("invoice")],
+        model=ScriptedModel([*steps(ask, ask, prefix="billing"), [assistant_message("done")]]),
+    )
+    orders = Agent("orders", tools=[status_of("order")], handoffs=[billing])
+    orders.model = ScriptedModel(steps(ask, ask, [("transfer_to_billing", "{}")]))
+    result = await run(cached(orders, box))
+    assert [result[call] for call in ("c0.0", "c1.0", "billing0.0", "billing1.0")] == ["order 7"] * 2 + [
+        "invoice 7"
+    ] * 2
+
+
+def test_a_tool_that_is_made_anew_around_other_values_is_warned_of(caplog: pytest.LogCaptureFixture):
+    """To a toolbox it is the same tool."""
+    box = Toolbox({"get_status": Read("status:{number}")}, namespace="openai_closures")
+    for what in ("order", "order", "invoice", "invoice"):
+        cached(Agent("shop", tools=[status_of(what)]), box)
+    assert caplog.text.count("made anew around other values (what)") == 1
 
 
 async def test_an_agent_that_a_handoff_makes_is_cached():
@@ -936,6 +987,28 @@ async def test_the_tools_of_a_real_mcp_server_are_cached(tmp_path: Path):
     assert result["c2.0"] == result["c3.0"] == "Error executing tool get_order"
     assert result["c4.0"] == "cancel_order 4"  # an error result is not stored, so both of them have run
     assert result["c5.0"] == "get_order 5"
+
+
+@pytest.mark.parametrize(
+    ("other", "is_shared"),
+    [({}, True), ({"env": {"ACCOUNT": "2"}}, False), ({"args": ["-u"]}, False)],
+    ids=["nothing", "environment", "arguments"],
+)
+async def test_servers_of_one_command_share_answers_only_if_they_are_started_alike(
+    tmp_path: Path, other: dict[str, Any], is_shared: bool
+):
+    """By default their name is the command alone."""
+    script_path, box = tmp_path / "server.py", toolbox()
+    script_path.write_text(SERVER)
+
+    async def ask(options: dict[str, Any], *turns: list[Call]) -> dict[str, str]:
+        params: Any = {"command": sys.executable, "args": [], "env": {"ACCOUNT": "1"}, **options}
+        params["args"] = [*params["args"], str(script_path)]
+        async with MCPServerStdio(params=params, client_session_timeout_seconds=30) as server:
+            return texts(await run(cached(Shop().agent(*turns, tools=[], mcp_servers=[server]), box)))
+
+    assert await ask({}, [read("8")], [read("7")]) == {"c0.0": "get_order 1", "c1.0": "get_order 2"}
+    assert await ask(other, [read("7")]) == {"c0.0": "get_order 2" if is_shared else "get_order 1"}
 
 
 class OwnServer(MCPServer):

@@ -39,7 +39,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from pydantic_ai.models.test import TestModel
-from pydantic_ai.toolsets import CombinedToolset, ExternalToolset, FunctionToolset, WrapperToolset
+from pydantic_ai.toolsets import CombinedToolset, DynamicToolset, ExternalToolset, FunctionToolset, WrapperToolset
 from pydantic_ai.usage import RunUsage, UsageLimits
 
 from agent_cache import (
@@ -52,7 +52,7 @@ from agent_cache import (
     Toolbox,
     Write,
 )
-from agent_cache.integrations import pydantic_ai as adapter
+from agent_cache.integrations import explain, pydantic_ai as adapter
 from agent_cache.integrations.pydantic_ai import AgentCacheCapability, AgentCacheToolset, describe
 from agent_cache.recording import record, replay
 from tests.harness import page_examples
@@ -374,6 +374,25 @@ async def test_two_tenants_share_nothing():
     for name, expected in [("a", "get_order 1"), ("b", "get_order 2"), ("a", "get_order 1"), ("b", "get_order 2")]:
         agent = shop.agent([read()], tools=[get_order], box=box, vary=lambda ctx: ctx.deps.name)
         assert await run(agent, deps=Tenant(name)) == {"c0.0": expected}
+
+
+@pytest.mark.parametrize("vary", [None, lambda ctx: ctx.deps.name])
+async def test_tools_that_are_made_for_each_user_are_warned_of_unless_they_vary(caplog, vary: Any):
+    """To a toolbox they are one tool."""
+    box = toolbox()
+
+    def made_for(user: str) -> Any:
+        async def get_order(order_id: str) -> str:
+            return f"{order_id} of {user}"
+
+        return get_order
+
+    found = []
+    for name in ("a", "b", "b"):
+        agent = Shop().agent([read()], tools=[made_for(name)], box=box, vary=vary)
+        found += (await run(agent, deps=Tenant(name))).values()
+    assert found == (["7 of a"] * 3 if vary is None else ["7 of a", "7 of b", "7 of b"])
+    assert caplog.text.count("get_order: it was made anew around other values (user)") == (vary is None)
 
 
 async def test_the_context_is_no_part_of_the_key():
@@ -786,6 +805,16 @@ def test_an_agent_and_a_toolset_are_described():
     assert infos[0].schema["properties"].keys() == {"order_id"}
     assert describe(FunctionToolset([shop.get_order]))[0].name == "get_order"
     assert describe(object()) is None
+
+
+async def test_tools_that_are_only_known_in_a_run_are_counted(capsys: pytest.CaptureFixture[str]):
+    shop = Shop()
+    later = DynamicToolset(lambda ctx: FunctionToolset([shop.cancel_order]))
+    table = explain(shop.agent(tools=[shop.get_order], toolsets=[later]), toolbox())
+    assert [row.tool for row in table] == ["get_order"]
+    assert table.problems == ("the tools of 1 server are not known yet: explain again after a run",)
+    assert len(explain(shop.agent(), toolbox()).problems) == 0
+    assert "not known yet" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("make", [AgentCacheCapability, lambda box: AgentCacheToolset(FunctionToolset(), box)])
