@@ -1042,6 +1042,7 @@ class Operation(Generic[P]):
         coroutine_function: what the stages call and await; of a `def` its function, which they do not await, unless it
             is replaced by another one.
         own_tiers: the tiers that its decorator named, nearest first.
+        recorded: what recordings know of its function, None until one does.
         root_plan: its plan outside of sessions.
         plan_inside_load: the same inside of a load.
         root_uses: who writes its roots.
@@ -1058,6 +1059,7 @@ class Operation(Generic[P]):
         "parameters",
         "plan_inside_load",
         "policy",
+        "recorded",
         "root_plan",
         "root_uses",
         "stats",
@@ -1092,6 +1094,7 @@ class Operation(Generic[P]):
         self.tags = tags
         self.policy = policy
         self.own_tiers = tuple(tier for tier in (backup, remote) if tier is not None)
+        self.recorded: Any = None
         self.compile = compile
         self.stats = METRICS.stats_of(name, tags.roots)
         self.root_plan: Plan | None = None

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import threading
 import time
-import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing, contextmanager
 from functools import partial
@@ -639,16 +638,15 @@ class Recorder:
 
 _escaped: set[str] = set()
 _shared_names: set[str] = set()
-_functions: weakref.WeakKeyDictionary[Operation[Any], RecordedFunction] = weakref.WeakKeyDictionary()
 
 
 def function_of(operation: Operation[Any]) -> RecordedFunction:
     """The function of a cached tool, described at its first recorded call."""
-    found = _functions.get(operation)
+    found: RecordedFunction | None = operation.recorded
     if found is None:
         key = getattr(operation.policy, "key", None)  # a write has none
         found = RecordedFunction(operation.function, operation.name, "tool", parameters=operation.parameters, key=key)
-        _functions[operation] = found
+        operation.recorded = found
     return found
 
 

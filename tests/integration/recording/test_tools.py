@@ -1,6 +1,8 @@
 """Cached tools are recorded without more ado, and what the agent saw is what a replay gives it."""
 
 import asyncio
+import gc
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -339,3 +341,23 @@ async def test_a_loop_over_a_generator_with_a_recording_may_be_left_by_break(tmp
         await shop.count()
     assert session.get_metrics()["hits"] == 1
     assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 3, "the header, one call, the end"
+
+
+async def test_a_tool_that_was_recorded_is_freed_with_what_it_was_made_around(tmp_path: Path):
+    """Agents may make their tools anew for each request."""
+
+    class Shop:
+        def __init__(self) -> None:
+            @AgentCache("order:{order_id}", name="get_of_a_shop")
+            async def get(order_id: str) -> str:
+                return f"{order_id} of {type(self).__name__}"
+
+            self.get = get
+
+    shop = Shop()
+    with record(tmp_path / "run.jsonl"):
+        assert await shop.get("7") == "7 of Shop"
+    reference = weakref.ref(shop)
+    del shop
+    gc.collect()
+    assert reference() is None
