@@ -188,6 +188,11 @@ class Toolbox:
 
     def _overlaps(self, names: list[str]) -> Iterable[str]:
         patterns = [name for name in self._rules if is_pattern(name)]
+        for place, pattern in enumerate(patterns if not names else ()):
+            for first in patterns[:place]:
+                if not set(first) & {"?", "["} and find_rule({first: _PASS}, pattern):
+                    yield f"the rule {pattern!r} never applies: {first!r} is written first and matches all of its names"
+                    break
         for name in names:
             if name in self._rules:
                 continue

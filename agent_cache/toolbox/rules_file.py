@@ -86,6 +86,8 @@ def read_rules(path: str | os.PathLike[str], *, hints: Literal["off", "kind"] = 
     tools = data.get("tools", {})
     if not isinstance(tools, Mapping):
         raise ConfigurationError(f"{where}: tools must be tables, [tools.NAME]; got {tools!r}")
+    if "" in tools:
+        raise ConfigurationError(f'{where}: [tools.""] is of no tool: write its name, or "*" for every other')
     return RulesFile(
         namespace,
         {name: _rule_of(said, f"{where}: tools.{name}", of_reads, of_writes) for name, said in tools.items()},

@@ -281,6 +281,22 @@ async def test_the_exact_name_comes_before_patterns_and_patterns_in_the_order_wr
     assert "get_other  watch" in str(table)
 
 
+def test_without_names_a_pattern_behind_one_that_matches_all_of_its_own_is_said():
+    rules = {
+        "*_now": Watch(),
+        "get_*": Read("order"),
+        "get_o*": Read("order"),
+        "get_[ab]": Read("order"),
+        "g?t_x*": Watch(),
+    }
+    table = Toolbox({**rules, "put": Write("order")}, namespace="toolshop").explain()
+    assert table.problems == (
+        "the rule 'get_o*' never applies: 'get_*' is written first and matches all of its names",
+        "the rule 'get_[ab]' never applies: 'get_*' is written first and matches all of its names",
+    )
+    assert Toolbox({"g?t*": Watch(), "g*t*": Watch()}, namespace="toolshop").explain().problems == ()
+
+
 async def test_a_rule_for_a_tool_that_does_not_exist_is_said_and_logged_once(caplog: pytest.LogCaptureFixture):
     box = Toolbox({"get_ordr": Read("order"), "put_*": Write("order")}, namespace="toolshop_typo")
     with caplog.at_level(logging.WARNING, "agent_cache"):
