@@ -447,7 +447,7 @@ def _region_of(call: LoggedCall, tool: _Tool) -> Region:
         except Exception:  # noqa: BLE001 - as the engine: the whole root
             paths += (rule.root,)
             continue
-        if made == (rule.root,):
+        if made == (rule.root,) and not (rule.null_is_all and rule.names_null(arguments)):
             bare += made
         else:
             paths += made

@@ -1,6 +1,7 @@
 """Tags learned from one log hold on others: no answer is stale, in worlds that are not in any data."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -274,6 +275,17 @@ def test_a_failed_write_drops_what_it_names_and_the_root_of_what_its_result_woul
     rules = {"get_user": Read("user:{user_id}"), "ship": rule}
     assert replay(log, rules).hits == 0
     assert replay(log, rules, failures="ignore").hits == 1
+
+
+@pytest.mark.parametrize("order_id", [None, 7.0, "absent"])
+def test_a_write_of_the_replay_reaches_what_one_of_a_toolbox_does(order_id: Any) -> None:
+    given = {} if order_id == "absent" else {"order_id": order_id}
+    log = [call("get_order", 1, order_id="7"), call("ship", "ok", **given), call("get_order", 1, order_id="7")]
+    rules: dict[str, Any] = {"get_order": Read("order:{order_id}"), "ship": Write("order:{order_id}")}
+    box, runs = Toolbox(rules, namespace="replayed_writes"), []
+    for one in log:
+        box.call_sync(one.tool, one.arguments, lambda one=one: runs.append(one))
+    assert (len(runs), replay(log, rules).hits) == (3, 0)
 
 
 def test_a_word_as_a_policy_needs_advice() -> None:
