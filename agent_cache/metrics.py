@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 from agent_cache.core.evidence import Evidence, Seen
+from agent_cache.values.compare import utf8_text
 
 __all__ = [
     "EVIDENCE",
@@ -358,20 +359,22 @@ class ToolLabels:
     """The values of the label ``tool``: the first 1,000 tools have their own, all later ones share ``"(others)"``.
 
     A tool keeps its label, so no series goes down because another tool was called. Programs that name a tool after an
-    id would otherwise make a time series for each of them.
+    id would otherwise make a time series for each of them. A label is a text that UTF-8 can hold, whatever name a model
+    has called: one that is not would fail every export for as long as the process lives.
     """
 
     def __init__(self) -> None:
-        self._named: dict[str, None] = {}
+        self._named: dict[str, str] = {}
 
     def of(self, tool: str) -> str:
         """The label of a tool."""
-        if tool in self._named:
-            return tool
+        label = self._named.get(tool)
+        if label is not None:
+            return label
         if len(self._named) >= MAX_TOOL_LABELS:
             return OTHERS
-        self._named[tool] = None
-        return tool
+        self._named[tool] = label = utf8_text(tool)
+        return label
 
 
 @dataclass(frozen=True, slots=True)

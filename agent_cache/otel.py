@@ -32,6 +32,7 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import CounterFamily, ToolLabels, counter_families
 from agent_cache.session.session import WATCHERS, AgentCacheSession
 from agent_cache.values.arguments import plain_arguments
+from agent_cache.values.compare import utf8_text
 from agent_cache.values.tagged import encode
 
 try:
@@ -228,17 +229,23 @@ class _Running:
 
 
 class _Names:
-    """How a tool is called: by its whole name, and as a model calls it."""
+    """How a tool is called: by its whole name, and as a model calls it.
+
+    Attributes:
+        full, short: these two, as texts that UTF-8 can hold.
+        all: all names that a framework's span may have for it.
+    """
 
     __slots__ = ("all", "full", "short")
 
     def __init__(self, operation: Operation[Any]) -> None:
-        self.full = full = operation.name
+        full = operation.name
         behind = full.partition(":")[2] or full
         function = operation.function
         of_function = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
-        self.short = behind.rpartition(".")[2] if full == of_function else behind
-        self.all = {full, behind, self.short}
+        short = behind.rpartition(".")[2] if full == of_function else behind
+        self.full, self.short = utf8_text(full), utf8_text(short)
+        self.all = {full, behind, short, self.full, self.short}
 
 
 class _Spans:
@@ -336,7 +343,7 @@ class _Spans:
             "agent_cache.tool": full,
         }
         if session is not None:
-            attributes["gen_ai.conversation.id"] = session
+            attributes["gen_ai.conversation.id"] = session = utf8_text(session)
         if self.is_openinference:
             attributes["openinference.span.kind"] = "TOOL"
             attributes["tool.name"] = short
@@ -354,7 +361,7 @@ class _Spans:
                     if is_own and error is not None:
                         self.set_error(span, error)
                     if is_own and self._redaction is not None:
-                        tags = [self._redaction.text(tag) for tag in call.tags[:_MAX_TAGS]]
+                        tags = [utf8_text(self._redaction.text(tag)) for tag in call.tags[:_MAX_TAGS]]
                         span.set_attribute("agent_cache.tags", tags)
                         if error is None:
                             self._set_content(span, "gen_ai.tool.call.result", "output.value", result)
@@ -370,13 +377,13 @@ class _Spans:
         """Say that what the span stands for has failed, by the class of the exception; its text is content."""
         if isinstance(error, GeneratorExit):
             return
-        kind = type(error).__qualname__
+        kind = _kind_of(error)
         span.set_attribute("error.type", kind)
         if self._redaction is None:
             span.set_status(Status(StatusCode.ERROR, kind))
             return
         try:
-            text = self._redaction.text(str(error))[:_MAX_CONTENT]
+            text = utf8_text(self._redaction.text(str(error)))[:_MAX_CONTENT]
         except Exception:  # noqa: BLE001 - a user's __str__, or a pattern of the user's that takes too long
             text = kind
         span.set_status(Status(StatusCode.ERROR, text))
@@ -412,6 +419,10 @@ def _is_span_of(span: Span, names: _Names) -> bool:
     return kind == _EXECUTE and tool in names.all
 
 
+def _kind_of(error: BaseException) -> str:
+    return utf8_text(type(error).__qualname__)
+
+
 def _failed(failure: Exception) -> None:
     warn_once(
         "a provider, processor or exporter of OpenTelemetry raised, so spans or metrics are missing; calls go on",
@@ -443,9 +454,10 @@ class _SessionSpan:
             if session.metrics.calls:  # it was entered before, and its counters go on
                 self._before = session.get_metrics()
             self._began, now = self._wall.sample()
-            attributes = {"gen_ai.conversation.id": session.session_id}
+            session_id = utf8_text(session.session_id)
+            attributes = {"gen_ai.conversation.id": session_id}
             if self._spans.is_openinference:
-                attributes |= {"openinference.span.kind": "CHAIN", "session.id": session.session_id}
+                attributes |= {"openinference.span.kind": "CHAIN", "session.id": session_id}
             self._span = self._spans.tracer.start_span(
                 "agent_cache.session", kind=SpanKind.INTERNAL, attributes=attributes, start_time=now
             )
@@ -498,7 +510,7 @@ class _SessionSpan:
             hits[tool] = row["hits"] - tools_before.get(tool, {}).get("hits", 0)
         for tool, count in hits.most_common(_MAX_TOOLS_OF_SESSION):
             if count:
-                span.set_attribute(f"agent_cache.hits_of.{tool}", count)
+                span.set_attribute(f"agent_cache.hits_of.{utf8_text(tool)}", count)
 
     def _make_spans(self, session: AgentCacheSession, end: int) -> None:
         """Spans of the local hits and the refused calls of this run, from its trace. All others had live ones.
@@ -522,13 +534,14 @@ class _SessionSpan:
                 inside[record.parent] = (
                     around if of_parent is None else trace.set_span_in_context(trace.NonRecordingSpan(of_parent))
                 )
-            short, at = self._spans.short_name(record.tool), min(time_of(record.started), end)
+            tool, at = utf8_text(record.tool), min(time_of(record.started), end)
+            short = self._spans.short_name(tool)
             made = self._spans.tracer.start_span(
                 f"{_EXECUTE} {short}",
                 context=inside[record.parent],
                 kind=SpanKind.INTERNAL,
                 attributes={
-                    **self._spans.attributes(record.tool, short, session.session_id),
+                    **self._spans.attributes(tool, short, session.session_id),
                     "agent_cache.source": record.source,
                 },
                 start_time=at,
@@ -614,7 +627,7 @@ class _Instruments:
             "agent_cache.tool": tool,
         }
         if error is not None and not isinstance(error, GeneratorExit):
-            attributes["error.type"] = type(error).__qualname__
+            attributes["error.type"] = _kind_of(error)
         self._duration.record(running.seconds, attributes, context=running.inner)
 
     def _observe(self, name: str, _options: CallbackOptions) -> list[Observation]:

@@ -19,6 +19,7 @@ import msgspec
 
 from agent_cache.errors import ConfigurationError, RecordedError, recorded_error
 from agent_cache.values.annotations import hints_of
+from agent_cache.values.compare import utf8_text
 from agent_cache.values.schema import schema_of
 from agent_cache.values.tagged import exact_json
 
@@ -225,7 +226,7 @@ def _constructor_arguments(error: BaseException) -> list[Any]:
 
 def _message(error: BaseException) -> str:
     try:
-        return str(error).encode("utf-8", "backslashreplace").decode()
+        return utf8_text(str(error))
     except Exception:  # noqa: BLE001 - a user's __str__
         return ""
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
 from agent_cache.values.canonical import MISSING, blake2b, canonical
 
-__all__ = ["escaped", "fingerprint", "is_empty", "shortened", "shown", "signature_of"]
+__all__ = ["escaped", "fingerprint", "is_empty", "shortened", "shown", "signature_of", "utf8_text"]
 
 _MAX_SHOWN: Final = 80
 
@@ -77,6 +77,14 @@ def escaped(text: object, *, keep: str = "") -> str:
     return "".join(
         char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in found
     )
+
+
+def utf8_text(text: str) -> str:
+    r"""The text with each half of a surrogate pair escaped, as ``\ud83d``: UTF-8 cannot hold one.
+
+    `json.loads` gives them. A text without any is returned as it is.
+    """
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def _text(value: Any, room: int) -> str:

@@ -29,6 +29,9 @@ from agent_cache import (
     AgentCacheSession,
     AgentLoopDetectedError,
     ConfigurationError,
+    Read,
+    Toolbox,
+    Write,
     bypass,
     configure,
     get_metrics,
@@ -412,6 +415,55 @@ async def test_content_that_cannot_be_written_or_is_large_does_not_matter_to_the
     instrument(content=True, redact=broken)
     await get_hostile(5)
     assert "gen_ai.tool.call.result" not in telemetry.span("execute_tool otel_hostile").attributes
+
+
+@pytest.mark.parametrize("hits", ["count", "span"])
+async def test_texts_that_utf8_cannot_hold_are_escaped_since_an_exporter_loses_the_whole_batch(
+    hits, instrument, telemetry
+):
+    """Half of a surrogate pair, as `json.loads` accepts it: in names, ids, arguments, results, tags and errors."""
+    half = json.loads('"g\\ud83d"')
+    Unnamed = type("Unnamed", (Exception,), {"__qualname__": f"Un{half}"})
+    box = Toolbox({"save_*": Write("order:{id}"), "*": Read("order:{id}")}, namespace="otel_shop")
+    instrument(content=True, hits=hits, conventions=("openinference",))
+
+    async def run() -> dict[str, str]:
+        return {"half": half, half: "value"}
+
+    async def fail() -> None:
+        raise Unnamed(half)
+
+    async with AgentCacheSession(f"s{half}"):
+        for name in (half, half, f"save_{half}"):
+            await box.call(name, {"id": half}, run)
+        with pytest.raises(Unnamed):
+            await box.call("fail", {"id": half}, fail)
+    with pytest.raises(Unnamed):
+        async with AgentCacheSession(half):
+            raise Unnamed(half)
+    for exported in (*telemetry.spans(), *telemetry.metrics()):
+        json.dumps(json.loads(exported.to_json()), ensure_ascii=False).encode()
+    names = {span.attributes["agent_cache.tool"] for span in telemetry.spans() if "agent_cache.tool" in span.attributes}
+    assert names == {"otel_shop:g\\ud83d", "otel_shop:save_g\\ud83d", "otel_shop:fail"}
+    assert {span.attributes["gen_ai.conversation.id"] for span in telemetry.spans()} == {"sg\\ud83d", "g\\ud83d"}
+    made = telemetry.spans("execute_tool g\\ud83d", agent_cache__source="hit")
+    assert len(made) == (1 if hits == "span" else 0)
+
+
+async def test_a_span_of_a_framework_for_a_name_that_utf8_cannot_hold_is_found(instrument, telemetry):
+    half = json.loads('"g\\ud83d"')
+    box = Toolbox({"*": Read("order")}, namespace="otel_shop")
+    instrument()
+
+    async def run() -> int:
+        return 1
+
+    tracer = telemetry.tracers.get_tracer("framework")
+    for name in (half, "g\\ud83d"):
+        attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name}
+        with tracer.start_as_current_span("tool", attributes=attributes):
+            await box.call(half, {"name": name}, run)
+    assert [span.attributes["agent_cache.tool"] for span in telemetry.spans()] == ["otel_shop:g\\ud83d"] * 2
 
 
 async def test_the_attributes_of_openinference_are_added(instrument, telemetry):

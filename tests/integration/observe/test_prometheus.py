@@ -22,6 +22,8 @@ from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
     AgentCacheSession,
+    Read,
+    Toolbox,
     bypass,
     get_metrics,
     invalidate,
@@ -173,6 +175,25 @@ async def test_counters_only_go_up_although_tools_are_gone(registry, monkeypatch
         assert all(now[tool] >= value for tool, value in before.items())
         before = now
     assert before == {"prom_user_0": 1, "prom_user_1": 1, "(others)": 4}
+
+
+async def test_a_name_that_utf8_cannot_hold_is_escaped_and_the_endpoint_goes_on(scrape):
+    """A model may call a tool by half of a surrogate pair, which `json.loads` accepts."""
+    box = Toolbox({"get": Read("prom_order")}, namespace="prom_shop")
+
+    async def run() -> int:
+        return 1
+
+    await box.call("get", {}, run)
+    for name in (json.loads('"g\\ud83d"'), "g\\ud83d", "gr\u00f6\u00dfe"):
+        await box.call(name, {}, run)
+    for _ in range(2):
+        requests = scrape()["agent_cache_requests_total"]
+    assert {(one.labels["tool"], one.value) for one in requests if one.value} == {
+        ("prom_shop:get", 1),
+        ("prom_shop:g\\ud83d", 2),
+        ("prom_shop:gr\u00f6\u00dfe", 1),
+    }
 
 
 async def test_a_registry_refuses_a_second_collector(registry):
