@@ -230,17 +230,16 @@ class _Rest:
     To call it returns itself, to be awaited: a coroutine that nobody awaits would be a warning, and be awaited once.
 
     Attributes:
-        error: what the rest has raised, once it has.
-        was_cancelled: whether that was because something cancelled the task it ran in, not by the tool itself.
+        was_cancelled: whether something has cancelled the task that it ran in, not the tool itself.
     """
 
-    __slots__ = ("_begin", "_entry", "_waiters", "error", "was_cancelled")
+    __slots__ = ("_begin", "_is_closed", "_outcome", "_waiters", "was_cancelled")
 
     def __init__(self, begin: Callable[[], Awaitable[Entry]]) -> None:
         self._begin: Callable[[], Awaitable[Entry]] | None = begin
-        self._entry: Entry | None = None
-        self._waiters: list[asyncio.Future[None]] | None = []
-        self.error: BaseException | None = None
+        self._outcome: Entry | BaseException | None = None
+        self._waiters: list[asyncio.Future[Entry | BaseException]] = []
+        self._is_closed = False
         self.was_cancelled = False
 
     def __call__(self) -> Self:
@@ -250,35 +249,53 @@ class _Rest:
         entry = yield from self.outcome().__await__()
         return None if entry.value is TOO_LONG else entry.value
 
+    @property
+    def error(self) -> BaseException | None:
+        """What the rest has raised, once it has."""
+        return self._outcome if isinstance(self._outcome, BaseException) else None
+
     async def outcome(self) -> Entry:
         """Run the rest, or give the outcome that it had. While it runs in another task, wait for it."""
         begin, self._begin = self._begin, None
         if begin is not None:
             try:
-                self._entry = await begin()
+                entry = await begin()
             except BaseException as error:
-                self.error = error
                 self.was_cancelled = isinstance(error, asyncio.CancelledError) and _is_cancelled()
+                self._end(error)
                 raise
-            finally:
-                self._wake()
-            return self._entry
-        if self._waiters is None:
+            self._end(entry)
+            return entry
+        if self._is_closed:
             raise RuntimeError("proceed() was called after the middleware had ended")
-        if self._entry is None and self.error is None:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            await waiter
-        if self.error is not None:
-            raise self.error
-        assert self._entry is not None
-        return self._entry
+        outcome = await self._join() if self._outcome is None else self._outcome
+        try:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
+        finally:
+            del outcome  # its traceback refers to this frame
 
-    def _wake(self) -> None:
-        for waiter in self._waiters or ():
+    def _join(self) -> asyncio.Future[Entry | BaseException]:
+        """Wait for the outcome in a task beside the run. It is handed over: the middleware may end before the task goes
+        on.
+        """
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        return waiter
+
+    def _end(self, outcome: Entry | BaseException) -> None:
+        """Note the outcome, and give it to those that wait for it."""
+        if not self._is_closed:
+            self._outcome = outcome
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
             if not waiter.done():
-                waiter.set_result(None)
+                waiter.set_result(outcome)
 
     def close(self) -> None:
-        """Let go of the outcome, whose traceback refers to this."""
-        self._begin = self._entry = self.error = self._waiters = None
+        """Let go of the outcome, whose traceback refers to this. A run in another task goes on, and who waits for it is
+        given its outcome.
+        """
+        self._begin = self._outcome = None
+        self._is_closed = True

@@ -560,6 +560,59 @@ async def test_a_run_that_a_middleware_has_left_to_a_task_is_waited_for():
     assert await tasks[0] == "done"
 
 
+@pytest.mark.parametrize("order_id", ["7", "bad"])
+async def test_a_task_that_waits_for_the_run_gets_its_outcome_although_the_middleware_ends_first(order_id: str):
+    gate = asyncio.Event()
+    tasks: list[asyncio.Task[Any]] = []
+
+    @AgentCacheInvalidator("order", name="watched")
+    async def watched(order_id: str) -> str:
+        await gate.wait()
+        if order_id == "bad":
+            raise LookupError(order_id)
+        return order_id
+
+    async def outcome(proceed: Proceed) -> Any:
+        try:
+            return await proceed()
+        except LookupError as error:
+            return error.args
+
+    async def watch(call: ToolCall, proceed: Proceed) -> None:
+        tasks.append(asyncio.create_task(outcome(proceed)))
+        await proceed()
+
+    with configure(middleware=(watch,)):
+        task = await started(watched(order_id))
+        gate.set()
+        assert await outcome(lambda: task) == (("bad",) if order_id == "bad" else "7")
+    assert await tasks[0] == await outcome(lambda: task)
+
+
+async def test_tasks_that_wait_for_the_run_get_its_outcome_although_the_call_was_cancelled():
+    """The run is in a task of the middleware, which goes on."""
+    gate = asyncio.Event()
+    tasks: list[asyncio.Task[Any]] = []
+
+    @AgentCacheInvalidator("order", name="run_in_a_task")
+    async def run_in_a_task() -> str:
+        await gate.wait()
+        return "done"
+
+    async def start_two(call: ToolCall, proceed: Proceed) -> None:
+        tasks.extend(asyncio.ensure_future(proceed()) for _ in range(2))
+        await asyncio.Event().wait()
+
+    with configure(middleware=(start_two,)):
+        task = await started(run_in_a_task())
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    gate.set()
+    async with asyncio.timeout(5):
+        assert await asyncio.gather(*tasks) == ["done", "done"]
+
+
 async def test_proceed_cannot_be_kept_for_later(orders: Orders):
     kept: list[Proceed] = []
 
