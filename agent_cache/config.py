@@ -397,9 +397,10 @@ def configure(
         middleware: what observes the calls of tools that no local hit has answered, outermost first: each an
             ``async def observe(call, proceed)``, given an `agent_cache.ToolCall`. ``await proceed()`` runs the rest of
             the call, and gives its result or raises its error. What the tool does is untouched: it runs once, and its
-            caller gets its outcome, whatever a middleware returns. One that raises an error of its own is removed and
-            logged. Of a tool that is a `def` there is no event loop: await nothing but ``proceed()`` where
-            ``call.is_sync``. An empty tuple for none, the default.
+            caller gets its outcome, whatever a middleware returns. One that raises an `Exception` of its own is removed
+            and logged; any other exception, such as a cancellation or `SystemExit`, ends the call. Of a tool that is a
+            `def` there is no event loop: await nothing but ``proceed()`` where ``call.is_sync``. An empty tuple for
+            none, the default.
         audit: the share of the local hits that is checked, from 0, the default, to 1: the tool runs again beside the
             hit, without delaying it, and the two results are compared. For tools without an ``audit=`` of their own,
             but for those of a `Toolbox`.

@@ -2,7 +2,9 @@
 
 A middleware is an ``async def (call, proceed)``. It is awaited in the task and the context of the call, `proceed` runs
 the rest of it, and what the tool does is untouched: the tool runs exactly once, and its answer or its error reaches the
-caller, whatever the middleware returns or raises.
+caller, whatever the middleware returns, and whichever `Exception` it raises. What is no `Exception` ends the call, as
+anywhere in Python: a cancellation, `KeyboardInterrupt`, `SystemExit`, `GeneratorExit` and others of a program reach the
+caller, and a tool that has not begun does not run.
 
 One form serves every tool. The stages of a `def` are coroutines that `engine.blocking` drives in the calling thread, so
 a middleware around them is one more; it may await `proceed()` and nothing else there, as there is no event loop.

@@ -125,7 +125,7 @@ class Stream:
         self._rule = rule
         self._size = 0
         self.count = 0
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.is_closed = self.is_complete = self.is_free = self.is_long = False
         self.late: list[Reader] = []
         self.leader: Reader | None = None

@@ -93,7 +93,9 @@ class LoopStream(Stream):
                 finally:
                     self.seconds += CLOCK.now() - began
                 self.publish(chunk)
-        except Exception as error:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
             self.error = error
             raise
         finally:
@@ -201,7 +203,14 @@ class LoopReader(Reader):
 
     async def _make_call(self, answer: Callable[[], Awaitable[Any]]) -> Any:
         READER.set(self)
-        return await answer()
+        try:
+            return await answer()
+        except (KeyboardInterrupt, SystemExit) as error:
+            # Raised by a task it would end the event loop, and the caller would be cancelled in place of getting it.
+            if self.has_left:
+                raise
+            self.fail(error)
+            return ()
 
     def _pump_ended(self, pump: asyncio.Task[Any]) -> None:
         if not pump.cancelled():

@@ -721,6 +721,43 @@ async def test_a_cancellation_that_the_tool_raises_is_its_outcome():
             await cancels_itself()
 
 
+class Interruption(BaseException):
+    """Of a program's own."""
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, Interruption])
+@pytest.mark.parametrize("before", [True, False])
+async def test_an_exception_that_is_no_error_ends_the_call_and_does_not_remove_the_middleware(
+    kind: type[BaseException], before: bool, orders: Orders
+):
+    @AgentCache("order", name="words")
+    async def words() -> AsyncIterator[str]:
+        yield orders.run("words")["id"]
+
+    @AgentCache("order", name="words_now")
+    def words_now() -> Iterator[str]:
+        yield orders.run("words_now")["id"]
+
+    async def interrupt(call: ToolCall, proceed: Proceed) -> None:
+        if not before:
+            await proceed()
+        raise kind("of the middleware")
+
+    async def read_all() -> list[str]:
+        return [chunk async for chunk in words()]
+
+    async def read_all_now() -> list[str]:
+        return list(words_now())
+
+    calls = [*(partial(orders.call, name, name) for name in TOOLS), read_all, read_all_now]
+    with configure(middleware=(interrupt,)):
+        for call in calls:
+            with pytest.raises(kind, match="of the middleware"):
+                await call()
+        assert CURRENT.value.middleware
+    assert orders.runs == ([] if before else [*TOOLS, "words", "words_now"])
+
+
 # Where they run
 
 PLACE: ContextVar[str] = ContextVar("PLACE", default="outside")

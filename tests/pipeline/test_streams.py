@@ -375,6 +375,23 @@ async def test_what_the_clean_up_raises_reaches_who_closes_the_stream():
         await stream.aclose()
 
 
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+async def test_what_ends_a_program_reaches_the_readers_and_not_the_loop(kind: type[BaseException], source: Source):
+    """In the task that runs the generator it would end the loop, and the readers would be cancelled."""
+
+    async def read() -> str:
+        try:
+            return f"{[chunk async for chunk in source.words(1)]}"
+        except kind as error:
+            return f"{kind.__name__}: {error}"
+
+    one, other = asyncio.ensure_future(read()), asyncio.ensure_future(read())
+    await idle()
+    await source.last.yields(1, 2)
+    await source.last.raises(kind("enough"))
+    assert await asyncio.gather(one, other) == [f"{kind.__name__}: enough"] * 2
+
+
 async def test_followers_of_a_failing_stream_get_its_chunks_and_then_the_error(source: Source):
     first = await listening(source.words(1))
     await source.last.yields("a", "b")
