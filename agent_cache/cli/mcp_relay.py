@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from agent_cache import AgentCacheError, ConfigurationError, Toolbox
+from agent_cache.cli.output import escaped
 from agent_cache.recording import CassetteError
 from agent_cache.relay.messages import RpcError
 from agent_cache.relay.relay import Relay
@@ -98,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"agent-cache mcp: {error}", file=sys.stderr)
         return 2
     except RpcError as error:
-        print(f"agent-cache mcp: the server has refused: {error}", file=sys.stderr)
+        print(f"agent-cache mcp: the server has refused: {escaped(error)}", file=sys.stderr)
         return 2
 
 

@@ -15,6 +15,7 @@ from agent_cache import Toolbox
 from agent_cache.relay.messages import RpcError
 from agent_cache.relay.relay import listed_tools
 from agent_cache.toolbox.box import has_rule
+from agent_cache.values.compare import utf8_text
 
 __all__ = ["introduced", "starter_rules"]
 
@@ -63,19 +64,20 @@ def starter_rules(namespace: str, tools: Iterable[Mapping[str, Any]], box: Toolb
 
     Args:
         namespace: that of the file; None of its characters has to fit.
-        tools: as the server lists them.
+        tools: as the server lists them. One whose name is no Unicode is left out: TOML cannot name it.
         box: the rules that there are; only tools without one are in the file then, and it has no head.
     """
     parts = []
     if box is None:
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", namespace).strip("-").lower() or "mcp"
         parts.append(f'namespace = "{name}"\nhints = "kind"\nunknown = "write"')
-    parts += [_rule_for(tool) for tool in tools if box is None or not has_rule(box, tool["name"])]
+    named = [tool for tool in tools if utf8_text(tool["name"]) == tool["name"]]
+    parts += [_rule_for(tool) for tool in named if box is None or not has_rule(box, tool["name"])]
     return "\n\n".join(parts) + "\n" if parts else ""
 
 
 def _rule_for(tool: Mapping[str, Any]) -> str:
-    name = tool["name"] if _BARE.fullmatch(tool["name"]) else json.dumps(tool["name"], ensure_ascii=False)
+    name = _key(tool["name"])
     tags = _tags_for(tool)
     hints = tool.get("annotations") or {}
     title = _one_line(tool.get("description") or tool.get("title") or "")
@@ -97,6 +99,14 @@ def _rule_for(tool: Mapping[str, Any]) -> str:
             f'# [tools.{name}]\n# kind = "write"\n# tags = {tags}',
         ]
     return "\n".join(lines)
+
+
+def _key(name: str) -> str:
+    """A name as a key of TOML. What a terminal would interpret is escaped."""
+    if _BARE.fullmatch(name):
+        return name
+    quoted = json.dumps(name, ensure_ascii=False)
+    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in quoted)
 
 
 def _tags_for(tool: Mapping[str, Any]) -> str:

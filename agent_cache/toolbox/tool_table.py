@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from agent_cache.values.compare import escaped
+
 __all__ = ["ToolInfo", "ToolRow", "ToolTable"]
 
 
@@ -43,7 +45,7 @@ class ToolRow(NamedTuple):
 
 
 class ToolTable(Sequence[ToolRow]):
-    """The rows of `Toolbox.explain`; its text is a table.
+    """The rows of `Toolbox.explain`; its text is a table, in which what a terminal would interpret is escaped.
 
     Attributes:
         rows: one for each tool.
@@ -67,9 +69,9 @@ class ToolTable(Sequence[ToolRow]):
         return f"<ToolTable of {len(self.rows)} tools, {len(self.problems)} problems>"
 
     def __str__(self) -> str:
-        lines = [ToolRow("tool", "kind", "tags", "ttl", "why"), *self.rows]
+        lines = [tuple(map(escaped, row)) for row in (("tool", "kind", "tags", "ttl", "why"), *self.rows)]
         widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
         text = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
         ]
-        return "\n".join([*text, *(f"problem: {problem}" for problem in self.problems)])
+        return "\n".join([*text, *(f"problem: {escaped(problem)}" for problem in self.problems)])

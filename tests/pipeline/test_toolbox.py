@@ -297,6 +297,14 @@ def test_without_names_a_pattern_behind_one_that_matches_all_of_its_own_is_said(
     assert Toolbox({"g?t*": Watch(), "g*t*": Watch()}, namespace="toolshop").explain().problems == ()
 
 
+def test_the_table_of_explain_escapes_what_a_terminal_would_interpret():
+    table = Toolbox({"get_order": Read("order")}, namespace="toolshop").explain(["get_order", "evil\n\x1b[31m"])
+    assert table[1].tool == "evil\n\x1b[31m"
+    lines = str(table).splitlines()
+    assert "evil\\n\\x1b[31m  write" in lines[2]
+    assert all(line.isprintable() for line in lines)
+
+
 async def test_a_rule_for_a_tool_that_does_not_exist_is_said_and_logged_once(caplog: pytest.LogCaptureFixture):
     box = Toolbox({"get_ordr": Read("order"), "put_*": Write("order")}, namespace="toolshop_typo")
     with caplog.at_level(logging.WARNING, "agent_cache"):

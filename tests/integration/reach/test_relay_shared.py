@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,29 @@ async def test_explain_of_a_file_shows_what_has_no_rule_yet(rules, server):
     found = await explained("--config", rules, server=server)
     assert "[tools.die]" in found.stdout
     assert "[tools.get_value]" not in found.stdout
+
+
+async def test_explain_escapes_what_a_terminal_would_interpret_of_the_names_of_tools(tmp_path):
+    names = ['evil"]\n[x]\n\x1b[31m', "c1\x9b31m\u202e", "half\ud83d", "gr\u00f6\u00dfe"]
+    tools = [{"name": name, "inputSchema": {}, "annotations": {"readOnlyHint": True}} for name in names]
+    script = "import sys, json\nfor line in sys.stdin:\n    m = json.loads(line)\n"
+    script += f"    r = {{'tools': {tools!a}}} if m['method'] == 'tools/list' else {{'serverInfo': {{}}}}\n"
+    script += "    'id' in m and print(json.dumps({'jsonrpc': '2.0', 'id': m['id'], 'result': r}), flush=True)\n"
+    found = await explained(server=(sys.executable, "-c", script))
+    assert found.returncode == 0, found.stderr
+    assert all(character.isprintable() or character == "\n" for character in found.stdout)
+    assert '# evil"]\\n[x]\\n\\x1b[31m' in found.stdout
+    assert set(tomllib.loads(found.stdout)["tools"]) == {*names} - {"half\ud83d"}  # which TOML cannot name
+
+
+async def test_explain_escapes_what_a_server_refuses_with():
+    script = "import sys, json\nfor line in sys.stdin:\n    m = json.loads(line)\n"
+    script += "    e = {'code': -32601, 'message': 'no\\x1b[31m'}\n"
+    script += "    'id' in m and print(json.dumps({'jsonrpc': '2.0', 'id': m['id'], 'error': e}), flush=True)\n"
+    found = await explained(server=(sys.executable, "-c", script))
+    assert found.returncode == 2
+    assert "\x1b" not in found.stderr
+    assert "no\\x1b[31m" in found.stderr
 
 
 async def test_explain_ends_with_two_if_the_server_does_not_answer():
