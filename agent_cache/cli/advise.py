@@ -22,16 +22,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from agent_cache import AgentCacheError
+from agent_cache import AgentCacheError, ConfigurationError
 from agent_cache.advise.calls import LoggedCall
 from agent_cache.advise.check import Cause, Match, cause_of, tags_in_use
 from agent_cache.advise.forms import FORMS, Form
 from agent_cache.advise.logs import CallLog, open_logs
 from agent_cache.advise.mining import mine
 from agent_cache.advise.paths import is_failure
+from agent_cache.advise.records import Scratch, files_of
 from agent_cache.advise.replay import Failures, Outcome, Policy, StaleAnswer, replay_all
 from agent_cache.advise.tag_rules import Advice
-from agent_cache.cli.output import Printer, escaped, plural, print_json, progress, shortened
+from agent_cache.cli.output import (
+    Printer,
+    escaped,
+    is_same_file,
+    plural,
+    print_json,
+    progress,
+    shortened,
+    write_file,
+)
 from agent_cache.cli.rule_text import FORMATS, Names, Rules, percent, saved_text
 from agent_cache.recording import Redaction
 
@@ -283,14 +293,36 @@ def advised_rules(
     return Rules(study.advice, outcomes, sources=runs, notes=study.notes, has_hints=has_hints, redaction=redaction)
 
 
+def _is_log(path: Path, runs: Sequence[str], form: Form | None) -> bool:
+    """Whether a file is a log that is read: it is named as one, or it is in a folder or a pattern, and has calls.
+
+    The rules that were written before may be in that folder, too.
+
+    Raises:
+        OSError: if a log is not there.
+    """
+    if not path.is_file():
+        return False
+    named = [run for run in runs if run != "-"]
+    if any(is_same_file(path, run) for run in named):
+        return True
+    if not any(is_same_file(path, file.path) for file in files_of(named, Scratch())):
+        return False
+    with open_logs(path, form=form) as log:
+        log.inspect()
+        return log.count > 0
+
+
 def _advise(options: argparse.Namespace, redaction: Redaction) -> int:
+    if options.output is not None and _is_log(Path(options.output), options.runs, options.form):
+        raise ConfigurationError(f"{options.output} is a log that is read: choose another name with -o")
     rules = advised_rules(options.runs, redaction, form=options.form, kinds=options.kinds)
     text = FORMATS[options.format or "python"](rules)
     if options.output is None:
         sys.stdout.write(text)
         sys.stdout.flush()
     else:
-        Path(options.output).write_text(text, "utf-8")
+        write_file(Path(options.output), [text])
     print_summary(rules)
     if options.output is not None:
         print(f"written: {escaped(redaction.text(options.output))}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Prints what the commands have found: lines, tables and JSON on stdout, a progress bar on stderr.
+"""Prints what the commands have found: lines, tables and JSON on stdout, a progress bar on stderr. Writes their files.
 
 Lines are coloured on a terminal if `rich` is installed (extra ``cli``) and `NO_COLOR` is not set; otherwise the same
 text is plain. Names, arguments and keys come from files and servers that others can write to: all that a terminal
@@ -11,13 +11,27 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
+from agent_cache.errors import ConfigurationError
 from agent_cache.values.compare import escaped, shortened
 
-__all__ = ["Printer", "escaped", "json_text", "plural", "print_json", "progress", "shortened", "size_text"]
+__all__ = [
+    "Printer",
+    "escaped",
+    "is_same_file",
+    "json_text",
+    "plural",
+    "print_json",
+    "progress",
+    "shortened",
+    "size_text",
+    "write_file",
+]
 
 _INVISIBLE = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 """Characters that `json.dumps` leaves as they are, and a terminal interprets or cannot encode."""
@@ -114,3 +128,48 @@ def progress(label: str, total: int, *, least: int) -> Iterator[Callable[[int], 
         yield draw
     finally:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+# Files
+
+
+def is_same_file(path: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Whether two paths lead to one file, which is there."""
+    try:
+        return Path(path).samefile(other)
+    except (OSError, ValueError):  # one of them is not there
+        return False
+
+
+def write_file(target: Path, texts: Iterable[str]) -> int:
+    """Write texts in one step: what stood there stays until all is written. Returns the number of bytes.
+
+    Raises:
+        ConfigurationError: if it cannot be written.
+    """
+    size = 0
+    try:
+        if target.exists() and not target.is_file():  # a device or a pipe, which nothing can take the place of
+            return target.write_bytes("".join(texts).encode())
+        target = target.resolve()
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name[:100]}.", delete=False) as file:
+            try:
+                for text in texts:
+                    size += file.write(text.encode())
+                file.close()
+                mode = target.stat().st_mode if target.exists() else 0o666 & ~_umask()
+                Path(file.name).chmod(mode & 0o777)
+                Path(file.name).replace(target)
+            except BaseException:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigurationError(f"{target}: cannot be written: {reason}") from error
+    return size
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -6,14 +6,12 @@ Exit codes: 0 written, 2 usage, or a file that cannot be read or written.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from agent_cache.cli.cassettes import load_cassette
-from agent_cache.cli.output import Printer, escaped, plural, progress, size_text
+from agent_cache.cli.output import Printer, escaped, is_same_file, plural, progress, size_text, write_file
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording import Cassette
 from agent_cache.report.chrome_trace import trace_lines
@@ -124,7 +122,7 @@ def _target(given: Path | None, runs: list[Path], ending: str) -> Path:
     target = Path(runs[-1].name).with_suffix(ending) if given is None else given
     if target == _STDOUT:
         return target
-    if any(_is_same(target, run) for run in runs):
+    if any(is_same_file(target, run) for run in runs):
         raise ConfigurationError(f"{target} is a run that is read: choose another name with -o")
     if _is_folder(target):
         raise ConfigurationError(f"{target} is a folder: name a file in it")
@@ -138,46 +136,12 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def _is_same(path: Path, other: Path) -> bool:
-    try:
-        return path.samefile(other)
-    except (OSError, ValueError):  # one of them is not there
-        return False
-
-
 def _write(target: Path, texts: Iterable[str]) -> int:
-    """Write texts in one step: what stood there stays until all is written. Returns the number of bytes.
+    """Write texts to the file, or to stdout. Returns the number of bytes of the file.
 
     Raises:
         ConfigurationError: if it cannot be written.
     """
-    size = 0
     if target == _STDOUT:
-        for text in texts:
-            size += sys.stdout.write(text)
-        return size
-    try:
-        if target.exists() and not target.is_file():  # a device or a pipe, which nothing can take the place of
-            return target.write_bytes("".join(texts).encode())
-        target = target.resolve()
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name[:100]}.", delete=False) as file:
-            try:
-                for text in texts:
-                    size += file.write(text.encode())
-                file.close()
-                mode = target.stat().st_mode if target.exists() else 0o666 & ~_umask()
-                Path(file.name).chmod(mode & 0o777)
-                Path(file.name).replace(target)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigurationError(f"{target}: cannot be written: {reason}") from error
-    return size
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+        return sum(map(sys.stdout.write, texts))
+    return write_file(target, texts)

@@ -189,6 +189,45 @@ def test_an_existing_file_is_replaced_by_force_alone(folder: Path) -> None:
     assert tomllib.loads(path.read_text())["namespace"]
 
 
+def test_a_log_that_is_read_is_not_replaced(folder: Path, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    log, link = logs / "day.jsonl", tmp_path / "link.jsonl"
+    log.write_bytes((folder / "day.jsonl").read_bytes())
+    link.hardlink_to(log)
+    before = log.read_bytes()
+    for runs, target in (
+        ("logs/day.jsonl", "logs/day.jsonl"),
+        ("logs/day.jsonl", "link.jsonl"),
+        ("logs", "logs/day.jsonl"),
+        ("logs/*.jsonl", "link.jsonl"),
+    ):
+        refused = agent_cache(tmp_path, "advise", runs, "-o", target, "--force")
+        assert (refused.code, refused.out) == (2, ""), (runs, target)
+        assert refused.err == f"agent-cache advise: {target} is a log that is read: choose another name with -o\n"
+    assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize("form", ["python", "toml", "json"])
+def test_rules_among_the_logs_are_no_log_and_are_replaced(form: str, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "day.jsonl").write_bytes((folder / "day.jsonl").read_bytes())
+    for force in ((), ("--force",)):
+        ran = agent_cache(tmp_path, "advise", ".", "--format", form, "-o", f"rules.{form}", *force)
+        assert ran.code == 0, ran.err
+
+
+def test_what_stood_there_stays_if_the_rules_cannot_be_written(folder: Path, tmp_path: Path) -> None:
+    ran = agent_cache(folder, "advise", "day.jsonl", "-o", tmp_path, "--force")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.splitlines()[-1] == f"agent-cache advise: {tmp_path}: cannot be written: Is a directory"
+    target = tmp_path / "rules.py"
+    target.write_text("# mine\n")
+    target.chmod(0o640)
+    assert agent_cache(folder, "advise", "day.jsonl", "-o", target, "--force").code == 0
+    assert target.stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in tmp_path.iterdir()] == ["rules.py"]
+
+
 def test_the_tables_fit_into_eighty_columns(folder: Path, tmp_path: Path) -> None:
     calls = [{**call, "tool": f"a_module.with_a_long_name.{'and_more' * 6}:{call['tool']}"} for call in day(3, 20)]
     written(tmp_path / "long.jsonl", calls)
