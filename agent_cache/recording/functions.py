@@ -29,6 +29,7 @@ from agent_cache.recording.results import redact_chunks
 from agent_cache.values.annotations import Returns, annotation_of_chunks
 from agent_cache.values.arguments import earlier_arguments, is_omitted, plain_arguments
 from agent_cache.values.canonical import Default, make_room
+from agent_cache.values.compare import utf8_text
 from agent_cache.values.schema import Schema, schema_of
 
 __all__ = [
@@ -91,7 +92,7 @@ class RecordedFunction:
         caller: str = "",
     ) -> None:
         self.function = function
-        self.name = name
+        self.name = utf8_text(name)
         self.kind = kind
         self.extract_model = extract_model
         self.extract_tokens = extract_tokens
@@ -166,7 +167,9 @@ class RecordedFunction:
             return None
         try:
             key = self._cache_key(*args, **kwargs)
-            return str(key) if isinstance(key, str) or _is_plain(key) else plain_arguments({"key": key})[1].decode()
+            if isinstance(key, str) or _is_plain(key):
+                return utf8_text(str(key))
+            return plain_arguments({"key": key})[1].decode()
         except Exception as error:  # noqa: BLE001 - the user's function; the arguments identify the call then
             _LOG.warning("cache_key of %s raised %r; the arguments were used", self.name, error)
             return None

@@ -47,6 +47,7 @@ from agent_cache.recording.redaction import Redaction, redact_key
 from agent_cache.recording.results import problems_of, value_outcome
 from agent_cache.recording.streams import failure_outcome, is_stream, leave_call, recorded_stream, replayed_stream
 from agent_cache.values.arguments import plain_arguments
+from agent_cache.values.compare import utf8_text
 from agent_cache.values.tagged import encode
 
 __all__ = [
@@ -711,7 +712,8 @@ def _redacted_tags(call: ActiveCall, written: Call, outcome: dict[str, Any], red
     """The tags that a write has invalidated, without secrets.
 
     They lose what redaction has removed from the arguments. What it has removed from the result is not known any more:
-    a tag that only the result gives is as long as its segments stand in the redacted outcome.
+    a tag that only the result gives is as long as its segments stand in the redacted outcome. What UTF-8 cannot hold is
+    escaped.
     """
     late = {rule.root for rule in written.operation.tags.late}
     shown = encode([call.arguments, outcome]).decode() if late else ""
@@ -722,7 +724,7 @@ def _redacted_tags(call: ActiveCall, written: Call, outcome: dict[str, Any], red
             root, *segments = tag.split(":")
             known = ":".join((root, *takewhile(lambda segment: unescape(segment) in shown, segments)))
         given = call.arguments if call.given is None else call.given
-        found.add(redact_key(known, given, call.arguments, redaction))
+        found.add(utf8_text(redact_key(known, given, call.arguments, redaction)))
     return sorted(found)
 
 

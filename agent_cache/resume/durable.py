@@ -72,6 +72,7 @@ from agent_cache.resume.journal_log import (
     ambiguous_calls,
 )
 from agent_cache.tools import bypass, invalidate, invalidate_sync
+from agent_cache.values.compare import utf8_text
 from agent_cache.values.tagged import decode, encode
 
 __all__ = ["Journal", "NotDone", "idempotency_key"]
@@ -468,11 +469,7 @@ class _JournalRecorder(Recorder):
     def _intent(self, call: ActiveCall) -> Intent:
         tags: list[str] = []
         if call.tool_call is not None:
-            given = call.arguments if call.given is None else call.given
-            tags = [
-                tag if redact_key(tag, given, call.arguments, self._redaction) == tag else root_of(tag)
-                for tag in tags_of_intent(call.tool_call)
-            ]
+            tags = [self._tag_of_intent(call, tag) for tag in tags_of_intent(call.tool_call)]
             self._redaction.take_note()
         return Intent(
             id=call.id,
@@ -487,6 +484,15 @@ class _JournalRecorder(Recorder):
             forked=call.forked,
             tags=sorted(set(tags)),
         )
+
+    def _tag_of_intent(self, call: ActiveCall, tag: str) -> str:
+        """A tag as an intent has it: the root of one that redaction changes, or that UTF-8 cannot hold.
+
+        A resume invalidates what stands there. Redacted or escaped it would be another tag.
+        """
+        given = call.arguments if call.given is None else call.given
+        written = utf8_text(redact_key(tag, given, call.arguments, self._redaction))
+        return tag if written == tag else utf8_text(root_of(tag))
 
     def key_of(self, call: ActiveCall) -> str | None:
         """The idempotency key of a running call; None if it is no write."""

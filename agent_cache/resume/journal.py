@@ -125,8 +125,8 @@ class Intent(OpenCall, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         kind, name, arguments: as in `RecordedCall`.
         key: its idempotency key.
-        tags: what it may invalidate, as far as that is known before it runs; a root where an id is not known, or was
-            redacted.
+        tags: what it may invalidate, as far as that is known before it runs; a root where an id is not known, was
+            redacted, or is nothing that UTF-8 can hold.
     """
 
     kind: str

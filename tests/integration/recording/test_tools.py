@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -11,8 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, AgentLoopDetectedError, get_metrics
-from agent_cache.recording import Cassette, CassetteError, DivergenceError, record, replay
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    Toolbox,
+    get_metrics,
+)
+from agent_cache.recording import Cassette, CassetteError, DivergenceError, intercept, record, replay
 
 
 @dataclass
@@ -236,6 +244,50 @@ async def test_fresh_is_recorded_as_the_call_it_is(shop, path):
     shop.is_open = False
     with replay(path):
         assert [await shop.get_order("7"), await shop.get_order.fresh("7")] == [Order("7", 1), Order("7", 5)]
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+async def test_names_keys_and_tags_that_utf8_cannot_hold_are_recorded_and_replayed(has_failed, path):
+    """Half of a surrogate pair, as a model may write it. A call with it runs as it does outside of a recording."""
+    half = json.loads('"g\\ud83d"')
+    box = Toolbox({}, namespace="half_shop")
+    runs: list[str] = []
+
+    def run(text: str = half) -> str:
+        runs.append(text)
+        if has_failed:
+            raise LookupError(text)
+        return text
+
+    async def run_later() -> str:
+        return run()
+
+    save = AgentCacheInvalidator("order:{text}", name="half:save")(run)
+    ask = intercept(run, name="half:ask", cache_key=lambda text: text)
+
+    async def work() -> list[str]:
+        found = []
+        for call in (lambda: box.call(half, {}, run_later), lambda: save(half), lambda: ask(half)):
+            try:
+                result = call()
+                found.append(await result if asyncio.iscoroutine(result) else result)
+            except LookupError as error:
+                found.append(f"raised {error}")
+        return found
+
+    outside = await work()
+    assert outside == ([f"raised {half}"] if has_failed else [half]) * 3
+    with record(path):
+        assert await work() == outside
+    steps = Cassette.load(path).steps
+    assert [call.name for call in steps] == ["half_shop:g\\ud83d", "half:save", "half:ask"]
+    assert (steps[1].tags, steps[2].key) == (["order:g\\ud83d"], "g\\ud83d")
+    with replay(path):
+        assert await work() == outside
+    assert len(runs) == 6
+    with replay(path, policy={f"half_shop:{half}": "live"}):
+        await work()
+    assert len(runs) == 7
 
 
 async def test_a_policy_runs_a_tool_live_or_forbids_it(shop, path):

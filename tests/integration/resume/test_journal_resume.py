@@ -14,7 +14,15 @@ from collections import Counter
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, AgentLoopDetectedError, configure
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    Toolbox,
+    Write,
+    configure,
+)
 from agent_cache.errors import ConfigurationError, DivergenceError, InDoubtError, JournalError
 from agent_cache.recording import Cassette, cached_llm_call, intercept, replay
 from agent_cache.resume import Journal, NotDone, idempotency_key
@@ -471,27 +479,51 @@ def test_a_write_in_doubt_that_is_not_made_again_is_said(world, directory, caplo
     assert "has not come to writes that it had made: resumed:pay" in caplog.text
 
 
-def test_caches_drop_what_a_write_in_doubt_may_have_changed(world, directory):
+@pytest.mark.parametrize("order", ["1", "half\ud83d"])
+def test_caches_drop_what_a_write_in_doubt_may_have_changed(order, world, directory):
     @AgentCacheInvalidator("order:{order}", name="resumed:change")
     async def change(order: str) -> None:
         WORLD.call("change")
 
     async def program():
-        return await get_order("2"), await change("1")
+        return await get_order("2"), await change(order)
 
     async def resumed():
-        return await get_order("1")
+        return await get_order(order)
 
     tier = MemoryTier()
     with configure(remote=tier):
         world.dies_after = {"change"}
         dies(Journal(directory), program)
         reset()  # another process
-        asyncio.run(get_order("1"))  # an entry of which it is not known whether it is from before the change
-        asyncio.run(get_order("1"))
-        assert world.calls["get 1"] == 1
+        asyncio.run(get_order(order))  # an entry of which it is not known whether it is from before the change
+        asyncio.run(get_order(order))
+        assert world.calls[f"get {order}"] == 1
         journaled(Journal(directory, on_doubt="notice"), resumed)
-        assert world.calls["get 1"] == 2
+        assert world.calls[f"get {order}"] == 2
+
+
+def test_names_and_tags_that_utf8_cannot_hold_are_written_down_and_given_back(world, directory):
+    """Half of a surrogate pair, as a model may write it. A call with it runs as it does without a journal."""
+    half = json.loads('"g\\ud83d"')
+    box = Toolbox({"save": Write("order:{order}")}, namespace="resumed")
+    answers = []
+
+    async def run():
+        WORLD.call("boxed")
+        return half
+
+    async def program():
+        answers.append((await box.call(half, {}, run), await box.call("save", {"order": half}, run)))
+        WORLD.call("end")
+
+    world.dies_in = {"end"}
+    dies(Journal(directory), program)
+    journal = read_journal(Journal(directory).path("run"))
+    assert [call.name for call in journal.calls] == ["resumed:g\\ud83d", "resumed:save"]
+    journaled(Journal(directory), program)
+    assert answers == [(half, half)] * 2
+    assert world.calls["boxed"] == 2
 
 
 # Idempotency keys
