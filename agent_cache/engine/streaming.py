@@ -93,7 +93,7 @@ class LoopStream(Stream):
                 finally:
                     self.seconds += CLOCK.now() - began
                 self.publish(chunk)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):  # the run was given up: it has no outcome
             raise
         except BaseException as error:
             self.error = error
