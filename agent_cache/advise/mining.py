@@ -197,7 +197,12 @@ Record = frozenset[tuple[str, Signature]]
 
 
 class _Evidence:
-    """The second pass over a log: intervals, counted by what met in them."""
+    """The second pass over a log: intervals, counted by what met in them.
+
+    Attributes:
+        resets: by read, how often its answer went back to its first one between two runs, without a write.
+        survivals: how often an answer that was not the first one was the same in another run, without a write between.
+    """
 
     def __init__(self, candidates: list[Candidate], writers: set[str], readers: set[str], *, within_runs: bool) -> None:
         self.candidates = candidates
@@ -216,6 +221,7 @@ class _Evidence:
         self.free_changes: dict[str, Counter[frozenset[str]]] = defaultdict(Counter)
         self.free_equal: dict[str, Counter[frozenset[str]]] = defaultdict(Counter)
         self.resets: Counter[str] = Counter()
+        self.survivals = 0
         self.free_within_runs: Counter[str] = Counter()
         self.repeats: Counter[str] = Counter()
         self.keys: dict[str, set[int]] = defaultdict(set)
@@ -422,8 +428,11 @@ class _Evidence:
                     known[one] += 1
                 else:
                     self.uncompared += 1
-        elif between is not None and len(self.free_equal[tool]) < 10_000:
-            self.free_equal[tool][between] += 1
+        elif between is not None:
+            if former.run != call.run and answer != former.first:
+                self.survivals += 1
+            if len(self.free_equal[tool]) < 10_000:
+                self.free_equal[tool][between] += 1
 
     def harmless_writes(self, writer: str, interval: _Equal) -> list[int]:
         """The writes of one tool in an interval with equal answers, a part of them if there are many."""
@@ -843,9 +852,12 @@ def _kind_of(tool: str, facts: ToolFacts) -> tuple[Literal["read", "write"] | No
 def _begins_anew(evidence: _Evidence) -> bool:
     """Whether each run of the log has a state of its own: answers went back to the first one between runs, without a
     write, and never within one.
+
+    What changes by itself goes back as well, in a state that all runs share. There, what writes have changed is still
+    so in later runs: such answers must be fewer than those that went back.
     """
     resets = sum(number for tool, number in evidence.resets.items() if not evidence.free_within_runs[tool])
-    return resets >= 2
+    return resets >= 2 and evidence.survivals < resets
 
 
 def _find_changers(evidence: _Evidence) -> dict[str, str]:

@@ -219,6 +219,25 @@ def test_runs_that_begin_anew_share_nothing() -> None:
     assert (outcome.stale, outcome.hits) == (0, 0)
 
 
+def test_a_read_that_changes_by_itself_and_back_is_no_new_beginning_of_the_runs() -> None:
+    """What a write has changed is still so in the next run: they share a state, whatever else goes to and fro."""
+    log: list[LoggedCall] = []
+    for run in range(20):
+        status = call("get_status", {"is_open": run // 3 % 2 == 0})
+        turn = [
+            status,
+            call("get_order", {"v": run}, order_id="o-1"),
+            call("ship", "ok", order_id="o-1"),
+            call("get_order", {"v": run + 1}, order_id="o-1"),
+            status,
+        ]
+        log += [replace(one, run=str(run)) for one in turn]
+    advice = mine(log)
+    assert advice.is_shared
+    assert advice.tools["get_status"].kind == "watch"
+    assert replay(log, "advised", advice=advice).stale == 0
+
+
 # The replay
 
 
