@@ -26,10 +26,10 @@ of a write tool and a read tool:
    `Advice.unknown` says so. A pair whose arguments are ids of one entity needs none of it. Lists need three times as
    much, since an item that comes in was not in the list before; and searches of what the write names, a hundred.
 
-**What is evidence of nothing.** Calls that overlap; writes that failed (they may explain a change, and never show that
-a write is harmless); answers that are missing, redacted, or came from a cache. An answer that changes with no write in
-between is *volatile*, and is not to be cached: unless the runs of the log turn out to start anew each, or a tool that
-was taken for a read turns out to change it.
+**What is evidence of nothing.** Calls that overlap; writes that failed (they explain a change where no other write can,
+and never show that a write is harmless); answers that are missing, redacted, or came from a cache. An answer that
+changes with no write in between is *volatile*, and is not to be cached: unless the runs of the log turn out to start
+anew each, or a tool that was taken for a read turns out to change it.
 
 The log is read twice, or three times if such a tool is found: once for the paths and their values, and once for the
 intervals. Memory is bounded by `_MAX_SIGHTS` answers and `_MAX_FACTS` of their values, whatever the size of the log.
@@ -238,6 +238,7 @@ class _Evidence:
         self._last_call: dict[str, int] = {}
         self._at = 0
         self._failed: set[int] = set()
+        self._failures: dict[str, list[int]] = defaultdict(list)
 
     def add(self, call: LoggedCall) -> None:
         self._at += 1
@@ -258,6 +259,7 @@ class _Evidence:
         self._positions[call.tool].append(at)
         if failed:
             self._failed.add(at)
+            self._failures[call.tool].append(at)
         self._recent.append(_Written(at, call.tool, call.started, call.ended, failed, facts))
         for path, numbers in paths.items():
             values = facts[path]
@@ -379,12 +381,15 @@ class _Evidence:
                 continue
             present.add(writer)
             cells, own = self.cells[writer, tool], met.get(writer, {})
-            unmet = high - low - len(own)
+            failed = {position for position in own if position in self._failed}
+            unmet_failed = self._count_failed(writer, former.position) - len(failed)
+            unmet = high - low - len(own) - unmet_failed
             signatures: set[Signature] = set()
             if is_change:
-                failed = {position for position in own if position in self._failed}
                 signatures = {frozenset(numbers) for position, numbers in own.items() if position not in failed}
                 refused.update((writer, frozenset(own[position])) for position in failed)
+                if unmet_failed:
+                    refused.add((writer, _UNMET))
                 for position, numbers in own.items():
                     if position not in failed:
                         cells[frozenset(numbers)].changed += 1
@@ -393,7 +398,7 @@ class _Evidence:
                     cells[_UNMET].changed += unmet
             else:
                 for position, numbers in own.items():
-                    if position not in doubtful and position not in self._failed:
+                    if position not in doubtful and position not in failed:
                         cells[frozenset(numbers)].unchanged += 1
                         harmless.append((position, writer, frozenset(numbers)))
                 if unmet > 0:
@@ -403,8 +408,8 @@ class _Evidence:
                     signatures.add(self._met_directly(w, former, tool))
             if is_change:
                 record.update((writer, one) for one in signatures)
-        if refused and not any(signature for _, signature in record):
-            record |= refused  # a write that failed has an effect now and then, if nothing else can have had it
+        if not record:
+            record = refused  # a write that failed has an effect now and then, if nothing else can have had it
         if present and not is_change and len(self.equal[tool]) < _MAX_EQUAL:
             bad = frozenset(doubtful)
             self.equal[tool].append(_Equal(key, former.position, self._at, tuple(harmless), frozenset(present), bad))
@@ -433,6 +438,11 @@ class _Evidence:
                 self.survivals += 1
             if len(self.free_equal[tool]) < 10_000:
                 self.free_equal[tool][between] += 1
+
+    def _count_failed(self, writer: str, after: int) -> int:
+        """How many writes of a tool have failed since a position, before this call."""
+        failures = self._failures[writer]
+        return bisect_left(failures, self._at) - bisect_right(failures, after)
 
     def harmless_writes(self, writer: str, interval: _Equal) -> list[int]:
         """The writes of one tool in an interval with equal answers, a part of them if there are many."""

@@ -183,6 +183,22 @@ def test_a_failed_write_refutes_nothing() -> None:
     assert paths(mine(log), "cancel", "get_order") != set()
 
 
+@pytest.mark.parametrize("named", ["n{}", "{}"], ids=["something else", "what the answer holds"])
+def test_a_change_is_not_explained_by_writes_that_failed_if_one_succeeded(named: str) -> None:
+    """The tool that changes answers is not acquitted by one that always fails beside it."""
+    log: list[LoggedCall] = []
+    for turn in range(40):
+        log += [
+            call("get_top", {"v": str(turn)}),
+            call("push", "ok", text=f"text {turn}"),
+            call("halve", error="Refused: odd", number=named.format(turn)),
+            call("get_top", {"v": str(turn + 1)}),
+        ]
+    advice = mine(log)
+    changes = {link.write: link.changes for link in advice.links}
+    assert changes == {"push": 40, "halve": 0}
+
+
 def test_an_answer_that_is_missing_or_redacted_proves_nothing() -> None:
     log: list[LoggedCall] = []
     for turn in range(60):
