@@ -160,6 +160,27 @@ def test_equal_dates_names_and_amounts_are_no_links() -> None:
             assert not {"amount", "quantity", "seat", "name", "price", "limit"} & {link.write_path, link.read_path}
 
 
+def looks_around_dims(places: list[tuple[int, int, int]]) -> list[LoggedCall]:
+    """Looks at the lamp of a floor in the zone of the same number, each before and after a zone of it was dimmed."""
+    log: list[LoggedCall] = []
+    for turn, (seen, floor, zone) in enumerate(places):
+        look = call("get_lamp", 0, floor=seen, zone=seen)
+        log += [look, call("dim", "ok", floor=floor, zone=zone, level=turn % 3), look]
+    return log
+
+
+ELSEWHERE = [(seen, floor, zone) for seen in range(6) for floor in range(6) for zone in range(6) if floor != zone]
+
+
+def test_a_write_that_shares_arguments_with_a_read_drops_its_answer_though_the_two_never_met() -> None:
+    assert paths(mine(looks_around_dims(ELSEWHERE)), "dim", "get_lamp") == {("floor:zone", "floor:zone")}
+
+
+def test_a_write_that_shares_arguments_with_a_read_is_harmless_if_it_was_seen_to_be() -> None:
+    here = [(place, place, place) for place in range(6)]
+    assert paths(mine(looks_around_dims(ELSEWHERE + 2 * here)), "dim", "get_lamp") == set()
+
+
 # What a log does not show
 
 
