@@ -43,6 +43,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
+from math import prod
 from typing import Any, Final, Literal
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall
@@ -76,6 +77,8 @@ _ENOUGH_OF_OTHERS: Final = 6
 _ENOUGH_INTERVALS: Final = 3
 _ENOUGH_READS: Final = 6
 """To how many different calls of a read a write must have been harmless, if that many were repeated at all."""
+_CHANCE: Final = 0.001
+"""How likely it may be that a read is taken for a write of another one because it ran before its changes by chance."""
 _MIN_OVERLAP: Final = 0.3
 """The share of their values that two arguments have in common if they may stand for the same things."""
 _MAX_SIGHTS: Final = 200_000
@@ -195,6 +198,8 @@ class _Harmless:
         return len(self.writes) >= few and len(self.keys) >= ENOUGH // 2 and len(self.pairs) >= 2 * enough
 
 
+Free = Counter[frozenset[str]]
+"""Intervals without a write, counted by the other tools that ran in them."""
 Record = frozenset[tuple[str, Signature]]
 """A change of an answer: the write tools between, each with the candidates through which it met."""
 
@@ -221,8 +226,8 @@ class _Evidence:
         self.cells: dict[tuple[str, str], dict[Signature, _Cell]] = defaultdict(lambda: defaultdict(_Cell))
         self.records: dict[str, Counter[Record]] = defaultdict(Counter)
         self.equal: dict[str, list[_Equal]] = defaultdict(list)
-        self.free_changes: dict[str, Counter[frozenset[str]]] = defaultdict(Counter)
-        self.free_equal: dict[str, Counter[frozenset[str]]] = defaultdict(Counter)
+        self.free_changes: dict[str, Free] = defaultdict(Counter)
+        self.free_equal: dict[str, Free] = defaultdict(Counter)
         self.resets: Counter[str] = Counter()
         self.survivals = 0
         self.free_within_runs: Counter[str] = Counter()
@@ -897,8 +902,13 @@ def _begins_anew(evidence: _Evidence) -> bool:
 
 
 def _find_changers(evidence: _Evidence) -> dict[str, str]:
-    """Tools that were taken for reads, and after which answers change that nothing else explains."""
+    """Tools that were taken for reads, and after which answers change that nothing else explains.
+
+    Such a tool ran before each of these changes, rarely where the answer stayed, and not by chance: others may have
+    changed the answers of a log that shows none of their writes.
+    """
     found: dict[str, str] = {}
+    readers = len(evidence.readers)
     for read, changes in sorted(evidence.free_changes.items()):
         number = sum(changes.values())
         if number < 3:
@@ -909,11 +919,35 @@ def _find_changers(evidence: _Evidence) -> dict[str, str]:
             with_it = sum(count for between, count in equal.items() if suspect in between)
             without = sum(equal.values()) - with_it
             rate = number / (number + with_it)
-            if without >= ENOUGH and rate > best_rate:
+            if without < ENOUGH or rate <= best_rate:
+                continue
+            chance = _chance_of_company(suspect, changes, equal, readers)
+            if chance * readers**2 < _CHANCE:  # as many pairs were tried: the correction of Bonferroni
                 best, best_rate = suspect, rate
         if best is not None:
             found[best] = read
     return found
+
+
+def _chance_of_company(suspect: str, changes: Free, equal: Free, readers: int) -> float:
+    """How likely a tool that changes nothing has run before every change.
+
+    The more different tools ran in an interval, the likelier it is among them. So its share is taken from the equal
+    intervals with as many; where there were none, all other reads are as likely.
+    """
+    of_size: Counter[int] = Counter()
+    with_it: Counter[int] = Counter()
+    for between, count in equal.items():
+        of_size[len(between)] += count
+        if suspect in between:
+            with_it[len(between)] += count
+
+    def share(size: int) -> float:
+        if not of_size[size]:
+            return size / max(size, readers - 1)
+        return (with_it[size] + 1) / (of_size[size] + 2)  # the rule of succession of Laplace: never 0
+
+    return prod(share(len(between)) ** count for between, count in changes.items())
 
 
 class _Conclusion:

@@ -120,6 +120,19 @@ def test_a_read_that_changes_others_is_a_write() -> None:
     assert advice.tools["read_message"].why == "evidence"
 
 
+def test_a_read_that_stands_beside_three_changes_by_chance_is_no_write() -> None:
+    """Others change the status three times in a log of reads. Each time, the call before is of the user."""
+    log: list[LoggedCall] = []
+    changes = (8, 16, 24)
+    for turn in range(36):
+        log.append(call("get_status", {"v": sum(turn > one for one in changes)}))
+        other = "get_user" if turn % 4 == 0 else "get_plan"
+        log.append(call(other, {"of": "u-1"}, user_id="u-1"))
+    advice = mine(log)
+    assert advice.tools["get_user"].kind == "read"
+    assert advice.tools["get_status"].kind == "watch"
+
+
 def test_tools_without_a_kind_are_told_apart_by_what_changes_after_them() -> None:
     foreign = {"get_balance": "konto", "deposit": "einzahlung"}
     log = play(Bank, 0, LENGTH)
