@@ -237,6 +237,7 @@ class _Evidence:
         self.dropped = 0
         self.uncompared = 0
         self._sights: OrderedDict[tuple[str, Any], _Sight] = OrderedDict()
+        self._unanswered: set[int] = set()
         self._facts = 0
         self._holders: dict[tuple[str, str], dict[str, set[tuple[str, Any]]]] = defaultdict(dict)
         self._positions: dict[str, list[int]] = defaultdict(list)
@@ -303,11 +304,13 @@ class _Evidence:
         except (Uncacheable, TypeError, ValueError):
             return
         former = self._sights.get(key)
-        if former is not None:
+        if former is not None or hash(key) in self._unanswered:
             self.repeats[tool] += 1
-            if len(self.keys[tool]) < _MAX_KEPT:
-                self.keys[tool].add(hash(key))
+        if former is not None and len(self.keys[tool]) < _MAX_KEPT:
+            self.keys[tool].add(hash(key))
         if is_transient(call) or (call.result is UNKNOWN and call.error is None):
+            if former is None and len(self._unanswered) < _MAX_SIGHTS:
+                self._unanswered.add(hash(key))
             return
         failed = call.error is not None
         answer = b"error" if failed else answer_digest(call.result)

@@ -243,6 +243,16 @@ def test_an_answer_that_is_missing_or_redacted_proves_nothing() -> None:
     assert [(link.origin, link.changes) for link in hidden.links] == [("whole root", 0)]
 
 
+def test_calls_without_an_answer_are_repeats_of_each_other() -> None:
+    log = [replace(call("get_order", order_id="o-1"), result=UNKNOWN), call("get_user", 1, user_id="u-1")] * 3
+    log += [call("get_plan", 1, plan_id="p-1")]
+    advice = mine(log)
+    assert {tool: one.repeats for tool, one in advice.tools.items()} == {"get_order": 2, "get_user": 2, "get_plan": 0}
+    assert [line for line in advice.unknown if "never called twice" in line] == [
+        "get_plan was never called twice with the same arguments"
+    ]
+
+
 def test_a_transient_error_of_a_read_is_no_change() -> None:
     log: list[LoggedCall] = []
     for _ in range(30):
