@@ -991,6 +991,7 @@ class _Conclusion:
                 self.unknown.append(f"{chooser.unexplained} changes of {read} have no explanation")
             self.links += [self._link(one, read) for one in chosen]
             self._say_what_is_missing(read, why)
+            self._say_what_no_id_explains(read, chosen)
         tools = {tool: self._tool(tool) for tool in sorted(self.survey.tools)}
         self._say_more(tools)
         kept = [link for link in self.links if tools[link.write].kind in ("write", "unknown")]
@@ -1033,6 +1034,18 @@ class _Conclusion:
         parts += [f"seen there too rarely: {', '.join(rarely)}"] if rarely else []
         if parts:
             self.unknown.append(f"{read}: its whole root is dropped by what was {'; '.join(parts)}")
+
+    def _say_what_no_id_explains(self, read: str, chosen: list[_Chosen]) -> None:
+        """A read of an id whose changes whole roots alone explain: what changes slowly by itself looks so, where writes
+        lie between all of its answers. A list of all, or their count, takes no id: it is not meant.
+        """
+        causes = [one for one in chosen if one.changes]
+        if causes and not any(one.option[1] for one in causes) and self.survey.takes_id(read):
+            writers = ", ".join(sorted(one.option[0] for one in causes))
+            self.unknown.append(
+                f"{read} may change by itself, and then needs a ttl: "
+                f"its answers change after {writers}, and no id says which"
+            )
 
     def _tool(self, tool: str) -> ToolAdvice:
         facts, (by, why) = self.survey.tools[tool], self.kinds[tool]

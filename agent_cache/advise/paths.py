@@ -390,18 +390,23 @@ class Survey:
                 profile = self.paths[tool, path] = _Profile()
             profile.add(value, self.count)
 
+    def takes_id(self, tool: str) -> bool:
+        """Whether an argument of a tool is an id, by its name or by its values."""
+        return any(
+            profile.main_class == "id" or name_of(tool, path).is_id
+            for (of, path), profile in self.paths.items()
+            if of == tool and is_argument(path)
+        )
+
     def may_list(self, read: str, write: str) -> bool:
         """Whether a read without an id among its arguments lists what a write names: then every such write may bring an
         item in, or take one out, whatever was in the list before.
         """
+        if self.takes_id(read):
+            return False
         listed: set[str] = set()
         for (tool, path), profile in self.paths.items():
-            if tool != read:
-                continue
-            if is_argument(path):
-                if profile.main_class == "id" or name_of(tool, path).is_id:
-                    return False
-            elif "[]" in path:
+            if tool == read and not is_argument(path) and "[]" in path:
                 listed.update(profile.sample.values())
         for tool, path in self.closed:
             if tool == read and not is_argument(path):

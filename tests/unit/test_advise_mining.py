@@ -197,6 +197,29 @@ def test_a_write_that_shares_arguments_with_a_read_is_harmless_if_it_was_seen_to
 # What a log does not show
 
 
+def test_a_read_that_no_id_links_to_a_write_is_said_to_change_by_itself_perhaps() -> None:
+    """The sensor does. Orders have an id that a write names, and the number of those shipped is of no single thing."""
+    versions = {f"o-{number}": 0 for number in range(3)}
+    log: list[LoggedCall] = []
+    for turn in range(120):
+        order_id = f"o-{turn % 3}"
+        log += [
+            call("get_sensor", {"celsius": turn // 7}, sensor_id=f"s-{turn % 4}"),
+            call("get_order", {"v": versions[order_id]}, order_id=order_id),
+            call("get_shipped", sum(versions.values())),
+        ]
+        if turn % 2:
+            versions[order_id] += 1
+            log.append(call("ship", "ok", order_id=order_id))
+        else:
+            log.append(call("ping", "pong", host=f"h-{turn % 5}.example"))
+    advice = mine(log)
+    assert advice.tools["get_sensor"].kind == "read"
+    assert [line for line in advice.unknown if "by itself" in line] == [
+        "get_sensor may change by itself, and then needs a ttl: its answers change after ping, and no id says which"
+    ]
+
+
 def test_a_write_that_was_seen_at_a_few_calls_alone_is_not_harmless_to_others() -> None:
     log = []
     for item in range(8):
