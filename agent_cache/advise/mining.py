@@ -25,7 +25,8 @@ of a write tool and a read tool:
    (After eight failures in a row the true rate is below 31 % with 95 % confidence: the "rule of three" of Hanley and
    Lippman-Hand 1983, "If nothing goes wrong, is everything all right?".) Otherwise the pair gets the whole root, and
    `Advice.unknown` says so. A pair whose arguments are ids of one entity needs none of it. Lists need three times as
-   much, since an item that comes in was not in the list before; and searches of what the write names, a hundred.
+   much, since an item that comes in was not in the list before; and searches of what the write names, a hundred. Where
+   the log spells one id in several ways (``INV-7``, ``inv-7``), nothing is enough: tags compare text.
 
 **What is evidence of nothing.** Calls that overlap; writes that failed (they explain a change where no other write can,
 and never show that a write is harmless); answers that are missing, redacted, or came from a cache. An answer that
@@ -208,12 +209,15 @@ class _Evidence:
     """The second pass over a log: intervals, counted by what met in them.
 
     Attributes:
+        ambiguous: pairs of a write and a read that share an id in several spellings. It links them no better than the
+            whole root.
         resets: by read, how often its answer went back to its first one between two runs, without a write.
         survivals: how often an answer that was not the first one was the same in another run, without a write between.
     """
 
-    def __init__(self, candidates: list[Candidate], writers: set[str], readers: set[str], *, within_runs: bool) -> None:
-        self.candidates = candidates
+    def __init__(self, found: list[Candidate], writers: set[str], readers: set[str], *, within_runs: bool) -> None:
+        self.candidates = candidates = [one for one in found if not one.is_ambiguous]
+        self.ambiguous = {(one.write, one.read) for one in found if one.is_ambiguous and one.is_entity}
         self.writers = writers
         self.readers = readers
         self.within_runs = within_runs
@@ -756,6 +760,8 @@ class _Chooser:
 
     def _lacking(self, writer: str, kept: list[_Chosen], chosen: list[_Chosen]) -> str | None:
         """What is missing before a write may leave answers alone that it does not meet; None if nothing is."""
+        if (writer, self.read) in self.evidence.ambiguous:
+            return "shares an id with it that is spelt in several ways"
         linked = [number for one in kept for number in one.option[1]]
         is_list = any("[]" in self.candidates[number].read_path for number in linked)
         enough = _ENOUGH_OF_LISTS if is_list else ENOUGH
@@ -1029,18 +1035,24 @@ class _Conclusion:
 
     def _say_what_is_missing(self, read: str, why: Mapping[str, str]) -> None:
         never = [writer for writer, reason in why.items() if "never" in reason]
-        rarely = [writer for writer in why if writer not in never]
+        spelt = [writer for writer in sorted(self.evidence.writers) if (writer, read) in self.evidence.ambiguous]
+        rarely = [writer for writer in why if writer not in (*never, *spelt)]
         parts = [f"never seen between two equal answers: {', '.join(never)}"] if never else []
         parts += [f"seen there too rarely: {', '.join(rarely)}"] if rarely else []
         if parts:
             self.unknown.append(f"{read}: its whole root is dropped by what was {'; '.join(parts)}")
+        if spelt:
+            self.unknown.append(
+                f"{read}: its whole root is dropped by {', '.join(spelt)}, since the log spells one id in several ways"
+            )
 
     def _say_what_no_id_explains(self, read: str, chosen: list[_Chosen]) -> None:
         """A read of an id whose changes whole roots alone explain: what changes slowly by itself looks so, where writes
         lie between all of its answers. A list of all, or their count, takes no id: it is not meant.
         """
         causes = [one for one in chosen if one.changes]
-        if causes and not any(one.option[1] for one in causes) and self.survey.takes_id(read):
+        is_spelt = any((one.option[0], read) in self.evidence.ambiguous for one in causes)
+        if causes and not is_spelt and not any(one.option[1] for one in causes) and self.survey.takes_id(read):
             writers = ", ".join(sorted(one.option[0] for one in causes))
             self.unknown.append(
                 f"{read} may change by itself, and then needs a ttl: "

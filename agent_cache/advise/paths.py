@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
@@ -34,6 +34,7 @@ __all__ = [
     "kind_by_name",
     "name_of",
     "nouns_of",
+    "spellings",
     "values_at",
 ]
 
@@ -319,6 +320,22 @@ def _class_of(value: Any) -> str:
     return "word"
 
 
+_NUMBER: Final = re.compile(r"0*([0-9]+)(\.0+)?")
+
+
+def spellings(texts: Iterable[str]) -> frozenset[str]:
+    """What texts name where a tool minds neither upper and lower case, nor spaces around a text, nor a ``#`` before it,
+    nor the form of a whole number.
+    """
+    return frozenset(map(_plain, texts))
+
+
+def _plain(text: str) -> str:
+    text = text.casefold().strip().lstrip("#")
+    number = _NUMBER.fullmatch(text)
+    return number[1] if number else text
+
+
 class _Profile:
     """What one path of one tool has held: in how many calls, which classes of values, and a sample of them.
 
@@ -326,9 +343,10 @@ class _Profile:
     values if the paths do.
     """
 
-    __slots__ = ("calls", "classes", "largest", "last", "sample")
+    __slots__ = ("_spellings", "calls", "classes", "largest", "last", "sample")
 
     def __init__(self) -> None:
+        self._spellings: frozenset[str] | None = None
         self.calls = 0
         self.last = -1
         self.classes: Counter[str] = Counter()
@@ -353,6 +371,13 @@ class _Profile:
             del self.sample[self.largest]
             self.sample[hashed] = text
             self.largest = max(self.sample)
+
+    @property
+    def spellings(self) -> frozenset[str]:
+        """The `spellings` of the sample, once the survey is complete."""
+        if self._spellings is None:
+            self._spellings = spellings(self.sample.values())
+        return self._spellings
 
     @property
     def main_class(self) -> str:
@@ -478,6 +503,8 @@ class Candidate:
         is_entity: whether they do so enough to be believed without a change.
         is_key: whether both are arguments, and `is_entity`, and had a value in common.
         overlap: the share of their values that they have in common, of those of the path with fewer.
+        is_ambiguous: whether the log has one of their values in several spellings. A tag compares text: it would miss
+            the answers to the other ones.
     """
 
     write: str
@@ -488,6 +515,7 @@ class Candidate:
     is_entity: bool
     is_key: bool
     overlap: float
+    is_ambiguous: bool
 
 
 def is_argument(path: str) -> bool:
@@ -526,7 +554,8 @@ def find_candidates(survey: Survey, writers: set[str], readers: set[str]) -> lis
                         if not is_argument(wp):  # a write that fails drops the whole root then
                             weight *= 1.0 - failing
                         is_key = is_entity and overlap > 0 and is_argument(wp) and is_argument(rp)
-                        pairs.append(Candidate(write, wp, read, rp, weight, is_entity, is_key, overlap))
+                        is_ambiguous = is_argument(rp) and _has_spellings(wprofile, rprofile)
+                        pairs.append(Candidate(write, wp, read, rp, weight, is_entity, is_key, overlap, is_ambiguous))
             pairs.sort(key=_by_weight)
             found += pairs[:_MAX_CANDIDATES]
     return found
@@ -551,6 +580,13 @@ def _without_echoes(paths: list[tuple[str, _Profile, PathName]]) -> list[tuple[s
         or "[]" in path
         or not any(name.leaf == own.leaf and profile.sample.keys() <= held.sample.keys() for held, own in arguments)
     ]
+
+
+def _has_spellings(one: _Profile, other: _Profile) -> bool:
+    """Whether two paths have more in common if spelling is ignored, or something in common that one spells twice."""
+    common = one.spellings & other.spellings
+    spelt_twice = any(len(held.spellings) < len(held.sample) for held in (one, other))
+    return len(common) > len(one.sample.keys() & other.sample.keys()) or (bool(common) and spelt_twice)
 
 
 def _judge(
