@@ -1,8 +1,10 @@
 """Learns tags from one log, and replays others under them: the retail runs, and simulated worlds.
 
 ``python -m benchmarks.advise`` prints two tables: hits and stale answers without invalidation, with whole roots, with
-the advised tags, with those written by hand, and of an oracle. ``--page`` puts them into docs/benchmarks.md. The exit
-code is 1 if an advised tag left an answer stale, and 2 if the recorded runs are absent.
+the advised tags, with those written by hand, and of an oracle. Each figure is the sum over several logs that were
+learned from, since one log may happen to show what another one does not. ``--page`` puts the tables into
+docs/benchmarks.md. The exit code is 1 if advised tags left an answer of the retail runs stale, or more than
+`MOST_STALE` of the hits in the worlds, and 2 if the recorded runs are absent.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from benchmarks.recorded_runs import DataAbsentError, data_directory, load_retai
 from benchmarks.retail.store import load_store
 from benchmarks.table import markdown
 
-LEARNED, OTHERS = 0, (1, 2, 3)
+LEARNED, OTHERS = (0, 1, 2, 3), (11, 12, 13)
 WORLD_CALLS = 2_000
+MOST_STALE = 0.001
+"""The share of hits that may be stale in the worlds: a log that never shows an effect gives no tag for it."""
 
 RETAIL_COLUMNS = ("tags", "reads", "hits", "of the oracle's", "failed writes ignored", "stale")
 WORLD_COLUMNS = ("world", "reads", "oracle", "whole roots", "advised", "failed writes ignored", "stale", "without tags")
@@ -37,13 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print both tables."""
     options = _parser().parse_args(arguments)
     retail, retail_stale = _retail_table()
-    worlds, worlds_stale = _worlds_table()
+    worlds, has_stale_worlds = _worlds_table()
     speed = _speed()
     print(retail, worlds, speed, sep="\n\n")
     if options.page:
         machine = describe_machine(["agent-cache"])
         put_table("advise", f"{machine}\n\n{retail}\n\n{worlds}\n\n{speed}")
-    return 1 if retail_stale or worlds_stale else 0
+    return 1 if retail_stale or has_stale_worlds else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,12 +60,12 @@ def _retail_table() -> tuple[str, int]:
     directory = data_directory()
     store = load_store(directory)
     runs = load_retail_runs(directory)
-    learned = interleave(runs, store, LEARNED)
-    advice, early = mine(learned), mine(first_quarter(learned))
+    logs = [(interleave(runs, store, seed), interleave(runs, store, seed, as_text=True)) for seed in OTHERS]
     totals: dict[str, _Total] = {}
-    with run_progress("retail", len(OTHERS)) as advance:
-        for seed in OTHERS:
-            log, texts = interleave(runs, store, seed), interleave(runs, store, seed, as_text=True)
+    with run_progress("retail", len(LEARNED)) as advance:
+        for learned_from in LEARNED:
+            learned = interleave(runs, store, learned_from)
+            advice, early = mine(learned), mine(first_quarter(learned))
             policies: dict[str, Policy] = {
                 "no invalidation": "none",
                 "whole roots": "roots",
@@ -69,8 +73,9 @@ def _retail_table() -> tuple[str, int]:
                 "advised, from a quarter of the log": rules_of(early),
                 "oracle": "oracle",
             }
-            _add(totals, log, policies, advice)
-            _add(totals, texts, {"by hand": rules_by_hand()}, advice)
+            for log, texts in logs:
+                _add(totals, log, policies, advice)
+                _add(totals, texts, {"by hand": rules_by_hand()}, advice)
             advance()
     oracle = totals["oracle"].hits
     order = ("no invalidation", "whole roots", "advised, from a quarter of the log", "advised", "by hand", "oracle")
@@ -102,23 +107,26 @@ def _add(totals: dict[str, _Total], log: Sequence[LoggedCall], policies: Mapping
         totals.setdefault(name, _Total()).add(outcome, ignoring[name])
 
 
-def _worlds_table() -> tuple[str, int]:
-    rows, stale = [], 0
+def _worlds_table() -> tuple[str, bool]:
+    rows, stale, hits = [], 0, 0
     with run_progress("worlds", len(WORLDS)) as advance:
         for world in WORLDS:
-            row, found = _world_row(world)
+            row, advised = _world_row(world)
             rows.append(row)
-            stale += found
+            stale += advised.stale
+            hits += advised.hits
             advance()
-    return markdown(WORLD_COLUMNS, rows), stale
+    return markdown(WORLD_COLUMNS, rows), stale > MOST_STALE * hits
 
 
-def _world_row(world: type[World]) -> tuple[Line, int]:
-    advice = mine(play(world, LEARNED, WORLD_CALLS))
+def _world_row(world: type[World]) -> tuple[Line, _Total]:
+    policies: dict[str, Policy] = {"none": "none", "roots": "roots", "advised": "advised", "oracle": "oracle"}
+    logs = [play(world, seed, WORLD_CALLS) for seed in OTHERS]
     totals: dict[str, _Total] = {}
-    for seed in OTHERS:
-        policies: dict[str, Policy] = {"none": "none", "roots": "roots", "advised": "advised", "oracle": "oracle"}
-        _add(totals, play(world, seed, WORLD_CALLS), policies, advice)
+    for learned_from in LEARNED:
+        advice = mine(play(world, learned_from, WORLD_CALLS))
+        for log in logs:
+            _add(totals, log, policies, advice)
     oracle, advised = totals["oracle"].hits or 1, totals["advised"]
     row = (
         world.__name__,
@@ -130,12 +138,12 @@ def _world_row(world: type[World]) -> tuple[Line, int]:
         f"{advised.stale:,}",
         f"{totals['none'].stale:,}",
     )
-    return row, advised.stale
+    return row, advised
 
 
 def _speed() -> str:
     world = WORLDS[8]
-    log = play(world, LEARNED, 100_000)
+    log = play(world, LEARNED[0], 100_000)
     began = time.process_time()
     advice = mine(log)
     mined = time.process_time() - began
