@@ -20,6 +20,7 @@ from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.coherence import Ledger
 from agent_cache.core.store import Dropped, Entry, Sizes, Store, Stored
 from agent_cache.core.tags import Region
+from agent_cache.values.compare import utf8_text
 
 __all__ = [
     "LEDGER",
@@ -106,8 +107,9 @@ def warn_once(event: str, tool: str, error: BaseException | None = None) -> None
     """Log a warning, once for each event and tool. Argument values never appear in it."""
     if (event, tool) not in _warned and len(_warned) < _MAX_WARNINGS:
         _warned.add((event, tool))
-        reason = f" ({_described(error)})" if error is not None else ""
-        LOG.warning("%s: %s%s", tool, event, reason, extra={"agent_cache_event": event, "agent_cache_tool": tool})
+        name, event = utf8_text(tool), utf8_text(event)  # or a handler that writes to a file would fail
+        reason = utf8_text(f" ({_described(error)})") if error is not None else ""
+        LOG.warning("%s: %s%s", name, event, reason, extra={"agent_cache_event": event, "agent_cache_tool": name})
 
 
 def _described(error: BaseException) -> str:

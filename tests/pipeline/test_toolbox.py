@@ -246,6 +246,13 @@ def test_so_does_a_function_of_the_program_that_has_a_rule():
     assert runs == ["7", "put", "7"]
 
 
+async def test_a_name_that_utf8_cannot_hold_is_escaped_in_the_log(caplog: pytest.LogCaptureFixture):
+    name = json.loads('"g\\ud83d"')  # as a model may call a tool
+    await shop().call(name)
+    assert "toolshop:g\\ud83d: no rule is of this tool" in caplog.text
+    assert caplog.text.encode()  # with no error
+
+
 async def test_a_template_that_names_no_property_of_the_schema_is_refused_before_the_tool_runs():
     one = shop(get_order=Read("order:{oder_id}"))
     with pytest.raises(ConfigurationError, match=r"toolshop:get_order.*'oder_id'.*order_id"):
