@@ -681,7 +681,8 @@ class _Chooser:
         return found
 
     def _by_same_arguments(self, writer: str, chosen: list[_Chosen]) -> list[_Chosen]:
-        """The link through all arguments that a write shares with the read, if no link has any of them yet.
+        """The link through all arguments that a write shares with the read, if these are at least half of those of the
+        read, and no link has any of them yet.
 
         ``dim(floor, zone)`` may change ``lamp(floor, zone)``, though no argument is named as an id, and none alone
         tells one lamp from another. Only writes that named all of them between two equal answers refute it: those that
@@ -693,7 +694,8 @@ class _Chooser:
         same = frozenset(
             number for number in self._same_arguments(writer) if self.candidates[number].overlap >= _MIN_OVERLAP
         )
-        if not same or same & linked or self._is_refuted(writer, same, chosen, ENOUGH):
+        is_part = 2 * len(same) < self.survey.count_arguments(self.read)
+        if not same or is_part or same & linked or self._is_refuted(writer, same, chosen, ENOUGH):
             return []
         option = writer, same
         return [_Chosen(option, "same entity", 0, self._counts(option)[1])]

@@ -423,6 +423,10 @@ class Survey:
             if of == tool and is_argument(path)
         )
 
+    def count_arguments(self, tool: str) -> int:
+        """How many paths there are in the arguments of a tool."""
+        return sum(of == tool and is_argument(path) for of, path in self.paths)
+
     def may_list(self, read: str, write: str) -> bool:
         """Whether a read without an id among its arguments lists what a write names: then every such write may bring an
         item in, or take one out, whatever was in the list before.

@@ -57,7 +57,7 @@ def test_three_other_interleavings_have_no_stale_answer_and_most_hits(
 
 def test_a_quarter_of_the_log_is_nearly_enough(logs: list[list[LoggedCall]]) -> None:
     early = mine(first_quarter(logs[0]))
-    assert min(_share_of_oracle(early, log) for log in logs[1:]) >= 0.89
+    assert min(_share_of_oracle(early, log) for log in logs[1:]) >= 0.90
 
 
 def test_every_rule_written_by_hand_is_found_or_implied(logs: list[list[LoggedCall]], advice: Advice) -> None:
