@@ -454,6 +454,9 @@ class _CachedServer(MCPServer):
         return await self._inner.read_resource(uri)
 
 
+_OF_THEMSELVES: Final[weakref.WeakKeyDictionary[MCPServer, str]] = weakref.WeakKeyDictionary()
+
+
 def _identity_of(server: MCPServer) -> list[str]:
     """What tells a server from another one of its name, which by default is its command or URL: a hash of what it is
     started with, or of the headers that it is asked with. With an ``auth`` object it is itself alone.
@@ -463,7 +466,7 @@ def _identity_of(server: MCPServer) -> list[str]:
     if not isinstance(params, dict):
         return []
     if params.get("auth") is not None:
-        return [secrets.token_hex(8)]
+        return [_OF_THEMSELVES.setdefault(server, secrets.token_hex(8))]
     parts = {name: params.get(name) for name in ("command", "args", "env", "cwd", "url", "headers")}
     text = json.dumps(parts, sort_keys=True, default=str)
     return [blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()]

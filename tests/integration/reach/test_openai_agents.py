@@ -1011,6 +1011,15 @@ async def test_servers_of_one_command_share_answers_only_if_they_are_started_ali
     assert await ask(other, [read("7")]) == {"c0.0": "get_order 2" if is_shared else "get_order 1"}
 
 
+async def test_a_server_with_an_auth_object_shares_answers_with_itself_alone():
+    shop, box = Shop(), toolbox()
+    servers = [OwnServer(shop), OwnServer(shop)]
+    for server in servers:
+        server.params = {"url": "http://orders", "auth": object()}  # type: ignore[attr-defined]
+    found = [texts(await run(cached(mcp_agent(shop, [read()], server=one), box))) for one in (*servers, *servers)]
+    assert [each["c0.0"] for each in found] == ["get_order 1", "get_order 2"] * 2
+
+
 class OwnServer(MCPServer):
     """A server of one's own, whose tools are functions of this process, by the classes of the MCP SDK."""
 
