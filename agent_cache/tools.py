@@ -280,8 +280,9 @@ class Decorator:
         return other
 
     def by_name(self) -> Self:
-        """The same decorator for a tool that is called by its name, with arguments that may be parsed or not (see
-        `json_text`). A write touches the whole root if an argument that a template names is null.
+        """The same decorator for a tool that is called by its name, with arguments that may be parsed or not: it has
+        the tags by `json_text` beside those of a decorated tool. A write touches the whole root if an argument that a
+        template names is null.
         """
         other = copy_of(self)
         other._is_by_name = True
@@ -289,9 +290,9 @@ class Decorator:
 
     def tags(self, parameters: Sequence[str], tool: str) -> TagSet:
         """The tags of a tool with these parameters. Raises as `TagSet.compile`."""
-        tags = TagSet.compile(self._resource, parameters, tool, json_text if self._is_by_name else str)
+        tags = TagSet.compile(self._resource, parameters, tool)
         if self._is_by_name:
-            tags = tags.taking_null_for_all()
+            tags = tags.beside(TagSet.compile(self._resource, parameters, tool, json_text)).taking_null_for_all()
         return tags if self._parse is None else tags.parsing(self._parse)
 
 

@@ -491,10 +491,35 @@ class TagSet(NamedTuple):
 
         return self._replace(late=tuple(rule._replace(make=of_parsed(rule)) for rule in self.late))
 
+    def beside(self, other: TagSet) -> TagSet:
+        """The same with the tags that the templates of another set make, too, of the same resource."""
+        early, late = (
+            tuple(map(_of_both, mine, theirs)) for mine, theirs in ((self.early, other.early), (self.late, other.late))
+        )
+        return self._replace(early=early, late=late)
+
     def taking_null_for_all(self) -> TagSet:
         """The same for a write that touches the whole root if an argument that a template names is null."""
         early, late = ([rule._replace(null_is_all=True) for rule in rules] for rules in (self.early, self.late))
         return self._replace(early=tuple(early), late=tuple(late))
+
+
+def _of_both(rule: TagRule, other: TagRule) -> TagRule:
+    """A rule with the tags of two, of one template; that of a function stays as it is."""
+    if not rule.arguments and not rule.is_of_result:
+        return rule
+
+    def both(make: Callable[..., tuple[Tag, ...]], make_others: Callable[..., tuple[Tag, ...]]) -> Callable[..., Any]:
+        def made(*given: Any) -> tuple[Tag, ...]:
+            tags, more = make(*given), make_others(*given)
+            return tags if tags == more else tuple(dict.fromkeys((*tags, *more)))
+
+        return made
+
+    of_one = None
+    if rule.of_one is not None and other.of_one is not None:
+        of_one = rule.of_one[0], both(rule.of_one[1], other.of_one[1])
+    return rule._replace(make=both(rule.make, other.make), of_one=of_one)
 
 
 def _as_sequence(resource: Any, tool: str) -> list[Any]:
@@ -507,7 +532,7 @@ def _as_sequence(resource: Any, tool: str) -> list[Any]:
 
 def _compile(resource: Any, parameters: Sequence[str], tool: str, text: Text) -> TagRule:
     if isinstance(resource, ComputedTags):
-        return _compile_computed(resource, tool, text)
+        return _compile_computed(resource, tool)
     if not isinstance(resource, str):
         raise ConfigurationError(
             f"{tool}: resource {resource!r} must be a str or tags_from(...), not {type(resource).__name__}"
@@ -515,7 +540,7 @@ def _compile(resource: Any, parameters: Sequence[str], tool: str, text: Text) ->
     return _compile_template(resource, parameters, tool, text)
 
 
-def _compile_computed(computed: ComputedTags, tool: str, text: Text) -> TagRule:
+def _compile_computed(computed: ComputedTags, tool: str) -> TagRule:
     root, function = escape(computed.root), computed.function
     source = f"tags_from({computed.root!r}, ...)"
     try:
@@ -534,7 +559,7 @@ def _compile_computed(computed: ComputedTags, tool: str, text: Text) -> TagRule:
 
     def make(arguments: Mapping[str, Any], result: Any) -> tuple[Tag, ...]:
         ids = function(arguments, result) if when == "late" else function(arguments)
-        return _tags_of(root, ids, text)
+        return _tags_of(root, ids)
 
     return TagRule(root, when, make, source)
 
@@ -547,12 +572,12 @@ def _binds(signature: inspect.Signature, count: int) -> bool:
     return True
 
 
-def _tags_of(root: str, ids: Any, text: Text) -> tuple[Tag, ...]:
+def _tags_of(root: str, ids: Any) -> tuple[Tag, ...]:
     if ids is None:
         return (root,)
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
         ids = (ids,)
-    segments = [one if type(one) is str else text(one) for one in ids if one is not None]
+    segments = [one if type(one) is str else str(one) for one in ids if one is not None]
     together = "".join(segments)
     if "%" in together or ":" in together:
         segments = list(map(escape, segments))

@@ -15,6 +15,7 @@ import pytest
 
 from agent_cache import (
     AgentCache,
+    AgentCacheInvalidator,
     AgentCacheSession,
     AgentLoopDetectedError,
     ConfigurationError,
@@ -211,6 +212,30 @@ async def test_a_value_has_one_tag_whatever_type_it_came_as(one: Any, other: Any
     await shop_.call("put", {"order": other, "all": [other], "in_it": {"id": other}})
     await shop_.call("get", {"order": one})
     assert shop_.runs == ["get", "put", "get"]
+
+
+@pytest.mark.parametrize("value", [Status.OPEN, Size.LARGE, datetime(2026, 1, 2, tzinfo=UTC), 7.0, "7"])
+async def test_decorated_tools_and_calls_by_name_drop_the_answers_of_each_other(value: Any):
+    """A decorator has the `str` of a value in its tags, as an f-string has."""
+    one, runs = shop(find=Read("order:{order}"), change=Write("order:{order}")), []
+
+    @AgentCache("order:{order}", name="toolshop_decorated_get")
+    async def get(order: Any) -> None:
+        runs.append(order)
+
+    @AgentCacheInvalidator("order:{order}", name="toolshop_decorated_put")
+    async def put(order: Any) -> None: ...
+
+    await get(value)
+    await one.call("change", {"order": value})
+    await get(value)
+    assert len(runs) == 2
+    await one.call("find", {"order": value})
+    await put(value)
+    await one.call("find", {"order": value})
+    await invalidate(("order", str(value)))
+    await one.call("find", {"order": value})
+    assert one.runs == ["change", *["find"] * 3]
 
 
 async def test_a_function_of_the_program_has_the_tags_that_calls_by_name_have():
