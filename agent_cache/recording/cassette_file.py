@@ -1111,8 +1111,8 @@ def write_whole(descriptor: int, data: bytes) -> None:
 
 
 def now_text() -> str:
-    """The time in UTC, as headers have it."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """The time in UTC, as headers have it: runs that follow each other within a millisecond keep their order."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def partial_of(path: Path) -> Path:

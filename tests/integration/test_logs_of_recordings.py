@@ -194,15 +194,19 @@ async def test_a_journal_that_was_resumed(tmp_path):
     assert abs(second.ended - now) < 60
 
 
-async def test_journals_of_several_sessions(tmp_path):
+@pytest.mark.parametrize("kind", ["cassette", "journal"])
+async def test_short_runs_one_after_the_other_keep_their_order(tmp_path, kind):
+    """Several begin within one millisecond."""
+    items = [f"s{number:02}" for number in range(40)]
     journal = Journal(tmp_path)
-    for name in ("s1", "s2"):
-        async with AgentCacheSession(name, journal=journal):
-            await get_item(name)
-            await take(name)
+    for item in items:
+        run = record(tmp_path / f"{item}.jsonl") if kind == "cassette" else AgentCacheSession(item, journal=journal)
+        async with run:
+            await get_item(item)
+            await take(item)
     with open_logs(tmp_path) as log:
-        assert [call.arguments["item"] for call in log] == ["s1", "s1", "s2", "s2"]
-        assert len({call.run for call in log}) == 2
+        assert [call.arguments["item"] for call in log] == [item for item in items for _ in range(2)]
+        assert len({call.run for call in log}) == len(items)
 
 
 @pytest.mark.parametrize("kind", ["cassette", "log", "journal"])
