@@ -405,3 +405,39 @@ async def test_a_closed_tier_starts_no_thread(tmp_path: Path):
     threads = threading.active_count()
     assert not await tier.caught_up()
     assert threading.active_count() == threads
+
+
+async def test_what_was_seen_in_files_that_were_deleted_says_nothing_of_new_ones(tmp_path: Path):
+    """In both databases the versions of cells that nobody has written are the same."""
+    path = tmp_path / "cache"
+    async with FileTier(path) as tier, FileTier(path) as other:
+        await load(tier, read("order:7"), "old")
+        assert await value_of(tier, read("order:7")) == "old"
+        for suffix in ("", "-wal", "-shm", ".page", ".lock"):
+            (tmp_path / f"cache{suffix}").unlink()
+        former = tier._files.page
+        while tier._files.page is former:
+            await asyncio.sleep(0.01)
+        await load(other, read("order:7"), "overwritten")
+        async with writing(other, "order:7"):
+            pass
+        assert await value_of(tier, read("order:7")) == "nothing"
+
+
+async def test_a_value_that_was_loaded_after_its_cells_were_pruned_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """By a process, too, that has seen the cells before: no slot tells it that they were pruned."""
+    monkeypatch.setattr("agent_cache.remote.file.database._MAX_CELLS", 1)
+    path = tmp_path / "cache"
+    async with FileTier(path) as tier, FileTier(path) as other:
+        for _ in range(2):
+            async with writing(tier, "order:7"):
+                pass
+        await load(tier, read("order:7"), "old")
+        assert await value_of(tier, read("order:7")) == "old"
+        for _ in range(8):
+            tier._files.now(lambda database: database.prune())
+        assert await value_of(other, read("order:7")) == "nothing"
+        await load(other, read("order:7"), "new")
+        assert await value_of(tier, read("order:7")) == "new"

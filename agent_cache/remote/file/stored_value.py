@@ -17,7 +17,7 @@ from agent_cache.remote.protocol import Versions
 
 __all__ = [
     "Head", "StoredHead", "late_context", "open_head", "pack_head", "pack_versions", "read_head", "unpack_versions",
-    "value_context",
+    "value_context", "was_loaded_under",
 ]  # fmt: skip
 
 _FIXED: Final = struct.Struct(">BddddII")
@@ -67,6 +67,11 @@ def open_head(head: bytes, digest: bytes) -> Head | None:
     if schema != SCHEMA or not head.startswith(digest, _FIXED.size) or len(head) != end + late_size:
         return None
     return Head(loaded, ttl, grace, cost, start, end)
+
+
+def was_loaded_under(head: bytes, digest: bytes, versions: bytes) -> bool:
+    """Whether a head names exactly these versions, and no late tags. It need not be of this call."""
+    return len(head) == _FIXED.size + len(digest) + len(versions) and head.endswith(versions)
 
 
 def pack_versions(versions: Mapping[int, int]) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from agent_cache.remote.file.cell_names import CellNames
 from agent_cache.remote.file.database import HELD, IDLE, Cell, mode_of
-from agent_cache.remote.file.shared_page import NO_LEASE, PageLease, SharedPage, Use, is_settled, reader_of
+from agent_cache.remote.file.shared_page import NO_LEASE, PageLease, SharedPage, Use, reader_of
 from agent_cache.remote.protocol import Request, Ticket, Versions
 from agent_cache.values.canonical import is_large, make_room
 
@@ -27,14 +27,16 @@ class Owner(Protocol):
 
 
 class Idle(NamedTuple):
-    """What a lookup has seen when no write was running.
+    """What a lookup has seen when no write was running: all steps that the slots show were committed.
 
     Attributes:
+        page: where the slots are.
         slots, states, cells: those of the place.
         own: the cells that every value of the entry depends on.
         versions, header: their versions, and the same as bytes.
     """
 
+    page: SharedPage
     slots: tuple[int, ...]
     states: tuple[Cell, ...]
     cells: dict[int, Cell]
@@ -173,11 +175,11 @@ class FileTicket:
         self.lease = NO_LEASE
 
     def set_slots(
-        self, page: SharedPage, read: Callable[[Any], tuple[int, ...]], slots: tuple[int, ...], committed: int
+        self, page: SharedPage, read: Callable[[Any], tuple[int, ...]], slots: tuple[int, ...], *, is_settled: bool
     ) -> None:
-        """Note the slots, which were read before the cells, and the last step that these show."""
+        """Note the slots, which were read before the cells, and whether these show all steps that the slots do."""
         self._read_slots, self._slots = read, slots
-        self.is_settled = is_settled(slots, committed)
+        self.is_settled = is_settled
         self.lease = PageLease(page, self.tier.use, read, slots)
 
     def _is_untouched(self) -> bool:
