@@ -105,6 +105,8 @@ class Wire:
         Raises:
             Undecodable: if it is.
         """
+        if not self._may_be_bad(data, levels):  # as good as always
+            return False
         level: list[Any] = [data]
         for left in range(levels, -1, -1):
             level = [part for each in level if self._may_be_bad(each, left) for part in self._parts_of(each)]

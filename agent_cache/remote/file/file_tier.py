@@ -414,13 +414,15 @@ class FileTier:
         process refreshes it.
         """
         request, entry = ticket.request, ticket.place.entry
-        age = max(0.0, time.time() - loaded)
-        lasts = ttl if request.ttl is None else min(ttl, request.ttl)
+        age = time.time() - loaded
+        if age < 0.0:  # the clock was set back. `min` and `max` would take longer, here and below
+            age = 0.0
+        lasts = ttl if request.ttl is None or ttl < request.ttl else request.ttl
         if lasts == NEVER:
             found.age = age
             return found
         left = lasts - age
-        if left + min(grace, request.grace) <= 0:
+        if left <= 0 and left + min(grace, request.grace) <= 0:
             ticket.former_cost = found.cost
             return None
         is_ending = left <= 0 or (left <= refresh_window(found.cost, lasts) and self._tried.get(entry) != loaded)

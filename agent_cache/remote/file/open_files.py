@@ -503,12 +503,14 @@ class OpenFiles:
             Busy: if others use the database.
             Unreachable: if it cannot be used.
         """
-        end = time.monotonic() + patience if patience else 0.0
+        if not patience:
+            return self._now(step)
+        end = time.monotonic() + patience
         while True:
             try:
                 return self._now(step)
             except Busy:
-                if not patience or time.monotonic() > end:
+                if time.monotonic() > end:
                     raise
                 time.sleep(_SPIN_PAUSE)
 

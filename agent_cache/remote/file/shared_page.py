@@ -25,7 +25,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
-from agent_cache.core.lease import Lease
+from agent_cache.core.lease import ENDED, Lease
 
 __all__ = ["MAX_PROCESSES", "NO_LEASE", "SLOTS", "PageLease", "SharedPage", "Use", "is_settled", "reader_of", "slot_of"]
 
@@ -290,7 +290,7 @@ class PageLease(Lease):
     def __init__(
         self, page: SharedPage, use: Use, read: Callable[[Any], tuple[int, ...]], seen: tuple[int, ...]
     ) -> None:
-        super().__init__(page.words, -1)
+        self.page, self.stamp, self.term = page.words, ENDED, None  # by a call, it would be 0.2 us of each lookup more
         self._page = page
         self._use = use
         self.read = read
