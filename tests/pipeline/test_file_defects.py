@@ -441,3 +441,27 @@ async def test_a_value_that_was_loaded_after_its_cells_were_pruned_is_found(
         assert await value_of(other, read("order:7")) == "nothing"
         await load(other, read("order:7"), "new")
         assert await value_of(tier, read("order:7")) == "new"
+
+
+async def test_what_was_missing_in_the_file_when_a_lookup_began_is_not_overlooked(tmp_path: Path):
+    """The write that another process could not announce has ended before. It is announced while the slots are read."""
+    async with FileTier(tmp_path / "cache") as tier:
+        await load(tier, read("order:7"), "old")
+        assert await value_of(tier, read("order:7")) == "old"
+        place = tier._places.of(read("order:7"))
+        files, read_slots, another = tier._files, place.read_slots, 1_000
+        files.page.suspend(another, 1)
+
+        def reading(words: Any) -> tuple[int, ...]:
+            seen = read_slots(words)
+            if files.page.missing(another):
+                database = files._kept
+                assert database is not None
+                database._write(lambda: database._change(place.depends_on))
+                files.page.suspend(another, 0)
+                assert files.page.resume()
+            return seen
+
+        place.read_slots = reading
+        assert await value_of(tier, read("order:7")) == "nothing"
+        assert not files.page.missing(another)

@@ -299,13 +299,13 @@ class FileTier:
         The slots tell that: a statement that reads the cells, too, takes twice as long. Pruned cells they do not tell,
         but what is stored after that has other versions.
         """
-        place, page = ticket.place, known.page
-        if place.digest is None or place.read_slots(page.words) != known.slots:
+        place = ticket.place
+        ticket.set_slots(known.page, place.read_slots, known.slots, is_settled=True)
+        if place.digest is None or not ticket.lease.is_current:
             return None
         stored = database.value(place.entry)
-        if stored is None or not was_loaded_under(stored[0], place.digest, known.header) or not page.is_usable:
+        if stored is None or not was_loaded_under(stored[0], place.digest, known.header):
             return None
-        ticket.set_slots(page, place.read_slots, known.slots, is_settled=True)
         ticket.cells, ticket.is_idle = known.cells, True
         return stored
 
