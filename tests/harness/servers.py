@@ -248,11 +248,13 @@ class Server:
         deadline = time.monotonic() + PATIENCE
         while self.is_running and time.monotonic() < deadline:
             try:
-                # Whoever took the port first would answer a PING as well.
-                is_ours: bool = self.info("server")["process_id"] == self.pid
-                return is_ours and not self.info("persistence").get("loading")  # a sentinel has nothing to load
+                # Whoever took the port first answers as well. Ours ends then, and says that the port is in use.
+                is_ours = self.info("server")["process_id"] == self.pid
+                if is_ours and not self.info("persistence").get("loading"):  # a sentinel has nothing to load
+                    return True
             except RedisError:
-                time.sleep(0.01)
+                pass
+            time.sleep(0.01)
         return False
 
     def _reap(self) -> None:

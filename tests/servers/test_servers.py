@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import binaries
-from tests.harness.servers import PATIENCE, Server, wait_until
+from tests.harness.servers import PATIENCE, Server, free_port, wait_until
 
 redis = pytest.importorskip("redis")
 
@@ -104,6 +104,15 @@ def test_servers_of_one_run_stand_on_ports_of_their_own(own_valkey: Server, valk
     assert own_valkey.port != valkey.port
     own_valkey.command("SET", "key", "own")
     assert valkey.command("GET", "key") is None
+
+
+def test_a_port_that_another_server_has_taken_first_costs_an_attempt(valkey: Server, monkeypatch: pytest.MonkeyPatch):
+    """The other one answers before this one has said that its port is in use."""
+    taken = iter([valkey.port])
+    monkeypatch.setattr("tests.harness.servers.free_port", lambda: next(taken, None) or free_port())
+    with Server.start() as server:
+        assert server.port != valkey.port
+        assert server.command("PING")
 
 
 async def test_an_asyncio_client_works_as_well(valkey: Server):
