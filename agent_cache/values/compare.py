@@ -51,7 +51,7 @@ def _signature_of(error: BaseException) -> bytes | None:
 def shown(value: object) -> str:
     """A value as short text for people, whatever its `repr` does.
 
-    Of a large value no more is read than is shown.
+    Of a large value no more is read than is shown, but for the quotes of a text.
     """
     if value is MISSING:
         return ""
@@ -90,8 +90,9 @@ def utf8_text(text: str) -> str:
 def _text(value: Any, room: int) -> str:
     """The `repr` of a value if it has at most `room` characters, else at least so many of them."""
     kind = type(value)
-    if kind is str or kind is bytes:
-        return repr(value[:room])
+    if kind is str or kind is bytes:  # which quotes stand around it depends on those in all of it
+        quotes = ("'", '"') if kind is str else (b"'", b'"')
+        return repr(value[:room] + value[:0].join(quote for quote in quotes if value.find(quote, room) >= 0))
     if isinstance(value, BaseException) and kind.__repr__ is BaseException.__repr__:  # type: ignore[comparison-overlap]
         only = len(value.args) == 1
         return kind.__name__ + (f"({_text(value.args[0], room)})" if only else _text(value.args, room))

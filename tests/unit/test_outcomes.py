@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from agent_cache.values.compare import fingerprint, is_empty, shown, signature_of
 from tests.harness.structure import near_pairs, same
@@ -66,6 +66,9 @@ _VALUES = st.recursive(
 )
 
 
+@example("x" * 90 + "'")
+@example(b"x" * 90 + b"'")
+@example("'" + "x" * 90 + '"')
 @given(_VALUES)
 def test_a_value_is_shown_as_its_repr_as_far_as_there_is_room(value: Any):
     text = repr(value)
