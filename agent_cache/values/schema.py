@@ -105,13 +105,14 @@ class Wire:
         Raises:
             Undecodable: if it is.
         """
-        if not self._may_be_bad(data, levels):  # as good as always
+        if not self._may_be_bad(data, levels):  # nearly always
             return False
-        level: list[Any] = [data]
-        for left in range(levels, -1, -1):
+        level = [*self._parts_of(data)]
+        has_many = bool(level)
+        for left in range(levels - 1, -1, -1):
             level = [part for each in level if self._may_be_bad(each, left) for part in self._parts_of(each)]
             if not level:
-                return left < levels
+                return has_many
         raise Undecodable(f"data is nested more than {levels} levels deep")
 
     def _may_be_bad(self, data: Any, levels: int) -> bool:

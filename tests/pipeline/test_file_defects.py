@@ -465,3 +465,17 @@ async def test_what_was_missing_in_the_file_when_a_lookup_began_is_not_overlooke
         place.read_slots = reading
         assert await value_of(tier, read("order:7")) == "nothing"
         assert not files.page.missing(another)
+
+
+async def test_a_value_is_no_younger_than_new_when_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async with FileTier(tmp_path / "cache") as tier:
+        request = read("order:7", ttl=60.0)
+        await load(tier, request, "value")
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now - 3_600)
+        found, _ = await tier.lookup(request)
+        assert found is not None
+        assert found.age == 0.0
+        assert found.ttl == 60.0
