@@ -118,6 +118,21 @@ class ThreadStream(Stream):
                     positions.setdefault(one, one.position)
                 self._changed.wait(max(0.0, min(left, _POLL)))
 
+    def interrupt(self) -> None:
+        """Leave the followers that have taken nothing to themselves. The others fail after the chunks that are there.
+
+        In one step: a follower may be taking its first chunk in another thread.
+        """
+        with self._lock:
+            followers = [reader for reader in self.readers if reader is not self.leader]
+            for reader in followers:
+                if not reader.position:
+                    self.remove(reader)
+                    reader.stream = None
+        for reader in followers:
+            if reader.stream is self:
+                reader.fail(self.error or RuntimeError("the run of this stream was interrupted"))
+
     def poke(self) -> None:
         with self._changed:
             self._changed.notify_all()
@@ -158,14 +173,7 @@ class ThreadStreamFlight(ThreadFlight):
         with LEDGER.lock:
             waiters, self.waiters = self.waiters, None
             self.finish()
-        stream = self.stream
-        for reader in tuple(stream.readers):
-            if reader is not stream.leader:
-                stream.remove(reader)
-                if reader.position:
-                    reader.fail(stream.error or RuntimeError("the run of this stream was interrupted"))
-                else:
-                    reader.stream = None
+        self.stream.interrupt()
         for waiter in waiters or ():
             if not waiter.done():
                 waiter.set_result(UnsharedEntry(None, 0.0, 0.0))
@@ -315,11 +323,13 @@ class ThreadReader(Reader):
         """The next chunk, or `END`."""
         while self._rest is None:
             stream = self.stream
+            # Asked before the look for a chunk: another thread may end the run after it, with chunks it has not seen.
+            has_ended = self._error is not None or self.pump.done()
             if stream is not None and self.may_take():
                 chunk = stream.take(self)
                 if chunk is not MISSING:
                     return chunk
-            elif self._error is not None or self.pump.done():
+            elif has_ended:
                 self.finish()
             else:
                 self._go_on(stream)

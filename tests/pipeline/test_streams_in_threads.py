@@ -188,6 +188,44 @@ def test_an_interruption_reaches_the_thread_that_it_has_met(source: Source):
     assert list(source.numbers(1)) == [0, 1, 2]
 
 
+def test_a_follower_of_a_long_stream_takes_what_is_there_before_it_is_told_of_the_interruption():
+    source = Source(chunk=lambda number: str(number) * 100, max_stream_bytes=250)
+    source.error = KeyboardInterrupt()
+    first, second = source.numbers(1), source.numbers(1)
+    assert [next(first), next(second), next(first), next(first)] == ["0" * 100, "0" * 100, "1" * 100, "2" * 100]
+    with pytest.raises(KeyboardInterrupt):
+        next(first)
+    assert [next(second), next(second)] == ["1" * 100, "2" * 100]
+    with pytest.raises(RuntimeError, match="interrupted"):
+        next(second)
+
+
+@pytest.mark.parametrize("taken", range(3))
+def test_a_reader_takes_all_chunks_of_a_run_that_another_thread_ends_between_its_two_looks(
+    taken: int, source: Source, monkeypatch: pytest.MonkeyPatch
+):
+    """The first caller finds no chunk, and then its call has ended."""
+    streams = [source.numbers(1), source.numbers(1)]
+    for _ in range(taken):
+        next(streams[0])
+    others: list[Call] = []
+
+    def look(reader: stream_chunks.Reader) -> bool:
+        found = may_take(reader)
+        if not found and not others and threading.current_thread() is threading.main_thread():
+            if not taken:
+                reader.pump.advance(lambda: True)  # the first chunk, brought by whoever is first
+            others.append(Call(list, streams[1]))
+            others[0].result()
+        return found
+
+    may_take = stream_chunks.Reader.may_take
+    monkeypatch.setattr(stream_chunks.Reader, "may_take", look)
+    assert list(streams[0]) == [*range(taken, 3)]
+    assert others[0].result() == [0, 1, 2]
+    assert source.runs == [3]
+
+
 def test_a_follower_without_a_chunk_runs_the_tool_itself_when_the_run_is_interrupted():
     held = Held()
 
