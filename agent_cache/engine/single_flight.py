@@ -142,18 +142,18 @@ async def thread_flight(
             own.land(own.result)
         return entry
     if stored is not None:
-        return await _from_store(proceed, call, stored)
+        return await _from_store(proceed, call, kind, stored)
     assert flight is not None
     assert waiter is not None
     return await _follow(call, proceed, flight, waiter, under, dependent)
 
 
-async def _from_store(proceed: Proceed, call: Call, stored: Stored) -> Entry:
+async def _from_store(proceed: Proceed, call: Call, kind: type[ThreadFlight], stored: Stored) -> Entry:
     """Answer with an entry that another thread has stored since this call was no hit, if it may be served."""
     entry = entry_of(stored)
     value = entry.value_at(CLOCK.now())
     if value is MISSING:
-        return await thread_flight(proceed, call, may_be_stored=False)
+        return await thread_flight(proceed, call, kind, may_be_stored=False)
     if call.within is not None:
         inherit_entry(call.within, call.plan, call.key, stored)
     call.source = "shared"

@@ -213,9 +213,9 @@ class Stream:
     def laggards(self) -> list[Reader]:
         """The readers that are so far behind that the others have to wait for them.
 
-        Nobody waits for a reader whose task or thread waits for this very stream, or has ended.
+        Nobody waits for a reader whose task or thread waits for the next chunk of this very stream, or has ended.
         """
-        waiting = {reader.owner for reader in self.readers if reader.is_waiting}
+        waiting = {reader.owner for reader in self.readers if reader.is_waiting and reader.position == self.count}
         return [
             reader
             for reader in tuple(self.readers)

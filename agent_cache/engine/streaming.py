@@ -183,7 +183,7 @@ class StreamFlight(Flight):
 stream_flight: Final = partial(single_flight, kind=StreamFlight)
 """Single flight of streaming tools."""
 
-thread_stream_flight: Final = partial(thread_flight, kind=ThreadStreamFlight, may_be_stored=False)
+thread_stream_flight: Final = partial(thread_flight, kind=ThreadStreamFlight)
 """The same for those that are synchronous."""
 
 

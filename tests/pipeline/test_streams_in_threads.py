@@ -10,7 +10,7 @@ import inspect
 import itertools
 import random
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,8 +24,9 @@ from agent_cache import (
     bypass,
     get_metrics,
     invalidate_sync,
+    tags_from,
 )
-from agent_cache.engine import stream_chunks
+from agent_cache.engine import stream_chunks, thread_streams
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.harness import library
 from tests.harness.threads import Call, Held, followers_of, until
@@ -354,6 +355,30 @@ def test_many_threads_on_one_cold_key_run_the_tool_once():
     assert len(source.runs) == 1
 
 
+def test_a_run_that_ends_after_a_call_was_no_hit_answers_it():
+    """The call is on its way from its lookup to the look for a run to join."""
+    on_its_way, go_on = threading.Event(), threading.Event()
+    runs: list[int] = []
+
+    def id_of(arguments: Mapping[str, Any]) -> str:
+        if not on_its_way.is_set():
+            on_its_way.set()
+            assert go_on.wait(PATIENCE)
+        return str(arguments["id"])
+
+    @AgentCache(tags_from("doc", id_of))
+    def numbers(id: int) -> Iterator[int]:
+        runs.append(id)
+        yield from range(3)
+
+    late = Call(list, numbers(1))
+    assert on_its_way.wait(PATIENCE)
+    assert list(numbers(1)) == [0, 1, 2]
+    go_on.set()
+    assert late.result() == [0, 1, 2]
+    assert runs == [1]
+
+
 def test_threads_that_leave_at_any_time_do_not_disturb_the_others():
     source = Source(length=30)
     barrier = threading.Barrier(16)
@@ -507,6 +532,39 @@ def test_a_fast_reader_leads_one_of_another_thread_by_the_bound_at_most():
     thread.join(PATIENCE)
     assert len(fast) == 20
     assert source.runs == [20]
+
+
+def test_a_fast_reader_does_not_lead_on_while_a_slow_one_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch):
+    """The slow one finds no chunk, and before it can bring the generator on, the fast one does: again and again."""
+    source = Source(length=20, chunk=lambda _: BIG, max_stream_bytes=5_000)
+    slow = source.numbers(1)
+    next(slow)
+    waits, has_its_turn, held_up = threading.Event(), threading.Event(), threading.Event()
+
+    def advance(pump: thread_streams.HandPump, is_needed: Callable[[], bool]) -> None:
+        if not waits.is_set():
+            waits.set()
+            assert has_its_turn.wait(PATIENCE)
+        go_on(pump, is_needed)
+
+    def look(stream: stream_chunks.Stream) -> list[stream_chunks.Reader]:
+        found = laggards(stream)
+        if found:
+            held_up.set()
+        return found
+
+    go_on, laggards = thread_streams.HandPump.advance, stream_chunks.Stream.laggards
+    monkeypatch.setattr(thread_streams.HandPump, "advance", advance)
+    monkeypatch.setattr(stream_chunks.Stream, "laggards", look)
+    turn = Call(next, slow)
+    assert waits.wait(PATIENCE)
+    fast = Call(list, source.numbers(1))
+    until(lambda: held_up.is_set() or fast.is_over())
+    assert source.runs[0] <= 8
+    has_its_turn.set()
+    assert turn.result() == BIG
+    assert len(list(slow)) == 18
+    assert len(fast.result()) == 20
 
 
 def test_a_reader_that_does_not_go_on_is_cut_off(monkeypatch: pytest.MonkeyPatch):
