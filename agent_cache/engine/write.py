@@ -529,8 +529,10 @@ class Write:
             self._renewal.cancel()
         region = self.region if late is None else self.region.beside(late)
         commits = self._start_commits(intent, region.paths + region.bare, failed=failed, hold=hold)
-        if commits and not fills and all(isinstance(commit, SentCommit) for commit in commits.values()):
-            return _ENDED
+        if commits and not fills:  # those that are on their way need not be waited for, whatever other tiers there are
+            commits = {tier: commit for tier, commit in commits.items() if not isinstance(commit, SentCommit)}
+            if not commits:
+                return _ENDED
         return run_shielded(self._finish_commits(commits, late, fills), *commits.values(), may_wait=may_wait)
 
     def _invalidate_locally(self, late: Region | None, hold: float, fills: Sequence[Fill] = ()) -> Sequence[Fill]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -13,7 +14,7 @@ import pytest
 
 pytest.importorskip("redis")
 
-from agent_cache import AgentCacheInvalidator, configure
+from agent_cache import AgentCache, AgentCacheInvalidator, configure
 from agent_cache.clock import CLOCK
 from agent_cache.remote import Touched, WriteIntent
 from agent_cache.remote.protocol import SentCommit
@@ -22,6 +23,7 @@ from agent_cache.remote.redis.connection import NEVER, boottime
 from agent_cache.remote.redis.keyspace import Keyspace
 from agent_cache.remote.redis.scripts import Script
 from agent_cache.remote.redis.writes import Call
+from agent_cache.testing import MemoryTier
 from tests.contract.workbench import commit, load, read, value_of, write
 from tests.harness.proxies import Proxy
 from tests.harness.servers import Server
@@ -43,9 +45,18 @@ def is_well(tier: RedisTier) -> bool:
     return tier.stats()["pending"] == 0 and set(tier.stats()["servers"].values()) == {"ok"}
 
 
+@pytest.mark.parametrize("has_another_tier", [False, True])
 async def test_a_write_returns_before_its_commit_has_landed_and_lookups_of_its_process_wait_for_it(
-    own_valkey: Server,
+    has_another_tier: bool, own_valkey: Server
 ):
+    gc.unfreeze()
+    gc.collect()  # a write reaches the tiers of every tool that is alive, those of earlier tests included
+
+    @AgentCache("order:{order}", remote_cache=MemoryTier() if has_another_tier else None)
+    async def get(order: int) -> int:
+        return order
+
+    await get(7)
     async with making(is_heard=True, max_staleness=30.0, timeout=20.0) as make:
         tier, other = make(own_valkey.url), make(own_valkey.url)
         await load(tier, read("order:7"), "old")
