@@ -96,14 +96,14 @@ class ThreadStream(Stream):
         with self._lock:
             return self.readers[0].take_request() if self.readers and self._flight is None else None
 
-    def wait_for_slow(self, reader: Reader) -> None:
-        """Wait until no reader is too far behind this one. One that does not go on is cut off."""
+    def wait_for_slow(self, is_needed: Callable[[], bool]) -> None:
+        """Wait until no reader is too far behind, or the next chunk is not needed. Who does not go on is cut off."""
         if not self.is_long or has_running_loop():
             return
         end = monotonic() + stream_chunks.PATIENCE
         with self._changed:
             positions: dict[Reader, int] = {}
-            while reader.position == self.count and reader.stream is self:
+            while is_needed():
                 laggards = self.laggards()
                 if not laggards:
                     return
@@ -132,6 +132,7 @@ class ThreadStream(Stream):
         for reader in followers:
             if reader.stream is self:
                 reader.fail(self.error or RuntimeError("the run of this stream was interrupted"))
+        self.poke()
 
     def poke(self) -> None:
         with self._changed:
@@ -343,13 +344,16 @@ class ThreadReader(Reader):
             if leader is None or leader.pump.done():
                 self.pump.advance(_always)
             else:
-                stream.wait_for_slow(self)
-                leader.pump.advance(partial(self._wants, stream))
+                wants = partial(self._wants, stream)
+                stream.wait_for_slow(wants)
+                leader.pump.advance(wants)
         finally:
             self.is_waiting = False
 
     def _wants(self, stream: Stream) -> bool:
-        return self.stream is stream and self._error is None and self.position == stream.count
+        if self.stream is not stream or self._error is not None or self.position != stream.count:
+            return False
+        return stream.leader is not None and not stream.leader.pump.done()
 
     def leave(self) -> None:
         """Stop reading. If nobody else reads the run, it is interrupted, and has ended when this returns.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -49,9 +48,6 @@ def is_well(tier: RedisTier) -> bool:
 async def test_a_write_returns_before_its_commit_has_landed_and_lookups_of_its_process_wait_for_it(
     has_another_tier: bool, own_valkey: Server
 ):
-    gc.unfreeze()
-    gc.collect()  # a write reaches the tiers of every tool that is alive, those of earlier tests included
-
     @AgentCache("order:{order}", remote_cache=MemoryTier() if has_another_tier else None)
     async def get(order: int) -> int:
         return order

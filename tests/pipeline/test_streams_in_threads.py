@@ -567,6 +567,41 @@ def test_a_fast_reader_does_not_lead_on_while_a_slow_one_waits_for_its_turn(monk
     assert len(fast.result()) == 20
 
 
+def test_a_fast_reader_that_waits_for_a_slow_one_is_told_of_an_interruption(monkeypatch: pytest.MonkeyPatch):
+    """The generator goes on meanwhile in the thread of an event loop, where nobody waits for the slow one."""
+    source = Source(length=20, chunk=lambda _: BIG, max_stream_bytes=5_000)
+    source.error = KeyboardInterrupt()
+    slow, follower, driver = (source.numbers(1) for _ in range(3))
+    held_up = threading.Event()
+
+    def look(stream: stream_chunks.Stream) -> list[stream_chunks.Reader]:
+        found = laggards(stream)
+        if found:
+            held_up.set()
+        return found
+
+    async def read_to_the_end() -> None:
+        for _ in range(19):
+            next(driver)
+        until(lambda: len(taken) == 20)
+        held_up.clear()
+        assert held_up.wait(PATIENCE)
+        with pytest.raises(KeyboardInterrupt):
+            next(driver)
+
+    laggards = stream_chunks.Stream.laggards
+    monkeypatch.setattr(stream_chunks.Stream, "laggards", look)
+    with ThreadPoolExecutor(1) as slow_thread:
+        slow_thread.submit(next, slow).result()
+        next(driver)
+        taken: list[Any] = []
+        fast = Call(taken.extend, follower)
+        assert held_up.wait(PATIENCE)
+        asyncio.run(read_to_the_end())
+        with pytest.raises(RuntimeError, match="interrupted"):
+            fast.result()
+
+
 def test_a_reader_that_does_not_go_on_is_cut_off(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stream_chunks, "PATIENCE", 0.01)
     source = Source(length=20, chunk=lambda _: BIG, max_stream_bytes=5_000)
