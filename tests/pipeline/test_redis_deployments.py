@@ -47,9 +47,9 @@ async def test_a_failover_is_a_loss_and_nothing_from_before_is_found(own_cluster
         told.clear()
         heir = await asyncio.to_thread(own_cluster.failover, own_cluster.primaries[0])
         await until(lambda: told)
+        await until(lambda: f"{HOST}:{heir.port}" in tier.stats()["servers"])
         await until(lambda: set(tier.stats()["servers"].values()) == {"ok"})
         await until(lambda: tier.trusted_until() > CLOCK.now())
-        assert f"{HOST}:{heir.port}" in tier.stats()["servers"]
         found = [await value_of(tier, read(root, key=root)) for root in roots]
         assert set(found) == {"old", "nothing"}
         lost = {tag for touched in told for tag in (roots if touched is None else touched.tags)}
