@@ -98,6 +98,18 @@ Signature = frozenset[int]
 _UNMET: Final[Signature] = frozenset()
 
 
+class _Joined(dict[tuple[Signature, int], Signature]):
+    """A signature with one candidate more. Equal ones are one object: there are few, however often they are met."""
+
+    def __init__(self) -> None:
+        self._known: dict[Signature, Signature] = {}
+
+    def __missing__(self, key: tuple[Signature, int]) -> Signature:
+        signature = key[0] | {key[1]}
+        self[key] = joined = self._known.setdefault(signature, signature)
+        return joined
+
+
 class _Sight:
     """The last answer of one read, and what has met it since."""
 
@@ -125,7 +137,7 @@ class _Sight:
         self.is_whole = True
         self.facts: dict[str, Values] = {}
         self.roots: list[str] = []
-        self.met: dict[int, set[int]] = {}
+        self.met: dict[int, Signature] = {}
         self.before: list[_Written] = []
 
 
@@ -240,10 +252,11 @@ class _Evidence:
         self.unstored: Counter[tuple[str, str]] = Counter()
         self.dropped = 0
         self.uncompared = 0
+        self._joined = _Joined()
         self._sights: OrderedDict[tuple[str, Any], _Sight] = OrderedDict()
         self._unanswered: set[int] = set()
         self._facts = 0
-        self._holders: dict[tuple[str, str], dict[str, set[tuple[str, Any]]]] = defaultdict(dict)
+        self._holders: dict[tuple[str, str], dict[str, set[_Sight]]] = defaultdict(dict)
         self._positions: dict[str, list[int]] = defaultdict(list)
         self._whole: dict[tuple[str, str], list[int]] = defaultdict(list)
         self._named: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -286,16 +299,18 @@ class _Evidence:
                 holders = self._holders.get((candidate.read, candidate.read_path))
                 if not holders:
                     continue
+                alone = self._joined[_UNMET, number]
                 for text in values.texts[:500]:
-                    keys = holders.get(text)
-                    if keys is None or len(keys) > _MAX_POPULAR:
+                    sights = holders.get(text)
+                    if sights is None or len(sights) > _MAX_POPULAR:
                         continue
-                    for key in keys:
-                        met = self._sights[key].met
-                        if at in met:
-                            met[at].add(number)
+                    for sight in sights:
+                        met = sight.met
+                        signature = met.get(at)
+                        if signature is not None:
+                            met[at] = self._joined[signature, number]
                         elif len(met) < 512:
-                            met[at] = {number}
+                            met[at] = alone
 
     # Reads
 
@@ -322,7 +337,7 @@ class _Evidence:
         if former is not None:
             self._interval(former, call, answer, overlapping, hash(key))
             del self._sights[key]
-            self._release(key, former)
+            self._release(tool, former)
         sight = _Sight(self._at, answer, call.ended, call.run)
         sight.is_failed = failed
         if failed:
@@ -338,13 +353,13 @@ class _Evidence:
                 self.unstored[tool, path] += 1
             holders = self._holders[tool, path]
             for text in values.texts:
-                holders.setdefault(text, set()).add(key)
+                holders.setdefault(text, set()).add(sight)
             self._facts += len(values.texts)
         sight.is_whole = call.is_whole
         sight.first = answer if former is None else former.first
         self._sights[key] = sight
         while len(self._sights) > _MAX_SIGHTS or (self._facts > _MAX_FACTS and len(self._sights) > 1):
-            oldest, old = self._sights.popitem(last=False)
+            (oldest, _), old = self._sights.popitem(last=False)
             self._release(oldest, old)
             self.dropped += 1
 
@@ -358,13 +373,13 @@ class _Evidence:
                 found.append(write)
         return found
 
-    def _release(self, key: tuple[str, Any], sight: _Sight) -> None:
+    def _release(self, tool: str, sight: _Sight) -> None:
         for path, values in sight.facts.items():
-            holders = self._holders[key[0], path]
+            holders = self._holders[tool, path]
             for text in values.texts:
-                keys = holders[text]
-                keys.discard(key)
-                if not keys:
+                sights = holders[text]
+                sights.discard(sight)
+                if not sights:
                     del holders[text]
             self._facts -= len(values.texts)
 
@@ -395,27 +410,27 @@ class _Evidence:
             if low >= high and writer not in before:
                 continue
             present.add(writer)
-            cells, own = self.cells[writer, tool], met.get(writer, {})
-            failed = {position for position in own if position in self._failed}
+            cells, own = self.cells[writer, tool], met.get(writer) or {}
+            failed = self._failed.intersection(own) if own else _UNMET
             unmet_failed = self._count_failed(writer, former.position) - len(failed)
             unmet = high - low - len(own) - unmet_failed
             signatures: set[Signature] = set()
             if is_change:
-                signatures = {frozenset(numbers) for position, numbers in own.items() if position not in failed}
-                refused.update((writer, frozenset(own[position])) for position in failed)
+                signatures = {signature for position, signature in own.items() if position not in failed}
+                refused.update((writer, own[position]) for position in failed)
                 if unmet_failed:
                     refused.add((writer, _UNMET))
-                for position, numbers in own.items():
+                for position, signature in own.items():
                     if position not in failed:
-                        cells[frozenset(numbers)].changed += 1
+                        cells[signature].changed += 1
                 if unmet > 0:
                     signatures.add(_UNMET)
                     cells[_UNMET].changed += unmet
             else:
-                for position, numbers in own.items():
+                for position, signature in own.items():
                     if position not in doubtful and position not in failed:
-                        cells[frozenset(numbers)].unchanged += 1
-                        harmless.append((position, writer, frozenset(numbers)))
+                        cells[signature].unchanged += 1
+                        harmless.append((position, writer, signature))
                 if unmet > 0:
                     cells[_UNMET].unchanged += unmet
             for w in former.before:
@@ -469,11 +484,11 @@ class _Evidence:
             if position not in self._failed and position not in interval.doubtful
         ]
 
-    def _completed(self, former: _Sight, tool: str) -> dict[str, dict[int, set[int]]]:
+    def _completed(self, former: _Sight, tool: str) -> dict[str, dict[int, Signature]]:
         """What met it, by tool and position: also writes that may have named anything, and reads of everything."""
-        found: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-        for position, met in former.met.items():
-            found[self.candidates[next(iter(met))].write][position] = met
+        found: dict[str, dict[int, Signature]] = defaultdict(dict)
+        for position, signature in former.met.items():
+            found[self.candidates[next(iter(signature))].write][position] = signature
         for path, numbers in self.by_read[tool].items():
             is_root = path in former.roots
             for number in numbers:
@@ -482,7 +497,8 @@ class _Evidence:
                 for positions in (self._whole.get(named), self._named.get(named) if is_root else None):
                     if positions and positions[-1] > former.position:
                         for position in positions[bisect_right(positions, former.position) :][:_MAX_KEPT]:
-                            found[candidate.write][position].add(number)
+                            own = found[candidate.write]
+                            own[position] = self._joined[own.get(position, _UNMET), number]
         return found
 
     def _met_directly(self, write: _Written, sight: _Sight, tool: str) -> Signature:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, Final, Literal
@@ -42,7 +43,10 @@ _MAX_LEAVES: Final = 2_000
 """How many leaves of one call are looked at."""
 _MAX_CHILDREN: Final = 40
 """A mapping with more keys than this is a table, and its keys are ids: no template can name them."""
+_MAX_TEXT: Final = 200
+"""A longer text is no value of an id."""
 _SKETCH: Final = 1_024
+_MAX_JUDGED: Final = 65_536
 _MAX_CANDIDATES: Final = 40
 
 # Calls
@@ -88,34 +92,103 @@ _NAME: Final = re.compile(r"[^\W\d][\w -]{0,63}")
 _PARAMETER: Final = re.compile(r"[^\W\d][\w-]{0,63}")
 
 
-def _leaves(
-    call: LoggedCall, closed: set[tuple[str, str]], on_child: Callable[[str, str], None]
-) -> Iterator[tuple[str, Any]]:
-    """The leaves of a call with their paths, arguments first."""
-    stack: list[tuple[str, Any]] = []
-    tool = call.tool
-    if call.error is None and call.result is not UNKNOWN:
-        stack.append(("result", call.result))
-    for name, value in reversed(list(call.arguments.items())):
-        if isinstance(name, str) and name != "result" and _PARAMETER.fullmatch(name):
-            stack.append((name, value))
-    left = _MAX_LEAVES
-    while stack and left:
-        path, value = stack.pop()
-        if isinstance(value, Mapping):
-            if (tool, path) in closed:
+class _Place:
+    """A place in the calls of one tool, and the places below it.
+
+    Attributes:
+        path: of this place.
+        keys: the places below it by key, None for what no template can name.
+        profile: what was seen here, if anything was.
+    """
+
+    __slots__ = ("_items", "keys", "path", "profile")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.keys: dict[str, _Place | None] = {}
+        self.profile: _Profile | None = None
+        self._items: _Place | None = None
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it has held so many keys that they are ids."""
+        return len(self.keys) > _MAX_CHILDREN
+
+    def of_items(self) -> _Place:
+        """The place of the items of a list."""
+        if self._items is None:
+            self._items = _Place(self.path + "[]")
+        return self._items
+
+    def of_values(self, mapping: Mapping[Any, Any]) -> list[tuple[_Place, Any]]:
+        """The values of a mapping that a template can name, with their places."""
+        if self.is_table:
+            return []
+        keys, found = self.keys, []
+        for key, value in mapping.items():
+            if key in keys:
+                place = keys[key]
+            elif isinstance(key, str):
+                may_be_named = _NAME.fullmatch(key) and not self.is_table
+                place = keys[key] = _Place(f"{self.path}[{key}]") if may_be_named else None
+            else:
                 continue
-            for key, inner in reversed(list(value.items())):
-                if isinstance(key, str) and _NAME.fullmatch(key):
-                    on_child(path, key)
-                    stack.append((f"{path}[{key}]", inner))
-                elif isinstance(key, str):
-                    on_child(path, key)
-        elif isinstance(value, list | tuple):
-            stack.extend((path + "[]", item) for item in reversed(value[:left]))
-        else:
-            left -= 1
-            yield path, value
+            if place is not None:
+                found.append((place, value))
+        return found
+
+    def below(self) -> Iterator[_Place]:
+        """The places below it that no table lies above."""
+        if not self.is_table:
+            for place in (*self.keys.values(), self._items):
+                if place is not None:
+                    yield place
+                    yield from place.below()
+
+
+class _Places:
+    """The places in the calls of one tool."""
+
+    def __init__(self) -> None:
+        self._arguments: dict[str, _Place | None] = {}
+        self._result = _Place("result")
+
+    def leaves(self, call: LoggedCall) -> Iterator[tuple[_Place, Any]]:
+        """The leaves of a call with their places, arguments first."""
+        stack = [] if call.error is not None or call.result is UNKNOWN else [(self._result, call.result)]
+        stack += reversed(self._given(call.arguments))
+        left = _MAX_LEAVES
+        while stack and left:
+            place, value = stack.pop()
+            if isinstance(value, str):  # most are: it is no mapping, and is not asked whether it is
+                left -= 1
+                yield place, value
+            elif isinstance(value, list | tuple):
+                items = place.of_items()
+                stack += [(items, item) for item in reversed(value[:left])]
+            elif isinstance(value, Mapping):
+                stack += reversed(place.of_values(value))
+            else:
+                left -= 1
+                yield place, value
+
+    def _given(self, arguments: Mapping[str, Any]) -> list[tuple[_Place, Any]]:
+        known, found = self._arguments, []
+        for name, value in arguments.items():
+            if name not in known:
+                may_be_named = isinstance(name, str) and name != "result" and _PARAMETER.fullmatch(name)
+                known[name] = _Place(name) if may_be_named else None
+            place = known[name]
+            if place is not None:
+                found.append((place, value))
+        return found
+
+    def all(self) -> Iterator[_Place]:
+        """All places, but those below a table, whose values no template reaches."""
+        for place in (*self._arguments.values(), self._result):
+            if place is not None:
+                yield place
+                yield from place.below()
 
 
 _STEP: Final = re.compile(r"\[([^\]]*)\]")
@@ -304,12 +377,25 @@ def _is_one_entity(one: PathName, other: PathName) -> bool:
 _DATE: Final = re.compile(r"\d{4}-\d\d(-\d\d)?([T ].*)?|\d{1,2}:\d\d(:\d\d)?|\d{1,2}[/.]\d{1,2}[/.]\d{2,4}")
 
 
+_UNSAMPLED: Final = frozenset({"", "float"})
+
+
 def _class_of(value: Any) -> str:
     if isinstance(value, float):
         return "float"
     if isinstance(value, int) and not isinstance(value, bool):
         return "int"
-    if not isinstance(value, str) or not 1 <= len(value) <= 200 or "\n" in value:
+    return ""
+
+
+def _judge_text(text: str) -> tuple[str, int]:
+    """The class of a text, and a hash of it."""
+    hashed = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8)
+    return _class_of_text(text), int.from_bytes(hashed.digest())
+
+
+def _class_of_text(value: str) -> str:
+    if not value or "\n" in value:
         return ""
     if value.isdecimal():
         return "int" if len(value) <= 5 else "id"
@@ -353,16 +439,12 @@ class _Profile:
         self.sample: dict[int, str] = {}
         self.largest = 0
 
-    def add(self, value: Any, at: int) -> None:
+    def add(self, text: str, kind: str, hashed: int, at: int) -> None:
+        """Take a value of the call at a position into account: its text, its class, and a hash of its text."""
         if self.last != at:
             self.calls, self.last = self.calls + 1, at
-        kind = _class_of(value)
         self.classes[kind] += 1
-        if kind in ("", "float"):
-            return
-        text = value if type(value) is str else str(value)
-        hashed = int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest())
-        if hashed in self.sample:
+        if kind in _UNSAMPLED or hashed in self.sample:
             return
         if len(self.sample) < _SKETCH:
             self.sample[hashed] = text
@@ -390,8 +472,8 @@ class Survey:
     def __init__(self) -> None:
         self.tools: dict[str, ToolFacts] = {}
         self.paths: dict[tuple[str, str], _Profile] = {}
-        self._children: dict[tuple[str, str], set[str]] = defaultdict(set)
-        self.closed: set[tuple[str, str]] = set()
+        self._places: dict[str, _Places] = defaultdict(_Places)
+        self._judged = lru_cache(_MAX_JUDGED)(_judge_text)
         self.count = 0
 
     def add(self, call: LoggedCall) -> None:
@@ -401,19 +483,18 @@ class Survey:
         if facts is None:
             facts = self.tools[call.tool] = ToolFacts()
         facts.add(call)
-        tool = call.tool
-
-        def on_child(path: str, key: str) -> None:
-            children = self._children[tool, path]
-            children.add(key)
-            if len(children) > _MAX_CHILDREN:
-                self.closed.add((tool, path))
-
-        for path, value in _leaves(call, self.closed, on_child):
-            profile = self.paths.get((tool, path))
+        for place, value in self._places[call.tool].leaves(call):
+            profile = place.profile
             if profile is None:
-                profile = self.paths[tool, path] = _Profile()
-            profile.add(value, self.count)
+                profile = place.profile = self.paths[call.tool, place.path] = _Profile()
+            if not isinstance(value, str):
+                kind = _class_of(value)
+                text = str(value) if kind == "int" else ""
+                profile.add(text, kind, self._judged(text)[1], self.count)
+            elif len(value) > _MAX_TEXT:
+                profile.add("", "", 0, self.count)
+            else:
+                profile.add(value, *self._judged(value), self.count)
 
     def takes_id(self, tool: str) -> bool:
         """Whether an argument of a tool is an id, by its name or by its values."""
@@ -437,9 +518,9 @@ class Survey:
         for (tool, path), profile in self.paths.items():
             if tool == read and not is_argument(path) and "[]" in path:
                 listed.update(profile.sample.values())
-        for tool, path in self.closed:
-            if tool == read and not is_argument(path):
-                listed |= self._children[tool, path]
+        for place in self._places[read].all():
+            if place.is_table and not is_argument(place.path):
+                listed |= place.keys.keys()
         if not listed:
             return False
         for (tool, path), profile in self.paths.items():
@@ -451,13 +532,8 @@ class Survey:
 
     def finish(self) -> None:
         """Forget the paths through tables: no template reaches their values."""
-        for tool, path in list(self.paths):
-            at = path.find("[")
-            while at >= 0:
-                if (tool, path[:at]) in self.closed:
-                    del self.paths[tool, path]
-                    break
-                at = path.find("[", at + 1)
+        reached = {(tool, place.path) for tool, places in self._places.items() for place in places.all()}
+        self.paths = {path: profile for path, profile in self.paths.items() if path in reached}
 
 
 class ToolFacts:

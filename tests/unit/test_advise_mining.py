@@ -7,7 +7,7 @@ import pytest
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall
 from agent_cache.advise.mining import mine
-from agent_cache.advise.paths import kind_by_name, spellings
+from agent_cache.advise.paths import Survey, kind_by_name, spellings
 from agent_cache.advise.replay import replay, replay_all, tags_of
 from agent_cache.advise.tag_rules import Advice, rules_of
 from agent_cache.testing import reset
@@ -214,6 +214,24 @@ def looks_around_dims(places: list[tuple[int, int, int]]) -> list[LoggedCall]:
 
 
 ELSEWHERE = [(seen, floor, zone) for seen in range(6) for floor in range(6) for zone in range(6) if floor != zone]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(("count", "is_table"), [(40, False), (41, True)])
+def test_the_keys_of_a_table_are_ids_and_no_path_leads_through_it(count: int, at_once: bool, is_table: bool) -> None:
+    survey = Survey()
+    stock = {f"item_{number}": {"left": 1} for number in range(count)}
+    for found in [stock] if at_once else [{item: stock[item]} for item in stock]:
+        survey.add(call("get_stock", {"day": "Monday", "stock": found, "shelves": [{"name": "A"}]}))
+    for item in list(stock)[:5]:
+        survey.add(call("set_stock", item=item, sizes=[[1], [2]]))
+    survey.finish()
+    below = set() if is_table else {f"result[stock][{item}][left]" for item in stock}
+    assert {path for tool, path in survey.paths if tool == "get_stock"} == {
+        "result[day]", "result[shelves][][name]", *below
+    }  # fmt: skip
+    assert {path for tool, path in survey.paths if tool == "set_stock"} == {"item", "sizes[][]", "result"}
+    assert survey.may_list("get_stock", "set_stock") is is_table
 
 
 def test_a_write_that_shares_arguments_with_a_read_drops_its_answer_though_the_two_never_met() -> None:
