@@ -21,7 +21,7 @@ pytest.importorskip("redis")
 
 import agent_cache
 from agent_cache import AgentCache, AgentCacheInvalidator, configure, testing
-from agent_cache.cli.doctor import version
+from agent_cache.cli.doctor import clock, version
 from agent_cache.cli.main import main
 from agent_cache.cli.output import progress
 from agent_cache.remote import RedisTier
@@ -415,7 +415,8 @@ def test_clear_says_once_that_nothing_could_be_cleared(start_server, kind):
 
 
 def verdicts(run, *arguments: str) -> tuple[int, dict[str, tuple[str, str]]]:
-    code, out, _ = run("doctor", *arguments, "--json")
+    """What the doctor finds. With a timeout of seconds it minds no trip that a busy machine delays."""
+    code, out, _ = run("doctor", "--tier-timeout", "5", *arguments, "--json")
     (checks,) = json.loads(out)["servers"].values()
     return code, {check["name"]: (check["verdict"], f"{check['says']} {check['do'] or ''}") for check in checks}
 
@@ -428,7 +429,7 @@ def test_the_doctor_finds_nothing_wrong_with_a_fit_server_and_leaves_nothing_beh
         "version", "memory", "persistence", "replication", "clients", "rights", "messages", "latency", "clock",
     }  # fmt: skip
     assert fit.command("KEYS", "*") == []
-    code, out, _ = run("doctor", "--url", fit.url)
+    code, out, _ = run("doctor", "--url", fit.url, "--tier-timeout", "5")
     assert code == 0
     assert "nothing is wrong" in out
 
@@ -512,7 +513,8 @@ def test_the_rights_of_the_guide_are_enough_for_the_doctor(fit, run):
 def test_the_rights_of_the_guide_for_a_cluster_are_enough_for_the_doctor(cluster, run):
     for node in cluster.primaries:
         node.command("ACL", "SETUSER", "agent", *rights.in_cluster(rights.least()))
-    _, out, _ = run("doctor", "--url", f"redis://agent:secret@127.0.0.1:{cluster.primaries[0].port}", "--json")
+    url = f"redis://agent:secret@127.0.0.1:{cluster.primaries[0].port}"
+    _, out, _ = run("doctor", "--url", url, "--tier-timeout", "5", "--json")
     for checks in json.loads(out)["servers"].values():
         verdict = {check["name"]: check["verdict"] for check in checks}
         assert verdict["rights"] == verdict["messages"] == verdict["latency"] == "fine"
@@ -618,6 +620,26 @@ def test_the_doctor_finds_replicas_without_a_fence_and_that_a_replica_is_none(fi
 async def test_the_doctor_knows_which_versions_will_do(info, is_cluster, verdict):
     (result,) = await version(SimpleNamespace(info=info, is_cluster=is_cluster))
     assert result.verdict == verdict
+
+
+@pytest.mark.parametrize(("jump", "verdict"), [(0.0, "fine"), (2.0, "finding"), (-2.0, "finding")])
+@pytest.mark.parametrize("slow", [None, "there", "back"])
+async def test_a_clock_jumps_only_if_the_trip_that_asked_for_it_does_not_explain_it(jump, verdict, slow):
+    asked = []
+
+    async def ask(command: str) -> tuple[bytes, bytes]:
+        asked.append(command)
+        is_second = len(asked) == 2
+        if is_second and slow == "there":
+            await asyncio.sleep(0.4)
+        whole, rest = divmod(time.monotonic() + 1000 + jump * is_second, 1)
+        if is_second and slow == "back":
+            await asyncio.sleep(0.4)
+        return str(int(whole)).encode(), str(int(rest * 1e6)).encode()
+
+    (result,) = await clock(SimpleNamespace(server=SimpleNamespace(ask=ask)))
+    assert result.verdict == verdict
+    assert asked == ["TIME", "TIME"]
 
 
 def test_the_doctor_finds_a_server_that_is_too_far_away(fit, run):
