@@ -75,12 +75,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> None:
-    """Take what is there when a module begins out of the collector's sight: hundreds of tests collect garbage to see
-    what is left of them, and would look each time at all that was imported, collected and reported before.
+    """Begin a module without what the tests before it have stored, or left in doubt for half a minute.
+
+    What is there then is taken out of the collector's sight: hundreds of tests collect garbage to see what is left of
+    them, and would look each time at all that was imported, collected and reported before.
     """
     stash = item.session.stash
     if stash.get(MODULE, None) != item.path:
+        from agent_cache import testing
+
         stash[MODULE] = item.path
+        testing.reset()
         gc.collect()
         gc.freeze()
 
