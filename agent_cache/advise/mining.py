@@ -20,18 +20,23 @@ of a write tool and a read tool:
    unless it is refuted: eight different writes met answers that nothing else could have changed, and none changed
    (24 if the id is an argument of both, six if it stands among the items of a list). The arguments that have one name
    in both calls are such an id together, whatever they are called: ``floor`` and ``zone`` of a lamp.
+   Where no argument of both is such an id, the ids in the answer count as well.
 3. *The rest.* What a write does to answers that no link meets must have been seen: eight different writes between equal
    answers, in three intervals; or three writes, sixteen pairs in all; and between the answers of six different calls.
    (After eight failures in a row the true rate is below 31 % with 95 % confidence: the "rule of three" of Hanley and
    Lippman-Hand 1983, "If nothing goes wrong, is everything all right?".) Otherwise the pair gets the whole root, and
    `Advice.unknown` says so. A pair whose arguments are ids of one entity needs none of it. Lists need three times as
-   much, since an item that comes in was not in the list before; and searches of what the write names, a hundred. Where
-   the log spells one id in several ways (``INV-7``, ``inv-7``), nothing is enough: tags compare text.
+   much, since an item that comes in was not in the list before; and searches of what the write names, or of what its
+   result names, a hundred writes. A write that lay before changes which only the root of another one explains may be
+   their cause: it must have been harmless in so many intervals that changes of this rate would have shown in them with
+   99 % confidence. Where the log spells one id in several ways (``INV-7``, ``inv-7``), nothing is enough: tags compare
+   text.
 
 **What is evidence of nothing.** Calls that overlap; writes that failed (they explain a change where no other write can,
 and never show that a write is harmless); answers that are missing, redacted, or came from a cache. An answer that
 changes with no write in between is *volatile*, and is not to be cached: unless the runs of the log turn out to start
-anew each, or a tool that was taken for a read turns out to change it.
+anew each, or a tool that was taken for a read turns out to change it. So is a read of an id whose changes no id
+explains, unless it stayed the same without a write for so long that changes of this rate would have shown.
 
 The log is read twice, or three times if such a tool is found: once for the paths and their values, and once for the
 intervals. Memory is bounded by `_MAX_SIGHTS` answers and `_MAX_FACTS` of their values, whatever the size of the log.
@@ -74,6 +79,10 @@ ENOUGH: Final = 8
 _ENOUGH_OF_LISTS: Final = 24
 _ENOUGH_OF_SEARCHES: Final = 100
 _ENOUGH_OF_KEYS: Final = 24
+_ENOUGH_CHANGES: Final = 4.6
+"""How many changes would have to be expected where none was seen, to conclude that there are none: ``-log(0.01)``, with
+99 % confidence if changes are independent of each other.
+"""
 _ENOUGH_OF_OTHERS: Final = 6
 _ENOUGH_INTERVALS: Final = 3
 _ENOUGH_READS: Final = 6
@@ -224,6 +233,8 @@ class _Evidence:
         ambiguous: pairs of a write and a read that share an id in several spellings. It links them no better than the
             whole root.
         resets: by read, how often its answer went back to its first one between two runs, without a write.
+        calls_with: by read, how many calls its intervals with a write are long, all together.
+        calls_without: those without one.
         survivals: how often an answer that was not the first one was the same in another run, without a write between.
     """
 
@@ -247,6 +258,8 @@ class _Evidence:
         self.resets: Counter[str] = Counter()
         self.survivals = 0
         self.free_within_runs: Counter[str] = Counter()
+        self.calls_without: Counter[str] = Counter()
+        self.calls_with: Counter[str] = Counter()
         self.repeats: Counter[str] = Counter()
         self.keys: dict[str, set[int]] = defaultdict(set)
         self.unstored: Counter[tuple[str, str]] = Counter()
@@ -444,6 +457,7 @@ class _Evidence:
             bad = frozenset(doubtful)
             self.equal[tool].append(_Equal(key, former.position, self._at, tuple(harmless), frozenset(present), bad))
         between = None
+        (self.calls_with if present or overlapping else self.calls_without)[tool] += self._at - former.position
         if not present and not overlapping:
             between = frozenset(
                 other
@@ -552,7 +566,7 @@ class _Chooser:
         self.records = list(evidence.records[read].items())
         self.explained = 0
         self.unexplained = 0
-        self.suspects: set[str] = set()
+        self.suspects: Counter[str] = Counter()
 
     def choose(self) -> tuple[list[_Chosen], dict[str, str]]:
         """The links, and for each write that got the whole root without a change: why."""
@@ -564,11 +578,13 @@ class _Chooser:
                 chosen = [one for one in chosen if one.option[0] != writer or not one.option[1]]
                 continue
             kept = _without_implied([*own, *self._by_entity(writer, own, covering, keyed=True)])
-            if not kept or self._lacking(writer, kept, covering) is not None:
-                # Nothing says that it is about the entity of the read, or too little what it does to others: then ids
-                # in the answer count, too.
-                kept = _without_implied([*kept, *self._by_entity(writer, kept, covering, keyed=False)])
             reason = self._lacking(writer, kept, covering)
+            is_known = bool(kept) and reason is None
+            if not is_known or not any(self.candidates[number].is_key for one in kept for number in one.option[1]):
+                # Nothing says that it is about the entity of the read, or too little what it does to others, or that it
+                # is about no other entity: then ids in the answer count, too.
+                kept = _without_implied([*kept, *self._by_entity(writer, kept, covering, keyed=False)])
+                reason = None if is_known else self._lacking(writer, kept, covering)
             if reason is not None:
                 why[writer] = reason
                 kept = [_Chosen((writer, _UNMET), "whole root", 0, self._counts((writer, _UNMET))[1])]
@@ -597,9 +613,9 @@ class _Chooser:
             left -= options[best]
         self.unexplained = sum(self.records[index][1] for index in left)
         by_links = set[int]().union(*(covered for option, covered in picked if option[1]))
-        for index, (record, _) in enumerate(self.records):
+        for index, (record, number) in enumerate(self.records):
             if index not in by_links:
-                self.suspects.update(writer for writer, _ in record)
+                self.suspects.update(dict.fromkeys((writer for writer, _ in record), number))
         self.explained = sum(number for _, number in self.records) - self.unexplained
         found = []
         for option, covered in sorted(picked, key=lambda one: quality[one[0]]):
@@ -782,23 +798,19 @@ class _Chooser:
             return "shares an id with it that is spelt in several ways"
         linked = [number for one in kept for number in one.option[1]]
         is_list = any("[]" in self.candidates[number].read_path for number in linked)
-        enough = _ENOUGH_OF_LISTS if is_list else ENOUGH
-        if self.survey.may_list(self.read, writer):
-            enough = _ENOUGH_OF_SEARCHES
+        enough, is_search = _ENOUGH_OF_LISTS if is_list else ENOUGH, self.survey.may_list(self.read, writer)
         if self._may_be_named_by(writer, linked, [*chosen, *kept]):
             return "has an argument that may be an id, of which too little was seen between two equal answers"
-        keys = len(self.evidence.keys[self.read])
-        pairs = 0
-        if writer in self.suspects:
-            enough, pairs = max(enough, _ENOUGH_OF_LISTS), 4 * min(keys, _MAX_KEPT)
+        reads, intervals = min(len(self.evidence.keys[self.read]), _ENOUGH_READS), self._intervals_for(writer)
         total = _Harmless()
         for interval in self._unexplained([*chosen, *kept]):
             if writer in interval.writers:
                 writes = self.evidence.harmless_writes(writer, interval)
                 if writes:
                     total.note(writes, interval.key)
-                    is_wide = len(total.keys) >= min(keys, _ENOUGH_READS) and len(total.pairs) >= pairs
-                    if is_wide and total.is_enough(enough):
+                    is_wide = len(total.keys) >= reads and total.intervals >= intervals
+                    is_seen = len(total.writes) >= _ENOUGH_OF_SEARCHES if is_search else total.is_enough(enough)
+                    if is_wide and is_seen:
                         return None
         if not is_list and self._is_keyed(writer, linked):
             return None
@@ -806,6 +818,16 @@ class _Chooser:
         if not many:
             return "was never seen between two equal answers"
         return f"was seen only {many} time{'s' if many > 1 else ''} between two equal answers"
+
+    def _intervals_for(self, writer: str) -> float:
+        """In how many intervals a write has to have been harmless that may be the cause of changes, as it lay before
+        them and only whole roots explain them: so many that they would have changed as well if it were.
+        """
+        changed = self.suspects[writer]
+        if not changed:
+            return 0
+        unchanged = sum(writer in interval.writers for interval in self.evidence.equal[self.read])
+        return _ENOUGH_CHANGES * (changed + unchanged) / changed
 
     def _may_be_named_by(self, writer: str, linked: list[int], chosen: list[_Chosen]) -> bool:
         """Whether another argument of the write holds values like those that identify the read, and it is not known
@@ -1010,12 +1032,15 @@ class _Conclusion:
                 continue
             chooser = _Chooser(read, evidence, self.survey, trust)
             chosen, why = chooser.choose()
+            by_itself = self._may_change_by_itself(read, chosen)
+            if by_itself is not None:
+                self.volatile[read] = by_itself
+                continue
             self.explained += chooser.explained
             if chooser.unexplained:
                 self.unknown.append(f"{chooser.unexplained} changes of {read} have no explanation")
             self.links += [self._link(one, read) for one in chosen]
             self._say_what_is_missing(read, why)
-            self._say_what_no_id_explains(read, chosen)
         tools = {tool: self._tool(tool) for tool in sorted(self.survey.tools)}
         self._say_more(tools)
         kept = [link for link in self.links if tools[link.write].kind in ("write", "unknown")]
@@ -1064,18 +1089,21 @@ class _Conclusion:
                 f"{read}: its whole root is dropped by {', '.join(spelt)}, since the log spells one id in several ways"
             )
 
-    def _say_what_no_id_explains(self, read: str, chosen: list[_Chosen]) -> None:
-        """A read of an id whose changes whole roots alone explain: what changes slowly by itself looks so, where writes
-        lie between all of its answers. A list of all, or their count, takes no id: it is not meant.
+    def _may_change_by_itself(self, read: str, chosen: list[_Chosen]) -> str | None:
+        """Why a read of an id, whose changes whole roots alone explain, may change by itself: what changes slowly looks
+        so, where writes lie between all of its answers. A list of all, or their count, takes no id: it is not meant.
+
+        It does not if, at the rate at which it has changed, it would have changed between writes as well.
         """
         causes = [one for one in chosen if one.changes]
         is_spelt = any((one.option[0], read) in self.evidence.ambiguous for one in causes)
-        if causes and not is_spelt and not any(one.option[1] for one in causes) and self.survey.takes_id(read):
-            writers = ", ".join(sorted(one.option[0] for one in causes))
-            self.unknown.append(
-                f"{read} may change by itself, and then needs a ttl: "
-                f"its answers change after {writers}, and no id says which"
-            )
+        if not causes or is_spelt or any(one.option[1] for one in causes) or not self.survey.takes_id(read):
+            return None
+        changes = sum(self.evidence.records[read].values())
+        if changes * self.evidence.calls_without[read] >= _ENOUGH_CHANGES * self.evidence.calls_with[read]:
+            return None
+        writers = ", ".join(sorted(one.option[0] for one in causes))
+        return f"it may change by itself: its answers change after {writers}, and no id says which"
 
     def _tool(self, tool: str) -> ToolAdvice:
         facts, (by, why) = self.survey.tools[tool], self.kinds[tool]

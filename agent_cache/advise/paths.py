@@ -509,8 +509,9 @@ class Survey:
         return sum(of == tool and is_argument(path) for of, path in self.paths)
 
     def may_list(self, read: str, write: str) -> bool:
-        """Whether a read without an id among its arguments lists what a write names: then every such write may bring an
-        item in, or take one out, whatever was in the list before.
+        """Whether a read without an id among its arguments lists what a write or its result names.
+
+        Then every such write may bring an item in, or take one out, whatever was in the list before.
         """
         if self.takes_id(read):
             return False
@@ -523,8 +524,8 @@ class Survey:
                 listed |= place.keys.keys()
         if not listed:
             return False
-        for (tool, path), profile in self.paths.items():
-            if tool == write and is_argument(path) and profile.main_class in ("id", "int", "word"):
+        for (tool, _), profile in self.paths.items():
+            if tool == write and profile.main_class in ("id", "int", "word"):
                 shared = listed & set(profile.sample.values())
                 if len(shared) >= 3 and len(shared) >= 0.3 * min(len(listed), len(profile.sample)):
                     return True
