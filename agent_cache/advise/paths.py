@@ -511,7 +511,8 @@ class Survey:
     def may_list(self, read: str, write: str) -> bool:
         """Whether a read without an id among its arguments lists what a write or its result names.
 
-        Then every such write may bring an item in, or take one out, whatever was in the list before.
+        Then every such write may bring an item in, or take one out, whatever was in the list before. The lists in a
+        result do not count: they are of what it has to do with, and not of what it is about.
         """
         if self.takes_id(read):
             return False
@@ -524,8 +525,9 @@ class Survey:
                 listed |= place.keys.keys()
         if not listed:
             return False
-        for (tool, _), profile in self.paths.items():
-            if tool == write and profile.main_class in ("id", "int", "word"):
+        for (tool, path), profile in self.paths.items():
+            is_named = tool == write and (is_argument(path) or "[]" not in path)
+            if is_named and profile.main_class in ("id", "int", "word"):
                 shared = listed & set(profile.sample.values())
                 if len(shared) >= 3 and len(shared) >= 0.3 * min(len(listed), len(profile.sample)):
                     return True

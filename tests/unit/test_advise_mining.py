@@ -241,13 +241,16 @@ def test_the_keys_of_a_table_are_ids_and_no_path_leads_through_it(count: int, at
         survey.add(call("get_stock", {"day": "Monday", "stock": found, "shelves": [{"name": "A"}]}))
     for item in list(stock)[:5]:
         survey.add(call("set_stock", item=item, sizes=[[1], [2]]))
+        survey.add(call("reserve", {"reserved": {"item": item}}, shipment="s-1"))
+        survey.add(call("ship", {"items": [{"item": item}]}, shipment="s-1"))
     survey.finish()
     below = set() if is_table else {f"result[stock][{item}][left]" for item in stock}
     assert {path for tool, path in survey.paths if tool == "get_stock"} == {
         "result[day]", "result[shelves][][name]", *below
     }  # fmt: skip
     assert {path for tool, path in survey.paths if tool == "set_stock"} == {"item", "sizes[][]", "result"}
-    assert survey.may_list("get_stock", "set_stock") is is_table
+    assert survey.may_list("get_stock", "set_stock") is survey.may_list("get_stock", "reserve") is is_table
+    assert not survey.may_list("get_stock", "ship")
 
 
 def test_a_write_that_shares_arguments_with_a_read_drops_its_answer_though_the_two_never_met() -> None:
