@@ -137,13 +137,9 @@ class _Place:
                 found.append((place, value))
         return found
 
-    def below(self) -> Iterator[_Place]:
-        """The places below it that no table lies above."""
-        if not self.is_table:
-            for place in (*self.keys.values(), self._items):
-                if place is not None:
-                    yield place
-                    yield from place.below()
+    def below(self) -> list[_Place | None]:
+        """The next places below it, none of a table: no template reaches its values."""
+        return [] if self.is_table else [*self.keys.values(), self._items]
 
 
 class _Places:
@@ -184,11 +180,13 @@ class _Places:
         return found
 
     def all(self) -> Iterator[_Place]:
-        """All places, but those below a table, whose values no template reaches."""
-        for place in (*self._arguments.values(), self._result):
+        """All places, but those below a table."""
+        stack: list[_Place | None] = [*self._arguments.values(), self._result]
+        while stack:
+            place = stack.pop()
             if place is not None:
                 yield place
-                yield from place.below()
+                stack += place.below()
 
 
 _STEP: Final = re.compile(r"\[([^\]]*)\]")
@@ -374,10 +372,9 @@ def _is_one_entity(one: PathName, other: PathName) -> bool:
 
 # The first pass: tools, paths, and their values
 
-_DATE: Final = re.compile(r"\d{4}-\d\d(-\d\d)?([T ].*)?|\d{1,2}:\d\d(:\d\d)?|\d{1,2}[/.]\d{1,2}[/.]\d{2,4}")
-
-
 _UNSAMPLED: Final = frozenset({"", "float"})
+"""Classes of values that are no ids."""
+_DATE: Final = re.compile(r"\d{4}-\d\d(-\d\d)?([T ].*)?|\d{1,2}:\d\d(:\d\d)?|\d{1,2}[/.]\d{1,2}[/.]\d{2,4}")
 
 
 def _class_of(value: Any) -> str:

@@ -253,6 +253,16 @@ def test_the_keys_of_a_table_are_ids_and_no_path_leads_through_it(count: int, at
     assert not survey.may_list("get_stock", "ship")
 
 
+def test_paths_of_any_depth_are_found() -> None:
+    deep: Any = "o-1"
+    for _ in range(600):
+        deep = {"a": [deep]}
+    survey = Survey()
+    survey.add(call("get_order", deep))
+    survey.finish()
+    assert [path for _, path in survey.paths] == ["result" + "[a][]" * 600]
+
+
 def test_a_write_that_shares_arguments_with_a_read_drops_its_answer_though_the_two_never_met() -> None:
     assert paths(mine(looks_around_dims(ELSEWHERE)), "dim", "get_lamp") == {("floor:zone", "floor:zone")}
 
