@@ -639,7 +639,10 @@ async def test_a_task_that_has_not_ended_with_its_loop_is_cancelled_without_a_co
     for turns in range(4):
         await asyncio.to_thread(run, turns)
     gc.collect()
-    assert [line for line in caplog.records if line.name == "asyncio" and line.levelno >= logging.WARNING] == []
+    complaints = [
+        line.getMessage() for line in caplog.records if line.name == "asyncio" and line.levelno >= logging.WARNING
+    ]
+    assert [line for line in complaints if " took " not in line] == []  # which says that the machine is busy
     assert no_audit_runs()
 
 

@@ -7,6 +7,8 @@ import gc
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -431,20 +433,23 @@ async def test_a_tier_that_is_forgotten_frees_the_same(tmp_path: Path):
 
 
 def test_a_program_that_closes_nothing_ends_without_a_warning(tmp_path: Path):
-    run_python(
-        f"""
+    code = f"""
 import asyncio
 from agent_cache.remote.file import FileTier
 from tests.contract.workbench import load, read
 
 tier = FileTier({str(tmp_path / "cache")!r})
 asyncio.run(load(tier, read("order:7"), "old"))
-""",
-        "-W",
-        "error",
-        "-X",
-        "dev",
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "always::ResourceWarning", "-X", "dev", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
+    assert done.returncode == 0
+    assert [line for line in done.stderr.splitlines() if "Warning" in line or "Exception ignored" in line] == []
 
 
 def _open_files() -> list[str]:
