@@ -617,6 +617,8 @@ async def test_a_task_that_has_not_ended_with_its_loop_is_cancelled_without_a_co
 
     def run(turns: int) -> None:
         async def main() -> None:
+            asyncio.get_running_loop().slow_callback_duration = 60.0  # a busy machine is no complaint
+
             @AgentCache("price", audit=1.0, name="endless_price")
             async def price() -> int:
                 if ends or runs:
@@ -639,10 +641,7 @@ async def test_a_task_that_has_not_ended_with_its_loop_is_cancelled_without_a_co
     for turns in range(4):
         await asyncio.to_thread(run, turns)
     gc.collect()
-    complaints = [
-        line.getMessage() for line in caplog.records if line.name == "asyncio" and line.levelno >= logging.WARNING
-    ]
-    assert [line for line in complaints if " took " not in line] == []  # which says that the machine is busy
+    assert [line for line in caplog.records if line.name == "asyncio" and line.levelno >= logging.WARNING] == []
     assert no_audit_runs()
 
 

@@ -122,7 +122,7 @@ async def test_a_loader_that_is_killed_is_replaced_once_and_within_the_lease(sta
     killed_at = time.monotonic()
     loader.kill()
     await until(lambda: len(runs(valkey)) > 1)
-    assert time.monotonic() - killed_at < lease + 3.0  # a busy machine may be late
+    assert time.monotonic() - killed_at < lease + 1.0  # a busy machine may be late
     await server_time(valkey, lease * 0.7)  # nobody else loads, because the second one renews its claim
     valkey.command("RPUSH", "results", "new")
     for each in others:

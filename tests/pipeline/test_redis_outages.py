@@ -30,7 +30,7 @@ from tests.harness.tiers import Make, making
 TIMEOUT = 1.0
 ONCE = 1.6 * TIMEOUT
 """Less than two timeouts, and enough for a machine that has other things to do."""
-AT_ONCE = 0.8 * TIMEOUT
+AT_ONCE = 0.4 * TIMEOUT
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ async def test_a_server_that_stops_in_the_middle_of_a_read_costs_the_timeout_onc
 
     monkeypatch.setattr(Client, "read", then_it_stops)
     taken, _ = await miss(tier, "order:8")  # its cells are missing: they are made, by a second question
-    assert taken < ONCE  # 0.8, and what was left; not 0.8 and one more
+    assert taken < 1.2 * TIMEOUT  # 0.8, and what was left; not 0.8 and one more
     monkeypatch.setattr(Client, "read", whole)
     own_valkey.resume()
 
@@ -233,7 +233,7 @@ async def test_a_store_has_what_its_lookup_has_left_over(make: Make, valkey: Ser
     proxy.half_open()
     started = time.perf_counter()
     await tier.store(ticket, "value", (), 0.1, age=0.0)
-    assert looked_up + time.perf_counter() - started < ONCE
+    assert looked_up + time.perf_counter() - started < 1.3 * TIMEOUT
 
 
 async def test_a_loop_that_was_blocked_is_not_the_servers_fault(make: Make, valkey: Server):

@@ -15,7 +15,7 @@ from tests.harness.servers import HOST, PATIENCE, Server, free_port, wait_until
 
 redis = pytest.importorskip("redis")
 
-SHORT = 1.0
+SHORT = 0.3
 
 
 def through(port: int, timeout: float = SHORT, **options: object):
