@@ -253,6 +253,19 @@ def test_the_keys_of_a_table_are_ids_and_no_path_leads_through_it(count: int, at
     assert not survey.may_list("get_stock", "ship")
 
 
+@pytest.mark.parametrize(("writes", "is_dropped"), [(60, True), (110, False)])
+def test_a_search_needs_a_hundred_writes_however_many_of_its_pages_they_left_alone(
+    writes: int, is_dropped: bool
+) -> None:
+    pages = [[{"handle": f"h-{10 * page + number}"} for number in range(10)] for page in range(12)]
+    log: list[LoggedCall] = []
+    for number in range(writes):
+        log += [call("get_users", {"users": users}, page=page) for page, users in enumerate(pages)]
+        log.append(call("register", "ok", handle=f"h-{number}"))
+    links = {(link.write, link.read) for link in mine(log).links if link.origin == "whole root"}
+    assert (("register", "get_users") in links) is is_dropped
+
+
 def test_paths_of_any_depth_are_found() -> None:
     deep: Any = "o-1"
     for _ in range(600):
