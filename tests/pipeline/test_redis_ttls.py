@@ -18,6 +18,7 @@ from agent_cache import AgentCache, get_ttl, set_ttl, testing
 from agent_cache.remote import SharedTtls
 from agent_cache.remote.redis import RedisTier
 from agent_cache.remote.redis.scripts import RESTORE_TTLS
+from agent_cache.remote.redis.subscriber import Subscription
 from agent_cache.testing import MemoryTier
 from tests.contract.workbench import load, read
 from tests.harness.clusters import Cluster, slot_of
@@ -257,11 +258,26 @@ def test_what_a_process_puts_back_replaces_nothing(valkey: Server):
     assert fields(valkey) == {"shop:get": "1.0"}
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
 async def test_a_user_that_may_not_hear_of_ttls_hears_of_everything_else(
-    make: Make, own_valkey: Server, caplog: pytest.LogCaptureFixture
+    make: Make,
+    own_valkey: Server,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    goes_on: bool,
 ):
+    """Also if it has asked for the messages of a root before the refusal comes."""
+    listen = Subscription._listen_for_ttls
+
+    def then_for_a_root(subscription: Subscription) -> None:
+        listen(subscription)
+        if subscription._awaits_ttls and goes_on:
+            subscription.add(subscription._keyspace.root("cart"))
+
+    monkeypatch.setattr(Subscription, "_listen_for_ttls", then_for_a_root)
     rights = [right for right in least() if not right.startswith("&")]
-    own_valkey.command("ACL", "SETUSER", "agent", *rights, "&c:{agent_cache:order}*")
+    own_valkey.command("ACL", "SETUSER", "agent", *rights, "&c:{agent_cache:order}*", "&c:{agent_cache:cart}*")
     tier = make(f"redis://agent:secret@{HOST}:{own_valkey.port}", max_staleness=0.6, timeout=0.3)
     other = make(own_valkey.url)
     follower = Follower(tier)

@@ -709,6 +709,7 @@ class Subscription:
         self._interrupted: asyncio.Event | None = None  # ends the pause between two heartbeats
         self._ttls_heard_over: Connection | None = None
         self._awaits_ttls = False  # it has asked for their messages, and has no answer yet
+        self._asked_before_ttls: set[bytes] = set()  # channels whose answers come before that one
         self._may_hear_ttls = True
 
     @property
@@ -850,14 +851,19 @@ class Subscription:
         if self._connection is self._ttls_heard_over or not self._may_hear_ttls or not self.has_ttls:
             return
         self._ttls_heard_over, self._awaits_ttls = self._connection, True
+        self._asked_before_ttls = self._roots.keys() - self.confirmed - self.split
         self._subscribe(self._subscriber.ttls.channel)
 
     def _is_about_ttls(self) -> bool:
-        """Whether a refused subscription is that to their channel. It is not tried again, nor is it needed."""
+        """Whether a refused subscription is that to their channel. It is not tried again, nor is it needed.
+
+        An error names no channel, but answers come in the order of the commands: it is that one if all that were asked
+        for before have been confirmed.
+        """
         if not self._awaits_ttls:
             return False
         self._awaits_ttls = self._may_hear_ttls = False
-        return self._roots.keys() <= self.confirmed | self.split
+        return not (self._asked_before_ttls & self._roots.keys()) - self.confirmed - self.split
 
     def _count_messages(self) -> None:
         """Look for busy roots, a few times in a period of staleness."""
