@@ -4,8 +4,11 @@ class TestMyTier(TierContract):
     max_staleness = 0.1  # as the tiers are made
     moment = 0.1         # a ttl or a hold that is really waited for: longer than a call takes
 
+    short_lease = 0.2    # one that is really waited for
+
     async def make_tiers(self):
-        return MyTier(url, lease=0.2, max_staleness=0.1), MyTier(url, lease=0.2, max_staleness=0.1)
+        options = {"lease": self.lease, "max_staleness": self.max_staleness}
+        return MyTier(url, **options), MyTier(url, **options)
 """
 
 from tests.contract.claims import ClaimTests

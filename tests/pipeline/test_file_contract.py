@@ -20,6 +20,7 @@ class TestFileTier(TierContract):
 
     max_staleness = 0.3
     moment = 0.15
+    short_lease = 0.8
     leases_need_messages = False  # processes share memory
 
     @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ class TestFileTier(TierContract):
 
     async def make_tiers(self) -> tuple[Tier, Tier]:
         path = next(self.paths)
-        self.a, self.b = (FileTier(path, lease=0.8, timeout=0.1) for _ in range(2))
+        self.a, self.b = (FileTier(path, lease=self.lease, timeout=0.1) for _ in range(2))
         return self.a, self.b
 
     async def arrive(self) -> None:

@@ -44,7 +44,7 @@ class OnServers(TierContract):
         self.exits.close()
         for server in self.empty():
             server.command("FLUSHALL")
-        options = {"max_staleness": self.max_staleness, "timeout": 1.5, "lease": 1.0}
+        options = {"max_staleness": self.max_staleness, "timeout": 1.5, "lease": self.lease}
         self.made = {}
         for _ in range(2):
             proxies = {
