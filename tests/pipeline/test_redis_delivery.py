@@ -32,7 +32,7 @@ from tests.harness.tiers import Make, making, until
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:
     """Tiers that are listened to, and closed afterwards."""
-    async with making(is_heard=True, max_staleness=1.0, timeout=0.5) as make:
+    async with making(is_heard=True, max_staleness=2.0, timeout=1.5) as make:
         yield make
 
 

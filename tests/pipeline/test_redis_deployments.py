@@ -27,7 +27,7 @@ from tests.harness.tiers import making, until
 async def test_a_client_of_a_cluster_is_a_template(cluster, kind):
     made = redis.RedisCluster if kind == "sync" else redis.asyncio.RedisCluster
     client = made(host="127.0.0.1", port=cluster.primaries[0].port)
-    async with RedisTier(client, timeout=0.5) as tier:
+    async with RedisTier(client, timeout=1.5, max_staleness=3.0) as tier:
         for root in ("order", "user", "cart"):
             await load(tier, read(f"{root}:7", key=root), root)
             assert await value_of(tier, read(f"{root}:7", key=root)) == root
@@ -65,7 +65,7 @@ async def test_a_write_lands_while_its_slot_moves_and_its_readers_keep_no_copies
     """Neither server runs a script of an open slot. The cells are held one by one, and the script is run later."""
     slot = slot_of("{agent_cache:order}")
     target = cluster.another_than(cluster.primary_for("{agent_cache:order}"))
-    async with making(is_heard=True, cluster=True, timeout=0.5) as make:
+    async with making(is_heard=True, cluster=True, timeout=1.5, max_staleness=3.0) as make:
         reader, writer = make(cluster.url), make(cluster.url)
         told = RecordingListener()
         reader.subscribe(told)
@@ -92,7 +92,7 @@ async def test_readers_drop_their_copies_of_a_root_whose_slot_opens_whether_or_n
     """Those of other roots stay."""
     slot = slot_of("{agent_cache:order}")
     target = cluster.another_than(cluster.primary_for("{agent_cache:order}"))
-    async with making(is_heard=True, cluster=True, timeout=0.5, max_staleness=0.6) as make:
+    async with making(is_heard=True, cluster=True, timeout=1.5, max_staleness=2.0) as make:
         reader = make(cluster.url)
         told = RecordingListener()
         reader.subscribe(told)
@@ -113,7 +113,7 @@ async def test_a_copy_of_many_reads_is_not_trusted_once_the_slot_of_one_of_them_
     tag = "{agent_cache:order}"
     source = cluster.primary_for(tag)
     neighbours = [f"o{n}" for n in range(99) if cluster.primary_for(f"{{agent_cache:o{n}}}") is source][:2]
-    async with making(is_heard=True, cluster=True, timeout=0.5, max_staleness=0.6) as make:
+    async with making(is_heard=True, cluster=True, timeout=1.5, max_staleness=2.0) as make:
         tier = make(cluster.url)
         trusts = []
         for root in ("order", *neighbours):
@@ -135,7 +135,7 @@ async def test_a_copy_of_many_reads_is_not_trusted_once_the_slot_of_one_of_them_
 async def test_what_a_write_has_replaced_is_not_found_after_its_slot_was_about_to_move_and_did_not(cluster: Cluster):
     slot = slot_of("{agent_cache:order}")
     target = cluster.another_than(cluster.primary_for("{agent_cache:order}"))
-    async with making(is_heard=True, cluster=True, timeout=0.5) as make:
+    async with making(is_heard=True, cluster=True, timeout=1.5, max_staleness=3.0) as make:
         reader, writer = make(cluster.url), make(cluster.url)
         await load(reader, read("order:7"), "old")
         next(cluster.move_slot(slot, target))
@@ -148,7 +148,7 @@ async def test_what_a_write_has_replaced_is_not_found_after_its_slot_was_about_t
 
 
 async def test_a_value_is_found_and_replaced_while_its_own_slot_moves(cluster: Cluster):
-    async with making(is_heard=True, cluster=True, timeout=0.5) as make:
+    async with making(is_heard=True, cluster=True, timeout=1.5, max_staleness=3.0) as make:
         tier = make(cluster.url)
         await load(tier, read("order:7"), "old")
         (key,) = [key for node in cluster.primaries for key in node.command("KEYS", "v:*")]
@@ -164,7 +164,7 @@ async def test_a_value_is_found_and_replaced_while_its_own_slot_moves(cluster: C
 
 
 async def test_heartbeats_go_on_while_the_slot_of_their_key_moves(cluster: Cluster):
-    async with making(is_heard=True, cluster=True, timeout=0.5, max_staleness=0.6) as make:
+    async with making(is_heard=True, cluster=True, timeout=1.5, max_staleness=2.0) as make:
         tier = make(cluster.url)
         assert await tier.caught_up()
         source = cluster.primaries[0]
@@ -180,7 +180,7 @@ async def test_heartbeats_go_on_while_the_slot_of_their_key_moves(cluster: Clust
 async def test_a_slot_that_moves_atomically_takes_its_root_with_it(cluster: Cluster):
     slot = slot_of("{agent_cache:order}")
     target = cluster.another_than(cluster.primary_for("{agent_cache:order}"))
-    async with making(is_heard=True, cluster=True, timeout=0.5) as make:
+    async with making(is_heard=True, cluster=True, timeout=1.5, max_staleness=3.0) as make:
         reader, writer = make(cluster.url), make(cluster.url)
         await load(reader, read("order:7"), "old")
         await asyncio.to_thread(cluster.move_slot_atomically, slot, target)

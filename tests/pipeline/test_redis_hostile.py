@@ -53,7 +53,7 @@ class Exploit:
 
 @pytest.fixture
 async def make(valkey: Server) -> AsyncIterator[Make]:
-    async with making(max_value_size=LIMIT, timeout=0.5) as make:
+    async with making(max_value_size=LIMIT, timeout=1.5, max_staleness=3.0) as make:
         yield partial(make, valkey.url)
 
 
@@ -106,7 +106,9 @@ def test_what_was_damaged_is_a_miss_or_what_it_was(valkey: Server, codec: Codec)
 async def _damage(valkey: Server, codec: Codec) -> None:
     request = replace(read("order:7"), returns=dict[str, Any])
     is_guarded = codec in GUARDED
-    async with RedisTier.from_url(valkey.url, codec=codec, max_value_size=LIMIT, timeout=0.5) as tier:
+    async with RedisTier.from_url(
+        valkey.url, codec=codec, max_value_size=LIMIT, timeout=1.5, max_staleness=3.0
+    ) as tier:
         await load(tier, request, VALUE)
         loop = asyncio.get_running_loop()
         with valkey.client(decode_responses=False) as raw:

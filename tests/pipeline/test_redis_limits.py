@@ -24,7 +24,7 @@ KEY = b"k" * 32
 
 @pytest.fixture
 async def make(valkey: Server) -> AsyncIterator[Make]:
-    async with making(timeout=0.9) as make:
+    async with making(timeout=2.0, max_staleness=6.0) as make:
         yield partial(make, valkey.url)
 
 

@@ -30,7 +30,7 @@ ORDER = read("order:7")
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:
     """Tiers that are listened to, and closed afterwards."""
-    async with making(is_heard=True, max_staleness=2.0, timeout=0.5) as make:
+    async with making(is_heard=True, max_staleness=3.0, timeout=1.5) as make:
         yield make
 
 

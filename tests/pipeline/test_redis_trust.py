@@ -33,7 +33,7 @@ from tests.pipeline.test_redis_contract import Detour, detours  # noqa: F401 - a
 
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:
-    async with making(max_staleness=0.6, timeout=0.3, lease=0.5) as make:
+    async with making(max_staleness=2.0, timeout=1.0, lease=20.0) as make:
         yield make
 
 

@@ -34,7 +34,7 @@ def server(valkey: Server) -> Iterator[Server]:
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:
     gc.collect()  # A write reaches the tiers of every tool that is alive: those of earlier tests are closed.
-    async with making(max_staleness=0.4, timeout=0.35, lease=2.0) as make:
+    async with making(max_staleness=2.0, timeout=1.5, lease=20.0) as make:
         yield make
 
 

@@ -346,7 +346,7 @@ def on_valkey(valkey: Server) -> Iterator[tuple[Any, Any]]:
     pytest.importorskip("redis")
     from agent_cache.remote.redis import RedisTier
 
-    tiers = [RedisTier.from_url(valkey.url, max_staleness=2.0, timeout=0.5) for _ in range(2)]
+    tiers = [RedisTier.from_url(valkey.url, max_staleness=3.0, timeout=1.5) for _ in range(2)]
     yield tiers[0], tiers[1]
     for tier in tiers:
         asyncio.run(tier.aclose())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import ChainMap
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from urllib.parse import unquote
 
@@ -15,7 +17,7 @@ from agent_cache.remote.memory import cells_written
 from agent_cache.remote.protocol import Found, Request, Ticket, Touched, WriteIntent
 from agent_cache.testing import FakeClock, MemoryServer, MemoryTier
 from tests.contract import TierContract
-from tests.contract.workbench import load, read, value_of, versions_of, write
+from tests.contract.workbench import Workbench, load, read, takes_time, value_of, versions_of, write
 
 
 class TestMemoryTier(TierContract):
@@ -245,3 +247,41 @@ async def test_a_broken_tier_is_caught(broken, test):
     errors = AssertionError, ConnectionError, RemoteTierError, TypeError
     with FakeClock() as contract.clock, pytest.raises(errors):
         await getattr(contract, test)()
+
+
+class Slow(Workbench):
+    """A test with a step that takes so long, and a tier that is wrong or not."""
+
+    moment = 0.05
+
+    def __init__(self, seconds: float, *, is_wrong: bool) -> None:
+        self.seconds, self.is_wrong, self.attempts = seconds, is_wrong, 0
+
+    @takes_time
+    async def test(self) -> None:
+        self.attempts += 1
+        with self.within(self.moment):
+            await asyncio.sleep(self.seconds)
+            assert not self.is_wrong
+
+
+@pytest.mark.parametrize("is_wrong", [True, False])
+async def test_a_step_that_took_too_long_proves_nothing_and_begins_again_with_more_time(is_wrong: bool):
+    slow = Slow(0.1, is_wrong=is_wrong)
+    with pytest.raises(AssertionError) if is_wrong else nullcontext():
+        await slow.test()
+    assert slow.attempts == 2
+
+
+async def test_a_tier_that_is_wrong_in_time_fails_at_once():
+    slow = Slow(0.0, is_wrong=True)
+    with pytest.raises(AssertionError):
+        await slow.test()
+    assert slow.attempts == 1
+
+
+async def test_a_step_that_takes_too_long_each_time_fails_the_test():
+    slow = Slow(0.2, is_wrong=False)
+    slow.moment = 0.01
+    with pytest.raises(pytest.fail.Exception, match="too slow"):
+        await slow.test()
