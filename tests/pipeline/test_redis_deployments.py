@@ -37,7 +37,7 @@ async def test_a_client_of_a_cluster_is_a_template(cluster, kind):
 @pytest.mark.slow
 async def test_a_failover_is_a_loss_and_nothing_from_before_is_found(own_cluster: Cluster):
     """Its new primary has another identity. Afterwards everything works again."""
-    async with RedisTier.from_url(own_cluster.url, cluster=True, max_staleness=0.6, timeout=0.3) as tier:
+    async with RedisTier.from_url(own_cluster.url, cluster=True, max_staleness=3.0, timeout=1.5) as tier:
         told: list[Touched | None] = []
         tier.subscribe(told.append)
         roots = [f"root{number}" for number in range(12)]
@@ -206,7 +206,7 @@ async def until_found(tier: RedisTier, request: Request, value: str) -> None:
 async def test_behind_sentinels_the_tier_follows_the_primary(own_sentinel: Sentinel):
     watchers = redis.asyncio.sentinel.Sentinel([own_sentinel.address])
     client = watchers.master_for(NAME)
-    async with RedisTier(client, max_staleness=0.6, timeout=0.3) as tier:
+    async with RedisTier(client, max_staleness=3.0, timeout=1.5) as tier:
         told: list[Touched | None] = []
         tier.subscribe(told.append)
         await load(tier, read("order:7"), "old")
