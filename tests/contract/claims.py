@@ -28,7 +28,7 @@ class ClaimTests(Workbench):
         async with self.tiers() as (a, b):
             if not isinstance(a, SharedLoads):
                 pytest.skip("the tier has no claim()")
-            async with asyncio.timeout(30):  # a deadlock is a failure, not a run that never ends
+            async with asyncio.timeout(100):  # a deadlock is a failure, not a run that never ends
                 yield a, b
 
     async def test_of_two_that_miss_a_value_one_loads_it_and_the_other_finds_that(self) -> None:
