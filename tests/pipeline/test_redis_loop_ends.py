@@ -28,7 +28,7 @@ from tests.harness.tiers import until
 
 @pytest.fixture
 def tier(valkey: Server) -> Iterator[RedisTier]:
-    tier = RedisTier.from_url(valkey.url, timeout=0.5, max_staleness=1.0)
+    tier = RedisTier.from_url(valkey.url, timeout=1.5, max_staleness=3.0)
     yield tier
     asyncio.run(tier.aclose())
 
@@ -149,7 +149,7 @@ def test_a_loop_that_ends_right_after_a_write_waits_for_the_answer_to_its_commit
 
 
 def test_a_loop_ends_though_a_commit_is_not_answered(own_valkey: Server):
-    tier = RedisTier.from_url(own_valkey.url, timeout=0.5, max_staleness=1.0)
+    tier = RedisTier.from_url(own_valkey.url, timeout=1.5, max_staleness=3.0)
     shop = Shop(tier)
 
     async def main() -> None:
@@ -194,7 +194,7 @@ async def test_what_is_on_its_way_is_neither_read_nor_lost(tier: RedisTier, valk
 
 async def test_a_commit_that_is_cancelled_on_its_way_is_owed(valkey: Server):
     with Proxy.start(valkey.port) as proxy:
-        tier = RedisTier.from_url(proxy.url, timeout=0.5, max_staleness=1.0)
+        tier = RedisTier.from_url(proxy.url, timeout=1.5, max_staleness=3.0)
         await load(tier, read("order:7"), "old")
         intent = replace(write("order:7", "user:1"), on_unreachable="refuse")  # two roots, two commands, waited for
         await tier.begin(intent)
