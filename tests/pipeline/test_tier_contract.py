@@ -270,7 +270,7 @@ async def test_a_step_that_took_too_long_proves_nothing_and_begins_again_with_mo
     slow = Slow(0.1, is_wrong=is_wrong)
     with pytest.raises(AssertionError) if is_wrong else nullcontext():
         await slow.test()
-    assert slow.attempts == 2
+    assert slow.attempts > 1
 
 
 async def test_a_tier_that_is_wrong_in_time_fails_at_once():
