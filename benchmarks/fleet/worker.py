@@ -94,7 +94,8 @@ class Worker:
             if self.job.dies is not None:
                 self.journal.note("hits", get_metrics()["hits"])
                 self.shop.dies = self.job.dies
-                await self._write(writes)
+                while True:  # a write that was refused has not begun
+                    await self._write(writes)
         self.journal.note("hits", get_metrics()["hits"])
         await tier.aclose()
 

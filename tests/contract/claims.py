@@ -31,6 +31,11 @@ class ClaimTests(Workbench):
             async with asyncio.timeout(100):  # a deadlock is a failure, not a run that never ends
                 yield a, b
 
+    async def renewed(self, tier: Any, ticket: Ticket) -> None:
+        """Renew a claim, and return when the server has heard of it."""
+        tier.renew_claim(ticket)
+        await tier.lookup(ORDER)
+
     async def test_of_two_that_miss_a_value_one_loads_it_and_the_other_finds_that(self) -> None:
         """Whatever the request: the entity, the whole root, tags from the result, a session's."""
         for request in (
@@ -115,11 +120,11 @@ class ClaimTests(Workbench):
                 ticket = await lead(a)
                 waiter = await Waiter.start(b)
                 await self.advance(a.lease * 0.6)
-                a.renew_claim(ticket)
+                await self.renewed(a, ticket)
             for _ in range(3):
                 with self.within(a.lease * 0.9):
                     await self.advance(a.lease * 0.6)
-                    a.renew_claim(ticket)
+                    await self.renewed(a, ticket)
             with self.within(a.lease * 0.9):
                 await waiter.looks_again()
                 assert not waiter.task.done()

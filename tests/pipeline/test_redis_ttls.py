@@ -212,7 +212,7 @@ async def test_rights_of_earlier_versions_suffice_for_everything_else(
     rights = [right for right in least() if right not in _HASH_RIGHTS]
     assert len(rights) == len(least()) - len(_HASH_RIGHTS)
     own_valkey.command("ACL", "SETUSER", "agent", *rights)
-    tier = make(f"redis://agent:secret@{HOST}:{own_valkey.port}", max_staleness=0.6, timeout=0.3)
+    tier = make(f"redis://agent:secret@{HOST}:{own_valkey.port}", max_staleness=1.8, timeout=1.5)
     follower = Follower(tier)
     tier.subscribe(lambda _: None)
     with caplog.at_level(logging.WARNING, "agent_cache"):
@@ -278,7 +278,7 @@ async def test_a_user_that_may_not_hear_of_ttls_hears_of_everything_else(
     monkeypatch.setattr(Subscription, "_listen_for_ttls", then_for_a_root)
     rights = [right for right in least() if not right.startswith("&")]
     own_valkey.command("ACL", "SETUSER", "agent", *rights, "&c:{agent_cache:order}*", "&c:{agent_cache:cart}*")
-    tier = make(f"redis://agent:secret@{HOST}:{own_valkey.port}", max_staleness=0.6, timeout=0.3)
+    tier = make(f"redis://agent:secret@{HOST}:{own_valkey.port}", max_staleness=1.8, timeout=1.5)
     other = make(own_valkey.url)
     follower = Follower(tier)
     tier.subscribe(lambda _: None)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("redis")
 
-from benchmarks.fleet import __main__ as command
+from agent_cache.errors import RemoteTierError
+from benchmarks.fleet import __main__ as command, worker
 from benchmarks.fleet.conductor import Fleet, run
 from benchmarks.fleet.faults import FAULTS, Fault, Scene
 
@@ -37,6 +40,29 @@ def test_processes_die_in_their_last_write_and_are_replaced(dies):
     outcome = run(Fault(dies=dies), Fleet(processes=2, operations=1_200, in_memory=True))
     assert outcome.complaints == ()
     assert outcome.verdict.dead == outcome.struck == 6
+
+
+async def test_a_process_whose_last_write_is_refused_dies_in_one_that_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A server that does not answer in time leaves it alive."""
+    writes = []
+
+    async def refused_twice(entity: int) -> None:
+        writes.append(entity)
+        if len(writes) < 3:
+            raise RemoteTierError("no answer in time")
+        raise SystemExit
+
+    monkeypatch.setattr(worker, "Truth", lambda _: range(16))
+    monkeypatch.setattr(worker, "decorated", lambda *_: ({}, {"put": refused_twice}))
+    shares: dict[str, Any] = {"heat": 0.3, "tasks": 1, "operations": 0, "writes": 1.0, "pace": 0.0, "seed": 1}
+    options: dict[str, Any] = {"namespace": "fleet", "max_staleness": 1.0, "lease": 1.0, "consistency": "bounded"}
+    kinds: dict[str, Any] = {"read_kinds": {}, "write_kinds": {"put": 1}}
+    job = worker.Job("1.0", str(tmp_path), None, cluster=False, dies="after", **shares, **options, **kinds)
+    with pytest.raises(SystemExit):
+        await worker.Worker(job).run()
+    assert len(writes) == 3
 
 
 def test_a_process_that_fails_is_a_complaint(monkeypatch: pytest.MonkeyPatch):
