@@ -57,7 +57,7 @@ class Workbench:
         started = time.monotonic()
         try:
             yield
-        except AssertionError:
+        except Exception:
             if time.monotonic() - started <= seconds:
                 raise
         if time.monotonic() - started > seconds:
