@@ -284,9 +284,10 @@ def otlp(attributes):
 
 def otlp_spans(calls):
     spans = []
-    for number, call in enumerate(calls):
+    for call in calls:
+        identity = round(call.ended * 1000)  # also among the files that a history is divided into
         span = {
-            "traceId": f"{number:032x}", "spanId": f"{number:016x}", "name": f"execute_tool {call.tool}",
+            "traceId": f"{identity:032x}", "spanId": f"{identity:016x}", "name": f"execute_tool {call.tool}",
             "startTimeUnixNano": str(round(call.started * 1000) * 10**6),
             "endTimeUnixNano": str(round(call.ended * 1000) * 10**6),
             "attributes": otlp(attributes_of(call)), "status": {},
