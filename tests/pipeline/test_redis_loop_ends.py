@@ -275,10 +275,10 @@ async def test_an_announcement_to_two_tiers_that_is_cancelled_at_once_leaves_not
 @pytest.mark.parametrize("steps", range(8))
 async def test_a_loop_that_was_blocked_while_it_connected_takes_no_server_for_dead(valkey: Server, steps: int):
     """Its own timer was late. Others use that server."""
-    tier = RedisTier.from_url(valkey.url, timeout=0.1, max_staleness=5.0)
+    tier = RedisTier.from_url(valkey.url, timeout=0.4, max_staleness=5.0)
     reading = asyncio.create_task(tier.lookup(read("order:7")))
     await iterations(steps)
-    time.sleep(0.2)
+    time.sleep(0.5)
     await reading
     assert set(tier.stats()["servers"].values()) == {"ok"}
     assert tier.stats()["failures"] == 0
@@ -303,7 +303,7 @@ def test_a_tier_that_is_asked_while_its_thread_starts_has_one(valkey: Server, mo
     tier.subscribe(lambda _: None)
     assert len(listening() - before) == 1
     asyncio.run(tier.aclose())
-    assert listening() == before
+    assert not listening() - before
 
 
 class Refusing(MemoryTier):

@@ -106,7 +106,7 @@ async def test_a_leader_that_has_died_costs_others_no_answer(make: Make, valkey:
 
 async def test_the_end_of_a_write_is_waited_for_and_once(make: Make, valkey: Server):
     a, b = make(valkey.url), make(valkey.url)
-    await a.store(await missed(a), "old", ORDER.tags, 60.0, age=0.0)  # nobody waits for longer than a load takes
+    await a.store(await missed(a), "old", ORDER.tags, 8.0, age=0.0)  # nobody waits for longer than a load takes
     intent = write("order:7")
     await a.begin(intent)
     ticket = await missed(b)
