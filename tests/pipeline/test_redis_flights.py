@@ -117,7 +117,7 @@ async def test_by_default_each_process_loads_what_it_misses(start: Start, valkey
 
 @pytest.mark.parametrize("kind", ["async def", *slow("def")])
 async def test_a_loader_that_is_killed_is_replaced_once_and_within_the_lease(start: Start, valkey: Server, kind):
-    lease = 1.5
+    lease = 2.5
     loader, others = await loading(valkey, await start(4, kind=kind, lease=lease))
     with Stopwatch() as stopwatch:
         loader.kill()
