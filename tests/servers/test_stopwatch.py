@@ -20,10 +20,14 @@ os.kill(int(sys.argv[1]), signal.SIGCONT)
 
 
 def test_a_block_of_a_process_that_runs_takes_what_it_took():
-    with Stopwatch() as stopwatch:
-        time.sleep(0.1)
-    assert stopwatch.seconds >= 0.1
-    assert 0 < stopwatch.running <= stopwatch.seconds
+    took = []
+    for _ in range(5):  # it may stand still in one of them
+        with Stopwatch() as stopwatch:
+            time.sleep(0.1)
+        assert stopwatch.seconds >= 0.1
+        assert stopwatch.running <= stopwatch.seconds
+        took.append(stopwatch.running)
+    assert max(took) >= 0.1
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no process can be stopped here")
