@@ -17,18 +17,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
-from google.adk.agents.base_agent import BaseAgent
-from google.adk.agents.llm_agent import LlmAgent
-from google.adk.events.event_actions import EventActions
-from google.adk.tools.agent_tool import AgentTool
-from google.adk.tools.base_tool import BaseTool
-from google.adk.tools.base_toolset import BaseToolset
-from google.adk.tools.function_tool import FunctionTool
-from google.adk.tools.tool_context import ToolContext
-
 from agent_cache import Toolbox
 from agent_cache.core.parameters import is_injected
 from agent_cache.toolbox import ToolInfo
+
+try:
+    from google.adk.agents.base_agent import BaseAgent
+    from google.adk.agents.llm_agent import LlmAgent
+    from google.adk.events.event_actions import EventActions
+    from google.adk.tools.agent_tool import AgentTool
+    from google.adk.tools.base_tool import BaseTool
+    from google.adk.tools.base_toolset import BaseToolset
+    from google.adk.tools.function_tool import FunctionTool
+    from google.adk.tools.tool_context import ToolContext
+except ImportError as error:
+    raise ImportError('agent_cache.integrations.adk needs Google ADK: pip install "agent-cache[adk]"') from error
 
 __all__ = ["cached", "describe"]
 

@@ -20,16 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import mcp_types
-from fastmcp import FastMCP
-from fastmcp.exceptions import NotFoundError, ToolError
-from fastmcp.server.dependencies import FastMCPRequestContext, fastmcp_request_ctx, get_access_token
-from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
-from fastmcp.server.providers.fastmcp_provider import FastMCPProviderTool
-from fastmcp.tools.base import InputRequiredToolResult, Tool, ToolResult
-from fastmcp.utilities.versions import VersionSpec
-from mcp import MCPError
-
 from agent_cache import AgentLoopDetectedError, Toolbox
 from agent_cache.clock import CLOCK
 from agent_cache.integrations.mcp_results import (
@@ -44,6 +34,19 @@ from agent_cache.integrations.mcp_results import (
     requested_version,
 )
 from agent_cache.toolbox import ToolInfo
+
+try:
+    import mcp_types
+    from fastmcp import FastMCP
+    from fastmcp.exceptions import NotFoundError, ToolError
+    from fastmcp.server.dependencies import FastMCPRequestContext, fastmcp_request_ctx, get_access_token
+    from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
+    from fastmcp.server.providers.fastmcp_provider import FastMCPProviderTool
+    from fastmcp.tools.base import InputRequiredToolResult, Tool, ToolResult
+    from fastmcp.utilities.versions import VersionSpec
+    from mcp import MCPError
+except ImportError as error:
+    raise ImportError('agent_cache.integrations.fastmcp needs FastMCP: pip install "agent-cache[fastmcp]"') from error
 
 if TYPE_CHECKING:
     from mcp_types import CallToolRequestParams

@@ -17,20 +17,25 @@ from enum import Enum
 from typing import Any, NoReturn, TypeAlias
 from uuid import UUID
 
-from langchain.agents.middleware import AgentMiddleware
-from langchain_core.messages import BaseMessage, ToolMessage, message_to_dict, messages_from_dict
-from langchain_core.tools import BaseTool
-from langchain_core.utils.utils import LC_AUTO_PREFIX
-from langgraph.errors import GraphBubbleUp, GraphInterrupt
-from langgraph.prebuilt import ToolNode
-from langgraph.pregel import Pregel
-from langgraph.types import Command, Interrupt, Send
-from pydantic import BaseModel
-
 from agent_cache import AgentLoopDetectedError, Toolbox
 from agent_cache.errors import ConfigurationError
 from agent_cache.integrations.any_framework import note_function
 from agent_cache.toolbox.tool_table import ToolInfo
+
+try:
+    from langchain.agents.middleware import AgentMiddleware
+    from langchain_core.messages import BaseMessage, ToolMessage, message_to_dict, messages_from_dict
+    from langchain_core.tools import BaseTool
+    from langchain_core.utils.utils import LC_AUTO_PREFIX
+    from langgraph.errors import GraphBubbleUp, GraphInterrupt
+    from langgraph.prebuilt import ToolNode
+    from langgraph.pregel import Pregel
+    from langgraph.types import Command, Interrupt, Send
+    from pydantic import BaseModel
+except ImportError as error:
+    raise ImportError(
+        'agent_cache.integrations.langchain needs LangChain: pip install "agent-cache[langchain]"'
+    ) from error
 
 __all__ = ["AgentCacheMiddleware", "LoopInGraph", "describe"]
 

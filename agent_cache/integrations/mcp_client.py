@@ -14,8 +14,6 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mcp import types
-
 from agent_cache import ConfigurationError, Toolbox
 from agent_cache.engine.state import forget_oldest
 from agent_cache.integrations.mcp_results import (
@@ -30,6 +28,13 @@ from agent_cache.integrations.mcp_results import (
     requested_version,
 )
 from agent_cache.toolbox import ToolInfo
+
+try:
+    from mcp import types
+except ImportError as error:
+    raise ImportError(
+        'agent_cache.integrations.mcp_client needs the SDK of MCP: pip install "agent-cache[mcp]"'
+    ) from error
 
 __all__ = ["CachedClient", "describe"]
 
