@@ -13,6 +13,7 @@ import pytest
 import agent_cache
 from agent_cache import AgentCache, AgentCacheInvalidator, Recommendation, get_ttl, recommendations, set_ttl, testing
 from agent_cache.metrics import evidence_by_tool
+from tests.harness import library
 from tests.harness.slow import slow
 
 LOAD = 0.05
@@ -23,7 +24,7 @@ _numbers = itertools.count()
 @pytest.fixture(autouse=True)
 def clock() -> Iterator[testing.FakeClock]:
     testing.reset()
-    with testing.FakeClock() as clock:
+    with testing.FakeClock() as clock, library.unmeasured_evidence():
         yield clock
     testing.reset()
 
