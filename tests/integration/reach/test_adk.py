@@ -384,7 +384,7 @@ server.run("stdio")
 async def test_tools_of_an_mcp_server_are_cached_and_their_error_results_are_not(tmp_path: Path):
     (tmp_path / "server.py").write_text(SERVER, encoding="utf-8")
     parameters = StdioServerParameters(command=sys.executable, args=[str(tmp_path / "server.py")])
-    toolset = McpToolset(connection_params=StdioConnectionParams(server_params=parameters))
+    toolset = McpToolset(connection_params=StdioConnectionParams(server_params=parameters, timeout=60))
     nothing: Turn = [("get_nothing", {"order_id": "1"})]
     turns = [GET * 2, [("get_order", {"order_id": "1", "full": False})], CANCEL, GET, nothing, nothing]
     agent = LlmAgent(name="clerk", model=Script(turns=[*turns, [("look_around", {})]]), tools=[toolset])
