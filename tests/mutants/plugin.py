@@ -15,12 +15,11 @@ import coverage
 import pytest
 
 NOTES = os.open(os.environ["MUTANTS_NOTES"], os.O_WRONLY | os.O_APPEND)
-MEASURED = os.environ.get("MUTANTS_MEASURED", "")  # the folder of the package, in a recording run
+PACKAGE, _, DATA = os.environ.get("MUTANTS_MEASURED", "").partition("\n")  # in a recording run
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
-OUTCOMES: dict[str, tuple[str, float]] = {}
 
-if MEASURED:  # before anything imports the package
-    COVERAGE = coverage.Coverage(os.environ["MUTANTS_DATA"], data_suffix=True, source=[MEASURED], config_file=False)
+if PACKAGE:  # before anything imports it
+    COVERAGE = coverage.Coverage(DATA, data_suffix=True, source=[PACKAGE], config_file=False)
     COVERAGE.start()
 else:
     resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))  # a loop without end may fill a list
@@ -32,7 +31,7 @@ def note(*fact: object) -> None:
 
 
 def begin_context(name: str) -> None:
-    if MEASURED:
+    if PACKAGE:
         if sys.gettrace() is not TRACE:  # a test traced, and did not put back what was there
             sys.settrace(TRACE)
         COVERAGE.switch_context(name)
@@ -54,19 +53,16 @@ def pytest_runtest_logstart(nodeid: str) -> None:
         note("started", nodeid, time.monotonic())
 
 
-def pytest_runtest_logfinish(nodeid: str) -> None:
-    begin_context("")
-    if not IS_WORKER:
-        note("ended", nodeid, *OUTCOMES[nodeid])
-
-
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    outcome, seconds = OUTCOMES.get(report.nodeid, ("skipped", 0.0))
-    outcome = "failed" if report.failed else "passed" if report.when == "call" and report.passed else outcome
-    OUTCOMES[report.nodeid] = outcome, seconds + report.duration
+    if not IS_WORKER:
+        note(report.when, report.nodeid, report.outcome, report.duration)
+
+
+def pytest_runtest_logfinish() -> None:
+    begin_context("")
 
 
 def pytest_sessionfinish() -> None:
-    if MEASURED:
+    if PACKAGE:
         COVERAGE.stop()
         COVERAGE.save()
