@@ -153,6 +153,9 @@ def test_a_list_of_mutants_needs_no_tests(project: Path, capsys: pytest.CaptureF
     assert listed.count("shop/module.py:") == 3
     assert main(["module.py", "--list", "--count", "3"]) == 0
     assert capsys.readouterr().out == listed
+    for nothing in ("module", "__init__.py"):
+        with pytest.raises(SystemExit, match=f"nothing can be mutated in {nothing}"):
+            main([nothing])
 
 
 @pytest.mark.slow
@@ -161,9 +164,9 @@ def test_mutants_are_killed_survive_or_are_not_covered(project: Path, capfd: pyt
     assert main(["module.py"]) == 0
     printed = capfd.readouterr().out
     assert "| shop/module.py | 12 | 8 | 0 | 4 | 0 |" in printed
-    assert "killed: 8 of 8 covered mutants (100%)" in printed
+    assert "killed: 8 of 8 covered mutants (100%), 0 of them by a hang" in printed
     assert "killed shop/module.py:13 '<' -> '<=' by tests/test_strong.py::test_prices (" in printed
-    assert "- shop/module.py:19 '+' -> '-' in `return flag + 1`" in printed.partition("\nnot covered:")[2]
+    assert "- shop/module.py:19 '+' -> '-' in `return flag + 1` by any test" in printed.partition("\nnot covered:")[2]
     assert (project / ".mutants" / "module.md").read_text() in printed
     assert (project / "shop" / "module.py").read_text() == MODULE
 
@@ -180,7 +183,10 @@ def test_mutants_are_killed_survive_or_are_not_covered(project: Path, capfd: pyt
     assert main(["module.py", "--tests", "tests/test_weak.py", "--jobs", "2"]) == 0
     printed = capfd.readouterr().out
     assert "| shop/module.py | 12 | 1 | 3 | 8 | 0 |" in printed
-    assert "- shop/module.py:13 '<' -> '<=' in `return price < LIMIT`" in printed.partition("\nsurvived:")[2]
+    assert (
+        "- shop/module.py:13 '<' -> '<=' in `return price < LIMIT` by 1 of 1 tests"
+        in printed.partition("\nsurvived:")[2]
+    )
 
 
 @pytest.mark.slow
@@ -240,7 +246,7 @@ def test_a_test_that_hangs_kills_the_mutant_and_one_that_makes_progress_does_not
     [mutant] = [one for one in Finder("shop/module.py", endless.encode()).found if one.new == "+="]
     copy = Copy(project, tmp_path_factory.mktemp("copy"))
     test = "tests/test_it.py::test_it"
-    hung = copy.try_mutant(mutant, {test: 0.01})
+    hung = copy.try_mutant(mutant, {test: 0.01}, 1)
     assert (hung["status"], hung["by"]) == ("killed", f"a hang of {test}")
-    slow = copy.try_mutant(mutant, {test: 1000.0})
+    slow = copy.try_mutant(mutant, {test: 1000.0}, 1)
     assert (slow["status"], slow["by"]) == ("time ran out", test)

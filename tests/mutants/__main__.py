@@ -96,8 +96,8 @@ class Copy:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
-    def try_mutant(self, mutant: Mutant, tests: dict[str, float]) -> dict[str, Any]:
-        """Run the tests, of which each took so many seconds, with the mutant."""
+    def try_mutant(self, mutant: Mutant, tests: dict[str, float], known: int) -> dict[str, Any]:
+        """Run the tests, of which each took so many seconds, with the mutant; so many are known that run it."""
         path, began = self.root / mutant.path, time.monotonic()
         source, times = path.read_bytes(), path.stat()
         path.write_bytes(mutant.apply(source))
@@ -114,14 +114,19 @@ class Copy:
             status = "killed" if is_hanging else "time ran out"
             by = f"a hang of {by}" if is_hanging else by
         else:
-            status, by = ("killed", [*run.failed, by][0]) if run.code else ("survived", f"{len(tests)} tests")
+            status, by = (
+                ("killed", [*run.failed, by][0]) if run.code else ("survived", f"{len(tests)} of {known} tests")
+            )
         return {"status": status, "by": by, "seconds": round(time.monotonic() - began, 1)}
 
 
-def choose(mutant: Mutant, contexts: dict[int, list[str]], known: dict[str, tuple[float, int]]) -> dict[str, float]:
-    """The seconds of the tests that run it, by file, the most specific and quickest first; they fit into the time.
+def choose(
+    mutant: Mutant, contexts: dict[int, list[str]], known: dict[str, tuple[float, int]]
+) -> tuple[dict[str, float], int]:
+    """Of the tests that run it those that fit into the time, with their seconds, and how many there are.
 
-    Those that may run it while something is imported come last. Known of each test: seconds, and how many lines it runs.
+    By file, the most specific and quickest first, and last those that may run it while something is imported. Of each
+    test it is known how many seconds it takes, and how many lines it runs.
     """
     names = {name for line in mutant.lines for name in contexts.get(line, ())} or {*contexts.get(mutant.statement, ())}
     direct, files = known.keys() & names, tuple(f"{name}::" for name in names if name.endswith(".py"))
@@ -129,13 +134,12 @@ def choose(mutant: Mutant, contexts: dict[int, list[str]], known: dict[str, tupl
     if mutant.at_import or (names and not found):
         found = known.keys() & {name for names in contexts.values() for name in names}
     cost = {test: (test not in direct, (known[test][0] + 0.02) * known[test][1], test) for test in found}
-    chosen, total = {}, 0.0
+    chosen: dict[str, float] = {}
     for test in sorted(found, key=cost.__getitem__):
-        total += known[test][0]
-        if total <= ENOUGH or not chosen:
+        if sum(chosen.values()) + known[test][0] <= ENOUGH or not chosen:
             chosen[test] = known[test][0]
     order = list(dict.fromkeys(test.partition("::")[0] for test in chosen))
-    return dict(sorted(chosen.items(), key=lambda item: order.index(item[0].partition("::")[0])))
+    return dict(sorted(chosen.items(), key=lambda item: order.index(item[0].partition("::")[0]))), len(found)
 
 
 def record(copy: Copy, package: str, tests: list[str], folder: Path) -> None:
@@ -167,16 +171,16 @@ def identify(root: Path, names: list[str]) -> str:
     return digest.hexdigest()[:12]
 
 
-def try_each(chosen: dict[Mutant, dict[str, float]], copies: list[Copy], keep: Callable[..., None]) -> None:
+def try_each(chosen: dict[Mutant, tuple[dict[str, float], int]], copies: list[Copy], keep: Callable[..., None]) -> None:
     """Try each mutant with its tests, in as many threads as there are copies."""
     free = list(copies)
 
     def try_one(mutant: Mutant) -> dict[str, Any]:
-        if not chosen[mutant]:
+        if not chosen[mutant][0]:
             return {"status": "not covered", "by": "any test", "seconds": 0.0}
         copy = free.pop()
         try:
-            return copy.try_mutant(mutant, chosen[mutant])
+            return copy.try_mutant(mutant, *chosen[mutant])
         finally:
             free.append(copy)
 
@@ -192,37 +196,42 @@ def try_each(chosen: dict[Mutant, dict[str, float]], copies: list[Copy], keep: C
             raise
 
 
-def report(results: list[tuple[Mutant, str]], sources: dict[str, bytes]) -> str:
+def report(results: list[tuple[Mutant, dict[str, Any]]], sources: dict[str, bytes]) -> str:
     """A table by file, the rate, and the mutants that were not killed."""
-    found = {column: [mutant for mutant, status in results if status == column] for column in COLUMNS}
+    found = {column: [mutant for mutant, result in results if result["status"] == column] for column in COLUMNS}
     files = list(dict.fromkeys(mutant.path for mutant, _ in results))
-    lines = [f"| file | mutants | {' | '.join(COLUMNS)} |", f"|---|{'--:|' * (1 + len(COLUMNS))}"]
+    text = f"| file | mutants | {' | '.join(COLUMNS)} |\n|---|{'--:|' * (1 + len(COLUMNS))}\n"
     for label, paths in [*((path, [path]) for path in files), ("all", files)]:
         counts = [sum(mutant.path in paths for mutant in mutants) for mutants in found.values()]
-        lines.append(f"| {' | '.join(map(str, [label, sum(counts), *counts]))} |")
+        text += f"| {' | '.join(map(str, [label, sum(counts), *counts]))} |\n"
     killed, covered = len(found["killed"]), len(results) - len(found["not covered"])
-    lines.append(f"\nkilled: {killed} of {covered} covered mutants ({killed / max(covered, 1):.0%})")
+    hangs = sum(result["by"].startswith("a hang of") for _, result in results)
+    text += (
+        f"\nkilled: {killed} of {covered} covered mutants ({killed / max(covered, 1):.0%}), {hangs} of them by a hang\n"
+    )
     for column in COLUMNS[1:]:
-        lines += [f"\n{column}:"] * bool(found[column])
-        for mutant in found[column]:
-            line = sources[mutant.path].split(b"\n")[mutant.lines[0] - 1].decode().strip()
-            lines.append(f"- {mutant} in `{line}`")
-    return "\n".join(lines)
+        text += f"\n{column}:\n" if found[column] else ""
+        for mutant, result in results:
+            if result["status"] == column:
+                line = sources[mutant.path].split(b"\n")[mutant.lines[0] - 1].decode().strip()
+                text += f"- {mutant} in `{line}` by {result['by']}\n"
+    return text
 
 
 def try_mutants(options: argparse.Namespace, root: Path, work: Path) -> None:
     settings = tomllib.loads((root / "pyproject.toml").read_text())["tool"]
     [package], testpaths = settings["coverage"]["run"]["source"], settings["pytest"]["ini_options"]["testpaths"]
     copy = Copy(root, work / "0")
-    part = copy.root / package / options.folder
-    files = sorted(part.rglob("*.py")) if part.is_dir() else [part]
+    part = copy.root / package / options.folder.removeprefix(f"{package}/")
+    files = sorted(part.rglob("*.py")) if part.is_dir() else [part] if part.exists() else []
     sources = {file.relative_to(copy.root).as_posix(): file.read_bytes() for file in files}
-    mutants = sample(sources, options.count, options.seed)
+    if not (mutants := sample(sources, options.count, options.seed)):
+        sys.exit(f"nothing can be mutated in {options.folder}")
     if options.list:
         show("\n".join(map(str, mutants)))
         return
     tree = identify(copy.root, [package, *testpaths, "conftest.py", "pyproject.toml"])
-    state = "-".join([tree, *options.tests]).replace("/", "_")
+    state = f"{tree}-{hashlib.sha256(repr(options.tests).encode()).hexdigest()[:6]}"
     store, name = root / ".mutants", options.folder.strip("/").removesuffix(".py").replace("/", "-")
     folder, results = store / f"recording-{state}", store / f"{name}.jsonl"
     if options.record or not (folder / "tests.json").exists():
@@ -235,13 +244,12 @@ def try_mutants(options: argparse.Namespace, root: Path, work: Path) -> None:
     contexts = {path: data.contexts_by_lineno(f"{recorded['root']}/{path}") for path in sources}
     lines = results.read_text().splitlines() if results.exists() else []
     known = {result["id"]: result for result in map(json.loads, lines) if result["state"] == state}
-    chosen = {
-        mutant: choose(mutant, contexts[mutant.path], recorded["tests"]) for mutant in mutants if mutant.id not in known
-    }
-    unmutated = sorted({test for tests in chosen.values() for test in tests})
-    show(f"{len(mutants) - len(chosen)} of {len(mutants)} are done; {len(unmutated)} tests are run without a mutant")
+    left = [mutant for mutant in mutants if mutant.id not in known]
+    chosen = {one: choose(one, contexts[one.path], recorded["tests"]) for one in left}
+    unmutated = sorted({test for tests, _ in chosen.values() for test in tests})
+    show(f"{len(mutants) - len(left)} of {len(mutants)} are done; {len(unmutated)} tests are run without a mutant")
     passed = copy.run_tests(unmutated).passed if unmutated else set()
-    chosen = {one: {test: tests[test] for test in tests if test in passed} for one, tests in chosen.items()}
+    chosen = {one: ({test: tests[test] for test in tests if test in passed}, n) for one, (tests, n) in chosen.items()}
 
     def keep(mutant: Mutant, result: dict[str, Any]) -> None:
         known[mutant.id] = {"state": state, "id": mutant.id, **result}
@@ -251,10 +259,10 @@ def try_mutants(options: argparse.Namespace, root: Path, work: Path) -> None:
         show(f"{number}/{len(mutants)} {result['status']} {mutant} by {result['by']} ({result['seconds']} s)")
 
     try_each(chosen, [copy, *(Copy(root, work / str(number)) for number in range(1, options.jobs))], keep)
-    text = report([(mutant, known[mutant.id]["status"]) for mutant in mutants], sources)
+    text = report([(mutant, known[mutant.id]) for mutant in mutants], sources)
     for test in sorted({*recorded["failed"], *unmutated} - passed):
-        text += f"\nleft out, because it fails without a mutant: {test}"
-    (store / f"{name}.md").write_text(f"{text}\n")
+        text += f"\nleft out, because it fails without a mutant: {test}\n"
+    (store / f"{name}.md").write_text(text)
     show(f"\n{text}")
 
 

@@ -68,8 +68,8 @@ class Mutant:
 def sample(sources: dict[str, bytes], count: int, seed: int) -> list[Mutant]:
     """Draw mutants of each file in proportion to its executable lines, from as many different lines as there are."""
     found = {path: finder for path in sorted(sources) if (finder := Finder(path, sources[path])).found}
-    ends = list(accumulate(len(finder.executable) for finder in found.values()))
-    shares = Counter(bisect_right(ends, (number + 0.5) * ends[-1] / count) for number in range(count))
+    ends = [0, *accumulate(len(finder.executable) for finder in found.values())]
+    shares = Counter(bisect_right(ends, (number + 0.5) * ends[-1] / count) - 1 for number in range(count))
     drawn = []
     for number, (path, finder) in enumerate(found.items()):
         random.Random(f"{seed} {path}").shuffle(finder.found)
