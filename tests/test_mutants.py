@@ -221,6 +221,7 @@ def test_an_interrupted_recording_is_not_used(project: Path) -> None:
         env={**os.environ, "PYTHONPATH": f"{project}{os.pathsep}{ROOT}"},
         stdout=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )
     try:
         while not (project / "running").exists():
