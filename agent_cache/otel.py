@@ -382,8 +382,10 @@ class _Spans:
         if self._redaction is None:
             span.set_status(Status(StatusCode.ERROR, kind))
             return
+        from agent_cache.recording.results import error_text
+
         try:
-            text = utf8_text(self._redaction.text(str(error)))[:_MAX_CONTENT]
+            text = utf8_text(error_text(error, self._redaction))[:_MAX_CONTENT]
         except Exception:  # noqa: BLE001 - a user's __str__, or a pattern of the user's that takes too long
             text = kind
         span.set_status(Status(StatusCode.ERROR, text))

@@ -30,7 +30,7 @@ from agent_cache.cli.output import Printer, escaped, json_text, plural, print_js
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording import Cassette, RecordedCall, Redaction, Savings, diff_cassettes
 from agent_cache.recording.call_text import call_text, duration_text, has_error, outcome_text
-from agent_cache.recording.cassette import recorded_rules, redact_call
+from agent_cache.recording.cassette import recorded_rules, redact_call, redacted_header, redacted_name
 from agent_cache.recording.cassette_file import (
     EARLIER,
     StoredCalls,
@@ -475,7 +475,7 @@ def secret_places(call: RecordedCall, rules: Redaction) -> list[str]:
         for part in ("arguments", "outcome")
         for path, _, _ in _differences(getattr(call, part), getattr(clean, part), part, hides_keys=True)
     ]
-    return found + [part for part in ("key", "model") if getattr(call, part) != getattr(clean, part)]
+    return found + [part for part in ("name", "key", "model") if getattr(call, part) != getattr(clean, part)]
 
 
 def redaction_rules(cassette: Cassette, options: argparse.Namespace | None = None) -> Redaction:
@@ -486,7 +486,13 @@ def redaction_rules(cassette: Cassette, options: argparse.Namespace | None = Non
 
 def secrets_in(cassette: Cassette, rules: Redaction) -> Counter[str]:
     """How often each part of the calls of each name contains a secret."""
-    return Counter(f"{call.name} {place}" for call in cassette for place in secret_places(call, rules))
+    found = Counter(
+        f"{redacted_name(call.name, rules)} {place}" for call in cassette for place in secret_places(call, rules)
+    )
+    header = cassette.header
+    if redacted_header(header, rules, header.redact) != header:
+        found["header model"] += 1
+    return found
 
 
 class _RewrittenCalls(Sequence[RecordedCall]):
@@ -516,7 +522,7 @@ def _rewrite(cassette: Cassette, path: Path, rules: Redaction, removed: frozense
         CassetteError: if it cannot be written.
     """
     hook = {"hook": True} if cassette.header.redact.get("hook") else {}
-    cassette.header = msgspec.structs.replace(cassette.header, redact={**rules.describe(), **hook})
+    cassette.header = redacted_header(cassette.header, rules, {**rules.describe(), **hook})
     cassette.steps = _RewrittenCalls(cassette, rules, removed)
     cassette.save(path)
 

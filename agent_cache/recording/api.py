@@ -22,7 +22,7 @@ from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, Inter
 from agent_cache.engine.runtime import PLACE, Operation, Scope, closes_generator, leave_scope
 from agent_cache.engine.streaming import proceed_stream
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
-from agent_cache.recording.cassette import Cassette, apply_rules, recorded_rules
+from agent_cache.recording.cassette import Cassette, apply_rules, recorded_rules, redacted_name
 from agent_cache.recording.cassette_file import CALLS_OF_LITELLM, is_being_recorded
 from agent_cache.recording.functions import RecordedFunction, wrapped
 from agent_cache.recording.http import socket_guard
@@ -240,7 +240,7 @@ class record(Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy a
                 recorded = recorded_http(old)
                 if self._http is None or (self._http is True and recorded is not None):
                     http = recorded
-        described = None if http is None else http.describe()
+        described = None if http is None else http.describe(redaction)
         writer = None if mode == "none" else CassetteWriter(self._path, model, redaction, described)
         recorder = Recorder(
             self._path,
@@ -325,7 +325,9 @@ def loaded(source: Path | Cassette, given: Redaction) -> tuple[Cassette, Redacti
     before, rules = Redaction().joined(recorded_rules(cassette)), redaction
     if cassette.header.redact.get("hook"):
         rules = redaction.without_hook()
-    if rules.describe() != before.describe():
+    # Names of requests are compared as they are, and those of an earlier version may have a secret.
+    has_secret_name = any(redacted_name(name, rules) != name for name in cassette.outline.names)
+    if rules.describe() != before.describe() or has_secret_name:
         apply_rules(cassette, rules)
     return cassette, redaction
 

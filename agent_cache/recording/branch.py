@@ -202,7 +202,7 @@ class fork(Block[Branch]):  # noqa: N801 - used as a function, as `record`
         _check_is_free(self._path)
         prefix, redaction = self._prefix, self._redaction
         player = _BranchPlayer(prefix, redaction)
-        http = None if self._http is None else self._http.describe()
+        http = None if self._http is None else self._http.describe(redaction)
         writer = _BranchWriter(self._path, prefix, redaction, http)
         recorder = _BranchRecorder(
             self._path, "fork", redaction, player=player, writer=writer, is_guarded=self.is_guarded, http=self._http

@@ -30,9 +30,18 @@ from agent_cache.recording.cassette_file import (
 )
 from agent_cache.recording.http.bodies import ResponseShape
 from agent_cache.recording.redaction import Redaction, redact_key
-from agent_cache.recording.results import map_payload, redact_chunks, redact_response
+from agent_cache.recording.results import redact_chunks, redact_payload, redact_response
 
-__all__ = ["Cassette", "CassetteDiff", "apply_rules", "diff_cassettes", "recorded_rules", "redact_call"]
+__all__ = [
+    "Cassette",
+    "CassetteDiff",
+    "apply_rules",
+    "diff_cassettes",
+    "recorded_rules",
+    "redact_call",
+    "redacted_header",
+    "redacted_name",
+]
 
 
 class Cassette:
@@ -249,7 +258,13 @@ def apply_rules(cassette: Cassette, rules: Redaction) -> None:
     described = rules.describe()
     if cassette.header.redact.get("hook"):
         described["hook"] = True
-    cassette.header = msgspec.structs.replace(cassette.header, redact=described)
+    cassette.header = redacted_header(cassette.header, rules, described)
+
+
+def redacted_header(header: Header, rules: Redaction, described: dict[str, Any]) -> Header:
+    """A header without secrets, with these rules."""
+    model = None if header.model is None else rules.labelled("model", header.model)
+    return msgspec.structs.replace(header, redact=described, model=model)
 
 
 def redact_call(call: RecordedCall, rules: Redaction) -> RecordedCall:
@@ -258,12 +273,13 @@ def redact_call(call: RecordedCall, rules: Redaction) -> RecordedCall:
     if "response" in call.outcome:
         outcome = {**call.outcome, "response": _redacted_response(call.outcome["response"], rules)}
     else:
-        outcome = map_payload(call.outcome, rules.apply)
+        outcome = redact_payload(call.outcome, rules)
     if "stream" in outcome:
         chunks = redact_chunks(call.outcome["stream"]["chunks"], rules)
         outcome["stream"] = {**outcome["stream"], "chunks": chunks}
     return msgspec.structs.replace(
         call,
+        name=redacted_name(call.name, rules),
         arguments=arguments,
         key=key,
         digest=digest.hex(),
@@ -278,14 +294,20 @@ def _redacted_response(response: Any, rules: Redaction) -> Any:
         redacted = redact_response(response, rules)
     except (msgspec.ValidationError, ValueError):  # the file was edited, and this is no response
         return rules.apply(response)
-    return {**redacted, "end": map_payload(redacted["end"], rules.apply)} if "end" in redacted else redacted
+    return {**redacted, "end": redact_payload(redacted["end"], rules)} if "end" in redacted else redacted
+
+
+def redacted_name(name: str, rules: Redaction) -> str:
+    """The name of a call; of a request, without the secrets of its URL."""
+    return rules.request_name(name) if "://" in name else name
 
 
 def redacted_identity(call: RecordedCall, rules: Redaction) -> tuple[Any, str | None, bytes]:
     """The arguments of a call and its key without their secrets, and the digest that it has then."""
     arguments = rules.apply(call.arguments)
     key = None if call.key is None else redact_key(call.key, call.arguments, arguments, rules)
-    return arguments, key, digest_of(call.name, arguments) if key is None else digest_of_key(call.name, key)
+    name = redacted_name(call.name, rules)
+    return arguments, key, digest_of(name, arguments) if key is None else digest_of_key(name, key)
 
 
 # Differences of two cassettes

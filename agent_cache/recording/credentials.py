@@ -37,11 +37,13 @@ __all__ = [
 
 SECRET_NAMES: tuple[str, ...] = (
     "access_key", "access_key_id", "access_token", "api_key", "api_secret", "api_token", "auth_token", "authorization",
-    "aws_access_key_id", "aws_secret_access_key", "aws_session_token", "bearer", "bearer_token", "client_secret",
-    "connection_string", "cookie", "cookies", "credential", "credentials", "csrf_token", "database_password",
-    "db_password", "encryption_key", "id_token", "jwt", "oauth_token", "passphrase", "passwd", "password",
-    "private_key", "private_token", "proxy_authorization", "pwd", "refresh_token", "secret", "secret_access_key",
-    "secret_key", "secret_value", "session_token", "set_cookie", "signing_key", "token", "webhook_secret",
+    "aws_access_key_id", "aws_secret_access_key", "aws_session_token", "bearer", "bearer_token", "client_assertion",
+    "client_secret", "code_verifier", "connection_string", "cookie", "cookies", "credential", "credentials",
+    "csrf_token", "database_password", "db_password", "device_code", "encryption_key", "id_token", "id_token_hint",
+    "jwt", "mcp_session_id", "oauth_token", "oauth_verifier", "passphrase", "passwd", "password", "private_key",
+    "private_token", "proxy_authorization", "pwd", "refresh_token", "saml_response", "secret", "secret_access_key",
+    "secret_key", "secret_value", "session_token", "set_cookie", "set_cookie2", "signing_key", "token",
+    "webhook_secret",
     "x_amz_credential", "x_amz_security_token", "x_amz_signature", "x_api_key", "x_auth_token", "x_goog_api_key",
     "x_goog_credential", "x_goog_signature",
 )  # fmt: skip
@@ -71,11 +73,23 @@ _ENDINGS = (
     "password", "passwd", "passphrase", "apikey", "apisecret", "apitoken", "secretkey", "accesskey", "accesskeyid",
     "privatekey", "encryptionkey", "signingkey", "masterkey", "authkey", "accountkey", "accesstoken", "authtoken",
     "bearertoken", "refreshtoken", "sessiontoken", "clientsecret", "connectionstring", "clientkeydata",
-    "secretkeybase", "webhooksecret", "authorization",
+    "secretkeybase", "webhooksecret", "authorization", "codeverifier", "clientassertion", "authorizationcode",
 )  # fmt: skip
+# The same, of several secrets. What counts them, such as `max_passwords`, is a number, and stays.
+_PLURALS = tuple(f"{ending}s" for ending in _ENDINGS)
+# Codes that are typed in once, and those of a card. They have digits: `{"otp": "sms"}` is none.
+_CODE_WORDS = frozenset({"cvc", "cvcs", "cvv", "cvvs", "otp", "otps", "passcode", "passcodes", "totp"})
+_CODE_ENDINGS = (
+    "backupcode", "backupcodes", "mfacode", "onetimecode", "recoverycode", "recoverycodes", "smscode", "twofactorcode",
+    "verificationcode",
+)  # fmt: skip
+_CODE = re.compile(r"[A-Za-z0-9_-]+(?: [A-Za-z0-9_-]+)*\Z")
+_SHORTEST_CODE = 3  # digits: CVV
 _LAST_WORDS = {
     "secret": NameKind.ENDING,
+    "secrets": NameKind.MAYBE,
     "token": NameKind.MAYBE,
+    "tokens": NameKind.MAYBE,
     "pass": NameKind.MAYBE,
     "pwd": NameKind.MAYBE,
     "auth": NameKind.MAYBE,
@@ -113,13 +127,27 @@ def _kind_with_stem(name: str) -> NameKind:
     if squashed in _SQUASHED_NAMES:
         return NameKind.SECRET
     # A number at the end counts names of one kind: API_KEY_2.
-    if squashed.rstrip("0123456789").endswith(_ENDINGS):
+    numberless = squashed.rstrip("0123456789")
+    if numberless.endswith(_ENDINGS) or numberless.endswith(_PLURALS):
         return NameKind.ENDING
+    if names_code(name):
+        return NameKind.MAYBE
     words = [word.lower() for word in _WORD.findall(name)]
     kind = _LAST_WORDS.get(words[-1], NameKind.NONE) if words else NameKind.NONE
     if kind is NameKind.MAYBE and not _HARMLESS.isdisjoint(words[:-1]):
         return NameKind.NONE
     return kind
+
+
+def names_code(name: str) -> bool:
+    """Whether a name is that of a code that is typed in once, or of a card: ``otp``, ``cvv``, ``backup_codes``."""
+    words = _WORD.findall(name)
+    return bool(words) and (words[-1].lower() in _CODE_WORDS or squash(name).endswith(_CODE_ENDINGS))
+
+
+def names_several(name: str) -> bool:
+    """Whether a name is that of several secrets, whose number is none: ``passwords``, ``api_keys``, ``tokens``."""
+    return squash(name).endswith((*_PLURALS, "secrets", "tokens", "codes"))
 
 
 def squash(name: str) -> str:
@@ -131,11 +159,24 @@ _SQUASHED_NAMES = frozenset(map(squash, SECRET_NAMES))
 # Values
 
 _SHORTEST_SECRET = 6
+_SHORTEST_OF_TOKENS = 10
 _PLACEHOLDER = re.compile(
-    r"<[^<>]*>|urn:|\$\(|\$\{|\$\w+\Z|\$env:|\{\{?|\[|%\(|%\w+%?\Z|\*+\Z|x+\Z|\.{3,}|(?:your|my)[-_ ]|!\w+ "
-    r"|&\w+\Z|@\w+@\Z|\|\Z|>\Z",
+    r"(?:<[^<>]*>[\W_]*)+\Z|urn:|\$\(|\$\{|\$\w+\Z|\$env:|\{\{?|\[|%\(|%[a-z]\Z|%\w+%\Z|\*+\Z|x+\Z|\.{3,}\W*\Z"
+    r"|!\w+ |&\w+\Z|@\w+@\Z|\|\Z|>\Z",
     re.IGNORECASE,
 )
+# What documentation has in the place of a secret, squashed. What somebody might use as one, such as `my-secret` or
+# `changeme`, is none of them.
+_OF_DOCUMENTATION = frozenset({
+    f"{before}{name}{after}"
+    for before in ("your", "enteryour", "insertyour", "putyour")
+    for name in (
+        "accesskey", "accesstoken", "anthropicapikey", "apikey", "apisecret", "apitoken", "authtoken", "bearertoken",
+        "clientsecret", "databasepassword", "dbpassword", "githubtoken", "key", "openaiapikey", "openaikey", "password",
+        "privatekey", "refreshtoken", "secret", "secretaccesskey", "secretkey", "token",
+    )
+    for after in ("", "here", "goeshere")
+})  # fmt: skip
 _NO_VALUES = frozenset({
     "any", "apikey", "auth", "basic", "bearer", "bool", "boolean", "bytes", "default", "digest", "disabled",
     "enabled", "false", "float", "hidden", "input", "int", "integer", "invalid", "key", "missing", "n/a", "na",
@@ -158,13 +199,28 @@ _PATH = re.compile(r"(?:~|\.{1,2})?/|[A-Za-z]:[\\/]")
 
 def is_placeholder(value: str) -> bool:
     """Whether a value stands for another one, or for none: ``${TOKEN}``, ``<your key>``, ``None``, a type's name."""
-    return not value or _PLACEHOLDER.match(value) is not None or squash(value) in _NO_VALUES
+    return not value or stands_for_another(value) or squash(value) in _NO_VALUES
+
+
+def stands_for_another(value: str) -> bool:
+    """Whether a value is written in the place of another: ``${TOKEN}``, ``<your key>``, ``YOUR_API_KEY``."""
+    return _PLACEHOLDER.match(value) is not None or squash(value) in _OF_DOCUMENTATION
+
+
+def is_code(name: str, value: str) -> bool:
+    """Whether this is a code under the name of one."""
+    digits = sum(map(str.isdigit, value))
+    least = _SHORTEST_CODE if "cv" in name.lower() else _SHORTEST_CODE + 1
+    is_long = digits > 0 and len(value) >= 8 and " " not in value
+    return len(value) <= 64 and (digits >= least or is_long) and _CODE.match(value) is not None
 
 
 def is_secret_value(kind: NameKind, name: str, value: str) -> bool:
     """Whether this text under a name of this kind is a secret."""
     if kind is NameKind.SECRET:
         return bool(value) and not (name.lower() in ("pwd", "oldpwd") and _PATH.match(value))
+    if kind is NameKind.MAYBE and names_code(name):
+        return is_code(name, value)
     if kind is NameKind.NONE or is_placeholder(value) or any(map(str.isspace, value)):
         return False
     if kind is NameKind.ENDING:
@@ -172,11 +228,25 @@ def is_secret_value(kind: NameKind, name: str, value: str) -> bool:
     low = name.lower()
     if _PATH.match(value):
         return False
+    if low.endswith("tokens"):  # of a text, or several of these
+        return len(value) >= _SHORTEST_OF_TOKENS and _MIXED.match(value) is not None
     if low.endswith(("pass", "pwd")) and low != "pass":
         return True
     if low.endswith("token"):
         return len(value) >= _SHORTEST_SECRET
     return len(value) >= _SHORTEST_SECRET and looks_random(value) and not value[0].isdigit()
+
+
+def is_granted(value: str, *, is_certain: bool) -> bool:
+    """Whether a value of ``code`` may be one that an authorization server has granted, and not a word or a status.
+
+    Args:
+        is_certain: whether parameters that only OAuth has stand beside it.
+    """
+    if stands_for_another(value) or not _GRANTED.match(value):
+        return False
+    least = _SHORTEST_GRANTED if is_certain else _SHORTEST_WITH_STATE
+    return len(value) >= least and looks_random(value) and (is_certain or not _SCREAMING.match(value))
 
 
 def names_command(word: str) -> bool:
@@ -215,6 +285,38 @@ _FAMILIES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("whs",), r"whsec_[\w+/=-]{16,}"),
     (("r8_",), r"(?i:r8_[a-z0-9]{16,})"),
     (("lsv",), r"(?i:lsv2_(?:pt|sk)_[a-z0-9_]{16,})"),
+    (("ntn",), r"(?i:ntn_[a-z0-9]{40,})"),
+    (("e2b",), r"(?i:e2b_[0-9a-f]{32,})"),
+    (("fc-",), r"fc-[0-9a-f]{32}(?![\w-])"),
+    (("jin",), r"(?i:jina_[a-z0-9]{32,})"),
+    (("sk_",), r"sk_(?:[0-9a-f]{48}(?![\w-])|car_[A-Za-z0-9]{20,})"),
+    (("pcs",), r"(?i:pcsk_[a-z0-9_]{30,})"),
+    (("pa-",), r"pa-[\w-]{43}(?![\w-])"),
+    (("fw_",), r"fw_(?=[A-Za-z]*\d)[A-Za-z0-9]{22,24}(?![\w-])"),
+    (("bb_",), r"bb_(?:live|test)_[\w-]{20,}"),
+    (("ak_",), r"ak_(?=[A-Za-z]*\d)(?=\w*[A-Z])[A-Za-z0-9]{20,22}(?![\w-])"),
+    (("ak-", "as-"), r"a[ks]-(?=[A-Za-z]*\d)(?=\w*[A-Z])[A-Za-z0-9]{22}(?![\w-])"),
+    (("key",), r"key-[0-9a-f]{32}(?![\w-])"),
+    (("ese",), r"esecret_[A-Za-z0-9]{20,}"),
+    (("re_",), r"re_[A-Za-z0-9]{8}_[A-Za-z0-9]{20,}"),
+    (("pat",), r"pat[A-Za-z0-9]{14}\.[0-9a-f]{64}"),
+    (("pk_",), r"pk_\d{6,}_[A-Z0-9]{32}(?![\w-])"),
+    (("acc",), r"access-(?:sandbox|development|production)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
+    (("nra",), r"NRAK-[A-Z0-9]{20,}"),
+    (("fm2", "fo1"), r"f(?:m2|o1)_[\w-]{40,}"),
+    (("hrk",), r"HRKU-[\w-]{36,}"),
+    (("nfp",), r"nfp_[A-Za-z0-9]{30,}"),
+    (("m0-",), r"m0-(?=[A-Za-z]*\d)[A-Za-z0-9]{40}(?![\w-])"),
+    (("dtn",), r"dtn_[0-9a-f]{64}"),
+    (("cal",), r"cal_live_[0-9a-f]{32}"),
+    (("goc",), r"GOCSPX-[\w-]{20,}"),
+    (("api",), r"api_org_[A-Za-z]{30,}"),
+    (("g.a",), r"g\.a000[\w-]{30,}"),
+    # A bot of Discord: its number in base64, the time, and the rest.
+    (
+        tuple({base64.b64encode(b"%d" % number).decode()[:3].lower() for number in range(100, 1000)}),
+        r"[MNO][A-Za-z0-9]{23,25}\.[\w-]{6}\.[\w-]{27,}",
+    ),
 )
 _SHORTEST_TOKEN = 15
 _SHORTEST_FORM = 14  # "basic", a blank and eight more
@@ -315,12 +417,13 @@ def _starts(text: str, begin: int, end: int) -> list[int]:
 # Assignments
 
 _SHORTEST_NUMBER = 4
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?\Z")
 _ASSIGNING = re.compile(r"[=:<(|]|--| -|ENV|ARG|setx|machine")
 _TOKENISH = re.compile(r"(?=.*(?:\d|[a-z][A-Z]|[A-Za-z0-9]{16}|[A-Za-z]{3}=))|(?=[A-Za-z]*[._~+/=-])[\w.~+/=-]{8,}\Z")
-_HEADERS = frozenset({"authorization", "proxyauthorization", "cookie", "setcookie", "xapikey", "apikey"})
+_HEADERS = frozenset({"authorization", "proxyauthorization", "cookie", "setcookie", "setcookie2", "xapikey", "apikey"})
 # Each name of a secret has one of these in it. Looking for them and not for names is four times as fast.
-_STEMS = (b"amz", b"auth", b"bearer", b"connection", b"cookie", b"cred", b"goog", b"jwt", b"key", b"pass", b"pwd",
-          b"secret", b"sig", b"token")  # fmt: skip
+_STEMS = (b"amz", b"assertion", b"auth", b"bearer", b"code", b"connection", b"cookie", b"cred", b"cvc", b"cvv", b"goog",
+          b"jwt", b"key", b"mcp", b"otp", b"pass", b"pwd", b"saml", b"secret", b"sig", b"token")  # fmt: skip
 _STEM = re.compile(b"|".join(_STEMS).decode())
 _NAME_CHARACTERS = frozenset(_TOKEN_CHARACTERS.decode() + ".$")
 _NAME = re.compile(r"(?<![\w.$-])[\w$.-]++")
@@ -345,6 +448,12 @@ _NAMED_AFTER = re.compile(
 _ELEMENT_AFTER = re.compile(r"(?:\s[^<>]*+)?>(?:<!\[CDATA\[)?+(?P<value>[^<>\]]++)(?=</|\]\]>)")
 _ELEMENT_BEFORE = re.compile(r"<(?:\w++:)?\Z")
 _ARGUMENT = re.compile(r"[ \t]++(?P<quote>\\*[\"'])?+(?P<value>(?!-)[^\s\"'\\]++)(?P<after>[ \t]*+[\w(]?)")
+# The beginning of a list, a tuple or a dict of strings that is assigned to a name.
+_SIGN_OF_SEVERAL = re.compile(r"(?:\\*[\"'`]\]?+)?+[ \t]*+(?:=>|:=|[:=](?!=))\s*+[(\[{]{1,2}+(?=\s*+b?\\*[\"'])")
+_MARK_IN_LIST = re.compile(r"(?P<quote>\\*[\"'])|[()\[\]{}]")
+_COLON_AFTER = re.compile(r"\s*+(?::|=>)")
+_SCHEMA_AFTER = re.compile(r"\s*+\\*[\"'](?:type|anyOf|allOf|oneOf|\$ref|title|description|loc|msg)\\*[\"']\s*+:")
+_LONGEST_LIST = 4_000
 _NEXT_IN_LIST = re.compile(r"\\*[\"']\s*+,\s*+b?(?P<quote>\\*[\"'])(?!-)")
 _ENV_BEFORE = re.compile(r"(?:^|\n)[ \t]*+(?:ENV|ARG|setx)[ \t]++\Z")
 _LOGIN = re.compile(
@@ -354,6 +463,7 @@ _LOGIN = re.compile(
 _LOGIN_BEFORE = re.compile(r"\b(?:login|user)\s++\S++\s++\Z")
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*\Z")
 _SCREAMING = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\Z")
+_SNAKE = re.compile(r"[a-z]+(?:_[a-z]+)+\Z")
 _SECTION = re.compile(r"^\[[\w. :\"'-]++\][ \t]*+\r?$", re.MULTILINE)
 _INTRODUCTION = re.compile(
     r"[ \t>+-]*+(?:(?:export|set|declare|local|readonly|const|let|var|env|ENV|ARG|public|private|static|final)[ \t]++"
@@ -400,7 +510,12 @@ _BLOCKS = re.compile(
     r"-----BEGIN [A-Z0-9 ]*+(?:(?<=PRIVATE KEY)|(?<=PRIVATE KEY BLOCK))-----[\s\S]*?(?:-----END [A-Z0-9 ]*+-----|\Z)"
 )
 _SCHEME = re.compile(r"(?P<kept>\b(?:bearer|basic)[ \t]++)(?P<value>[a-z0-9._~+/=-]{8,})", re.IGNORECASE)
-_PASSWORD_IN_URL = re.compile(r"(?P<kept>://[^\s/:@\"'\\<>]*+:)(?P<value>[^\s/\"'\\<>]*[^\s/\"'\\<>@])(?=@)")
+# A password with a slash is one that somebody forgot to encode. A number before the slash is a port.
+_PASSWORD_IN_URL = re.compile(
+    r"(?P<kept>://[^\s/:@\"'\\<>]*+:)(?:(?P<value>[^\s/\"'\\<>]*[^\s/\"'\\<>@])(?=@)"
+    r"|(?P<slashed>(?!\d{0,5}/)[^\s/@\"'\\<>?#]*+/[^\s@\"'\\<>?#]{0,100}+)(?=@[\w\[.-]))"
+)
+_WEB_BEFORE = re.compile(r"(?:http|ws)s?\Z", re.IGNORECASE)
 _TOKEN_IN_URL = re.compile(r"(?P<kept>://)(?P<value>[\w~.-]{20,})(?=@)")
 # An address of a server without a scheme: alone, or in quotes. What people search mail by looks like it.
 _LOGIN_AT = re.compile(
@@ -409,12 +524,20 @@ _LOGIN_AT = re.compile(
     re.IGNORECASE,
 )
 _NETLOC_BEFORE = re.compile(r"\bnetloc\\*[\"']?[ ]?[=:][ ]?b?\\*[\"']\Z")
+# Of a URL with one of these beginnings, the rest of the path is a secret.
 _HOOK = re.compile(
-    r"(?P<kept>hooks\.slack\.com/(?:services|workflows|triggers)/|discord(?:app)?\.com/api/(?:v\d+/)?webhooks/\d+/"
-    r"|webhook\.office\.com/webhookb2/|hooks\.zapier\.com/hooks/catch/|maker\.ifttt\.com/trigger/[\w-]+/(?:json/)?with/key/"
-    r"|api\.telegram\.org/(?:file/)?bot)(?P<value>[^\s\"'<>\\?#]+)",
+    r"(?P<kept>hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/"
+    r"|discord(?:app)?\.com/api/(?:v\d+/)?(?:webhooks|interactions)/\d+/"
+    r"|webhook\.office\.com/webhookb2/|outlook\.office(?:365)?\.com/webhook/|hooks\.zapier\.com/hooks/catch/"
+    r"|maker\.ifttt\.com/trigger/[\w-]+/(?:json/)?with/key/|api\.telegram\.org/(?:file/)?bot"
+    r"|hook\.(?:\w+\.)?(?:make|integromat)\.com/|open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot/(?:v2/)?hook/"
+    r"|qyapi\.weixin\.qq\.com/cgi-bin/webhook/send\?key=|webexapis\.com/v1/webhooks/incoming/"
+    r"|hooks\.glip\.com/webhook/(?:v2/)?|events\.pagerduty\.com/integration/|\.infura\.io/(?:ws/)?v3/"
+    r"|\.alchemy\.com/v2/|\.quiknode\.pro/)(?P<value>[^\s\"'<>\\?#]+)",
     re.IGNORECASE,
 )
+_TELEGRAM = re.compile(r"(?P<kept>(?<=\d):)(?P<value>AA[\w-]{31,}+)")
+_GOOGLE_CODE = re.compile(r"(?<![\w/])(?:4/0A|1//0)[\w-]{30,}+")
 # What pydantic writes of a value that it refuses, and the line before that has its place.
 _INPUT = re.compile(r"input_value=(?P<value>[^\n]{1,400}?)(?=, input_type=)")
 _REFUSED = re.compile(r"(?:^|\n|\\n)(?P<place>[^\s\\][^\n\\]*)(?:\r?\n|\\n)[ ]{2}[^\n]*\[type=\w+, \Z")
@@ -423,6 +546,21 @@ _LONGEST_PLACE = 1_000
 # The same in the list of its errors: ``{'type': ..., 'loc': ('db', 'password'), 'msg': ..., 'input': 'x'}``.
 _INPUT_BESIDE = re.compile(r"[\"']input\\*[\"']: ?\\*(?P<quote>[\"'])(?P<value>[^\"'\\\n]++)")
 _PLACE_BEFORE = re.compile(r"[\"']loc\\*[\"']: ?[(\[](?P<place>[^()\[\]\n]{1,300})[)\]]")
+# OAuth: what an authorization server grants. `code` has many other meanings, so other parameters must stand beside it.
+OAUTH_PARAMETERS = frozenset({"grant_type", "redirect_uri", "code_verifier", "client_secret", "client_assertion"})
+_OAUTH_MARKS = tuple(name.encode() for name in sorted(OAUTH_PARAMETERS))
+_OAUTH_AROUND = re.compile(rf"(?<![\w-])(?:{'|'.join(sorted(OAUTH_PARAMETERS))})\\*[\"']?\s*+[=:,]")
+_STATE_AROUND = re.compile(r"(?:\A|[?&#;]|\\u0026)(?:state|session_state|client_id|iss|scope)=")
+_CODE_OF_OAUTH = re.compile(
+    r"(?<![\w.$-])(?:code|assertion)(?:\\*[\"'])?+\s*+(?P<sign>[=:,])\s*+(?P<quote>b?\\*[\"'])?+"
+    r"(?P<value>[^\s\"'`&,;<>\\#()\[\]{}]++)"
+)
+_PARAMETERS_BEFORE = re.compile(r"[^\s\"'`<>]*\Z")
+_PARAMETERS_AFTER = re.compile(r"[^\s\"'`<>]*+")
+_AROUND_CODE = 300
+_GRANTED = re.compile(r"[\w.~/+=*!:|-]++\Z")
+_SHORTEST_GRANTED = 6
+_SHORTEST_WITH_STATE = 10
 _DELIMITERS = " \t\r\n\"'<>\\"
 _REST_OF_WORD = re.compile(r"[^ \t\r\n\"'<>\\]*+")
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
@@ -442,8 +580,10 @@ _COMMAND_NAMES = frozenset({
     "mongorestore", "mongosh", "mysql", "mysqladmin", "mysqldump", "redis-cli", "sqlcmd", "sshpass", "valkey-cli",
 })  # fmt: skip
 _BLANKS = str.maketrans(dict.fromkeys(" \t\r\n\"'\\", "\x00"))
-_HOOKS = (b"hooks.slack.com", b"discord", b"webhook.office.com", b"hooks.zapier.com", b"maker.ifttt.com",
-          b"api.telegram.org")  # fmt: skip
+_HOOKS = (b".alchemy.com", b".infura.io", b".quiknode.pro", b"api.telegram.org", b"discord", b"events.pagerduty.com",
+          b"hook.", b"hooks.glip.com", b"hooks.slack", b"hooks.zapier.com", b"maker.ifttt.com", b"open.feishu.cn",
+          b"open.larksuite.com", b"outlook.office", b"qyapi.weixin.qq.com", b"webexapis.com",
+          b"webhook.office.com")  # fmt: skip
 _EXAMPLES = frozenset({"pass", "passwd", "password", "pwd"})
 _CHARACTER = re.compile(r"%[0-9A-Fa-f]{2}|[\s\S]")
 _MAX_DEPTH = 4
@@ -477,6 +617,8 @@ class TextSearch:
 
         self._marked: list[tuple[tuple[bytes, ...], re.Pattern[str], Callable[[re.Match[str]], str]]] = [
             (_HOOKS, _HOOK, self._replace_hook),
+            ((b":aa",), _TELEGRAM, self._replace_random),
+            ((b"4/0a", b"1//0"), _GOOGLE_CODE, self._replacement_of),
             ((b"-----begin",), _BLOCKS, self._replacement_of),
             (_COMMANDS, _COMMAND, self._replace_argument),
             ((b"input_value=",), _INPUT, self._replace_input),
@@ -519,7 +661,7 @@ class TextSearch:
     def without_login(self, text: str) -> str:
         """The same address of a server, ``user:password@host``, without the password."""
         user, colon, password = text.rpartition("@")[0].partition(":")
-        is_one = bool(colon and password) and not _PLACEHOLDER.match(password)
+        is_one = bool(colon and password) and not stands_for_another(password)
         return f"{user}:{self._replacement}{text[len(user) + 1 + len(password) :]}" if is_one else text
 
     def suspects(self, text: str) -> Iterator[str]:
@@ -547,8 +689,36 @@ class TextSearch:
                     text = _replaced(text, low, marks, pattern, replace)
                     low = _lowered(text)
                     break
+        if b"code" in low or b"assertion" in low:
+            text = self._without_codes(text, low)
+            low = _lowered(text)
         letters = low.translate(_AS_TOKENS)
         return self._without_tokens(text, letters) if _ANY_TOKEN in letters else text
+
+    def _without_codes(self, text: str, low: bytes) -> str:
+        """The same text without codes and assertions of OAuth, which other parameters beside them give away.
+
+        These are parameters of a query or a form, entries of a dict, or arguments of a call.
+        """
+        has_state = b"state" in low or b"client_id" in low or b"session_state" in low
+        if not has_state and not any(mark in low for mark in _OAUTH_MARKS):
+            return text
+        parts: list[str] = []
+        done = 0
+        for match in _CODE_OF_OAUTH.finditer(text):
+            begin, end = match.span("value")
+            around = text[max(0, match.start() - _AROUND_CODE) : match.start()] + text[end : end + _AROUND_CODE]
+            value = unquote(match["value"])
+            is_one = _OAUTH_AROUND.search(around) is not None and is_granted(value, is_certain=True)
+            if not is_one and has_state and match["sign"] == "=" and not match["quote"]:
+                before = _PARAMETERS_BEFORE.search(text, max(0, match.start() - _AROUND_CODE), match.start())
+                after = _PARAMETERS_AFTER.match(text, end, end + _AROUND_CODE)
+                beside = f"{before[0] if before else ''}{after[0] if after else ''}"
+                is_one = _STATE_AROUND.search(beside) is not None and is_granted(value, is_certain=False)
+            if is_one and match["value"] != self._replacement:
+                parts += (text[done:begin], self._replacement)
+                done = end
+        return "".join((*parts, text[done:])) if parts else text
 
     def _without_tokens(self, text: str, letters: bytes) -> str:
         parts: list[str] = []
@@ -600,14 +770,17 @@ class TextSearch:
         return match[0][: -len(match["value"])] + self._replacement if is_one else match[0]
 
     def _replace_password(self, match: re.Match[str]) -> str:
-        value = match["value"]
-        is_example = _PLACEHOLDER.match(value) is not None or value.lower() in _EXAMPLES
+        value = match["value"] or match["slashed"]
+        if match["slashed"] and _WEB_BEFORE.search(match.string[max(0, match.start() - 6) : match.start()]):
+            is_one = value[0] not in "$%" and looks_random(value.partition("/")[0])  # else it is a name of a port
+            return f"{match['kept']}{self._replacement}" if is_one else match[0]
+        is_example = stands_for_another(value) or value.lower() in _EXAMPLES
         return match[0] if is_example else f"{match['kept']}{self._replacement}"
 
     def _replace_login_at(self, match: re.Match[str]) -> str:
         value, before = match["value"], match.string[max(0, match.start() - 20) : match.start()]
         is_one = looks_random(value) or _NETLOC_BEFORE.search(before) is not None
-        is_one = is_one and _PLACEHOLDER.match(value) is None
+        is_one = is_one and not stands_for_another(value)
         return f"{match['kept']}{self._replacement}" if is_one else match[0]
 
     def _replace_random(self, match: re.Match[str]) -> str:
@@ -630,9 +803,10 @@ class TextSearch:
             kind = self._kind_in_text(name, text, begin)
             if kind is not NameKind.NONE:
                 span = self._value_span(text, begin, end, name, kind)
-                if span is not None and span[0] >= done:
-                    parts += (text[done : span[0]], self._replacement)
-                    done = span[1]
+                for first_of, last_of in self._spans_inside(text, end, name, kind) if span is None else (span,):
+                    if first_of >= done:
+                        parts += (text[done:first_of], self._replacement)
+                        done = last_of
         text = "".join((*parts, text[done:])) if parts else text
         if self._has_forms and "curl" in text:
             text = _LOGIN.sub(self._replace_login, text)
@@ -665,6 +839,31 @@ class TextSearch:
         """Where the value stands that is assigned to the name of a secret, or said of it; None if it is none."""
         span = self._written_span(text, begin, end, name, kind)
         return self._said_span(text, begin, end, name) if span is None and kind is NameKind.SECRET else span
+
+    def _spans_inside(self, text: str, end: int, name: str, kind: NameKind) -> Iterator[tuple[int, int]]:
+        """The strings in a list, a tuple or a dict that is assigned to the name of a secret.
+
+        A dict may as well describe the value, or be a part of a program: in it, words of a language are left alone.
+        """
+        sign = _SIGN_OF_SEVERAL.match(text, end)
+        if sign is None:
+            return
+        is_dict = text[sign.end() - 1] == "{"
+        if is_dict and (kind is NameKind.MAYBE or _SCHEMA_AFTER.match(text, sign.end())):
+            return
+        depth, at, last = 1, sign.end(), sign.end() + _LONGEST_LIST
+        while depth and (mark := _MARK_IN_LIST.search(text, at, last)) is not None:
+            at = mark.end()
+            if not mark["quote"]:
+                depth += 1 if mark[0] in "([{" else -1
+                continue
+            stop = _closing(text, at, mark["quote"])
+            value = text[at:stop]
+            is_name = _COLON_AFTER.match(text, stop + len(mark["quote"])) is not None
+            is_word = is_dict or kind is NameKind.MAYBE or len(value) < _SHORTEST_SECRET
+            if not is_name and (looks_random(value) or not is_word) and self._is_secret(kind, name, value):
+                yield at, stop
+            at = stop + len(mark["quote"])
 
     def _said_span(self, text: str, begin: int, end: int, name: str) -> tuple[int, int] | None:
         """The value in a sentence about a secret. It has letters and digits; a sentence has other words, too."""
@@ -723,7 +922,9 @@ class TextSearch:
         """The argument of an option of a command, unless a sentence is about the option."""
         match = _NEXT_IN_LIST.match(text, end)
         if match is not None:
-            return self._quoted_span(text, match.end(), match["quote"], name, kind)
+            span = self._quoted_span(text, match.end(), match["quote"], name, kind)
+            word = "" if span is None else text[slice(*span)]
+            return None if _SNAKE.match(word) and self._kind_of(word) else span  # the name of a parameter
         match = _ARGUMENT.match(text, end)
         if match is None:
             return None
@@ -743,12 +944,12 @@ class TextSearch:
 
     def _replace_argument(self, match: re.Match[str]) -> str:
         value = match["value"]
-        is_other = not _DIGIT.search(value) or _PATH.match(value) or _PLACEHOLDER.match(value)
+        is_other = not _DIGIT.search(value) or _PATH.match(value) or stands_for_another(value)
         return match[0] if is_other else match[0][: match.start("value") - match.start()] + self._replacement
 
     def _replace_login(self, match: re.Match[str]) -> str:
         value = match["value"]
-        if value.isdigit() or _PLACEHOLDER.match(value):
+        if value.isdigit() or stands_for_another(value):
             return match[0]
         return match[0][: match.start("value") - match.start()] + self._replacement
 
@@ -774,9 +975,9 @@ class TextSearch:
             return self._quoted_span(text, begin, quote, name, kind)
         if match["quoted"] is not None:  # a name in quotes and a value without, as numbers in JSON
             value = _IN_CODE.match(text, begin)
-            if value is None or not value[0].isdigit() or kind is NameKind.MAYBE:
+            if value is None or not _NUMBER.match(value[0]) or names_several(name):
                 return None
-            return value.span()
+            return value.span() if kind is not NameKind.MAYBE or is_secret_value(kind, name, value[0]) else None
         if match["sign"] == ":":
             return self._after_colon(text, start, match, name, kind, before)
         if _begins_parameter(text, start):
@@ -800,9 +1001,9 @@ class TextSearch:
         if value == self._replacement:
             return True
         value = _AUTHORIZATION.sub("", value)
-        if _PLACEHOLDER.match(value) or squash(value.strip("-,;)]")) in _NOTHING or squash(value) == squash(name):
+        if stands_for_another(value) or squash(value.strip("-,;)]")) in _NOTHING or squash(value) == squash(name):
             return False
-        if _DOTTED.match(value) or (_ALPHABETIC.match(value) and self._kind_of(value)):
+        if _DOTTED.match(value) or (_ALPHABETIC.match(value) and squash(value) in _SQUASHED_NAMES):
             return False  # a name in a program, or that of another secret
         return is_secret_value(kind, name, value)
 
@@ -829,7 +1030,7 @@ class TextSearch:
             first = _AUTHORIZATION.sub("", value[0]).strip().partition(" ")[0]
             if first == self._replacement:
                 return value.span()
-            is_other = _PLACEHOLDER.match(first) or ("apikey" in squashed and _is_type(first))
+            is_other = stands_for_another(first) or ("apikey" in squashed and _is_type(first))
             return value.span() if not is_other and ("cookie" in squashed or _TOKENISH.match(first)) else None
         is_quoted = before in ("'", '"') and before != ""
         is_argument = text[max(0, start - 3) : start] == "-H "
@@ -847,7 +1048,7 @@ class TextSearch:
         block = _BLOCK.match(text, begin)
         if block is not None and kind is not NameKind.MAYBE:
             return block.span("word")
-        is_variable = _SCREAMING.match(name) is not None
+        is_variable = _SCREAMING.match(name) is not None or names_code(name)
         value = (_ANY_WORD if is_variable else _ONE_WORD).match(text, begin)
         if value is None or _CALL.match(text, begin) or (not is_variable and _is_type(value["word"])):
             return None

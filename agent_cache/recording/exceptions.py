@@ -23,7 +23,7 @@ from agent_cache.values.compare import utf8_text
 from agent_cache.values.schema import schema_of
 from agent_cache.values.tagged import exact_json
 
-__all__ = ["REGISTERED", "Failure", "error_data", "map_error", "name_of", "read_error", "register"]
+__all__ = ["REGISTERED", "Failure", "error_data", "name_of", "read_error", "register"]
 
 T = TypeVar("T")
 
@@ -167,19 +167,6 @@ def _error_data(error: BaseException, depth: int) -> dict[str, Any]:
     if error.__cause__ is not None and depth < _MAX_DEPTH:
         data["cause"] = _error_data(error.__cause__, depth + 1)
     return data
-
-
-def map_error(data: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """The same with message, arguments, notes and attributes changed, and the class left alone."""
-    changed = {**data, "message": change(data.get("message", ""))}
-    for part in ("args", "notes", "state"):
-        if part in data:
-            changed[part] = change(data[part])
-    if "cause" in data:
-        changed["cause"] = map_error(data["cause"], change)
-    if "group" in data:
-        changed["group"] = [map_error(member, change) for member in data["group"]]
-    return changed
 
 
 def _state(error: BaseException) -> Iterator[tuple[str, Any]]:

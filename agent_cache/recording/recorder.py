@@ -865,7 +865,7 @@ class CassetteWriter(CallLog):
         of_http = msgspec.UNSET if http is None else http
         header = Header(
             recorded_at=now_text(),
-            model=model,
+            model=None if model is None else redaction.labelled("model", model),
             redact=redaction.describe(),
             http=of_http,
             forked_from=msgspec.UNSET if forked_from is None else forked_from,

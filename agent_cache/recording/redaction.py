@@ -13,24 +13,31 @@ import base64
 import importlib.util
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording.credentials import (
+    OAUTH_PARAMETERS,
     NameKind,
     TextSearch,
+    is_granted,
     is_secret_value,
     is_suspicious,
     kind_of_name,
+    looks_random,
+    names_code,
     names_command,
+    names_several,
     squash,
 )
 from agent_cache.values.annotations import is_positional
 from agent_cache.values.canonical import MAX_DEPTH, declared_names
 
-__all__ = ["REDACTED", "Redaction", "redact_key", "redaction_of", "without_secret_fields"]
+__all__ = ["REDACTED", "Redaction", "redact_error", "redact_key", "redaction_of", "without_secret_fields"]
 
 REDACTED = "[redacted]"
 
@@ -43,6 +50,14 @@ _VALUE_KEYS = frozenset({"value", "Value"})
 # Those of a part of a multipart body, and those of its content.
 _PART_KEYS = frozenset({"name", "filename", "type", "text", "json", "form", "bytes"})
 _CONTENT_KEYS = frozenset({"text", "json", "form", "bytes"})
+_SEVERAL = frozenset({"$tuple", "$set", "$frozenset", "$list"})
+# Of OAuth. What they are called is no name of a secret, so other parameters must stand beside them.
+_GRANTED = frozenset({"code", "assertion", "user_code"})
+_WITH_STATE = frozenset({"state", "session_state", "client_id", "iss", "scope"})
+_GRANTED_BYTES = frozenset(map(str.encode, _GRANTED))
+_BESIDE_GRANTED = frozenset(
+    map(str.encode, OAUTH_PARAMETERS | _WITH_STATE | {"device_code", "verification_uri", "verification_url"})
+)
 _INPUT_KEYS = frozenset({"input"})
 # The name that the standard library has for the part of a URL in which the password is.
 _NETLOC = "netloc"
@@ -153,6 +168,10 @@ class Redaction:
         for string in strings:
             if string in clean:
                 continue
+            if string in _GRANTED_BYTES:
+                if not _BESIDE_GRANTED.isdisjoint(strings):
+                    return True
+                continue
             text = msgspec.json.decode(b'"%b"' % string) if has_escapes else string.decode()
             if text in _BYTES or self._kind_of(text) or self._inside(text, 0) != text or self._needs_neighbours(text):
                 return True
@@ -172,6 +191,18 @@ class Redaction:
         if self.is_secret(name):
             return self.replacement
         return self._search.without_login(text) if self.defaults and name == _NETLOC else self.text(text)
+
+    def request_name(self, name: str) -> str:
+        """The name of a request, ``POST https://host/path``, without secrets.
+
+        Some are known by the host, so a URL is searched as a whole. A path that comes from a replayed response has the
+        replacement, and some clients quote it.
+        """
+        cleaned = self.text(name)
+        quoted = quote(self.replacement, safe="")
+        if "%" in cleaned and quoted != self.replacement:
+            cleaned = re.sub(re.escape(quoted), lambda _: self.replacement, cleaned, flags=re.IGNORECASE)
+        return cleaned
 
     def suspects(self, data: Any, path: str, name: str = "") -> Iterator[tuple[str, str]]:
         """Places of plain data, and names there, whose values are not redacted and may be secrets for all that."""
@@ -258,6 +289,8 @@ class Redaction:
                 cleaned[name] = value
             elif named and key in at:
                 cleaned[name] = self._clean_named(named, value)
+            elif key in _GRANTED and self.defaults and _is_granted(key, value, data):
+                cleaned[name] = self._clean(value, under_secret=True)
             else:
                 cleaned[name] = self._clean_named(key, value)
         return cleaned
@@ -298,13 +331,25 @@ class Redaction:
             return [self._clean_named(name, one) for one in value]
         if kind is dict and len(value) == 1:
             [(tag, inner)] = value.items()
-            if tag == "$tuple":
+            if tag in _SEVERAL:
                 return {tag: self._clean_named(name, inner)}
             if tag in _BYTES and any(is_secret_value(secret, name, text) for text in _spellings(value)):
                 return self._clean(value, under_secret=True)
-        if (kind is int or kind is float) and secret is NameKind.ENDING:
-            return kind(0)
+        is_several = names_several(name)
+        if kind is dict and is_several:
+            return self._clean(
+                {key: self._member_of(name, secret, one) for key, one in value.items()}, under_secret=False
+            )
+        if (kind is int or kind is float) and not is_several:
+            is_code = names_code(name) and is_secret_value(secret, name, str(value))
+            if is_code or secret is NameKind.ENDING:
+                return kind(0)
         return self._clean(value, under_secret=False)
+
+    def _member_of(self, name: str, secret: NameKind, value: Any) -> Any:
+        """A value of a dict of several secrets, in which settings may stand, too: ``{"api_keys": {"prod": "..."}}``."""
+        is_one = type(value) is str and looks_random(value) and is_secret_value(secret, name, value)
+        return self.replacement if is_one else value
 
     def _clean_pair(self, pair: Any) -> Any:
         """A name and its value, as in lists of headers and in dicts whose keys are not texts."""
@@ -401,6 +446,97 @@ def redact_key(key: str, arguments: Any, redacted: Any, rules: Redaction) -> str
     return rules.text(key)
 
 
+def redact_error(data: dict[str, Any], rules: Redaction) -> dict[str, Any]:
+    """An exception as plain data (`exceptions.Failure`) without secrets.
+
+    Its text repeats what its arguments and attributes hold, or those of its cause and members, where a name may be far
+    from its value. So these are redacted first, and what that has changed is changed in all texts.
+    """
+    changed: dict[str, str] = {}
+    cleaned = _without_secrets_in_parts(data, rules, changed)
+    return _with_changed_texts(cleaned, rules, sorted(changed.items(), key=lambda pair: len(pair[0]), reverse=True))
+
+
+def _without_secrets_in_parts(data: dict[str, Any], rules: Redaction, changed: dict[str, str]) -> dict[str, Any]:
+    cleaned = dict(data)
+    for part in ("args", "state"):
+        if part in data:
+            cleaned[part] = rules.apply(data[part])
+            for before, after in _changes(data[part], cleaned[part], rules.replacement):
+                changed |= _spelled(before, after)
+    if "cause" in data:
+        cleaned["cause"] = _without_secrets_in_parts(data["cause"], rules, changed)
+    if "group" in data:
+        cleaned["group"] = [_without_secrets_in_parts(member, rules, changed) for member in data["group"]]
+    return cleaned
+
+
+def _with_changed_texts(data: dict[str, Any], rules: Redaction, changed: list[tuple[str, str]]) -> dict[str, Any]:
+    def change(part: Any) -> Any:
+        if type(part) is str:
+            return _replaced_in(part, changed)
+        if type(part) is list:
+            return list(map(change, part))
+        return {name: change(one) for name, one in part.items()} if type(part) is dict else part
+
+    data["message"] = rules.apply(change(data.get("message", "")))
+    if "notes" in data:
+        data["notes"] = rules.apply(change(data["notes"]))
+    for part in ("args", "state"):  # an argument may repeat what another has lost
+        if part in data and changed:
+            data[part] = change(data[part])
+    if "cause" in data:
+        _with_changed_texts(data["cause"], rules, changed)
+    for member in data.get("group", ()):
+        _with_changed_texts(member, rules, changed)
+    return data
+
+
+def _changes(before: Any, after: Any, replacement: str) -> Iterator[tuple[str, str]]:
+    """Texts and numbers of plain data, and what has come into their places by redaction."""
+    if before == after or before is None or isinstance(before, bool):
+        return
+    if isinstance(before, dict) and isinstance(after, dict) and len(before) == len(after):
+        for (name, value), (other_name, other) in zip(before.items(), after.items(), strict=True):
+            yield from _changes(name, other_name, replacement)
+            yield from _changes(value, other, replacement)
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for value, other in zip(before, after, strict=True):
+            yield from _changes(value, other, replacement)
+    elif isinstance(before, dict | list):  # a hook has changed more
+        for removed in _removed(before, None):
+            yield removed, replacement
+    elif str(before):
+        yield str(before), str(after) if isinstance(after, str | int | float) else replacement
+
+
+def _spelled(before: str, after: str) -> dict[str, str]:
+    """A text and what comes into its place: as they are, with escapes, and what stands for bytes as these."""
+    found = {before: after, repr(before)[1:-1]: repr(after)[1:-1]}
+    found[msgspec.json.encode(before)[1:-1].decode()] = msgspec.json.encode(after)[1:-1].decode()
+    try:
+        found |= {
+            repr(base64.b64decode(before, validate=True))[2:-1]: repr(base64.b64decode(after, validate=True))[2:-1]
+        }
+    except ValueError:
+        pass
+    return found
+
+
+def _replaced_in(text: str, changed: list[tuple[str, str]]) -> str:
+    """The same text with these texts replaced, the longest first. Short ones may be parts of words: in quotes only."""
+    for before, after in changed:
+        if len(before) >= _MIN_SUBSTRING:
+            text = text.replace(before, after)
+        elif before:
+            text = re.sub(rf"(['\"]){re.escape(before)}(?=['\"])", partial(_behind_quote, after), text)
+    return text
+
+
+def _behind_quote(after: str, match: re.Match[str]) -> str:
+    return match[1] + after
+
+
 def _removed(before: Any, after: Any) -> Iterator[str]:
     """Texts and numbers of plain data that are not in the same place of the redacted data."""
     if before == after:
@@ -463,6 +599,20 @@ def _hidden(value: Any, redaction: Redaction) -> Any:
     if kind is int or kind is float:
         return kind(0)
     return redaction.replacement.encode() if kind is bytes else redaction.replacement
+
+
+def _is_granted(name: str, value: Any, data: dict[str, Any]) -> bool:
+    """Whether this value is one that OAuth grants, by the parameters of the query or form in which it stands."""
+    if type(value) is list:  # as `parse_qs` has it
+        return bool(value) and all(_is_granted(name, one, data) for one in value)
+    if type(value) is not str:
+        return False
+    if name == "user_code":
+        return "device_code" in data or "verification_uri" in data or "verification_url" in data
+    is_certain = not OAUTH_PARAMETERS.isdisjoint(data)
+    return (is_certain or (name == "code" and not _WITH_STATE.isdisjoint(data))) and is_granted(
+        value, is_certain=is_certain
+    )
 
 
 def _parts_of_names(names: Iterable[str]) -> list[str]:

@@ -12,16 +12,16 @@ finds the marks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.differences import common_length
-from agent_cache.recording.exceptions import REGISTERED, Failure, error_data, map_error, name_of
+from agent_cache.recording.exceptions import REGISTERED, Failure, error_data, name_of
 from agent_cache.recording.http.bodies import ResponseShape, map_response
-from agent_cache.recording.redaction import Redaction, without_secret_fields
+from agent_cache.recording.redaction import Redaction, redact_error, without_secret_fields
 from agent_cache.values.schema import Schema, schema_of
 from agent_cache.values.tagged import Undecodable, Unencodable, decode, encode, exact_json
 
@@ -29,8 +29,9 @@ __all__ = [
     "Stream",
     "check_outcome",
     "error_outcome",
+    "error_text",
     "is_readable",
-    "map_payload",
+    "redact_payload",
     "problems_of",
     "read_value",
     "redact_chunks",
@@ -84,9 +85,12 @@ def is_readable(plain: Any, schema: Schema) -> bool:
 def error_outcome(error: BaseException, redaction: Redaction) -> Outcome:
     """The redacted outcome of a call that raised this exception."""
     data = error_data(error)
-    if redaction.may_change(encode(data)):
-        data = map_error(data, redaction.apply)
-    return {"error": data}
+    return {"error": redact_error(data, redaction) if redaction.may_change(encode(data)) else data}
+
+
+def error_text(error: BaseException, redaction: Redaction) -> str:
+    """The text of an exception without secrets, also those that only its arguments give away."""
+    return str(error_outcome(error, redaction)["error"]["message"])
 
 
 def read_value(outcome: Outcome, schema: Schema, path: str, line: int) -> Any:
@@ -132,25 +136,25 @@ def read_value(outcome: Outcome, schema: Schema, path: str, line: int) -> Any:
     raise CassetteError(f"has an outcome of an unknown kind: {', '.join(outcome) or 'none'}", path, line)
 
 
-def map_payload(outcome: Outcome, change: Callable[[Any], Any]) -> Outcome:
-    """The same outcome with its values, messages and chunks changed, and the rest left alone."""
+def redact_payload(outcome: Outcome, rules: Redaction) -> Outcome:
+    """The same outcome with its values, messages and chunks redacted, and the rest left alone."""
     for form in ("value", "typed", "any"):
         if form in outcome:
-            return {**outcome, form: change(outcome[form])}
+            return {**outcome, form: rules.apply(outcome[form])}
     if "object" in outcome:
         name, plain = outcome["object"]
-        return {**outcome, "object": [name, change(plain)]}
+        return {**outcome, "object": [name, rules.apply(plain)]}
     if "error" in outcome:
-        return {**outcome, "error": map_error(outcome["error"], change)}
+        return {**outcome, "error": redact_error(outcome["error"], rules)}
     if "response" in outcome:
-        response = map_response(outcome["response"], change)
+        response = map_response(outcome["response"], rules.apply)
         if "end" in response:
-            response["end"] = map_payload(response["end"], change)
+            response["end"] = redact_payload(response["end"], rules)
         return {**outcome, "response": response}
     if "stream" in outcome:
         stream = outcome["stream"]
-        chunks = [map_payload(chunk, change) for chunk in stream["chunks"]]
-        return {**outcome, "stream": {**stream, "chunks": chunks, "end": map_payload(stream["end"], change)}}
+        chunks = [redact_payload(chunk, rules) for chunk in stream["chunks"]]
+        return {**outcome, "stream": {**stream, "chunks": chunks, "end": redact_payload(stream["end"], rules)}}
     return outcome
 
 
@@ -311,7 +315,7 @@ def redact_response(response: Outcome, redaction: Redaction) -> Outcome:
 
 def _redact_chunk(chunk: Outcome, redaction: Redaction) -> Outcome:
     raw = encode(chunk)
-    return map_payload(decode(raw), redaction.apply) if redaction.may_change(raw) else chunk
+    return redact_payload(decode(raw), redaction) if redaction.may_change(raw) else chunk
 
 
 def _redact_joined(chunks: list[Outcome], redaction: Redaction) -> list[Outcome]:

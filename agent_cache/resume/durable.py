@@ -854,7 +854,7 @@ class _Attached(Block[Run]):
 
     def _new_header(self) -> JournalHeader:
         journal = self._journal
-        http = None if journal._http is None else journal._http.describe()
+        http = None if journal._http is None else journal._http.describe(journal._redaction)
         header = new_header(self._session_id, journal._redaction.describe(), http)
         if journal._codec is None:
             return header
@@ -863,7 +863,7 @@ class _Attached(Block[Run]):
 
     def _check_settings(self, header: JournalHeader) -> None:
         journal = self._journal
-        http = msgspec.UNSET if journal._http is None else journal._http.describe()
+        http = msgspec.UNSET if journal._http is None else journal._http.describe(journal._redaction)
         for name, one, other in (
             ("redact", header.redact, journal._redaction.describe()),
             ("http", header.http, http),

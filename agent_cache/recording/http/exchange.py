@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from http import HTTPStatus
 from operator import itemgetter
 from typing import Any, NoReturn, TypeAlias
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
 import msgspec
 
@@ -155,10 +155,16 @@ class Http:
         except TypeError as error:
             raise ConfigurationError(f"the header has no settings of http: {error}") from error
 
-    def describe(self) -> dict[str, Any]:
-        """The settings that are not the defaults, for a cassette's header."""
+    def describe(self, redaction: Redaction) -> dict[str, Any]:
+        """The settings that are not the defaults, for a cassette's header.
+
+        The beginning of a URL ends where a secret begins: a replay takes it for more URLs, and never for fewer.
+        """
         default = Http()
         found = {one.name: getattr(self, one.name) for one in fields(self)}
+        for name in ("ignore", "only"):
+            if found[name]:
+                found[name] = tuple(redaction.text(one).partition(redaction.replacement)[0] for one in found[name])
         return {name: value for name, value in found.items() if value != getattr(default, name)}
 
     def takes(self, url: str, parts: SplitResult) -> bool:
@@ -237,8 +243,10 @@ def identity(
         shown = alias
     elif port is not None and port != _DEFAULT_PORTS.get(parts.scheme) and not _is_loopback(host):
         shown = f"{shown}:{port}"
-    path = _redacted_path(redaction, parts.path) or "/"
-    name = f"{method.upper()} {parts.scheme}://{shown}{path}"
+    path = parts.path or "/"
+    if alias is not None:  # the path may be a secret of either host
+        path = _redacted_path(redaction, f"{parts.scheme}://{host}", path)
+    name = f"{method.upper()} {_redacted_url(redaction, f'{parts.scheme}://{shown}{path}')}"
     kind = "llm" if method.upper() == "POST" and _MODEL_PATH.search(parts.path) else "http"
     arguments: dict[str, Any] = {}
     if query := _query_of(parts, host):
@@ -256,10 +264,14 @@ def identity(
 
 
 @functools.lru_cache(maxsize=1000)
-def _redacted_path(redaction: Redaction, path: str) -> str:
-    """A path that comes from a replayed response has the replacement, and some clients quote it."""
-    quoted = re.escape(quote(redaction.replacement, safe=""))
-    return re.sub(quoted, lambda _: redaction.replacement, redaction.text(path), flags=re.IGNORECASE)
+def _redacted_url(redaction: Redaction, url: str) -> str:
+    return redaction.request_name(url)
+
+
+def _redacted_path(redaction: Redaction, origin: str, path: str) -> str:
+    """The path of a URL, from which the secrets are removed that are known by the host."""
+    cleaned = _redacted_url(redaction, origin + path)
+    return cleaned.removeprefix(origin) if cleaned.startswith(origin) else path
 
 
 def _query_of(parts: SplitResult, host: str) -> dict[str, Any]:
@@ -568,7 +580,7 @@ def _refusal_of(blocker: Any, settings: Http, method: str, url: str) -> Exchange
     Raises:
         CassetteError: for another request.
     """
-    kind, name, _ = identity(method, url, {}, b"", settings, Redaction())
+    kind, name, _ = identity(method, url, {}, b"", settings, _redaction_of(blocker))
     if kind != "llm" and _is_loopback(urlsplit(url).hostname or ""):
         return None
     try:
@@ -578,6 +590,15 @@ def _refusal_of(blocker: Any, settings: Http, method: str, url: str) -> Exchange
             raise
         return Exchange(method, url, {}, [], [], error)
     return None
+
+
+_DEFAULT_RULES = Redaction()
+
+
+def _redaction_of(interceptor: Any) -> Redaction:
+    """The rules of a recording, or of what refuses live calls outside of one."""
+    found = getattr(interceptor, "redaction", None)
+    return found if isinstance(found, Redaction) else _DEFAULT_RULES
 
 
 def running_call(recorder: Recorder) -> ActiveCall | None:
@@ -596,7 +617,7 @@ def _report_escape(method: str, url: str, parts: SplitResult) -> None:
         if interceptor.thread == thread or settings is None or not settings.takes(url, parts):
             continue
         if isinstance(interceptor, Recorder) or not _is_loopback(parts.hostname or ""):
-            interceptor.escaped(_endpoint(*identity(method, url, {}, b"", settings, Redaction())[:2]))
+            interceptor.escaped(_endpoint(*identity(method, url, {}, b"", settings, _redaction_of(interceptor))[:2]))
 
 
 class Exchange:
