@@ -385,7 +385,7 @@ class _Spans:
         from agent_cache.recording.results import error_text
 
         try:
-            text = utf8_text(error_text(error, self._redaction))[:_MAX_CONTENT]
+            text = utf8_text(error_text(error, self._redaction))[:_MAX_CONTENT] if str(error) else ""
         except Exception:  # noqa: BLE001 - a user's __str__, or a pattern of the user's that takes too long
             text = kind
         span.set_status(Status(StatusCode.ERROR, text))

@@ -450,6 +450,8 @@ _ELEMENT_BEFORE = re.compile(r"<(?:\w++:)?\Z")
 _ARGUMENT = re.compile(r"[ \t]++(?P<quote>\\*[\"'])?+(?P<value>(?!-)[^\s\"'\\]++)(?P<after>[ \t]*+[\w(]?)")
 # The beginning of a list, a tuple or a dict of strings that is assigned to a name.
 _SIGN_OF_SEVERAL = re.compile(r"(?:\\*[\"'`]\]?+)?+[ \t]*+(?:=>|:=|[:=](?!=))\s*+[(\[{]{1,2}+(?=\s*+b?\\*[\"'])")
+_ITEMS = re.compile(r"[ \t]*+:[ \t]*+\r?\n(?P<items>(?:[ \t]*+-[ \t]++[^\r\n]*+(?:\r?\n|\Z))++)")  # of YAML
+_ITEM = re.compile(r"^[ \t]*+-[ \t]++[\"']?(?P<word>[^\s\"':]++)[\"']?[ \t]*+\r?$", re.MULTILINE)
 _MARK_IN_LIST = re.compile(r"(?P<quote>\\*[\"'])|[()\[\]{}]")
 _COLON_AFTER = re.compile(r"\s*+(?::|=>)")
 _SCHEMA_AFTER = re.compile(r"\s*+\\*[\"'](?:type|anyOf|allOf|oneOf|\$ref|title|description|loc|msg)\\*[\"']\s*+:")
@@ -512,11 +514,12 @@ _BLOCKS = re.compile(
 _SCHEME = re.compile(r"(?P<kept>\b(?:bearer|basic)[ \t]++)(?P<value>[a-z0-9._~+/=-]{8,})", re.IGNORECASE)
 # A password with a slash is one that somebody forgot to encode. A number before the slash is a port.
 _PASSWORD_IN_URL = re.compile(
-    r"(?P<kept>://[^\s/:@\"'\\<>]*+:)(?:(?P<value>[^\s/\"'\\<>]*[^\s/\"'\\<>@])(?=@)"
+    r"(?P<kept>:\\*/\\*/[^\s/:@\"'\\<>]*+:)(?:(?P<value>[^\s/\"'\\<>]*[^\s/\"'\\<>@])(?=@)"
     r"|(?P<slashed>(?!\d{0,5}/)[^\s/@\"'\\<>?#]*+/[^\s@\"'\\<>?#]{0,100}+)(?=@[\w\[.-]))"
 )
+_ORIGINS = (b"://", b":\\")
 _WEB_BEFORE = re.compile(r"(?:http|ws)s?\Z", re.IGNORECASE)
-_TOKEN_IN_URL = re.compile(r"(?P<kept>://)(?P<value>[\w~.-]{20,})(?=@)")
+_TOKEN_IN_URL = re.compile(r"(?P<kept>:\\*/\\*/)(?P<value>[\w~.-]{20,})(?=@)")
 # An address of a server without a scheme: alone, or in quotes. What people search mail by looks like it.
 _LOGIN_AT = re.compile(
     r"(?:(?<=[\"'])|\A)(?P<kept>(?!(?:acct|from|to|b?cc|e?-?mail(?:to)?|npm|jsr|sips?|xmpp|workspace):)[A-Za-z][\w.+-]{0,63}+:)"
@@ -524,19 +527,33 @@ _LOGIN_AT = re.compile(
     re.IGNORECASE,
 )
 _NETLOC_BEFORE = re.compile(r"\bnetloc\\*[\"']?[ ]?[=:][ ]?b?\\*[\"']\Z")
-# Of a URL with one of these beginnings, the rest of the path is a secret.
+# Of a URL with one of these beginnings, the rest of the path is a secret. JSON may have its slashes with an escape.
 _HOOK = re.compile(
-    r"(?P<kept>hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/"
-    r"|discord(?:app)?\.com/api/(?:v\d+/)?(?:webhooks|interactions)/\d+/"
-    r"|webhook\.office\.com/webhookb2/|outlook\.office(?:365)?\.com/webhook/|hooks\.zapier\.com/hooks/catch/"
-    r"|maker\.ifttt\.com/trigger/[\w-]+/(?:json/)?with/key/|api\.telegram\.org/(?:file/)?bot"
-    r"|hook\.(?:\w+\.)?(?:make|integromat)\.com/|open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot/(?:v2/)?hook/"
-    r"|qyapi\.weixin\.qq\.com/cgi-bin/webhook/send\?key=|webexapis\.com/v1/webhooks/incoming/"
-    r"|hooks\.glip\.com/webhook/(?:v2/)?|events\.pagerduty\.com/integration/|\.infura\.io/(?:ws/)?v3/"
-    r"|\.alchemy\.com/v2/|\.quiknode\.pro/)(?P<value>[^\s\"'<>\\?#]+)",
+    (
+        r"(?P<kept>hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/"
+        r"|webhook\.office\.com/webhookb2/|outlook\.office(?:365)?\.com/webhook/|hooks\.zapier\.com/hooks/catch/"
+        r"|hook\.(?:\w+\.)?(?:make|integromat)\.com/|webexapis\.com/v1/webhooks/incoming/|hooks\.glip\.com/webhook/"
+        r")(?P<value>"
+    ).replace("/", r"\\*/")
+    + r"(?:[^\s\"'<>\\?#]|\\++/)++)",
+    re.IGNORECASE,
+)
+# Of these, the next part of the path is, and what comes then says what is asked for.
+_KEY_IN_PATH = re.compile(
+    (
+        r"(?P<kept>discord(?:app)?\.com/api/(?:v\d+/)?(?:webhooks|interactions)/\d+/|api\.telegram\.org/(?:file/)?bot"
+        r"|maker\.ifttt\.com/trigger/[\w-]+/(?:json/)?with/key/|events\.pagerduty\.com/integration/"
+        r"|open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot/(?:v2/)?hook/|\.infura\.io/(?:ws/)?v3/|\.alchemy\.com/v2/"
+        r"|\.quiknode\.pro/|qyapi\.weixin\.qq\.com/cgi-bin/webhook/send\?key=)"
+    ).replace("/", r"\\*/")
+    + r"(?P<value>[^\s\"'<>\\?#/&]++)",
     re.IGNORECASE,
 )
 _TELEGRAM = re.compile(r"(?P<kept>(?<=\d):)(?P<value>AA[\w-]{31,}+)")
+_BASIC_AUTH = re.compile(
+    r"(?P<kept>(?:basic|digest)auth\(\s*+\\*[\"'][^\"'\\\n]*+\\*[\"']\s*+,\s*+\\*[\"'])(?P<value>[^\"'\\\n]++)(?=\\*[\"'])",
+    re.IGNORECASE,
+)
 _GOOGLE_CODE = re.compile(r"(?<![\w/])(?:4/0A|1//0)[\w-]{30,}+")
 # What pydantic writes of a value that it refuses, and the line before that has its place.
 _INPUT = re.compile(r"input_value=(?P<value>[^\n]{1,400}?)(?=, input_type=)")
@@ -550,11 +567,12 @@ _PLACE_BEFORE = re.compile(r"[\"']loc\\*[\"']: ?[(\[](?P<place>[^()\[\]\n]{1,300
 OAUTH_PARAMETERS = frozenset({"grant_type", "redirect_uri", "code_verifier", "client_secret", "client_assertion"})
 _OAUTH_MARKS = tuple(name.encode() for name in sorted(OAUTH_PARAMETERS))
 _OAUTH_AROUND = re.compile(rf"(?<![\w-])(?:{'|'.join(sorted(OAUTH_PARAMETERS))})\\*[\"']?\s*+[=:,]")
-_STATE_AROUND = re.compile(r"(?:\A|[?&#;]|\\u0026)(?:state|session_state|client_id|iss|scope)=")
+_STATE_AROUND = re.compile(r"(?:\A|[?&#;]|\\u0026)(?:state|session_state|client_id)=")
 _CODE_OF_OAUTH = re.compile(
     r"(?<![\w.$-])(?:code|assertion)(?:\\*[\"'])?+\s*+(?P<sign>[=:,])\s*+(?P<quote>b?\\*[\"'])?+"
     r"(?P<value>[^\s\"'`&,;<>\\#()\[\]{}]++)"
 )
+_NAMES_OF_CODES = (b"assertion", b"code")
 _PARAMETERS_BEFORE = re.compile(r"[^\s\"'`<>]*\Z")
 _PARAMETERS_AFTER = re.compile(r"[^\s\"'`<>]*+")
 _AROUND_CODE = 300
@@ -580,10 +598,12 @@ _COMMAND_NAMES = frozenset({
     "mongorestore", "mongosh", "mysql", "mysqladmin", "mysqldump", "redis-cli", "sqlcmd", "sshpass", "valkey-cli",
 })  # fmt: skip
 _BLANKS = str.maketrans(dict.fromkeys(" \t\r\n\"'\\", "\x00"))
-_HOOKS = (b".alchemy.com", b".infura.io", b".quiknode.pro", b"api.telegram.org", b"discord", b"events.pagerduty.com",
-          b"hook.", b"hooks.glip.com", b"hooks.slack", b"hooks.zapier.com", b"maker.ifttt.com", b"open.feishu.cn",
-          b"open.larksuite.com", b"outlook.office", b"qyapi.weixin.qq.com", b"webexapis.com",
+_HOOKS = (b"hook.", b"hooks.glip.com", b"hooks.slack", b"hooks.zapier.com", b"outlook.office", b"webexapis.com",
           b"webhook.office.com")  # fmt: skip
+_DOMAINS_OF_HOOKS = (b".com", b".cn", b".io", b".pro")
+_KEYS_IN_PATHS = (b".alchemy.com", b".infura.io", b".quiknode.pro", b"api.telegram.org", b"discord",
+                  b"events.pagerduty.com", b"maker.ifttt.com", b"open.feishu.cn", b"open.larksuite.com",
+                  b"qyapi.weixin.qq.com")  # fmt: skip
 _EXAMPLES = frozenset({"pass", "passwd", "password", "pwd"})
 _CHARACTER = re.compile(r"%[0-9A-Fa-f]{2}|[\s\S]")
 _MAX_DEPTH = 4
@@ -616,7 +636,7 @@ class TextSearch:
         self._has_forms = has_forms
 
         self._marked: list[tuple[tuple[bytes, ...], re.Pattern[str], Callable[[re.Match[str]], str]]] = [
-            (_HOOKS, _HOOK, self._replace_hook),
+            ((b"basicauth(", b"digestauth("), _BASIC_AUTH, self._replace_random),
             ((b":aa",), _TELEGRAM, self._replace_random),
             ((b"4/0a", b"1//0"), _GOOGLE_CODE, self._replacement_of),
             ((b"-----begin",), _BLOCKS, self._replacement_of),
@@ -675,14 +695,18 @@ class TextSearch:
     # Tokens and other forms
 
     def _without_forms(self, text: str) -> str:
-        if "://" in text and "@" in text:
-            text = _replaced(text, _lowered(text), (b"://",), _PASSWORD_IN_URL, self._replace_password)
-            text = _replaced(text, _lowered(text), (b"://",), _TOKEN_IN_URL, self._replace_random)
+        if "@" in text and ("://" in text or ":\\" in text):
+            text = _replaced(text, _lowered(text), _ORIGINS, _PASSWORD_IN_URL, self._replace_password)
+            text = _replaced(text, _lowered(text), _ORIGINS, _TOKEN_IN_URL, self._replace_random)
         if "@" in text and ":" in text:
             text = _LOGIN_AT.sub(self._replace_login_at, text)
         if len(text) < _SHORTEST_FORM:
             return text
         low = _lowered(text)
+        if any(domain in low for domain in _DOMAINS_OF_HOOKS):
+            text = _replaced(text, low, _HOOKS, _HOOK, self._replace_hook)
+            text = _replaced(text, _lowered(text), _KEYS_IN_PATHS, _KEY_IN_PATH, self._replace_hook)
+            low = _lowered(text)
         for marks, pattern, replace in self._marked:
             for mark in marks:
                 if mark in low:
@@ -700,12 +724,15 @@ class TextSearch:
 
         These are parameters of a query or a form, entries of a dict, or arguments of a call.
         """
-        has_state = b"state" in low or b"client_id" in low or b"session_state" in low
+        has_state = b"state=" in low or b"client_id=" in low
         if not has_state and not any(mark in low for mark in _OAUTH_MARKS):
             return text
         parts: list[str] = []
         done = 0
-        for match in _CODE_OF_OAUTH.finditer(text):
+        for at in _places(low, _NAMES_OF_CODES):
+            match = _CODE_OF_OAUTH.match(text, at)
+            if match is None:
+                continue
             begin, end = match.span("value")
             around = text[max(0, match.start() - _AROUND_CODE) : match.start()] + text[end : end + _AROUND_CODE]
             value = unquote(match["value"])
@@ -845,6 +872,12 @@ class TextSearch:
 
         A dict may as well describe the value, or be a part of a program: in it, words of a language are left alone.
         """
+        lines = _ITEMS.match(text, end)
+        if lines is not None:
+            for item in _ITEM.finditer(text, *lines.span("items")):
+                if self._is_secret(kind, name, item["word"]) and looks_random(item["word"]):
+                    yield item.span("word")
+            return
         sign = _SIGN_OF_SEVERAL.match(text, end)
         if sign is None:
             return
@@ -959,6 +992,9 @@ class TextSearch:
         kind = self._kind_of(name)
         if kind is NameKind.NONE and "." in name:
             kind = self._kind_of(name.rstrip(".").rpartition(".")[2])
+        if name.startswith("u0026") and text[begin - 1 : begin] == "\\":  # JSON that escapes `&`
+            begin, name = begin + 5, name[5:]
+            kind = self._kind_of(name)
         if kind is NameKind.NONE and name.lower() in ("sig", "signature") and _begins_parameter(text, begin):
             return NameKind.SECRET
         return kind
@@ -1213,7 +1249,7 @@ def _first_word(text: str, begin: int) -> int:
 
 def _begins_parameter(text: str, at: int) -> bool:
     """Whether a name begins a parameter of a query, or a part of a connection string."""
-    return at > 0 and text[at - 1] in "?&;"
+    return at > 0 and (text[at - 1] in "?&;" or text[max(0, at - 6) : at] == "\\u0026")
 
 
 def _introduced(text: str, at: int) -> bool:

@@ -52,11 +52,12 @@ _PART_KEYS = frozenset({"name", "filename", "type", "text", "json", "form", "byt
 _CONTENT_KEYS = frozenset({"text", "json", "form", "bytes"})
 _SEVERAL = frozenset({"$tuple", "$set", "$frozenset", "$list"})
 # Of OAuth. What they are called is no name of a secret, so other parameters must stand beside them.
-_GRANTED = frozenset({"code", "assertion", "user_code"})
-_WITH_STATE = frozenset({"state", "session_state", "client_id", "iss", "scope"})
+_GRANTED = frozenset({"code", "assertion", "sig", "user_code"})
+_SIGNED = frozenset({"se", "sp", "sr", "sv"})
+_WITH_STATE = frozenset({"state", "session_state", "client_id"})
 _GRANTED_BYTES = frozenset(map(str.encode, _GRANTED))
 _BESIDE_GRANTED = frozenset(
-    map(str.encode, OAUTH_PARAMETERS | _WITH_STATE | {"device_code", "verification_uri", "verification_url"})
+    map(str.encode, OAUTH_PARAMETERS | _WITH_STATE | _SIGNED | {"device_code", "verification_uri", "verification_url"})
 )
 _INPUT_KEYS = frozenset({"input"})
 # The name that the standard library has for the part of a URL in which the password is.
@@ -607,6 +608,8 @@ def _is_granted(name: str, value: Any, data: dict[str, Any]) -> bool:
         return bool(value) and all(_is_granted(name, one, data) for one in value)
     if type(value) is not str:
         return False
+    if name == "sig":  # of a signed URL of Azure
+        return looks_random(value) and not _SIGNED.isdisjoint(data)
     if name == "user_code":
         return "device_code" in data or "verification_uri" in data or "verification_url" in data
     is_certain = not OAUTH_PARAMETERS.isdisjoint(data)
