@@ -489,10 +489,15 @@ def secrets_in(cassette: Cassette, rules: Redaction) -> Counter[str]:
     found = Counter(
         f"{redacted_name(call.name, rules)} {place}" for call in cassette for place in secret_places(call, rules)
     )
-    header = cassette.header
-    if redacted_header(header, rules, header.redact) != header:
+    if has_secret_header(cassette, rules):
         found["header model"] += 1
     return found
+
+
+def has_secret_header(cassette: Cassette, rules: Redaction) -> bool:
+    """Whether the header has a secret."""
+    header = cassette.header
+    return redacted_header(header, rules, header.redact) != header
 
 
 class _RewrittenCalls(Sequence[RecordedCall]):
@@ -703,6 +708,8 @@ def _findings(
             add("structure", 0, message)
     ids = {call.id for call in cassette}
     rules = redaction_rules(cassette)
+    if has_secret_header(cassette, rules):
+        add("secret", 1, "the label of the recording contains a secret")
     has_lines = _has_our_format(path)  # a document of agentcassette does not have one line for each call
     for index, call in enumerate(cassette):
         line = index + 2 if has_lines else 0
@@ -715,16 +722,16 @@ def _findings(
         for kind, message in messages:
             add(kind, line, f"step {index}, {call_text(clean)}: {message}")
         for problem in problems_of(call.outcome):
-            add("replay", line, f"step {index}: {call.name} {problem}")
+            add("replay", line, f"step {index}: {clean.name} {problem}")
         if call.name in functions and b'"$function"' not in encode(call.arguments):  # a class may have been passed
             for problem in _reading_problems(call, functions[call.name], path, line):
-                add("replay", line, f"step {index}, {call.name}: {problem}")
+                add("replay", line, f"step {index}, {clean.name}: {problem}")
         for place in secret_places(call, rules):
-            add("secret", line, f"step {index}, {call.name}: {place} contains a secret")
+            add("secret", line, f"step {index}, {clean.name}: {place} contains a secret")
         for place, name in (*rules.suspects(clean.arguments, "arguments"), *rules.suspects(clean.outcome, "outcome")):
             if name not in allowed:
                 what = f"{place} may contain a secret: the value of {name!r} is random"
-                add("entropy", line, f"step {index}, {call.name}: {what}; redact {name!r}, or --allow {name}")
+                add("entropy", line, f"step {index}, {clean.name}: {what}; redact {name!r}, or --allow {name}")
     return found, len(cassette)
 
 

@@ -71,6 +71,7 @@ _STRING = re.compile(rb'"((?:[^"\\]++|\\.)*+)"')
 _MAX_REMEMBERED = 4_000
 _MAX_REMEMBERED_LENGTH = 2_000
 
+_ORIGIN = re.compile(r"(?:[A-Z]+ )?[a-z]+://[^/?#@]*(?=[/?#]|\Z)", re.IGNORECASE)
 # Shorter texts may be part of other words by chance.
 _MIN_SUBSTRING = 4
 
@@ -200,6 +201,10 @@ class Redaction:
         replacement, and some clients quote it.
         """
         cleaned = self.text(name)
+        origin = _ORIGIN.match(name)
+        if origin is not None and not cleaned.startswith(origin[0]):  # a rule takes the host, too, by which it is found
+            path = name[origin.end() :]
+            cleaned = origin[0] + (path if cleaned.endswith(path) else f"/{self.replacement}")
         quoted = quote(self.replacement, safe="")
         if "%" in cleaned and quoted != self.replacement:
             cleaned = re.sub(re.escape(quoted), lambda _: self.replacement, cleaned, flags=re.IGNORECASE)

@@ -280,7 +280,7 @@ def _query_of(parts: SplitResult, host: str) -> dict[str, Any]:
     pairs = parse_qsl(parts.query, keep_blank_values=True, errors="backslashreplace")
     names = {name for name, _ in pairs}
     out = set(_KEYS).union(*(those for sign, those in _SIGNED_BY.items() if sign in names))
-    if host.endswith(".googleapis.com"):
+    if host.endswith((".googleapis.com", "qyapi.weixin.qq.com")):
         out.add("key")
     kept = [pair for pair in pairs if pair[0] not in out and not _SIGNED.fullmatch(pair[0])]
     return pairs_of(sorted(kept, key=itemgetter(0)))  # the order of values of one name may matter
