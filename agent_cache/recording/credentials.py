@@ -80,8 +80,8 @@ _PLURALS = tuple(f"{ending}s" for ending in _ENDINGS)
 # Codes that are typed in once, and those of a card. They have digits: `{"otp": "sms"}` is none.
 _CODE_WORDS = frozenset({"cvc", "cvcs", "cvv", "cvvs", "otp", "otps", "passcode", "passcodes", "totp"})
 _CODE_ENDINGS = (
-    "backupcode", "backupcodes", "mfacode", "onetimecode", "recoverycode", "recoverycodes", "smscode", "twofactorcode",
-    "verificationcode",
+    "backupcode", "backupcodes", "mfacode", "onetimecode", "otpcode", "recoverycode", "recoverycodes", "smscode",
+    "totpcode", "twofactorcode", "verificationcode",
 )  # fmt: skip
 _CODE = re.compile(r"[A-Za-z0-9_-]+(?: [A-Za-z0-9_-]+)*\Z")
 _SHORTEST_CODE = 3  # digits: CVV
@@ -554,7 +554,7 @@ _BASIC_AUTH = re.compile(
     r"(?P<kept>(?:basic|digest)auth\(\s*+\\*[\"'][^\"'\\\n]*+\\*[\"']\s*+,\s*+\\*[\"'])(?P<value>[^\"'\\\n]++)(?=\\*[\"'])",
     re.IGNORECASE,
 )
-_GOOGLE_CODE = re.compile(r"(?<![\w/])(?:4/0A|1//0)[\w-]{30,}+")
+_GOOGLE_CODE = re.compile(r"(?:(?<![\w/])|(?<=\\[nrt]))(?:4/0A|1//0)[\w-]{30,}+")
 # What pydantic writes of a value that it refuses, and the line before that has its place.
 _INPUT = re.compile(r"input_value=(?P<value>[^\n]{1,400}?)(?=, input_type=)")
 _REFUSED = re.compile(r"(?:^|\n|\\n)(?P<place>[^\s\\][^\n\\]*)(?:\r?\n|\\n)[ ]{2}[^\n]*\[type=\w+, \Z")
@@ -882,7 +882,7 @@ class TextSearch:
         if sign is None:
             return
         is_dict = text[sign.end() - 1] == "{"
-        if is_dict and (kind is NameKind.MAYBE or _SCHEMA_AFTER.match(text, sign.end())):
+        if is_dict and ((kind is NameKind.MAYBE and not names_several(name)) or _SCHEMA_AFTER.match(text, sign.end())):
             return
         depth, at, last = 1, sign.end(), sign.end() + _LONGEST_LIST
         while depth and (mark := _MARK_IN_LIST.search(text, at, last)) is not None:
@@ -1036,6 +1036,8 @@ class TextSearch:
         """Whether this value that is assigned in a text is a secret, and nothing that stands for one."""
         if value == self._replacement:
             return True
+        if stands_for_another(value):
+            return False
         value = _AUTHORIZATION.sub("", value)
         if stands_for_another(value) or squash(value.strip("-,;)]")) in _NOTHING or squash(value) == squash(name):
             return False
@@ -1059,6 +1061,10 @@ class TextSearch:
         squashed = squash(name)
         if squashed in _HEADERS:
             value = _LINE.match(text, begin)
+            if squashed == "xapikey" and (before in ("'", '"') or text[max(0, start - 3) : start] == "-H "):
+                word = _IN_CODE.match(text, begin)
+                if word is not None and not is_placeholder(word[0]) and not _CALL.match(text, begin):
+                    return word.span()
             if value is None or ("cookie" in squashed and "=" not in value[0].partition(" ")[0]):
                 return None
             if "apikey" in squashed:  # one word, also where a sentence goes on
