@@ -4,13 +4,14 @@ import json
 import random
 from typing import Any
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import strategies as st
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall
 from agent_cache.advise.mining import mine
 from agent_cache.advise.replay import replay
 from agent_cache.advise.tag_rules import rules_of
 from agent_cache.toolbox.box import Toolbox
+from tests.harness.searches import searched
 
 FORMS = st.sampled_from(["{kind}_{n}", "{n}", "#{kind}{n}", "{kind}:{n}", "é{n}-{kind}"])
 NAMES = st.sampled_from(["{kind}_id", "id", "{kind}", "{kind}Number"])
@@ -77,8 +78,7 @@ def log_of(world: dict[str, Any], seed: int, calls: int) -> list[LoggedCall]:
     return log
 
 
-@given(worlds(), st.integers(0, 1_000))
-@settings(max_examples=25, deadline=None)
+@searched(5, 25, worlds(), st.integers(0, 1_000))
 def test_tags_learned_from_one_log_hold_on_another(world: dict[str, Any], seed: int) -> None:
     advice = mine(log_of(world, seed, 900))
     outcome = replay(log_of(world, seed + 1, 900), rules_of(advice))
@@ -86,8 +86,7 @@ def test_tags_learned_from_one_log_hold_on_another(world: dict[str, Any], seed: 
     assert outcome.reads > 0
 
 
-@given(worlds(), st.integers(0, 1_000))
-@settings(max_examples=10, deadline=None)
+@searched(4, 10, worlds(), st.integers(0, 1_000))
 def test_the_same_log_gives_the_same_advice(world: dict[str, Any], seed: int) -> None:
     log = log_of(world, seed, 200)
     assert mine(log) == mine(list(log))
@@ -113,8 +112,7 @@ CALLS = st.builds(
 )
 
 
-@given(st.lists(CALLS, max_size=60))
-@settings(max_examples=150, deadline=None)
+@searched(30, 150, st.lists(CALLS, max_size=60))
 def test_whatever_a_log_holds_its_advice_can_be_used(log: list[LoggedCall]) -> None:
     """Names, values and forms of every kind: the templates compile, and a replay of the log itself is not stale."""
     advice = mine(log)

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import strategies as st
 
 from agent_cache import AgentCache, AgentCacheInvalidator
 from tests.harness import library
 from tests.harness.gates import idle
+from tests.harness.searches import searched
 
 CHUNKS = 3
 """Of each stream."""
@@ -146,8 +147,7 @@ async def _play(schedule: list[tuple[str, int, int]]) -> None:
     await world.finish()
 
 
-@settings(max_examples=150)
-@given(SCHEDULES)
+@searched(30, 150, SCHEDULES)
 def test_no_interleaving_gives_a_reader_what_a_write_has_replaced(schedule: list[tuple[str, int, int]]):
     """Nor parts of two runs; and whatever happens, nothing is left over and what is stored is right."""
     with library.fresh_library():

@@ -258,11 +258,12 @@ class ThreadsOverATier(Threads):
 
 
 SEARCH = settings(
-    max_examples=max(1, settings.default.max_examples // 4),
+    max_examples=max(1, settings.default.max_examples * 6 // 100),
     stateful_step_count=30,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     deadline=None,
 )
+LONG_SEARCH = settings(SEARCH, max_examples=settings.default.max_examples * 5 // 2)
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -275,6 +276,7 @@ def case(machine: type[Threads], search: settings) -> type[unittest.TestCase]:
 
 TestThreads = case(Threads, SEARCH)
 TestThreadsOverATier = case(ThreadsOverATier, SEARCH)
-TestThreadsLonger = pytest.mark.slow(
-    case(type("LongerThreads", (Threads,), {}), settings(SEARCH, max_examples=10 * SEARCH.max_examples))
+TestThreadsLonger = pytest.mark.slow(case(type("LongerThreads", (Threads,), {}), LONG_SEARCH))
+TestThreadsOverATierLonger = pytest.mark.slow(
+    case(type("LongerThreadsOverATier", (ThreadsOverATier,), {}), LONG_SEARCH)
 )

@@ -32,13 +32,17 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         ("write", ["local write, 1 ", "local write, 3 ", "the same, 3 ", "in a session", "one write, 10 sessions"]),
         ("named", ["50 ids: a read", "50 ids: invalidate()", "50 ids: a write"]),
         ("sessions", ["first call", "the same, memory", "opening", "20 at once, a call", "20 at once, each"]),
-        ("journal", ["a call", "a write: its intent", "resuming a run of 50 calls", "the same with all"]),
+        pytest.param(
+            "journal",
+            ["a call", "a write: its intent", "resuming a run of 50 calls", "the same with all"],
+            marks=pytest.mark.slow,
+        ),
         ("typed", ["dataclass", "Struct", "tree with a datetime", "pydantic model"]),
         ("nested", ["hit inside a load"]),
         ("tools", ["decoration, each of 40", "get_metrics(), 40 tools", "decorating 4 tools"]),
         ("threads", ["a miss in each of two threads"]),
         ("collection", ["longest collection while growing to 1,500"]),
-        ("faces", ["from agent_cache import AgentCache, "]),
+        pytest.param("faces", ["from agent_cache import AgentCache, "], marks=pytest.mark.slow),
     ],
 )
 async def test_a_group_has_a_figure_in_each_of_its_rows(group: str, whats: list[str]) -> None:

@@ -18,6 +18,7 @@ from benchmarks.trace import __main__ as command, runs
 from benchmarks.trace.contenders import BARE, IN_SESSIONS, OURS, PEERS, PLAIN, Contender
 from benchmarks.trace.runs import judge, rows, time_contenders
 from benchmarks.trace.workload import READS, WRITES, Tools, TraceRun, as_text, count_calls, from_text, load_trace
+from tests.harness.slow import slow
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def test_records_become_dicts_and_other_text_stays_text() -> None:
     assert from_text("sara_doe_496") == "sara_doe_496"
 
 
-@pytest.mark.parametrize("contender", OURS, ids=lambda one: one.name)
+@pytest.mark.parametrize("contender", [OURS[0], *slow(*OURS[1:])], ids=lambda one: one.name)
 async def test_no_answer_of_ours_is_wrong(contender: Contender, trace: Sequence[TraceRun], store: RetailStore) -> None:
     judgement = await judge(contender, trace[::12], store, agents=16)
     assert judgement.is_right
@@ -103,8 +104,9 @@ async def test_the_bare_tools_are_right_and_run_every_time(trace: Sequence[Trace
     assert judgement.reads == judgement.executions
 
 
+@pytest.mark.parametrize("rounds", [1, *slow(2)])
 async def test_the_figure_is_the_time_over_the_bare_tools_of_the_same_round(
-    trace: Sequence[TraceRun], monkeypatch: pytest.MonkeyPatch
+    trace: Sequence[TraceRun], monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
     """Every call of a decorated tool takes 0.003 s of this clock; nothing else takes any."""
     now, made = 0.0, 0
@@ -123,11 +125,11 @@ async def test_the_figure_is_the_time_over_the_bare_tools_of_the_same_round(
 
     monkeypatch.setattr(runs, "process_time", lambda: now)
     part = trace[::50]
-    costs = await time_contenders([Contender("slow", "", slow), BARE], part, 2, agents=4)
-    assert made == 2 * count_calls(part)
-    assert costs["slow"].over.seconds == pytest.approx([0.003] * 2)
+    costs = await time_contenders([Contender("slow", "", slow), BARE], part, rounds, agents=4)
+    assert made == rounds * count_calls(part)
+    assert costs["slow"].over.seconds == pytest.approx([0.003] * rounds)
     assert costs["slow"].per_thousand.median == pytest.approx(3_000.0)
-    assert costs["bare"].over.seconds == (0.0, 0.0)
+    assert costs["bare"].over.seconds == (0.0,) * rounds
 
 
 @pytest.mark.slow
@@ -159,8 +161,13 @@ def test_the_command_names_missing_caches_and_writes_every_figure(
 
 
 def test_a_wrong_answer_of_ours_fails_the_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trace: Sequence[TraceRun],
+    store: RetailStore,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(command, "load_trace", lambda directory, limit: trace[:limit])
+    monkeypatch.setattr(command, "load_store", lambda directory: store)
     monkeypatch.setattr(command, "OURS", (NEVER_TOLD,))
     monkeypatch.setattr(command, "PEERS", ())
     assert command.main(["--limit", "60", "--rounds", "1"]) == 1

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import strategies as st
 
 from agent_cache.errors import CheckpointError, ConfigurationError
 from agent_cache.recording import Redaction
 from agent_cache.resume import Checkpoint, CustomState, LangChainState, OpenAIAgentsState, register_state
 from agent_cache.resume.checkpoints import checkpoint_line, checkpoint_of, state_data, typed_state
+from tests.harness.searches import searched
 
 _numbers = itertools.count()
 
@@ -260,7 +261,9 @@ def test_a_line_without_a_field_is_an_error_that_names_it(name):
     assert caught.value.field == name
 
 
-@given(
+@searched(
+    25,
+    100,
     st.sampled_from(["id", "sequence", "after", "label", "importance", "created_at", "framework", "state"]),
     st.recursive(st.none() | st.booleans() | st.integers() | st.text() | st.floats(), lambda each: st.lists(each)),
 )
@@ -279,8 +282,7 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=50)
-@given(st.dictionaries(st.text(), plain), st.sampled_from(["custom", "elsewhere", "langchain"]))
+@searched(12, 50, st.dictionaries(st.text(), plain), st.sampled_from(["custom", "elsewhere", "langchain"]))
 def test_whatever_plain_state_comes_back_with_its_types(data, framework):
     made = checkpoint(CustomState(data, framework))
     back = again(made)

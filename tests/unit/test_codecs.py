@@ -25,6 +25,8 @@ from agent_cache.remote.codecs import (
     Undecodable,
     Unencodable,
 )
+from tests.harness.searches import searched
+from tests.harness.slow import slow
 from tests.harness.typed import ANNOTATED, Frozen, Line, Parcel, Row, Spot, Status, Tree, same
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -66,10 +68,11 @@ def test_every_codec_is_one(codec: Codec):
 
 
 @pytest.mark.parametrize("maker", MAKERS.values(), ids=MAKERS)
-def test_any_value_comes_back_the_same(maker):
+@pytest.mark.parametrize("examples", [8, *slow(50)])
+def test_any_value_comes_back_the_same(maker, examples):
     codec = maker()
 
-    @settings(max_examples=50)
+    @settings(max_examples=examples)
     @given(ANNOTATED, st.binary(max_size=9))
     def check(case, context):
         annotation, value = case
@@ -276,8 +279,7 @@ HOSTILE = st.recursive(
 )
 
 
-@settings(max_examples=1000)
-@given(st.sampled_from(PLAIN), st.sampled_from(KINDS), HOSTILE, st.sampled_from([0, 1]))
+@searched(150, 1000, st.sampled_from(PLAIN), st.sampled_from(KINDS), HOSTILE, st.sampled_from([0, 1]))
 def test_forged_data_is_undecodable_or_a_value_of_the_annotation(maker, returns, plain, form):
     codec = maker()
     data = (msgspec.msgpack if maker is MessagePackCodec else msgspec.json).encode(plain)
@@ -289,8 +291,7 @@ def test_forged_data_is_undecodable_or_a_value_of_the_annotation(maker, returns,
         codec.encode(value, returns)  # refuses what is not of the annotation
 
 
-@settings(max_examples=500)
-@given(st.sampled_from(PLAIN), st.sampled_from(KINDS), st.binary(max_size=60), st.integers(0, 5))
+@searched(100, 500, st.sampled_from(PLAIN), st.sampled_from(KINDS), st.binary(max_size=60), st.integers(0, 5))
 def test_forged_noise_is_undecodable_or_a_value_of_the_annotation(maker, returns, data, form):
     codec = maker()
     try:
@@ -301,8 +302,7 @@ def test_forged_noise_is_undecodable_or_a_value_of_the_annotation(maker, returns
         codec.encode(value, returns)
 
 
-@settings(max_examples=300)
-@given(ANNOTATED, ANNOTATED)
+@searched(40, 300, ANNOTATED, ANNOTATED)
 def test_a_value_of_one_annotation_forged_into_another_is_undecodable_or_fits(one, other):
     codec = MessagePackCodec()
     (annotation, value), (wanted, _) = one, other

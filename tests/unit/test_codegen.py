@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import strategies as st
 
 from agent_cache import (
     AgentCache,
@@ -27,6 +27,7 @@ from agent_cache import (
     get_metrics,
 )
 from tests.harness import library
+from tests.harness.searches import searched
 from tests.harness.structure import same
 
 NAMES = [
@@ -162,8 +163,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
-@settings(max_examples=60)
-@given(spellings())
+@searched(20, 60, spellings())
 def test_any_signature_in_any_spelling(loop: asyncio.AbstractEventLoop, drawn: Any):
     """The tool gets what Python would have bound, and two spellings of one call are one call."""
     signature, calls = drawn
@@ -481,7 +481,7 @@ async def history(
     return [str(seen), *(session.get_execution_trace() for session in sessions), get_metrics()]
 
 
-@given(POLICIES, st.sampled_from([list, tuple]), st.lists(MOVES, min_size=5, max_size=30))
+@searched(20, 100, POLICIES, st.sampled_from([list, tuple]), st.lists(MOVES, min_size=5, max_size=30))
 def test_both_bodies_answer_count_and_trace_alike(policy: dict[str, Any], form: type, moves: list[tuple[str, Any]]):
     histories = []
     for kind in library.CALL_BODIES:

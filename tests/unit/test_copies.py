@@ -23,10 +23,11 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import strategies as st
 
 from agent_cache.values import copies
 from agent_cache.values.copies import auto_copier
+from tests.harness.searches import searched
 
 attrs = pytest.importorskip("attrs")
 pydantic = pytest.importorskip("pydantic")
@@ -352,8 +353,7 @@ def described(value: Any) -> list[Any]:
     return found
 
 
-@settings(max_examples=150)
-@given(values())
+@searched(25, 150, values())
 def test_a_copy_is_what_the_tool_gave_and_shares_nothing_that_can_be_changed(value: Any):
     """`copy.deepcopy` makes the same, but that it gives up a cycle through a NamedTuple or a Struct."""
     make = auto_copier(value)
@@ -837,8 +837,7 @@ PLAIN = st.recursive(
 )
 
 
-@settings(max_examples=200)
-@given(PLAIN)
+@searched(40, 200, PLAIN)
 def test_an_image_gives_back_a_plain_tree(value: Any):
     make = auto_copier([[value]])
     assert make is not None

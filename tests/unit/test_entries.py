@@ -20,6 +20,7 @@ from agent_cache.core.lease import Lease
 from agent_cache.core.store import NEVER, Entry, GuardedEntry, LeasedEntry
 from agent_cache.values.canonical import MISSING
 from agent_cache.values.copies import UncopyableError, auto_copier, copy_rule_named
+from tests.harness.slow import slow
 from tests.harness.structure import VALUES, WHEN, Colour, Pair, Place, Point, same, spoil
 
 SHARED = [
@@ -89,7 +90,10 @@ AWKWARD: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", AWKWARD)
+DEEPEST = ("tuple 100,000 deep", "list of 60,000 lists")
+
+
+@pytest.mark.parametrize("name", [*(name for name in AWKWARD if name not in DEEPEST), *slow(*DEEPEST)])
 def test_what_cannot_be_copied_is_refused_in_one_way(name: str):
     value = AWKWARD[name]()
     try:

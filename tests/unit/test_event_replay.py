@@ -6,13 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import strategies as st
 
 from agent_cache import AgentCache, AgentCacheSession
 from agent_cache.errors import CheckpointError, ConfigurationError
 from agent_cache.recording import Baseline, Cassette, DriftDetector, RecordedCall, intercept, observe, record
 from agent_cache.resume import AutoReplayManager, Checkpoint
 from agent_cache.resume.event_replay import importance_of
+from tests.harness.searches import searched
 
 
 def call(number: int, after: int = 0, **fields: Any) -> RecordedCall:
@@ -215,7 +216,7 @@ async def test_stopping_a_replay_leaves_drift_tracking_on(tmp_path):
 # Any interleaving of the calls of several tasks
 
 
-@given(st.lists(st.tuples(st.sampled_from(["call", "checkpoint"]), st.integers(0, 3)), max_size=30))
+@searched(30, 100, st.lists(st.tuples(st.sampled_from(["call", "checkpoint"]), st.integers(0, 3)), max_size=30))
 def test_only_what_ended_after_the_checkpoint_is_replayed_whatever_the_tasks_do(schedule):
     """Each task makes its next call, or ends the one that it is in, when it is its turn."""
     observer = Observer()

@@ -23,6 +23,7 @@ from agent_cache.recording.http.bodies import (
     written,
 )
 from tests.harness.http_server import CONVERSE_EVENTS, aws_frame
+from tests.harness.searches import searched
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -40,7 +41,7 @@ def received(headers: dict[str, str], *pieces: bytes) -> dict[str, Any]:
     return body.data()
 
 
-@given(JSON, st.sampled_from(LAYOUTS), st.booleans(), st.sampled_from(["", "\n"]))
+@searched(30, 100, JSON, st.sampled_from(LAYOUTS), st.booleans(), st.sampled_from(["", "\n"]))
 @example({"a": [], "b": {}}, {"indent": 2}, False, "")
 def test_a_spelling_that_is_known_gives_every_byte_back(value, layout, is_ascii, end):
     raw = (json.dumps(value, ensure_ascii=is_ascii, **layout) + end).encode("utf-8", "surrogatepass")

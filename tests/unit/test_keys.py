@@ -37,6 +37,7 @@ from agent_cache.core.parameters import receiver_part
 from agent_cache.values import canonical as serials
 from agent_cache.values.canonical import canonical
 from tests.harness import library
+from tests.harness.searches import searched
 from tests.harness.structure import (
     VALUES,
     WHEN,
@@ -1157,7 +1158,7 @@ def test_keys_are_equal_if_and_only_if_the_structure_is(pair: tuple[Any, Any]):
     assert (canonical(one) == canonical(other)) is same(one, other)
 
 
-@given(st.lists(VALUES, max_size=3), st.data())
+@searched(30, 100, st.lists(VALUES, max_size=3), st.data())
 def test_a_list_that_changes_is_keyed_by_what_it_is_now(value: list[Any], data: st.DataObject):
     seen = [(copy.deepcopy(value), key_part(value))]
     for _ in range(3):
@@ -1203,7 +1204,7 @@ def driven(kind: str) -> Driven:
 
 
 @pytest.mark.parametrize("kind", library.CALL_BODIES)
-@given(near_pairs(), near_pairs())
+@searched(25, 100, near_pairs(), near_pairs())
 def test_calls_share_an_answer_if_and_only_if_their_arguments_are_the_same(
     kind: str, first: tuple[Any, Any], second: tuple[Any, Any]
 ):

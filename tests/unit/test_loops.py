@@ -13,7 +13,7 @@ from itertools import count, pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import strategies as st
 
 from agent_cache.core.policies import LoopHints, checked_hints
 from agent_cache.core.store import NEVER, Entry
@@ -21,6 +21,7 @@ from agent_cache.engine.state import WITNESSES, note_evicted
 from agent_cache.errors import ConfigurationError
 from agent_cache.session.loop_detector import NO_CALL, CallHistory, LoopDetector, RunState, ToolDetector, Verdict
 from agent_cache.session.loop_policy import LoopPolicy, policy_of
+from tests.harness.searches import searched
 from tests.harness.slow import slow
 
 _NUMBERS = count(1_000_000)
@@ -762,7 +763,7 @@ def containers(held: object, path: str = "") -> Iterator[tuple[str, int]]:
                 yield from containers(member, f"{path}{name}.")
 
 
-@pytest.mark.parametrize("last", [5_999, *slow(19_999)])
+@pytest.mark.parametrize("last", [2_499, *slow(5_999, 19_999)])
 def test_memory_is_bounded_however_long_the_session(last: int) -> None:
     """Calls, outcomes of one call, answers kept alive, order, blocks: all of it is full long before the end, and what
     there is then is all there will be.
@@ -778,12 +779,12 @@ def test_memory_is_bounded_however_long_the_session(last: int) -> None:
             run.write("put", n)
         for _ in range(4):
             run.write("add", n, "full", error=True)
-        if n in (5_000, last):
+        if n in (2_000, last):
             run.detector.tools = dict(run.tools)
             sizes = most[n] = {}
             for name, size in containers(run.detector):
                 sizes[name] = max(size, sizes.get(name, 0))
-    assert most[5_000] == most[last]
+    assert most[2_000] == most[last]
     assert most[last] == {
         "blocked": 1_000,
         "levels": 5,
@@ -1026,8 +1027,9 @@ _POLICIES = st.sampled_from(
 )
 
 
-@settings(max_examples=600, deadline=None)
-@given(steps=st.lists(st.one_of(_STEPS, _LOOPS, _HITS), max_size=4), policy=_POLICIES, with_entries=st.booleans())
+@searched(
+    80, 600, steps=st.lists(st.one_of(_STEPS, _LOOPS, _HITS), max_size=4), policy=_POLICIES, with_entries=st.booleans()
+)
 def test_the_detector_agrees_with_the_contract_written_out(
     steps: list[list[Event | None]], policy: LoopPolicy, with_entries: bool
 ) -> None:
@@ -1052,8 +1054,7 @@ def test_the_detector_agrees_with_the_contract_written_out(
         assert verdict is None or verdict.kind in met
 
 
-@settings(max_examples=200, deadline=None)
-@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=30))
+@searched(50, 200, sizes=st.lists(st.integers(1, 40), min_size=1, max_size=30))
 def test_work_that_always_brings_news_is_never_stopped(sizes: list[int]) -> None:
     """Whatever is fanned out, paged or asked: no verdict without a signature that came back."""
     run, numbers = Run(), count()

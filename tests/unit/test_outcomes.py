@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import example, given, strategies as st
+from hypothesis import example, strategies as st
 
 from agent_cache.values.compare import fingerprint, is_empty, shown, signature_of
+from tests.harness.searches import searched
 from tests.harness.structure import near_pairs, same
 
 
@@ -21,7 +22,7 @@ class NoText:
         return None  # type: ignore[return-value]
 
 
-@given(near_pairs())
+@searched(40, 100, near_pairs())
 def test_two_outcomes_have_one_fingerprint_if_and_only_if_they_are_the_same(pair: tuple[Any, Any]):
     one, other = pair
     first, second = fingerprint(one), fingerprint(other)
@@ -66,10 +67,10 @@ _VALUES = st.recursive(
 )
 
 
+@searched(30, 100, _VALUES)
 @example("x" * 90 + "'")
 @example(b"x" * 90 + b"'")
 @example("'" + "x" * 90 + '"')
-@given(_VALUES)
 def test_a_value_is_shown_as_its_repr_as_far_as_there_is_room(value: Any):
     text = repr(value)
     assert shown(value) == (text if len(text) <= 80 else text[:77] + "...")

@@ -31,6 +31,7 @@ from agent_cache.remote.redis.keyspace import (
 )
 from agent_cache.remote.redis.options import deployment_of_client, deployment_of_url
 from agent_cache.remote.redis.subscriber import Report
+from tests.harness.searches import searched
 
 values = st.recursive(
     st.none() | st.integers(-(2**40), 2**40) | st.binary(max_size=40),
@@ -51,7 +52,7 @@ def written(value: object) -> bytes:
     return b"*%d\r\n" % len(value) + b"".join(map(written, value))
 
 
-@given(st.lists(values, max_size=5), st.lists(st.integers(1, 30) | st.just(1000), min_size=1, max_size=20))
+@searched(30, 100, st.lists(values, max_size=5), st.lists(st.integers(1, 30) | st.just(1000), min_size=1, max_size=20))
 def test_replies_are_the_same_however_they_are_cut(replies, sizes):
     data = b"".join(map(written, replies))
     parser, got, at, turn = Replies(1000), [], 0, 0
@@ -123,7 +124,9 @@ def test_a_command_is_packed_by_lengths():
 CELLS = {b"t:{ns:a b}:S": b"id 1", b"t:{ns:order}:T0": b"id 2"}
 
 
-@given(
+@searched(
+    30,
+    100,
     st.dictionaries(
         st.binary(min_size=1, max_size=9).filter(lambda key: b"\n" not in key), st.just(b"id x"), min_size=1
     ),

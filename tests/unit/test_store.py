@@ -7,7 +7,7 @@ import weakref
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from agent_cache.core.store import NEVER, Entry, SizedEntry, Store, Stored, entry_of, expires_of, expiring_by, tags_of
@@ -161,6 +161,8 @@ class Model(RuleBasedStateMachine):
 
 
 TestStore = Model.TestCase
+TestStore.settings = settings(max_examples=20)
+TestStoreLonger = pytest.mark.slow(type("LongerModel", (Model,), {}).TestCase)
 
 
 def test_the_least_recently_used_entry_makes_room():

@@ -6,9 +6,10 @@ import pytest
 
 pytest.importorskip("httpx2", reason="the relay over HTTP needs it")
 
-from hypothesis import given, strategies as st
+from hypothesis import strategies as st
 
 from agent_cache.relay.streamable_http import Event, EventSplitter, end_to_end, event_data, event_of, identity_of
+from tests.harness.searches import searched
 
 LINE_ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 LINES = st.sampled_from(
@@ -16,7 +17,9 @@ LINES = st.sampled_from(
 )
 
 
-@given(
+@searched(
+    30,
+    100,
     st.lists(st.tuples(LINE_ENDS, st.lists(LINES, min_size=1, max_size=4)), max_size=5),
     st.lists(st.integers(1, 9), min_size=1, max_size=9),
 )

@@ -21,13 +21,13 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from hypothesis import given
 
 from agent_cache.values.annotations import Returns, annotation_of_chunks
 from agent_cache.values.canonical import MAX_DEPTH
 from agent_cache.values.schema import JSON, MESSAGE_PACK, schema_of
 from agent_cache.values.tagged import Undecodable, Unencodable
 from tests.harness.processes import run_python
+from tests.harness.searches import searched
 from tests.harness.typed import ANNOTATED, Frozen, Line, Parcel, Rights, Row, Spot, Status, Tree, same
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ WHEN = datetime(2026, 1, 1)  # noqa: DTZ001 - many tools say no zone
 # -- What comes back ------------------------------------------------------------------------------------------
 
 
-@given(ANNOTATED)
+@searched(30, 100, ANNOTATED)
 def test_any_value_of_any_annotation_comes_back_the_same(case):
     annotation, value = case
     schema = schema_of(annotation)
