@@ -27,7 +27,7 @@ from tests.properties.fleet.state import Configuration, Copy, Faults, State
 from tests.properties.fleet.stutter import Stutter
 from tests.properties.fleet.trust import Trust
 
-LARGE = (  # half a second and more each; the others cover each part of the protocol and each fault
+LARGE = (  # half a second and more each; the others cover most parts of the protocol and most faults
     "entity and root read, entity written",
     "entity read in both processes, root written",
     "tags from read results, entity written",
@@ -47,6 +47,21 @@ LARGE = (  # half a second and more each; the others cover each part of the prot
     "a read over an entity's, failover",
     "a read over a result's, nothing there yet",
     "a read over two of an entity",
+    "tags from read results, nothing there yet",
+    "a write dies while its commit is on its way",
+    "a write with its tag from the result is cut off",
+    "a write is cut off, and a write dies",
+    "failover",
+    "failover of the cells' node",
+    "failover while a write of a result's tag dies",
+    "restart",
+    "a read over an entity's, in the writing process",
+    "a read over an entity's, beside it",
+    "a read over an entity's, a result's tag written",
+    "a read over an entity's, flush and eviction",
+    "a read over an entity's and a root's",
+    "a read over an entity's with the same tag from its result",
+    "a shared load",
 )
 
 
@@ -86,7 +101,14 @@ def test_the_model_of_channels_keeps_copies_and_leaves_channels():
         assert not explore(Model(whole.start, whole.steps, lambda state: "it is" if is_there(state) else None)).holds  # noqa: B023
 
 
-@pytest.mark.parametrize("part", AMPUTATIONS)
+LONG = (  # a second and more
+    "a count of writers for their ids",
+    "no waiting for the own commit",
+    "the later of two inherited versions",
+)
+
+
+@pytest.mark.parametrize("part", [*(part for part in AMPUTATIONS if part not in LONG), *slow(*LONG)])
 def test_a_part_that_is_taken_out_is_missed(part: str):
     rules, name = AMPUTATIONS[part]
     verdict = explore(protocol.model(CONFIGURATIONS[name], rules))
@@ -102,6 +124,7 @@ def test_a_part_of_trust_that_is_taken_out_is_missed(part: str):
     assert not verdict.holds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_mixed", [False, True], ids=["all of one version", "beside an earlier version"])
 def test_a_process_that_listens_to_parts_of_a_root_misses_nothing_of_its_copies(is_mixed: bool):
     verdict = explore(SplitRoot(is_mixed=is_mixed).model())
@@ -109,6 +132,7 @@ def test_a_process_that_listens_to_parts_of_a_root_misses_nothing_of_its_copies(
     assert verdict.holds, str(verdict)
 
 
+@pytest.mark.slow
 def test_the_model_of_parts_keeps_copies_without_the_whole():
     whole = SplitRoot().model()
     for key in ("e", "f", "list"):
@@ -128,6 +152,7 @@ def test_a_part_of_the_rules_of_splitting_that_is_taken_out_is_missed(part: str)
     assert not verdict.holds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", AMPUTATIONS_OF_MIXING)
 def test_a_part_of_the_rules_beside_an_earlier_version_that_is_taken_out_is_missed(part: str):
     verdict = explore(SplitRoot(AMPUTATIONS_OF_MIXING[part], is_mixed=True).model())
@@ -226,7 +251,14 @@ REACHED: dict[str, tuple[str, Callable[[State], bool]]] = {
 }
 
 
-@pytest.mark.parametrize("what", REACHED)
+REACHED_LATE = (  # a second and more
+    "a copy is kept locally after a write",
+    "a read over another is stored after a write, and kept",
+    "two armed writes overlap, and both die",
+)
+
+
+@pytest.mark.parametrize("what", [*(what for what in REACHED if what not in REACHED_LATE), *slow(*REACHED_LATE)])
 def test_the_model_gets_to_where_it_is_interesting(what: str):
     name, is_there = REACHED[what]
     whole = protocol.model(CONFIGURATIONS[name])
