@@ -73,10 +73,17 @@ class Thread(threading.Thread):
 
 
 def stopped_everywhere(
-    stopped: Main, whole: Main, before: Callable[[], object], files: tuple[str, ...] = (PACKAGE, "<agent_cache")
+    stopped: Main,
+    whole: Main,
+    before: Callable[[], object],
+    files: tuple[str, ...] = (PACKAGE, "<agent_cache"),
+    every: int = 1,
 ) -> Iterator[str]:
-    """Stop the first call at each of its lines in turn, run the second meanwhile, and tell where when both are over."""
-    for stop in count(1):
+    """Stop the first call at each of its lines in turn, run the second meanwhile, and tell where when both are over.
+
+    With `every` at every so many lines.
+    """
+    for stop in count(1, every):
         before()
         first, second = Thread(stopped, stop, files), Thread(whole)
         first.start()

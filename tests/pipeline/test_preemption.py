@@ -11,8 +11,9 @@ import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator
 from tests.harness.preemption import stopped_everywhere
+from tests.harness.slow import slow
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.parametrize("every", [5, *slow(1)])]
 
 
 class Shop:
@@ -39,17 +40,17 @@ class Shop:
 
 
 @pytest.mark.parametrize("resource", ["preempted", "preempted:{id}", "preempted:{result[0]}"])
-def test_a_read_may_be_stopped_anywhere_by_a_whole_write(resource):
+def test_a_read_may_be_stopped_anywhere_by_a_whole_write(resource, every):
     """Whatever it had looked at by then: once the write has ended, nobody is given the old version."""
     shop = Shop(resource)
-    for where in stopped_everywhere(shop.read, shop.write, before=shop.get.clear):
+    for where in stopped_everywhere(shop.read, shop.write, before=shop.get.clear, every=every):
         assert asyncio.run(shop.read()) == shop.version, where
 
 
-def test_a_write_may_be_stopped_anywhere_by_a_whole_read():
+def test_a_write_may_be_stopped_anywhere_by_a_whole_read(every):
     """Whatever the read met: once the write has ended, nobody is given the old version."""
     shop = Shop("preempted:{id}")
-    for where in stopped_everywhere(shop.write, shop.read, before=lambda: asyncio.run(shop.read())):
+    for where in stopped_everywhere(shop.write, shop.read, before=lambda: asyncio.run(shop.read()), every=every):
         assert asyncio.run(shop.read()) == shop.version, where
 
 
@@ -82,30 +83,30 @@ class PlainShop:
 
 
 @pytest.mark.parametrize("resource", ["preempted", "preempted:{id}", "preempted:{result[0]}"])
-def test_a_synchronous_read_may_be_stopped_anywhere_by_a_whole_write(resource):
+def test_a_synchronous_read_may_be_stopped_anywhere_by_a_whole_write(resource, every):
     """Whatever it had looked at by then: once the write has ended, nobody is given the old version."""
     shop = PlainShop(resource)
-    for where in stopped_everywhere(shop.read, shop.write, before=shop.forget):
+    for where in stopped_everywhere(shop.read, shop.write, before=shop.forget, every=every):
         assert shop.read() == shop.version, where
 
 
-def test_a_synchronous_write_may_be_stopped_anywhere_by_a_whole_read():
+def test_a_synchronous_write_may_be_stopped_anywhere_by_a_whole_read(every):
     """Whatever the read met: once the write has ended, nobody is given the old version."""
     shop = PlainShop()
-    for where in stopped_everywhere(shop.write, shop.read, before=shop.read):
+    for where in stopped_everywhere(shop.write, shop.read, before=shop.read, every=every):
         assert shop.read() == shop.version, where
 
 
-def test_a_synchronous_read_may_be_stopped_anywhere_by_the_same_read_of_another_thread():
+def test_a_synchronous_read_may_be_stopped_anywhere_by_the_same_read_of_another_thread(every):
     """Whoever was first, the tool has run once for both."""
     shop = PlainShop()
-    for where in stopped_everywhere(shop.read, shop.read, before=shop.forget):
+    for where in stopped_everywhere(shop.read, shop.read, before=shop.forget, every=every):
         assert shop.runs == 1, where
         assert shop.read() == shop.version, where
         assert shop.runs == 1, where
 
 
-def test_a_synchronous_read_may_be_stopped_anywhere_by_an_asynchronous_write_and_the_other_way_round():
+def test_a_synchronous_read_may_be_stopped_anywhere_by_an_asynchronous_write_and_the_other_way_round(every):
     """The tools of both kinds depend on the same tags."""
     plain, shop = PlainShop(), Shop("preempted:{id}")
 
@@ -117,7 +118,7 @@ def test_a_synchronous_read_may_be_stopped_anywhere_by_an_asynchronous_write_and
         plain.write()
         shop.version += 1
 
-    for where in stopped_everywhere(plain.read, write, before=plain.forget):
+    for where in stopped_everywhere(plain.read, write, before=plain.forget, every=every):
         assert plain.read() == plain.version, where
-    for where in stopped_everywhere(shop.read, write_plainly, before=shop.get.clear):
+    for where in stopped_everywhere(shop.read, write_plainly, before=shop.get.clear, every=every):
         assert asyncio.run(shop.read()) == shop.version, where

@@ -17,10 +17,13 @@ from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, Ag
 from agent_cache.engine.read import ReadOperation
 from agent_cache.session import loop_detector
 from tests.harness.preemption import Thread, stopped_everywhere
+from tests.harness.slow import slow
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 SESSION = (str(Path(agent_cache.session.__file__).parent),)
+
+at_lines = pytest.mark.parametrize("every", [5, *slow(1)])
 
 Body = Callable[[], Coroutine[Any, Any, Any]]
 
@@ -101,7 +104,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_no_answer_changes_wherever_one_thread_is_stopped_by_another():
+@at_lines
+def test_no_answer_changes_wherever_one_thread_is_stopped_by_another(every: int):
     """Nothing raises, the numbers of the trace are unique, and every call is counted once."""
     tools, shared = Tools(), Shared()
 
@@ -115,7 +119,7 @@ def test_no_answer_changes_wherever_one_thread_is_stopped_by_another():
     async def call() -> None:
         await shared.inside(tools.work)()
 
-    for where in stopped_everywhere(call, call, before=begin, files=SESSION):
+    for where in stopped_everywhere(call, call, before=begin, files=SESSION, every=every):
         trace = shared.session.get_execution_trace()
         assert sorted(record.number for record in trace) == list(range(1, 3 * 7 + 1)), where
         metrics = shared.session.get_metrics()
@@ -125,7 +129,8 @@ def test_no_answer_changes_wherever_one_thread_is_stopped_by_another():
 
 
 @pytest.mark.usefixtures("small")
-def test_what_a_loop_has_blocked_is_let_go_while_another_thread_does_the_same():
+@at_lines
+def test_what_a_loop_has_blocked_is_let_go_while_another_thread_does_the_same(every: int):
     """Every call of these threads is in a loop, or ends one."""
     tools = Tools()
     shared = Shared(loop_policy=LoopPolicy(max_execution_depth=None), on_loop="notice")
@@ -135,12 +140,13 @@ def test_what_a_loop_has_blocked_is_let_go_while_another_thread_does_the_same():
             await tools.get.fresh(n)
 
     inside = shared.inside(looping)
-    for where in stopped_everywhere(inside, inside, before=lambda: None, files=SESSION):
+    for where in stopped_everywhere(inside, inside, before=lambda: None, files=SESSION, every=every):
         assert shared.session.get_metrics()["callback_errors"] == 0, where
     shared.leave()
 
 
-def test_a_budget_of_one_tool_counts_every_call_of_every_thread():
+@at_lines
+def test_a_budget_of_one_tool_counts_every_call_of_every_thread(every: int):
     tools = Tools()
 
     async def work() -> None:
@@ -158,7 +164,7 @@ def test_a_budget_of_one_tool_counts_every_call_of_every_thread():
 
     shared, calls = Shared(), 0
     shared.leave()
-    for where in stopped_everywhere(stopped, stopped, before=begin, files=SESSION):
+    for where in stopped_everywhere(stopped, stopped, before=begin, files=SESSION, every=every):
         asyncio.run(stopped())
         with pytest.raises(AgentLoopDetectedError, match="max_tool_calls"):
             asyncio.run(shared.inside(lambda: tools.get(0))())
@@ -188,7 +194,8 @@ async def _calls_and_stops(tools: Tools, thread: Thread) -> None:
     assert thread.may_go_on.wait(30)
 
 
-def test_two_threads_that_call_a_tool_for_the_first_time_share_its_store(monkeypatch: pytest.MonkeyPatch):
+@at_lines
+def test_two_threads_that_call_a_tool_for_the_first_time_share_its_store(monkeypatch: pytest.MonkeyPatch, every: int):
     runs, made = count(1), []
     make = ReadOperation.new_partition
     monkeypatch.setattr(ReadOperation, "new_partition", lambda self, owner: made.append(make(self, owner)) or made[-1])
@@ -206,7 +213,7 @@ def test_two_threads_that_call_a_tool_for_the_first_time_share_its_store(monkeyp
         await shared.inside(get)()
 
     shared = Shared()
-    for where in stopped_everywhere(call, call, before=begin, files=SESSION):
+    for where in stopped_everywhere(call, call, before=begin, files=SESSION, every=every):
         stored = asyncio.run(shared.inside(get)())
         assert asyncio.run(shared.inside(get.fresh)()) > stored
         assert asyncio.run(shared.inside(get)()) > stored, where
