@@ -9,10 +9,9 @@ import pytest
 from tests.harness import sentinels
 from tests.harness.clusters import Cluster, slot_of
 from tests.harness.sentinels import Sentinel
-from tests.harness.slow import slow
 
 redis = pytest.importorskip("redis")
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 def test_a_cluster_is_three_primaries_with_a_replica_each(cluster: Cluster):
@@ -53,7 +52,6 @@ def test_a_slot_moves_with_its_keys(cluster: Cluster, how: str):
     assert sorted(map(int, target.command("MGET", *(f"{{order}}:{number}" for number in range(25))))) == list(range(25))
 
 
-@pytest.mark.slow
 def test_failover_and_failback_keep_what_was_written_and_change_the_replication_id(own_cluster: Cluster):
     first = own_cluster.primary_for("key")
     first.command("SET", "key", "value")
@@ -72,7 +70,6 @@ def test_failover_and_failback_keep_what_was_written_and_change_the_replication_
     assert first.info("replication")["master_replid"] != identity
 
 
-@pytest.mark.slow
 def test_a_killed_primary_is_replaced_and_returns_as_a_replica(own_cluster: Cluster):
     first = own_cluster.primary_for("key")
     heir = own_cluster.kill(first)
@@ -85,7 +82,7 @@ def test_a_killed_primary_is_replaced_and_returns_as_a_replica(own_cluster: Clus
     assert own_cluster.primary_for("key") is heir
 
 
-@pytest.mark.parametrize("how", ["failover", *slow("kill")])
+@pytest.mark.parametrize("how", ["failover", "kill"])
 def test_a_sentinel_puts_a_replica_in_the_primary_s_place(own_sentinel: Sentinel, how: str):
     first = own_sentinel.primary
     second = getattr(own_sentinel, how)()

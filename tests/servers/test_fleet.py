@@ -27,6 +27,7 @@ def test_processes_without_a_server_between_them_are_caught():
     assert command.complaint("flushed", outcome, Fleet(consistency="strong")) == "stale reads"
 
 
+@pytest.mark.slow
 def test_one_process_alone_has_nothing_to_be_stale_about():
     outcome = run(FAULTS["none"], Fleet(processes=1, operations=2_000, in_memory=True))
     assert outcome.complaints == ()
@@ -35,6 +36,7 @@ def test_one_process_alone_has_nothing_to_be_stale_about():
     assert outcome.verdict.hits > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dies", ["before", "after"])
 def test_processes_die_in_their_last_write_and_are_replaced(dies):
     outcome = run(Fault(dies=dies), Fleet(processes=2, operations=1_200, in_memory=True))
@@ -73,6 +75,7 @@ def test_a_process_that_fails_is_a_complaint(monkeypatch: pytest.MonkeyPatch):
     assert command.complaint("none", outcome, fleet) == "a process failed"
 
 
+@pytest.mark.slow
 def test_half_of_the_processes_write_where_one_side_is_cut_off():
     outcome = run(Fault(cut_off="readers"), Fleet(processes=2, operations=1_000, writes=0.1, in_memory=True))
     assert outcome.complaints == ()

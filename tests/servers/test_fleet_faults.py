@@ -36,8 +36,8 @@ def played(name: str, fleet: Fleet) -> Outcome:
 @pytest.mark.parametrize(
     "name",
     [
-        "flushed",
         *slow(
+            "flushed",
             "none",
             "subscriptions killed",
             "restarted empty",

@@ -39,6 +39,7 @@ def test_bytes_of_any_number_go_through_unchanged(proxy: Proxy, client, valkey: 
     assert proxy.connections == 1
 
 
+@pytest.mark.slow
 def test_a_delay_holds_for_open_connections_and_ends(proxy: Proxy, client):
     proxy.delay(to_server=0.05, to_client=0.05)
     assert took(client.ping).seconds >= 0.1
@@ -46,6 +47,7 @@ def test_a_delay_holds_for_open_connections_and_ends(proxy: Proxy, client):
     assert min(took(client.ping).running for _ in range(5)) < 0.05
 
 
+@pytest.mark.slow
 def test_a_delay_does_not_add_up_over_what_is_sent_at_once(proxy: Proxy, client):
     proxy.delay(to_server=0.1)
     value = "0123456789" * 300_000  # some fifty pieces: one after another they would take five seconds
@@ -73,7 +75,9 @@ def test_refused_connections_fail_at_once_until_it_heals(proxy: Proxy, client):
     assert client.ping()
 
 
-@pytest.mark.parametrize(("direction", "arrives"), [("to_client", True), ("to_server", False)])
+@pytest.mark.parametrize(
+    ("direction", "arrives"), [("to_client", True), pytest.param("to_server", False, marks=pytest.mark.slow)]
+)
 def test_half_open_loses_one_direction_and_says_nothing(proxy: Proxy, client, valkey: Server, direction, arrives: bool):
     proxy.half_open(direction)
     with pytest.raises(redis.TimeoutError):
@@ -85,6 +89,7 @@ def test_half_open_loses_one_direction_and_says_nothing(proxy: Proxy, client, va
     assert proxy.connections >= 1
 
 
+@pytest.mark.slow
 def test_a_half_open_connection_is_not_told_that_the_server_died(own_valkey: Server):
     with Proxy.start(own_valkey.port) as proxy, through(proxy.port) as client, client.pubsub() as subscription:
         subscription.subscribe("news")
@@ -99,6 +104,7 @@ def test_a_half_open_connection_is_not_told_that_the_server_died(own_valkey: Ser
         assert subscription.get_message(timeout=PATIENCE)["data"] == "held up"
 
 
+@pytest.mark.slow
 def test_a_reset_waits_behind_what_was_sent_before_it():
     with (
         socket.create_server((HOST, 0)) as listener,
@@ -119,12 +125,14 @@ def test_a_reset_waits_behind_what_was_sent_before_it():
             client.recv(100)
 
 
+@pytest.mark.slow
 def test_a_new_connection_through_a_half_open_proxy_is_accepted_and_never_answered(proxy: Proxy):
     proxy.half_open()
     with through(proxy.port) as client, pytest.raises(redis.TimeoutError):
         client.ping()
 
 
+@pytest.mark.slow
 def test_what_was_held_up_arrives_when_it_heals(proxy: Proxy, client, valkey: Server):
     proxy.half_open("to_server")
     with pytest.raises(redis.TimeoutError):
@@ -145,6 +153,7 @@ def test_nobody_behind_the_proxy_is_a_broken_connection():
         client.ping()
 
 
+@pytest.mark.slow
 async def test_an_asyncio_client_meets_the_same(proxy: Proxy):
     from redis.asyncio import Redis
     from redis.asyncio.retry import Retry
