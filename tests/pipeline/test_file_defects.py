@@ -20,6 +20,7 @@ from agent_cache.remote.file import FileTier, open_files, process_locks
 from agent_cache.remote.file.open_files import Unreachable, filesystem_of
 from tests.contract.workbench import commit, load, read, value_of, write, writing
 from tests.harness.file_peers import Peer, Truth
+from tests.harness.slow import slow
 from tests.harness.stopwatch import Stopwatch
 
 
@@ -28,7 +29,7 @@ def truth(tmp_path: Path) -> Truth:
     return Truth(tmp_path)
 
 
-@pytest.mark.parametrize("end", ["discard", "end_write", "late"])
+@pytest.mark.parametrize("end", ["end_write", *slow("discard", "late")])
 def test_what_a_lookup_finds_while_a_commit_is_written_is_not_trusted_after_it(start: Callable[..., Peer], end: str):
     """The page says that the write has ended, and the database does not yet."""
     writer, reader = start(shows_steps=True), start()

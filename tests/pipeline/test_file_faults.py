@@ -20,6 +20,7 @@ from agent_cache.remote.file import FileTier
 from tests.contract.workbench import load, read, value_of, writing
 from tests.harness.file_peers import Peer, Truth
 from tests.harness.processes import run_python
+from tests.harness.slow import slow
 
 LEASE = 0.3
 
@@ -47,7 +48,7 @@ def locker(tmp_path: Path) -> Iterator[Callable[[], sqlite3.Connection]]:
 # Processes
 
 
-@pytest.mark.parametrize("kind", ["put", "rename"])
+@pytest.mark.parametrize("kind", ["rename", *slow("put")])
 def test_what_a_dead_writer_names_is_held_at_once_and_for_a_lease_more(
     start: Callable[..., Peer], truth: Truth, kind: str
 ):
@@ -68,7 +69,7 @@ def test_what_a_dead_writer_names_is_held_at_once_and_for_a_lease_more(
     assert reader.do("get", 7) == 1
 
 
-@pytest.mark.parametrize("step", ["page", "INSERT", "COMMIT"])
+@pytest.mark.parametrize("step", ["INSERT", *slow("page", "COMMIT")])
 def test_what_a_process_leaves_that_dies_before_its_write_has_begun_is_repaired(
     start: Callable[..., Peer], truth: Truth, step: str
 ):
@@ -110,6 +111,7 @@ def test_a_dead_process_does_not_keep_others_from_opening_the_files(start: Calla
     assert start().do("get", 7) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_and_its_parent_see_the_writes_of_each_other(tmp_path: Path):
     printed = run_python(f"""
@@ -175,7 +177,7 @@ def put(order, number):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.parametrize("end", ["asyncio.run(tier.aclose())", "pass"])
+@pytest.mark.parametrize("end", ["asyncio.run(tier.aclose())", *slow("pass")])
 def test_a_child_has_the_files_open_whatever_its_parent_does(tmp_path: Path, end: str):
     """Or who closes them last would remove the log that the child writes to. With an inherited connection SQLite would
     believe to have the locks that only its parent has.
@@ -260,6 +262,7 @@ def test_what_a_process_had_pending_when_it_died_costs_all_values(
     assert reader.do("look_up", 8) is None
 
 
+@pytest.mark.slow
 def test_what_a_process_had_pending_when_it_died_keeps_the_file_from_use_for_a_lease(
     start: Callable[..., Peer], truth: Truth, locker: Callable[[], sqlite3.Connection]
 ):
@@ -316,7 +319,7 @@ def test_a_database_without_room_for_a_page_more_does_not_fail_a_tool(start: Cal
 # The files are damaged or gone
 
 
-@pytest.mark.parametrize("how", ["zeros", "garbage", "cut", "empty"])
+@pytest.mark.parametrize("how", ["garbage", *slow("zeros", "cut", "empty")])
 def test_a_damaged_database_is_set_aside_and_a_new_one_is_begun(
     tmp_path: Path, start: Callable[..., Peer], truth: Truth, how: str
 ):
@@ -341,7 +344,8 @@ def test_a_damaged_database_is_set_aside_and_a_new_one_is_begun(
 
 
 @pytest.mark.parametrize(
-    "suffixes", [("",), (".page",), (".lock",), ("-wal",), ("-shm",), ("", "-wal", "-shm", ".page", ".lock")]
+    "suffixes",
+    [("",), (".page",), *slow((".lock",), ("-wal",), ("-shm",), ("", "-wal", "-shm", ".page", ".lock"))],
 )
 def test_deleted_files_are_noticed_and_made_anew(
     tmp_path: Path, start: Callable[..., Peer], truth: Truth, suffixes: tuple[str, ...]

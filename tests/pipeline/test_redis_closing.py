@@ -21,6 +21,7 @@ from agent_cache.remote.redis import RedisTier
 from tests.contract.workbench import commit, load, read, value_of, write
 from tests.harness.proxies import Proxy
 from tests.harness.servers import Server
+from tests.harness.slow import slow
 from tests.harness.tiers import until
 
 
@@ -38,7 +39,7 @@ def ours() -> list[str]:
     return [name for name in names if name.startswith("agent_cache") and name != in_background]
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.05, 0.2, 10.0])
+@pytest.mark.parametrize("delay", [0.05, 10.0, *slow(0.0, 0.2)])
 async def test_closing_ends_everything_whatever_is_under_way(way: Proxy, delay: float):
     """Connections that are being made, reads that wait for messages, for values, or for cells, and writes."""
     tier = RedisTier.from_url(way.url, timeout=0.4)
@@ -158,7 +159,7 @@ gc.collect()
 """
 
 
-@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("keep", [True, *slow(False)])
 async def test_a_loop_that_ends_in_the_middle_of_a_write_says_nothing_and_commits_it(valkey: Server, *, keep: bool):
     """Whether its tier is used again or not."""
     valkey.command("FLUSHALL")
@@ -208,7 +209,7 @@ async def test_closing_ends_the_connections_of_a_loop_that_stands_still(way: Pro
     loop.close()
 
 
-@pytest.mark.parametrize("steps", range(0, 40, 3))
+@pytest.mark.parametrize("steps", [*range(0, 40, 9), *slow(*(steps for steps in range(0, 40, 3) if steps % 9))])
 async def test_a_call_may_be_cancelled_at_any_point(way: Proxy, steps: int):
     """Nothing of it is left, and the next one works."""
     async with RedisTier.from_url(way.url, timeout=0.4) as tier:

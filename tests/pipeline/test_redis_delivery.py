@@ -26,6 +26,7 @@ from agent_cache.testing import MemoryTier
 from tests.contract.workbench import commit, load, read, value_of, write
 from tests.harness.proxies import Proxy
 from tests.harness.servers import Server
+from tests.harness.slow import slow
 from tests.harness.tiers import Make, making, until
 
 
@@ -135,7 +136,7 @@ async def test_a_write_of_which_something_is_not_held_for_certain_waits_for_its_
     assert is_well(tier)
 
 
-@pytest.mark.parametrize("what", ["the connection", "the data", "both"])
+@pytest.mark.parametrize("what", [*slow("the connection", "the data"), "both"])
 async def test_a_write_waits_for_its_commit_after_a_loss_that_its_process_has_noticed(
     make: Make, own_valkey: Server, what: str
 ):
@@ -234,7 +235,7 @@ async def test_a_live_command_that_is_refused_is_no_outage(make: Make, valkey: S
     assert await value_of(other, read("order:7")) == "nothing"
 
 
-@pytest.mark.parametrize("writes", [3, 1_003])
+@pytest.mark.parametrize("writes", [3, *slow(1_003)])
 async def test_an_effect_in_doubt_is_not_overtaken_by_what_was_pending_before_it(
     make: Make, own_valkey: Server, writes
 ):
@@ -524,6 +525,7 @@ def goes_on(server: Server) -> None:
     server.command("PING")
 
 
+@pytest.mark.slow
 async def test_what_was_not_delivered_is_on_its_way_when_the_write_returns(make: Make, own_valkey: Server):
     """A server that was stopped executes it before anything that it gets afterwards, whatever its writer does then."""
     tier, other = make(own_valkey.url), make(own_valkey.url)
@@ -646,6 +648,7 @@ async def subscription_ping(subscription: Any) -> None:
     await subscription.ping()
 
 
+@pytest.mark.slow
 async def test_nothing_is_found_by_who_has_not_had_an_answer_for_long(make: Make, own_valkey: Server):
     """A lookup may be answered by a server that was stopped before it has executed what had come before. Another
     question is answered first, over a new connection.

@@ -61,6 +61,7 @@ async def test_a_failover_is_a_loss_and_nothing_from_before_is_found(own_cluster
             assert await value_of(tier, read(root, key=root)) == "new"
 
 
+@pytest.mark.slow
 async def test_a_write_lands_while_its_slot_moves_and_its_readers_keep_no_copies(cluster: Cluster):
     """Neither server runs a script of an open slot. The cells are held one by one, and the script is run later."""
     slot = slot_of("{agent_cache:order}")
@@ -132,6 +133,7 @@ async def test_a_copy_of_many_reads_is_not_trusted_once_the_slot_of_one_of_them_
         cluster.keep_slot(slot_of(tag), target)
 
 
+@pytest.mark.slow
 async def test_what_a_write_has_replaced_is_not_found_after_its_slot_was_about_to_move_and_did_not(cluster: Cluster):
     slot = slot_of("{agent_cache:order}")
     target = cluster.another_than(cluster.primary_for("{agent_cache:order}"))
@@ -203,6 +205,7 @@ async def until_found(tier: RedisTier, request: Request, value: str) -> None:
     assert found.value == value
 
 
+@pytest.mark.slow
 async def test_behind_sentinels_the_tier_follows_the_primary(own_sentinel: Sentinel):
     watchers = redis.asyncio.sentinel.Sentinel([own_sentinel.address])
     client = watchers.master_for(NAME)

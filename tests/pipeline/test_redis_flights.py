@@ -95,9 +95,10 @@ async def loading(server: Server, processes: list[Process]) -> tuple[Process, li
     return loader, others
 
 
+@pytest.mark.parametrize("count", [3, *slow(8)])
 @pytest.mark.parametrize("kind", ["async def", *slow("def")])
-async def test_eight_processes_that_miss_a_value_load_it_once(start: Start, valkey: Server, kind):
-    processes = await start(8, kind=kind)
+async def test_processes_that_miss_a_value_load_it_once(start: Start, valkey: Server, kind, count: int):
+    processes = await start(count, kind=kind)
     loader, others = await loading(valkey, processes)
     valkey.command("RPUSH", "results", "new")
     for each in (loader, *others):
@@ -106,15 +107,16 @@ async def test_eight_processes_that_miss_a_value_load_it_once(start: Start, valk
 
 
 async def test_by_default_each_process_loads_what_it_misses(start: Start, valkey: Server):
-    processes = await start(4, flight="process")
+    processes = await start(2, flight="process")
     for each in processes:
         each.call()
-    await until(lambda: len(runs(valkey)) == 4, seconds=60)
-    valkey.command("RPUSH", "results", *["new"] * 4)
+    await until(lambda: len(runs(valkey)) == 2, seconds=60)
+    valkey.command("RPUSH", "results", *["new"] * 2)
     for each in processes:
         await each.prints("answer", "new")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["async def", *slow("def")])
 async def test_a_loader_that_is_killed_is_replaced_once_and_within_the_lease(start: Start, valkey: Server, kind):
     lease = 2.5
@@ -130,6 +132,7 @@ async def test_a_loader_that_is_killed_is_replaced_once_and_within_the_lease(sta
     assert len(runs(valkey)) == 2
 
 
+@pytest.mark.slow
 async def test_a_load_that_takes_longer_than_the_lease_is_still_one(start: Start, valkey: Server):
     lease = 2.0
     loader, others = await loading(valkey, await start(3, lease=lease))

@@ -137,6 +137,7 @@ async def suppressed() -> None:
     pass
 
 
+@pytest.mark.slow
 async def test_versions_of_a_server_that_forgot_who_it_was_fit_nothing(make, start_server):
     """It may have lost writes: what was read before is not joined with what is read now."""
     server = start_server(enable_debug_command="yes")

@@ -25,6 +25,7 @@ from tests.contract.workbench import load, read, value_of, write
 from tests.harness.clusters import Cluster
 from tests.harness.proxies import Proxy
 from tests.harness.servers import HOST, Server, free_port
+from tests.harness.slow import slow
 from tests.harness.stopwatch import Stopwatch
 from tests.harness.tiers import Make, making
 
@@ -106,9 +107,9 @@ async def costs_nothing_more(tier: RedisTier, attempts: Attempts) -> None:
     assert attempts.count == before
 
 
-@pytest.mark.parametrize("tag", ["order:7", "other:7"])
-@pytest.mark.parametrize("is_new", [True, False])
-@pytest.mark.parametrize("fault", ["hung", "black hole"])
+@pytest.mark.parametrize("tag", ["order:7", *slow("other:7")])
+@pytest.mark.parametrize("is_new", [*slow(True), False])
+@pytest.mark.parametrize("fault", ["hung", *slow("black hole")])
 async def test_a_server_that_does_not_answer_costs_the_timeout_once(
     make: Make, own_valkey: Server, behind, attempts: Attempts, fault: str, tag: str, *, is_new: bool
 ):
@@ -144,7 +145,7 @@ async def test_a_port_that_refuses_costs_nothing(
     await costs_nothing_more(tier, attempts)
 
 
-@pytest.mark.parametrize("kind", ["cluster", "sentinel"])
+@pytest.mark.parametrize("kind", ["cluster", *slow("sentinel")])
 async def test_nodes_that_do_not_say_who_has_what_cost_the_timeout_once(make: Make, sink, attempts: Attempts, kind):
     """However many of them there are to be asked."""
     tier = make(Deployment(kind, {}, tuple((HOST, sink()) for _ in range(4)), service="shop"))
@@ -204,6 +205,7 @@ async def test_an_answer_that_was_to_be_forgotten_is_although_its_caller_was_can
     assert await get_order(7) == "new"
 
 
+@pytest.mark.slow
 async def test_a_server_that_stops_in_the_middle_of_a_read_costs_the_timeout_once(
     make: Make, own_valkey: Server, attempts: Attempts, monkeypatch
 ):
@@ -225,6 +227,7 @@ async def test_a_server_that_stops_in_the_middle_of_a_read_costs_the_timeout_onc
     own_valkey.resume()
 
 
+@pytest.mark.slow
 async def test_a_store_has_what_its_lookup_has_left_over(make: Make, valkey: Server, behind):
     proxy = behind(valkey.port)
     tier = make(proxy.url)
@@ -288,13 +291,14 @@ async def test_whatever_connecting_raises_nobody_waits_for_ever(make: Make, valk
 
 
 @pytest.mark.parametrize(
-    "nonsense", [b"*1\r\n$1\r\nx\r\n", b"$1\r\nx\r\n", b":1\r\n", b"*-1\r\n", b"*1\r\n" * 1000, b"?"]
+    "nonsense",
+    [b"*1\r\n$1\r\nx\r\n", b"?", *slow(b"$1\r\nx\r\n", b":1\r\n", b"*-1\r\n", b"*1\r\n" * 1000)],
 )
-@pytest.mark.parametrize("kind", ["single", "cluster"])
+@pytest.mark.parametrize("kind", ["single", *slow("cluster")])
 async def test_a_server_that_talks_nonsense_is_not_waited_for(
-    make: Make, valkey: Server, cluster: Cluster, monkeypatch, kind: str, nonsense: bytes
+    make: Make, request: pytest.FixtureRequest, monkeypatch, kind: str, nonsense: bytes
 ):
-    url = valkey.url if kind == "single" else cluster.url
+    url = request.getfixturevalue("valkey" if kind == "single" else "cluster").url
     tier = make(url, cluster=kind == "cluster", timeout=0.3, max_staleness=1.0)
     await load(tier, read("order:7"), "value")
     fed = Replies.feed
@@ -319,6 +323,7 @@ async def test_nobody_waits_for_a_thread_that_has_ended(make: Make, valkey: Serv
     subscriber._loop = own
 
 
+@pytest.mark.slow
 async def test_a_caller_without_time_left_is_not_the_servers_fault(make: Make, valkey: Server, behind):
     """A lookup took most of the timeout, so its store is given up, and the server is asked again at once."""
     proxy = behind(valkey.port)

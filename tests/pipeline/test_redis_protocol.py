@@ -365,6 +365,7 @@ async def test_a_port_that_was_never_open_is_no_error(make):
     assert tier.stats()["pending"] == 2
 
 
+@pytest.mark.slow
 async def test_what_could_not_be_said_lands_when_the_server_is_back(make, own_valkey):
     a, b = make(own_valkey.url), make(own_valkey.url)
     await load(a, read("order:7"), "old")
@@ -464,6 +465,7 @@ async def test_a_begin_is_not_delivered_after_its_commit(make, server, proxy):
     assert server.command("ZCARD", "w:{agent_cache:order}") == 0
 
 
+@pytest.mark.slow
 async def test_a_thousand_pending_paths_are_taken_together_by_root(make, own_valkey):
     tier = make(own_valkey.url)
     await load(tier, read("order:7"), "old")
@@ -494,6 +496,7 @@ async def test_a_subscription_that_was_cut_is_a_loss_although_the_client_is_not_
     assert set(tier.stats()["servers"].values()) == {"ok"}
 
 
+@pytest.mark.slow
 async def test_a_lapse_is_no_loss(make, server):
     """On one connection nothing is lost: what is kept counts again with the next PONG."""
     tier = make(server.url)
@@ -737,6 +740,7 @@ async def test_news_of_single_entries_from_another_tier_name_no_request(make, se
     assert [await value_of(b, request) for request in (seven, eight)] == ["nothing", "old"]
 
 
+@pytest.mark.slow
 async def test_the_heartbeat_of_a_master_that_may_not_write_stops_everything(make, own_valkey):
     """A master that is cut off from its replicas refuses, if it is told to: what it has may be overtaken."""
     tier = make(own_valkey.url)
@@ -751,6 +755,7 @@ async def test_the_heartbeat_of_a_master_that_may_not_write_stops_everything(mak
     assert await value_of(tier, read("order:7")) == "old"
 
 
+@pytest.mark.slow
 async def test_a_server_that_was_killed_and_started_empty_is_used_again(make, own_valkey):
     a, b = make(own_valkey.url), make(own_valkey.url)
     told: list[Touched | None] = []

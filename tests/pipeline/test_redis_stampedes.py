@@ -96,6 +96,7 @@ async def test_nobody_waits_for_a_load_that_a_write_has_overtaken(make: Make, va
     assert claimed.claim is not None
 
 
+@pytest.mark.slow
 async def test_a_leader_that_has_died_costs_others_no_answer(make: Make, valkey: Server):
     a, b = make(valkey.url), make(valkey.url)
     one, other = await written(a, b)
@@ -104,6 +105,7 @@ async def test_a_leader_that_has_died_costs_others_no_answer(make: Make, valkey:
     assert await value_of(a, ORDER) == "new"
 
 
+@pytest.mark.slow
 async def test_the_end_of_a_write_is_waited_for_and_once(make: Make, valkey: Server):
     a, b = make(valkey.url), make(valkey.url)
     await a.store(await missed(a), "old", ORDER.tags, 8.0, age=0.0)  # nobody waits for longer than a load takes

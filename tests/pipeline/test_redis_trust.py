@@ -87,6 +87,7 @@ def behind_proxies(cluster: Cluster, detours: None) -> Iterator[tuple[Detour, di
         yield Detour("cluster", {}, seeds, detours=proxies), proxies
 
 
+@pytest.mark.slow
 async def test_a_dead_shard_costs_the_copies_under_its_own_roots_and_no_others(
     make: Make, cluster: Cluster, behind_proxies
 ):
@@ -115,6 +116,7 @@ async def test_a_dead_shard_costs_the_copies_under_its_own_roots_and_no_others(
     assert shops[kept].runs == runs
 
 
+@pytest.mark.slow
 async def test_a_lost_subscription_drops_what_its_own_server_has(make: Make, cluster: Cluster, behind_proxies):
     deployment, proxies = behind_proxies
     reader, writer = make(deployment), make(deployment)
@@ -144,6 +146,7 @@ async def _is(value: Awaitable[Any], wanted: Any) -> bool:
 # Roots that are no longer read
 
 
+@pytest.mark.slow
 async def test_roots_that_nothing_is_read_of_are_unsubscribed_from(make: Make, own_valkey: Server, monkeypatch):
     """Not while a copy depends on them."""
     monkeypatch.setattr(subscriber, "_IDLE_PERIOD", 0.0)
@@ -162,6 +165,7 @@ async def test_roots_that_nothing_is_read_of_are_unsubscribed_from(make: Make, o
     await until_async(lambda: _is(shop.get("7"), "new"))
 
 
+@pytest.mark.slow
 async def test_without_the_right_to_unsubscribe_everything_else_goes_on(make: Make, own_valkey: Server, monkeypatch):
     """The rights of earlier versions did not have it."""
     monkeypatch.setattr(subscriber, "_IDLE_PERIOD", 0.0)
@@ -183,6 +187,7 @@ async def test_without_the_right_to_unsubscribe_everything_else_goes_on(make: Ma
     assert None not in told
 
 
+@pytest.mark.slow
 async def test_the_root_of_a_tool_that_is_gone_is_unsubscribed_from(make: Make, own_valkey: Server, monkeypatch):
     monkeypatch.setattr(subscriber, "_IDLE_PERIOD", 0.0)
     tier = make(own_valkey.url)
@@ -467,6 +472,7 @@ async def test_a_process_listens_to_the_parts_of_a_busy_root_that_its_copies_dep
     assert shop.runs > 8
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("splits_early")
 @pytest.mark.parametrize("way", ["key by key", "as a whole"])
 async def test_a_busy_root_whose_slot_moves_takes_its_copies_with_it_and_no_others(
@@ -513,6 +519,7 @@ async def test_a_busy_root_whose_slot_moves_takes_its_copies_with_it_and_no_othe
     assert not await other.asks_server("1")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("splits_early")
 async def test_a_list_ends_the_split_of_its_root_and_a_given_result_too(make: Make, own_valkey: Server):
     for ending in ("list", "given"):
@@ -548,6 +555,7 @@ async def test_a_list_ends_the_split_of_its_root_and_a_given_result_too(make: Ma
         await elsewhere.aclose()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("splits_early")
 async def test_parts_without_a_copy_are_left_and_a_lost_connection_begins_with_the_whole(
     make: Make, own_valkey: Server, monkeypatch: pytest.MonkeyPatch
@@ -753,6 +761,7 @@ def earlier(monkeypatch: pytest.MonkeyPatch) -> Callable[[RedisTier], RedisTier]
     return let
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("splits_early")
 async def test_all_of_a_busy_root_is_listened_to_while_an_earlier_version_writes_to_it(
     make: Make, own_valkey: Server, earlier: Callable[[RedisTier], RedisTier], monkeypatch: pytest.MonkeyPatch
@@ -783,6 +792,7 @@ async def test_all_of_a_busy_root_is_listened_to_while_an_earlier_version_writes
     await write_until(elsewhere, lambda: root_is_split(own_valkey))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("splits_early")
 async def test_a_busy_root_that_cannot_be_marked_is_listened_to_as_a_whole(make: Make, own_valkey: Server):
     tier, elsewhere = make(own_valkey.url), make(own_valkey.url)
@@ -800,6 +810,7 @@ async def test_a_busy_root_that_cannot_be_marked_is_listened_to_as_a_whole(make:
     assert await shop.get("1") == "new"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("splits_early")
 async def test_the_mark_of_a_busy_root_is_no_writer_and_no_write_of_this_version_deletes_it(
     make: Make, own_valkey: Server

@@ -25,6 +25,7 @@ from tests.harness.clusters import Cluster, slot_of
 from tests.harness.proxies import Proxy
 from tests.harness.rights import least
 from tests.harness.servers import HOST, Server
+from tests.harness.slow import slow
 from tests.harness.tiers import Make, making, until
 
 KEY = "t:{agent_cache::ttl}:ttls"
@@ -206,6 +207,7 @@ async def test_a_key_of_another_type_costs_the_ttls_and_nothing_else(make: Make,
     assert tier.stats()["failures"] == 0
 
 
+@pytest.mark.slow
 async def test_rights_of_earlier_versions_suffice_for_everything_else(
     make: Make, own_valkey: Server, caplog: pytest.LogCaptureFixture
 ):
@@ -258,7 +260,7 @@ def test_what_a_process_puts_back_replaces_nothing(valkey: Server):
     assert fields(valkey) == {"shop:get": "1.0"}
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize("goes_on", [True, *slow(False)])
 async def test_a_user_that_may_not_hear_of_ttls_hears_of_everything_else(
     make: Make,
     own_valkey: Server,
@@ -292,6 +294,7 @@ async def test_a_user_that_may_not_hear_of_ttls_hears_of_everything_else(
     await follower.knows({"shop:get": 12.0})
 
 
+@pytest.mark.slow
 async def test_the_least_rights_suffice(make: Make, own_valkey: Server):
     own_valkey.command("ACL", "SETUSER", "agent", *least())
     here, there = (make(f"redis://agent:secret@{HOST}:{own_valkey.port}") for _ in range(2))
@@ -302,6 +305,7 @@ async def test_the_least_rights_suffice(make: Make, own_valkey: Server):
     await follower.knows({})
 
 
+@pytest.mark.slow
 async def test_in_a_cluster(cluster: Cluster):
     async with making(cluster=True, max_staleness=6.0, timeout=2.0) as make:
         here, there = make(cluster.url), Follower(make(cluster.url))
@@ -312,6 +316,7 @@ async def test_in_a_cluster(cluster: Cluster):
         assert slot_of(KEY) == slot_of("c:{agent_cache::ttl}")
 
 
+@pytest.mark.slow
 async def test_tools_here_and_in_another_process(make: Make, valkey: Server):
     """A process of its own starts, reads through the tier, and tells the ttl that it has; then it is taken back."""
     tier = make(valkey.url)

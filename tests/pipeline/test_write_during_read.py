@@ -12,6 +12,7 @@ import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, tags_from, writing
 from tests.harness.gates import Gate, cancelled, idle, started
+from tests.harness.slow import slow
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -91,7 +92,7 @@ def end_write(shop: Shop, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["returns", "raises"])
-@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("write", ["root", "entity", "result", *slow("computed early", "computed late")])
 @pytest.mark.parametrize("read", READS)
 async def test_whatever_the_order_of_a_read_and_a_write_nothing_old_is_kept(read, write, how):
     """S(tart), L(ook), A(nswer) of a read and B(egin), C(hange), E(nd) of a write, in all twenty orders."""
