@@ -7,6 +7,7 @@ JSON and answers each when it is done, so that a test can have a write wait in i
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import mmap
@@ -59,6 +60,7 @@ class Peer:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         self.pid = self._process.pid
+        self._is_stopped = False
         self.events: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._numbers = itertools.count()
         self._answers: dict[int, Future[Any]] = {}
@@ -108,12 +110,27 @@ class Peer:
 
     def stop(self) -> None:
         """Have it do nothing until `resume`."""
+        self._is_stopped = True
         os.kill(self.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Have it go on."""
         os.kill(self.pid, signal.SIGCONT)
+        self._is_stopped = False
+
+    def leave(self) -> bool:
+        """Have it forget all that it did. Returns whether it can `enter` another folder, as one that was just started.
+
+        It cannot if it was killed, or stands still, or is in the middle of something.
+        """
+        if self._process.poll() is not None or self._is_stopped or self._answers or not self.events.empty():
+            return False
+        try:
+            self.do("leave")
+        except RuntimeError:
+            return False
+        return True
 
     def close(self) -> None:
         """End it, and what belongs to it here."""
@@ -318,6 +335,21 @@ class Process:
     async def close(self) -> None:
         """Close the tier."""
         await self.tier.aclose()
+
+    async def leave(self) -> None:
+        """Close the tier, and keep nothing of it, of the tools, or of the library's state."""
+        from agent_cache import testing
+
+        await self.close()
+        say = self.say
+        vars(self).clear()
+        self.say = say
+        gc.collect()
+        testing.reset()
+
+    async def enter(self, folder: str) -> None:
+        """Begin in another folder."""
+        vars(self).update(vars(Process(Path(folder), self.say)))
 
     # Steps
 

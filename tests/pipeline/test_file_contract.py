@@ -20,7 +20,7 @@ class TestFileTier(TierContract):
 
     max_staleness = 0.3
     moment = 0.15
-    short_lease = 0.8
+    short_lease = 0.5
     leases_need_messages = False  # processes share memory
 
     @pytest.fixture(autouse=True)

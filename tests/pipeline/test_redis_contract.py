@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ class OnServers(TierContract):
 
     max_staleness = 2.0
     moment = 0.3
+    short_lease = 0.6
     servers: tuple[Server, ...]
 
     @pytest.fixture(autouse=True)
@@ -98,6 +100,33 @@ class TestRedisTier(OnServers):
     def tier(self, proxies: dict[int, Proxy], **options: Any) -> RedisTier:
         (proxy,) = proxies.values()
         return RedisTier.from_url(proxy.url, **options)
+
+
+LONG = (  # each waits two seconds and more, and other tests of the contract do the same once
+    "test_a_claim_that_is_renewed_lasts",
+    "test_a_server_that_is_away_makes_every_read_a_miss",
+    "test_a_write_is_made_up_for_when_the_server_is_back",
+    "test_a_write_that_is_renewed_keeps_its_hold",
+    "test_a_write_that_is_renewed_keeps_its_root_armed",
+    "test_an_old_load_is_shared_only_as_long_as_messages_come_in",
+    "test_trust_lapses_when_messages_stop_coming_in",
+)
+
+
+def is_slow(name: str) -> Any:
+    """The same test, marked."""
+    test = getattr(OnServers, name)
+
+    @functools.wraps(test)
+    async def marked(self: TestRedisTier) -> None:
+        await test(self)
+
+    return pytest.mark.slow(marked)
+
+
+for name in LONG:
+    setattr(TestRedisTier, name, is_slow(name))
+del name
 
 
 @dataclass(frozen=True, slots=True)
