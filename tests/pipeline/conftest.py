@@ -74,7 +74,7 @@ def start(tmp_path: Path, idle_peers: list[Peer]) -> Iterator[Callable[..., Peer
         if shows_steps:
             changed.append(peer)
             peer.do("show_steps")
-        peer.do("open", **{"lease": 0.3, "timeout": 0.1, **options})
+        peer.do("open", **{"lease": 0.3, "timeout": 1.0, **options})
         return peer
 
     yield start

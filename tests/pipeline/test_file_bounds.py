@@ -16,6 +16,7 @@ from agent_cache.remote.file import FileTier
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.contract.workbench import RecordingListener, load, read, value_of, write, writing
 from tests.harness.file_peers import Peer, Truth
+from tests.harness.slow import slow
 
 KEY = bytes(range(32))
 
@@ -38,8 +39,8 @@ async def _look_after(tier: FileTier) -> None:
     files = tier._files
     files._look_after_at = 0.0
     await files.run(lambda _: None)
-    files.later(lambda _: None).result(10)
-    files.later(lambda _: None).result(10)
+    files.later(lambda _: None).result(60)
+    files.later(lambda _: None).result(60)
 
 
 # Bytes
@@ -282,16 +283,17 @@ async def test_values_are_evicted_as_soon_as_there_are_too_many(tmp_path: Path):
         await _look_after(tier)
         for number in range(90):
             await load(tier, read(f"order:{number}", key=number), "x" * 1_000)
-        tier._files.later(lambda _: None).result(10)  # behind the eviction
+        tier._files.later(lambda _: None).result(60)  # behind the eviction
         assert await tier._files.run(lambda database: database.size()) <= 65_536
 
 
-async def test_the_log_is_bounded_while_values_are_stored_all_the_time(tmp_path: Path):
+@pytest.mark.parametrize("stores", [1_200, *slow(2_000)])
+async def test_the_log_is_bounded_while_values_are_stored_all_the_time(tmp_path: Path, stores: int):
     """It cannot begin anew while some of it is not in the database yet."""
     log, longest = tmp_path / "cache-wal", 0
     values = ["".join(chr(33 + number * (number + seed) % 89) for number in range(30_000)) for seed in range(8)]
     async with FileTier(tmp_path / "cache", codec=MessagePackCodec(compress_above=None)) as tier:
-        for number in range(2_000):
+        for number in range(stores):
             await load(tier, read(f"order:{number % 50}", key=number % 50), values[number % 8])
             if number % 10 == 0:
                 longest = max(longest, log.stat().st_size)

@@ -45,7 +45,7 @@ def test_what_a_lookup_finds_while_a_commit_is_written_is_not_trusted_after_it(s
     assert writer.wait() == "at"
     assert reader.do("look_up", 7) == 1
     writer.do("pass")
-    ended.result(10)
+    ended.result(60)
     assert not reader.do("is_clean")
     assert reader.do("look_up", 7) is None
 
@@ -66,7 +66,7 @@ async def test_nobody_uses_the_file_for_a_moment_while_one_process_has_pending_i
 
 
 def test_a_pending_invalidation_outlives_a_deleted_page(tmp_path: Path, start: Callable[..., Peer], truth: Truth):
-    writer, reader = start(), start()
+    writer, reader = start(timeout=0.1), start(timeout=0.1)
     assert reader.do("get", 7) == 0
     locker = sqlite3.connect(tmp_path / "cache", isolation_level=None)
     locker.execute("BEGIN IMMEDIATE")
@@ -83,7 +83,7 @@ def test_a_pending_invalidation_outlives_a_deleted_page(tmp_path: Path, start: C
 def test_what_a_dead_process_had_not_written_is_not_forgotten_with_the_page(
     tmp_path: Path, start: Callable[..., Peer], truth: Truth
 ):
-    writer = start()
+    writer = start(timeout=0.1)
     assert writer.do("get", 7) == 0
     locker = sqlite3.connect(tmp_path / "cache", isolation_level=None)
     locker.execute("BEGIN IMMEDIATE")
@@ -92,7 +92,7 @@ def test_what_a_dead_process_had_not_written_is_not_forgotten_with_the_page(
     locker.execute("ROLLBACK")
     locker.close()
     (tmp_path / "cache.page").unlink()
-    assert start().do("get", 7) == 1
+    assert start(timeout=0.1).do("get", 7) == 1
 
 
 def test_what_was_looked_up_in_a_former_database_is_not_stored_in_the_new_one(
@@ -184,7 +184,7 @@ async def test_a_message_that_was_being_written_at_the_subscription_is_not_misse
         stop = tier.subscribe(heard.append)
         assert tier.trusted_until() <= 0
         writer.do("pass")
-        ended.result(10)
+        ended.result(60)
         await tier.caught_up()
         assert tier.trusted_until() > 0
         stop()
@@ -259,7 +259,7 @@ async def test_what_is_asked_of_a_file_that_is_being_closed_does_not_wait_for_ev
 
     def work(_: Any) -> None:
         at_work.set()
-        may_end.wait(10)
+        may_end.wait(60)
 
     working = tier._files.later(work)
     assert await asyncio.to_thread(at_work.wait, 10)
@@ -270,7 +270,7 @@ async def test_what_is_asked_of_a_file_that_is_being_closed_does_not_wait_for_ev
     await closing
     await asyncio.wrap_future(working)
     with pytest.raises(Unreachable):
-        await asyncio.wait_for(asyncio.wrap_future(late), 10)
+        await asyncio.wait_for(asyncio.wrap_future(late), 60)
 
 
 async def test_a_read_of_nothing_that_can_be_named_is_a_miss(tmp_path: Path):
@@ -289,9 +289,9 @@ async def test_the_keeper_survives_what_it_cannot_handle(tmp_path: Path, steps: 
     seen = threading.Event()
     async with FileTier(tmp_path / "cache") as tier:
         steps.append(fail)
-        keeper = tier._files.later(lambda _: threading.current_thread()).result(10)
+        keeper = tier._files.later(lambda _: threading.current_thread()).result(60)
         assert await asyncio.to_thread(seen.wait, 10)
-        assert tier._files.later(lambda _: threading.current_thread()).result(10) is keeper
+        assert tier._files.later(lambda _: threading.current_thread()).result(60) is keeper
 
 
 def test_tools_run_while_the_file_cannot_be_looked_at(tmp_path: Path, start: Callable[..., Peer], truth: Truth):
@@ -342,7 +342,7 @@ def test_a_file_that_is_refused_leaves_nothing_open(tmp_path: Path):
 def test_files_that_are_opened_again_while_another_program_has_them_locked_cost_a_call_no_more_than_usual(
     tmp_path: Path, start: Callable[..., Peer], truth: Truth
 ):
-    peer = start()
+    peer = start(timeout=0.1)
     assert peer.do("get", 7) == 0
     locker = sqlite3.connect(tmp_path / "cache", isolation_level=None)
     locker.execute("BEGIN IMMEDIATE")

@@ -97,7 +97,7 @@ def test_a_writer_that_stands_still_for_longer_than_its_lease_is_not_overtaken(
     assert reader.do("get", 7) == 0
     writer.resume()
     writer.do("go_on", 7)
-    ended.result(10)
+    ended.result(60)
     assert reader.do("get", 7) == 1
 
 
@@ -177,8 +177,9 @@ def put(order, number):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("writes", [2, *slow(4)])
 @pytest.mark.parametrize("end", ["asyncio.run(tier.aclose())", *slow("pass")])
-def test_a_child_has_the_files_open_whatever_its_parent_does(tmp_path: Path, end: str):
+def test_a_child_has_the_files_open_whatever_its_parent_does(tmp_path: Path, end: str, writes: int):
     """Or who closes them last would remove the log that the child writes to. With an inherited connection SQLite would
     believe to have the locks that only its parent has.
     """
@@ -197,14 +198,14 @@ if not child:
         os.write(to_parent[1], bytes([get(7), tier.stats()["trusted"]]))
     os._exit(0)
 {end}
-for number in (1, 2, 3, 4):
+for number in range(1, {writes + 1}):
     os.write(to_child[1], bytes([number]))
     print(number, *os.read(to_parent[0], 2), in_another_process())
 os.write(to_child[1], bytes([0]))
 os.waitpid(child, 0)
 """
     printed = run_python(program, arguments=[str(tmp_path)])
-    assert printed.splitlines() == [f"{number} {number} 1 {number}" for number in (1, 2, 3, 4)]
+    assert printed.splitlines() == [f"{number} {number} 1 {number}" for number in range(1, writes + 1)]
     assert not (tmp_path / "cache.corrupt").exists()
 
 
@@ -236,7 +237,7 @@ async def test_a_locked_file_costs_a_call_its_timeout_and_the_next_ones_nothing(
 def test_nobody_uses_the_file_until_a_pending_invalidation_is_written(
     start: Callable[..., Peer], truth: Truth, locker: Callable[[], sqlite3.Connection]
 ):
-    writer, reader = start(), start()
+    writer, reader = start(timeout=0.1), start(timeout=0.1)
     assert [peer.do("get", 7) for peer in (writer, reader)] == [0, 0]
     lock = locker()
     writer.do("put", 7, 1)
@@ -250,7 +251,7 @@ def test_nobody_uses_the_file_until_a_pending_invalidation_is_written(
 def test_what_a_process_had_pending_when_it_died_costs_all_values(
     start: Callable[..., Peer], truth: Truth, locker: Callable[[], sqlite3.Connection]
 ):
-    writer, reader = start(), start()
+    writer, reader = start(timeout=0.1), start(timeout=0.1)
     assert [reader.do("get", order) for order in (7, 8)] == [0, 0]
     lock = locker()
     writer.do("put", 7, 1)
@@ -267,7 +268,7 @@ def test_what_a_process_had_pending_when_it_died_keeps_the_file_from_use_for_a_l
     start: Callable[..., Peer], truth: Truth, locker: Callable[[], sqlite3.Connection]
 ):
     """The effect of its write may still come."""
-    writer, reader = start(lease=1.0), start(lease=1.0)
+    writer, reader = start(lease=1.0, timeout=0.1), start(lease=1.0, timeout=0.1)
     assert reader.do("get", 7) == 0
     lock = locker()
     writer.do("put", 7, 1)
@@ -418,7 +419,7 @@ async def test_closing_frees_connections_and_the_thread(tmp_path: Path):
     await load(tier, read("order:7"), "old")
     thread = next(one for one in threading.enumerate() if one not in before)
     await tier.aclose()
-    await asyncio.to_thread(thread.join, 10)
+    await asyncio.to_thread(thread.join, 60)
     assert not thread.is_alive()
     assert not [one for one in _open_files() if one.startswith(str(tmp_path)) and not one.endswith(".page")]
     assert await value_of(tier, read("order:7")) == "nothing"
@@ -431,7 +432,7 @@ async def test_a_tier_that_is_forgotten_frees_the_same(tmp_path: Path):
     thread = next(one for one in threading.enumerate() if one not in before)
     del tier
     gc.collect()
-    await asyncio.to_thread(thread.join, 10)
+    await asyncio.to_thread(thread.join, 60)
     assert not thread.is_alive()
     assert not [one for one in _open_files() if one.startswith(str(tmp_path)) and not one.endswith(".page")]
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.slow import slow
+
 _PROGRAM = """
 import asyncio, sys
 from agent_cache import AgentCache, RemotePolicy
@@ -110,15 +112,16 @@ async def loading(processes: list[Process]) -> tuple[Process, list[Process]]:
     return loader, [each for each in processes if each is not loader]
 
 
-async def test_of_the_processes_that_miss_a_value_one_loads_it(start: Start):
-    loader, others = await loading(await start(6))
+@pytest.mark.parametrize("count", [3, *slow(6)])
+async def test_of_the_processes_that_miss_a_value_one_loads_it(start: Start, count: int):
+    loader, others = await loading(await start(count))
     loader.tell("new")
     for each in (loader, *others):
         await each.says("answer new")
 
 
 async def test_by_default_each_process_loads_what_it_misses(start: Start):
-    processes = await start(3, flight="process")
+    processes = await start(2, flight="process")
     for each in processes:
         await each.says("loading")
     for each in processes:
@@ -128,7 +131,7 @@ async def test_by_default_each_process_loads_what_it_misses(start: Start):
 
 async def test_a_loader_that_is_killed_is_replaced_at_once(start: Start):
     """The lease is longer than the test waits: that it is dead is known by its lock."""
-    loader, others = await loading(await start(4, lease=600.0))
+    loader, others = await loading(await start(3, lease=600.0))
     loader.kill()
     second, others = await loading(others)
     second.tell("new")

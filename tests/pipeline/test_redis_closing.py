@@ -39,12 +39,12 @@ def ours() -> list[str]:
     return [name for name in names if name.startswith("agent_cache") and name != in_background]
 
 
-@pytest.mark.parametrize("delay", [0.05, 10.0, *slow(0.0, 0.2)])
+@pytest.mark.parametrize("delay", [0.05, 100.0, *slow(0.0, 0.2)])
 async def test_closing_ends_everything_whatever_is_under_way(way: Proxy, delay: float):
     """Connections that are being made, reads that wait for messages, for values, or for cells, and writes."""
     tier = RedisTier.from_url(way.url, timeout=0.4)
     tier.subscribe(lambda _: None)
-    if delay < 10:
+    if delay < 100:
         await load(tier, read("order:7"), "value")
     way.delay(to_client=delay)
     intent = write("order:7")
@@ -57,7 +57,7 @@ async def test_closing_ends_everything_whatever_is_under_way(way: Proxy, delay: 
     ]
     await asyncio.sleep(0.06)
     await tier.aclose()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await asyncio.gather(*work)
     await until(lambda: not ours())
     way.heal()
@@ -101,7 +101,7 @@ async def test_closing_tries_once_to_deliver_what_is_owed(
     await commit(tier, intent)
     assert tier.stats()["pending"] == 1
     way.heal() if is_back else way.half_open()
-    async with asyncio.timeout(15 if is_back else 5):
+    async with asyncio.timeout(60):
         await tier.aclose()
     assert tier.stats()["pending"] == (0 if is_back else 1)
     assert caplog.text.count("closed before all invalidations had landed") == (0 if is_back else 1)

@@ -195,7 +195,7 @@ async def test_a_slot_that_moves_atomically_takes_its_root_with_it(cluster: Clus
 
 async def until_found(tier: RedisTier, request: Request, value: str) -> None:
     """Load and store until the value is found, and may be kept locally."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while True:
             await load(tier, request, value)
             found, ticket = await tier.lookup(request)

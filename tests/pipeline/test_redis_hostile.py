@@ -129,7 +129,7 @@ async def _damage(valkey: Server, codec: Codec) -> None:
             @settings(max_examples=60)
             @given(junk())
             def attack(spoil: Callable[[bytes], bytes]) -> None:
-                asyncio.run_coroutine_threadsafe(look(spoil(good)), loop).result(10)
+                asyncio.run_coroutine_threadsafe(look(spoil(good)), loop).result(60)
 
             await asyncio.to_thread(attack)
             assert tier.stats()["bad_values"] > 10

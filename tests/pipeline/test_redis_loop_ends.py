@@ -39,7 +39,7 @@ def ends(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     done: list[Any] = []
     thread = threading.Thread(target=lambda: done.append(asyncio.run(main())), daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert done, "the loop did not end"
     return done[0]
 
@@ -99,7 +99,7 @@ def test_a_read_after_one_that_was_cancelled_while_it_connected_is_answered(tier
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
         await asyncio.wait([before])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await shop.get("8")
 
     assert ends(main) == "old"
@@ -128,7 +128,7 @@ def test_a_write_whose_loop_ends_right_after_its_effect_is_committed(tier: Redis
         assert [asyncio.run(shop.get("7")) for _ in range(3)] == ["new"] * 3
         gc.collect()
     assert [str(one.message) for one in said] == []
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(tier._writer.pending):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -167,7 +167,7 @@ def test_a_loop_ends_though_a_commit_is_not_answered(own_valkey: Server):
         assert len(tier._writer.pending) == 1
     finally:
         own_valkey.resume()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(tier._writer.pending):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -276,10 +276,10 @@ async def test_an_announcement_to_two_tiers_that_is_cancelled_at_once_leaves_not
 @pytest.mark.parametrize("steps", [0, 3, *slow(1, 2, 4, 5, 6, 7)])
 async def test_a_loop_that_was_blocked_while_it_connected_takes_no_server_for_dead(valkey: Server, steps: int):
     """Its own timer was late. Others use that server."""
-    tier = RedisTier.from_url(valkey.url, timeout=0.4, max_staleness=5.0)
+    tier = RedisTier.from_url(valkey.url, timeout=0.8, max_staleness=5.0)
     reading = asyncio.create_task(tier.lookup(read("order:7")))
     await iterations(steps)
-    time.sleep(0.5)
+    time.sleep(1.3)
     await reading
     assert set(tier.stats()["servers"].values()) == {"ok"}
     assert tier.stats()["failures"] == 0

@@ -199,7 +199,7 @@ async def test_an_answer_that_was_to_be_forgotten_is_although_its_caller_was_can
     await asyncio.wait([forgetting])
     assert forgetting.cancelled()
     own_valkey.resume()
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(60):
         while await value_of(elsewhere, request) == "old":
             await asyncio.sleep(0.02)
     assert await get_order(7) == "new"
@@ -244,10 +244,10 @@ async def test_a_store_has_what_its_lookup_has_left_over(make: Make, valkey: Ser
 
 
 async def test_a_loop_that_was_blocked_is_not_the_servers_fault(make: Make, valkey: Server):
-    tier = make(valkey.url, timeout=0.2, max_staleness=1.0)
+    tier = make(valkey.url, timeout=0.8, max_staleness=3.0)
     await load(tier, read("order:7"), "old")
     lookup = asyncio.create_task(tier.lookup(read("order:7")))
-    asyncio.get_running_loop().call_soon(time.sleep, 0.5)  # before what was asked for is sent
+    asyncio.get_running_loop().call_soon(time.sleep, 1.0)  # before what was asked for is sent
     found, _ = await lookup
     assert found is not None
     assert tier.stats()["failures"] == 0
@@ -272,7 +272,7 @@ async def test_nodes_that_answer_later_are_found(make: Make, cluster: Cluster, b
     tier = make(Deployment("cluster", {}, ((HOST, proxy.port),)), max_staleness=1.5)
     await miss(tier)
     proxy.heal()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while await value_of(tier, read("order:7")) == "nothing":
         assert time.monotonic() < deadline
         await load(tier, read("order:7"), "value")
@@ -286,7 +286,7 @@ async def test_whatever_connecting_raises_nobody_waits_for_ever(make: Make, valk
         raise error
 
     monkeypatch.setattr(Transport, "connect", broken)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await miss(tier)
 
 
@@ -306,7 +306,7 @@ async def test_a_server_that_talks_nonsense_is_not_waited_for(
         Replies, "feed", lambda self, data: fed(self, nonsense if threading.current_thread() is main else data)
     )
     main = threading.current_thread()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await miss(tier)
     assert tier.stats()["failures"] + tier.stats()["misses"] > 0
 
@@ -317,7 +317,7 @@ async def test_nobody_waits_for_a_thread_that_has_ended(make: Make, valkey: Serv
     await load(tier, read("order:7"), "value")
     subscriber = tier._subscriber
     own, subscriber._loop = subscriber._loop, asyncio.new_event_loop()  # one that takes what it is given and is over
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert not await tier.caught_up()
     subscriber._loop.close()
     subscriber._loop = own

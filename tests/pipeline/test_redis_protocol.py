@@ -156,9 +156,9 @@ async def test_entities_and_arguments_are_on_the_server_as_digests_alone(make, s
         intent = write("order:secret", "order:secret2")
         with client.pubsub() as listener:
             listener.subscribe("c:{agent_cache:order}")
-            assert listener.get_message(timeout=2)["type"] == "subscribe"
+            assert listener.get_message(timeout=60)["type"] == "subscribe"
             await tier.begin(intent)
-            said = listener.get_message(timeout=2)["data"]
+            said = listener.get_message(timeout=60)["data"]
         everything = [*client.keys("*"), *client.zrange("w:{agent_cache:order}", 0, -1), said]
         assert len(everything) > 5
         assert not any("secret" in text for text in everything)
@@ -328,7 +328,7 @@ async def test_a_server_that_forgot_who_it_was_has_no_values_and_is_a_loss(make,
 
 async def test_a_strong_read_asks_who_the_server_is_each_time(make, forgetful):
     """Known from the last heartbeat, a server that was demoted and promoted in between would serve what is dead."""
-    tier = make(forgetful.url, max_staleness=30.0, timeout=0.2)
+    tier = make(forgetful.url, max_staleness=30.0, timeout=5.0)
     bounded = read("order:7")
     strong = replace(bounded, strong=True)
     await load(tier, strong, "old")
@@ -378,7 +378,7 @@ async def test_what_could_not_be_said_lands_when_the_server_is_back(make, own_va
     own_valkey.resume()
     await until(lambda: a.stats()["pending"] == 0)
     await until(lambda: set(b.stats()["servers"].values()) == {"ok"})
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while await value_of(b, read("user:1", key="1")) != "old":  # a busy server may seem to be away once more
             await asyncio.sleep(0.01)
     assert await value_of(b, read("order:7")) == "nothing"

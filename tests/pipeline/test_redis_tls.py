@@ -125,11 +125,11 @@ class Terminator:
     def __exit__(self, *_: object) -> None:
         self._call(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
     def _call(self, work: Any) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     def freeze(self) -> threading.Event:
         """Have it do nothing until the event is set that this gives."""
@@ -137,10 +137,10 @@ class Terminator:
 
         def wait() -> None:
             is_frozen.set()
-            go_on.wait(10)
+            go_on.wait(60)
 
         self._loop.call_soon_threadsafe(wait)
-        assert is_frozen.wait(10)
+        assert is_frozen.wait(60)
         return go_on
 
     async def _listen(self) -> None:
@@ -209,7 +209,7 @@ async def works() -> AsyncIterator[Callable[..., Any]]:
         async with writing(tier, "order:7"):
             pass
         assert await value_of(tier, read("order:7")) == "nothing"
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while tier.trusted_until() <= CLOCK.now():
             assert time.monotonic() < deadline, "its messages are not heard"
             await asyncio.sleep(0.01)

@@ -65,7 +65,7 @@ class Shop:
 
 
 async def until_async(condition: Callable[[], Awaitable[bool]], *, wanted: bool = True) -> None:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while await condition() is not wanted:
             await asyncio.sleep(0.005)
 
@@ -431,7 +431,7 @@ def root_is_split(server: Server) -> bool:
 
 async def write_until(elsewhere: RedisTier, condition: Callable[[], bool]) -> None:
     """Write to entities of no interest until something is so."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while not condition():
             async with writing(elsewhere, "order:of no interest"):
                 pass

@@ -356,7 +356,7 @@ async def main():
 
         for wanted in (12, 100):
             await get_price()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while get_ttl(get_price) != wanted:
                     await asyncio.sleep(0.005)
             print(get_ttl(get_price), flush=True)

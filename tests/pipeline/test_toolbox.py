@@ -687,18 +687,18 @@ def test_threads_share_one_run():
 
     def slowly(*_: Any) -> str:
         begun.set()
-        assert release.wait(10)
+        assert release.wait(60)
         return "answer"
 
     one = SyncShop(Toolbox(ORDERS, namespace="toolshop_threads"), slowly)
     with ThreadPoolExecutor(8) as pool:
         calls = [pool.submit(one.call_sync, "get_order", {"order_id": "1"}) for _ in range(8)]
-        assert begun.wait(10)
+        assert begun.wait(60)
         read: Any = one.box._sync_tools["get_order"].read
         while not (flights := list(read.partition.flights.values())) or len(flights[0].waiters or ()) < 7:
             pass
         release.set()
-        assert {call.result(10) for call in calls} == {"answer"}
+        assert {call.result(60) for call in calls} == {"answer"}
     assert one.runs == ["get_order"]
 
 
@@ -855,12 +855,12 @@ def test_threads_that_call_a_tool_first_at_once_share_one_operation():
     barrier = threading.Barrier(4)
 
     def call() -> None:
-        barrier.wait(10)
+        barrier.wait(60)
         box.call_sync("get_order", {"order_id": "1"}, lambda: runs.append(1))
 
     with ThreadPoolExecutor(4) as pool:
         for one in [pool.submit(call) for _ in range(4)]:
-            one.result(10)
+            one.result(60)
     assert (len(entered), len(runs)) == (1, 1)
 
 

@@ -146,7 +146,9 @@ def test_the_lines_of_a_lane_do_not_depend_on_when_it_ran(choices, chooser):
 
 
 JSON = st.recursive(
-    st.text(max_size=3) | st.integers(), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner)
+    st.text(max_size=3) | st.integers(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner),
+    max_leaves=25,
 )
 PADDING = "x" * 200
 
