@@ -17,6 +17,7 @@ from agent_cache.clock import CLOCK
 from agent_cache.remote.redis.connection import NEVER
 from agent_cache.remote.redis.keyspace import Keyspace
 from tests.contract.workbench import commit, load, read, value_of, versions_of, write, writing
+from tests.harness.slow import slow
 from tests.harness.tiers import Make, making, until
 
 ORDER = read("order:7")
@@ -252,7 +253,7 @@ async def test_a_lookup_waits_for_the_commit_of_its_process_to_what_the_value_ha
     assert await lookup == "old"  # it was not sent in this test
 
 
-@pytest.mark.parametrize("outer_tier", [True, False])
+@pytest.mark.parametrize("outer_tier", [True, *slow(False)])
 async def test_a_hit_of_what_has_read_a_lot_asks_for_each_connection_once(make, valkey, outer_tier):
     """And is still trusted no longer than all that it has read, whose messages go on arriving."""
     tier = make(valkey.url)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 SESSION = (str(Path(agent_cache.session.__file__).parent),)
 
-at_lines = pytest.mark.parametrize("every", [5, *slow(1)])
+at_lines = pytest.mark.parametrize("every", [9, *slow(1)])
 
 Body = Callable[[], Coroutine[Any, Any, Any]]
 
