@@ -154,6 +154,7 @@ def test_a_folder_that_is_no_checkout_is_an_error(tmp_path: Path) -> None:
         Checkout(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / "agent_cache").is_dir(), reason="the tests run without the source beside them")
 def test_the_command_compares_this_checkout_with_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts = tmp_path / "facts.json"

@@ -104,7 +104,8 @@ async def test_the_bare_tools_are_right_and_run_every_time(trace: Sequence[Trace
     assert judgement.reads == judgement.executions
 
 
-@pytest.mark.parametrize("rounds", [1, *slow(2)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [1, 2])
 async def test_the_figure_is_the_time_over_the_bare_tools_of_the_same_round(
     trace: Sequence[TraceRun], monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
@@ -160,6 +161,7 @@ def test_the_command_names_missing_caches_and_writes_every_figure(
         assert (figure["different"], figure["stale"]) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_wrong_answer_of_ours_fails_the_command(
     trace: Sequence[TraceRun],
     store: RetailStore,

@@ -90,7 +90,7 @@ AWKWARD: dict[str, Callable[[], Any]] = {
 }
 
 
-DEEPEST = ("tuple 100,000 deep", "list of 60,000 lists")
+DEEPEST = ("list 100,000 deep", "tuple 100,000 deep", "list of 60,000 lists")
 
 
 @pytest.mark.parametrize("name", [*(name for name in AWKWARD if name not in DEEPEST), *slow(*DEEPEST)])

@@ -38,6 +38,7 @@ from agent_cache.values import canonical as serials
 from agent_cache.values.canonical import canonical
 from tests.harness import library
 from tests.harness.searches import searched
+from tests.harness.slow import slow
 from tests.harness.structure import (
     VALUES,
     WHEN,
@@ -850,7 +851,10 @@ STRANGE: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", STRANGE)
+LARGE = ("list of 300,000", "dict of 150,000", "list 200,000 deep")
+
+
+@pytest.mark.parametrize("name", [*(name for name in STRANGE if name not in LARGE), *slow(*LARGE)])
 async def test_strange_arguments_are_keyed_or_run_uncached_and_never_crash(clock: library.Clock, name: str):
     probe = Probe()
     for value in (STRANGE[name](), {"in": [STRANGE[name]()]}):

@@ -172,7 +172,13 @@ COPIES = [(shape, copy) for shape in SHAPES for copy in ("auto", "never") if (sh
 """A memoryview cannot be copied, so it is not stored."""
 
 
-@pytest.mark.parametrize(("shape", "copy"), COPIES)
+@pytest.mark.parametrize(
+    ("shape", "copy"),
+    [
+        pytest.param(shape, copy, marks=pytest.mark.slow if copy == "never" and shape != "a memoryview" else ())
+        for shape, copy in COPIES
+    ],
+)
 async def test_the_estimate_of_an_entry_is_what_it_takes(shape: str, copy: Any):
     """Within a factor of two of what tracemalloc measures, with the key and the tables."""
     assert 0.5 < await estimated_to_used("r", SHAPES[shape], copy) < 2.0
