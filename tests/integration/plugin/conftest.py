@@ -48,6 +48,10 @@ SHOP = """
 """
 
 
+# To find these by their entry points, and others with them, takes more than half of the time of a run.
+PLUGINS = ("agent_cache.pytest_plugin.plugin", "pytest_asyncio.plugin", "anyio.pytest_plugin")
+
+
 class Suite:
     """Files of a suite, and runs of it."""
 
@@ -64,10 +68,21 @@ class Suite:
         return path
 
     def run(self, *arguments: str, apart: bool = False, **outcomes: int) -> pytest.RunResult:
-        """Run it, maybe in a process of its own; what was called live is in `live` afterwards."""
+        """Run it; what was called live is in `live` afterwards.
+
+        Args:
+            arguments: those of pytest.
+            apart: run it in a process of its own, where plugins are found by their entry points.
+            outcomes: how many tests have which outcome.
+        """
         self.log.unlink(missing_ok=True)
-        run = self.pytester.runpytest_subprocess if apart else self.pytester.runpytest_inprocess
-        result = run(*arguments)
+        if apart:
+            result = self.pytester.runpytest_subprocess(*arguments)
+        else:
+            plugins = [part for name in PLUGINS for part in ("-p", name)]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+                result = self.pytester.runpytest_inprocess(*plugins, *arguments)
         if outcomes:
             result.assert_outcomes(**outcomes)
         return result

@@ -14,6 +14,7 @@ from agent_cache.pytest_plugin.markers import BASELINE_MODES
 from agent_cache.recording import Cassette, intercept, record
 from agent_cache.recording.drift import DriftSeverity
 from tests.harness.http_server import http_server
+from tests.harness.slow import slow
 
 pytest_plugins = ["pytester"]
 
@@ -60,15 +61,16 @@ def test_the_errors_lead_to_a_cassette_and_a_baseline(suite):
     suite.run(passed=1)
 
 
-def test_a_live_run_is_accepted_once_and_compared_ever_after(suite):
+@pytest.mark.parametrize("apart", [False, *slow(True)], ids=["here", "apart"])
+def test_a_live_run_is_accepted_once_and_compared_ever_after(suite, apart):
     suite.write("test_order.py", ORDER)
-    result = suite.run("--agent-baseline=once", apart=True, passed=1)
+    result = suite.run("--agent-baseline=once", apart=apart, passed=1)
     result.stdout.fnmatch_lines(["agent-cache: baselines: once", "*accepted baselines*", f"{BASELINE}/1.jsonl"])
     assert (suite.cassettes, suite.live) == ([f"{BASELINE}/1.jsonl"], ["get_order", "cancel_order"])
-    suite.run(apart=True, passed=1)
+    suite.run(apart=apart, passed=1)
     assert suite.live == ["get_order", "cancel_order"]
     suite.write("test_order.py", OTHER_WRITE)
-    result = suite.run(apart=True, failed=1)
+    result = suite.run(apart=apart, failed=1)
     result.stdout.fnmatch_lines(
         [
             f"The run has drifted from its baseline {BASELINE} (the test fails on warning):",
@@ -507,6 +509,7 @@ def test_requests_are_compared_too(markers: str, options: list[str], suite):
         )  # a POST writes, and the baseline knows its requests
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="needs pytest-xdist")
 def test_workers_accept_and_compare(suite):
     text = "\n".join(ORDER.replace("test_cancel", f"test_{number}") for number in range(4))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.slow import slow
-
 pytest_plugins = ["pytester"]
 
 UNITTEST = """
@@ -256,7 +254,8 @@ def test_a_failing_unittest_shows_what_diverged(suite):
     suite.run("-k", "Plain", failed=1).stdout.fnmatch_lines(["*1 of 1 recorded calls was not made*"])
 
 
-@pytest.mark.parametrize("workers", ["-n1", *slow("-n2")])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["-n1", "-n2"])
 def test_workers_of_xdist_record_and_replay(suite, workers):
     pytest.importorskip("xdist")
     suite.write(

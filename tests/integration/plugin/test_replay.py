@@ -15,6 +15,7 @@ import agent_cache
 from agent_cache.pytest_plugin.markers import MODES
 from agent_cache.recording import Cassette
 from agent_cache.recording.api import MODES as MODES_OF_RECORD
+from tests.harness.slow import slow
 
 pytest_plugins = ["pytester"]
 
@@ -75,7 +76,7 @@ def test_what_was_recorded_once_is_replayed_without_running(suite):
     suite.run("--agent-record-mode=once", apart=True, passed=1)
     assert (suite.cassettes, suite.live) == ([CASSETTE], ["get_order", "cancel_order", "get_order"])
     suite.environment.setenv("ANSWER", "changed")
-    suite.run(apart=True, passed=1)
+    suite.run(passed=1)
     assert suite.live == []
 
 
@@ -392,24 +393,24 @@ MODELS = """
 """
 
 
-@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["one process", "workers"])
+@pytest.mark.parametrize("workers", [(), *slow(("-n2",))], ids=["one process", "workers"])
 def test_the_end_of_a_run_says_which_model_calls_were_not_made(suite, workers):
     if workers:
         pytest.importorskip("xdist")
     suite.write("test_models.py", MODELS)
-    recorded = suite.run("--agent-record-mode=once", apart=True, passed=4)
+    recorded = suite.run("--agent-record-mode=once", passed=4)
     recorded.stdout.no_fnmatch_line("*model call*")
     money = (
         "$0.0090" if importlib.util.find_spec("genai_prices") else 'pip install "agent-cache[[]prices]" to see money'
     )
-    suite.run(*workers, apart=True, passed=4).stdout.fnmatch_lines(
+    suite.run(*workers, apart=bool(workers), passed=4).stdout.fnmatch_lines(
         [f"agent-cache: saved 0.0 s and 3 model calls, 3000+150 tokens, {money}"]
     )
-    suite.run("-k", "plain", apart=True, passed=1).stdout.no_fnmatch_line("*model call*")
+    suite.run("-k", "plain", passed=1).stdout.no_fnmatch_line("*model call*")
 
 
 def test_a_failed_test_has_saved_its_model_calls_too(suite):
     suite.write("test_models.py", MODELS)
-    suite.run("--agent-record-mode=once", apart=True, passed=4)
+    suite.run("--agent-record-mode=once", passed=4)
     suite.write("test_models.py", MODELS.replace("assert ask(prompt)", "assert not ask(prompt)"))
-    suite.run(apart=True, passed=1, failed=3).stdout.fnmatch_lines(["agent-cache: saved*3 model calls*"])
+    suite.run(passed=1, failed=3).stdout.fnmatch_lines(["agent-cache: saved*3 model calls*"])

@@ -37,7 +37,10 @@ def files(suite) -> dict[str, tuple[str, int]]:
 
 WORKERS = pytest.param(
     ("-n", "2", "-p", "xdist"),
-    marks=pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="needs pytest-xdist"),
+    marks=[
+        pytest.mark.slow,
+        pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="needs pytest-xdist"),
+    ],
     id="workers",
 )
 BACKWARDS = """
@@ -55,7 +58,7 @@ def test_an_unchanged_suite_leaves_every_file_as_it_was(options, suite):
     suite.write("conftest.py", BACKWARDS)
     suite.run("--agent-record-mode=rewrite", *options, apart=True, passed=3)
     assert files(suite) == before
-    suite.run("--agent-record-mode=rewrite", "-k", "test_reads_the_same", apart=True, passed=1)
+    suite.run("--agent-record-mode=rewrite", "-k", "test_reads_the_same", passed=1)
     assert files(suite) == before
     suite.run(passed=3)
 
