@@ -17,6 +17,7 @@ import pytest
 from agent_cache import Toolbox
 from agent_cache.advise.calls import LoggedCall
 from agent_cache.advise.replay import tags_of
+from tests.harness.forks import forks
 from tests.harness.shop_days import day, written
 
 ROOT = Path(__file__).parents[2]
@@ -35,15 +36,11 @@ class Ran:
 
 
 def agent_cache(folder: Path, *arguments: object) -> Ran:
-    """Run the command in a folder."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "", "PYTHONWARNINGS": "error"}
+    """Run the command in a folder, with warnings as errors."""
+    environment = {**os.environ, "NO_COLOR": ""}
     environment.pop("COLUMNS", None)
-    command = [sys.executable, "-m", "agent_cache", *map(str, arguments)]
-    return Ran(
-        subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, encoding="utf-8", timeout=100, check=False
-        )
-    )
+    imports = ["agent_cache.cli.advise", "agent_cache.cli.mcp_relay", "agent_cache.advise.check"]
+    return Ran(forks().run("agent_cache", *arguments, folder=folder, environment=environment, imports=imports))
 
 
 @pytest.fixture(scope="module")
@@ -699,8 +696,8 @@ def on_a_terminal(folder: Path, *arguments: object) -> str:
 
 
 def test_a_terminal_shows_progress_and_a_pipe_does_not(tmp_path: Path) -> None:
-    calls = day(5, 400)
-    written(tmp_path / "large.jsonl", [{**call, "padding": "x" * 200} for call in calls])
+    calls = day(5, 60)
+    written(tmp_path / "large.jsonl", [{**call, "padding": "x" * 2000} for call in calls])
     assert (tmp_path / "large.jsonl").stat().st_size > 1_000_000
     shown = on_a_terminal(tmp_path, "advise", "large.jsonl")
     for label in ("reading", "mining", "replaying"):
