@@ -1,8 +1,8 @@
 """Programs in processes of their own, each forked from one that has imported what they need.
 
-Python and its imports take most of the time of a command that reads a small file, and a fork takes next to none. What
-runs is as alone as in a new process: modules, folder, environment and standard streams are its own. It is not for tests
-of imports, of what Python reads at its start (``PYTHONHASHSEED``), of signals, or of a terminal.
+Python and its imports take most of the time of a program that does little, and a fork takes next to none. What runs is
+as alone as in a new process: modules, folder, environment and standard streams are its own, and warnings are errors. It
+is not for tests of imports, of what Python reads at its start (``PYTHONHASHSEED``), or of a terminal.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import importlib
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any
 
-__all__ = ["forks"]
+__all__ = ["Forked", "forks"]
 
 ROOT = Path(__file__).parents[2]
-STREAMS = 3
 
 
 @functools.cache
@@ -36,7 +37,7 @@ def forks() -> Forks:
 
 
 class Forks:
-    """A process that forks, with warnings as errors as in the tests. It ends with `close`."""
+    """A process that forks. It ends with `close`."""
 
     def __init__(self) -> None:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -48,24 +49,47 @@ class Forks:
         )
         theirs.close()
 
-    def run(
+    def start(
         self,
-        module: str,
-        *arguments: object,
-        folder: Path,
-        environment: Mapping[str, str],
+        *command: object,
+        streams: Sequence[IO[Any]],
         imports: Sequence[str] = (),
-    ) -> subprocess.CompletedProcess[str]:
-        """Run ``python -m module arguments`` in a folder, where `imports` were imported before."""
-        command = [module, *map(str, arguments)]
-        request = {"command": command, "folder": str(folder), "environment": dict(environment), "imports": imports}
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Forked:
+        """Start Python with the arguments `command`, which begin with ``-m`` or ``-c``.
+
+        Args:
+            command: those arguments.
+            streams: what the program reads, what it prints to, and what its errors go to.
+            imports: modules that are imported before.
+            folder: where it runs; here if it is None.
+            environment: its variables; those of this process if it is None.
+        """
+        request = {
+            "command": [str(part) for part in command],
+            "imports": list(imports),
+            "folder": str(folder or Path.cwd()),
+            "environment": dict(os.environ if environment is None else environment),
+        }
+        return Forked(self, self.ask(request, streams))
+
+    def run(self, *command: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run it to its end, with nothing to read. The arguments are those of `start`."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, Path(os.devnull).open("rb") as nothing:
-            streams = [file.fileno() for file in (nothing, out, err)]
-            socket.send_fds(self._connection, [json.dumps(request).encode()], streams)
-            answer = self._connection.recv(100)
-            assert answer, "the process that forks has ended"
-            written = [(file.seek(0), file.read().decode())[1] for file in (out, err)]
-        return subprocess.CompletedProcess(command, int(answer), *written)
+            code = self.start(*command, streams=(nothing, out, err), **options).wait()
+            printed = []
+            for file in (out, err):
+                file.seek(0)
+                printed.append(file.read().decode())
+        return subprocess.CompletedProcess(command, code, *printed)
+
+    def ask(self, request: Mapping[str, object], streams: Sequence[IO[Any]] = ()) -> int:
+        """Send a request. Returns the number that answers it."""
+        socket.send_fds(self._connection, [json.dumps(request).encode()], [each.fileno() for each in streams])
+        answer = self._connection.recv(100)
+        assert answer, "the process that forks has ended"
+        return int(answer)
 
     def close(self) -> None:
         """End it."""
@@ -73,39 +97,80 @@ class Forks:
         self._process.wait()
 
 
-def _forked(connection: socket.socket) -> list[str] | None:
-    """Fork for each request. Returns what a fork is to run, and nothing where there is no further request."""
+class Forked:
+    """A program that was started.
+
+    Attributes:
+        pid: the number of its process.
+        returncode: how it has ended, as `subprocess` says it; None until `wait`.
+    """
+
+    def __init__(self, parent: Forks, pid: int) -> None:
+        self._parent = parent
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self) -> int:
+        """Wait for its end."""
+        if self.returncode is None:
+            self.returncode = self._parent.ask({"wait": self.pid})
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _serve(connection: socket.socket) -> list[str] | None:
+    """Answer requests. Returns, in a fork, the command that it is to run; and None where no further request comes."""
     while True:
-        message, streams, *_ = socket.recv_fds(connection, 1 << 20, STREAMS)
+        message, streams, *_ = socket.recv_fds(connection, 1 << 20, 3)
         if not message:
             return None
         request = json.loads(message)
-        for name in request["imports"]:
-            importlib.import_module(name)
-        gc.freeze()
-        process = os.fork()
-        if process == 0:
-            connection.close()
-            _become(request, streams)
-            return request["command"]
+        if "wait" in request:
+            answer = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
+        else:
+            for name in request["imports"]:
+                importlib.import_module(name)
+            gc.freeze()
+            answer = os.fork()
+            if answer == 0:
+                connection.close()
+                _become(request, streams)
+                command: list[str] = request["command"]
+                return command
         for stream in streams:
             os.close(stream)
-        connection.send(str(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])).encode())
+        connection.send(str(answer).encode())
 
 
-def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
-    """Put folder, environment and standard streams in the place of those of the process that forked."""
+def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
+    """Put streams, folder and environment of a request in the place of those of the process that forked."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    sys.path[0] = str(Path.cwd())  # as `python -m` does
+    sys.path[0] = "" if request["command"][0] == "-c" else str(Path.cwd())  # as Python does
+
+
+def _run(command: list[str]) -> None:
+    option, program, *arguments = command
+    if option == "-m":
+        sys.argv[:] = [program, *arguments]
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:] = [option, *arguments]
+        exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
 
 
 if __name__ == "__main__":
-    command = _forked(socket.socket(fileno=int(sys.argv[1])))
-    if command is not None:
-        sys.argv[:] = command
-        runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+    found = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if found is not None:
+        _run(found)

@@ -40,7 +40,7 @@ def agent_cache(folder: Path, *arguments: object) -> Ran:
     environment = {**os.environ, "NO_COLOR": ""}
     environment.pop("COLUMNS", None)
     imports = ["agent_cache.cli.advise", "agent_cache.cli.mcp_relay", "agent_cache.advise.check"]
-    return Ran(forks().run("agent_cache", *arguments, folder=folder, environment=environment, imports=imports))
+    return Ran(forks().run("-m", "agent_cache", *arguments, folder=folder, environment=environment, imports=imports))
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ import agent_cache
 from agent_cache import AgentCache, configure, testing
 from agent_cache.cli.main import main
 from agent_cache.remote import FileTier
+from tests.harness.forks import forks
 
 SECRET = "K9-very-secret-argument"
 COMMANDS = ["stats", "keys", "clear", "doctor"]
@@ -76,30 +77,32 @@ class Worker:
     """A process that has the file open and makes a call for each line."""
 
     def __init__(self, path: Path, namespace: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, path, namespace],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "ready\n"
+        (reads, writes), (hears, prints) = os.pipe(), os.pipe()
+        self._stdin, self._stdout = os.fdopen(writes, "w"), os.fdopen(hears)
+        with os.fdopen(reads) as stdin, os.fdopen(prints, "w") as stdout:
+            self.process = forks().start(
+                "-c",
+                PROGRAM,
+                path,
+                namespace,
+                streams=(stdin, stdout, sys.__stderr__),
+                imports=["asyncio", "agent_cache.remote.file"],
+            )
+        assert self._stdout.readline() == "ready\n"
 
     def ask(self, line: str) -> str:
-        stdin, stdout = self.process.stdin, self.process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        stdin.write(f"{line}\n")
-        stdin.flush()
-        return stdout.readline().strip()
+        self._stdin.write(f"{line}\n")
+        self._stdin.flush()
+        return self._stdout.readline().strip()
 
     def kill(self) -> None:
         self.process.kill()
         self.end()
 
     def end(self) -> None:
-        self.process.communicate()
+        self._stdin.close()
+        self.process.wait()
+        self._stdout.close()
 
 
 @pytest.fixture
@@ -119,7 +122,7 @@ def start(path: Path) -> Iterator[Callable[..., Worker]]:
 
     yield start
     for worker in started:
-        worker.process.poll() is None and worker.end()
+        worker.end()
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from agent_cache import AgentCache, AgentCacheSession, ConfigurationError, inval
 from agent_cache.recording import Cassette, intercept
 from agent_cache.resume import CustomState, InDoubtError, Journal, JournalError, NotDone
 from agent_cache.resume.journal import read_journal
+from tests.harness.forks import forks
 
 ROOT = Path(__file__).parents[3]
 carried_out: list[str] = []
@@ -394,9 +395,9 @@ def script(text: str, *arguments: object) -> list[str]:
     return [sys.executable, "-c", begin + textwrap.dedent(text), *map(str, arguments)]
 
 
-def said(text: str, *arguments: object, timeout: float = 60) -> str:
+def said(text: str, *arguments: object) -> str:
     """What a process prints that runs this."""
-    done = subprocess.run(script(text, *arguments), capture_output=True, text=True, timeout=timeout, check=False)
+    done = forks().run(*script(text, *arguments)[1:], imports=["asyncio", "pytest", "agent_cache.resume"])
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

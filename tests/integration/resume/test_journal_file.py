@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -16,6 +15,7 @@ from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationErr
 from agent_cache.recording import Cassette, intercept, record
 from agent_cache.resume import Journal, NotDone, idempotency_key
 from agent_cache.resume.journal import branch_journal, journal_path, read_journal
+from tests.harness.forks import forks
 
 MADE = []
 KEYS = []
@@ -30,6 +30,13 @@ async def pay(order: str) -> str:
 @intercept(name="file:look")
 async def look(order: str) -> str:
     return f"seen {order}"
+
+
+def printed(code, *arguments):
+    """What a process prints that runs this."""
+    done = forks().run("-c", code, *arguments, imports=["asyncio", "agent_cache.resume"])
+    done.check_returncode()
+    return done.stdout
 
 
 @pytest.fixture(autouse=True)
@@ -307,10 +314,7 @@ def test_a_second_process_is_refused(tmp_path):
     async def main():
         async with AgentCacheSession("run", journal=Journal(tmp_path)):
             await pay("1")
-            done = await asyncio.to_thread(
-                subprocess.run, [sys.executable, "-c", SECOND, str(tmp_path)], capture_output=True, text=True
-            )
-            return done.stdout
+            return printed(SECOND, tmp_path)
 
     assert "is being written by another session of this id" in asyncio.run(main())
     assert Cassette.load(tmp_path / "run.jsonl").num_steps == 1
@@ -351,8 +355,8 @@ asyncio.run(main())
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_forked_child_has_no_part_in_the_journal(tmp_path):
-    done = subprocess.run([sys.executable, "-c", FORKED, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert "this is a forked process, which has no part in the journal of its parent" in done.stdout
+    found = printed(FORKED, tmp_path)
+    assert "this is a forked process, which has no part in the journal of its parent" in found
     arguments = [call.arguments for call in Cassette.load(tmp_path / "run.jsonl").steps]
     assert arguments == [{"order": "parent"}, {"order": "parent again"}]
 
@@ -415,10 +419,7 @@ print(made)
 
 
 def on_full_disk(directory, where, on_doubt="raise"):
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(directory), where, on_doubt], capture_output=True, text=True, check=True
-    )
-    return done.stdout.splitlines()
+    return printed(FULL, directory, where, on_doubt).splitlines()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the system has no limit of file sizes")
