@@ -23,7 +23,7 @@ def run_python(code: str, *options: str, arguments: Sequence[str] = ()) -> str:
     return done.stdout
 
 
-async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 100.0) -> None:
     """Wait for what another thread or a server is about to do."""
     deadline = time.monotonic() + seconds
     while not condition():
