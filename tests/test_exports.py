@@ -2,12 +2,12 @@
 
 import ast
 import inspect
+import re
 import typing
 from pathlib import Path
 from types import ModuleType
 
 import agent_cache
-from tests.import_rules import modules
 
 # DESIGN's public names: users and integrations stand on them.
 PROMISED = {
@@ -76,8 +76,10 @@ def test_every_public_name_is_described():
 
 
 def test_every_module_is_described():
-    # An empty `__init__.py` is a folder's mark.
-    assert [name for name, tree in modules(TREE).items() if tree.body and not ast.get_docstring(tree)] == []
+    # An empty `__init__.py` is a folder's mark. To parse every module would take seconds.
+    texts = {path.relative_to(TREE): path.read_text("utf-8") for path in TREE.rglob("*.py")}
+    docstring = re.compile(r'(\s|#.*\n)*r?"""\s*[^\s"]')
+    assert [str(path) for path, text in texts.items() if text.strip() and not docstring.match(text)] == []
 
 
 def test_every_public_error_is_caught_by_its_base():

@@ -275,7 +275,10 @@ def test_the_lines_to_copy_run():
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (120, 50)])
+@pytest.mark.parametrize(
+    ("width", "height"),
+    [(80, 24), pytest.param(100, 30, marks=pytest.mark.slow), pytest.param(120, 50, marks=pytest.mark.slow)],
+)
 def test_every_picture_has_one_size_and_fits(width, height):
     console_module = pytest.importorskip("rich.console")
     frames = []

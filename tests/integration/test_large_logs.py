@@ -7,8 +7,6 @@ import textwrap
 
 import pytest
 
-from tests.harness.slow import slow
-
 resource = pytest.importorskip("resource", reason="limits of memory are those of POSIX")
 
 READ = textwrap.dedent(
@@ -56,15 +54,21 @@ def write(path, form, size):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is measured from /proc")
-@pytest.mark.parametrize("size", [16_000_000, *slow(120_000_000)])
+@pytest.mark.parametrize(
+    ("size", "limit"),
+    [
+        (5_000_000, 4_500),
+        pytest.param(16_000_000, 15_000, marks=pytest.mark.slow),
+        pytest.param(120_000_000, 40_000, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(("form", "room"), [("lines", True), ("lines", False), ("unsorted", True), ("document", True)])
 @pytest.mark.timeout(900)
-def test_memory_does_not_depend_on_the_size(tmp_path, form, room, size):
+def test_memory_does_not_depend_on_the_size(tmp_path, form, room, size, limit):
     """The limit in kilobytes is less than the log, with room for what Python needs to read a part of it."""
     path = tmp_path / "log"
     count = write(path, form, size)
     part = min(1_000_000, size // 8)
-    limit = 20_000 if size < 100_000_000 else 40_000
     ran = subprocess.run(
         [sys.executable, "-c", READ, path, str(part), str(int(room)), str(limit)],
         capture_output=True, text=True, check=False,
@@ -74,9 +78,12 @@ def test_memory_does_not_depend_on_the_size(tmp_path, form, room, size):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is measured from /proc")
-def test_the_limit_of_these_tests_is_one(tmp_path):
-    count = write(tmp_path / "log", "lines", 60_000_000)
-    whole = ["-c", READ, tmp_path / "log", str(10**12), "1", "40000"]
+@pytest.mark.parametrize(
+    ("size", "limit"), [(5_000_000, 4_500), pytest.param(60_000_000, 40_000, marks=pytest.mark.slow)]
+)
+def test_the_limit_of_these_tests_is_one(tmp_path, size, limit):
+    count = write(tmp_path / "log", "lines", size)
+    whole = ["-c", READ, tmp_path / "log", str(10**12), "1", str(limit)]
     ran = subprocess.run([sys.executable, *whole], capture_output=True, text=True, check=False)
     assert "MemoryError" in ran.stderr
     assert count

@@ -106,7 +106,8 @@ SEEDS = [1, *slow(2, 3, 4, 5)]
 @pytest.mark.parametrize(
     ("keys", "gap", "ttl"),
     [
-        (50, 1.0, 10.0),
+        (50, 2.0, 20.0),
+        pytest.param(50, 1.0, 10.0, marks=pytest.mark.slow),
         pytest.param(200, 0.5, 30.0, marks=pytest.mark.slow),
         pytest.param(10, 5.0, 20.0, marks=pytest.mark.slow),
     ],
@@ -128,7 +129,8 @@ def test_a_ttl_that_is_too_short_for_what_never_changes_is_raised(
 @pytest.mark.parametrize(
     ("keys", "gap", "ttl", "between"),
     [
-        (20, 0.5, 3000.0, 600.0),
+        (20, 4.0, 3000.0, 600.0),
+        pytest.param(20, 0.5, 3000.0, 600.0, marks=pytest.mark.slow),
         pytest.param(60, 1.0, 900.0, 200.0, marks=pytest.mark.slow),
         pytest.param(8, 2.0, 20_000.0, 5_000.0, marks=pytest.mark.slow),
     ],

@@ -56,15 +56,28 @@ async def tally_of(recordings: Recordings, reading: Reading, every: int = 1) -> 
     return tally
 
 
-async def injection_of(agent: Agent, recordings: Recordings, name: str, loop: Loop) -> Injection:
-    """One family, appended to every sixteenth successful retail run."""
+@pytest.fixture(params=[80, *slow(16)])
+def every(request: pytest.FixtureRequest) -> int:
+    """Loops are appended to each such successful retail run."""
+    return request.param
+
+
+async def injection_of(agent: Agent, recordings: Recordings, name: str, loop: Loop, every: int) -> Injection:
+    """One family, appended to some of the successful retail runs."""
     injection = Injection(name, loop.length)
-    for run, calls in applicable(loop.family, recordings.successful_retail[::16]):
+    for run, calls in applicable(loop.family, recordings.successful_retail[::every]):
         await inject_guarded(agent, run, calls, injection)
-    assert injection.runs >= 5
+    assert injection.runs >= 80 // every
     return injection
 
 
+async def test_no_eighth_successful_retail_run_is_stopped(recordings: Recordings) -> None:
+    tally = await tally_of(recordings, Reading.RETAIL, every=8)
+    assert tally.succeeded > 100
+    assert tally.harmed == []
+
+
+@pytest.mark.slow
 async def test_no_successful_retail_run_is_stopped_and_next_to_none_is_noticed(recordings: Recordings) -> None:
     tally = await tally_of(recordings, Reading.RETAIL)
     assert (tally.runs, tally.succeeded) == (1032, 859)
@@ -72,6 +85,7 @@ async def test_no_successful_retail_run_is_stopped_and_next_to_none_is_noticed(r
     assert tally.notices.percent <= 0.6
 
 
+@pytest.mark.slow
 async def test_shell_runs_that_loop_are_stopped_and_those_that_succeed_are_let_be(recordings: Recordings) -> None:
     """The floor is below what the whole data gives (docs/explanation/loops.md), for a third of it and for rounding."""
     as_recorded = await tally_of(recordings, Reading.SHELL, every=3)
@@ -83,8 +97,8 @@ async def test_shell_runs_that_loop_are_stopped_and_those_that_succeed_are_let_b
     assert as_recorded.stopped_failures > 100
 
 
-async def test_every_kind_of_ten_copy_loop_is_found_soon(agent: Agent, recordings: Recordings) -> None:
-    injections = [await injection_of(agent, recordings, name, loop) for name, loop in LOOPS.items()]
+async def test_every_kind_of_ten_copy_loop_is_found_soon(agent: Agent, recordings: Recordings, every: int) -> None:
+    injections = [await injection_of(agent, recordings, name, loop, every) for name, loop in LOOPS.items()]
     for one in injections:
         assert one.stopped.part == one.runs, one.name
     assert median_of(injections) <= 4
@@ -98,48 +112,52 @@ async def test_every_kind_of_ten_copy_loop_is_found_soon(agent: Agent, recording
 
 
 @pytest.mark.parametrize("name", [name for name in HONEST if name != UNDECLARED_POLL])
-async def test_honest_work_is_not_stopped(agent: Agent, recordings: Recordings, name: str) -> None:
-    assert (await injection_of(agent, recordings, name, HONEST[name])).stopped.part == 0
+async def test_honest_work_is_not_stopped(agent: Agent, recordings: Recordings, name: str, every: int) -> None:
+    assert (await injection_of(agent, recordings, name, HONEST[name], every)).stopped.part == 0
 
 
 @pytest.mark.parametrize("name", UNSEEN)
 async def test_a_loop_with_something_new_in_each_round_is_not_found(
-    agent: Agent, recordings: Recordings, name: str
+    agent: Agent, recordings: Recordings, name: str, every: int
 ) -> None:
     """It is that of a batch, unless what is new is declared: the row of LOOPS with the clock that is off."""
-    assert (await injection_of(agent, recordings, name, UNSEEN[name])).stopped.part == 0
+    assert (await injection_of(agent, recordings, name, UNSEEN[name], every)).stopped.part == 0
 
 
 async def test_a_poll_that_nobody_has_declared_is_taken_for_a_loop_while_it_brings_nothing_new(
-    agent: Agent, recordings: Recordings
+    agent: Agent, recordings: Recordings, every: int
 ) -> None:
-    injection = await injection_of(agent, recordings, UNDECLARED_POLL, HONEST[UNDECLARED_POLL])
+    injection = await injection_of(agent, recordings, UNDECLARED_POLL, HONEST[UNDECLARED_POLL], every)
     assert injection.stopped.part == injection.runs
 
 
+@pytest.mark.parametrize("part", [25, *slow(5)])
 @pytest.mark.parametrize("reading", AUDITED)
-async def test_short_circuit_skips_no_write_and_invents_no_answer(recordings: Recordings, reading: Reading) -> None:
+async def test_short_circuit_skips_no_write_and_invents_no_answer(
+    recordings: Recordings, reading: Reading, part: int
+) -> None:
     agent = agent_for(reading, recordings.store)
     for runs in recordings.of(reading).values():
-        for run in runs[::5]:
+        for run in runs[::part]:
             await make_audited(agent, run, reading)
     assert (agent.audit.skipped, agent.audit.invented) == (0, 0)
-    assert agent.audit.calls > 500
+    assert agent.audit.calls > 2500 // part
     assert agent.audit.refused > 0 or reading is Reading.RETAIL
 
 
-@pytest.mark.parametrize("every", [160, *slow(40)])
+@pytest.mark.parametrize("part", [320, *slow(40)])
 async def test_short_circuit_skips_no_write_and_invents_no_answer_in_loops_either(
-    agent: Agent, recordings: Recordings, every: int
+    agent: Agent, recordings: Recordings, part: int
 ) -> None:
     for loop in (*LOOPS.values(), *HONEST.values()):
-        for run, calls in applicable(loop.family, recordings.successful_retail[::every]):
+        for run, calls in applicable(loop.family, recordings.successful_retail[::part]):
             await inject_audited(agent, run, calls)
     assert (agent.audit.skipped, agent.audit.invented) == (0, 0)
     assert agent.audit.refused > 0
     assert agent.audit.repeated > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("recordings")
 def test_the_command_gives_its_facts_to_machines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--limit", "2", "--json"]) in (0, 1)

@@ -38,10 +38,10 @@ def all_runs(data: Path) -> list[Run]:
     return load_retail_runs(data)
 
 
-@pytest.fixture(scope="module")
-def runs(all_runs: list[Run]) -> list[Run]:
-    """Every fourth run: enough that agents meet over the same users, orders and products."""
-    return all_runs[::4]
+@pytest.fixture(scope="module", params=[11, *slow(4)])
+def runs(all_runs: list[Run], request: pytest.FixtureRequest) -> list[Run]:
+    """Every eleventh or fourth run: enough that agents meet over the same users, orders and products."""
+    return all_runs[:: request.param]
 
 
 def assert_every_read_is_accounted_for(outcome: SharedStoreOutcome) -> None:
@@ -59,11 +59,12 @@ def test_the_store_alone_answers_every_recorded_call_as_it_was_recorded(
             assert call.is_oddity or fresh.answer(call.tool, call.arguments) == call.result, (run.id, call)
 
 
+@pytest.mark.parametrize("every", [9, *slow(4)])
 @pytest.mark.parametrize("run_set", RETAIL_SETS)
 async def test_a_run_sees_through_the_cache_what_it_saw_without_one(
-    data: Path, store: RetailStore, run_set: str
+    data: Path, store: RetailStore, run_set: str, every: int
 ) -> None:
-    outcome = await replay(run_set, load_runs(data, run_set)[::4], store)
+    outcome = await replay(run_set, load_runs(data, run_set)[::every], store)
     assert outcome.differences == []
     assert outcome.equal + outcome.oddities == outcome.calls
     assert outcome.hits > 0
@@ -80,13 +81,14 @@ async def test_no_answer_is_stale_when_many_runs_share_one_store(
     assert_every_read_is_accounted_for(outcome)
 
 
+@pytest.mark.parametrize("every", [4, *slow(1)])
 @pytest.mark.parametrize("seed", [0, *slow(1, 2)])
 @pytest.mark.parametrize("sessions", [8, *slow(32)])
 async def test_no_answer_is_stale_when_agents_crowd_around_one_customer(
-    store: RetailStore, all_runs: list[Run], sessions: int, seed: int
+    store: RetailStore, all_runs: list[Run], sessions: int, seed: int, every: int
 ) -> None:
     outcome = await share_store(
-        all_runs,
+        all_runs[::every],
         store,
         policy=tags_from_results(store.owner_of),
         sessions=sessions,
@@ -98,6 +100,7 @@ async def test_no_answer_is_stale_when_agents_crowd_around_one_customer(
     assert_every_read_is_accounted_for(outcome)
 
 
+@pytest.mark.slow
 async def test_two_in_five_reads_are_hits_when_all_runs_share_one_store_at_16_sessions(
     store: RetailStore, all_runs: list[Run]
 ) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
-import agent_cache
+from tests.harness.forks import forks
 from tests.harness.processes import run_python
 
 pytest_plugins = ["pytester"]
@@ -26,11 +25,17 @@ TOOL = """
 """
 
 
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A suite elsewhere imports the package that is tested here, installed or not."""
-    package = str(Path(agent_cache.__file__).parent.parent)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])))
+def ran(suite: pytest.Pytester) -> pytest.RunResult:
+    """A run of the suite in a process of its own, with the one plugin that it needs."""
+    done = forks().run(
+        "-m",
+        "pytest",
+        *("-p", "pytest_asyncio.plugin", "-p", "no:cacheprovider"),
+        folder=suite.path,
+        environment=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        imports=["asyncio", "pytest", "agent_cache.tools"],
+    )
+    return pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0.0)
 
 
 @pytest.fixture
@@ -55,7 +60,7 @@ def test_the_fixture_gives_each_test_an_empty_cache_and_empty_counters(suite: py
             assert len(runs) == nth
             assert get_metrics()["calls"] == 2
     """)
-    suite.runpytest_subprocess().assert_outcomes(passed=2)
+    ran(suite).assert_outcomes(passed=2)
 
 
 def test_without_the_fixture_one_test_sees_what_another_has_cached(suite: pytest.Pytester):
@@ -68,7 +73,7 @@ def test_without_the_fixture_one_test_sees_what_another_has_cached(suite: pytest
             await get_orders()
             assert len(runs) == nth
     """)
-    suite.runpytest_subprocess().assert_outcomes(passed=1, failed=1)
+    ran(suite).assert_outcomes(passed=1, failed=1)
 
 
 def test_the_fixture_puts_back_what_the_application_has_configured(suite: pytest.Pytester):
@@ -84,7 +89,7 @@ def test_the_fixture_puts_back_what_the_application_has_configured(suite: pytest
         def test_afterwards():
             assert (CURRENT.value.max_bytes, CURRENT.value.enabled) == (1_000_000, True)
     """)
-    suite.runpytest_subprocess().assert_outcomes(passed=2)
+    ran(suite).assert_outcomes(passed=2)
 
 
 def test_the_clock_of_a_test_stands_still(suite: pytest.Pytester):
@@ -103,7 +108,7 @@ def test_the_clock_of_a_test_stands_still(suite: pytest.Pytester):
                 await get_orders()
             assert len(runs) == 2
     """)
-    suite.runpytest_subprocess().assert_outcomes(passed=1)
+    ran(suite).assert_outcomes(passed=1)
 
 
 def test_importing_the_helpers_does_not_load_pytest():

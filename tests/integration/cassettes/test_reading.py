@@ -16,6 +16,7 @@ import pytest
 import agent_cache
 from agent_cache.cli.main import main
 from agent_cache.recording import Cassette, intercept, prices, record
+from tests.harness.forks import forks
 from tests.harness.slow import slow
 
 SECRET = "sk-" + "a1b2c3d4" * 4
@@ -102,7 +103,7 @@ def long_cassette(path: Path, count: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("calls", [4_000, *slow(20_000)])
+@pytest.mark.parametrize("calls", [1_000, *slow(20_000)])
 def test_a_long_cassette_is_shown_in_bounded_memory(tmp_path, monkeypatch, calls):
     path = long_cassette(tmp_path / "long.jsonl", calls)
 
@@ -281,15 +282,11 @@ def test_verify_reads_what_the_functions_of_a_module_returned(fields, said, comm
     monkeypatch.setattr(sys, "path", sys.path.copy())
     module = tmp_path / "shop_agent.py"
     module.write_text(AGENT.format(fields="number: int"))
-    run = "import asyncio, shop_agent as s; from agent_cache.recording import record\n"
+    run = "import sys; sys.dont_write_bytecode = True\n"
+    run += "import asyncio, shop_agent as s; from agent_cache.recording import record\n"
     run += "with record('a.jsonl', strict=True):\n    s.get(1); list(s.Shop().ask('a')); asyncio.run(s.find(1))\n"
     run += "    s.make(s.Order)"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path)),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    subprocess.run([sys.executable, "-c", run], check=True, env=environment)
+    forks().run("-c", run, imports=["asyncio", "agent_cache.recording"]).check_returncode()
     module.write_text(AGENT.format(fields=fields))
     monkeypatch.delitem(sys.modules, "shop_agent", raising=False)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -210,15 +208,9 @@ def test_it():
 @pytest.fixture
 def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of tests with a cassette that is used, one that is not, and what a killed recording has left."""
-    search = [str(Path(agent_cache.__file__).parents[1])]
-    if not any(one.name == "agent_cache" for one in importlib.metadata.entry_points(group="pytest11")):
-        info = tmp_path / "site" / "agent_cache-0.0.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: agent-cache\nVersion: 0.0\n")
-        (info / "RECORD").write_text("agent_cache/__init__.py,,\nagent_cache/pytest_plugin/plugin.py,,\n")
-        (info / "entry_points.txt").write_text("[pytest11]\nagent_cache = agent_cache.pytest_plugin.plugin\n")
-        search.append(str(info.parent))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(search))
+    monkeypatch.setenv("PYTHONPATH", str(Path(agent_cache.__file__).parents[1]))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # most of the time of a run is that of other plugins
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p agent_cache.pytest_plugin.plugin")
     folder = tmp_path / "tests"
     folder.mkdir()
     (folder / "pytest.ini").write_text("[pytest]\n")

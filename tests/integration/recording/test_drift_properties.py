@@ -237,7 +237,7 @@ def compared(baseline: Baseline, cassette: Cassette) -> list[DriftEvent] | None:
         return None
 
 
-examples = pytest.mark.parametrize("examples", [25, *slow(500)])
+examples = pytest.mark.parametrize("examples", [12, *slow(500)])
 seeds = st.integers(0, 999)
 chances = st.randoms(use_true_random=False)
 
@@ -253,7 +253,7 @@ def test_a_run_that_does_the_same_has_no_drift_however_its_tasks_are_interleaved
 
 
 @pytest.mark.parametrize("what", CHANGES)
-@pytest.mark.parametrize("examples", [10, *slow(150)])
+@pytest.mark.parametrize("examples", [5, *slow(150)])
 def test_a_single_change_is_found(what: str, examples: int) -> None:
     @settings(max_examples=examples, deadline=None)
     @given(programs(), seeds, seeds, chances)
@@ -332,8 +332,9 @@ def test_no_recording_of_a_baseline_drifts_from_it(examples: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["write", "read"])
-def test_a_write_that_is_missing_is_critical_and_a_read_is_not(kind: str) -> None:
-    @settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize("examples", [12, *slow(25)])
+def test_a_write_that_is_missing_is_critical_and_a_read_is_not(kind: str, examples: int) -> None:
+    @settings(max_examples=examples, deadline=None)
     @given(programs(), seeds)
     def check(program: list[Any], seed: int) -> None:
         drifts = Baseline(run([Call(kind, 70), *program], seed)).compare(run(program, seed + 1))

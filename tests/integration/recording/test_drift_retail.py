@@ -29,7 +29,7 @@ def measurement(store: RetailStore, every: int) -> Iterator[Measurement]:
         found.close()
 
 
-@pytest.mark.parametrize("every", [200, *slow(9)])
+@pytest.mark.parametrize("every", [500, *slow(9)])
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_repeats_have_no_drift_and_changes_have(store: RetailStore, shape: str, every: int) -> None:
     with measurement(store, every) as measured:
@@ -41,7 +41,7 @@ async def test_repeats_have_no_drift_and_changes_have(store: RetailStore, shape:
         assert not counts.in_hole
 
 
-@pytest.mark.parametrize("every", [100, *slow(5)])
+@pytest.mark.parametrize("every", [300, *slow(5)])
 async def test_volatile_fields_alarm_with_one_recording_and_not_with_two(store: RetailStore, every: int) -> None:
     with measurement(store, every) as measured:
         one, two = await measured.volatile(len(measured))

@@ -5,16 +5,14 @@ import errno
 import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
-import agent_cache
 from agent_cache.engine.runtime import PLACE
 from agent_cache.recording import Cassette, CassetteError, CassetteNotFound, intercept, record, register, replay
+from tests.harness.forks import forks
 
 
 @intercept(name="ask")
@@ -66,10 +64,7 @@ def test_a_killed_recording_leaves_what_it_had_recorded(path):
         with record({str(path)!r}):
             ask("a"); ask("b"); outer()
     """
-    root = str(Path(agent_cache.__file__).parents[1])
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], env={**os.environ, "PYTHONPATH": root}, timeout=60, check=False
-    )
+    run = forks().run("-c", textwrap.dedent(script), imports=["agent_cache.recording"])
     assert run.returncode == -signal.SIGKILL
     partial = path.with_name("run.jsonl.partial")
     cassette = Cassette.load(partial)
@@ -141,12 +136,8 @@ async def test_a_second_recorder_elsewhere_in_the_process_is_refused(path):
 
 def test_a_second_recorder_in_another_process_is_refused(path):
     script = f"from agent_cache.recording import record\nwith record({str(path)!r}): pass"
-    root = str(Path(agent_cache.__file__).parents[1])
     with record(path):
-        run = subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONPATH": root}, timeout=60, check=False, capture_output=True, text=True,
-        )  # fmt: skip
+        run = forks().run("-c", script, imports=["agent_cache.recording"])
         ask("a")
     assert "is being recorded by another recorder" in run.stderr
     assert Cassette.load(path).num_steps == 1

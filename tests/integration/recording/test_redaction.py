@@ -30,6 +30,8 @@ from agent_cache.recording import (
 from agent_cache.recording.cassette_file import digest_of
 from agent_cache.recording.credentials import _FAMILIES, _mixed_forms, _rules, looks_random
 from agent_cache.values.tagged import encode
+from tests.harness.searches import search
+from tests.harness.slow import slow
 
 SECRET = "sk-ant-api03-Zm9vYmFyYmF6cXV4"
 SENDGRID = "SG.abcdefghij0123456789ab.abcdefghij0123456789"
@@ -589,14 +591,15 @@ TEXT = st.text(
 )
 
 
-@given(
+@search(
     st.recursive(
         TEXT | st.sampled_from([SECRET, "token=x", '{"token": "y"}', "Bearer abcdefghi"]) | st.integers() | st.none(),
         lambda inner: (
             st.lists(inner, max_size=4) | st.dictionaries(TEXT | st.sampled_from(["token", "a"]), inner, max_size=4)
         ),
         max_leaves=12,
-    )
+    ),
+    quick=25,
 )
 def test_redacting_twice_is_redacting_once(data):
     redaction = Redaction(["extra"])
@@ -604,7 +607,7 @@ def test_redacting_twice_is_redacting_once(data):
     assert redaction.apply(once) == once
 
 
-@given(TEXT, TEXT)
+@search(TEXT, TEXT, quick=25)
 def test_no_secret_between_two_texts_is_spared(before, after):
     redaction = Redaction()
     for secret in (SECRET, "token=abc", '"api-key": "x"', "Bearer abcdefgh12", SENDGRID):
@@ -654,7 +657,7 @@ surroundings = st.sampled_from(
 )
 
 
-@given(secrets, st.lists(surroundings, max_size=3), st.sampled_from(["v", "token", "\u017f", "to\u212aen"]))
+@search(secrets, st.lists(surroundings, max_size=3), st.sampled_from(["v", "token", "\u017f", "to\u212aen"]), quick=25)
 def test_a_text_that_would_be_redacted_is_never_spared(text, around, name):
     redaction = Redaction()
     for one in around:
@@ -670,7 +673,7 @@ names = st.sampled_from(["a", "token", "Api-Key", "set_cookie", "own", "$bytes",
 texts = secrets | names | names.map(in_base64) | st.binary(max_size=40).map(lambda raw: f"hex:{raw.hex()}")
 
 
-@given(
+@search(
     st.lists(
         st.recursive(
             texts | st.integers() | st.booleans() | st.none(),
@@ -687,6 +690,7 @@ texts = secrets | names | names.map(in_base64) | st.binary(max_size=40).map(lamb
         max_size=4,
     ),
     st.sampled_from([Redaction, lambda: Redaction(["own", "\u03a3"], ["x.?y"]), lambda: Redaction(defaults=False)]),
+    quick=25,
 )
 def test_data_that_is_spared_has_nothing_to_redact(several, rules):
     """`may_change` is exact on this side: whenever it says False, the whole walk over the data changes nothing."""
@@ -721,11 +725,12 @@ CHARACTERS = string.ascii_letters + string.digits + string.punctuation
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_shortcuts_within_a_text_spare_no_token(number):
+@pytest.mark.parametrize("examples", [10, *slow(40)])
+def test_shortcuts_within_a_text_spare_no_token(number, examples):
     """A text is searched for a form of tokens if it has a run of their characters, which begins as the form does."""
     redaction = Redaction()
 
-    @settings(max_examples=40)
+    @settings(max_examples=examples)
     @given(
         st.sampled_from(list(TOKENS)[number::4]).flatmap(
             lambda pattern: st.tuples(

@@ -12,6 +12,7 @@ from benchmarks.recorded_runs import RETAIL_SETS, Run, data_directory, load_runs
 from benchmarks.recording.credentials import FORMS, fresh
 from benchmarks.recording.replayed import at_once, in_turn, with_credentials
 from benchmarks.retail.store import RetailStore, load_store
+from tests.harness.slow import slow
 
 
 @pytest.fixture(scope="module")
@@ -25,36 +26,55 @@ def store(data: Path) -> RetailStore:
 
 
 @pytest.fixture(scope="module")
-def runs(data: Path) -> list[Run]:
-    """Every eighth run of each set."""
-    return [run for name in RETAIL_SETS for run in load_runs(data, name)[::8]]
+def all_runs(data: Path) -> list[list[Run]]:
+    return [load_runs(data, name) for name in RETAIL_SETS]
+
+
+@pytest.fixture(scope="module", params=[40, *slow(8)])
+def every(request: pytest.FixtureRequest) -> int:
+    """Only each such run of a set is made."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def runs(all_runs: list[list[Run]], every: int) -> list[Run]:
+    return [run for of_set in all_runs for run in of_set[::every]]
 
 
 def nothing() -> None:
     """Nobody waits for progress."""
 
 
-async def test_every_call_of_a_replay_gets_what_it_got_and_nothing_runs(store: RetailStore, runs: list[Run]) -> None:
+async def test_every_call_of_a_replay_gets_what_it_got_and_nothing_runs(
+    store: RetailStore, runs: list[Run], every: int
+) -> None:
     outcome = await in_turn("all", runs, store, nothing)
     assert outcome.is_perfect, outcome
-    assert outcome.faithful == outcome.calls > 400
+    assert outcome.faithful == outcome.calls > 3200 // every
 
 
-async def test_rounds_that_are_made_at_once_are_replayed_in_any_order(store: RetailStore, runs: list[Run]) -> None:
+async def test_rounds_that_are_made_at_once_are_replayed_in_any_order(
+    store: RetailStore, runs: list[Run], every: int
+) -> None:
     outcome = await at_once("all", runs[::3], store, nothing, seeds=range(3))
     assert outcome.is_perfect, outcome
-    assert outcome.calls > 400
+    assert outcome.calls > 3200 // every
 
 
-async def test_no_credential_that_was_passed_to_a_tool_is_in_any_file(store: RetailStore, runs: list[Run]) -> None:
+async def test_no_credential_that_was_passed_to_a_tool_is_in_any_file(
+    store: RetailStore, runs: list[Run], every: int
+) -> None:
     outcome = await with_credentials("all", runs, store, nothing)
     assert outcome.is_perfect, outcome
-    assert outcome.credentials == outcome.calls > 10 * len(FORMS)
+    assert outcome.credentials == outcome.calls > 80 * len(FORMS) // every
 
 
-async def test_each_credential_would_be_found_if_nothing_were_redacted(store: RetailStore, runs: list[Run]) -> None:
+async def test_each_credential_would_be_found_if_nothing_were_redacted(
+    store: RetailStore, all_runs: list[list[Run]]
+) -> None:
     """So the search finds what it looks for; and a credential that is part of a call's identity does not match anew."""
-    outcome = await with_credentials("all", runs[::8], store, nothing, Redaction(defaults=False))
+    runs = [run for of_set in all_runs for run in of_set[::64]]
+    outcome = await with_credentials("all", runs, store, nothing, Redaction(defaults=False))
     assert outcome.found == outcome.credentials > 2 * len(FORMS)
     assert outcome.equal == 0
 

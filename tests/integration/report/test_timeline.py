@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import strategies as st
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
 from agent_cache.errors import CassetteError
@@ -15,6 +15,7 @@ from agent_cache.recording import Cassette, cached_llm_call, intercept, record
 from agent_cache.report.timeline import TimedCall, Timeline, compared, read_timeline, text_limit
 from agent_cache.resume import Journal
 from agent_cache.values.compare import escaped
+from tests.harness.searches import search
 from tests.harness.timed_runs import TimedRun, shop_run
 
 
@@ -134,8 +135,7 @@ def test_tasks_that_follow_each_other_share_rows(tmp_path: Path):
     assert [(track.label, track.rows) for track in timeline.tracks] == [("500 tasks", 1)]
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.data())
+@search(st.data(), quick=15, full=60)
 def test_no_two_bars_overlap_and_each_is_below_what_encloses_it(data: st.DataObject):
     run = TimedRun()
     for number in range(1, data.draw(st.integers(1, 25)) + 1):
@@ -214,7 +214,7 @@ def test_a_killed_recording_and_one_that_raised_say_so(tmp_path: Path):
 
 def test_long_texts_are_cut_and_counted(tmp_path: Path):
     run = TimedRun()
-    run.add("shop:get", 0, 1, source="miss", arguments={"text": "x" * 90_000}, outcome={"value": "y" * 9_000_000})
+    run.add("shop:get", 0, 1, source="miss", arguments={"text": "x" * 90_000}, outcome={"value": "y" * 900_000})
     timeline = timeline_of(run, tmp_path / "run.jsonl")
     (call,) = timeline.calls
     assert len(call.arguments) == len(call.outcome) == timeline.cut == 2000

@@ -8,11 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import strategies as st
 
 from agent_cache.recording import Cassette
 from agent_cache.report.chrome_trace import trace_lines
 from agent_cache.report.timeline import Timeline, read_timeline
+from tests.harness.searches import search
 from tests.harness.timed_runs import TimedRun, shop_run
 
 
@@ -123,8 +124,7 @@ def test_an_empty_run_is_a_document_too(tmp_path: Path):
     assert document["otherData"]["notes"] == ["The run has no calls."]
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.data())
+@search(st.data(), quick=20)
 def test_any_run_is_drawn_right(data: st.DataObject):
     run = TimedRun()
     times = st.one_of(st.integers(0, 40), st.floats(0, 40))

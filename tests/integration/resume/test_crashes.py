@@ -17,7 +17,10 @@ from benchmarks.crashes.agent import STEPS, operations
 from benchmarks.crashes.kills import STRIKES, Kill, Killer, Verdict
 from benchmarks.crashes.receiver import Receiver
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
+pytestmark = [
+    pytest.mark.slow,  # test_journal_processes.py kills processes by default
+    pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL"),
+]
 
 ROWS = rows(sys.executable)
 SEED = 0
@@ -68,7 +71,6 @@ def test_an_answered_call_of_the_model_is_not_made_again(killer_of):
     assert verdict.asked_again == 1, "the one whose answer never came"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("moment", [*STEPS, *STRIKES])
 @pytest.mark.parametrize("name", JOURNAL)
@@ -80,7 +82,6 @@ def test_a_kill_at_each_moment_of_each_kind_of_call(killer_of, name, moment):
         assert verdict.kills == [moment]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", JOURNAL)
 def test_forty_kills_at_random_moments(killer_of, name):
@@ -92,7 +93,6 @@ def test_forty_kills_at_random_moments(killer_of, name):
         kills, number = kills + len(verdict.kills), number + 1
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["check", "notice"])
 def test_what_a_check_has_read_is_not_believed_by_the_next_process(killer_of, name):
