@@ -8,17 +8,19 @@ page to its end.
 from __future__ import annotations
 
 import doctest
-import importlib.metadata
 import os
 import re
+import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import agent_cache
+from tests.harness.forks import forks
 from tests.harness.slow import slow
 
 pytest.importorskip("pytest_asyncio")
@@ -39,13 +41,11 @@ _SETTINGS = """\
 asyncio_mode = auto
 asyncio_default_fixture_loop_scope = function
 filterwarnings = error
-addopts = --strict-markers -p no:randomly -p no:cacheprovider
+addopts = --strict-markers -p agent_cache.pytest_plugin.plugin -p pytest_asyncio.plugin -p no:cacheprovider
 """
-PROGRAMS = {
-    "pytest": f"{sys.executable} -m pytest",
-    "agent-cache": f"{sys.executable} -m agent_cache",
-    "python": sys.executable,
-}
+PROGRAMS = {"pytest": ["-m", "pytest"], "agent-cache": ["-m", "agent_cache"], "python": []}
+"""What Python is started with, for each of these commands."""
+IMPORTS = ["asyncio", "pytest", "agent_cache.recording", "agent_cache.cli.advise", "agent_cache.cli.cassettes"]
 
 
 def commands(body: str) -> Iterator[tuple[str, str]]:
@@ -61,23 +61,25 @@ def trimmed(text: str) -> str:
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """That of somebody who has installed the package: its plugin is found by its entry point, its program by name."""
-    search = [str(Path(agent_cache.__file__).parents[1])]
-    if not any(one.name == "agent_cache" for one in importlib.metadata.entry_points(group="pytest11")):
-        info = tmp_path / "site" / "agent_cache-0.0.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: agent-cache\nVersion: 0.0\n")
-        (info / "entry_points.txt").write_text("[pytest11]\nagent_cache = agent_cache.pytest_plugin.plugin\n")
-        search.append(str(tmp_path / "site"))
+def environment() -> dict[str, str]:
+    """That of a reader's terminal, whose pytest loads the plugins that are needed and does not look for others."""
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "AGENT_CACHE_"))}
-    return {**bare, "PYTHONPATH": os.pathsep.join(search), "COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
+    package = str(Path(agent_cache.__file__).parents[1])
+    alone = {"PYTHONPATH": package, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return {**bare, **alone, "COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
 
 
 def run(command: str, project: Path, environment: dict[str, str]) -> str:
     """What a command prints."""
-    program, _, rest = command.partition(" ")
-    line = f"{PROGRAMS.get(program, program)} {rest}"
+    program, *arguments = shlex.split(command)
+    begin = PROGRAMS.get(program)
+    if begin is not None and not re.search("[|>]", command):
+        with tempfile.TemporaryFile() as both, Path(os.devnull).open("rb") as nothing:
+            options = {"imports": IMPORTS, "folder": project, "environment": environment}
+            forks().start(*begin, *arguments, streams=(nothing, both, both), **options).wait()
+            both.seek(0)
+            return both.read().decode()
+    line = command if begin is None else shlex.join([sys.executable, *begin]) + command.removeprefix(program)
     return subprocess.run(
         line, shell=True, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         timeout=120, check=False,

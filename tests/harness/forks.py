@@ -1,8 +1,8 @@
 """Programs in processes of their own, each forked from one that has imported what they need.
 
 Python and its imports take most of the time of a program that does little, and a fork takes next to none. What runs is
-as alone as in a new process: modules, folder, environment and standard streams are its own, and warnings are errors. It
-is not for tests of imports, of what Python reads at its start (``PYTHONHASHSEED``), or of a terminal.
+as alone as in a new process: modules, folder, environment and standard streams are its own. It is not for tests of
+imports, of a terminal, or of what Python reads at its start; of that, ``PYTHONWARNINGS=error`` alone has an effect.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -42,7 +43,7 @@ class Forks:
     def __init__(self) -> None:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.harness.forks", str(theirs.fileno())],
+            [sys.executable, "-m", "tests.harness.forks", str(theirs.fileno())],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             pass_fds=[theirs.fileno()],
@@ -57,10 +58,10 @@ class Forks:
         folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Forked:
-        """Start Python with the arguments `command`, which begin with ``-m`` or ``-c``.
+        """Start Python with the arguments `command`.
 
         Args:
-            command: those arguments.
+            command: those arguments: ``-m`` and a module, ``-c`` and code, or the path of a file, and what is for that.
             streams: what the program reads, what it prints to, and what its errors go to.
             imports: modules that are imported before.
             folder: where it runs; here if it is None.
@@ -157,17 +158,22 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    sys.path[0] = "" if request["command"][0] == "-c" else str(Path.cwd())  # as Python does
+    if request["environment"].get("PYTHONWARNINGS") == "error":
+        warnings.simplefilter("error")
 
 
 def _run(command: list[str]) -> None:
-    option, program, *arguments = command
-    if option == "-m":
-        sys.argv[:] = [program, *arguments]
-        runpy.run_module(program, run_name="__main__", alter_sys=True)
-    else:
-        sys.argv[:] = [option, *arguments]
-        exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
+    """Do what Python does that is started with these arguments."""
+    match command:
+        case "-m", module, *_:
+            sys.argv[:], sys.path[0] = command[1:], str(Path.cwd())
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        case "-c", code, *arguments:
+            sys.argv[:], sys.path[0] = ["-c", *arguments], ""
+            exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+        case path, *_:
+            sys.argv[:], sys.path[0] = command, str(Path(path).parent.absolute())
+            runpy.run_path(path, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class Ran:
 
 def agent_cache(folder: Path, *arguments: object) -> Ran:
     """Run the command in a folder, with warnings as errors."""
-    environment = {**os.environ, "NO_COLOR": ""}
+    environment = {**os.environ, "NO_COLOR": "", "PYTHONWARNINGS": "error"}
     environment.pop("COLUMNS", None)
     imports = ["agent_cache.cli.advise", "agent_cache.cli.mcp_relay", "agent_cache.advise.check"]
     return Ran(forks().run("-m", "agent_cache", *arguments, folder=folder, environment=environment, imports=imports))
