@@ -7,6 +7,7 @@ imports, of a terminal, or of what Python reads at its start; of that, ``PYTHONW
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import functools
 import gc
@@ -14,6 +15,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -22,16 +24,20 @@ import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
-__all__ = ["Forked", "forks"]
+import pytest
+
+__all__ = ["Forked", "Piped", "forks"]
 
 ROOT = Path(__file__).parents[2]
 
 
 @functools.cache
 def forks() -> Forks:
-    """The one process that forks for these tests, until they end."""
+    """The one process that forks for these tests, until they end. Where systems lack what that needs, they are skipped."""
+    if sys.platform != "linux":
+        pytest.skip("programs are forked, which is done on Linux alone")
     running = Forks()
     atexit.register(running.close)
     return running
@@ -124,6 +130,63 @@ class Forked:
     def kill(self) -> None:
         """End it at once."""
         self.send_signal(signal.SIGKILL)
+
+
+class Piped:
+    """A program that was started with pipes, as `asyncio.create_subprocess_exec` gives it."""
+
+    stdin: asyncio.StreamWriter
+    stdout: asyncio.StreamReader
+    stderr: asyncio.StreamReader
+
+    @classmethod
+    async def start(cls, *command: object, limit: int, **options: Any) -> Self:
+        """Start it. The arguments are those of `Forks.start`, and `limit` is that of a line."""
+        self, loop, (stdin, stdout, stderr) = cls(), asyncio.get_running_loop(), (os.pipe(), os.pipe(), os.pipe())
+        ends = [os.fdopen(stdin[0], "rb"), os.fdopen(stdout[1], "wb"), os.fdopen(stderr[1], "wb")]
+        self._forked = forks().start(*command, streams=ends, **options)
+        for end in ends:
+            end.close()
+        self._ended = os.pidfd_open(self._forked.pid)
+        flow = functools.partial(asyncio.streams.FlowControlMixin, loop=loop)
+        writing, protocol = await loop.connect_write_pipe(flow, os.fdopen(stdin[1], "wb"))
+        self.stdin = asyncio.StreamWriter(writing, protocol, None, loop)
+        self._transports: list[asyncio.BaseTransport] = [writing]
+        for name, (end, _) in {"stdout": stdout, "stderr": stderr}.items():
+            reader = asyncio.StreamReader(limit, loop)
+            make = functools.partial(asyncio.StreamReaderProtocol, reader, loop=loop)
+            self._transports.append((await loop.connect_read_pipe(make, os.fdopen(end, "rb")))[0])
+            setattr(self, name, reader)
+        return self
+
+    @property
+    def returncode(self) -> int | None:
+        """How it has ended; None as long as it runs."""
+        if self._forked.returncode is None and select.select([self._ended], [], [], 0)[0]:
+            self._forked.wait()
+        return self._forked.returncode
+
+    async def wait(self) -> int:
+        """Wait for its end."""
+        loop, has_ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._ended, has_ended.set)
+        await has_ended.wait()
+        loop.remove_reader(self._ended)
+        return self._forked.wait()
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal."""
+        self._forked.send_signal(number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._forked.kill()
+
+    def close(self) -> None:
+        """Leave no pipe open."""
+        for transport in self._transports:
+            transport.close()
+        os.close(self._ended)
 
 
 def _serve(connection: socket.socket) -> list[str] | None:

@@ -11,6 +11,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.harness.forks import Piped
+
 SERVER = (sys.executable, str(Path(__file__).with_name("mcp_server.py")))
 RELAY = (sys.executable, "-m", "agent_cache", "mcp")
 ENVELOPE = {
@@ -32,7 +34,7 @@ class Host:
         last_id: the identifier of the last request.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Piped | asyncio.subprocess.Process) -> None:
         self.process = process
         self.lines: list[bytes] = []
         self.notifications: list[dict[str, Any]] = []
@@ -150,17 +152,24 @@ def text_of(result: dict[str, Any]) -> str:
     return "".join(part.get("text", "") for part in result["content"])
 
 
-@asynccontextmanager
-async def started(command: Sequence[Any], *, greets: bool = True, **environment: str) -> AsyncIterator[Host]:
-    """Start a command and speak with it; what it prints to standard error is in `Host.errors` at the end."""
-    process = await asyncio.create_subprocess_exec(
+async def piped(command: Sequence[Any], **options: Any) -> Piped | asyncio.subprocess.Process:
+    """Start a command with pipes; a relay is forked, because its imports take most of its time."""
+    if tuple(command[: len(RELAY)]) == RELAY:
+        return await Piped.start(*command[1:], imports=["asyncio", "agent_cache.cli.mcp_relay"], **options)
+    return await asyncio.create_subprocess_exec(
         *map(str, command),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        limit=1 << 26,
-        env={**os.environ, **environment},
+        limit=options["limit"],
+        env=options["environment"],
     )
+
+
+@asynccontextmanager
+async def started(command: Sequence[Any], *, greets: bool = True, **environment: str) -> AsyncIterator[Host]:
+    """Start a command and speak with it; what it prints to standard error is in `Host.errors` at the end."""
+    process = await piped(command, limit=1 << 26, environment={**os.environ, **environment})
     host = Host(process)
     try:
         if greets:
@@ -172,6 +181,8 @@ async def started(command: Sequence[Any], *, greets: bool = True, **environment:
             process.kill()
             await process.wait()
         await host.close()
+        if isinstance(process, Piped):
+            process.close()
         sys.stderr.write(host.errors)
 
 

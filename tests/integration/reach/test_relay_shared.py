@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import mcp_host
+from tests.harness.forks import forks
 from tests.harness.mcp_host import RELAY, relayed, started, text_of
 from tests.harness.servers import free_port
 
@@ -209,20 +210,8 @@ async def test_explain_prints_the_table_and_rules_to_begin_with_and_ends(tmp_pat
     assert "[tools.set_value]" in begun
 
 
-class Explained:
-    def __init__(self, stdout, stderr, returncode):
-        self.stdout, self.stderr, self.returncode = stdout.decode(), stderr.decode(), returncode
-
-
 async def explained(*options, server):
-    process = await asyncio.create_subprocess_exec(
-        *map(str, (*RELAY, "--explain", *options, "--", *server)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    return Explained(out, err, process.returncode)
+    return forks().run(*RELAY[1:], "--explain", *options, "--", *server, imports=["agent_cache.cli.mcp_relay"])
 
 
 async def test_explain_of_a_file_shows_what_has_no_rule_yet(rules, server):
