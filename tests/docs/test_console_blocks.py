@@ -73,7 +73,7 @@ def run(command: str, project: Path, environment: dict[str, str]) -> str:
     """What a command prints."""
     program, *arguments = shlex.split(command)
     begin = PROGRAMS.get(program)
-    if begin is not None and not re.search("[|>]", command):
+    if begin is not None and not re.search("[|>&*;]", command):
         with tempfile.TemporaryFile() as both, Path(os.devnull).open("rb") as nothing:
             options = {"imports": IMPORTS, "folder": project, "environment": environment}
             forks().start(*begin, *arguments, streams=(nothing, both, both), **options).wait()

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 
 @functools.cache
 def forks() -> Forks:
-    """The one process that forks for these tests, until they end. Where systems lack what that needs, they are skipped."""
+    """The one process that forks for these tests, until they end. Systems other than Linux skip them."""
     if sys.platform != "linux":
         pytest.skip("programs are forked, which is done on Linux alone")
     running = Forks()
