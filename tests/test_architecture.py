@@ -136,7 +136,13 @@ def modules_loaded_by(statement: str, package: Path, cwd: Path) -> set[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "COVERAGE_"))}
     environment["PYTHONPATH"] = os.pathsep.join([str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     run = subprocess.run(
-        [sys.executable, "-c", script], cwd=cwd, env=environment, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", script],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
     )
     return {name.split(".")[0] for name in json.loads(run.stdout)}
 
@@ -211,7 +217,7 @@ for name in {sorted(name for name in trees if unit(name) == "core")}: importlib.
 print(" ".join(name for name in sys.modules if name.startswith({PACKAGE + "."!r}) or name == "asyncio"))
 """
     run = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=100
     )
     allowed = {f"{PACKAGE}.errors", *(name for name in trees if unit(name) in {"core", "values"})}
     assert set(run.stdout.split()) <= allowed

@@ -625,7 +625,7 @@ async def test_warmup_loads_side_by_side():
         await met.wait()
         return "warm"
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         await cache.warmup(dict.fromkeys(range(5), load))
     assert len(cache.cache) == 5
 

@@ -537,7 +537,7 @@ def test_a_hit_of_a_def_does_not_wait_either():
     def price() -> int:
         runs.append(threading.current_thread())
         if len(runs) > 1:
-            assert gate.wait(30)
+            assert gate.wait(100)
         return 1
 
     assert [price() for _ in range(20)] == [1] * 20
@@ -1097,7 +1097,7 @@ def test_a_forked_child_audits_by_itself():
     @AgentCache("other", audit=1.0, name="held_price")
     def held() -> int:
         if threading.current_thread().name.startswith("agent_cache audits"):
-            assert gate.wait(30)
+            assert gate.wait(100)
         return 1
 
     held()
@@ -1107,7 +1107,7 @@ def test_a_forked_child_audits_by_itself():
     SAMPLING.seed(1)
     child = context.Process(target=_audit_in_child, args=(shop, results))
     child.start()
-    runs, number = results.get(timeout=30)
+    runs, number = results.get(timeout=100)
     child.join()
     assert runs == 1
     assert number != SAMPLING.random()
@@ -1135,16 +1135,16 @@ def test_a_write_of_the_parent_explains_in_a_child_what_was_loaded_before_the_fo
     @AgentCacheInvalidator("prize", name="slow_write")
     def slow_write() -> None:
         begun.set()
-        assert gate.wait(30)
+        assert gate.wait(100)
 
     writer = threading.Thread(target=slow_write)
     writer.start()
-    assert begun.wait(30)
+    assert begun.wait(100)
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     child = context.Process(target=_find_in_child, args=(shop, results))
     child.start()
-    found = results.get(timeout=30)
+    found = results.get(timeout=100)
     child.join()
     gate.set()
     writer.join()

@@ -45,7 +45,7 @@ def start(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[st
 
 def output_of(*arguments: str) -> tuple[int, str, str]:
     with start(*arguments) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=100)
     return process.returncode, out, err
 
 
@@ -233,7 +233,7 @@ def test_an_interrupt_ends_the_demo_without_a_traceback(interruptible):
     with start("demo") as process:
         assert process.stdout.readline() != ""
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=100)
     assert (process.returncode, err.strip()) == (130, "stopped")
 
 
@@ -249,7 +249,7 @@ def test_a_reader_that_has_had_enough_ends_the_demo_without_a_traceback():
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no file here that is always full")
 def test_an_output_that_cannot_be_written_ends_the_demo_without_a_traceback():
     with start("demo", "--fast", stdout=os.open("/dev/full", os.O_WRONLY)) as process:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=100)
     assert (process.returncode, err) == (2, "agent-cache: No space left on device\n")
 
 

@@ -63,7 +63,7 @@ async def answer(line: str) -> object:
         case ["write-for-ever", order_id]: return await cancel_order(order_id, True)
 
 async def main():
-    async with FileTier(sys.argv[1], namespace=sys.argv[2], timeout=0.05, max_bytes=1_000_000) as tier:
+    async with FileTier(sys.argv[1], namespace=sys.argv[2], timeout=float(sys.argv[3]), max_bytes=1_000_000) as tier:
         with configure(remote=tier):
             print("ready", flush=True)
             while line := await asyncio.to_thread(sys.stdin.readline):
@@ -76,7 +76,7 @@ asyncio.run(main())
 class Worker:
     """A process that has the file open and makes a call for each line."""
 
-    def __init__(self, path: Path, namespace: str) -> None:
+    def __init__(self, path: Path, namespace: str, timeout: float) -> None:
         (reads, writes), (hears, prints) = os.pipe(), os.pipe()
         self._stdin, self._stdout = os.fdopen(writes, "w"), os.fdopen(hears)
         with os.fdopen(reads) as stdin, os.fdopen(prints, "w") as stdout:
@@ -85,6 +85,7 @@ class Worker:
                 PROGRAM,
                 path,
                 namespace,
+                timeout,
                 streams=(stdin, stdout, sys.__stderr__),
                 imports=["asyncio", "agent_cache.remote.file"],
             )
@@ -116,8 +117,8 @@ def path(tmp_path: Path) -> Path:
 def start(path: Path) -> Iterator[Callable[..., Worker]]:
     started: list[Worker] = []
 
-    def start(namespace: str = "agent_cache") -> Worker:
-        started.append(Worker(path, namespace))
+    def start(namespace: str = "agent_cache", timeout: float = 30.0) -> Worker:
+        started.append(Worker(path, namespace, timeout))
         return started[-1]
 
     yield start
@@ -235,7 +236,8 @@ def test_stats_tells_entries_that_only_wait_to_expire(worker, run):
     assert (found["tools"]["list_orders"]["current"], found["roots"]["order"]["current"]) == (0, 2)
 
 
-def test_invalidations_that_could_not_be_written_are_told(worker, run, path):
+def test_invalidations_that_could_not_be_written_are_told(start, run, path):
+    worker = start(timeout=0.05)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         assert worker.ask("write 7") == "done"

@@ -283,7 +283,7 @@ def test_it_works_as_a_program_whatever_the_encoding_of_its_output():
         with record(path):
             show(text)
     arguments = [sys.executable, "-m", "agent_cache", "drift", "one.jsonl", "two.jsonl", "--format", "junit"]
-    run = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert (run.returncode, run.stderr) == (1, "")
     ET.fromstring(run.stdout)
 

@@ -391,14 +391,14 @@ def test_a_process_of_its_own_that_has_no_rich_and_a_reader_that_stops(cassette,
         "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(agent_cache.__file__).parents[1])])
     }
     command = [sys.executable, "-m", "agent_cache", "cassette", "show", str(path)]
-    whole = subprocess.run([*command, "--json"], env=environment, capture_output=True, text=True, timeout=60)
+    whole = subprocess.run([*command, "--json"], env=environment, capture_output=True, text=True, timeout=100)
     assert (whole.returncode, whole.stderr) == (0, "")
     assert len(json.loads(whole.stdout)["calls"]) == 3000
     with subprocess.Popen(command, env=environment, stdout=-1, stderr=-1, text=True) as process:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
-        assert process.wait(60) == 141
+        assert process.wait(100) == 141
 
 
 @pytest.mark.parametrize("command", [["show"], ["show", "--json"], ["diff"], ["diff", "--json"], ["verify"]])

@@ -74,7 +74,7 @@ def scrape(registry: CollectorRegistry) -> Iterator[Callable[[], dict[str, list[
 
     def scrape() -> dict[str, list[Sample]]:
         found: dict[str, list[Sample]] = {}
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=100) as answer:
             for family in text_string_to_metric_families(answer.read().decode()):
                 for sample in family.samples:
                     found.setdefault(sample.name, []).append(sample)
@@ -218,7 +218,7 @@ async def test_a_scrape_while_calls_are_made_is_consistent(scrape):
 async def test_the_example_of_the_page_prints_what_the_page_says(code, output, capsys):
     names: dict[str, Any] = {"__name__": __name__}
     try:
-        await asyncio.wait_for(page_examples.run(code, names), 30)
+        await asyncio.wait_for(page_examples.run(code, names), 100)
     finally:
         REGISTRY.unregister(names["counters"])
         names["server"].shutdown()

@@ -62,7 +62,7 @@ def test_a_suite_that_does_not_use_it_does_not_load_the_library(suite):
 def test_that_the_library_was_imported_before_pytest_is_no_warning(suite):
     suite.write("test_order.py", ORDER)
     script = "import sys, agent_cache.recording, pytest; sys.exit(pytest.main(['--agent-record-mode=once']))"
-    run = subprocess.run([sys.executable, "-c", script], cwd=suite.path, capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", script], cwd=suite.path, capture_output=True, text=True, timeout=100)
     assert run.returncode == 0, run.stdout + run.stderr
     assert suite.cassettes == [CASSETTE]
 

@@ -20,7 +20,7 @@ REFUSED = """
 
     def test_it():
         try:
-            urllib.request.urlopen({url!r}, {body!r}, timeout=5).close()
+            urllib.request.urlopen({url!r}, {body!r}, timeout=100).close()
         except urllib.error.HTTPError as error:  # the answer in the place of a model's, as its client sees it
             error.close()
 """

@@ -802,7 +802,7 @@ def test_verify_accepts_what_was_recorded_and_finds_what_was_edited(server: Http
 
 
 def connect(address: tuple[str, int]) -> None:
-    socket.create_connection(address, timeout=5).close()
+    socket.create_connection(address, timeout=100).close()
 
 
 @pytest.mark.parametrize("is_replay", [False, True])
@@ -830,7 +830,7 @@ async def test_connections_of_clients_and_recorded_calls_pass_the_guard(fetch: F
         await fetch(server.url)
         await fetch(f"{server.url}/live")
         ask_database()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(100):
             await asyncio.to_thread(ask_database)
     assert [call.kind for call in calls_of(path)] == ["http", "call", "call"]
     with record(path, http=Http(guard=True, ignore=["127.0.0.1"]), strict=True):

@@ -221,7 +221,7 @@ async def test_workers_may_share_the_work_of_a_queue_in_another_way(slow, path):
         await run_pool(item, range(8))
     assert {call.lane for call in Cassette.load(path)} == {1, 2}
     off()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         with replay(path, strict=True) as player:
             await run_pool(item, range(8))
     assert player.divergences == []
@@ -242,7 +242,7 @@ async def test_workers_may_find_work_in_another_order(path):
     with record(path):
         await run_pool(load, [0], workers=3, follow=links)
     off()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         with replay(path, strict=True):
             await run_pool(load, [0], workers=3, follow=links)
 
@@ -477,7 +477,7 @@ async def test_an_answer_that_nobody_waits_for_any_more_holds_up_no_other(path):
         await asyncio.sleep(0)
         tasks[1].cancel()
         tasks[2].cancel()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             assert await tasks[0] == 2
 
 
@@ -488,7 +488,7 @@ async def test_calls_in_two_event_loops_do_not_wait_for_each_other(path):
     with replay(path):
         first = fetch(1)
         first.send(None)  # its answer is under way, and nobody goes on with it
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             assert await asyncio.to_thread(lambda: asyncio.run(fetch(2))) == 2
         first.close()
 
@@ -539,7 +539,7 @@ POOLS = [pool_with_one_new_item, pool_in_pool, pool_of_wrapped_errors]
 @pytest.mark.parametrize("pool", POOLS, ids=lambda pool: pool.__name__)
 def test_a_divergence_in_a_background_task_ends_the_block(pool, is_strict, shorter):
     async def run() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             with pytest.raises(DivergenceError, match=r"fetch\(number=4\) was not recorded") as caught:
                 async with replay(shorter, strict=is_strict):
                     await pool()
@@ -554,7 +554,7 @@ def test_a_divergence_in_a_background_task_ends_the_block(pool, is_strict, short
 
 def test_it_ends_a_block_around_the_event_loop(shorter):
     async def run() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             await pool_with_one_new_item()
 
     with pytest.raises(DivergenceError, match=r"fetch\(number=4\) was not recorded"), replay(shorter):
@@ -618,7 +618,7 @@ async def test_a_cancellation_from_outside_stays_one(shorter):
                 raise
 
     task = asyncio.create_task(run())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         await asyncio.wait([task])
     assert task.cancelled()
 
@@ -627,7 +627,7 @@ async def test_a_divergence_by_repetition_ends_the_block_too(path):
     async with record(path):
         await run_pool(fetch, [1, 2])
     off()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         with pytest.raises(ReplayExhausted):
             async with replay(path):
                 await run_pool(fetch, [1, 2, 1])

@@ -187,7 +187,7 @@ def test_digests_are_the_same_in_every_process(tmp_path, seeds):
         subprocess.run(
             [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / seed)],
             env={**os.environ, "PYTHONPATH": root, "PYTHONHASHSEED": seed},
-            capture_output=True, text=True, check=True, timeout=60,
+            capture_output=True, text=True, check=True, timeout=100,
         ).stdout
         for seed in seeds
     }  # fmt: skip

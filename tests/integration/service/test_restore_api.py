@@ -490,7 +490,7 @@ def test_authorize_may_be_any_function(store, killed, authorize):
 
 
 def test_an_authorize_that_waits_keeps_nobody_else_waiting(store, killed):
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=100)
 
     def authorize(request, action, session_id):
         if session_id is None:
