@@ -30,7 +30,7 @@ from agent_cache.recording import (
 from agent_cache.recording.cassette_file import digest_of
 from agent_cache.recording.credentials import _FAMILIES, _mixed_forms, _rules, looks_random
 from agent_cache.values.tagged import encode
-from tests.harness.searches import search
+from tests.harness.searches import searched
 from tests.harness.slow import slow
 
 SECRET = "sk-ant-api03-Zm9vYmFyYmF6cXV4"
@@ -591,7 +591,9 @@ TEXT = st.text(
 )
 
 
-@search(
+@searched(
+    25,
+    100,
     st.recursive(
         TEXT | st.sampled_from([SECRET, "token=x", '{"token": "y"}', "Bearer abcdefghi"]) | st.integers() | st.none(),
         lambda inner: (
@@ -599,7 +601,6 @@ TEXT = st.text(
         ),
         max_leaves=12,
     ),
-    quick=25,
 )
 def test_redacting_twice_is_redacting_once(data):
     redaction = Redaction(["extra"])
@@ -607,7 +608,7 @@ def test_redacting_twice_is_redacting_once(data):
     assert redaction.apply(once) == once
 
 
-@search(TEXT, TEXT, quick=25)
+@searched(25, 100, TEXT, TEXT)
 def test_no_secret_between_two_texts_is_spared(before, after):
     redaction = Redaction()
     for secret in (SECRET, "token=abc", '"api-key": "x"', "Bearer abcdefgh12", SENDGRID):
@@ -657,7 +658,7 @@ surroundings = st.sampled_from(
 )
 
 
-@search(secrets, st.lists(surroundings, max_size=3), st.sampled_from(["v", "token", "\u017f", "to\u212aen"]), quick=25)
+@searched(25, 100, secrets, st.lists(surroundings, max_size=3), st.sampled_from(["v", "token", "\u017f", "to\u212aen"]))
 def test_a_text_that_would_be_redacted_is_never_spared(text, around, name):
     redaction = Redaction()
     for one in around:
@@ -673,7 +674,9 @@ names = st.sampled_from(["a", "token", "Api-Key", "set_cookie", "own", "$bytes",
 texts = secrets | names | names.map(in_base64) | st.binary(max_size=40).map(lambda raw: f"hex:{raw.hex()}")
 
 
-@search(
+@searched(
+    25,
+    100,
     st.lists(
         st.recursive(
             texts | st.integers() | st.booleans() | st.none(),
@@ -690,7 +693,6 @@ texts = secrets | names | names.map(in_base64) | st.binary(max_size=40).map(lamb
         max_size=4,
     ),
     st.sampled_from([Redaction, lambda: Redaction(["own", "\u03a3"], ["x.?y"]), lambda: Redaction(defaults=False)]),
-    quick=25,
 )
 def test_data_that_is_spared_has_nothing_to_redact(several, rules):
     """`may_change` is exact on this side: whenever it says False, the whole walk over the data changes nothing."""

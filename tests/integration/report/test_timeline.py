@@ -15,7 +15,7 @@ from agent_cache.recording import Cassette, cached_llm_call, intercept, record
 from agent_cache.report.timeline import TimedCall, Timeline, compared, read_timeline, text_limit
 from agent_cache.resume import Journal
 from agent_cache.values.compare import escaped
-from tests.harness.searches import search
+from tests.harness.searches import searched
 from tests.harness.timed_runs import TimedRun, shop_run
 
 
@@ -135,7 +135,7 @@ def test_tasks_that_follow_each_other_share_rows(tmp_path: Path):
     assert [(track.label, track.rows) for track in timeline.tracks] == [("500 tasks", 1)]
 
 
-@search(st.data(), quick=15, full=60)
+@searched(15, 60, st.data())
 def test_no_two_bars_overlap_and_each_is_below_what_encloses_it(data: st.DataObject):
     run = TimedRun()
     for number in range(1, data.draw(st.integers(1, 25)) + 1):

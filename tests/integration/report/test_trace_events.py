@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agent_cache.recording import Cassette
 from agent_cache.report.chrome_trace import trace_lines
 from agent_cache.report.timeline import Timeline, read_timeline
-from tests.harness.searches import search
+from tests.harness.searches import searched
 from tests.harness.timed_runs import TimedRun, shop_run
 
 
@@ -124,7 +124,7 @@ def test_an_empty_run_is_a_document_too(tmp_path: Path):
     assert document["otherData"]["notes"] == ["The run has no calls."]
 
 
-@search(st.data(), quick=20)
+@searched(20, 100, st.data())
 def test_any_run_is_drawn_right(data: st.DataObject):
     run = TimedRun()
     times = st.one_of(st.integers(0, 40), st.floats(0, 40))
