@@ -60,7 +60,7 @@ async def relayed(relay: Relay, options: argparse.Namespace) -> int:
                     upstream, headers=headers, on_line=on_line, on_lost=on_lost, schema_of=relay.schema_of
                 )
 
-            who = identity_of(headers) if headers else None  # a tier may be shared with the processes of others
+            who = identity_of(headers, url=str(upstream.url))  # a tier may be shared with the processes of others
             return await stdio.serve(relay, connect, vary=who, reads_in_thread=options.stdin_in_thread)
         host, port = http_transport.address_of(options.listen)
         is_local = http_transport.is_loopback(host)

@@ -76,8 +76,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         action="append",
         default=[],
-        help="with --listen: only this header, Authorization and Cookie tell hosts apart; by default every header does "
-        "that may have credentials",
+        help="with --listen: of the headers, only this one, Authorization, Cookie and MCP-Protocol-Version tell hosts "
+        "apart; by default all do but those of the transport",
     )
     parser.add_argument("--stdin-in-thread", action="store_true", help=argparse.SUPPRESS)  # as Windows needs it
     parser.add_argument("server", metavar="COMMAND", nargs="*", help="after --: the command that starts the server")

@@ -161,16 +161,30 @@ class Incoming:
     Attributes:
         headers: as they go to the server, but for those of one connection.
         version: the revision of MCP; empty where the host does not say it.
-        who: a hash of who asks.
+        who: a hash of who asks; None if nothing tells hosts apart.
+        session: what names the session: its id, else who asks.
     """
+    Args:
+        request: the request.
+        send: sends the response.
+        vary_by: the headers that tell who asks; see `identity_of`.
+        is_taped: whether it is recorded or replayed. Then hosts of all revisions share answers: a recording is replayed
+            for another version of its host.
 
-    def __init__(self, request: Request, send: Send, vary_by: Iterable[str]) -> None:
+
+    def __init__(self, request: Request, send: Send, vary_by: Iterable[str], *, is_taped: bool) -> None:
         self.request = request
         self.reply = Reply(send)
-        self.headers = end_to_end(request.scope["headers"], b"host", b"content-length", b"expect")
-        self.session_id = header(self.headers, b"mcp-session-id")
-        self.version = header(self.headers, b"mcp-protocol-version") or ""
-        self.who = identity_of(self.headers, vary_by)
+        self.headers = headers = end_to_end(request.scope["headers"], b"host", b"content-length", b"expect")
+        self.session_id = header(headers, b"mcp-session-id")
+        self.version = header(headers, b"mcp-protocol-version") or ""
+        query = request.scope["query_string"].decode("latin-1")
+        told = without(headers, b"mcp-protocol-version") if is_taped else headers
+        self.who = identity_of(told, vary_by, url=query)
+        self.session = self.session_id or ""
+        if not self.session:  # what repeats an argument is another one with each call
+            lasting = [pair for pair in told if not pair[0].startswith(b"mcp-param-")]
+            self.session = identity_of(lasting, vary_by, url=query) or ""
 
     async def has_gone(self) -> None:
         """Wait until the host has closed the connection. The body must have been read."""
@@ -368,7 +382,7 @@ class HttpListener:
     Its paths are those of the server: the endpoint is the path of the server's URL, and every other path passes.
 
     Args:
-        relay: what answers calls. It must have been entered.
+        relay: what answers calls. It must have been entered. It gets the identity of the server.
         upstream: the client of the server.
         headers: what is added to each request, such as Authorization, where the host has none of the name.
         vary_by: the headers that tell who asks; see `identity_of`.
@@ -404,7 +418,8 @@ class HttpListener:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = Request(scope, receive)
-        incoming = Incoming(request, send, self._vary_by)
+        incoming = Incoming(request, send, self._vary_by, is_taped=self._relay.is_taped)
+        relay.identity = identity_of(self._added, url=str(upstream.url))
         incoming.headers += [pair for pair in self._added if header(incoming.headers, pair[0]) is None]
         refusal = self._refusal(request)
         if refusal is not None:
@@ -529,11 +544,11 @@ class HttpListener:
             if request is not None:
                 request.asked_host = True
             else:  # it may be for any of them
-                state = self._sessions.get(incoming.session_id or incoming.who)
+                state = self._sessions.get(incoming.session)
                 for each in state.requests if state is not None else ():
                     each.asked_host = True
         elif message.method in self._relay.observed:
-            state = self._sessions.get(incoming.session_id or incoming.who)
+            state = self._sessions.get(incoming.session)
             host = None if state is None else state.host
             await self._relay.observe(message.method, data_of(message.params), host)
 
@@ -547,7 +562,7 @@ class HttpListener:
 
     async def _session_of(self, incoming: Incoming) -> Connected:
         """The session of a host: by its id; where it has none, by who asks."""
-        name = incoming.session_id or incoming.who
+        name = incoming.session
         now = asyncio.get_running_loop().time()
         state = self._sessions.pop(name, None)
         if state is None:

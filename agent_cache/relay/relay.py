@@ -28,6 +28,7 @@ from agent_cache import (
     writing,
 )
 from agent_cache.recording import CassetteError, Player, intercept, record, replay
+from agent_cache.integrations.mcp_results import requested_version
 from agent_cache.relay.messages import (
     INTERNAL_ERROR,
     ConnectionLost,
@@ -37,7 +38,7 @@ from agent_cache.relay.messages import (
     result_line,
 )
 from agent_cache.relay.relay_settings import RelaySettings, write_of_notification
-from agent_cache.toolbox.box import every_tag
+from agent_cache.toolbox.box import every_tag, has_tier
 
 __all__ = ["HostRequest", "HostSession", "Relay", "listed_tools"]
 
@@ -80,8 +81,7 @@ class HostRequest(ABC):
     Args:
         id, method: those of the request.
         params: its parameters.
-        vary: what else distinguishes it from equal ones: a hash of the credentials that came with it. None if nothing
-            does.
+        vary: who asks: a hash of what the host has sent beside the message. None if nothing tells hosts apart.
         host: the session that it belongs to, where there are several.
 
     Attributes:
@@ -145,6 +145,11 @@ class Relay:
         is_replay: whether there is no server.
         observed: the notifications of the server that have to be shown to `observe` before they are passed on.
         session: the session in which calls are checked for loops and counted.
+        identity: a hash of what this process sends to the server by itself: its address, and credentials that the host
+            does not know. None if there is nothing of the kind. A recording is without it, unless its file of rules
+            names a tier that others may use: so it is replayed without the server's address and credentials. The
+            transport sets it.
+        is_taped: whether a cassette is recorded or replayed.
         findings: what was wrong at the end, in sentences.
 
     Raises:
@@ -167,6 +172,8 @@ class Relay:
         self.findings: list[str] = []
         self.session = new_session(settings)
         self._tape: record | replay | None = None
+        self.is_taped = self.is_replay or record_to is not None
+        self.identity: str | None = None
         if replay_from is not None:
             self._tape = replay(replay_from, strict=strict)
         elif record_to is not None:
@@ -256,6 +263,12 @@ class Relay:
         return asyncio.get_running_loop().create_task(self._answer_in_session(request), context=self._inside.copy())
 
     async def _answer_in_session(self, request: HostRequest) -> None:
+        if self.identity is not None and (self._tape is None or has_tier(self.box)):
+            request.vary = f"{self.identity} {request.vary or ''}"
+        meta = request.params.get("_meta")
+        version = requested_version(meta) if isinstance(meta, dict) else None
+        if version is not None:
+            request.vary = [request.vary, version]
         if request.host is None or request.host.session is None:
             await self._answer(request)
         else:

@@ -49,14 +49,11 @@ _HOP_BY_HOP: Final = frozenset({
 """RFC 9110, 7.6.1: they are between two neighbours, not between host and server."""
 
 _NEUTRAL: Final = frozenset({
-    b"accept", b"accept-charset", b"accept-encoding", b"accept-language", b"baggage", b"cache-control",
-    b"content-length", b"content-type", b"date", b"dnt", b"expect", b"host", b"idempotency-key", b"last-event-id",
-    b"mcp-method", b"mcp-name", b"mcp-protocol-version", b"mcp-session-id", b"origin", b"pragma", b"priority",
-    b"referer", b"traceparent", b"tracestate", b"user-agent", b"x-request-id",
+    b"accept", b"accept-encoding", b"connection", b"date", b"host", b"last-event-id", b"mcp-method", b"mcp-name",
+    b"mcp-session-id", b"te", b"traceparent", b"tracestate", b"transfer-encoding", b"user-agent", b"x-request-id",
 })  # fmt: skip
-"""Headers that say nothing of who asks. Every other one may: a server takes its credentials where it likes."""
-
-_NEUTRAL_BEGINNINGS: Final = (b"mcp-param-", b"sec-", b"x-b3-", b"x-forwarded-", b"x-stainless-")
+"""Headers of the transport, as are those that begin with ``content-``. Every other one may tell who asks: a server
+takes its credentials where it likes."""
 
 _EMPTY_LINES: Final = (b"\n\n", b"\n\r", b"\r\r")  # of the three line ends; what ends by CR LF, ends by LF
 _EVENT_HEADERS: Final = {"content-type": "text/event-stream; charset=utf-8"}
@@ -92,26 +89,26 @@ def header(headers: Headers, name: bytes) -> str | None:
     return next((value.decode("latin-1") for one, value in headers if one == name), None)
 
 
-def identity_of(headers: Headers, names: Iterable[str] = ()) -> str:
-    """A hash of who asks, and in which revision: requests of one identity share answers.
+def identity_of(headers: Headers, names: Iterable[str] = (), *, url: str = "") -> str | None:
+    """A hash of who asks, and in which revision: requests of one identity share answers. None if nothing tells it.
 
     Args:
-        headers: those of the request.
-        names: the only headers that tell who asks, beside Authorization and Cookie. By default all do that are not
-            known to be neutral: a server may take its key from a header of any name.
+        headers: those of the request, as they are sent.
+        names: the only headers that tell who asks, beside Authorization, Cookie and the revision. By default all do
+            that are not of the transport: a server may take its key from a header of any name.
+        url: where it is sent to, with query and user; or a part of that.
     """
     chosen = {name.lower().encode("latin-1") for name in names}
     told = sorted(
         (name, value)
         for name, value in headers
         if name in (b"authorization", b"cookie", b"mcp-protocol-version")
-        or (
-            name in chosen
-            if chosen
-            else name not in _NEUTRAL and name not in _HOP_BY_HOP and not name.startswith(_NEUTRAL_BEGINNINGS)
-        )
+        or (name in chosen if chosen else name not in _NEUTRAL and not name.startswith(b"content-"))
     )
-    return hashlib.sha256(msgspec.json.encode([[part.decode("latin-1") for part in pair] for pair in told])).hexdigest()
+    if not told and not url:
+        return None
+    sent = [url, *([part.decode("latin-1") for part in pair] for pair in told)]
+    return hashlib.sha256(msgspec.json.encode(sent)).hexdigest()
 
 
 def is_event_stream(headers: Headers) -> bool:

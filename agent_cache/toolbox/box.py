@@ -49,7 +49,7 @@ from agent_cache.values.compare import is_empty
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Toolbox", "has_rule", "rule_named"]
+__all__ = ["Toolbox", "has_rule", "has_tier", "rule_named"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -459,6 +459,11 @@ def has_rule(box: Toolbox, name: str) -> bool:
 def every_tag(box: Toolbox) -> tuple[tuple[str], ...]:
     """The roots that the rules of a toolbox name, as `writing` takes them."""
     return tuple((unescape(root),) for root in box._roots)
+
+
+def has_tier(box: Toolbox) -> bool:
+    """Whether the file of a toolbox names a tier, so that other processes may be given its answers."""
+    return box._tier is not None
 
 
 def rule_named(full_name: str) -> Rule | None:

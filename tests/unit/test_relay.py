@@ -152,6 +152,34 @@ async def test_callers_that_vary_share_no_answers(clock):
         assert found == ["1", "2", "1"]
 
 
+async def test_versions_of_a_tool_as_fastmcp_names_them_share_no_answers(clock):
+    serve = Server()
+    async with Relay(Toolbox(RULES, namespace="versions")) as relay:
+        found = []
+        for meta in (
+            {"fastmcp": {"version": "1"}},
+            {"fastmcp": {"version": "2"}},
+            {"progressToken": 1},
+            {"x": 2},
+            None,
+        ):
+            params = {"name": "get", "arguments": {"id": "a"}, "_meta": meta}
+            request = MemoryRequest(serve, "tools/call", params)
+            await relay.start(request)
+            found.append(text(request.replies[0]))
+        assert found == ["1", "2", "3", "3", "3"]
+
+
+async def test_a_notification_that_does_not_say_what_has_changed_drops_everything(clock):
+    serve = Server()
+    settings = RelaySettings(on={"notifications/resources/updated": ("thing:{params[uri]}",)})
+    async with Relay(Toolbox(RULES, namespace="notified"), settings) as relay:
+        for number, params in enumerate(({"uri": "a"}, {}, None, [1]), 2):
+            assert text(await answer(relay, serve, "get", id="a")) == str(number - 1)
+            await relay.observe("notifications/resources/updated", params)
+            assert text(await answer(relay, serve, "get", id="a")) == str(number)
+
+
 # Lines
 
 
