@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any, Final
 
 import httpx2
-import msgspec
 
 from agent_cache.relay.messages import (
     INTERNAL_ERROR,
@@ -27,6 +26,8 @@ from agent_cache.relay.messages import (
     Response,
     data_of,
     error_line,
+    is_id,
+    one_line,
     parsed,
     request_line,
 )
@@ -169,7 +170,7 @@ class HttpLink:
         version = meta.get(_META_VERSION) if isinstance(meta, dict) else None
         if message is not None and isinstance(version, str) and isinstance(params, dict):
             name = params.get(_NAMED_BY.get(message.method, ""))
-            found = {"mcp-protocol-version": version, "mcp-method": message.method}
+            found = {"mcp-protocol-version": version, "mcp-method": _header_value(message.method)}
             if isinstance(name, str):
                 found["mcp-name"] = _header_value(name)
                 if message.method == "tools/call":
@@ -287,7 +288,7 @@ def _answers(data: bytes, message: Message) -> bool:
 
 def _line(data: bytes) -> bytes:
     """A JSON text as one line."""
-    return (msgspec.json.format(data, indent=-1) if b"\n" in data.strip() else data.strip()) + b"\n"
+    return one_line(data) + b"\n"
 
 
 def _status(response: httpx2.Response) -> str:
@@ -298,7 +299,7 @@ def _header_value(value: str) -> str:
     """A text as the value of a header: as it is, or in Base64 where it would not arrive so."""
     if _PLAIN_VALUE.fullmatch(value):
         return value
-    return f"=?base64?{base64.b64encode(value.encode()).decode()}?="
+    return f"=?base64?{base64.b64encode(value.encode(errors='surrogatepass')).decode()}?="
 
 
 def _argument_headers(schema: Any, arguments: Any) -> dict[str, str]:
@@ -361,9 +362,10 @@ class HttpServer:
             line = await self._lines.get()
             message = parsed(line)
             if message is not None and message.is_request:
+                name = message.id if is_id(message.id) else line
                 task = asyncio.create_task(self._exchange(line, message))
-                self._requests[message.id] = task, is_modern(message)
-                task.add_done_callback(partial(self._forget, message.id))
+                self._requests[name] = task, is_modern(message)
+                task.add_done_callback(partial(self._forget, name))
             elif message is None or not self._has_cancelled(message):
                 await self._exchange(line, message)
 
@@ -388,7 +390,7 @@ class HttpServer:
                 async for each in found:
                     self._on_line(each)
         except ConnectionLost as error:
-            if message is not None and message.is_request:
+            if message is not None and message.is_request and is_id(message.id):
                 self._on_lost(message.id, error)
             else:
                 _LOG.warning("a message of the host is lost: %s", error)

@@ -20,6 +20,7 @@ import socket
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import httpx2
@@ -31,6 +32,7 @@ from starlette.types import Receive, Scope, Send
 from agent_cache.errors import ConfigurationError
 from agent_cache.relay.messages import (
     INTERNAL_ERROR,
+    INVALID_REQUEST,
     ConnectionLost,
     Message,
     Response,
@@ -38,6 +40,9 @@ from agent_cache.relay.messages import (
     batch_of,
     data_of,
     error_line,
+    has_one_meaning,
+    is_id,
+    one_line,
     parsed,
     request_line,
 )
@@ -137,7 +142,7 @@ class BatchReply(Reply):
     async def whole(self, status: int, headers: Headers, body: bytes = b"") -> None:
         """Send a message as an event."""
         await self.begin(status, headers)
-        await self.end(event_of(msgspec.json.format(body, indent=-1)))
+        await self.end(event_of(one_line(body)))
 
 
 @dataclass(slots=True, eq=False)
@@ -158,12 +163,6 @@ class Connected:
 class Incoming:
     """One request of a host.
 
-    Attributes:
-        headers: as they go to the server, but for those of one connection.
-        version: the revision of MCP; empty where the host does not say it.
-        who: a hash of who asks; None if nothing tells hosts apart.
-        session: what names the session: its id, else who asks.
-    """
     Args:
         request: the request.
         send: sends the response.
@@ -171,6 +170,12 @@ class Incoming:
         is_taped: whether it is recorded or replayed. Then hosts of all revisions share answers: a recording is replayed
             for another version of its host.
 
+    Attributes:
+        headers: as they go to the server, but for those of one connection, and those that the relay adds.
+        version: the revision of MCP; empty where the host does not say it.
+        who: a hash of who asks; None if nothing tells hosts apart.
+        session: what names the session: its id, else who asks.
+    """
 
     def __init__(self, request: Request, send: Send, vary_by: Iterable[str], *, is_taped: bool) -> None:
         self.request = request
@@ -371,6 +376,13 @@ def _is_http_refusal(message: Message) -> bool:
     return isinstance(error, dict) and error.get("data") == _HTTP_REFUSAL
 
 
+def _is_read(body: bytes, message: Message | None) -> bool:
+    """Whether it is known what a message of a host asks for. What is not may be a call of any tool."""
+    if message is None or not has_one_meaning(body, message):
+        return False
+    return is_id(message.id) or message.method != "tools/call"
+
+
 def _headers_of(response: httpx2.Response) -> list[tuple[bytes, bytes]]:
     """The headers for the host, who gets the body without content-encoding."""
     return end_to_end(raw_headers(response), b"content-encoding")
@@ -407,6 +419,7 @@ class HttpListener:
         self._upstream = upstream
         self._added = list(headers)
         self._vary_by = tuple(vary_by)
+        relay.identity = identity_of(self._added, url=str(upstream.url))
         self._is_local = is_local
         self._origins = frozenset(origins)
         self.path = upstream.url.path
@@ -419,7 +432,6 @@ class HttpListener:
         """Answer one request."""
         request = Request(scope, receive)
         incoming = Incoming(request, send, self._vary_by, is_taped=self._relay.is_taped)
-        relay.identity = identity_of(self._added, url=str(upstream.url))
         incoming.headers += [pair for pair in self._added if header(incoming.headers, pair[0]) is None]
         refusal = self._refusal(request)
         if refusal is not None:
@@ -461,10 +473,17 @@ class HttpListener:
             await self._batch(incoming, body, batch)
             return
         message = parsed(body)
-        if message is not None and message.is_request and self._relay.answers(message.method):
+        is_read = _is_read(body, message)
+        if is_read and message is not None and message.is_request and self._relay.answers(message.method):
             await self._answer(incoming, incoming.reply, body, message)
         elif self._relay.is_replay:
-            await incoming.reply.whole(202, [])
+            if is_read and message is not None and not message.is_request:
+                await incoming.reply.whole(202, [])
+            else:
+                text = {"code": INVALID_REQUEST, "message": "agent-cache: this is no request that can be read"}
+                await incoming.reply.whole(400, [_JSON], error_line(None, text).rstrip(b"\n"))
+        elif not is_read and body.strip():
+            await asyncio.shield(self._relay.start_unread(partial(self._pass, incoming, "POST", body, message)))
         else:
             if message is not None and message.method == "notifications/cancelled":
                 self._cancel(incoming, data_of(message.params))  # before the server answers: nobody else waits for that
@@ -473,12 +492,15 @@ class HttpListener:
     async def _batch(self, incoming: Incoming, body: bytes, batch: list[bytes]) -> None:
         """Several messages at once, as revision 2025-03-26 has them: each goes its own way."""
         messages = [(each, parsed(each)) for each in batch]
+        if not all(_is_read(each, one) for each, one in messages) and not self._relay.is_replay:
+            await asyncio.shield(self._relay.start_unread(partial(self._pass, incoming, "POST", body)))
+            return
         if not any(one is not None and one.is_request and self._relay.answers(one.method) for _, one in messages):
             await self._pass(incoming, "POST", body)
             return
         async with asyncio.TaskGroup() as group:
             for each, message in messages:
-                if message is not None and message.is_request:
+                if message is not None and message.is_request and is_id(message.id):
                     group.create_task(self._answer(incoming, BatchReply(incoming.reply), each, message))
                 elif not self._relay.is_replay:
                     group.create_task(self._send_only(incoming, each))

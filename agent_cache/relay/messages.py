@@ -1,17 +1,21 @@
 """The messages of JSON-RPC 2.0 as lines: parsing as far as a relay needs it, and the errors of the protocol.
 
 A message is parsed into its members, whose contents stay as they came. So what only passes by is never built as
-objects, and what is passed on is what came, byte for byte.
+objects, and what is passed on is what came, byte for byte. Of a message that no JSON parser here can read (it is nested
+too deeply, or is no Unicode), the members are found by its brackets, so that it reaches whom it is for.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from agent_cache.recording import register
+from agent_cache.values.compare import utf8_text
 
 __all__ = [
     "INTERNAL_ERROR",
@@ -27,12 +31,17 @@ __all__ = [
     "parsed",
     "request_line",
     "result_line",
+    "has_one_meaning",
+    "is_id",
+    "message_line",
+    "one_line",
 ]
 
 PARSE_ERROR: Final = -32700
 INTERNAL_ERROR: Final = -32603
 
 _NO_BYTES: Final = msgspec.Raw()
+INVALID_REQUEST: Final = -32600
 
 
 class Message(msgspec.Struct):
@@ -60,30 +69,111 @@ _encoder = msgspec.json.Encoder()
 
 
 def parsed(line: bytes) -> Message | None:
-    """The message in a line; None if the line is no JSON object. One that is no message of the protocol is empty."""
+    """The message in a line; None if the line is no JSON object. One that is no message of the protocol is empty.
+
+    It never raises. A member that cannot be read is in the message as it came.
+    """
     try:
         return _decoder.decode(line)
-    except msgspec.ValidationError:
-        return Message() if line.lstrip()[:1] == b"{" else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return _parsed_leniently(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        parts = _parts_of(line, b"{")
+        return None if parts is None else _message_of(dict(parts))
 
 
-def _parsed_leniently(line: bytes) -> Message | None:
-    """The same for what the standard library takes for JSON although it is none, such as NaN."""
+def _message_of(members: dict[bytes, bytes]) -> Message:
+    raw = {name: msgspec.Raw(members[key]) for name, key in _MEMBERS.items() if key in members}
+    method = data_of(members.get(b'"method"', b""))
+    return Message(id=data_of(members.get(b'"id"', b"")), method=method if isinstance(method, str) else "", **raw)
+
+
+_MEMBERS: Final = {"params": b'"params"', "result": b'"result"', "error": b'"error"'}
+
+
+
+def _parts_of(text: bytes, opening: bytes) -> list[tuple[bytes, bytes]] | None:
+    """The members of an object, or the elements of an array under empty names, however deeply they are nested.
+
+    None if the text does not begin with `opening`, or its brackets do not match.
+    """
+    found: list[tuple[bytes, bytes]] = []
+    text = text.strip()
+    depth, name, begin = 0, b"", 1
+    for token in _TOKENS.finditer(text) if text[:1] == opening else ():
+        symbol, at = token[0], token.start()
+        if symbol in (b"{", b"["):
+            depth += 1
+        elif symbol in (b"}", b"]"):
+            depth -= 1
+        elif symbol == b":" and depth == 1:
+            name, begin = text[begin:at].strip(), token.end()
+        if (symbol == b"," and depth == 1) or depth == 0:
+            value = text[begin:at].strip()
+            if value:
+                found.append((name, value))
+            if (name[:1] == b'"') != (opening == b"{" and bool(value)):
+                return None
+            name, begin = b"", token.end()
+            if depth == 0:
+                return found if begin == len(text) else None
+    return None
+
+
+_PERHAPS_A_CALL: Final = (b"tools/call", b"\\u", b"\\/")
+"""A line without any of these calls no tool: its method is written out, and no letter of it as an escape."""
+
+
+def has_one_meaning(line: bytes, message: Message) -> bool:
+    """Whether every server finds in a line of the host what `parsed` has found: that it calls a tool, and how.
+
+    Parsers differ over a name that occurs twice, numbers beyond all bounds, NaN, and what is no Unicode.
+    """
+    if message.method != "tools/call" and not any(part in line for part in _PERHAPS_A_CALL):
+        return True
+_TOKENS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}:,]|[^\s\[\]{}:,"]+', re.DOTALL)
     try:
-        found = json.loads(line)
+        if b"\\" not in line and line.count(b'"') == 2 * _texts_in(msgspec.json.decode(line)):
+            return bool(message.method or message.result or message.error)  # a tenth of the time of what follows
+        found = _strict_decoder.decode(line.decode())
+        if b"\\u" in line:
+            json.dumps(found, ensure_ascii=False).encode()  # fails for half a character
     except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict):
-        return None
-    if not isinstance(found.get("method", ""), str):
-        return Message()
-    members = {name: msgspec.Raw(json.dumps(found[name]).encode()) for name in _MEMBERS if name in found}
-    return Message(id=found.get("id"), method=found.get("method", ""), **members)
+        return False
+    return bool(message.method or message.result or message.error)
 
 
-_MEMBERS = ("params", "result", "error")
+def _texts_in(data: Any) -> int:
+    """How many texts are in the content of a message, with the names in its objects."""
+    if isinstance(data, dict):
+        return len(data) + sum(map(_texts_in, data.values()))
+    if isinstance(data, list):
+        return sum(map(_texts_in, data))
+    return isinstance(data, str)
+
+
+def _checked_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    found = float(text)
+    return found if abs(found) < float("inf") else _refuse(text)
+
+
+_strict_decoder: Final = json.JSONDecoder(
+    object_pairs_hook=_checked_object, parse_constant=_refuse, parse_float=_finite
+)
+
+
+def is_id(id: Any) -> bool:  # noqa: A002 - the protocol's name
+    """Whether it identifies a request: MCP has texts and whole numbers."""
+    return type(id) is int or (type(id) is str and (id.isascii() or utf8_text(id) == id))
 
 
 def batch_of(line: bytes) -> list[bytes] | None:
@@ -92,22 +182,38 @@ def batch_of(line: bytes) -> list[bytes] | None:
         return None
     try:
         return [bytes(part) + b"\n" for part in _parts_decoder.decode(line)]
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        parts = _parts_of(line, b"[")
+        return None if parts is None else [part + b"\n" for _, part in parts]
 
 
 def data_of(raw: msgspec.Raw | bytes) -> Any:
-    """The content of a member; None if there is none."""
-    if not raw:
+    """The content of a member; None if there is none, or if it cannot be read."""
+    try:
+        return _data(raw) if raw else None
+    except (ValueError, RecursionError):
         return None
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
+
+
+def _data(raw: msgspec.Raw | bytes) -> Any:
+    """The content of a member.
+
+    Raises:
+        ValueError, RecursionError: if it cannot be read.
+    """
         return json.loads(bytes(raw))
 
 
 def _line_of(message: dict[str, Any]) -> bytes:
     return _encoder.encode(message) + b"\n"
+
+def one_line(text: bytes) -> bytes:
+    """JSON without line ends: these are only between its tokens."""
+    return text.strip().replace(b"\r", b" ").replace(b"\n", b" ")
+
 
 
 def request_line(id: Any, method: str, params: Any) -> bytes:  # noqa: A002 - the protocol's name
@@ -124,6 +230,13 @@ def result_line(id: Any, result: Any) -> bytes:  # noqa: A002 - as above
 def error_line(id: Any, error: dict[str, Any]) -> bytes:  # noqa: A002 - as above
     """A response with an error."""
     return _line_of({"jsonrpc": "2.0", "id": id, "error": error})
+def message_line(message: Message, id: Any) -> bytes:  # noqa: A002 - as above
+    """A message under another id, with its members as they came."""
+    members = ((name, getattr(message, name)) for name in _MEMBERS)
+    method = {"method": message.method} if message.method else {}
+    return _line_of({"jsonrpc": "2.0", "id": id, **method, **{name: raw for name, raw in members if raw}})
+
+
 
 
 class Response:
@@ -145,7 +258,15 @@ class Response:
         self._message = message
 
     def result(self) -> Any:
-        """The result.
+        """The result; as `unread`, if it cannot be read.
+
+    def under(self, id: Any) -> Response:  # noqa: A002 - the protocol's name
+        """The same under another id."""
+        return Response(message_line(self._message, id), self._message)
+
+    def unread(self) -> msgspec.Raw:
+        """The result as it came, without line ends."""
+        return msgspec.Raw(one_line(bytes(self._message.result)))
 
         Raises:
             RpcError: if it is an error.
@@ -155,9 +276,12 @@ class Response:
         raw = self._message.result
         try:
             return msgspec.json.decode(raw) if raw else None
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.is_json = False
-            return data_of(raw)
+            try:
+                return _data(raw)
+            except (ValueError, RecursionError):
+                return self.unread()
 
 
 class RpcError(Exception):
@@ -179,7 +303,7 @@ class RpcError(Exception):
     def of(cls, error: Any) -> RpcError:
         """The exception for the content of an error response."""
         if not isinstance(error, dict):
-            return cls(INTERNAL_ERROR, str(error))
+            return cls(INTERNAL_ERROR, "the error of the server cannot be read" if error is None else str(error))
         return cls(error.get("code", INTERNAL_ERROR), str(error.get("message", "")), error.get("data"))
 
     def __str__(self) -> str:

@@ -14,21 +14,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, suppress
 from contextvars import copy_context
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self, TypeVar
 
 from agent_cache import (
     AgentCacheSession,
     AgentLoopDetectedError,
     LoopPolicy,
     Toolbox,
+    invalidate,
     writing,
 )
-from agent_cache.recording import CassetteError, Player, intercept, record, replay
 from agent_cache.integrations.mcp_results import requested_version
+from agent_cache.recording import CassetteError, Player, intercept, record, replay
 from agent_cache.relay.messages import (
     INTERNAL_ERROR,
     ConnectionLost,
@@ -45,6 +46,8 @@ __all__ = ["HostRequest", "HostSession", "Relay", "listed_tools"]
 _LOG = logging.getLogger("agent_cache")
 
 _LIST_PATIENCE: Final = 10.0
+T = TypeVar("T")
+
 """Seconds that a first call waits for the server's list of tools. Then it goes on without schemas and hints."""
 _MAX_PAGES: Final = 1000
 
@@ -142,14 +145,14 @@ class Relay:
         strict: for the replay, as in `agent_cache.recording.replay`.
 
     Attributes:
-        is_replay: whether there is no server.
-        observed: the notifications of the server that have to be shown to `observe` before they are passed on.
-        session: the session in which calls are checked for loops and counted.
         identity: a hash of what this process sends to the server by itself: its address, and credentials that the host
             does not know. None if there is nothing of the kind. A recording is without it, unless its file of rules
             names a tier that others may use: so it is replayed without the server's address and credentials. The
             transport sets it.
         is_taped: whether a cassette is recorded or replayed.
+        is_replay: whether there is no server.
+        observed: the notifications of the server that have to be shown to `observe` before they are passed on.
+        session: the session in which calls are checked for loops and counted.
         findings: what was wrong at the end, in sentences.
 
     Raises:
@@ -169,11 +172,11 @@ class Relay:
         settings = RelaySettings() if settings is None else settings
         self.box = box
         self.is_replay = replay_from is not None
+        self.is_taped = self.is_replay or record_to is not None
+        self.identity: str | None = None
         self.findings: list[str] = []
         self.session = new_session(settings)
         self._tape: record | replay | None = None
-        self.is_taped = self.is_replay or record_to is not None
-        self.identity: str | None = None
         if replay_from is not None:
             self._tape = replay(replay_from, strict=strict)
         elif record_to is not None:
@@ -260,15 +263,15 @@ class Relay:
         The request has got its response, unless it was cancelled, when the task ends; it may have got it long before,
         if the server answered by a task of the protocol.
         """
-        return asyncio.get_running_loop().create_task(self._answer_in_session(request), context=self._inside.copy())
-
-    async def _answer_in_session(self, request: HostRequest) -> None:
         if self.identity is not None and (self._tape is None or has_tier(self.box)):
             request.vary = f"{self.identity} {request.vary or ''}"
         meta = request.params.get("_meta")
         version = requested_version(meta) if isinstance(meta, dict) else None
         if version is not None:
             request.vary = [request.vary, version]
+        return asyncio.get_running_loop().create_task(self._answer_in_session(request), context=self._inside.copy())
+
+    async def _answer_in_session(self, request: HostRequest) -> None:
         if request.host is None or request.host.session is None:
             await self._answer(request)
         else:
@@ -300,12 +303,35 @@ class Relay:
             self.box.forget()
         elif method == "notifications/tasks/status":
             self._note_status(params)
-        write = self._writes.get(method)
-        if write is not None:  # outside of the session: it is no call of the agent
-            task = asyncio.get_running_loop().create_task(
-                write(params if isinstance(params, dict) else {}), context=self._outside.copy()
-            )
-            await asyncio.shield(task)
+        if method in self._writes:
+            # Outside of the session: it is no call of the agent
+            work = self._invalidate(method, params)
+            await asyncio.shield(asyncio.get_running_loop().create_task(work, context=self._outside.copy()))
+
+    async def _invalidate(self, method: str, params: Any) -> None:
+        """Invalidate what a notification names; everything, if its parameters do not say what."""
+        try:
+            await self._writes[method](params if isinstance(params, dict) else {})
+        except Exception as error:  # noqa: BLE001 - of the templates: the server may send anything
+            _LOG.warning("%s does not name what it invalidates, so everything is dropped: %s", method, error)
+            await invalidate(*every_tag(self.box))
+
+    def start_unread(self, send: Callable[[], Awaitable[T]]) -> asyncio.Task[T | None]:
+        """Pass on what may call any tool, and whose end nobody can tell: a write of everything, in doubt afterwards.
+
+        Args:
+            send: sends it to the server. The task returns what it returns, or None if the server has gone.
+        """
+        _LOG.warning("a message of the host is no request that can be read; it is passed on as a write of everything")
+        return asyncio.get_running_loop().create_task(self._pass_unread(send), context=self._outside.copy())
+
+    async def _pass_unread(self, send: Callable[[], Awaitable[T]]) -> T | None:
+        sent: T | None = None
+        with suppress(ConnectionLost):
+            async with writing(*every_tag(self.box)):
+                sent = await send()
+                _leave_in_doubt()
+        return sent
 
     # Answers
 
@@ -335,7 +361,11 @@ class Relay:
         params = request.params
         name, arguments = params.get("name"), params.get("arguments", {})
         if not isinstance(name, str) or not isinstance(arguments, dict):
-            return await self._other(request, run)  # the server says what is wrong with it
+            # The server says what is wrong with it, or takes it for something
+            if isinstance(name, str) and self.box.rule(name).kind != "write":
+                return await self._other(request, run)
+            async with writing(*every_tag(self.box)):
+                return await self._other(request, run)
         tool = await self._tool(name, request)
         hints = tool.get("annotations")
         if self._tape is not None or "task" in params or not _CONTINUES.isdisjoint(params):
@@ -500,7 +530,10 @@ class _Run:
     async def _run(self) -> Any:
         request = self._request
         response = self.response = await request.forward()
-        result = self.result = response.result()
+        result = response.result()
+        if not response.is_json and not self._relay.is_taped:
+            result = response.unread()  # who waits for it gets the same
+        self.result = result
         if request.asked_host or not response.is_json:
             self._relay.leave_unstored(result)
         task = _task_of(result)
@@ -515,6 +548,10 @@ class _Run:
         if self.response is not None and result is self.result:
             return self.response.line
         return result_line(self._request.id, result)
+
+
+def _leave_in_doubt() -> NoReturn:
+    raise ConnectionLost("nobody is told when its effect is there")
 
 
 def _reply(request: HostRequest, line: bytes) -> None:

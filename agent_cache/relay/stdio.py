@@ -18,10 +18,11 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from agent_cache.relay.messages import (
     INTERNAL_ERROR,
+    INVALID_REQUEST,
     PARSE_ERROR,
     ConnectionLost,
     LineSplitter,
@@ -30,6 +31,9 @@ from agent_cache.relay.messages import (
     batch_of,
     data_of,
     error_line,
+    has_one_meaning,
+    is_id,
+    message_line,
     parsed,
     request_line,
 )
@@ -77,7 +81,7 @@ async def serve(
     Args:
         relay: what is done with them.
         server: the command that starts it, or what connects to it. Neither is used for a replay.
-        vary: what distinguishes the entries of this process from those of others.
+        vary: what distinguishes the entries of this process from those of others: see `Relay.identity`.
         reads_in_thread: read the host's lines in a thread, as on Windows, also where the event loop could.
 
     Returns:
@@ -87,7 +91,8 @@ async def serve(
         ConfigurationError, CassetteError: as on entering the relay; the server was not started.
         OSError: if the server cannot be started.
     """
-    link = _Link(relay, vary, reads_in_thread=reads_in_thread)
+    relay.identity = vary
+    link = _Link(relay, reads_in_thread=reads_in_thread)
     try:
         async with relay:
             await link.run(None if relay.is_replay else server)
@@ -97,12 +102,21 @@ async def serve(
 
 
 class _Request(HostRequest):
-    """A request of the host, as the line that it came in."""
+    """A request of the host.
 
-    def __init__(self, link: _Link, message: Message, line: bytes, batch: _Batch | None) -> None:
+    Args:
+        link: both ends.
+        message: the request.
+        line: what is sent to the server.
+        sent_id: the id in it: another one where that of the message was in use.
+        batch: the batch that it came in.
+    """
+
+    def __init__(self, link: _Link, message: Message, line: bytes, sent_id: Any, batch: _Batch | None) -> None:
         params = data_of(message.params)
-        super().__init__(message.id, message.method, params if isinstance(params, dict) else {}, link.vary)
+        super().__init__(message.id, message.method, params if isinstance(params, dict) else {})
         self.line = line
+        self.sent_id = sent_id
         self.cancellation = b""
         self._link = link
         self._batch = batch
@@ -147,12 +161,25 @@ class _Batch:
             self._lines = []
 
 
+class _Passed(NamedTuple):
+    """A request of the host that was passed on.
+
+    Attributes:
+        id: its id, under which the host waits for the response.
+        learns: the request, if the relay learns from its response.
+        batch: the batch that it came in.
+    """
+
+    id: Any
+    learns: Message | None = None
+    batch: _Batch | None = None
+
+
 class _Link:
     """Both ends, and what is under way between them."""
 
-    def __init__(self, relay: Relay, vary: str | None, *, reads_in_thread: bool) -> None:
+    def __init__(self, relay: Relay, *, reads_in_thread: bool) -> None:
         self.exit_code = 0
-        self.vary = vary
         self._relay = relay
         self._input = _Input(self._from_host, self._end_host, in_thread=reads_in_thread)
         self._output = _Output(self._end_host)
@@ -162,8 +189,7 @@ class _Link:
         self._tasks: dict[Any, tuple[_Request, asyncio.Task[None]]] = {}
         self._unanswered = 0
         self._background: set[asyncio.Task[Any]] = set()
-        self._learned: dict[Any, Message] = {}
-        self._batched: dict[Any, _Batch] = {}
+        self._passed: dict[Any, _Passed] = {}
         self._asked = 0
         self._change = asyncio.Event()
         self._host_has_ended = False
@@ -228,7 +254,8 @@ class _Link:
         """One request gets no answer of the server any more."""
         future = self._waiting.get(id)
         if future is None:
-            self.write(error_line(id, {"code": INTERNAL_ERROR, "message": f"agent-cache: {error}"}))
+            name = self._passed.pop(id, _Passed(id)).id
+            self.write(error_line(name, {"code": INTERNAL_ERROR, "message": f"agent-cache: {error}"}))
         elif not future.done():
             future.set_exception(error)
 
@@ -240,43 +267,114 @@ class _Link:
             parts = batch_of(line) if batch is None else None
             if parts:
                 self._batch_from_host(line, parts)
+            elif line.strip():
+                self._pass_unread(line, PARSE_ERROR, "this is no JSON")
+            return
+        has_id = is_id(message.id)
+        if not has_one_meaning(line, message) or (message.method == "tools/call" and not has_id):
+            if self._is_in_use(message.id):
+                self._refuse(message.id, "this cannot be read, and its id is in use", batch=batch)
             else:
-                self._pass_on(line, is_message=False)
+                if has_id:
+                    self._passed[message.id] = _Passed(message.id, batch=batch)
+                self._pass_unread(line, INVALID_REQUEST, "this is no request that can be read", message.id, batch)
             return
-        method = message.method
-        if message.is_request and isinstance(message.id, str | int | float):
-            if self._relay.answers(method) and message.id not in self._tasks:
-                self._start(_Request(self, message, line, batch))
-                return
-            if self._relay.learns(method):
-                self._learned[message.id] = message
-            if batch is not None:
-                self._batched[message.id] = batch
-        elif method == "notifications/cancelled" and self._has_cancelled(data_of(message.params), line):
+        if message.is_request:
+            self._request_from_host(line, message, batch)
+        elif message.method != "notifications/cancelled" or not self._has_cancelled(data_of(message.params), line):
+            self._pass_on(line)
+
+    def _request_from_host(self, line: bytes, message: Message, batch: _Batch | None) -> None:
+        sent_id = message.id
+        if self._is_in_use(sent_id):  # two responses with this id could not be told apart
+            sent_id = self._own_id()
+            line = message_line(message, sent_id)
+        if self._relay.answers(message.method) and is_id(message.id):
+            self._start(_Request(self, message, line, sent_id, batch))
             return
+        if self._relay.is_replay and not is_id(message.id):
+            self._refuse(None, "an id is a text or a whole number")
+            return
+        if isinstance(sent_id, str | int | float):
+            self._passed[sent_id] = _Passed(message.id, message if self._relay.learns(message.method) else None, batch)
         self._pass_on(line)
 
-    def _batch_from_host(self, line: bytes, parts: list[bytes]) -> None:
-        messages = [parsed(part) for part in parts]
-        requests = [each for each in messages if each is not None and each.is_request]
-        if not any(self._relay.answers(each.method) for each in requests):
-            for each in requests:
-                if self._relay.learns(each.method):
-                    self._learned[each.id] = each
-            self._pass_on(line)
+    def _is_in_use(self, id: Any) -> bool:  # noqa: A002 - the protocol's name
+        """Whether a response with this id could be that of another request."""
+        if not isinstance(id, str | int | float):
+            return False
+        return id in self._tasks or id in self._passed or (isinstance(id, str) and id.startswith(_OWN))
+
+    def _own_id(self) -> str:
+        self._asked += 1
+        return f"{_OWN}{self._asked}"
+
+    def _refuse(
+        self,
+        id: Any,  # noqa: A002 - as above
+        why: str,
+        code: int = INVALID_REQUEST,
+        batch: _Batch | None = None,
+    ) -> None:
+        line = error_line(id, {"code": code, "message": f"agent-cache: {why}"})
+        if batch is None:
+            self.write(line)
+        else:
+            batch.add(id, line)
+
+    def _pass_unread(
+        self,
+        line: bytes,
+        code: int,
+        why: str,
+        id: Any = None,  # noqa: A002 - as above
+        batch: _Batch | None = None,
+    ) -> None:
+        """Pass on a line which may be a call of any tool. Without a server, nobody can take it for one."""
+        if self._relay.is_replay:
+            self._refuse(id if is_id(id) else None, why, code, batch)
             return
-        batch = _Batch(self.write, [each.id for each in requests])
-        for part in parts:
-            self._from_host(part, batch)
+
+        async def send() -> None:
+            self._to_server(line)
+
+        self._unanswered += 1
+        task = self._relay.start_unread(send)
+        task.add_done_callback(lambda _: self.settle())
+        self._keep(task)
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
+        """Let a task run in the background."""
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _batch_from_host(self, line: bytes, parts: list[bytes]) -> None:
+        messages = [(part, parsed(part)) for part in parts]
+        requests = [each for _, each in messages if each is not None and each.is_request and is_id(each.id)]
+        is_read = all(each is not None and has_one_meaning(part, each) for part, each in messages)
+        if is_read and any(each is not None and self._relay.answers(each.method) for _, each in messages):
+            batch = _Batch(self.write, [each.id for each in requests])
+            for part in parts:
+                self._from_host(part, batch)
+            return
+        if any(self._is_in_use(each.id) for each in requests):
+            self._refuse(None, "an id in this batch is in use")
+            return
+        for each in requests:
+            self._passed[each.id] = _Passed(each.id, each if self._relay.learns(each.method) else None)
+        if is_read:
+            self._pass_on(line)
+        else:
+            self._pass_unread(line, INVALID_REQUEST, "this batch cannot be read")
 
     def _start(self, request: _Request) -> None:
         self._unanswered += 1
         task = self._relay.start(request)
-        self._tasks[request.id] = request, task
+        self._tasks[request.sent_id] = request, task
         task.add_done_callback(lambda _: self._end_task(request))
 
     def _end_task(self, request: _Request) -> None:
-        self._tasks.pop(request.id, None)
+        self._tasks.pop(request.sent_id, None)
         request.leave()
 
     def settle(self) -> None:
@@ -287,19 +385,19 @@ class _Link:
     def _has_cancelled(self, params: Any, line: bytes) -> bool:
         """Cancel a request that the relay answers. False if it is none, and the server's affair."""
         id = params.get("requestId") if isinstance(params, dict) else None  # noqa: A001 - the protocol's name
-        found = self._tasks.get(id) if isinstance(id, str | int | float) else None
+        if not is_id(id):
+            return False
+        found = self._tasks.get(id)
         if found is None or found[0].is_answered:
+            self._passed.pop(id, None)  # it may get no response
             return False
         request, task = found
         request.cancellation = line
         task.cancel()
         return True
 
-    def _pass_on(self, line: bytes, *, is_message: bool = True) -> None:
-        if self._relay.is_replay:
-            if not is_message and line.strip():
-                self.write(error_line(None, {"code": PARSE_ERROR, "message": "agent-cache: this is no JSON"}))
-        else:
+    def _pass_on(self, line: bytes) -> None:
+        if not self._relay.is_replay:
             with contextlib.suppress(ConnectionLost):  # the end of the server ends this process too
                 self._to_server(line)
 
@@ -312,18 +410,18 @@ class _Link:
         """Send a request of the host to the server, and wait for the response."""
         self._forwarded.add(request)
         try:
-            return await self._exchange(request.id, request.line)
+            response = await self._exchange(request.sent_id, request.line)
         except asyncio.CancelledError:
-            cancelled = {"requestId": request.id}
+            cancelled = {"requestId": request.sent_id}
             self._pass_on(request.cancellation or request_line(None, "notifications/cancelled", cancelled))
             raise
         finally:
             self._forwarded.discard(request)
+        return response if request.sent_id == request.id else response.under(request.id)
 
     async def ask(self, method: str, params: dict[str, Any]) -> Response:
         """Make a request of the relay's own."""
-        self._asked += 1
-        id = f"{_OWN}{self._asked}"  # noqa: A001 - the protocol's name
+        id = self._own_id()  # noqa: A001 - the protocol's name
         return await self._exchange(id, request_line(id, method, params))
 
     async def _exchange(self, id: Any, line: bytes) -> Response:  # noqa: A002 - as above
@@ -344,7 +442,10 @@ class _Link:
             parts = batch_of(line)
             messages = [parsed(part) for part in parts or ()]
             if not parts or None in messages:
-                _show_noise(line)
+                if line.lstrip()[:1] in (b"{", b"[") and b'"jsonrpc"' in line:
+                    self.write(line)  # a message that is broken: the host's affair
+                else:
+                    _show_noise(line)
                 return
             rest = [part for part, each in zip(parts, messages, strict=True) if not self._has_taken(part, each)]
             if rest:
@@ -361,27 +462,29 @@ class _Link:
                 for request in self._forwarded:
                     request.asked_host = True
             elif method in self._relay.observed:
-                task = asyncio.get_running_loop().create_task(self._observe(message, line))
-                self._background.add(task)
-                task.add_done_callback(self._background.discard)
+                self._keep(asyncio.get_running_loop().create_task(self._observe(message, line)))
                 return True
             return False
-        if not isinstance(id, str | int | float):
+        if not isinstance(id, str | int | float) or isinstance(id, bool):
             return False
         future = self._waiting.get(id)
         if future is not None:
             if not future.done():
                 future.set_result(Response(line, message))
             return True
-        if isinstance(id, str) and id.startswith(_OWN):
-            return True  # it was given up
-        learned = self._learned.pop(id, None)
-        if learned is not None and message.result:
-            self._relay.learn(learned.method, data_of(learned.params), data_of(message.result))
-        batch = self._batched.pop(id, None)
-        if batch is None:
+        passed = self._passed.pop(id, None)
+        if passed is None:
+            return isinstance(id, str) and id.startswith(_OWN)  # one that was given up
+        if passed.learns is not None and message.result:
+            self._relay.learn(passed.learns.method, data_of(passed.learns.params), data_of(message.result))
+        if passed.id == id and passed.batch is None:
             return False
-        batch.add(id, line)
+        if passed.id != id:
+            line = message_line(message, passed.id)
+        if passed.batch is None:
+            self.write(line)
+        else:
+            passed.batch.add(passed.id, line)
         return True
 
     async def _observe(self, message: Message, line: bytes) -> None:
@@ -711,7 +814,7 @@ async def connected(command: Sequence[str]) -> AsyncIterator[Ask]:
             _show_noise(line)
         elif message.is_request:
             server.write(error_line(message.id, {"code": -32601, "message": "there is no host"}))
-        elif message.id in waiting and not waiting[message.id].done():
+        elif is_id(message.id) and message.id in waiting and not waiting[message.id].done():
             waiting[message.id].set_result(Response(line, message))
 
     def on_end() -> None:

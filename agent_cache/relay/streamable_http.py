@@ -152,6 +152,11 @@ def event_data(event: bytes) -> Event:
     if usual is not None:
         return usual
     response = httpx2.Response(200, headers=_EVENT_HEADERS, content=event, request=_ANY_REQUEST)
+    try:
+        event.decode()
+    except UnicodeDecodeError:  # which the reader would replace
+        fields = [line.removeprefix(b"data:").removeprefix(b" ") for line in event.splitlines() if line[:5] == b"data:"]
+        return Event(b"\n".join(fields), b"", None)
     for found in httpx2.EventSource(response, max_event_size=None):
         return Event(found.data.encode(), found.id.encode(), found.retry)
     return Event(b"", b"", None)

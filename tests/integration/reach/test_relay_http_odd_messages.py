@@ -1,0 +1,134 @@
+"""Messages that no parser reads, and ids that identify nothing, over Streamable HTTP."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+
+pytest.importorskip("httpx2", reason="the relay over HTTP needs it")
+pytest.importorskip("uvicorn", reason="as above")
+pytest.importorskip("starlette", reason="as above")
+
+import httpx2
+
+from agent_cache.testing import reset
+from tests.harness.mcp_http_host import ACCEPT, relaying, running
+from tests.harness.odd_mcp_host import call_of, raw_relay
+from tests.harness.odd_mcp_server import ODD, OddApplication
+from tests.integration.reach.test_relay_odd_messages import READ_DIFFERENTLY, RULES, UNREADABLE
+
+__all__ = ["RULES"]
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    """No write in doubt is left to the next test."""
+    yield
+    reset()
+
+
+@pytest.fixture(params=[False, True], ids=["JSON", "events"])
+def application(request):
+    return OddApplication(events=request.param)
+
+
+class RawHttpHost:
+    """A host that posts bytes."""
+
+    def __init__(self, url: str, client: httpx2.AsyncClient) -> None:
+        self.url = url
+        self.client = client
+
+    async def post(self, body: bytes) -> httpx2.Response:
+        return await self.client.post(self.url, content=body, headers=ACCEPT)
+
+    async def call(self, tool: str, key: str = "") -> str:
+        body = (await self.post(call_of(tool, key, b"1"))).content
+        message = body.partition(b"data: ")[2] if body.startswith(b"event") else body
+        return json.loads(message)["result"]["content"][0]["text"]
+
+
+@asynccontextmanager
+async def hosted(application, rules, **options):
+    async with (
+        running(application) as origin,
+        relaying(f"{origin}/mcp", rules, **options) as relay,
+        httpx2.AsyncClient(timeout=None) as client,
+    ):
+        yield RawHttpHost(relay.url, client)
+
+
+@pytest.fixture
+async def host(application, rules):
+    async with hosted(application, rules) as host:
+        yield host
+
+
+async def ends_what_it_touches(host, application, line):
+    """Whether the value is read anew after a line that writes it, which the server gets as it came."""
+    reset()
+    application.server.values.clear()
+    first = await host.call("get", "a")
+    assert await host.call("get", "a") == first
+    assert (await host.post(line)).status_code == 200
+    assert application.server.seen[-1] == line
+    return (await host.call("get", "a")).startswith("written")
+
+
+async def test_a_write_under_an_id_that_identifies_nothing_ends_what_it_touches(host, application):
+    for id in (None, b"null", b"[1]", b'{"a":1}', b"true", b"1.5", b"9" * 5000):
+        assert await ends_what_it_touches(host, application, call_of("set", "a", id)), id
+
+
+async def test_a_write_that_cannot_be_read_passes_as_it_came_and_ends_what_it_touches(host, application):
+    for kind in UNREADABLE:
+        line = call_of("set", "a", b"2", b',"odd":' + ODD[kind])
+        assert await ends_what_it_touches(host, application, line), kind
+
+
+async def test_whatever_a_server_may_take_for_a_write_ends_what_it_touches(host, application):
+    for line in READ_DIFFERENTLY:
+        assert await ends_what_it_touches(host, application, line), line
+
+
+async def test_an_answer_that_cannot_be_read_passes_as_it_came(host):
+    for kind in ODD:
+        found = await host.post(call_of("odd", kind, b"2"))
+        assert b'{"jsonrpc":"2.0","id":2,"result":{"content":[],"odd":%b}}' % ODD[kind] in found.content
+    assert await host.call("get", "a") == "nothing (1)"
+    assert await host.call("get", "a") == "nothing (1)"
+
+
+async def test_what_else_cannot_be_read_passes_in_both_directions(host, application):
+    line = (
+        b'{"jsonrpc":"2.0","id":2,"method":"resources/read","params":{"name":"odd","key":"deep","x":%b}}' % ODD["deep"]
+    )
+    assert ODD["deep"] in (await host.post(line)).content
+    assert line in application.server.seen
+
+
+async def test_without_a_server_what_cannot_be_read_is_refused(application, rules, tape):
+    async with hosted(application, rules, record_to=tape) as host:
+        await host.call("get", "a")
+    async with hosted(application, rules, replay_from=tape) as host:
+        for line in (call_of("set", "a", None), call_of("set", "a", b"2", b',"odd":' + ODD["deep"]), b"no JSON"):
+            found = await host.post(line)
+            assert (found.status_code, found.json()["error"]["code"]) == (400, -32600)
+        assert await host.call("get", "a") == "nothing (1)"
+
+
+async def test_a_host_over_stdio_gets_such_answers_too(application, rules):
+    async with running(application) as origin, raw_relay("--config", rules, "--url", f"{origin}/mcp") as host:
+        for number, kind in enumerate(ODD):
+            await host.send(call_of("odd", kind, b"%d" % number))
+            assert ODD[kind] in await host.response(b"%d" % number)
+        assert await host.call("get", "a") == "nothing (1)"
+        for id in (b"[1]", b"true", b"null"):
+            await host.send(call_of("set", "a", id))
+            assert b"written" in await host.response(id)
+        assert (await host.call("get", "a")).startswith("written")
+        await host.send(call_of("set", "a", b"5", b',"odd":' + ODD["deep"]), b"no JSON", ODD["deep"])
+        assert b"written" in await host.response(b"5")
+        assert (await host.call("get", "b")).startswith("nothing")
