@@ -27,6 +27,7 @@ from agent_cache.integrations.mcp_results import (
     notice,
     requested_version,
 )
+from agent_cache.relay.messages import Pages
 from agent_cache.toolbox import ToolInfo
 
 try:
@@ -189,14 +190,15 @@ class CachedClient:
 async def _listed(session: Any) -> dict[str, ToolInfo]:
     """All tools of a server, by name."""
     found: dict[str, ToolInfo] = {}
-    params = None
+    params, pages = None, Pages()
     while True:
         page = as_json(await session.list_tools(params=params))
         for tool in page["tools"]:
             found[tool["name"]] = ToolInfo(tool["name"], tool.get("inputSchema"), tool.get("annotations"))
-        if not page.get("nextCursor"):
+        cursor = pages.next(page)
+        if cursor is None:
             return found
-        params = types.PaginatedRequestParams(cursor=page["nextCursor"])
+        params = types.PaginatedRequestParams(cursor=cursor)
 
 
 def _result(answer: Answer) -> Any:

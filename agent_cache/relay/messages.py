@@ -19,29 +19,32 @@ from agent_cache.values.compare import utf8_text
 
 __all__ = [
     "INTERNAL_ERROR",
+    "INVALID_REQUEST",
+    "MAX_PAGES",
     "PARSE_ERROR",
     "ConnectionLost",
     "LineSplitter",
     "Message",
+    "Pages",
     "Response",
     "RpcError",
     "batch_of",
     "data_of",
     "error_line",
-    "parsed",
-    "request_line",
-    "result_line",
     "has_one_meaning",
     "is_id",
     "message_line",
     "one_line",
+    "parsed",
+    "request_line",
+    "result_line",
 ]
 
 PARSE_ERROR: Final = -32700
+INVALID_REQUEST: Final = -32600
 INTERNAL_ERROR: Final = -32603
 
 _NO_BYTES: Final = msgspec.Raw()
-INVALID_REQUEST: Final = -32600
 
 
 class Message(msgspec.Struct):
@@ -88,6 +91,7 @@ def _message_of(members: dict[bytes, bytes]) -> Message:
 
 _MEMBERS: Final = {"params": b'"params"', "result": b'"result"', "error": b'"error"'}
 
+_TOKENS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}:,]|[^\s\[\]{}:,"]+', re.DOTALL)
 
 
 def _parts_of(text: bytes, opening: bytes) -> list[tuple[bytes, bytes]] | None:
@@ -129,7 +133,6 @@ def has_one_meaning(line: bytes, message: Message) -> bool:
     """
     if message.method != "tools/call" and not any(part in line for part in _PERHAPS_A_CALL):
         return True
-_TOKENS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}:,]|[^\s\[\]{}:,"]+', re.DOTALL)
     try:
         if b"\\" not in line and line.count(b'"') == 2 * _texts_in(msgspec.json.decode(line)):
             return bool(message.method or message.result or message.error)  # a tenth of the time of what follows
@@ -193,9 +196,6 @@ def data_of(raw: msgspec.Raw | bytes) -> Any:
         return _data(raw) if raw else None
     except (ValueError, RecursionError):
         return None
-    try:
-        return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
 
 
 def _data(raw: msgspec.Raw | bytes) -> Any:
@@ -204,16 +204,19 @@ def _data(raw: msgspec.Raw | bytes) -> Any:
     Raises:
         ValueError, RecursionError: if it cannot be read.
     """
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return json.loads(bytes(raw))
 
-
-def _line_of(message: dict[str, Any]) -> bytes:
-    return _encoder.encode(message) + b"\n"
 
 def one_line(text: bytes) -> bytes:
     """JSON without line ends: these are only between its tokens."""
     return text.strip().replace(b"\r", b" ").replace(b"\n", b" ")
 
+
+def _line_of(message: dict[str, Any]) -> bytes:
+    return _encoder.encode(message) + b"\n"
 
 
 def request_line(id: Any, method: str, params: Any) -> bytes:  # noqa: A002 - the protocol's name
@@ -227,9 +230,6 @@ def result_line(id: Any, result: Any) -> bytes:  # noqa: A002 - as above
     return _line_of({"jsonrpc": "2.0", "id": id, "result": result})
 
 
-def error_line(id: Any, error: dict[str, Any]) -> bytes:  # noqa: A002 - as above
-    """A response with an error."""
-    return _line_of({"jsonrpc": "2.0", "id": id, "error": error})
 def message_line(message: Message, id: Any) -> bytes:  # noqa: A002 - as above
     """A message under another id, with its members as they came."""
     members = ((name, getattr(message, name)) for name in _MEMBERS)
@@ -237,6 +237,9 @@ def message_line(message: Message, id: Any) -> bytes:  # noqa: A002 - as above
     return _line_of({"jsonrpc": "2.0", "id": id, **method, **{name: raw for name, raw in members if raw}})
 
 
+def error_line(id: Any, error: dict[str, Any]) -> bytes:  # noqa: A002 - as above
+    """A response with an error."""
+    return _line_of({"jsonrpc": "2.0", "id": id, "error": error})
 
 
 class Response:
@@ -257,9 +260,6 @@ class Response:
         self.is_json = True
         self._message = message
 
-    def result(self) -> Any:
-        """The result; as `unread`, if it cannot be read.
-
     def under(self, id: Any) -> Response:  # noqa: A002 - the protocol's name
         """The same under another id."""
         return Response(message_line(self._message, id), self._message)
@@ -267,6 +267,9 @@ class Response:
     def unread(self) -> msgspec.Raw:
         """The result as it came, without line ends."""
         return msgspec.Raw(one_line(bytes(self._message.result)))
+
+    def result(self) -> Any:
+        """The result; as `unread`, if it cannot be read.
 
         Raises:
             RpcError: if it is an error.
@@ -311,6 +314,34 @@ class RpcError(Exception):
 
 
 register(RpcError)  # so that a replay raises it again
+
+
+MAX_PAGES: Final = 1000
+"""How many pages a list may have."""
+
+
+class Pages:
+    """The cursors of a list that comes in pages: where it goes on, and that it ends.
+
+    A server whose cursor does not advance has given its last page.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def next(self, page: Mapping[str, Any]) -> Any:
+        """The cursor of the page after this one; None after the last one. An empty text is a cursor.
+
+        Raises:
+            RpcError: if the list has no end.
+        """
+        cursor = page.get("nextCursor")
+        if cursor is None or repr(cursor) in self._seen:
+            return None
+        self._seen.add(repr(cursor))
+        if len(self._seen) >= MAX_PAGES:
+            raise RpcError(INTERNAL_ERROR, f"agent-cache: the list has {MAX_PAGES} pages, and no end")
+        return cursor
 
 
 class ConnectionLost(OSError):

@@ -33,6 +33,7 @@ from agent_cache.recording import CassetteError, Player, intercept, record, repl
 from agent_cache.relay.messages import (
     INTERNAL_ERROR,
     ConnectionLost,
+    Pages,
     Response,
     RpcError,
     error_line,
@@ -45,11 +46,10 @@ __all__ = ["HostRequest", "HostSession", "Relay", "listed_tools"]
 
 _LOG = logging.getLogger("agent_cache")
 
-_LIST_PATIENCE: Final = 10.0
 T = TypeVar("T")
 
+_LIST_PATIENCE: Final = 10.0
 """Seconds that a first call waits for the server's list of tools. Then it goes on without schemas and hints."""
-_MAX_PAGES: Final = 1000
 
 _ENVELOPE: Final = "io.modelcontextprotocol/"
 """Since protocol 2026-07-28 the ``_meta`` of every request says under such names who asks, and by which version."""
@@ -285,10 +285,10 @@ class Relay:
         params = params if isinstance(params, dict) else {}
         if method == "tools/list":
             host = host or self._host
-            if not params.get("cursor"):
+            if params.get("cursor") is None:
                 host.pages = {}
             host.pages |= listed_tools(result)
-            if not result.get("nextCursor"):
+            if result.get("nextCursor") is None:
                 self._know(host, host.pages)
         elif method == "tasks/result":
             self._end_task(params.get("taskId"))
@@ -569,15 +569,15 @@ async def _all_pages(request: HostRequest, envelope: dict[str, Any]) -> dict[str
     """The server's list of its tools, as one page."""
     tools: list[Any] = []
     params: dict[str, Any] = {"_meta": envelope} if envelope else {}
-    for _ in range(_MAX_PAGES):
+    pages = Pages()
+    while True:
         page = (await request.ask("tools/list", params)).result()
-        if not isinstance(page, dict):
-            break
-        tools += page.get("tools") or []
-        if not page.get("nextCursor"):
-            break
-        params = {**params, "cursor": page["nextCursor"]}
-    return {"tools": tools}
+        if isinstance(page, dict):
+            tools += page.get("tools") or []
+        cursor = pages.next(page) if isinstance(page, dict) else None
+        if cursor is None:
+            return {"tools": tools}
+        params = {**params, "cursor": cursor}
 
 
 def new_session(settings: RelaySettings) -> AgentCacheSession:

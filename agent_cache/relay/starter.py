@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from agent_cache import Toolbox
-from agent_cache.relay.messages import RpcError
+from agent_cache.relay.messages import Pages, RpcError
 from agent_cache.relay.relay import listed_tools
 from agent_cache.toolbox.box import has_rule
 from agent_cache.values.compare import utf8_text
@@ -50,13 +50,14 @@ async def introduced(ask: Ask) -> tuple[str, dict[str, Mapping[str, Any]]]:
         hello = await ask("server/discover", envelope)
         server = (hello.get("_meta") or {}).get(f"{prefix}serverInfo") or {}
     tools: dict[str, Mapping[str, Any]] = {}
-    params = dict(envelope)
+    params, pages = dict(envelope), Pages()
     while True:
         page = await ask("tools/list", params)
         tools |= listed_tools(page)
-        if not page.get("nextCursor"):
+        cursor = pages.next(page)
+        if cursor is None:
             return str(server.get("name") or "mcp"), tools
-        params = {**envelope, "cursor": page["nextCursor"]}
+        params = {**envelope, "cursor": cursor}
 
 
 def starter_rules(namespace: str, tools: Iterable[Mapping[str, Any]], box: Toolbox | None = None) -> str:

@@ -1,0 +1,110 @@
+"""Lists of tools in pages: they end where the server's cursor does not advance, or has no end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from contextlib import asynccontextmanager
+
+import pytest
+
+pytest.importorskip("mcp", reason="the clients of these tests are its SDK's")
+
+from mcp import ClientSession
+from mcp.client.stdio import StdioServerParameters, stdio_client
+
+from agent_cache import Read, Toolbox
+from agent_cache.integrations.mcp_client import CachedClient
+from tests.harness.mcp_host import RELAY, relayed
+
+SERVER = """
+import json, sys
+cursors = json.loads(sys.argv[1])
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" not in message:
+        continue
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}}
+    result = {**hello, "serverInfo": {"name": "p", "version": "1"}}
+    if message["method"] == "tools/list":
+        cursor = (message.get("params") or {}).get("cursor", "first")
+        hints = {"readOnlyHint": True}
+        tool = {"name": f"tool {cursor}", "inputSchema": {"type": "object"}, "annotations": hints}
+        result = {"tools": [tool], "nextCursor": cursors.get(cursor)}
+        if cursors.get("endless"):
+            result = {"tools": [], "nextCursor": cursor + "+"}
+        elif result["nextCursor"] is None and cursors.get("omits"):
+            del result["nextCursor"]
+    elif message["method"] == "tools/call":
+        result = {"content": [{"type": "text", "text": message["params"]["name"]}]}
+    print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+"""
+
+REPEATED = {"first": "same", "same": "same"}
+CIRCLE = {"first": "a", "a": "b", "b": "a"}
+EMPTY = {"first": "", "": "last"}
+LISTS = [
+    (REPEATED, ["tool first", "tool same"]),
+    (CIRCLE, ["tool first", "tool a", "tool b"]),
+    (EMPTY, ["tool first", "tool ", "tool last"]),
+    ({"first": None}, ["tool first"]),
+    ({"omits": True}, ["tool first"]),
+]
+
+
+def server(cursors):
+    return sys.executable, "-c", SERVER, json.dumps(cursors)
+
+
+@asynccontextmanager
+async def client_of(cursors):
+    command, *arguments = server(cursors)
+    async with (
+        stdio_client(StdioServerParameters(command=command, args=arguments)) as streams,
+        ClientSession(*streams) as session,
+    ):
+        await session.initialize()
+        yield CachedClient(session, Toolbox({"tool*": Read("x")}, namespace="pages"))
+
+
+@pytest.mark.parametrize(("cursors", "tools"), LISTS[1:4])
+async def test_a_client_has_every_page_once(cursors, tools):
+    async with client_of(cursors) as client:
+        assert [tool.name for tool in await client.tools()] == tools
+        assert (await client.call_tool("tool first", {})).content[0].text == "tool first"
+
+
+async def test_a_client_says_that_a_list_has_no_end():
+    async with client_of({"endless": True}) as client:
+        with pytest.raises(Exception, match="the list has 1000 pages, and no end"):
+            await client.tools()
+
+
+@pytest.mark.parametrize(("cursors", "tools"), LISTS)
+async def test_explain_prints_every_page_once(cursors, tools):
+    code, shown, errors = await explained(cursors)
+    assert code == 0, errors
+    assert [line for line in shown if line.startswith("[tools.")] == [f'[tools."{name}"]' for name in tools]
+
+
+async def test_explain_says_that_a_list_has_no_end():
+    code, shown, errors = await explained({"endless": True})
+    assert code == 2
+    assert shown == []
+    assert "the list has 1000 pages, and no end" in errors
+
+
+@pytest.mark.parametrize("cursors", [CIRCLE, {"endless": True}])
+async def test_a_relay_answers_calls_of_a_server_whose_list_does_not_end(cursors):
+    async with relayed(server=server(cursors)) as host:
+        assert await host.call("tool a") == "tool a"
+    assert ("no end" in host.errors) is bool(cursors.get("endless"))
+
+
+async def explained(cursors):
+    process = await asyncio.create_subprocess_exec(
+        *RELAY, "--explain", "--", *server(cursors), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    shown, errors = await process.communicate()
+    return process.returncode, shown.decode().splitlines(), errors.decode()
