@@ -375,7 +375,7 @@ def _call_rows(line: dict[str, Any], margin: str) -> Iterator[str]:
         yield from _rows(name, value, margin, prefix, f"/arguments/{name}")
     for name, value in line["outcome"].items():
         yield from _rows(f"-> {name}", value, margin, prefix, f"/outcome/{name}")
-    for name in ("source", "model", *_TOKENS, "form"):
+    for name in ("asker", "source", "model", *_TOKENS, "form"):
         if name in line and line[name] != EARLIER:  # how its arguments are written is no difference of the runs
             yield f"{margin}{name}: {line[name]}"
 

@@ -25,7 +25,7 @@ from agent_cache.core.store import Entry, Stored
 from agent_cache.core.tags import Tag, TagSet
 from agent_cache.engine.inheritance import Inherited, Inherits
 from agent_cache.engine.state import LEDGER, RootUse, forget_oldest, uses_of
-from agent_cache.errors import AgentLoopDetectedError
+from agent_cache.errors import AgentLoopDetectedError, UncacheableArgumentsError
 from agent_cache.metrics import METRICS, Metrics, Stats
 from agent_cache.values.canonical import MISSING
 
@@ -1100,6 +1100,21 @@ class Operation(Generic[P]):
         self.root_plan: Plan | None = None
         self.plan_inside_load: Plan | None = None
         self.root_uses: tuple[RootUse, ...] = uses_of(tags.roots)
+
+    def asker_of(self, arguments: Mapping[str, Any]) -> Hashable | None:
+        """Who makes this call: what `vary=` returns; None where nothing keeps callers apart.
+
+        Raises:
+            UncacheableArgumentsError: if `vary=` raises.
+        """
+        policy: Any = self.policy
+        if not self.is_read or policy.vary is None:
+            return None
+        try:
+            asker: Hashable = policy.vary(arguments) if policy.vary_takes_arguments else policy.vary()
+        except Exception as error:
+            raise UncacheableArgumentsError(f"vary= raised {type(error).__name__}", self.name) from error
+        return asker
 
     def local_hit(self, scope: Scope, key: Hashable, arguments: Mapping[str, Any]) -> Any:
         """The value of a local hit, or `MISSING`."""

@@ -399,7 +399,7 @@ def diff_cassettes(a: Cassette | str | os.PathLike[str], b: Cassette | str | os.
 
 
 _Keys: TypeAlias = list[tuple[str, str]]
-"""Name and digest of each call."""
+"""Name and digest of each call, with its asker."""
 
 
 def _keys_and_order(cassette: Cassette) -> tuple[_Keys, Sequence[int]]:
@@ -438,7 +438,7 @@ def _moved(keys: _Keys, keys_b: _Keys, left: set[int], right: set[int]) -> list[
 
 def _change(index: int, index_b: int, before: RecordedCall, after: RecordedCall) -> dict[str, Any] | None:
     changed = [
-        part for part in ("name", "arguments", "key", "outcome") if getattr(before, part) != getattr(after, part)
+        part for part in ("name", "arguments", "key", "asker", "outcome") if getattr(before, part) != getattr(after, part)
     ]
     if not changed:
         return None

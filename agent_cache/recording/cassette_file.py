@@ -49,6 +49,7 @@ from agent_cache.recording.cassette_layout import (
     order_of_lines,
 )
 from agent_cache.recording.redaction import Redaction
+from agent_cache.values.arguments import plain_arguments
 from agent_cache.values.tagged import encode, encode_sorted
 
 try:
@@ -73,6 +74,7 @@ __all__ = [
     "check_version",
     "converted",
     "digest_of",
+    "digest_of_asker",
     "digest_of_key",
     "finished_lines",
     "header_line",
@@ -86,6 +88,7 @@ __all__ = [
     "read_file",
     "replace_file",
     "trailer_line",
+    "with_asker",
     "write_whole",
 ]
 
@@ -167,6 +170,8 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         arguments: arguments by name, as plain data, redacted.
         key: the key that ``cache_key=`` returned; it identifies the call instead of its arguments.
         digest: hexadecimal digest of name and arguments, or of name and key.
+        asker: hexadecimal digest of who asks: of all that keeps the answers of callers apart in the cache. Empty if
+            nothing does. Calls of two askers are two calls.
         after: in a log, id of the last call that had been written when this one started, 0 if there was none: that
             call, and those on the lines above it, had ended. Otherwise 0.
         lane: number of what made it: one task, or one context that a thread runs in; 0 is the task that entered the
@@ -197,6 +202,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     arguments: dict[str, Any] = {}
     key: str | None = None
     digest: str = ""
+    asker: str = ""
     after: int = 0
     lane: int = 0
     forked: int = 0
@@ -262,6 +268,22 @@ def digest_of_key(name: str, key: str) -> bytes:
     return blake2b(encode_sorted([name, key]), digest_size=12, person=b"key").digest()
 
 
+def digest_of_asker(parts: Mapping[str, Any]) -> str:
+    """Digest of who asks, from each thing that tells callers apart, by name. Empty without any.
+
+    Raises:
+        UncacheableArgumentsError: if one of them has no identity.
+    """
+    if not parts:
+        return ""
+    return blake2b(encode_sorted(plain_arguments(parts)[0]), digest_size=8, person=b"asker").hexdigest()
+
+
+def with_asker(digest: bytes, asker: str) -> bytes:
+    """What makes a call equal to another one: the digest that its line has, and its asker."""
+    return digest + asker.encode() if asker else digest
+
+
 # Calls of a file
 
 EARLIER = "1"
@@ -282,6 +304,7 @@ class _CallHead(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     arguments: _Unread = {}
     digest: str = ""
+    asker: str = ""
     after: int = 0
     lane: int = 0
     forked: int = 0
@@ -297,7 +320,7 @@ class Outline:
     Attributes:
         ids, parents, after, lanes, forked: as in `RecordedCall`; -1 for no parent.
         until: likewise, by index, where there is one.
-        digests: likewise, as bytes.
+        digests: likewise, as bytes, each with the asker (`with_asker`).
         names: indices by name.
         foreign: indices of the calls from a cassette of another package, by name.
         earlier: for each call, 1 if it is from a cassette of version 1.
@@ -345,7 +368,7 @@ class Outline:
             raise ValueError("one of its numbers is out of range") from None
         if call.until:
             self.until[index] = call.until
-        self.digests.append(digest)
+        self.digests.append(with_asker(digest, call.asker))
         if call.name not in self.names:
             self.names[call.name] = array("q")
         self.names[call.name].append(index)

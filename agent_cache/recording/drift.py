@@ -358,11 +358,12 @@ class _Rule:
     def digest(self, call: RecordedCall) -> Hashable:
         """What identifies a call beside its chain."""
         if call.name not in self.names or call.key is not None:  # of other names there may be any number
-            return call.digest
+            return call.digest + call.asker
         patterns = self.patterns(call.name)
         if not patterns.of_arguments:
-            return call.digest
-        return blake2b(encode_sorted([call.name, pruned(call.arguments, ("arguments",), patterns)])).digest()
+            return call.digest + call.asker
+        identity = [call.name, pruned(call.arguments, ("arguments",), patterns), call.asker]
+        return blake2b(encode_sorted(identity)).digest()
 
     def _keyed(self, step: Step) -> Step:
         if not self.patterns(step.name).of_arguments:
@@ -380,7 +381,7 @@ class _Rule:
         same = self._same_arguments(step.name)
         if same is not None:
             try:
-                if same(was.arguments, now.arguments):
+                if was.asker == now.asker and same(was.arguments, now.arguments):
                     return {}
             except Exception as error:
                 if not self._is_lenient:
@@ -390,6 +391,8 @@ class _Rule:
         found = differences(was.arguments, now.arguments, "arguments", _MAX_PLACES)
         if was.key != now.key and not found:
             found["arguments",] = was.key, now.key
+        if was.asker != now.asker:
+            found["asker",] = was.asker or None, now.asker or None
         patterns = self.patterns(step.name)
         return {place: one for place, one in found.items() if not patterns.have(place)} if patterns else found
 
@@ -854,7 +857,7 @@ class Baseline:
         lanes = {mine.lane: step.lane for step, mine in pairing.matched}
         added = copy.copy(other)
         added.number = len(self._run.steps)
-        added.digest = self._call(other).digest
+        added.digest = self._call(other).digest + self._call(other).asker
         added.source = source
         if other.lane not in lanes:
             lanes[other.lane] = len(self._run.parents)

@@ -21,8 +21,8 @@ from agent_cache.core.parameters import JsonArguments, Parameter, Parameters
 from agent_cache.core.policies import checked_choice, checked_function
 from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, report_escape
 from agent_cache.engine.runtime import PLACE
-from agent_cache.errors import ConfigurationError
-from agent_cache.recording.cassette_file import RecordedCall
+from agent_cache.errors import ConfigurationError, UncacheableArgumentsError
+from agent_cache.recording.cassette_file import RecordedCall, with_asker
 from agent_cache.recording.prices import NO_TOKENS, Members, Tokens, asked_model, larger, members_of, tokens_of
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.results import redact_chunks
@@ -64,7 +64,8 @@ class RecordedFunction:
         kind: one of `KINDS`.
         parameters: its parameters, where they are known already.
         cache_key: ``cache_key(*args, **kwargs)`` identifies a call instead of its arguments.
-        key: likewise, but only where the arguments have no identity.
+        key: likewise, but only where the arguments have no identity; it also tells callers apart.
+        vary: ``vary(*args, **kwargs)`` returns who asks.
         extract_model, extract_tokens: the user's own functions that find model and tokens of an LLM call.
         skip_args: number of leading positional parameters that do not identify a call.
         caller: the module that has the function recorded. Of a function of other code, such as a method of a client,
@@ -86,6 +87,7 @@ class RecordedFunction:
         parameters: Parameters | None = None,
         cache_key: Callable[..., str] | None = None,
         key: Callable[..., Any] | None = None,
+        vary: Callable[..., Any] | None = None,
         extract_model: Callable[..., Any] | None = None,
         extract_tokens: Callable[..., Any] | None = None,
         skip_args: int = 0,
@@ -104,6 +106,7 @@ class RecordedFunction:
         self.names = frozenset({name, name.rpartition(":")[2], path, path.rpartition(".")[2]}) - {""}
         self._cache_key = cache_key
         self._key = key
+        self._vary = vary
         self._schemas: dict[tuple[type, ...], Schema] = {}
         every = () if self.parameters is None else self.parameters.all
         self._recorded_names = tuple(one.name for one in every if one.in_key and not one.is_receiver)
@@ -172,6 +175,29 @@ class RecordedFunction:
             return plain_arguments({"key": key})[1].decode()
         except Exception as error:  # noqa: BLE001 - the user's function; the arguments identify the call then
             _LOG.warning("cache_key of %s raised %r; the arguments were used", self.name, error)
+            return None
+
+    def asker_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Who asks, by the user's ``vary=``; None without one.
+
+        Raises:
+            UncacheableArgumentsError: if that raises.
+        """
+        if self._vary is None:
+            return None
+        try:
+            return self._vary(*args, **kwargs)
+        except Exception as error:
+            raise UncacheableArgumentsError(f"vary= raised {type(error).__name__}", self.name) from error
+
+    def asker_by_key(self, arguments: Mapping[str, Any]) -> str | None:
+        """What `key` makes of the arguments of a tool. None without it, and where it identifies nothing."""
+        if self._key is None or self.parameters is None:
+            return None
+        args, kwargs = self.parameters.split(arguments)
+        try:
+            return plain_arguments({"key": self._key(*args, **kwargs)})[1].decode()
+        except Exception:  # noqa: BLE001 - the user's function; the cache has logged it, and ran the call uncached
             return None
 
     def is_same(self, other: RecordedFunction) -> bool:
@@ -334,9 +360,11 @@ class ActiveCall:
         arguments: plain data, redacted.
         given: the same before redaction, if that has changed them or the key; else None.
         key: what ``cache_key=`` made of them.
+        asker: digest of who asks, as in `RecordedCall`.
         given_key: the same before redaction, where there is `given`.
         digest: digest of name and arguments, or of name and key.
-        matched: the digest that a recorded call has; another one if arguments were written in another way then.
+        matched: the digest that a recorded call has, with the asker; another one if arguments were written in another
+            way then.
         outer: the innermost call around it, of whatever recording; `parent` the innermost of the same recording.
         occurrence: how many calls of this digest its parent had made before.
         place: digest of the chain of parents, `matched` and its occurrence. Calls match by it.
@@ -354,13 +382,19 @@ class ActiveCall:
     """
 
     __slots__ = (
-        "after", "arguments", "chunks", "counts", "digest", "exchange", "forked", "function", "given", "given_key",
-        "id", "index", "is_awaited", "is_plain_stream", "key", "lane", "matched", "occurrence", "outer", "owner",
-        "parent", "passed", "place", "recorded", "started", "tool_call", "usage",
+        "after", "arguments", "asker", "chunks", "counts", "digest", "exchange", "forked", "function", "given",
+        "given_key", "id", "index", "is_awaited", "is_plain_stream", "key", "lane", "matched", "occurrence", "outer",
+        "owner", "parent", "passed", "place", "recorded", "started", "tool_call", "usage",
     )  # fmt: skip
 
     def __init__(
-        self, owner: object, function: RecordedFunction, arguments: dict[str, Any], key: str | None, digest: bytes
+        self,
+        owner: object,
+        function: RecordedFunction,
+        arguments: dict[str, Any],
+        key: str | None,
+        digest: bytes,
+        asker: str = "",
     ) -> None:
         self.owner = owner
         self.function = function
@@ -368,7 +402,9 @@ class ActiveCall:
         self.given: dict[str, Any] | None = None
         self.key = key
         self.given_key: str | None = None
-        self.digest = self.matched = digest
+        self.asker = asker
+        self.digest = digest
+        self.matched = with_asker(digest, asker)
         self.outer = outer = CURRENT_CALL.get()
         while outer is not None and outer.owner is not owner:
             outer = outer.outer
@@ -522,6 +558,7 @@ def intercept(
     kind: str = "call",
     skip_args: int = 0,
     cache_key: Callable[..., str] | None = None,
+    vary: Callable[..., Any] | None = None,
 ) -> F: ...
 @overload
 def intercept(
@@ -531,6 +568,7 @@ def intercept(
     kind: str = "call",
     skip_args: int = 0,
     cache_key: Callable[..., str] | None = None,
+    vary: Callable[..., Any] | None = None,
 ) -> Callable[[F], F]: ...
 def intercept(
     fn: F | None = None,
@@ -539,6 +577,7 @@ def intercept(
     kind: str = "call",
     skip_args: int = 0,
     cache_key: Callable[..., str] | None = None,
+    vary: Callable[..., Any] | None = None,
 ) -> F | Callable[[F], F]:
     """Let the calls of a function be recorded and replayed. Outside of a recording it runs unchanged.
 
@@ -554,13 +593,18 @@ def intercept(
         skip_args: number of leading positional parameters that do not identify a call, such as a client.
         cache_key: ``cache_key(*args, **kwargs)`` identifies a call instead of its arguments. If it raises, the log has
             a warning and the arguments are used.
+        vary: ``vary(*args, **kwargs)`` returns who asks, where the answers of several callers must be kept apart: a
+            user or an account. Calls of two of them are two calls. Only a digest is recorded.
 
     Raises:
         ConfigurationError: if it cannot be recorded, or is recorded already.
     """
     checked_choice(kind, KINDS, "intercept: kind")
     checked_function(cache_key, "intercept: cache_key")
-    decorate = _decorator("intercept", name, kind, cache_key=cache_key, skip_args=skip_args, caller=_calling_module())
+    checked_function(vary, "intercept: vary")
+    decorate = _decorator(
+        "intercept", name, kind, cache_key=cache_key, vary=vary, skip_args=skip_args, caller=_calling_module()
+    )
     return decorate if fn is None else decorate(fn)
 
 
@@ -571,6 +615,7 @@ def cached_llm_call(
     cache_key: Callable[..., str] | None = None,
     name: str | None = None,
     skip_args: int = 0,
+    vary: Callable[..., Any] | None = None,
 ) -> Callable[[F], F]:
     """Serve a function that calls a model from the recording, and record it where the mode allows it.
 
@@ -588,6 +633,7 @@ def cached_llm_call(
             a warning and the arguments are used.
         name: its name in recordings, instead of ``module:qualname``.
         skip_args: number of leading positional parameters that do not identify a call, such as a client.
+        vary: as of `intercept`.
 
     Raises:
         ConfigurationError: if it cannot be recorded, or is recorded already.
@@ -596,6 +642,7 @@ def cached_llm_call(
         ("extract_model", extract_model),
         ("extract_tokens", extract_tokens),
         ("cache_key", cache_key),
+        ("vary", vary),
     ):
         checked_function(given, f"cached_llm_call: {option}")
     return _decorator(
@@ -604,6 +651,7 @@ def cached_llm_call(
         "llm",
         logs_unrecorded=True,
         cache_key=cache_key,
+        vary=vary,
         extract_model=extract_model,
         extract_tokens=extract_tokens,
         skip_args=skip_args,

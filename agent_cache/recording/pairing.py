@@ -61,7 +61,8 @@ class Step:
     Attributes:
         number: its position in the order of starts, without calls of kind ``env``.
         index: as in `DriftEvent.index`.
-        name, kind, digest: as in `RecordedCall`; `digest` is not hexadecimal where places are ignored.
+        name, kind: as in `RecordedCall`.
+        digest: likewise, with the asker; not hexadecimal where places are ignored.
         chain: the number of its chain.
         lane: number of its lane, in the order in which lanes start.
         is_write: as `RecordedCall.is_write`.
@@ -80,7 +81,7 @@ class Step:
         self.index = index
         self.name = call.name
         self.kind = call.kind
-        self.digest: Hashable = call.digest
+        self.digest: Hashable = call.digest + call.asker
         self.chain = chain
         self.lane = lane
         self.is_write = call.is_write

@@ -21,7 +21,7 @@ import msgspec
 
 from agent_cache.errors import CassetteError, DivergenceError, ReplayExhausted, UncacheableArgumentsError
 from agent_cache.recording.cassette import Cassette, redacted_identity
-from agent_cache.recording.cassette_file import EARLIER, RecordedCall, digest_of
+from agent_cache.recording.cassette_file import EARLIER, RecordedCall, digest_of, with_asker
 from agent_cache.recording.differences import changes, common_length, likeness
 from agent_cache.recording.functions import ActiveCall, RecordedFunction
 from agent_cache.recording.lanes import Lanes, Turns, checkpoint, wait_for_cancellation
@@ -448,7 +448,7 @@ class Matcher:
             call = self.cassette.steps[index]
             arguments, key, digest = redacted_identity(call, self._rules)
             if arguments != call.arguments or key != call.key:
-                changed[index] = digest
+                changed[index] = with_asker(digest, call.asker)
         if changed:
             self._digests = [changed.get(index, digest) for index, digest in enumerate(self._digests)]
             self._index_of.clear()
@@ -597,6 +597,9 @@ _MAX_COMPARED = 20_000_000
 _MAX_TEXT = 400
 _SHORT = 60
 _ABSENT = object()
+_ANOTHER_ASKER = (
+    "the same arguments of another asker: vary=, key=, the tenant or the user of a context is not what it was"
+)
 
 
 def nearest_to(matcher: Matcher, call: ActiveCall) -> int | None:
@@ -649,11 +652,14 @@ def differences(recorded: RecordedCall, call: ActiveCall) -> str:
             if recorded.form == EARLIER and was is not _ABSENT and b'"$opaque"' in encode_sorted(was):
                 lines.append(f"      {name} was recorded by an earlier version, without its content: record it again")
     if recorded.arguments == call.arguments and recorded.key == call.key:
-        lines.append(
-            "      the same arguments, but enclosed by other calls"
-            if call.parent is not None or recorded.parent
-            else "      the same call, in another place"
-        )
+        if recorded.asker != call.asker:
+            lines.append(f"      {_ANOTHER_ASKER}")
+        else:
+            lines.append(
+                "      the same arguments, but enclosed by other calls"
+                if call.parent is not None or recorded.parent
+                else "      the same call, in another place"
+            )
     return "\n".join(lines)
 
 

@@ -22,7 +22,7 @@ import msgspec
 
 from agent_cache.core.tags import root_of, unescape
 from agent_cache.engine.interception import InterceptedCall, replay_into_sessions
-from agent_cache.engine.runtime import Call, Operation
+from agent_cache.engine.runtime import PLACE, Call, Operation
 from agent_cache.engine.streaming import proceed_stream
 from agent_cache.errors import CassetteError, ConfigurationError, UncacheableArgumentsError
 from agent_cache.recording.cassette import Cassette
@@ -33,11 +33,13 @@ from agent_cache.recording.cassette_file import (
     Trailer,
     call_line,
     digest_of,
+    digest_of_asker,
     digest_of_key,
     header_line,
     now_text,
     partial_of,
     trailer_line,
+    with_asker,
 )
 from agent_cache.recording.exceptions import read_error
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction
@@ -149,7 +151,8 @@ class Recorder:
             arguments = function.bind(args, kwargs)
         except TypeError:  # the function refuses these arguments itself
             return proceed()
-        call = self._begin(function, arguments, function.key_of(args, kwargs))
+        asker = self._asker(function, partial(_asker_of_function, function, args, kwargs))
+        call = self._begin(function, arguments, function.key_of(args, kwargs), asker=asker)
         call.passed = args, kwargs
         if function.form == "async":
             return self._run_async(call, proceed)
@@ -163,9 +166,7 @@ class Recorder:
         Raises:
             CassetteError: if it is not recorded, and may not run.
         """
-        active = self._begin(function_of(call.operation), call.arguments)
-        active.tool_call = call
-        return await self._run_async(active, call.proceed)
+        return await self._run_async(self._begin_tool(call), call.proceed)
 
     def play_stream(self, call: InterceptedCall) -> Any:
         """Answer a call of a cached streaming tool, or make it.
@@ -173,9 +174,7 @@ class Recorder:
         Raises:
             CassetteError: if it is not recorded, and may not run.
         """
-        active = self._begin(function_of(call.operation), call.arguments)
-        active.tool_call = call
-        return self._run_stream(active, partial(proceed_stream, call))
+        return self._run_stream(self._begin_tool(call), partial(proceed_stream, call))
 
     def escaped(self, called: Operation[Any] | RecordedFunction) -> None:
         """Warn, once a function, of a call in a thread without a context: it may belong to this run.
@@ -202,8 +201,44 @@ class Recorder:
 
     # The beginning of a call
 
-    def _begin(self, function: RecordedFunction, arguments: Mapping[str, Any], key: str | None = None) -> ActiveCall:
+    def _begin_tool(self, call: InterceptedCall) -> ActiveCall:
+        """`_begin` for a call of a cached tool."""
+        function, arguments = function_of(call.operation), call.arguments
+        asker = self._asker(function, partial(_asker_of_tool, function, call, arguments))
+        active = self._begin(function, arguments, asker=asker)
+        active.tool_call = call
+        return active
+
+    def _asker(self, function: RecordedFunction, parts: Callable[[], dict[str, Any]]) -> str:
+        """Digest of who makes a call.
+
+        Raises:
+            CassetteError: if that cannot be said, and the call must not be taken for another one.
+        """
+        try:
+            return digest_of_asker(parts())
+        except UncacheableArgumentsError as error:
+            if self._needs_no_identity(function):
+                return ""
+            raise self._unidentified(
+                function,
+                f"the same call of another asker would be the same: {error.reason}. Let vary= return a value",
+            ) from error.__cause__
+
+    def _begin(
+        self,
+        function: RecordedFunction,
+        arguments: Mapping[str, Any],
+        key: str | None = None,
+        *,
+        asker: str = "",
+    ) -> ActiveCall:
         """Find the recorded call that answers a call, or number it as a new one.
+
+        Args:
+            function, arguments: what is called.
+            key: what ``cache_key=`` returned.
+            asker: digest of who asks.
 
         Raises:
             CassetteError: if it is not recorded, and may not run.
@@ -228,7 +263,7 @@ class Recorder:
             key = redact_key(key, given, data, self._redaction)
         is_redacted = (data is not given and data != given) or key != given_key
         digest = digest_of(function.name, data) if key is None else digest_of_key(function.name, key)
-        call = ActiveCall(self, function, data, key, digest)
+        call = ActiveCall(self, function, data, key, digest, asker)
         if is_redacted:
             call.given, call.given_key = given, given_key
         with self._lock:
@@ -274,24 +309,30 @@ class Recorder:
         Raises:
             CassetteError: for any other call.
         """
-        data = None
-        if self._writer is not None and not self._writer.needs_identity:
+        if self._needs_no_identity(function):
             return plain_arguments(function.recorded_arguments(arguments), is_identity=False)
-        if self._writer is None and self.player is not None:
-            if self._policy_of(function) == "live":
-                return plain_arguments(function.recorded_arguments(arguments), is_identity=False)
-            if self.player.matcher.has_earlier:
-                data = function.earlier_arguments(arguments)
+        data = None
+        if self._writer is None and self.player is not None and self.player.matcher.has_earlier:
+            data = function.earlier_arguments(arguments)
         if data is not None:
             return data, encode(data)
-        failure = CassetteError(
-            f"a call of {function.name} cannot be recorded, because a call with another argument would be the same: "
-            f"{error.reason}. Pass values instead, leave the argument out by skip_args=, or name what tells calls "
-            "apart by cache_key=, or by key= of AgentCache",
-            self.path or "",
-        )
+        raise self._unidentified(
+            function,
+            f"a call with another argument would be the same: {error.reason}. Pass values instead, leave the argument "
+            "out by skip_args=, or name what tells calls apart by cache_key=, or by key= of AgentCache",
+        ) from error.__cause__
+
+    def _needs_no_identity(self, function: RecordedFunction) -> bool:
+        """Whether a call of this function just runs, or is only observed."""
+        if self._writer is not None:
+            return not self._writer.needs_identity
+        return self.player is not None and self._policy_of(function) == "live"
+
+    def _unidentified(self, function: RecordedFunction, reason: str) -> CassetteError:
+        """The error for a call that may be another one. It is raised again at the end."""
+        failure = CassetteError(f"a call of {function.name} cannot be recorded, because {reason}", self.path or "")
         self._failure = self._failure or failure
-        raise failure from error.__cause__
+        return failure
 
     def _place(
         self, call: ActiveCall, arguments: Mapping[str, Any], player: Player, *, is_redacted: bool
@@ -299,8 +340,8 @@ class Recorder:
         """Find the place of a call in the recording. Returns the index of the recorded call there."""
         parent = call.parent
         counts, enclosing = (self._counts, ROOT_PLACE) if parent is None else (parent.counts, parent.place)
-        occurrence = counts.get(call.digest, 0)
-        call.place = place_of(enclosing, call.digest, occurrence)
+        occurrence = counts.get(call.matched, 0)
+        call.place = place_of(enclosing, call.matched, occurrence)
         index = player.find(call, is_redacted=is_redacted)
         if index is None and not occurrence and not call.function.has_cache_key:
             for digest, is_earlier in self._other_digests(call, arguments, player):
@@ -320,13 +361,14 @@ class Recorder:
     ) -> Iterator[tuple[bytes, bool]]:
         """The digests that the same call has in a recording that was made elsewhere, or by an earlier version.
 
-        With each, whether it is that of an earlier version.
+        With each, whether it is that of an earlier version, which did not know who asked.
         """
         function = call.function
         try:
             other = function.other_arguments(arguments)
             if other is not None:
-                yield digest_of(function.name, self._redacted(function, plain_arguments(other)[0])), False
+                digest = digest_of(function.name, self._redacted(function, plain_arguments(other)[0]))
+                yield with_asker(digest, call.asker), False
         except UncacheableArgumentsError:  # a default has no identity
             pass
         earlier = function.earlier_arguments(arguments) if player.matcher.has_earlier else None
@@ -468,7 +510,8 @@ class Recorder:
             CassetteError: if it is not recorded, and may not be made.
         """
         try:
-            return self._begin(endpoint, arguments)
+            asker = self._asker(endpoint, partial(_asker_of_function, endpoint, (), {}))
+            return self._begin(endpoint, arguments, asker=asker)
         finally:
             self._functions.pop(endpoint.name, None)  # a run may ask for any number of URLs
 
@@ -651,6 +694,24 @@ def function_of(operation: Operation[Any]) -> RecordedFunction:
     return found
 
 
+def _asker_of_tool(function: RecordedFunction, call: InterceptedCall, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells apart who makes a call of a cached tool, by name."""
+    vary = getattr(arguments, "vary", None)  # of a toolbox
+    parts = {
+        "tenant": call.scope.tenant,
+        "asker": call.operation.asker_of(arguments),
+        "vary": vary,
+        "key": function.asker_by_key(arguments),
+    }
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def _asker_of_function(function: RecordedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The same for a call of a wrapped function, or a request."""
+    parts = {"tenant": PLACE.get().scope.tenant, "asker": function.asker_of(args, kwargs)}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
 def recorded_function(value: Any) -> RecordedFunction | None:
     """What recordings know of a wrapped function or a cached tool; None if a value is neither."""
     found = getattr(value, "__agent_cache_recorded__", None)
@@ -784,8 +845,8 @@ class CallLog:
             started_ms=_milliseconds(call.started - self._began),
             duration_ms=_milliseconds(now - call.started),
         )
-        if tags:
-            line = msgspec.structs.replace(line, tags=list(tags))
+        if tags or call.asker:
+            line = msgspec.structs.replace(line, tags=list(tags), asker=call.asker)
         if (usage := call.usage) is not None:  # more fields double the time of the constructor
             tokens = usage.tokens
             line = msgspec.structs.replace(

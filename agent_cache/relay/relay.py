@@ -193,7 +193,7 @@ class Relay:
         self._outside = self._inside = copy_context()
         # One object each, as `Toolbox.call` asks for
         self._store_if = self._is_storable
-        self._request = intercept(_forwarded, name="mcp:request", skip_args=1)
+        self._request = intercept(_forwarded, name="mcp:request", skip_args=1, vary=_who_asks)
         self._list = intercept(_all_pages, name="mcp:tools", skip_args=2)
 
     # Life
@@ -514,6 +514,11 @@ class _Run:
         self.result: Any = None
         self.error: Exception | None = None
 
+    @property
+    def vary(self) -> Any:
+        """What distinguishes its request from equal ones."""
+        return self._request.vary
+
     async def __call__(self) -> Any:
         try:
             return await self._run()
@@ -563,6 +568,10 @@ def _reply(request: HostRequest, line: bytes) -> None:
 async def _forwarded(run: _Run, method: str, params: dict[str, Any]) -> Any:  # noqa: ARG001 - they identify the call
     """A request other than a cached call, in recordings."""
     return await run()
+
+
+def _who_asks(run: _Run, *_: Any) -> Any:
+    return run.vary
 
 
 async def _all_pages(request: HostRequest, envelope: dict[str, Any]) -> dict[str, Any]:

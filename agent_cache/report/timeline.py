@@ -398,7 +398,7 @@ class _Reader:
         self._known: dict[str, str] = {}
 
     def add(self, recorded: RecordedCall, index: int) -> None:
-        self.identities[index] = recorded.name, recorded.digest
+        self.identities[index] = recorded.name, recorded.digest + recorded.asker
         self.calls.append(self.shown(recorded, index))
 
     def shown(self, recorded: RecordedCall, index: int) -> TimedCall:

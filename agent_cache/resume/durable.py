@@ -40,6 +40,7 @@ from agent_cache.recording.cassette_file import (
     digest_of,
     digest_of_key,
     now_text,
+    with_asker,
 )
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction
 from agent_cache.recording.http.exchange import Http
@@ -290,9 +291,16 @@ class _JournalRecorder(Recorder):
 
     # The beginning of a call
 
-    def _begin(self, function: RecordedFunction, arguments: Mapping[str, Any], key: str | None = None) -> ActiveCall:
+    def _begin(
+        self,
+        function: RecordedFunction,
+        arguments: Mapping[str, Any],
+        key: str | None = None,
+        *,
+        asker: str = "",
+    ) -> ActiveCall:
         try:
-            return super()._begin(function, arguments, key)
+            return super()._begin(function, arguments, key, asker=asker)
         finally:
             self._redaction.take_note()  # only outcomes are noted
 
@@ -309,7 +317,8 @@ class _JournalRecorder(Recorder):
         counts, enclosing = (self._counts, self._root) if parent is None else (parent.counts, parent.place)
         if call.given is not None:
             name, key = call.function.name, call.given_key
-            call.matched = digest_of(name, call.given) if key is None else digest_of_key(name, key)
+            digest = digest_of(name, call.given) if key is None else digest_of_key(name, key)
+            call.matched = with_asker(digest, call.asker)
         call.occurrence = counts.get(call.matched, 0)
         counts[call.matched] = call.occurrence + 1
         call.place = place_of(enclosing, call.matched, call.occurrence)

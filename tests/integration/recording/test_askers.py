@@ -1,0 +1,362 @@
+"""Who asks is part of a recorded call: what keeps callers apart in the cache keeps their lines apart in a recording.
+
+Each way to tell callers apart (`vary=`, `key=`, the tenant of a session, `vary` of a toolbox, `vary=` of a function) is
+tried with calls that are equal otherwise, and whose callers come in another order in the replay.
+"""
+
+import asyncio
+import contextvars
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, Read, Toolbox, Write
+from agent_cache.recording import (
+    Baseline,
+    CassetteError,
+    DivergenceError,
+    DriftDetector,
+    cached_llm_call,
+    diff_cassettes,
+    fork,
+    intercept,
+    observe,
+    record,
+    replay,
+)
+from agent_cache.resume import Journal
+
+USER = contextvars.ContextVar("user", default="nobody")
+RUNS = Counter()
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.fixture(autouse=True)
+def no_runs():
+    RUNS.clear()
+
+
+def answer(what):
+    RUNS[what, USER.get()] += 1
+    return f"{what} of {USER.get()}"
+
+
+@AgentCache("mail", vary=USER.get, name="askers:by_vary")
+async def by_vary(n: int) -> str:
+    return answer("mail")
+
+
+@AgentCache("mail", vary=lambda arguments: (USER.get(), arguments["n"]), name="askers:by_vary_of_arguments")
+async def by_vary_of_arguments(n: int) -> str:
+    return answer("mail")
+
+
+@AgentCache("mail", key=lambda n: (USER.get(), n), name="askers:by_key")
+async def by_key(n: int) -> str:
+    return answer("mail")
+
+
+@AgentCache("mail", vary=USER.get, name="askers:in_thread")
+def in_thread(n: int) -> str:
+    return answer("mail")
+
+
+@AgentCache("mail", vary=USER.get, name="askers:stream")
+async def stream(n: int):
+    yield answer("mail")
+    yield "end"
+
+
+@AgentCache("mail", name="askers:plain")
+async def plain(n: int) -> str:
+    return answer("mail")
+
+
+@AgentCacheInvalidator("mail", name="askers:send")
+async def send(n: int) -> str:
+    return answer("sent")
+
+
+@cached_llm_call(name="askers:ask")
+async def ask(n: int) -> str:
+    return answer("words")
+
+
+@intercept(name="askers:look", vary=lambda n: USER.get())
+async def look(n: int) -> str:
+    return answer("look")
+
+
+@cached_llm_call(name="askers:think", vary=lambda n: USER.get())
+async def think(n: int) -> str:
+    return answer("thought")
+
+
+BOX = Toolbox({"read": Read("mail"), "pay": Write("mail")}, namespace="askers")
+
+
+async def box_read(n):
+    async def run():
+        return answer("box")
+
+    return await BOX.call("read", {"n": n}, run, vary=USER.get())
+
+
+async def box_write(n):
+    async def run():
+        return answer("paid")
+
+    return await BOX.call("pay", {"n": n}, run, vary=USER.get())
+
+
+async def box_sync(n):
+    return BOX.call_sync("read", {"n": n}, lambda: answer("box"), vary=USER.get())
+
+
+async def chunks(n):
+    return [chunk async for chunk in stream(n)][0]
+
+
+async def threaded(n):
+    return in_thread(n)
+
+
+def in_tenant(tool):
+    async def call(n):
+        async with AgentCacheSession(tenant=USER.get()):
+            return await tool(n)
+
+    return call
+
+
+WAYS = {
+    "vary": by_vary,
+    "vary of arguments": by_vary_of_arguments,
+    "key": by_key,
+    "vary of a def": threaded,
+    "vary of a stream": chunks,
+    "vary of a toolbox, read": box_read,
+    "vary of a toolbox, write": box_write,
+    "vary of a toolbox, def": box_sync,
+    "tenant, read": in_tenant(plain),
+    "tenant, write": in_tenant(send),
+    "tenant, model": in_tenant(ask),
+    "vary of intercept": look,
+    "vary of cached_llm_call": think,
+}
+
+
+async def as_user(user, tool):
+    USER.set(user)
+    return await tool(1)
+
+
+async def agent(tool, users):
+    return [await asyncio.create_task(as_user(user, tool)) for user in users]
+
+
+def calls_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines() if line.startswith('{"id":')]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("strict", [False, True])
+async def test_each_asker_gets_what_was_recorded_for_it_in_another_order_of_askers(tmp_path, way, strict):
+    path = tmp_path / "run.jsonl"
+    with record(path):
+        recorded = await agent(WAYS[way], ["ada", "bob"])
+    before = RUNS.copy()
+    with replay(path, strict=strict):
+        replayed = await agent(WAYS[way], ["bob", "ada"])
+    assert recorded[0] != recorded[1]
+    assert replayed == recorded[::-1]
+    assert before == RUNS
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_asker_that_was_not_recorded_gets_no_other_ones_answer(tmp_path, way):
+    path = tmp_path / "run.jsonl"
+    with record(path):
+        await agent(WAYS[way], ["ada"])
+    with pytest.raises(DivergenceError, match="another asker"), replay(path):
+        await agent(WAYS[way], ["bob"])
+    assert not [user for _, user in RUNS if user == "bob"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_resumed_run_answers_each_asker_from_its_own_lines(tmp_path, way):
+    async def run(users, dies_after=None):
+        async with AgentCacheSession("job", journal=Journal(tmp_path)):
+            found = []
+            for user in users:
+                found += await agent(WAYS[way], [user])
+                if user == dies_after:
+                    raise Killed
+            return found
+
+    with pytest.raises(Killed):
+        await run(["ada"], dies_after="ada")
+    found = await run(["bob", "ada"])
+    assert [one.rpartition(" ")[2] for one in found] == ["bob", "ada"]
+    assert all(count == 1 for count in RUNS.values()), RUNS
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_fork_answers_each_asker_from_its_own_lines(tmp_path, way):
+    path = tmp_path / "run.jsonl"
+    with record(path):
+        recorded = await agent(WAYS[way], ["ada", "bob"])
+    with fork(path, at=None, to=tmp_path / "branch.jsonl"):
+        assert await agent(WAYS[way], ["bob", "ada"]) == recorded[::-1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_line_has_a_digest_of_the_asker_and_not_its_name(tmp_path, way):
+    path = tmp_path / "run.jsonl"
+    with record(path):
+        await agent(WAYS[way], ["adalovelace", "bob"])
+    one, other = calls_of(path)
+    assert one["digest"] == other["digest"]
+    assert one["asker"] != other["asker"]
+    text = json.dumps([{name: value for name, value in call.items() if name != "outcome"} for call in (one, other)])
+    assert "lovelace" not in text
+
+
+async def test_a_line_has_no_asker_where_nothing_keeps_callers_apart(tmp_path):
+    path = tmp_path / "run.jsonl"
+
+    async def run():
+        return answer("box")
+
+    with record(path):
+        await plain(1)
+        await send(1)
+        await ask(1)
+        await BOX.call("read", {"n": 1}, run)
+        async with AgentCacheSession():
+            await plain(2)
+    assert len(calls_of(path)) == 5
+    assert not any("asker" in call for call in calls_of(path))
+
+
+PROGRAM = """
+import asyncio, enum, sys
+from agent_cache import AgentCache, AgentCacheSession
+from agent_cache.recording import record, replay
+
+class Other(enum.Enum):
+    A = 1
+
+class User(enum.Enum):
+    ADA = 1
+    BOB = 2
+
+asker = [Other.A] if sys.argv[1] == "record" else []
+
+@AgentCache("mail", vary=lambda: asker[-1])
+async def mail(n):
+    return asker[-1].name
+
+async def agent(users):
+    for user in users:
+        asker.append(user)
+        async with AgentCacheSession(tenant=user.name):
+            print(await mail(1))
+
+with (record if sys.argv[1] == "record" else replay)(sys.argv[2]):
+    if asker:
+        asyncio.run(agent([Other.A, User.ADA, User.BOB]))
+    else:
+        asyncio.run(agent([User.BOB, User.ADA]))
+"""
+
+
+def test_an_asker_is_the_same_in_another_process(tmp_path):
+    """Classes have other numbers there, and hashes another seed."""
+    path = tmp_path / "run.jsonl"
+    shown = []
+    for seed, mode in enumerate(("record", "replay")):
+        run = subprocess.run(  # noqa: S603 - this Python, and a program of this test
+            [sys.executable, "-c", PROGRAM, mode, path],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        shown.append((run.stdout.split(), run.stderr))
+    assert shown == [(["A", "ADA", "BOB"], ""), (["BOB", "ADA"], "")]
+
+
+async def test_a_tenant_and_a_vary_of_one_value_are_two_askers(tmp_path):
+    path = tmp_path / "run.jsonl"
+    with record(path):
+        await agent(by_vary, ["ada"])
+    with pytest.raises(DivergenceError), replay(path):
+        async with AgentCacheSession(tenant="ada"):
+            await agent(by_vary, ["nobody"])
+
+
+@pytest.mark.parametrize("mode", ["new_episodes", "all"])
+async def test_a_new_asker_gets_a_line_of_its_own(tmp_path, mode):
+    path = tmp_path / "run.jsonl"
+    with record(path):
+        await agent(by_vary, ["ada"])
+    with record(path, mode=mode):
+        assert await agent(by_vary, ["bob", "ada"]) == ["mail of bob", "mail of ada"]
+    with replay(path, strict=True):
+        assert await agent(by_vary, ["ada", "bob"]) == ["mail of ada", "mail of bob"]
+
+
+async def test_askers_stay_apart_when_redaction_has_changed_since(tmp_path):
+    path = tmp_path / "run.jsonl"
+
+    @AgentCache("mail", vary=USER.get, name="askers:redacted")
+    async def redacted(token: str, note: str) -> str:
+        return answer("mail")
+
+    async def call(_):
+        return await redacted("hunter2hunter2", "the word is swordfish")
+
+    with record(path):
+        await agent(call, ["ada", "bob"])
+    with replay(path, redact=["note"]):
+        assert await agent(call, ["bob", "ada"]) == ["mail of bob", "mail of ada"]
+
+
+async def test_an_asker_without_identity_is_refused_by_a_recording(tmp_path):
+    @AgentCache("mail", vary=object, name="askers:of_no_identity")
+    async def of_no_identity(n: int) -> str:
+        return answer("mail")
+
+    with pytest.raises(CassetteError, match=r"vary="), record(tmp_path / "run.jsonl"):
+        await of_no_identity(1)
+    assert not RUNS
+
+
+async def test_differences_of_two_recordings_and_drift_name_another_asker(tmp_path):
+    one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
+    with record(one):
+        await agent(by_vary, ["ada", "eve"])
+    with record(other):
+        await agent(by_vary, ["bob", "eve"])
+    diff = diff_cassettes(one, other)
+    assert [change["changed"] for change in diff.changed_calls] == [["asker", "outcome"]]
+    drifts = Baseline.load(one).compare(other)
+    assert [drift.path for drift in drifts if drift.kind == "arguments"] == ["asker"]
+
+
+async def test_a_drift_detector_takes_another_order_of_askers_for_no_other_arguments(tmp_path):
+    path = tmp_path / "run.jsonl"
+    with record(path):
+        await agent(by_vary, ["ada", "bob"])
+    detector = DriftDetector(Baseline.load(path))
+    with observe(detector):
+        await agent(by_vary, ["bob", "ada"])
+    assert not [drift for drift in detector.drifts if drift.kind in ("arguments", "result")]
