@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import logging
 import sys
 import sysconfig
+import types
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import cached_property
@@ -201,12 +203,10 @@ class RecordedFunction:
             return None
 
     def is_same(self, other: RecordedFunction) -> bool:
-        """Whether this is the same function as another of its name, or was made by the same definition."""
-        one, two = self.function, other.function
-        if inspect.ismethod(one) and inspect.ismethod(two):
-            return one.__self__ is two.__self__ and one.__func__ is two.__func__
-        one, two = inspect.unwrap(one), inspect.unwrap(two)
-        return one is two or getattr(one, "__code__", one) is getattr(two, "__code__", two)
+        """Whether this is the same function as another of its name: made by the same definition, and bound to equal
+        values.
+        """
+        return _is_same(self.function, other.function, set())
 
     def key_instead(self, arguments: Mapping[str, Any]) -> str | None:
         """What `key` makes of arguments without identity; None if there is none, or it has no identity either."""
@@ -260,6 +260,47 @@ class RecordedFunction:
             if name in found and found[name] is default:
                 found[name] = Default(default)
         return earlier_arguments(found)
+
+
+def _is_same(one: Any, other: Any, seen: set[tuple[int, int]]) -> bool:
+    """Whether two values are the same for what a function does with them.
+
+    Args:
+        one, other: values.
+        seen: pairs that are being compared: a function may bind itself.
+    """
+    if one is other or (id(one), id(other)) in seen:
+        return True
+    seen.add((id(one), id(other)))
+    if inspect.ismethod(one) and inspect.ismethod(other):
+        return one.__self__ is other.__self__ and one.__func__ is other.__func__
+    if inspect.isfunction(one) and inspect.isfunction(other):
+        one, other = _undecorated(one), _undecorated(other)
+        return one.__code__ is other.__code__ and all(
+            map(_is_same, _bound_by(one), _bound_by(other), itertools.repeat(seen))
+        )
+    try:
+        return bool(one == other)
+    except Exception:  # noqa: BLE001 - the comparison of any class
+        return False
+
+
+def _undecorated(function: types.FunctionType) -> types.FunctionType:
+    """A tool or a wrapped function without what this package has put around it."""
+    known: Any = getattr(function, "__agent_cache_recorded__", None) or getattr(function, "__agent_cache__", None)
+    found = getattr(known, "function", None)
+    return found if inspect.isfunction(found) else function
+
+
+def _bound_by(function: types.FunctionType) -> list[Any]:
+    """What a function has beside its code: the variables around it, and its defaults."""
+    found: list[Any] = []
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # it is not set yet
+            found.append(None)
+    return [*found, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
 
 
 def _is_plain(key: Any) -> bool:

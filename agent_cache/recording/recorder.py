@@ -281,13 +281,19 @@ class Recorder:
 
     def _check_name(self, function: RecordedFunction) -> None:
         first = self._functions.setdefault(function.name, function)
-        if first is not function and function.name not in _shared_names and not first.is_same(function):
+        if first is function or (function.name in _shared_names and not self.is_strict) or first.is_same(function):
+            return
+        text = (
+            f"there are two functions of the name {function.name}, and a call of one is a call of the other; give "
+            "them names by name="
+        )
+        if self.is_strict and self.player is not None:
+            raise self.player.latch(CassetteError(text, self.path or ""))
+        if self.is_strict:
+            self._problems.add(text)
+        if function.name not in _shared_names:
             _shared_names.add(function.name)
-            _LOG.warning(
-                "recording: there are two functions of the name %s, and a call of one is a call of the other; give "
-                "them names by name=",
-                function.name,
-            )
+            _LOG.warning("recording: %s", text)
 
     def _redacted(self, function: RecordedFunction, data: dict[str, Any]) -> dict[str, Any]:
         redacted: Any = self._redaction.apply(data)

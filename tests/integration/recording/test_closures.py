@@ -1,0 +1,170 @@
+"""Functions that one factory has made have one name. If they bind different things, they are told apart by `name=`."""
+
+import asyncio
+import functools
+import inspect
+import logging
+
+import pytest
+
+from agent_cache import AgentCache, AgentCacheInvalidator
+from agent_cache.recording import CassetteError, cached_llm_call, intercept, record, replay
+
+DECORATORS = {
+    "AgentCache": AgentCache("page:{q}"),
+    "AgentCacheInvalidator": AgentCacheInvalidator("page:{q}"),
+    "intercept": intercept,
+    "cached_llm_call": cached_llm_call(),
+}
+
+
+class Client:
+    def __init__(self, host):
+        self.host = host
+
+
+def of_text(deco, host):
+    @deco
+    async def fetch(q: str) -> str:
+        return f"{host}:{q}"
+
+    return fetch
+
+
+def of_object(deco, host):
+    client = Client(host)
+
+    @deco
+    async def fetch(q: str) -> str:
+        return f"{client.host}:{q}"
+
+    return fetch
+
+
+def of_helper(deco, host):
+    def url(q):
+        return f"{host}:{q}"
+
+    @deco
+    async def fetch(q: str) -> str:
+        return url(q)
+
+    return fetch
+
+
+def of_wrapper(deco, host):
+    def with_host(function):
+        @functools.wraps(function)
+        async def call(q: str) -> str:
+            return f"{host}:{await function(q)}"
+
+        return call
+
+    async def fetch(q: str) -> str:
+        return q
+
+    return deco(with_host(fetch))
+
+
+def of_keyword_default(deco, host):
+    def url(q, *, at=host):
+        return f"{at}:{q}"
+
+    @deco
+    async def fetch(q: str) -> str:
+        return url(q)
+
+    return fetch
+
+
+def of_name(deco, host):
+    return of_text(lambda function: deco(name=f"fetch {host}")(function), host)
+
+
+FACTORIES = [of_text, of_object, of_helper, of_wrapper, of_keyword_default]
+
+
+async def both(one, other):
+    return [await one("x"), await other("x")]
+
+
+@pytest.fixture(autouse=True)
+def warned(caplog):
+    caplog.set_level(logging.WARNING, "agent_cache")
+    return caplog
+
+
+@pytest.mark.parametrize("deco", DECORATORS)
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_a_strict_recording_of_two_that_bind_different_things_asks_for_names(tmp_path, deco, factory):
+    one, other = factory(DECORATORS[deco], "eu"), factory(DECORATORS[deco], "us")
+    with pytest.raises(CassetteError, match=r"two functions of the name .*name="), record(tmp_path / "r", strict=True):
+        asyncio.run(both(one, other))
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_a_strict_replay_refuses_the_second_one_before_it_has_an_answer(tmp_path, factory):
+    one, other = factory(intercept, "eu"), factory(intercept, "us")
+    got = []
+
+    async def agent():
+        got.append(await other("x"))
+        got.append(await one("x"))
+
+    with record(tmp_path / "r"):
+        asyncio.run(both(one, other))
+    with pytest.raises(CassetteError, match="name="), replay(tmp_path / "r", strict=True):
+        asyncio.run(agent())
+    assert len(got) == 1
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_a_recording_warns_of_two_that_bind_different_things(tmp_path, factory, warned):
+    def named(function):
+        """It warns once of a name, and other tests have these."""
+        inspect.unwrap(function).__qualname__ = f"warned_{factory.__name__}"
+        return intercept(function)
+
+    one, other = factory(named, "eu"), factory(named, "us")
+    with record(tmp_path / "r"):
+        asyncio.run(both(one, other))
+    assert [text for text in warned.messages if "two functions of the name" in text and "name=" in text]
+
+
+@pytest.mark.parametrize("factory", [of_text, of_helper, of_wrapper, of_keyword_default])
+def test_two_that_bind_the_same_are_one_function(tmp_path, factory, warned):
+    """A program may make its tools anew for each conversation."""
+    with record(tmp_path / "r", strict=True):
+        asyncio.run(both(factory(intercept, "eu"), factory(intercept, "eu")))
+    with replay(tmp_path / "r", strict=True):
+        assert asyncio.run(both(factory(intercept, "eu"), factory(intercept, "eu"))) == ["eu:x", "eu:x"]
+    assert not [text for text in warned.messages if "two functions" in text]
+
+
+def test_two_that_have_names_are_told_apart(tmp_path):
+    eu, us = of_name(intercept, "eu"), of_name(intercept, "us")
+    with record(tmp_path / "r", strict=True):
+        asyncio.run(both(eu, us))
+    with replay(tmp_path / "r", strict=True):
+        assert asyncio.run(both(eu, us)) == ["eu:x", "us:x"]
+    with replay(tmp_path / "r"):
+        assert asyncio.run(both(us, eu)) == ["us:x", "eu:x"]
+
+
+def test_a_function_that_calls_itself_is_compared_to_its_end(tmp_path):
+    def make(start):
+        @intercept
+        async def count(n: int) -> int:
+            return start if not n else 1 + await inner(n - 1)
+
+        async def inner(n):
+            return await count(n)
+
+        return count
+
+    with record(tmp_path / "r", strict=True):
+        assert asyncio.run(both_counts(make(1), make(1))) == [4, 4]
+
+
+async def both_counts(one, other):
+    return [await one(3), await other(3)]
