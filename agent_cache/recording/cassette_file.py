@@ -95,7 +95,7 @@ __all__ = [
 VERSION = 2
 JOURNAL_VERSION = 1
 """Of a journal (`resume.journal`), whose lines are a log, and others that a cassette does not have."""
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _LOG = logging.getLogger("agent_cache")
 
@@ -222,9 +222,8 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def is_write(self) -> bool:
-        """Whether it has changed something outside: a write tool, or a request of an unsafe method (RFC 9110, 9.2.1).
-
-        Requests of models change nothing.
+        """Whether it has changed something outside: a write tool, or a request of another method than GET, HEAD and
+        OPTIONS. Requests of models change nothing.
         """
         if self.kind == "http":
             return self.name.partition(" ")[0] not in _SAFE_METHODS

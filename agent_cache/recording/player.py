@@ -203,11 +203,28 @@ class Player:
         text = rule or f"{shown} was not recorded{inside}"
         nearest = nearest_to(self.matcher, call)
         if nearest is None:
-            text += f". No call of {call.function.name} was recorded"
+            text += f". No call of {call.function.name} was recorded{self._at_other_servers(call.function.name)}"
         elif not rule:
             state = "played already" if self.matcher.is_covered(nearest) else "not played yet"
             text += f". Nearest is step {nearest}, {state}:\n{differences(self.matcher.shown(nearest), call)}"
         return self.diverged(-1 if nearest is None else nearest, call_data(call), f"{text}\n{_ADVICE}")
+
+    def _at_other_servers(self, name: str) -> str:
+        """Where the same request was recorded, and what to do if these servers are one; empty for other calls."""
+        server = _server_in(name)
+        if not server:
+            return ""
+        request = name.replace(f"://{server}", "://", 1)
+        others = [other for known in self.cassette.outline.names if (other := _server_in(known))
+                  and known.replace(f"://{other}", "://", 1) == request]  # fmt: skip
+        if not others:
+            return ""
+        host = server.rpartition(":")[0] if server.rpartition(":")[2].isdecimal() else server
+        return (
+            f". It was recorded at {', '.join(others[:3])}, which is another server. If it is the same one, give them a "
+            f"name, when it is recorded and when it is replayed: Http(aliases={{{host!r}: 'NAME'}}) for all ports, or "
+            f"Http(aliases={{{server!r}: {others[0]!r}}})"
+        )
 
     def check_finished(self) -> None:
         """Check the replay at its end.
@@ -277,6 +294,13 @@ class Player:
         if len(self.divergences) < _MAX_DIVERGENCES:
             self.divergences.append({"index": index, "expected": expected, "actual": actual})
         return self.latch(kind(index, expected, actual, text, self.cassette.path))
+
+
+def _server_in(name: str) -> str:
+    """The host and port in the name of a request, ``POST https://host:port/path``; empty in any other name."""
+    method, space, url = name.partition(" ")
+    scheme, separator, rest = url.partition("://")
+    return rest.partition("/")[0] if space and separator and method.isupper() and scheme in ("http", "https") else ""
 
 
 def call_data(call: ActiveCall) -> dict[str, Any]:

@@ -532,6 +532,11 @@ class Recorder:
         """Whether this is a strict recording or replay."""
         return self._strict or (self.player is not None and self.player.strict)
 
+    @property
+    def is_strict_replay(self) -> bool:
+        """Whether nothing may be made that is not recorded, or named by the user."""
+        return self._writer is None and self.player is not None and self.player.strict
+
     def refuse_connection(self, address: str, module: str) -> None:
         """Refuse a connection that is no request of a known client.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import ipaddress
+import logging
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -58,22 +59,39 @@ Pairs: TypeAlias = list[tuple[str, str]]
 """Names and values of headers, in their order."""
 
 
+_LOG = logging.getLogger("agent_cache")
+
+
 # What is recorded
 
 _NEVER = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "metadata.azure.internal")
 """Hosts that give credentials to the machine that asks."""
-_TELEMETRY = (
+_RUN_OF_LANGSMITH = f"runs/{'-'.join('?' * length for length in (8, 4, 4, 4, 12))}"
+_LIVE = (
     "https://api.openai.com/v1/traces/ingest",  # OpenAI Agents SDK
-    "https://raw.githubusercontent.com/BerriAI/litellm/",  # its table of prices
-    "https://openaipublic.blob.core.windows.net/encodings/",  # tables of tiktoken
-    "smith.langchain.com",
-    "cloud.langfuse.com",
-    "posthog.com",
-    "ingest.sentry.io",
-    "telemetry.crewai.com",
+    *(
+        f"https://{host}.smith.langchain.com/{path}"
+        for host in ("api", "*.api")
+        for path in ("info", "runs", "runs/batch", "runs/multipart", _RUN_OF_LANGSMITH, "otel/v1/traces")
+    ),
+    *(
+        f"https://{host}.langfuse.com/api/public/{path}"
+        for host in ("cloud", "*.cloud")
+        for path in ("ingestion", "otel/v1/traces")
+    ),
+    "https://us.i.posthog.com/batch/",
+    "https://eu.i.posthog.com/batch/",
+    "https://app.posthog.com/batch/",
+    "https://*.ingest.sentry.io/api/*/envelope/",
+    "https://*.ingest.*.sentry.io/api/*/envelope/",
+    "https://telemetry.crewai.com:4319/v1/traces",
+    "https://raw.githubusercontent.com/BerriAI/litellm/*/model_prices_and_context_window.json",
+    "https://openaipublic.blob.core.windows.net/encodings/*.tiktoken",
+    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe",
+    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/encoder.json",
 )
-"""What libraries send about themselves, or load when they are first used: it is no part of a run, and a run may well
-have it or not."""
+"""Where libraries send what they report about themselves, and tables that they load when they are first used: it is no
+part of a run, and a run may well have it or not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +102,21 @@ class Http:
     ``https://api.example.com/v1/``.
 
     Args:
-        ignore: hosts whose requests are made as if there were no recording, also in a replay, in addition to known
-            senders of telemetry.
+        ignore: hosts whose requests are made as if there were no recording, also in a replay.
+        live: full URLs, without a query, to which requests are made likewise: by default, those to which known
+            libraries send telemetry, or from which they load their tables. ``*`` and ``?`` stand for characters other
+            than a slash. A strict replay does not make requests to the default ones: it answers them by an error. Those
+            that are given here it makes: ``live=[*Http().live]`` gives the default ones. ``()`` is none.
+        models: hosts that are models, for servers that are not known: POST requests there change nothing. Without it a
+            request is one to a model by a known host or a known client, and the path of a call of a model.
         only: the only hosts that are recorded; None is all.
         headers: names of headers that identify a request, in addition to ``x-amz-target``, ``soapaction``, ``range``
             and ``x-http-method-override``. Of one that is a secret, such as ``authorization``, only the
             presence counts.
         ignore_fields: fields of the query and of the body, in JSON or a form, that do not identify a request: a name at
             any depth, or a path of names from the top, as ``metadata.run_id``.
-        aliases: other names for hosts, by host or ``host:port``: what is recorded at one is replayed at another.
+        aliases: other names for hosts, by host or ``host:port``: what is recorded at one is replayed at another. Without
+            one, two ports are two servers, also on loopback.
         hurry: a replayed response that asks the client to try again later asks for it at once.
         guard: under ``strict=True``, connections that are made in another way are refused, as those of gRPC and
             WebSockets, unless a recorded call makes them or `ignore` has their host. Threads without a context, and
@@ -103,6 +127,8 @@ class Http:
     """
 
     ignore: Sequence[str] = ()
+    live: Sequence[str] = _LIVE
+    models: Sequence[str] = ()
     only: Sequence[str] | None = None
     headers: Sequence[str] = ()
     ignore_fields: Sequence[str] = ()
@@ -111,16 +137,19 @@ class Http:
     guard: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("ignore", "only", "headers", "ignore_fields"):
+        for name in ("ignore", "live", "models", "only", "headers", "ignore_fields"):
             given: Any = getattr(self, name)
             if given is None and name == "only":
                 continue
             if isinstance(given, str) or not isinstance(given, Iterable):
                 raise ConfigurationError(f"Http: {name} takes a list of texts, got {given!r}")
-            texts = tuple(given)
+            texts = given if given is _LIVE else tuple([*given])  # a copy: it says that the user has named them
             if not all(isinstance(one, str) and one for one in texts):
                 raise ConfigurationError(f"Http: {name} takes a list of texts, got {given!r}")
             object.__setattr__(self, name, tuple(map(str.lower, texts)) if name == "headers" else texts)
+        for one in self.live:
+            if "://" not in one:
+                raise ConfigurationError(f"Http: live takes full URLs, got {one!r}; a whole host is for ignore")
         if not isinstance(self.aliases, Mapping) or not all(
             isinstance(one, str) and isinstance(other, str) for one, other in self.aliases.items()
         ):
@@ -165,31 +194,71 @@ class Http:
         for name in ("ignore", "only"):
             if found[name]:
                 found[name] = tuple(redaction.text(one).partition(redaction.replacement)[0] for one in found[name])
-        return {name: value for name, value in found.items() if value != getattr(default, name)}
+        return {
+            name: value
+            for name, value in found.items()
+            if (value is not _LIVE if name == "live" else value != getattr(default, name))
+        }
 
-    def takes(self, url: str, parts: SplitResult) -> bool:
+    def takes(self, url: str, parts: SplitResult) -> bool:  # noqa: ARG002 - callers have both
         """Whether requests to this URL are recorded."""
-        host = parts.hostname or ""
-        shown = f"[{host}]" if ":" in host else host
-        if parts.port not in (None, _DEFAULT_PORTS.get(parts.scheme)):
-            shown = f"{shown}:{parts.port}"
-        url = urlunsplit((parts.scheme, shown, parts.path, parts.query, ""))
-        if _is_at(_places((*_NEVER, *_TELEMETRY, *self.ignore)), url, host):
+        if _is_at((*_NEVER, *self.ignore), parts) or _is_live(self.live, parts):
             return False
-        return self.only is None or _is_at(_places(tuple(self.only)), url, host)
+        return self.only is None or _is_at(self.only, parts)
+
+    def has_named(self, parts: SplitResult) -> bool:
+        """Whether the user has said that requests to this URL are made as if there were no recording."""
+        return _is_at(self.ignore, parts) or (self.live is not _LIVE and _is_live(self.live, parts))
+
+
+def _shown(parts: SplitResult) -> tuple[str, str]:
+    """The host of a URL, and its server: the host with the port, if that is not the usual one."""
+    host = parts.hostname or ""
+    shown = f"[{host}]" if ":" in host else host
+    return host, shown if parts.port in (None, _DEFAULT_PORTS.get(parts.scheme)) else f"{shown}:{parts.port}"
 
 
 @functools.lru_cache(maxsize=100)
 def _places(given: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Beginnings of URLs, and ends of host names behind a dot. Case of a host does not matter."""
-    urls = (one.partition("://") for one in given if "://" in one)
-    split = ((scheme, *rest.partition("/")) for scheme, _, rest in urls)
-    beginnings = tuple(f"{scheme.lower()}://{host.lower()}{slash}{path}" for scheme, host, slash, path in split)
-    return beginnings, tuple(f".{one.lower()}" for one in given if "://" not in one)
+    beginnings: list[str] = []
+    for one in given:
+        scheme, is_url, rest = one.partition("://")
+        host, slash, path = rest.partition("/")
+        if is_url:
+            start = f"{scheme.lower()}://{host.lower()}"
+            # The name of a host does not go on behind its end
+            beginnings += [f"{start}/{path}"] if slash else [f"{start}/", f"{start}:"]
+    return tuple(beginnings), tuple(f".{one.lower()}" for one in given if "://" not in one)
 
 
-def _is_at(places: tuple[tuple[str, ...], tuple[str, ...]], url: str, host: str) -> bool:
-    return url.startswith(places[0]) or f".{host}".endswith(places[1])
+def _is_at(given: Sequence[str], parts: SplitResult) -> bool:
+    """Whether a URL is at one of these hosts, or begins as one of these URLs."""
+    beginnings, hosts = _places(tuple(given))
+    host, server = _shown(parts)
+    if f".{host}".endswith(hosts) or f".{server}".endswith(hosts):
+        return True
+    return urlunsplit((parts.scheme, server, parts.path or "/", parts.query, "")).startswith(beginnings)
+
+
+def _is_live(given: Sequence[str], parts: SplitResult) -> bool:
+    """Whether a URL is one of these, but for its query."""
+    pattern = _any_of(tuple(given))
+    return pattern.fullmatch(f"{parts.scheme}://{_shown(parts)[1]}{parts.path or '/'}") is not None
+
+
+@functools.lru_cache(maxsize=100)
+def _any_of(given: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches each of these URLs, with their wildcards."""
+    texts = (f"{start.lower()}/{path}" for start, path in (_start_and_path(one) for one in given))
+    escaped = (re.escape(text).replace(r"\*", "[^/]*").replace(r"\?", "[^/]") for text in texts)
+    return re.compile("|".join(escaped) or r"(?!)")
+
+
+def _start_and_path(url: str) -> tuple[str, str]:
+    scheme, _, rest = url.partition("://")
+    server, _, path = rest.partition("/")
+    return f"{scheme}://{server}", path
 
 
 # Identity
@@ -206,10 +275,31 @@ _SIGNED_BY = {
 """Parameters of a signed URL, by the one that has the signature: of Azure, of CloudFront and Cloud Storage."""
 _TOKEN_PATH = re.compile(r"/(o?auth2?|v\d|connect|protocol/openid-connect)?/?((oauth|access)_)?token$", re.IGNORECASE)
 _MODEL_PATH = re.compile(
-    r"/(chat/completions|completions|responses|messages|embeddings|converse(-stream)?|invoke|"
-    r"invoke-with-response-stream|v\d/chat|v\d/rerank|api/(chat|generate|embed|embeddings))$|"
+    r"/(chat/completions|completions|responses|v\d/messages|embeddings|v\d/chat|v\d/rerank|"
+    r"model/[^/]+/(converse|converse-stream|invoke|invoke-with-response-stream)|"
+    r"api/(chat|generate|embed|embeddings))$|"
     r":(generateContent|streamGenerateContent|embedContent|batchEmbedContents|predict|rawPredict|streamRawPredict)$"
 )
+_MODEL_HOST = re.compile(
+    r"(.*\.)?("
+    r"api\.openai\.com|(openai|cognitiveservices|services\.ai)\.azure\.com|models\.inference\.ai\.azure\.com|"
+    r"api\.anthropic\.com|generativelanguage\.googleapis\.com|"
+    r"bedrock-runtime(-fips)?\.[a-z0-9-]+\.(amazonaws\.com(\.cn)?|api\.aws)|"
+    r"api\.(cohere\.(com|ai)|mistral\.ai|groq\.com|together\.(xyz|ai)|deepseek\.com|x\.ai|fireworks\.ai|perplexity\.ai|"
+    r"cerebras\.ai|sambanova\.ai|novita\.ai|hyperbolic\.xyz|voyageai\.com|jina\.ai|ai21\.com|moonshot\.(ai|cn)|z\.ai|"
+    r"minimaxi?\.(com|io)|studio\.nebius\.(com|ai)|githubcopilot\.com)|codestral\.mistral\.ai|openrouter\.ai|"
+    r"(router|api-inference)\.huggingface\.co|open\.bigmodel\.cn|dashscope(-intl)?\.aliyuncs\.com|"
+    r"integrate\.api\.nvidia\.com|inference\.baseten\.co|models\.github\.ai|ollama\.com)"
+    r"|([a-z0-9-]+-)?aiplatform\.googleapis\.com"
+)
+"""Hosts of models. A gateway or a server of one's own is named by ``Http(models=)``."""
+_MODEL_CLIENT = re.compile(
+    r"(?:^|[\s;])((async)?(azure)?(openai|anthropic\w*|groq|together|cerebras)/python|agents/python|pydantic-ai/|"
+    r"google-genai-sdk/|mistral-client-python/|cohere/|ollama-python/|hf_hub/|litellm/)",
+    re.IGNORECASE,
+)
+"""How clients of models, and frameworks that use them, name themselves as ``user-agent`` or ``x-goog-api-client``."""
+_SIGNED_FOR_BEDROCK = re.compile(r"Credential=[^,]*/bedrock(-runtime)?/aws4_request", re.IGNORECASE)
 _MODEL_IN_PATH = re.compile(r"/(?:models?|deployments)/([^/:]+(?::\d+)?)(?:[/:]|$)")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -224,6 +314,34 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
+def _is_model(method: str, parts: SplitResult, headers: Mapping[str, str], settings: Http) -> bool:
+    """Whether a request is a call of a model, which changes nothing and may be made again.
+
+    Other servers have paths of the same names, by which they send messages and charge cards. So the path alone says
+    nothing: the host must be that of a known provider, or the client one of models, or the user must have said so.
+    """
+    if method.upper() != "POST":
+        return False
+    if settings.models and _is_at(settings.models, parts):
+        return True
+    if not _MODEL_PATH.search(parts.path):
+        return False
+    return _MODEL_HOST.fullmatch(parts.hostname or "") is not None or is_of_model_client(headers)
+
+
+def is_of_model_client(headers: Mapping[str, str]) -> bool:
+    """Whether the client that makes a request is one of models, by what it says of itself.
+
+    Args:
+        headers: with names in lower case.
+    """
+    return (
+        any(_MODEL_CLIENT.search(headers.get(name, "")) for name in ("user-agent", "x-goog-api-client"))
+        or headers.get("x-fern-sdk-name", "").lower() in ("cohere", "mistralai")
+        or _SIGNED_FOR_BEDROCK.search(headers.get("authorization", "")) is not None
+    )
+
+
 def identity(
     method: str, url: str, headers: Mapping[str, str], body: bytes, settings: Http, redaction: Redaction
 ) -> tuple[str, str, dict[str, Any]]:
@@ -236,18 +354,15 @@ def identity(
         redaction: of the recording; for the path.
     """
     parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port
-    shown = f"[{host}]" if ":" in host else host
-    alias = settings.aliases.get(f"{shown}:{port}") or settings.aliases.get(shown)
-    if alias is not None:
-        shown = alias
-    elif port is not None and port != _DEFAULT_PORTS.get(parts.scheme) and not _is_loopback(host):
-        shown = f"{shown}:{port}"
+    host, shown = _shown(parts)
+    alone = f"[{host}]" if ":" in host else host
+    alias = settings.aliases.get(f"{alone}:{parts.port}") or settings.aliases.get(alone)
     path = parts.path or "/"
     if alias is not None:  # the path may be a secret of either host
+        shown = alias
         path = _redacted_path(redaction, f"{parts.scheme}://{host}", path)
     name = f"{method.upper()} {_redacted_url(redaction, f'{parts.scheme}://{shown}{path}')}"
-    kind = "llm" if method.upper() == "POST" and _MODEL_PATH.search(parts.path) else "http"
+    kind = "llm" if _is_model(method, parts, headers, settings) else "http"
     arguments: dict[str, Any] = {}
     if query := _query_of(parts, host):
         arguments["query"] = query
@@ -553,16 +668,25 @@ def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange
     if IS_CONNECTING.get():  # a part of a request that has an exchange
         return None
     if scope.interceptor is None:
-        _report_escape(method, url, parts)
+        _report_escape(method, url, parts, headers)
         return None
     while scope.interceptor is not None:
         interceptor: Any = scope.interceptor
         settings: Http | None = getattr(interceptor, "http", None)
         if settings is not None and settings.guard:
             is_guarded = True
+        if (
+            isinstance(interceptor, Recorder)
+            and settings is not None
+            and interceptor.is_strict_replay
+            and not settings.takes(url, parts)
+            and not settings.has_named(parts)
+            and (settings.only is None or _is_at(settings.only, parts))
+        ):
+            return _unsent(method, parts)
         if settings is not None and settings.takes(url, parts):
             if not isinstance(interceptor, Recorder):
-                if (refusal := _refusal_of(interceptor, settings, method, url)) is not None:
+                if (refusal := _refusal_of(interceptor, settings, method, url, headers)) is not None:
                     return refusal
             elif (call := running_call(interceptor)) is None:
                 recorders.append(interceptor)
@@ -572,7 +696,22 @@ def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange
     return Exchange(method, url, headers, recorders, learners) if recorders or learners or is_guarded else None
 
 
-def _refusal_of(blocker: Any, settings: Http, method: str, url: str) -> Exchange | None:
+def _unsent(method: str, parts: SplitResult) -> Exchange:
+    """An exchange in place of one of telemetry, which a strict replay does not let out. It is no error of the run."""
+    url = f"{parts.scheme}://{_shown(parts)[1]}{parts.path}"
+    text = f"{method} {url} is not recorded, and a strict replay makes no request; Http(live=[...]) names what it may make"
+    if url not in _told:
+        _told.add(url)
+        _LOG.warning("%s", text)
+    return Exchange(method, url, {}, [], [], CassetteError(text))
+
+
+_told: set[str] = set()
+
+
+def _refusal_of(
+    blocker: Any, settings: Http, method: str, url: str, headers: Mapping[str, str]
+) -> Exchange | None:
     """An exchange that refuses a request to a model, where live calls are refused. None if it may be made.
 
     A server on loopback is one of the test's own, unless it is a model.
@@ -580,7 +719,7 @@ def _refusal_of(blocker: Any, settings: Http, method: str, url: str) -> Exchange
     Raises:
         CassetteError: for another request.
     """
-    kind, name, _ = identity(method, url, {}, b"", settings, _redaction_of(blocker))
+    kind, name, _ = identity(method, url, headers, b"", settings, _redaction_of(blocker))
     if kind != "llm" and _is_loopback(urlsplit(url).hostname or ""):
         return None
     try:
@@ -609,7 +748,7 @@ def running_call(recorder: Recorder) -> ActiveCall | None:
     return call
 
 
-def _report_escape(method: str, url: str, parts: SplitResult) -> None:
+def _report_escape(method: str, url: str, parts: SplitResult, headers: Mapping[str, str]) -> None:
     """Report a request in a thread without a context, as `report_escape` does for other calls."""
     thread = threading.get_ident()
     for interceptor in list(INTERCEPTORS):
@@ -617,7 +756,7 @@ def _report_escape(method: str, url: str, parts: SplitResult) -> None:
         if interceptor.thread == thread or settings is None or not settings.takes(url, parts):
             continue
         if isinstance(interceptor, Recorder) or not _is_loopback(parts.hostname or ""):
-            interceptor.escaped(_endpoint(*identity(method, url, {}, b"", settings, _redaction_of(interceptor))[:2]))
+            interceptor.escaped(_endpoint(*identity(method, url, headers, b"", settings, _redaction_of(interceptor))[:2]))
 
 
 class Exchange:

@@ -1,0 +1,326 @@
+"""Which requests are calls of a model: by a known host, a known client, or the user's word. A path alone says nothing.
+
+Also which requests pass a recording, and which servers are one.
+"""
+
+import json
+import logging
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from agent_cache import AgentCacheSession
+from agent_cache.recording import Cassette, CassetteError, DivergenceError, Http, record, replay
+from agent_cache.resume import Journal
+
+httpx = pytest.importorskip("httpx")
+
+PATHS = [
+    "/v3/shop.example/messages",
+    "/v19.0/10123/messages",
+    "/api/v10/channels/42/messages",
+    "/v2/messages",
+    "/v1/forms/7/responses",
+    "/functions/charge/invoke",
+    "/model/charge/invoke",
+    "/v1/chat/completions",
+    "/embeddings",
+    "/charges:predict",
+]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Server:
+    """Answers any request by its own name, and keeps them."""
+
+    def __init__(self, name):
+        self.requests = requests = []
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self):
+                self.rfile.read(int(self.headers.get("content-length") or 0))
+                requests.append(f"{self.command} {self.path}")
+                body = json.dumps({"server": name}).encode()
+                self.send_response(200)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
+            do_GET = do_HEAD = do_OPTIONS = do_POST = do_PUT = do_PATCH = do_DELETE = do_TRACE = do_QUERY = answer
+
+            def log_message(self, *_):
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self.port = self._http.server_port
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self._thread.start()
+
+    def close(self):
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def server():
+    running = Server("one")
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def other_server():
+    running = Server("other")
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def kind_of(tmp_path, server, monkeypatch):
+    """The kind of a request to a host, as a recording has it. All names lead to the server of this test."""
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda _, *args, **options: real("127.0.0.1", *args, **options))
+
+    def kind(host, path, headers=(), http=True, method="POST"):
+        to = tmp_path / "run.jsonl"
+        with record(to, http=http), httpx.Client(trust_env=False) as client:
+            client.request(method, f"http://{host}:{server.port}{path}", headers=dict(headers), json={})
+        (call,) = Cassette.load(to)
+        return call.kind
+
+    return kind
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("host", ["api.mail.example", "127.0.0.1", "api.openai.com.mail.example", "myapi.openai.com.de"])
+def test_a_path_alone_makes_no_call_of_a_model(path, host, kind_of):
+    assert kind_of(host, path) == "http"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_client_that_was_generated_like_those_of_models_is_none(path, kind_of):
+    assert kind_of("api.sms.example", path, {"user-agent": "Sms/Python 3.1", "x-stainless-lang": "python"}) == "http"
+
+
+@pytest.mark.parametrize(
+    ("host", "path"),
+    [
+        ("api.openai.com", "/v1/chat/completions"),
+        ("api.openai.com", "/v1/responses"),
+        ("eu.api.openai.com", "/v1/responses"),
+        ("shop.openai.azure.com", "/openai/deployments/large/chat/completions?api-version=1"),
+        ("api.anthropic.com", "/v1/messages"),
+        ("generativelanguage.googleapis.com", "/v1beta/models/gemini-9:streamGenerateContent"),
+        ("europe-west1-aiplatform.googleapis.com", "/v1/projects/p/models/g:generateContent"),
+        ("bedrock-runtime.eu-central-1.amazonaws.com", "/model/large.nova-1%3A0/converse-stream"),
+        ("api.cohere.com", "/v2/chat"),
+        ("openrouter.ai", "/api/v1/chat/completions"),
+    ],
+)
+def test_a_known_host_is_one_of_models(host, path, kind_of):
+    assert kind_of(host, path) == "llm"
+    assert kind_of(host, path, method="PUT") == "http"
+
+
+@pytest.mark.parametrize(
+    ("host", "path"),
+    [
+        ("api.openai.com", "/v1/threads/thread_1/messages"),
+        ("api.openai.com", "/v1/files"),
+        ("api.anthropic.com", "/v1/messages/batches"),
+        ("lambda.eu-central-1.amazonaws.com", "/functions/charge/invoke"),
+    ],
+)
+def test_other_paths_of_a_known_host_are_writes(host, path, kind_of):
+    assert kind_of(host, path, {"user-agent": "OpenAI/Python 3.57.0"}) == "http"
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/v1/chat/completions", {"user-agent": "AsyncOpenAI/Python 3.57.0"}),
+        ("/v1/chat/completions", {"user-agent": "pydantic-ai/1.0"}),
+        ("/v1/messages", {"user-agent": "Anthropic/Python 2.14.0"}),
+        ("/v1beta/models/g:generateContent", {"x-goog-api-client": "gl-python/3.11 google-genai-sdk/3.6.1"}),
+        ("/api/chat", {"user-agent": "ollama-python/0.6.3 (x86_64 linux) Python/3.11"}),
+        ("/v2/chat", {"x-fern-sdk-name": "cohere"}),
+        (
+            "/model/large/converse",
+            {"authorization": "AWS4-HMAC-SHA256 Credential=A/20260101/eu/bedrock/aws4_request, SignedHeaders=host"},
+        ),
+    ],
+)
+def test_a_client_of_models_names_itself(path, headers, kind_of):
+    assert kind_of("127.0.0.1", path, headers) == "llm"
+
+
+@pytest.mark.parametrize("models", ["{host}", "{host}:{port}", "http://{host}:{port}/v1/", "http://{host}"])
+def test_the_user_names_a_server_of_models(models, kind_of, server):
+    http = Http(models=[models.format(host="llm.example", port=server.port)])
+    assert kind_of("llm.example", "/v1/anything", http=http) == "llm"
+    assert kind_of("llm.example", "/v1/anything", http=http, method="PUT") == "http"
+    assert kind_of("other.example", "/v1/anything", http=http) == "http"
+    assert kind_of("llm.example.mail.example", "/v1/anything", http=http) == "http"
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_resumed_run_does_not_repeat_a_request_that_was_cut_off(tmp_path, server, path):
+    """It is a write in doubt, also if its path looks like one of a model."""
+
+    async def run(dies):
+        async with AgentCacheSession("job", journal=Journal(tmp_path, http=True)):
+            async with httpx.AsyncClient() as client:
+                hooks = {"response": [die]} if dies else {}
+                client.event_hooks = hooks
+                await client.post(server.url + path, json={"n": 1})
+
+    async def die(_response):
+        raise Killed
+
+    with pytest.raises(Killed):
+        await run(dies=True)
+    with pytest.raises(CassetteError, match="nothing says whether it took effect"):
+        await run(dies=False)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "QUERY"])
+def test_reads_are_get_head_and_options(tmp_path, server, method):
+    with record(tmp_path / "run.jsonl", http=True):
+        httpx.request(method, server.url + "/orders")
+    (call,) = Cassette.load(tmp_path / "run.jsonl")
+    assert call.is_write is (method not in ("GET", "HEAD", "OPTIONS"))
+
+
+# Telemetry
+
+
+def test_what_passes_live_is_listed_as_full_urls():
+    live = Http().live
+    assert "https://api.openai.com/v1/traces/ingest" in live
+    for url in live:
+        assert url.count("/") > 3 or not url.endswith("/"), url
+        assert not url.endswith(("*/", "/*", "com/", "io/")), url
+
+
+@pytest.mark.parametrize(
+    ("url", "passes"),
+    [
+        ("https://api.openai.com/v1/traces/ingest", True),
+        ("https://api.openai.com/v1/traces/ingest/", False),
+        ("https://api.openai.com/v1/traces/ingest2", False),
+        ("https://api.smith.langchain.com/runs/batch", True),
+        ("https://eu.api.smith.langchain.com/runs/multipart", True),
+        ("https://api.smith.langchain.com/runs/query", False),
+        ("https://api.smith.langchain.com/datasets", False),
+        ("https://api.smith.langchain.com/mcp", False),
+        ("https://us.cloud.langfuse.com/api/public/otel/v1/traces", True),
+        ("https://cloud.langfuse.com/api/public/mcp", False),
+        ("https://us.i.posthog.com/batch/", True),
+        ("https://mcp.posthog.com/mcp", False),
+        ("https://us.posthog.com/api/projects/1/feature_flags/7", False),
+        ("https://o1.ingest.us.sentry.io/api/12/envelope/", True),
+        ("https://o1.ingest.us.sentry.io/api/12/other/envelope/", False),
+        ("https://mcp.sentry.dev/mcp", False),
+    ],
+)
+def test_only_the_full_paths_of_telemetry_pass(url, passes, tmp_path):
+    """A strict replay makes neither request: one is left out, the other is missing in the recording."""
+    path = tmp_path / "run.jsonl"
+    for live, is_known in ((None, passes), ((), False)):
+        with record(path, http=Http() if live is None else Http(live=live)):
+            pass
+        try:
+            with replay(path, strict=True):
+                assert "Http(live=" in httpx.post(url, json={}).text
+        except DivergenceError:
+            assert not is_known
+        else:
+            assert is_known
+
+
+def test_a_host_is_no_live_url():
+    with pytest.raises(ValueError, match="ignore"):
+        Http(live=["posthog.com"])
+
+
+def test_the_user_names_what_passes_and_a_strict_replay_makes_that_alone(tmp_path, server):
+    path = tmp_path / "run.jsonl"
+    with record(path, http=Http(live=[f"{server.url}/ingest/*"])):
+        httpx.post(f"{server.url}/ingest/7", json={})
+        httpx.post(f"{server.url}/orders", json={})
+    assert len(Cassette.load(path)) == 1
+    with replay(path, strict=True):
+        assert httpx.post(f"{server.url}/ingest/8", json={}).status_code == 200
+        httpx.post(f"{server.url}/orders", json={})
+    assert server.requests == ["POST /ingest/7", "POST /orders", "POST /ingest/8"]
+
+
+def test_a_strict_replay_lets_no_telemetry_out_and_is_not_ended_by_it(tmp_path, server, caplog):
+    caplog.set_level(logging.WARNING, "agent_cache")
+    path = tmp_path / "run.jsonl"
+    with record(path, http=True):
+        httpx.post(f"{server.url}/orders", json={})
+    with replay(path, strict=True):
+        refused = httpx.post("https://eu.i.posthog.com/batch/", json={"batch": []})
+        httpx.post(f"{server.url}/orders", json={})
+    assert refused.status_code == 400
+    assert "Http(live=" in refused.text
+    assert "eu.i.posthog.com/batch/ is not recorded" in caplog.text
+
+
+def test_telemetry_that_is_switched_off_is_recorded_like_any_request(tmp_path, server):
+    path = tmp_path / "run.jsonl"
+    with record(path, http=Http(aliases={"127.0.0.1": "shop"}, live=())):
+        httpx.post(f"{server.url}/v1/traces/ingest", json={})
+    assert [call.name for call in Cassette.load(path)] == ["POST http://shop/v1/traces/ingest"]
+    assert json.loads(path.read_text().splitlines()[0])["http"]["live"] == []
+
+
+# Servers
+
+
+def test_two_ports_of_loopback_are_two_servers(tmp_path, server, other_server):
+    def name_of(one):
+        return httpx.post(f"{one.url}/who", json={"n": 1}).json()["server"]
+
+    path = tmp_path / "run.jsonl"
+    with record(path, http=True):
+        recorded = [name_of(server), name_of(other_server)]
+    assert recorded[0] != recorded[1]
+    with replay(path):
+        assert [name_of(other_server), name_of(server)] == recorded[::-1]
+    with replay(path):
+        assert name_of(other_server) == recorded[1]
+
+
+def test_a_request_to_another_port_diverges_and_the_text_proposes_an_alias(tmp_path, server, other_server):
+    path = tmp_path / "run.jsonl"
+    with record(path, http=True):
+        httpx.post(f"{server.url}/orders", json={"n": 1})
+    old, new = (one.url.removeprefix("http://") for one in (server, other_server))
+    with pytest.raises(DivergenceError) as caught, replay(path):
+        httpx.post(f"{other_server.url}/orders", json={"n": 1})
+    assert f"It was recorded at {old}" in str(caught.value)
+    assert f"Http(aliases={{{new!r}: {old!r}}})" in str(caught.value)
+    with record(path, mode="none", http=Http(aliases={new: old})):
+        httpx.post(f"{other_server.url}/orders", json={"n": 1})
+
+
+def test_an_alias_for_all_ports_joins_the_servers_of_tests(tmp_path, server, other_server):
+    path = tmp_path / "run.jsonl"
+    with record(path, http=Http(aliases={"127.0.0.1": "shop"})):
+        httpx.post(f"{server.url}/orders", json={"n": 1})
+    with replay(path, strict=True):
+        httpx.post(f"{other_server.url}/orders", json={"n": 1})
