@@ -29,6 +29,13 @@ _CYCLES = 20
 task. It ends the block itself if it arrives there meanwhile, with the traceback of the whole way."""
 
 
+_SETTLING = 6
+"""Cycles of the event loop between the answers of two calls: the body of a response takes three, and each task that
+waits for another one takes two."""
+_BEGINNING = 12
+"""Cycles that a call which is started at the same time may take to begin: a request of aiohttp in a task takes six."""
+
+
 class Lane:
     """What one task does in order, or one context that a thread runs in.
 
@@ -255,17 +262,22 @@ class Turns:
     """Lets calls that are answered at the same time end in the order in which they had ended when they were recorded.
 
     So a loop over `asyncio.as_completed` gets the same answer first, and the same worker of a pool is free first.
+
+    An answer has still a way to go: a client reads the body of a response, and tasks that wait for each other end one
+    after another. So the next one waits for `_SETTLING` cycles of the event loop more.
     """
 
     def __init__(self) -> None:
         self._in_flight: dict[Any, list[int]] = {}  # ranks, sorted, by event loop
         self._waiting: dict[int, Any] = {}  # events, by rank
 
-    async def take(self, rank: int) -> None:
+    async def take(self, rank: int, *, is_next: bool = True) -> None:
         """Let other tasks run, and wait for those calls in flight in this event loop that had ended earlier.
 
         Args:
             rank: the position of the call among all calls, by their ends.
+            is_next: whether all calls that had ended earlier are made already. Others get some cycles to begin: a
+                client does much before it sends a request.
         """
         trio = _running_trio()
         loop = asyncio.get_running_loop() if trio is None else trio.lowlevel.current_trio_token()
@@ -274,14 +286,29 @@ class Turns:
             ranks = self._in_flight[loop] = []
         insort(ranks, rank)
         try:
-            await (_yield_to_loop() if trio is None else trio.lowlevel.checkpoint())
+            cycles = 1 if is_next else _BEGINNING
+            while cycles and ranks[0] == rank:
+                await (_yield_to_loop() if trio is None else trio.lowlevel.checkpoint())
+                cycles -= 1
             while ranks[0] < rank:
                 event = self._waiting[rank] = asyncio.Event() if trio is None else trio.Event()
                 await event.wait()
         finally:
-            del ranks[bisect_left(ranks, rank)]
-            if ranks and (event := self._waiting.pop(ranks[0], None)) is not None:
-                event.set()
+            self._leave(loop, ranks, rank, _SETTLING)
+
+    def _leave(self, loop: Any, ranks: list[int], rank: int, cycles: int) -> None:
+        """Let the next one end, after this many cycles of the event loop if there is any."""
+        if cycles and len(ranks) > 1:
+            call_soon = getattr(loop, "call_soon", None) or loop.run_sync_soon  # the latter is trio's
+            try:
+                call_soon(self._leave, loop, ranks, rank, cycles - 1)
+            except RuntimeError:  # the loop has ended, and the garbage collector ends what ran in it
+                pass
+            else:
+                return
+        del ranks[bisect_left(ranks, rank)]
+        if ranks and (event := self._waiting.pop(ranks[0], None)) is not None:
+            event.set()
 
 
 async def wait_for_cancellation(seconds: float | None) -> None:

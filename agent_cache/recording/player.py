@@ -140,7 +140,8 @@ class Player:
         assert call.index is not None
         assert call.recorded is not None
         if self.matcher.is_concurrent and _OPEN_ENDED.isdisjoint(call.recorded.outcome):
-            return self._turns.take(self.matcher.rank_of_end(call.index))
+            rank = self.matcher.rank_of_end(call.index)
+            return self._turns.take(rank, is_next=self.matcher.has_made_all_before(rank))
         return checkpoint()
 
     def read(self, call: ActiveCall, outcome: dict[str, Any], *, is_chunk: bool = False) -> Any:
@@ -339,6 +340,7 @@ class Matcher:
         self._redacted_again: set[str] = set()
         self._is_covered = bytearray(len(cassette))
         self._is_over = bytearray(len(cassette))
+        self._first_unmade = 0  # in the order of ends
         self.remaining = len(cassette)
         self.has_foreign = bool(self._outline.foreign)
         self.has_earlier = any(self._outline.earlier)
@@ -392,6 +394,13 @@ class Matcher:
         """The position of a call among all calls, by their ends."""
         return self._places[~index]
 
+    def has_made_all_before(self, rank: int) -> bool:
+        """Whether all calls that had ended before this position were made, or are enclosed by one that was."""
+        ends, places = self._ends, self._places
+        while self._first_unmade < len(ends) and self._is_covered[ends[self._first_unmade]]:
+            self._first_unmade += 1
+        return self._first_unmade == len(ends) or places[~ends[self._first_unmade]] >= rank
+
     def until(self, index: int) -> int:
         """Index of the last call of its lane that started before it ended, other than those that it encloses."""
         return self._until.get(index, index)
@@ -422,6 +431,12 @@ class Matcher:
     @cached_property
     def _places(self) -> array[int]:
         return self._outline.places()
+
+    @cached_property
+    def _ends(self) -> array[int]:
+        """Indices of the calls in the order in which they ended."""
+        places = self._places
+        return array("q", sorted(range(len(self.cassette)), key=lambda index: places[~index]))
 
     def parent(self, index: int) -> int:
         """Index of the call that encloses it, -1 if there is none."""
