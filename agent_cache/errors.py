@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "ConfigurationError",
     "DivergenceError",
     "InDoubtError",
+    "JournalEnded",
     "JournalError",
     "MissingFixture",
     "RecordedError",
@@ -218,6 +219,39 @@ class JournalError(CassetteError):
     """The journal of a run cannot be read, written or resumed."""
 
 
+class JournalEnded(JournalError):
+    """The run in a journal has come to its end, so there is nothing to resume. Nothing was run.
+
+    Attributes:
+        session_id: id of the session.
+        recorded_at: when the run began, in UTC.
+        calls: how many calls it made.
+    """
+
+    def __init__(self, session_id: str, recorded_at: str, calls: int, path: object = "") -> None:
+        super().__init__(
+            f"the run of the session {session_id!r}, which began at {recorded_at} and made {calls} calls, has come to "
+            "its end, so there is nothing to resume, and nothing was run. Give another run another session id. "
+            "Journal(..., restart=True) begins a new run of this id, which makes every write again, and keeps this "
+            "journal under another name",
+            path,
+        )
+        self.args = (session_id, recorded_at, calls, str(path))
+        self.session_id = session_id
+        self.recorded_at = recorded_at
+        self.calls = calls
+
+
+def _call_text(tool: str, arguments: Mapping[str, Any]) -> str:
+    """A call as it would be written in Python, shortened."""
+    shown = (f"{name}={_cut(repr(value), 60)}" for name, value in arguments.items())
+    return f"{tool}({_cut(', '.join(shown), 400)})"
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 class InDoubtError(JournalError):
     """A write had begun when an earlier process of this run ended, and nothing says whether it took effect.
 
@@ -229,7 +263,7 @@ class InDoubtError(JournalError):
 
     def __init__(self, tool: str, arguments: dict[str, Any], key: str, path: object = "", reason: str = "") -> None:
         text = reason or (
-            f"{tool} had begun when an earlier process of this run ended, and nothing says whether it took effect "
+            f"{_call_text(tool, arguments)} had begun when an earlier process of this run ended, and nothing says whether it took effect "
             f"(idempotency key {key}). Find out, and say by on_doubt= what is to be done"
         )
         super().__init__(text, path)

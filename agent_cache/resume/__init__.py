@@ -1,6 +1,6 @@
 """Going back to a run: resume it after a crash, checkpoints of its state, and what restores them."""
 
-from agent_cache.errors import CheckpointError, InDoubtError, JournalError, RestoreError
+from agent_cache.errors import CheckpointError, InDoubtError, JournalEnded, JournalError, RestoreError
 from agent_cache.resume.checkpoints import Checkpoint, CustomState, LangChainState, OpenAIAgentsState, register_state
 from agent_cache.resume.durable import Journal, NotDone, idempotency_key
 from agent_cache.resume.event_replay import AutoReplayManager, ReplayReport
@@ -13,6 +13,7 @@ __all__ = [
     "CustomState",
     "InDoubtError",
     "Journal",
+    "JournalEnded",
     "JournalError",
     "LangChainState",
     "NotDone",

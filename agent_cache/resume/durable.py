@@ -26,13 +26,20 @@ from typing import Any, Literal, NoReturn, TypeAlias
 
 import msgspec
 
-from agent_cache.core.policies import checked_choice
+from agent_cache.core.policies import checked_choice, checked_flag
 from agent_cache.core.tags import root_of, unescape
 from agent_cache.engine.interception import InterceptedCall, InterceptedScope
 from agent_cache.engine.runtime import PLACE
 from agent_cache.engine.streaming import proceed_stream, relayed
 from agent_cache.engine.write import tags_of_intent
-from agent_cache.errors import CassetteError, ConfigurationError, DivergenceError, InDoubtError, JournalError
+from agent_cache.errors import (
+    CassetteError,
+    ConfigurationError,
+    DivergenceError,
+    InDoubtError,
+    JournalEnded,
+    JournalError,
+)
 from agent_cache.recording.api import Block
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.cassette_file import (
@@ -98,7 +105,8 @@ class Journal:
     Use it as ``AgentCacheSession("order-7", journal=Journal("runs"))``. Each call gets a line when it has ended, and
     each write one before it begins. If the block raises, or its process dies, the next session of this id resumes the
     run: calls that had ended get their outcomes from the journal and do not run, answered model calls included. A block
-    that returns seals its journal; the next session of the id begins a new run, and the old journal gets another name.
+    that returns seals its journal: the run has ended. A later session of the id raises `JournalEnded` when it is
+    entered, since a program that is started again after its end must not make its writes again unasked.
 
     Writes are tools under `AgentCacheInvalidator`, functions under ``intercept(kind="write")``, and, with ``http=``,
     requests of unsafe methods other than those to models. One that had begun and not ended when the process died is *in
@@ -120,6 +128,8 @@ class Journal:
             machine; each write then waits twice for the disk.
         key: 16, 24 or 32 random bytes that encrypt the outcomes which redaction changes. Without it, a run that has
             such an outcome cannot be resumed, because it cannot be given back. Needs ``agent-cache[crypto]``.
+        restart: True begins a new run where the last one of the session has ended. The journal of that one gets another
+            name. A run that has not ended is resumed all the same.
         redact: as in `agent_cache.recording.record`.
         http: likewise.
 
@@ -134,6 +144,7 @@ class Journal:
         on_doubt: Word | Mapping[Any, Word | Check] = "raise",
         durability: Literal["process", "machine"] = "process",
         key: bytes | None = None,
+        restart: bool = False,
         redact: Any = None,
         http: bool | Http | None = None,
     ) -> None:
@@ -151,6 +162,8 @@ class Journal:
         self._choices = _Choices(on_doubt)
         self._is_durable = checked_choice(durability, _DURABILITIES, "Journal: durability") == "machine"
         self._codec = None if key is None else _codec_of(key)
+        checked_flag(restart, "Journal: restart")
+        self._restarts = restart
         self._key = key or b""
         self._redaction = NotingRedaction.of(redaction_of(redact))
         self._http = Http.of(http, "Journal")
@@ -166,7 +179,8 @@ class Journal:
         """The block in which the calls of a session are written down. `AgentCacheSession` enters it.
 
         Raises:
-            JournalError: when it is entered: if the journal is being written by another session of this id, is broken,
+            JournalEnded: when it is entered: if the run has come to its end, without ``restart=True``.
+            JournalError: likewise: if the journal is being written by another session of this id, is broken,
                 is no journal or one of a newer version, cannot be written, or has an outcome that cannot be given back.
             ConfigurationError: if the id is no whole text; when it is entered, if the run was begun with other
                 settings.
@@ -535,9 +549,10 @@ class _JournalRecorder(Recorder):
         if choice == "rerun":
             return NotDone
         if choice == "notice":
+            name = doubt.name if doubt.kind == "http" else doubt.name.rpartition(":")[2]  # as the model knows it
             return (
-                f"It is not known whether {doubt.name} took effect: the process ended while it was running. Do not "
-                "repeat it before you know; look at what it would have changed."
+                f"It is not known whether {described(name, call.arguments)} took effect: the process ended while it "
+                "was running. Do not repeat it before you know; look at what it would have changed."
             )
         if not callable(choice):
             self._in_doubt(call, doubt)
@@ -582,7 +597,7 @@ class _JournalRecorder(Recorder):
             raise raised from error
 
     def _in_doubt(self, call: ActiveCall, doubt: Intent, reason: str = "") -> NoReturn:
-        text = f"{call.function.name} {reason}" if reason else ""
+        text = f"{described(call.function.name, call.arguments)} {reason}" if reason else ""
         error = InDoubtError(call.function.name, call.arguments, doubt.key, self._writer.path, text)
         with self._lock:
             self._refuse(call, error)
@@ -704,8 +719,8 @@ class _JournalRecorder(Recorder):
         for doubt in self._doubts.values():
             if self._choices.of_intent(doubt) == "raise":
                 text = (
-                    f"{doubt.name} had begun when an earlier process of this run ended, nothing says whether it took "
-                    f"effect (idempotency key {doubt.key}), and the resumed run has not made it again. Find out, and "
+                    f"{described(doubt.name, doubt.arguments)} had begun when an earlier process of this run ended, "
+                    f"nothing says whether it took effect (idempotency key {doubt.key}), and the resumed run has not made it again. Find out, and "
                     "say by on_doubt= what is to be done"
                 )
                 return InDoubtError(doubt.name, doubt.arguments, doubt.key, self._writer.path, text)
@@ -842,7 +857,11 @@ class _Attached(Block[Run]):
         return recorder, run
 
     def _open_file(self) -> tuple[JournalFile, StoredJournal | None]:
-        """The file, and what is in it. A sealed one gets another name first."""
+        """The file, and what is in it. A sealed one gets another name first, if the user wants a new run.
+
+        Raises:
+            JournalEnded: if it is sealed, and the user has not said so.
+        """
         while True:
             file = JournalFile(self._path, is_durable=self._journal._is_durable)
             try:
@@ -852,6 +871,9 @@ class _Attached(Block[Run]):
                     if stored.is_torn:
                         _LOG.warning("%s: its last line was not written as a whole, and is dropped", self._path)
                     if stored.is_sealed:
+                        if not self._journal._restarts:
+                            header = stored.header
+                            raise JournalEnded(self._session_id, header.recorded_at, len(stored.lines), self._path)
                         file.set_aside(stored.run)
                         continue
             except BaseException as error:
