@@ -182,29 +182,27 @@ class _Mismatch(CassetteError):
     """A replayed run differs from its recording.
 
     Attributes:
-        step_index: position of the nearest recorded call in the cassette, from 0; -1 if it has none.
+        call_id: id of the nearest recorded call; None if there is none.
         expected: name and arguments of that call, or None.
         actual: name and arguments of the call that was made, or None if a recorded one was not made.
     """
 
     def __init__(
         self,
-        step_index: int,
+        call_id: int | None,
         expected: dict[str, Any] | None,
         actual: dict[str, Any] | None,
         reason: str = "",
         path: object = "",
     ) -> None:
         super().__init__(reason, path)
-        self.args = (step_index, expected, actual, reason, str(path))
-        self.step_index = step_index
+        self.args = (call_id, expected, actual, reason, str(path))
+        self.call_id = call_id
         self.expected = expected
         self.actual = actual
 
     def __str__(self) -> str:
-        return (
-            super().__str__() if self.reason else f"step {self.step_index}: expected {self.expected}, got {self.actual}"
-        )
+        return super().__str__() if self.reason else f"call {self.call_id}: expected {self.expected}, got {self.actual}"
 
 
 class DivergenceError(_Mismatch):
@@ -263,8 +261,8 @@ class InDoubtError(JournalError):
 
     def __init__(self, tool: str, arguments: dict[str, Any], key: str, path: object = "", reason: str = "") -> None:
         text = reason or (
-            f"{_call_text(tool, arguments)} had begun when an earlier process of this run ended, and nothing says whether it took effect "
-            f"(idempotency key {key}). Find out, and say by on_doubt= what is to be done"
+            f"{_call_text(tool, arguments)} had begun when an earlier process of this run ended, and nothing says "
+            f"whether it took effect (idempotency key {key}). Find out, and say by on_doubt= what is to be done"
         )
         super().__init__(text, path)
         self.args = (tool, arguments, key, str(path), reason)

@@ -272,7 +272,7 @@ def _show_json(cassette: Cassette, calls: _Steps, depths: array[int], totals: di
     head = {"path": cassette.path, "header": msgspec.to_builtins(cassette.header), "is_partial": cassette.is_partial}
     sys.stdout.write(f'{json_text(head)[:-1]},\n"calls": [')
     for number, (index, call) in enumerate(calls):
-        row = {"index": index, "depth": depths[index], **msgspec.to_builtins(call)}
+        row = {"depth": depths[index], **msgspec.to_builtins(call)}
         sys.stdout.write(f"{',' if number else ''}\n{json_text(row)}")
     trailer = msgspec.to_builtins(cassette.trailer)
     sums = {"totals": totals, "model_calls": msgspec.to_builtins(_model_calls(cassette))}
@@ -290,14 +290,14 @@ def _show_lines(cassette: Cassette, calls: _Steps, depths: array[int], totals: d
         printer.line((f"The run {cassette.trailer.ended}.", "red"))
     if branch := forks.branch_text(cassette):
         printer.line(branch)
-    printer.line((f"{'step':>6} {'id':>6}  {'start':>8}  {'took':>8}  {'':{_BAR}}  {'':8}  call", "dim"))
+    printer.line((f"{'id':>6}  {'start':>8}  {'took':>8}  {'':{_BAR}}  {'':8}  call", "dim"))
     shown = 0
     for index, call in calls:
         shown += 1
         kind, error_style = call.source or call.kind, "red" if has_error(call) else ""
         style = error_style or _STYLES.get(kind, "")
         printer.line(
-            f"{index:>6} {call.id:>6}  {duration_text(call.started_ms):>8}  {duration_text(call.duration_ms):>8}  ",
+            f"{call.id:>6}  {duration_text(call.started_ms):>8}  {duration_text(call.duration_ms):>8}  ",
             (_bar(call, whole), style),
             "  ",
             (f"{kind:<8}", style),
@@ -424,12 +424,11 @@ def _diff(options: argparse.Namespace) -> int:
     for cassette in (one, other):
         if branch := forks.branch_text(cassette):
             printer.line(f"{cassette.path}: {branch}")
-    for index in diff.dropped_steps:
-        printer.line((f"- {index:>5}  {call_text(one[index])} -> {outcome_text(one[index])}", "red"))
-    for index in diff.new_steps:
-        printer.line((f"+ {index:>5}  {call_text(other[index])} -> {outcome_text(other[index])}", "green"))
+    for sign, style, cassette, ids in (("-", "red", one, diff.dropped_ids), ("+", "green", other, diff.new_ids)):
+        for call in _calls_of(cassette, ids):
+            printer.line((f"{sign} {call.id:>5}  {call_text(call)} -> {outcome_text(call)}", style))
     for change in diff.changed_calls:
-        a, b = change["index"], change["index_b"]
+        a, b = change["id"], change["id_b"]
         steps = f"{a}" if a == b else f"{a}>{b}"
         printer.line((f"~ {steps:>5}  {change['name']}: {', '.join(change['changed'])}", "yellow"))
         for part in change["changed"]:
@@ -437,15 +436,21 @@ def _diff(options: argparse.Namespace) -> int:
                 texts = shortened(repr(before), _LONG), shortened(repr(after), _LONG)
                 printer.line(f"           {path}: ", (texts[0], "red"), " -> ", (texts[1], "green"))
     for move in diff.moved_calls:
-        printer.line((f"> {move['index']:>5}  {move['name']} is now step {move['index_b']}", "cyan"))
+        printer.line((f"> {move['id']:>5}  {move['name']} is now call {move['id_b']}", "cyan"))
     if diff.identical:
         printer.line("The same calls in the same order, with the same outcomes.")
     else:
         printer.line(
-            f"{len(diff.new_steps)} new, {len(diff.dropped_steps)} dropped, {len(diff.changed_calls)} changed, "
+            f"{len(diff.new_ids)} new, {len(diff.dropped_ids)} dropped, {len(diff.changed_calls)} changed, "
             f"{len(diff.moved_calls)} moved, {diff.token_delta:+} tokens"
         )
     return exit_code
+
+
+def _calls_of(cassette: Cassette, ids: Sequence[int]) -> Iterator[RecordedCall]:
+    """The calls of these ids."""
+    index_of = cassette.outline.index_of()
+    return (cassette[index_of(number)] for number in ids)
 
 
 def _differences(before: Any, after: Any, path: str, *, hides_keys: bool = False) -> Iterator[tuple[str, Any, Any]]:
@@ -720,18 +725,18 @@ def _findings(
             messages.append(("digest", f"{what}; the line was edited, and a replay will not find the call"))
         clean = redact_call(call, rules)
         for kind, message in messages:
-            add(kind, line, f"step {index}, {call_text(clean)}: {message}")
+            add(kind, line, f"call {call.id}, {call_text(clean)}: {message}")
         for problem in problems_of(call.outcome):
-            add("replay", line, f"step {index}: {clean.name} {problem}")
+            add("replay", line, f"call {call.id}: {clean.name} {problem}")
         if call.name in functions and b'"$function"' not in encode(call.arguments):  # a class may have been passed
             for problem in _reading_problems(call, functions[call.name], path, line):
-                add("replay", line, f"step {index}, {clean.name}: {problem}")
+                add("replay", line, f"call {call.id}, {clean.name}: {problem}")
         for place in secret_places(call, rules):
-            add("secret", line, f"step {index}, {clean.name}: {place} contains a secret")
+            add("secret", line, f"call {call.id}, {clean.name}: {place} contains a secret")
         for place, name in (*rules.suspects(clean.arguments, "arguments"), *rules.suspects(clean.outcome, "outcome")):
             if name not in allowed:
                 what = f"{place} may contain a secret: the value of {name!r} is random"
-                add("entropy", line, f"step {index}, {clean.name}: {what}; redact {name!r}, or --allow {name}")
+                add("entropy", line, f"call {call.id}, {clean.name}: {what}; redact {name!r}, or --allow {name}")
     return found, len(cassette)
 
 

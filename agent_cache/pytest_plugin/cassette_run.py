@@ -177,8 +177,8 @@ class CassetteRun:
         steps, indices = player.cassette.steps, list(player.matcher.left_over())
         were = "was" if len(indices) == 1 else "were"
         lines = [f"{len(indices)} of {len(player.cassette)} recorded calls {were} not made:"]
-        shown = [(index, steps[index]) for index in indices[:_MOST_SHOWN]]
-        lines += [f"    step {index}: {described(step.name, step.arguments)}" for index, step in shown]
+        shown = [steps[index] for index in indices[:_MOST_SHOWN]]
+        lines += [f"    call {call.id}: {described(call.name, call.arguments)}" for call in shown]
         if len(indices) > _MOST_SHOWN:
             lines.append(f"    and {len(indices) - _MOST_SHOWN} more")
         if self._sharing:
@@ -189,7 +189,7 @@ class CassetteRun:
             lines.append("allow_unplayed=True lets calls be left out.")
         first = steps[indices[0]]
         expected = {"name": first.name, "arguments": first.arguments}
-        return DivergenceError(indices[0], expected, None, "\n".join(lines), self._path)
+        return DivergenceError(first.id, expected, None, "\n".join(lines), self._path)
 
     @property
     def _recorded_failure(self) -> list[str]:
@@ -262,7 +262,7 @@ class FixtureRun:
         left = len(replay.loaded_keys() - replay.consumed_keys())
         if self._settings.strict and replay.mode == "replay" and left:
             text = f"{left} of {len(replay.loaded_keys())} entries were not used, and the test is strict"
-            raise DivergenceError(-1, None, None, text, replay.fixture_path)
+            raise DivergenceError(None, None, None, text, replay.fixture_path)
 
     def end_failed(self, error: BaseException) -> str:
         """End the run of a test that has failed or was skipped. Returns a section of its report."""

@@ -324,10 +324,10 @@ class CassetteDiff:
     Attributes:
         new_calls: names of calls that only `b` has, sorted; a name appears once for each such call.
         dropped_calls: the same for `a`.
-        changed_calls: calls of both whose arguments or outcome differ: ``{"index", "index_b", "name", "changed", "a",
+        changed_calls: calls of both whose arguments, asker or outcome differ: ``{"id", "id_b", "name", "changed", "a",
             "b"}``, with the names of the parts that differ under ``"changed"``.
-        moved_calls: calls that are the same in both, in another order: ``{"index", "index_b", "name"}``.
-        new_steps, dropped_steps: indices in `b` and in `a`.
+        moved_calls: calls that are the same in both, in another order: ``{"id", "id_b", "name"}``.
+        new_ids, dropped_ids: ids of these calls in `b` and in `a`.
         input_token_delta, output_token_delta, token_delta, step_delta: `b` minus `a`.
     """
 
@@ -335,8 +335,8 @@ class CassetteDiff:
     dropped_calls: list[str] = field(default_factory=list)
     changed_calls: list[dict[str, Any]] = field(default_factory=list)
     moved_calls: list[dict[str, Any]] = field(default_factory=list)
-    new_steps: list[int] = field(default_factory=list)
-    dropped_steps: list[int] = field(default_factory=list)
+    new_ids: list[int] = field(default_factory=list)
+    dropped_ids: list[int] = field(default_factory=list)
     input_token_delta: int = 0
     output_token_delta: int = 0
     step_delta: int = 0
@@ -349,7 +349,7 @@ class CassetteDiff:
     @property
     def identical(self) -> bool:
         """Whether both made the same calls in the same order, with the same outcomes. Times do not count."""
-        return not (self.new_steps or self.dropped_steps or self.changed_calls or self.moved_calls)
+        return not (self.new_ids or self.dropped_ids or self.changed_calls or self.moved_calls)
 
 
 def diff_cassettes(a: Cassette | str | os.PathLike[str], b: Cassette | str | os.PathLike[str]) -> CassetteDiff:
@@ -381,17 +381,16 @@ def diff_cassettes(a: Cassette | str | os.PathLike[str], b: Cassette | str | os.
     moved = _moved(keys, keys_b, left, right)
     dropped = sorted(left.difference(at for at, _ in moved))
     new = sorted(right.difference(at for _, at in moved))
+    ids, ids_b = one.outline.ids, other.outline.ids
     return CassetteDiff(
         new_calls=sorted(keys_b[at][0] for at in new),
         dropped_calls=sorted(keys[at][0] for at in dropped),
         changed_calls=[
-            change
-            for at, at_b in sorted((*pairs, *moved))
-            if (change := _change(at, at_b, one[at], other[at_b])) is not None
+            change for at, at_b in sorted((*pairs, *moved)) if (change := _change(one[at], other[at_b])) is not None
         ],
-        moved_calls=[{"index": at, "index_b": at_b, "name": keys[at][0]} for at, at_b in moved],
-        new_steps=new,
-        dropped_steps=dropped,
+        moved_calls=[{"id": ids[at], "id_b": ids_b[at_b], "name": keys[at][0]} for at, at_b in moved],
+        new_ids=[ids_b[at] for at in new],
+        dropped_ids=[ids[at] for at in dropped],
         input_token_delta=other.total_input_tokens - one.total_input_tokens,
         output_token_delta=other.total_output_tokens - one.total_output_tokens,
         step_delta=len(other) - len(one),
@@ -436,10 +435,12 @@ def _moved(keys: _Keys, keys_b: _Keys, left: set[int], right: set[int]) -> list[
     return [(at, places[keys[at]].pop(0)) for at in sorted(left) if places.get(keys[at])]
 
 
-def _change(index: int, index_b: int, before: RecordedCall, after: RecordedCall) -> dict[str, Any] | None:
+def _change(before: RecordedCall, after: RecordedCall) -> dict[str, Any] | None:
     changed = [
-        part for part in ("name", "arguments", "key", "asker", "outcome") if getattr(before, part) != getattr(after, part)
+        part
+        for part in ("name", "arguments", "key", "asker", "outcome")
+        if getattr(before, part) != getattr(after, part)
     ]
     if not changed:
         return None
-    return {"index": index, "index_b": index_b, "name": before.name, "changed": changed, "a": before, "b": after}
+    return {"id": before.id, "id_b": after.id, "name": before.name, "changed": changed, "a": before, "b": after}

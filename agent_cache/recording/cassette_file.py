@@ -836,9 +836,9 @@ def converted(document: Any, path: Path | str = "") -> tuple[Header, list[Record
 def _converted_step(step: Any, index: int, path: Path | str) -> RecordedCall:
     arguments = step.get("arguments") if isinstance(step, dict) else None
     if not isinstance(step, dict) or not isinstance(step.get("name"), str) or not isinstance(arguments, dict):
-        raise CassetteError(f"step {index} has no name or no arguments", path)
+        raise CassetteError(f"step {index + 1} has no name or no arguments", path)
     if not isinstance(arguments.get("args", []), list) or not isinstance(arguments.get("kwargs", {}), dict):
-        raise CassetteError(f"the arguments of step {index} are not args and kwargs", path)
+        raise CassetteError(f"the arguments of step {index + 1} are not args and kwargs", path)
     return RecordedCall(
         id=index + 1,
         kind=_text(step.get("type")) or "call",

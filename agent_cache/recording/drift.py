@@ -94,8 +94,7 @@ class DriftEvent:
         original_value: the value in the baseline: of the one place that differs, or of several by their paths.
         restored_value: the value in the new run, likewise.
         event_type: kind of the call: ``tool``, ``llm``, ``call``, ``http`` or ``write``; ``run`` for the run's tokens.
-        index: index of the call in the new run, of one that is missing in the baseline; -1 for the tokens of the run.
-            In a recording it is that of `Cassette.steps`, in an observed run that of its starts.
+        call_id: id of the call in the new run, of one that is missing in the baseline; None for the tokens of the run.
         path: where they differ, such as ``arguments.order_id`` or ``result.items[*].price``; several with commas.
         provisional: whether the run goes on, so that what follows may change this.
     """
@@ -107,7 +106,7 @@ class DriftEvent:
     original_value: Any = None
     restored_value: Any = None
     event_type: str = "call"
-    index: int = -1
+    call_id: int | None = None
     path: str = ""
     provisional: bool = False
 
@@ -540,7 +539,7 @@ class _Rule:
                     text = f"{shown} no longer raises {_shown(was)}"
             case _:
                 text = f"{shown} had another outcome: {_shown_places(finding.where)}"
-        return DriftEvent(severity, finding.kind, call.name, text, was, now, call.kind, shown_step.index, path)
+        return DriftEvent(severity, finding.kind, call.name, text, was, now, call.kind, shown_step.id, path)
 
     def _order_severity(self, one: Step, other: Step) -> DriftSeverity:
         if one.is_write and other.is_write:
@@ -1238,7 +1237,7 @@ class _Watch:
 
     def _show(self, event: DriftEvent) -> None:
         """Pass an event on, unless it was."""
-        identity = event.severity, event.kind, event.name, event.index, event.path, event.description
+        identity = event.severity, event.kind, event.name, event.call_id, event.path, event.description
         if identity not in self._told:
             self._told.add(identity)
             self._call_back(event)

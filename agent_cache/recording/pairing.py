@@ -60,7 +60,8 @@ class Step:
 
     Attributes:
         number: its position in the order of starts, without calls of kind ``env``.
-        index: as in `DriftEvent.index`.
+        index: of the call in the cassette that has it.
+        id: as in `RecordedCall`.
         name, kind: as in `RecordedCall`.
         digest: likewise, with the asker; not hexadecimal where places are ignored.
         chain: the number of its chain.
@@ -73,12 +74,13 @@ class Step:
         twin: number of the step of the baseline that has the same arguments and outcome, where neither has it.
     """
 
-    __slots__ = ("call", "chain", "digest", "end", "index", "is_write", "kind", "lane", "name", "number", "outcome",
-                 "source", "start", "twin")  # fmt: skip
+    __slots__ = ("call", "chain", "digest", "end", "id", "index", "is_write", "kind", "lane", "name", "number",
+                 "outcome", "source", "start", "twin")  # fmt: skip
 
     def __init__(self, number: int, index: int, call: RecordedCall, chain: int, lane: int, start: int) -> None:
         self.number = number
         self.index = index
+        self.id = call.id
         self.name = call.name
         self.kind = call.kind
         self.digest: Hashable = call.digest + call.asker

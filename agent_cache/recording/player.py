@@ -49,7 +49,8 @@ class Player:
     Attributes:
         cassette: the recording.
         cursor: how many calls were answered from it.
-        divergences: where the run differs from the recording, in order: ``{"index", "expected", "actual"}``.
+        divergences: where the run differs from the recording, in order: ``{"call_id", "expected", "actual"}``, as in
+            `DivergenceError`.
         error: the first of these errors; it is raised again at the end, in case something has swallowed it.
     """
 
@@ -207,7 +208,7 @@ class Player:
             text += f". No call of {call.function.name} was recorded{self._at_other_servers(call.function.name)}"
         elif not rule:
             state = "played already" if self.matcher.is_covered(nearest) else "not played yet"
-            text += f". Nearest is step {nearest}, {state}:\n{differences(self.matcher.shown(nearest), call)}"
+            text += f". Nearest is call {self._id(nearest)}, {state}:\n{differences(self.matcher.shown(nearest), call)}"
         return self.diverged(-1 if nearest is None else nearest, call_data(call), f"{text}\n{_ADVICE}")
 
     def _at_other_servers(self, name: str) -> str:
@@ -222,9 +223,9 @@ class Player:
             return ""
         host = server.rpartition(":")[0] if server.rpartition(":")[2].isdecimal() else server
         return (
-            f". It was recorded at {', '.join(others[:3])}, which is another server. If it is the same one, give them a "
-            f"name, when it is recorded and when it is replayed: Http(aliases={{{host!r}: 'NAME'}}) for all ports, or "
-            f"Http(aliases={{{server!r}: {others[0]!r}}})"
+            f". It was recorded at {', '.join(others[:3])}, which is another server. If that is this one, say so when "
+            f"it is recorded and when it is replayed: Http(aliases={{{server!r}: {others[0]!r}}}), or, for all ports, "
+            f"Http(aliases={{{host!r}: 'NAME'}})"
         )
 
     def check_finished(self) -> None:
@@ -242,7 +243,7 @@ class Player:
             index = next(iter(self.matcher.left_over()))
             call = self.matcher.shown(index)
             text = (
-                f"{self.matcher.remaining} recorded calls were not made. The first is step {index}, "
+                f"{self.matcher.remaining} recorded calls were not made. The first is call {call.id}, "
                 f"{described(call.name, call.arguments)}"
             )
             raise self.diverged(index, None, text)
@@ -265,10 +266,13 @@ class Player:
     def _too_early(self, index: int, missing: int) -> CassetteError:
         call, first = self.matcher.shown(index), self.matcher.shown(missing)
         text = (
-            f"{described(call.name, call.arguments)} was called too early: step {missing}, "
+            f"{described(call.name, call.arguments)} was called too early: call {first.id}, "
             f"{described(first.name, first.arguments)}, had ended before it was called when this was recorded"
         )
         return self.diverged(missing, self._recorded(index), text)
+
+    def _id(self, index: int) -> int | None:
+        return None if index < 0 else self.cassette.outline.ids[index]
 
     def _recorded(self, index: int) -> dict[str, Any] | None:
         if index < 0:
@@ -293,8 +297,8 @@ class Player:
         """
         expected = self._recorded(index)
         if len(self.divergences) < _MAX_DIVERGENCES:
-            self.divergences.append({"index": index, "expected": expected, "actual": actual})
-        return self.latch(kind(index, expected, actual, text, self.cassette.path))
+            self.divergences.append({"call_id": self._id(index), "expected": expected, "actual": actual})
+        return self.latch(kind(self._id(index), expected, actual, text, self.cassette.path))
 
 
 def _server_in(name: str) -> str:

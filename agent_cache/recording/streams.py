@@ -283,7 +283,11 @@ def _replay_end(call: ActiveCall, player: Player, stream: dict[str, Any]) -> Any
         shown = call_data(call)
         count = len(stream["chunks"])
         text = f"the stream of {call.function.name} was closed after {count} chunks when it was recorded"
-        raise player.latch(ReplayExhausted(call.index or 0, shown, shown, text, player.cassette.path))
+        raise player.latch(
+            ReplayExhausted(
+                None if call.recorded is None else call.recorded.id, shown, shown, text, player.cassette.path
+            )
+        )
     return player.read(call, end)
 
 

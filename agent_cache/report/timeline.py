@@ -690,12 +690,13 @@ def compared(timelines: Sequence[Timeline], cassettes: Sequence[Cassette]) -> Co
         return Comparison(refusal=escaped(rules.text(error.reason)))
     first, last = timelines[0], timelines[-1]
     places = [{call.index: at for at, call in enumerate(one.calls)} for one in (first, last)]
+    index_of = [one.outline.index_of() for one in (cassettes[0], cassettes[-1])]
     drifts = []
     for event in found:
         drift = Drift(event.severity, event.kind, escaped(rules.text(event.description)))
         drifts.append(drift)
         side, timeline = (0, first) if event.kind == "missing" else (1, last)
-        at = places[side].get(event.index)
+        at = None if event.call_id is None else places[side].get(index_of[side](event.call_id))
         if at is not None:
             drift.is_in_last, drift.position = side == 1, at
             timeline.calls[at].drifts.append(drift)

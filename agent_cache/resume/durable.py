@@ -467,7 +467,7 @@ class _JournalRecorder(Recorder):
                 "that one with other arguments. What varies from run to run, such as the date in a prompt, must come "
                 "from a recorded call, as agent_cache.recording.now()"
             )
-            self._refuse(call, DivergenceError(-1, None, call_data(call), text, self._writer.path))
+            self._refuse(call, DivergenceError(None, None, call_data(call), text, self._writer.path))
         if self._left.first(name=name) is not None:
             shown = described(name, call.arguments)
             self._new_writes.setdefault(name, shown)
@@ -487,7 +487,7 @@ class _JournalRecorder(Recorder):
                 f"{self._new_in[call.lane]} was made as a new write, and call {first[0]} of {first[1]}, which the same "
                 "task had made before, was not made again: it may have taken effect twice, with other arguments"
             )
-            self._refuse(call, DivergenceError(-1, None, None, text, self._writer.path))
+            self._refuse(call, DivergenceError(None, None, None, text, self._writer.path))
 
     def _intent(self, call: ActiveCall) -> Intent:
         tags: list[str] = []
@@ -720,8 +720,8 @@ class _JournalRecorder(Recorder):
             if self._choices.of_intent(doubt) == "raise":
                 text = (
                     f"{described(doubt.name, doubt.arguments)} had begun when an earlier process of this run ended, "
-                    f"nothing says whether it took effect (idempotency key {doubt.key}), and the resumed run has not made it again. Find out, and "
-                    "say by on_doubt= what is to be done"
+                    f"nothing says whether it took effect (idempotency key {doubt.key}), and the resumed run has not "
+                    "made it again. Find out, and say by on_doubt= what is to be done"
                 )
                 return InDoubtError(doubt.name, doubt.arguments, doubt.key, self._writer.path, text)
         for name, shown in self._new_writes.items():
@@ -730,7 +730,7 @@ class _JournalRecorder(Recorder):
                     f"{shown} was made as a new write, and call {first[0]} of the same tool, which this run had made "
                     "before, was not made again: it may have taken effect twice, with other arguments"
                 )
-                return DivergenceError(-1, None, None, text, self._writer.path)
+                return DivergenceError(None, None, None, text, self._writer.path)
         if self._left:
             _LOG.warning(
                 "%s: the resumed run has not come to writes that it had made: %s", self._writer.path, self._left
@@ -871,9 +871,7 @@ class _Attached(Block[Run]):
                     if stored.is_torn:
                         _LOG.warning("%s: its last line was not written as a whole, and is dropped", self._path)
                     if stored.is_sealed:
-                        if not self._journal._restarts:
-                            header = stored.header
-                            raise JournalEnded(self._session_id, header.recorded_at, len(stored.lines), self._path)
+                        self._check_restart(stored)
                         file.set_aside(stored.run)
                         continue
             except BaseException as error:
@@ -882,6 +880,10 @@ class _Attached(Block[Run]):
                     raise JournalError(f"cannot be read: {error.strerror}", self._path) from error
                 raise
             return file, stored
+
+    def _check_restart(self, stored: StoredJournal) -> None:
+        if not self._journal._restarts:
+            raise JournalEnded(self._session_id, stored.header.recorded_at, len(stored.lines), self._path)
 
     def _new_header(self) -> JournalHeader:
         journal = self._journal

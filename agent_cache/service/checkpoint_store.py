@@ -147,7 +147,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
         original_value: the value in the original session.
         restored_value: the value in the new session.
         event_type: kind of the call.
-        index: index of the call in the new session; of one that is missing, in the original.
+        call_id: id of the call in the new session; of one that is missing, in the original.
         path: the place that differs, inside of the call.
         provisional: whether the new session goes on, so that what follows may change this.
     """
@@ -159,7 +159,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     original_value: Any
     restored_value: Any
     event_type: str
-    index: int
+    call_id: int | None
     path: str
     provisional: bool
 
@@ -610,35 +610,39 @@ class CheckpointStore:
             drifts = Baseline(approved).compare(other, tolerance)
         except (CassetteError, ConfigurationError) as error:
             raise NotComparableError(str(error)) from error
-        missing = {one.index for one in drifts if one.kind == "missing"}
-        if not original.is_sealed and not missing:
-            beyond = {one.index for one in drifts if one.kind in ("extra", "repeated")}
-            last = max((index for index in _judged(other) if index not in beyond), default=-1)
-            drifts = [one for one in drifts if one.index not in beyond or one.index < last]
+        if not original.is_sealed and not any(one.kind == "missing" for one in drifts):
+            place = {number: place for place, number in enumerate(_judged(other))}
+            beyond = {one.call_id for one in drifts if one.kind in ("extra", "repeated")}
+            last = max((place[number] for number in place if number not in beyond), default=-1)
+            drifts = [
+                one for one in drifts if one.call_id is None or one.call_id not in beyond or place[one.call_id] < last
+            ]
         return drifts if new.is_sealed else _without_trailing(drifts, approved)
 
 
 def _judged(cassette: Cassette) -> list[int]:
-    """Indices of the calls that are compared: times and random numbers are not."""
-    return [index for index, call in enumerate(cassette) if call.kind != "env"]
+    """Ids of the calls that are compared, in the order in which they ended: times and random numbers are not."""
+    return [call.id for call in cassette if call.kind != "env"]
 
 
 def _without_trailing(drifts: list[DriftEvent], approved: Cassette) -> list[DriftEvent]:
     """The drifts without the calls that are missing at the end, which may still come. Identical calls are one call."""
+    index_of = approved.outline.index_of()
 
-    def identity(index: int) -> tuple[str, str]:
-        return approved[index].name, approved[index].digest
+    def identity(number: int | None) -> tuple[str, str]:
+        call = approved[index_of(number or 0)]
+        return call.name, call.digest + call.asker
 
-    missing = Counter(identity(one.index) for one in drifts if one.kind == "missing")
+    missing = Counter(identity(one.call_id) for one in drifts if one.kind == "missing")
     trailing: Counter[tuple[str, str]] = Counter()
-    for index in reversed(_judged(approved)):
-        if trailing[identity(index)] == missing[identity(index)]:
+    for number in reversed(_judged(approved)):
+        if trailing[identity(number)] == missing[identity(number)]:
             break
-        trailing[identity(index)] += 1
+        trailing[identity(number)] += 1
     kept: list[DriftEvent] = []
     for one in reversed(drifts):
-        if one.kind == "missing" and trailing[identity(one.index)]:
-            trailing[identity(one.index)] -= 1
+        if one.kind == "missing" and trailing[identity(one.call_id)]:
+            trailing[identity(one.call_id)] -= 1
         else:
             kept.append(one)
     return kept[::-1]

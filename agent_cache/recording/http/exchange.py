@@ -115,8 +115,8 @@ class Http:
             presence counts.
         ignore_fields: fields of the query and of the body, in JSON or a form, that do not identify a request: a name at
             any depth, or a path of names from the top, as ``metadata.run_id``.
-        aliases: other names for hosts, by host or ``host:port``: what is recorded at one is replayed at another. Without
-            one, two ports are two servers, also on loopback.
+        aliases: other names for hosts, by host or ``host:port``: what is recorded at one is replayed at another.
+            Without one, two ports are two servers, also on loopback.
         hurry: a replayed response that asks the client to try again later asks for it at once.
         guard: under ``strict=True``, connections that are made in another way are refused, as those of gRPC and
             WebSockets, unless a recorded call makes them or `ignore` has their host. Threads without a context, and
@@ -143,7 +143,7 @@ class Http:
                 continue
             if isinstance(given, str) or not isinstance(given, Iterable):
                 raise ConfigurationError(f"Http: {name} takes a list of texts, got {given!r}")
-            texts = given if given is _LIVE else tuple([*given])  # a copy: it says that the user has named them
+            texts = given if given is _LIVE else (*given,)
             if not all(isinstance(one, str) and one for one in texts):
                 raise ConfigurationError(f"Http: {name} takes a list of texts, got {given!r}")
             object.__setattr__(self, name, tuple(map(str.lower, texts)) if name == "headers" else texts)
@@ -432,7 +432,8 @@ class Endpoint(RecordedFunction):
     def __init__(self, kind: str, name: str) -> None:
         super().__init__(_request, name, kind)
         self.parameters = None
-        self.names = frozenset({name, urlsplit(name.partition(" ")[2]).netloc})
+        server = urlsplit(name.partition(" ")[2])
+        self.names = frozenset({name, server.netloc, server.hostname or server.netloc})
 
 
 _endpoint = functools.lru_cache(maxsize=1000)(Endpoint)
@@ -699,7 +700,9 @@ def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange
 def _unsent(method: str, parts: SplitResult) -> Exchange:
     """An exchange in place of one of telemetry, which a strict replay does not let out. It is no error of the run."""
     url = f"{parts.scheme}://{_shown(parts)[1]}{parts.path}"
-    text = f"{method} {url} is not recorded, and a strict replay makes no request; Http(live=[...]) names what it may make"
+    text = (
+        f"{method} {url} is not recorded, and a strict replay makes no request; Http(live=[...]) names what it may make"
+    )
     if url not in _told:
         _told.add(url)
         _LOG.warning("%s", text)
@@ -709,9 +712,7 @@ def _unsent(method: str, parts: SplitResult) -> Exchange:
 _told: set[str] = set()
 
 
-def _refusal_of(
-    blocker: Any, settings: Http, method: str, url: str, headers: Mapping[str, str]
-) -> Exchange | None:
+def _refusal_of(blocker: Any, settings: Http, method: str, url: str, headers: Mapping[str, str]) -> Exchange | None:
     """An exchange that refuses a request to a model, where live calls are refused. None if it may be made.
 
     A server on loopback is one of the test's own, unless it is a model.
@@ -1072,7 +1073,9 @@ def _raise_end(player: Player, call: ActiveCall, end: dict[str, Any]) -> None:
         raise read_error(end["error"])
     shown = call_data(call)
     text = f"the response of {call.function.name} was closed before its end when it was recorded, and is read on now"
-    raise player.latch(ReplayExhausted(call.index or 0, shown, shown, text, player.cassette.path))
+    raise player.latch(
+        ReplayExhausted(None if call.recorded is None else call.recorded.id, shown, shown, text, player.cassette.path)
+    )
 
 
 _OF_MODEL_CLIENTS = frozenset({"amz-sdk-request", "x-goog-api-client", "x-stainless-lang"})

@@ -121,7 +121,8 @@ async def box_sync(n):
 
 
 async def chunks(n):
-    return [chunk async for chunk in stream(n)][0]
+    first, _ = [chunk async for chunk in stream(n)]
+    return first
 
 
 async def threaded(n):
@@ -283,7 +284,7 @@ def test_an_asker_is_the_same_in_another_process(tmp_path):
     path = tmp_path / "run.jsonl"
     shown = []
     for seed, mode in enumerate(("record", "replay")):
-        run = subprocess.run(  # noqa: S603 - this Python, and a program of this test
+        run = subprocess.run(
             [sys.executable, "-c", PROGRAM, mode, path],
             env={**os.environ, "PYTHONHASHSEED": str(seed)},
             capture_output=True,

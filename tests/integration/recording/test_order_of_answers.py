@@ -1,4 +1,4 @@
-"""Calls that are waited for at the same time get their answers in the order in which they had ended, whatever they are."""
+"""Calls that are waited for at the same time get their answers in the order in which they ended, requests and tools."""
 
 import asyncio
 import threading

@@ -103,7 +103,9 @@ def kind_of(tmp_path, server, monkeypatch):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("host", ["api.mail.example", "127.0.0.1", "api.openai.com.mail.example", "myapi.openai.com.de"])
+@pytest.mark.parametrize(
+    "host", ["api.mail.example", "127.0.0.1", "api.openai.com.mail.example", "myapi.openai.com.de"]
+)
 def test_a_path_alone_makes_no_call_of_a_model(path, host, kind_of):
     assert kind_of(host, path) == "http"
 
@@ -179,11 +181,9 @@ async def test_a_resumed_run_does_not_repeat_a_request_that_was_cut_off(tmp_path
     """It is a write in doubt, also if its path looks like one of a model."""
 
     async def run(dies):
-        async with AgentCacheSession("job", journal=Journal(tmp_path, http=True)):
-            async with httpx.AsyncClient() as client:
-                hooks = {"response": [die]} if dies else {}
-                client.event_hooks = hooks
-                await client.post(server.url + path, json={"n": 1})
+        client = httpx.AsyncClient(event_hooks={"response": [die]} if dies else {})
+        async with AgentCacheSession("job", journal=Journal(tmp_path, http=True)), client:
+            await client.post(server.url + path, json={"n": 1})
 
     async def die(_response):
         raise Killed
