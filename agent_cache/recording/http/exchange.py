@@ -195,7 +195,7 @@ class Http:
             if found[name]:
                 found[name] = tuple(redaction.text(one).partition(redaction.replacement)[0] for one in found[name])
         return {
-            name: value
+            name: list(value) if isinstance(value, tuple) else value  # as it is read from a file
             for name, value in found.items()
             if (value is not _LIVE if name == "live" else value != getattr(default, name))
         }

@@ -121,7 +121,7 @@ def test_the_json_has_everything(command):
     assert sum(document["counts"].values()) == len(document["drifts"]) > 0
     for drift in document["drifts"]:
         assert list(drift) == [
-            "severity", "kind", "name", "description", "original_value", "restored_value", "event_type", "index",
+            "severity", "kind", "name", "description", "original_value", "restored_value", "event_type", "call_id",
             "path", "provisional",
         ]  # fmt: skip
         assert (drift["severity"], drift["name"], drift["event_type"]) == ("critical", "shop:refund", "write")

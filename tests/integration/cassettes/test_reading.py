@@ -40,7 +40,7 @@ def test_show_is_a_timeline(cassette, command):
     assert (code, err) == (0, "")
     assert "label" in lines[0]
     calls = lines[2:-2]
-    assert [line.split()[0] for line in calls] == ["0", "1", "2", "3", "4"]  # in the order they were started
+    assert [line.split()[0] for line in calls] == ["1", "2", "3", "4", "5"]  # in the order they were started
     assert "shop:outer(question='x') -> {'answer': 'X'}" in calls[0]
     assert calls[1].index("shop:ask") == calls[0].index("shop:outer") + 2  # nested
     assert "raised TimeoutError: no answer" in calls[2]
@@ -64,11 +64,11 @@ def test_show_as_json_has_everything(cassette, document):
         "input_tokens": 120,
         "output_tokens": 30,
     }
-    assert [(call["index"], call["depth"], call["name"]) for call in shown["calls"]] == [
-        (0, 0, "shop:outer"),
-        (1, 1, "shop:ask"),
-        (2, 0, "shop:ask"),
-        (3, 0, "model"),
+    assert [(call["id"], call["depth"], call["name"]) for call in shown["calls"]] == [
+        (1, 0, "shop:outer"),
+        (2, 1, "shop:ask"),
+        (3, 0, "shop:ask"),
+        (4, 0, "model"),
     ]
     assert shown["calls"][2]["outcome"]["error"]["type"] == "builtins:TimeoutError"
     assert shown["trailer"]["calls"] == 4
@@ -76,10 +76,10 @@ def test_show_as_json_has_everything(cassette, document):
 
 def test_show_picks_calls(cassette, document, command):
     path = cassette("a.jsonl", "x", "broken", "model:hi", "y")
-    pick = lambda *options: [call["index"] for call in document("show", path, *options)[1]["calls"]]
-    assert pick("--name", "shop:*") == [0, 1, 3]
-    assert pick("--errors") == [1]
-    assert pick("--limit", "2") == [0, 1]
+    pick = lambda *options: [call["id"] for call in document("show", path, *options)[1]["calls"]]
+    assert pick("--name", "shop:*") == [1, 2, 4]
+    assert pick("--errors") == [2]
+    assert pick("--limit", "2") == [1, 2]
     assert document("show", path, "--errors")[1]["totals"]["calls"] == 4
     assert "2 more calls are not shown" in command("show", path, "--limit", 2)[1]
 
@@ -180,9 +180,9 @@ def test_diff_says_what_is_new_dropped_changed_and_moved(cassette, command, docu
     assert code == 1
     assert "prompt: 'hi' -> 'ho'" in out
     assert "outcome.value.text: 'hi' -> 'ho'" in out
-    assert any(line.startswith(">") and "is now step" in line for line in out.splitlines())
-    assert "-     1  shop:ask(question='gone') -> {'answer': 'GONE'}" in out
-    assert "+     0  shop:ask(question='new') -> {'answer': 'NEW'}" in out
+    assert any(line.startswith(">") and "is now call" in line for line in out.splitlines())
+    assert "-     2  shop:ask(question='gone') -> {'answer': 'GONE'}" in out
+    assert "+     1  shop:ask(question='new') -> {'answer': 'NEW'}" in out
     code, data = document("diff", a, b)
     assert (code, data["identical"], data["step_delta"], data["token_delta"]) == (1, False, 0, 0)
     assert data["changed_calls"][-1]["a"]["arguments"] == {"prompt": "hi"}
@@ -192,8 +192,8 @@ def test_one_inserted_call_is_one_difference(cassette, document):
     questions = [f"q{at}" for at in range(10)]
     a, b = cassette("a.jsonl", *questions), cassette("b.jsonl", "extra", *questions)
     code, data = document("diff", a, b)
-    assert (code, data["new_steps"]) == (1, [0])
-    assert (data["dropped_steps"], data["changed_calls"], data["moved_calls"]) == ([], [], [])
+    assert (code, data["new_ids"]) == (1, [1])
+    assert (data["dropped_ids"], data["changed_calls"], data["moved_calls"]) == ([], [], [])
 
 
 # verify

@@ -168,8 +168,8 @@ def test_calls_that_are_left_over_fail_the_test_itself(suite):
     result.stdout.fnmatch_lines(
         [
             "*DivergenceError: *test_cancel.jsonl: 2 of 3 recorded calls were not made:",
-            "*step 1: shop:cancel_order(order_id='W1')",
-            "*step 2: shop:get_order(order_id='W1')",
+            "*call 2: shop:cancel_order(order_id='W1')",
+            "*call 3: shop:get_order(order_id='W1')",
             "*pytest --agent-record-mode=rewrite test_order.py::test_cancel",
         ]
     )

@@ -174,7 +174,7 @@ async def test_a_call_that_nobody_cancels_this_time_is_a_divergence(slow, is_liv
             await slow()
         except DivergenceError:
             pass  # raised again at the end
-    assert caught.value.step_index == 0
+    assert caught.value.call_id == 1
     assert caught.value.expected == {"name": "slow", "arguments": {"seconds": 60.0}}
 
 

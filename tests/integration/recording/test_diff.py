@@ -59,19 +59,19 @@ def test_the_same_run_twice_is_identical(tmp_path):
 def test_an_inserted_call_is_one_difference(at, tmp_path):
     other = [*BASE[:at], (put, "new"), *BASE[at:]]
     diff = diff_cassettes(run(tmp_path / "a", *BASE), run(tmp_path / "b", *other))
-    assert (diff.new_calls, diff.new_steps, diff.changed_calls, diff.moved_calls) == (["put"], [at], [], [])
+    assert (diff.new_calls, diff.new_ids, diff.changed_calls, diff.moved_calls) == (["put"], [at + 1], [], [])
     assert (diff.step_delta, diff.identical) == (1, False)
     back = diff_cassettes(tmp_path / "b", tmp_path / "a")
-    assert (back.dropped_calls, back.dropped_steps, back.step_delta) == (["put"], [at], -1)
+    assert (back.dropped_calls, back.dropped_ids, back.step_delta) == (["put"], [at + 1], -1)
 
 
 def test_a_call_with_other_arguments_is_changed(tmp_path):
     other = [*BASE[:4], (get, "E"), *BASE[5:]]
     diff = diff_cassettes(run(tmp_path / "a", *BASE), run(tmp_path / "b", *other))
     [change] = diff.changed_calls
-    assert (change["index"], change["index_b"], change["name"], change["changed"]) == (
-        4,
-        4,
+    assert (change["id"], change["id_b"], change["name"], change["changed"]) == (
+        5,
+        5,
         "get",
         ["arguments", "outcome"],
     )
@@ -89,7 +89,7 @@ def test_another_outcome_is_a_change(tmp_path):
 def test_what_moved_is_neither_new_nor_dropped(tmp_path):
     other = [*BASE[1:], BASE[0]]
     diff = diff_cassettes(run(tmp_path / "a", *BASE), run(tmp_path / "b", *other))
-    assert diff.moved_calls == [{"index": 0, "index_b": 9, "name": "get"}]
+    assert diff.moved_calls == [{"id": 1, "id_b": 10, "name": "get"}]
     assert (diff.new_calls, diff.dropped_calls, diff.changed_calls, diff.identical) == ([], [], [], False)
 
 

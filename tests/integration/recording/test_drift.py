@@ -874,7 +874,7 @@ def test_a_report_says_what_there_is_and_is_plain_data() -> None:
                 "original_value": {},
                 "restored_value": None,
                 "event_type": "tool",
-                "index": 3,
+                "call_id": 4,
                 "path": "",
                 "provisional": False,
             }

@@ -221,7 +221,7 @@ def shown(drifts: list[DriftEvent]) -> list[tuple[Any, ...]]:
 
 def identity(drift: DriftEvent) -> tuple[Any, ...]:
     """What makes two events the same one."""
-    return drift.severity, drift.kind, drift.name, drift.index, drift.path, drift.description
+    return drift.severity, drift.kind, drift.name, drift.call_id, drift.path, drift.description
 
 
 CHANGES = ("arguments", "missing", "extra", "repeated", "result", "error", "swapped")

@@ -325,7 +325,7 @@ BROKEN = {
     "more after the end": (HEADER + b'{"trailer":{"calls":0}}\n' + CALL, "follows the trailer", 3),
     "agentcassette, of the future": (b'{"version": 999, "steps": []}', "version 999", 1),
     "agentcassette, broken off": (b'{"version": 1, "steps": [', "no JSON document", 1),
-    "agentcassette, without a name": (b'{"version": 1, "steps": [{"arguments": {}}]}', "step 0", 0),
+    "agentcassette, without a name": (b'{"version": 1, "steps": [{"arguments": {}}]}', "step 1", 0),
 }
 
 

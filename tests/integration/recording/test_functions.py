@@ -218,7 +218,7 @@ def test_a_call_made_once_more_than_it_was_recorded_says_so(path):
     with pytest.raises(ReplayExhausted, match="was recorded 2 times") as caught, off_and(path):
         for _ in range(3):
             double(1)
-    assert caught.value.step_index == 1
+    assert caught.value.call_id == 2
     assert caught.value.expected == {"name": double.__agent_cache_recorded__.name, "arguments": {"number": 1}}
 
 
@@ -228,9 +228,9 @@ def test_a_call_that_is_not_recorded_names_the_nearest_and_what_differs(path):
         double(4000)
     with pytest.raises(DivergenceError, match="number: 4000 -> 4001") as caught, off_and(path) as player:
         double(4001)
-    assert caught.value.step_index == 1
+    assert caught.value.call_id == 2
     assert caught.value.actual["arguments"] == {"number": 4001}
-    assert player.divergences == [{"index": 1, "expected": caught.value.expected, "actual": caught.value.actual}]
+    assert player.divergences == [{"call_id": 2, "expected": caught.value.expected, "actual": caught.value.actual}]
 
 
 def test_a_divergence_that_was_swallowed_is_raised_at_the_end(path):
@@ -260,7 +260,7 @@ def test_strict_refuses_what_is_left_over(path):
         double(2)
     with pytest.raises(DivergenceError, match="1 recorded calls were not made") as caught, off_and(path, strict=True):
         double(1)
-    assert (caught.value.step_index, caught.value.actual) == (1, None)
+    assert (caught.value.call_id, caught.value.actual) == (2, None)
     with off_and(path):
         double(1)
 

@@ -573,7 +573,7 @@ def test_the_nearest_call_is_named_by_the_words_that_differ(server: HttpServer, 
         chat(server, messages=[{"role": "system", "content": other_rules}, {"role": "user", "content": "W1"}])
     refused.value.close()
     text = str(caught.value)
-    assert "step 1" in text
+    assert "Nearest is call 2" in text
     assert "json.messages[0] (system).content line 2: Today is [-Monday-]{+Tuesday+}." in text
     assert len(text) < 700
 

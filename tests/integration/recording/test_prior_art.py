@@ -117,7 +117,7 @@ async def test_a_divergence_says_where_and_what(path):
         await fetch("x")
     with pytest.raises(DivergenceError) as caught, replay(path):
         await fetch("y")
-    assert caught.value.step_index == 0
+    assert caught.value.call_id == 1
     assert (caught.value.expected, caught.value.actual) == (
         {"name": "fetch", "arguments": {"name": "x"}}, {"name": "fetch", "arguments": {"name": "y"}}
     )  # fmt: skip

@@ -802,7 +802,7 @@ def recorded_when_fewer_secrets_were_known(path, *texts):
 
 def test_no_divergence_shows_a_secret_that_was_recorded_when_fewer_were_known(path):
     recorded_when_fewer_secrets_were_known(path, "DB_PASSWORD=hunter2 once", "DB_PASSWORD=hunter2 twice")
-    with pytest.raises(DivergenceError, match="Nearest is step 0") as other, replay(path):
+    with pytest.raises(DivergenceError, match="Nearest is call 1") as other, replay(path):
         call("another text")
     with pytest.raises(DivergenceError, match="2 recorded calls were not made") as missing, replay(path, strict=True):
         pass
@@ -820,7 +820,7 @@ def test_a_call_that_is_not_found_does_not_have_all_recorded_ones_redacted(path,
     with record(path):
         for number in range(50):
             call([{"text": f"turn {turn}"} for turn in range(number)])
-    with pytest.raises(DivergenceError, match="Nearest is step 40"), replay(path):
+    with pytest.raises(DivergenceError, match="Nearest is call 41"), replay(path):
         call([{"text": f"turn {turn}"} for turn in range(39)] + [{"text": "another"}])
     assert len(redacted) < 5
 

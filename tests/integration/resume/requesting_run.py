@@ -52,7 +52,7 @@ def main(directory: str, url: str, on_doubt: str, connection: Any) -> None:
     choice: Any = {"127.0.0.1": CHECKS[on_doubt]} if on_doubt in CHECKS else on_doubt
 
     async def session() -> list[Any]:
-        journal = Journal(directory, on_doubt=choice, http=Http())
+        journal = Journal(directory, on_doubt=choice, http=Http(models=[f"{url}/v1/chat/"]))
         async with AgentCacheSession("run", journal=journal):
             return await agent(url)
 

@@ -129,7 +129,7 @@ def test_what_a_model_has_answered_is_not_asked_again_and_the_other_request_is_i
     (intent,) = read_journal(tmp_path / "s.jsonl").in_doubt
 
     for _ in range(2):
-        doubt = ["POST http://127.0.0.1/events", {"json": {"pay": 2}}, intent.key]
+        doubt = [intent.name, {"json": {"pay": 2}}, intent.key]
         assert agents.run(tmp_path, "raise") == ("in doubt", doubt)
         assert Counter(server.requests) == seen, "nothing was sent"
 

@@ -63,9 +63,17 @@ STEPS: Sequence[tuple[Callable[[str], Awaitable[str]], str]] = (
 NAMES = [f"{tool.__name__} {argument}" for tool, argument in STEPS]
 
 
-async def run(directory: Path, session_id: str = "s", *, until: int = len(STEPS), on_doubt: Any = "raise") -> list[str]:
+async def run(
+    directory: Path,
+    session_id: str = "s",
+    *,
+    until: int = len(STEPS),
+    on_doubt: Any = "raise",
+    restart: bool = False,
+) -> list[str]:
     """The run; it crashes after so many calls."""
-    async with AgentCacheSession(session_id, journal=Journal(directory, on_doubt=on_doubt)) as session:
+    journal = Journal(directory, on_doubt=on_doubt, restart=restart)
+    async with AgentCacheSession(session_id, journal=journal) as session:
         answers = []
         for number, (tool, argument) in enumerate(STEPS):
             if number == until:
@@ -347,12 +355,12 @@ def test_a_journal_needs_a_session_id(tmp_path):
         AgentCacheSession(journal=Journal(tmp_path))
 
 
-async def test_a_run_that_has_ended_is_kept_when_its_session_id_comes_again(tmp_path):
+async def test_a_run_that_has_ended_is_kept_when_its_session_is_started_anew(tmp_path):
     await run(tmp_path)
     path = Journal(tmp_path).path("s")
     first = path.read_bytes()
     carried_out.clear()
-    assert await run(tmp_path) == ANSWERS
+    assert await run(tmp_path, restart=True) == ANSWERS
     assert carried_out == NAMES
     assert path.read_bytes() != first
     assert first in contents(tmp_path).values()
@@ -360,7 +368,7 @@ async def test_a_run_that_has_ended_is_kept_when_its_session_id_comes_again(tmp_
     assert len(keys) == 2
     assert all(keys)
     assert keys[0].isdisjoint(keys[1])
-    await run(tmp_path)
+    await run(tmp_path, restart=True)
     assert len(list(tmp_path.iterdir())) == 3
 
 
@@ -383,7 +391,7 @@ async def test_a_second_session_of_an_id_is_refused_while_the_first_one_runs(tmp
     await refused(tmp_path, "another session")
     over.set()
     assert await task == ANSWERS[:2]
-    assert await run(tmp_path) == ANSWERS  # which is a new one
+    assert await run(tmp_path, restart=True) == ANSWERS
 
 
 def script(text: str, *arguments: object) -> list[str]:

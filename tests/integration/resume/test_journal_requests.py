@@ -83,7 +83,7 @@ def test_a_request_that_changes_something_is_in_doubt(shop, tmp_path):
     shop.kills_at = "/pay"
     assert run(tmp_path, shop) is None
     (doubt,) = read_journal(tmp_path / "run.jsonl").in_doubt
-    assert doubt.name == "POST http://127.0.0.1/pay"
+    assert doubt.name == f"POST {shop.url}/pay"
     assert doubt.arguments == {"json": {"order": "1"}}
     for word in ("raise", "notice", "nonsense"):
         assert run(tmp_path, shop, word).startswith(f"in doubt {doubt.name} {doubt.key}")

@@ -129,7 +129,7 @@ async def test_a_resumed_run_has_its_checkpoints_once_also_if_their_states_equal
 
 
 async def test_a_checkpoint_of_an_earlier_run_of_the_session_is_refused(tmp_path):
-    journal = Journal(tmp_path)
+    journal = Journal(tmp_path, restart=True)
     [earlier, *_] = await agent(journal)
     await agent(journal)
     with pytest.raises(CheckpointError) as caught:
