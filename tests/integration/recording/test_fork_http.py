@@ -14,6 +14,7 @@ from agent_cache import ConfigurationError
 from agent_cache.recording import (
     Cassette,
     DivergenceError,
+    Http,
     Raised,
     WorldMovedError,
     diff_cassettes,
@@ -120,7 +121,7 @@ def test_the_client_of_a_model_gets_the_exception_of_an_edit(server: HttpServer,
     ],
 )
 def test_the_answers_of_gemini_and_bedrock_are_known(url: str, words: str, server: HttpServer, path: Path, to: Path):
-    with record(path, http=True):
+    with record(path, http=Http(models=[server.url])):
         assert b"Os" in ask(server, url, "POST", {"contents": "Which city?"})
     server.close()
     with fork(path, at=None, to=to, edits={1: "Bergen"}):
@@ -145,7 +146,7 @@ def test_a_request_by_an_unsafe_method_is_a_write(server: HttpServer, path: Path
 
     with record(path, http=True):
         live = run()
-    with pytest.raises(WorldMovedError, match=r"call 4: POST http://127\.0\.0\.1/orders/2"):
+    with pytest.raises(WorldMovedError, match=rf"call 4: POST {server.url}/orders/2"):
         fork(path, at=3, to=to)
     server.requests.clear()
     with fork(path, at=3, to=to, world="sandbox"):

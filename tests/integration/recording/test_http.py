@@ -386,12 +386,13 @@ def same(path: Path, one: Callable[[], Any], other: Callable[[], Any], **options
     return True
 
 
-def test_headers_and_ports_of_loopback_do_not_identify_a_request(server: HttpServer, path: Path):
+def test_headers_and_ports_with_an_alias_do_not_identify_a_request(server: HttpServer, path: Path):
     with http_server() as other:
         assert same(
             path,
             lambda: get(f"{server.url}/a?x=1&y=2", {"authorization": "Bearer one", "x-request-id": "1"}),
             lambda: get(f"{other.url}/a?y=2&x=1", {"authorization": "Bearer two", "x-request-id": "2"}),
+            aliases={"127.0.0.1": "shop"},
         )
         assert not other.requests
 
@@ -481,7 +482,7 @@ def test_hosts_can_be_left_out(server: HttpServer, path: Path):
     with record(path, http=Http(only=[f"{server.url}/api/"])):
         get(f"{server.url}/other")
         get(f"{server.url}/api/orders")
-    assert [call.name for call in calls_of(path)] == ["GET http://127.0.0.1/api/orders"]
+    assert [call.name for call in calls_of(path)] == [f"GET {server.url}/api/orders"]
 
 
 def test_the_settings_are_checked():
@@ -504,7 +505,7 @@ def chat(server: HttpServer, **changes: Any) -> Any:
 
 
 def test_a_call_of_a_model_has_its_tokens(server: HttpServer, path: Path):
-    with record(path, http=True):
+    with record(path, http=Http(models=[server.url])):
         chat(server)
         get(f"{server.url}/v1beta/models/gemini-9:streamGenerateContent", None, b"{}")
         get(f"{server.url}/model/large.nova-1:0/converse-stream", None, b"{}")
@@ -566,7 +567,7 @@ def test_a_divergence_does_not_cancel_the_end_of_its_event_loop(path: Path, capl
 def test_the_nearest_call_is_named_by_the_words_that_differ(server: HttpServer, path: Path):
     rules = "You are a helpful shop assistant.\nToday is Monday.\n" + "Be polite. " * 300
     other_rules = rules.replace("Monday", "Tuesday")
-    with record(path, http=True):
+    with record(path, http=Http(models=[server.url])):
         for number in range(3):
             chat(server, messages=[{"role": "system", "content": rules}, {"role": "user", "content": f"W{number}"}])
     with pytest.raises(DivergenceError) as caught, replay(path), pytest.raises(urllib.error.HTTPError) as refused:
