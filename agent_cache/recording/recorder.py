@@ -151,7 +151,7 @@ class Recorder:
             arguments = function.bind(args, kwargs)
         except TypeError:  # the function refuses these arguments itself
             return proceed()
-        asker = self._asker(function, partial(_asker_of_function, function, args, kwargs))
+        asker = self._asker(function, _asker_of_function, args, kwargs)
         call = self._begin(function, arguments, function.key_of(args, kwargs), asker=asker)
         call.passed = args, kwargs
         if function.form == "async":
@@ -204,19 +204,25 @@ class Recorder:
     def _begin_tool(self, call: InterceptedCall) -> ActiveCall:
         """`_begin` for a call of a cached tool."""
         function, arguments = function_of(call.operation), call.arguments
-        asker = self._asker(function, partial(_asker_of_tool, function, call, arguments))
+        asker = self._asker(function, _asker_of_tool, call, arguments)
         active = self._begin(function, arguments, asker=asker)
         active.tool_call = call
         return active
 
-    def _asker(self, function: RecordedFunction, parts: Callable[[], dict[str, Any]]) -> str:
+    def _asker(self, function: RecordedFunction, parts: Callable[..., dict[str, Any]], *call: Any) -> str:
         """Digest of who makes a call.
+
+        Args:
+            function: what is called.
+            parts: gives what tells callers apart, by name, from the function and the call.
+            call: the call.
 
         Raises:
             CassetteError: if that cannot be said, and the call must not be taken for another one.
         """
         try:
-            return digest_of_asker(parts())
+            found = parts(function, *call)
+            return digest_of_asker(found) if found else ""
         except UncacheableArgumentsError as error:
             if self._needs_no_identity(function):
                 return ""
@@ -516,7 +522,7 @@ class Recorder:
             CassetteError: if it is not recorded, and may not be made.
         """
         try:
-            asker = self._asker(endpoint, partial(_asker_of_function, endpoint, (), {}))
+            asker = self._asker(endpoint, _asker_of_function, (), {})
             return self._begin(endpoint, arguments, asker=asker)
         finally:
             self._functions.pop(endpoint.name, None)  # a run may ask for any number of URLs
@@ -707,20 +713,26 @@ def function_of(operation: Operation[Any]) -> RecordedFunction:
 
 def _asker_of_tool(function: RecordedFunction, call: InterceptedCall, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What tells apart who makes a call of a cached tool, by name."""
-    vary = getattr(arguments, "vary", None)  # of a toolbox
-    parts = {
-        "tenant": call.scope.tenant,
-        "asker": call.operation.asker_of(arguments),
-        "vary": vary,
-        "key": function.asker_by_key(arguments),
-    }
-    return {name: part for name, part in parts.items() if part is not None}
+    parts: dict[str, Any] = {}
+    if (tenant := call.scope.tenant) is not None:
+        parts["tenant"] = tenant
+    if (asker := call.operation.asker_of(arguments)) is not None:
+        parts["asker"] = asker
+    if (vary := getattr(arguments, "vary", None)) is not None:  # of a toolbox
+        parts["vary"] = vary
+    if (key := function.asker_by_key(arguments)) is not None:
+        parts["key"] = key
+    return parts
 
 
 def _asker_of_function(function: RecordedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The same for a call of a wrapped function, or a request."""
-    parts = {"tenant": PLACE.get().scope.tenant, "asker": function.asker_of(args, kwargs)}
-    return {name: part for name, part in parts.items() if part is not None}
+    parts: dict[str, Any] = {}
+    if (tenant := PLACE.get().scope.tenant) is not None:
+        parts["tenant"] = tenant
+    if (asker := function.asker_of(args, kwargs)) is not None:
+        parts["asker"] = asker
+    return parts
 
 
 def recorded_function(value: Any) -> RecordedFunction | None:

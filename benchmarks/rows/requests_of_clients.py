@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-from agent_cache.recording import record, replay
+from agent_cache.recording import Http, record, replay
 from benchmarks.table import Row
 from benchmarks.timing import Effort, Sample, Spread, measure
 
@@ -248,17 +248,18 @@ async def rows(effort: Effort) -> list[Row]:
     found: list[Row] = []
     with TemporaryDirectory() as place, _server() as root:
         path, url = Path(place), f"{root}/v1/chat/completions"
+        models = Http(models=["127.0.0.1"])
         for client in CLIENTS:
             if importlib.util.find_spec(client.partition(" ")[0]) is None:
                 continue
             recorded = path / f"{client}.jsonl"
-            with record(recorded, http=True):
+            with record(recorded, http=models):
                 await _post_all(client, url, _bodies(REQUESTS + 1))
             figures = await measure(
                 {
                     "live": _sample(client, url, nullcontext),
                     "idle": _idle_sample(client, url, path / "idle.jsonl"),
-                    "record": _sample(client, url, lambda: record(path / "again.jsonl", http=True)),
+                    "record": _sample(client, url, lambda: record(path / "again.jsonl", http=models)),
                     "replay": _sample(client, url, lambda recorded=recorded: replay(recorded)),  # type: ignore[misc]
                 },
                 Effort(rounds=max(9, effort.rounds // 5), seconds=effort.seconds),
