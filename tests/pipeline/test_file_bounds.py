@@ -132,7 +132,7 @@ def _encrypted() -> Any:
     return EncryptedCodec(MessagePackCodec(), KEY)
 
 
-@pytest.mark.parametrize("codec", [_signed, _encrypted])
+@pytest.mark.parametrize("codec", [_signed, *slow(_encrypted)])
 @pytest.mark.parametrize("column", ["head", "payload"])
 async def test_a_value_that_was_tampered_with_is_a_miss(tmp_path: Path, codec: Callable[[], Any], column: str):
     path = tmp_path / "cache"
@@ -200,6 +200,7 @@ async def test_a_listener_hears_of_the_writes_of_other_processes(tmp_path: Path,
         end()
 
 
+@pytest.mark.slow
 def test_a_ttl_that_is_set_at_run_time_reaches_other_processes(start: Callable[..., Peer], truth: Truth):
     one, other = start(), start()
     for peer in (one, other):

@@ -95,6 +95,7 @@ def test_what_a_dead_process_had_not_written_is_not_forgotten_with_the_page(
     assert start(timeout=0.1).do("get", 7) == 1
 
 
+@pytest.mark.slow
 def test_what_was_looked_up_in_a_former_database_is_not_stored_in_the_new_one(
     tmp_path: Path, start: Callable[..., Peer], truth: Truth
 ):
@@ -212,6 +213,7 @@ async def test_the_log_and_the_bytes_are_bounded_without_a_subscription(tmp_path
         assert tier._files._keeper is not None
 
 
+@pytest.mark.slow
 def test_a_deleted_log_is_noticed(tmp_path: Path, start: Callable[..., Peer], truth: Truth):
     """What SQLite had in it is missing in the database, so that is replaced."""
     writer, reader = start(), start()

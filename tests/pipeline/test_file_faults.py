@@ -48,7 +48,8 @@ def locker(tmp_path: Path) -> Iterator[Callable[[], sqlite3.Connection]]:
 # Processes
 
 
-@pytest.mark.parametrize("kind", ["rename", *slow("put")])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["put", "rename"])
 def test_what_a_dead_writer_names_is_held_at_once_and_for_a_lease_more(
     start: Callable[..., Peer], truth: Truth, kind: str
 ):
@@ -85,6 +86,7 @@ def test_what_a_process_leaves_that_dies_before_its_write_has_begun_is_repaired(
     assert reader.do("count_loads") == loads
 
 
+@pytest.mark.slow
 def test_a_writer_that_stands_still_for_longer_than_its_lease_is_not_overtaken(
     start: Callable[..., Peer], truth: Truth
 ):

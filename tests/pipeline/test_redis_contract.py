@@ -102,14 +102,30 @@ class TestRedisTier(OnServers):
         return RedisTier.from_url(proxy.url, **options)
 
 
-LONG = (  # each waits two seconds and more, and other tests of the contract do the same once
+LONG = (  # each waits half a second and more; on a file and in memory they run by default, two of their kinds here too
+    "test_a_begin_that_arrives_after_its_commit_costs_a_lease_and_no_more",
+    "test_a_begin_that_arrives_late_restores_nothing_that_inherits",
+    "test_a_claim_that_has_become_another_ones_is_left_to_it",
     "test_a_claim_that_is_renewed_lasts",
+    "test_a_commit_after_the_lease_still_ends_what_it_names",
+    "test_a_death_is_noticed_although_another_writer_is_at_work",
+    "test_a_load_that_begins_in_a_write_and_ends_after_it_is_never_found_either",
     "test_a_server_that_is_away_makes_every_read_a_miss",
+    "test_a_value_may_live_for_less_than_others_of_its_tool",
     "test_a_write_is_made_up_for_when_the_server_is_back",
+    "test_a_write_that_asks_for_it_is_refused_without_the_server",
     "test_a_write_that_is_renewed_keeps_its_hold",
     "test_a_write_that_is_renewed_keeps_its_root_armed",
+    "test_a_writer_that_dies_before_it_tells_takes_what_inherits_with_it",
     "test_an_old_load_is_shared_only_as_long_as_messages_come_in",
+    "test_local_copies_are_trusted_for_the_bound_of_staleness_at_the_most",
+    "test_nothing_is_stored_for_a_lease_after_a_writer_has_died",
+    "test_nothing_is_stored_while_what_it_depends_on_is_written",
+    "test_the_end_of_a_lease_is_a_move",
     "test_trust_lapses_when_messages_stop_coming_in",
+    "test_what_is_loaded_without_the_server_is_not_stored_when_it_is_back",
+    "test_within_its_grace_a_value_is_known_to_be_old",
+    "test_without_the_server_each_loads_by_itself",
 )
 
 

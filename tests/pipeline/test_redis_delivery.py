@@ -417,6 +417,7 @@ async def test_more_holds_than_a_sweep_takes_are_all_over_when_their_time_is(mak
     assert valkey.command("EXISTS", "w:{agent_cache:order}:D") == 0
 
 
+@pytest.mark.slow
 async def test_a_writer_that_died_is_noticed_before_the_sweep_has_come_to_it(make: Make, valkey: Server):
     """It may have changed anything below the root, which another writer has kept armed meanwhile."""
     dying, other = make(valkey.url, lease=1.0), make(valkey.url, lease=30.0)

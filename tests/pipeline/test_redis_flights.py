@@ -106,6 +106,7 @@ async def test_processes_that_miss_a_value_load_it_once(start: Start, valkey: Se
     assert runs(valkey) == [loader.pid]
 
 
+@pytest.mark.slow
 async def test_by_default_each_process_loads_what_it_misses(start: Start, valkey: Server):
     processes = await start(2, flight="process")
     for each in processes:
@@ -156,6 +157,7 @@ async def test_the_timeout_of_a_caller_ends_its_wait_at_once(start: Start, valke
     assert runs(valkey) == [loader[0].pid]
 
 
+@pytest.mark.slow
 async def test_an_error_is_not_handed_over(start: Start, valkey: Server):
     loader, (other,) = await loading(valkey, await start(2))
     valkey.command("RPUSH", "results", "fail")

@@ -25,7 +25,6 @@ from tests.harness.clusters import Cluster, slot_of
 from tests.harness.proxies import Proxy
 from tests.harness.rights import least
 from tests.harness.servers import HOST, Server
-from tests.harness.slow import slow
 from tests.harness.tiers import Make, making, until
 
 KEY = "t:{agent_cache::ttl}:ttls"
@@ -260,7 +259,8 @@ def test_what_a_process_puts_back_replaces_nothing(valkey: Server):
     assert fields(valkey) == {"shop:get": "1.0"}
 
 
-@pytest.mark.parametrize("goes_on", [True, *slow(False)])
+@pytest.mark.slow
+@pytest.mark.parametrize("goes_on", [True, False])
 async def test_a_user_that_may_not_hear_of_ttls_hears_of_everything_else(
     make: Make,
     own_valkey: Server,
