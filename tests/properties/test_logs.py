@@ -366,7 +366,7 @@ def read(text, name="log", **how):
 
 
 @pytest.mark.parametrize("write", WITH_BOTH_TIMES, ids=lambda write: write.__name__)
-@searched(8, 40, histories())
+@searched(5, 40, histories())
 def test_every_form_gives_the_same_calls(write, calls):
     found, notes = read(write(calls))
     assert shown(found) == shown(calls)
