@@ -79,10 +79,10 @@ class Suite:
         if apart:
             result = self.pytester.runpytest_subprocess(*arguments)
         else:
-            plugins = [part for name in PLUGINS for part in ("-p", name)]
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-                result = self.pytester.runpytest_inprocess(*plugins, *arguments)
+                patch.setenv("PYTEST_PLUGINS", ",".join(PLUGINS))
+                result = self.pytester.runpytest_inprocess(*arguments)
         if outcomes:
             result.assert_outcomes(**outcomes)
         return result
