@@ -314,12 +314,16 @@ class AgentCache(Decorator):
         skip_args: how many leading positional parameters are left out of the identity (1 leaves ``self`` out, so that
             all instances share their results).
         ignore: names of parameters that are left out of the identity, of the loop guard's comparisons and of
-            recordings: what a framework passes beside the model's arguments. Known contexts are left out without it.
+            recordings: what a framework passes beside the model's arguments. Known contexts are left out without it,
+            but for what they say of the asker: see `shared`.
         backup: a tier between the local store and the remote one.
         remote_cache: a tier shared with other processes.
         key: ``key(*args, **kwargs)`` is the identity of a call, instead of its arguments.
         vary: ``vary(arguments)`` or ``vary()`` is added to the identity: tenant, working directory, version. The
-            mapping has all parameters, also contexts that the framework injects.
+            mapping has all parameters, also contexts that the framework injects: nothing else of these counts then.
+        shared: whether all users share the results, although the tool gets a context that may say who asks. Without
+            it, and without `vary`, the fields of such a context that say who asks are added to the identity, and where
+            they cannot be compared the call runs uncached.
         cache_if: ``cache_if(result)`` decides whether a result is stored, for example not if it says "Error: ...". A
             session's loop guard takes a result that is rejected for a failed call, unless the result is empty.
         copy: how a cached result is protected from callers that change it. ``"auto"`` shares what is immutable and
@@ -374,6 +378,7 @@ class AgentCache(Decorator):
         inherit: bool = True,
         max_stream_bytes: int | None = None,
         audit: float | None = None,
+        shared: bool = False,
     ) -> None:
         where = self._check("AgentCache", resource, name, backup, remote_cache)
         self._skip_args, self._ignore = skip_args, _checked_names(ignore, where)
@@ -387,6 +392,12 @@ class AgentCache(Decorator):
                 f"{where}: maxsize must be 1 or more entries, or None for no bound, got {maxsize!r}"
             )
         checked_flag(inherit, f"{where}: inherit")
+        checked_flag(shared, f"{where}: shared")
+        says_who = vary is not None and not getattr(vary, "is_of_process", False)
+        if shared and says_who:
+            raise ConfigurationError(
+                f"{where}: shared=True has no effect beside vary, which says what of a context counts; leave one out"
+            )
         for option, given in (("key", key), ("vary", vary), ("cache_if", cache_if)):
             checked_function(given, f"{where}: {option}")
         self._policy = ReadPolicy(
@@ -398,6 +409,7 @@ class AgentCache(Decorator):
             vary=vary,
             vary_takes_arguments=vary is not None and _takes_arguments(vary),
             cache_if=cache_if,
+            heeds_contexts=not shared and not says_who,
             inherit=inherit,
             uncacheable=checked_choice(uncacheable, ("bypass", "raise"), f"{where}: uncacheable"),
             loop=checked_hints(loop, where, is_write=False),
@@ -594,6 +606,7 @@ class AgentCacheInvalidator(Decorator):
         remote_cache, backup: tiers to invalidate, beside those of tools that share a root and all that were ever
             configured.
         name: the identity of the tool instead of ``module:qualname``.
+        shared: whether a recorded call answers all users, although the tool gets a context that may say who asks.
         remote: what happens while the shared tier cannot be reached: see `RemotePolicy`.
 
     Raises:
@@ -620,6 +633,7 @@ class AgentCacheInvalidator(Decorator):
         backup: Tier | None = None,
         name: str | None = None,
         remote: RemotePolicy | None = None,
+        shared: bool = False,
     ) -> None:
         where = self._check("AgentCacheInvalidator", resource, name, backup, remote_cache)
         self._ignore = _checked_names(ignore, where)
@@ -628,6 +642,7 @@ class AgentCacheInvalidator(Decorator):
                 f"{where}: skip_args has no effect on a write; to drop single entries, use clear_all=False, key_fn=..."
             )
         checked_flag(clear_all, f"{where}: clear_all")
+        checked_flag(shared, f"{where}: shared")
         if not clear_all and key_fn is None:
             raise ConfigurationError(
                 f"{where}: clear_all=False drops nothing by itself; add key_fn=lambda args, kwargs: tool.cache_key(...)"
@@ -646,6 +661,7 @@ class AgentCacheInvalidator(Decorator):
             no_effect=_exceptions(no_effect, f"{where}: no_effect"),
             ok=ok,
             key_fn=key_fn,
+            heeds_contexts=not shared,
             loop=checked_hints(loop, where, is_write=True),
             remote=checked_remote(remote, where).checked(where, scope=scope, is_read=False),
         )

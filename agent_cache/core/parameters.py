@@ -1,22 +1,25 @@
 """The parameters of a tool, inspected once at decoration: which of them identify a call, and in what form.
 
-Parameters that a framework fills in, run contexts and dependencies, do not identify a call. They are recognised by
-class name *and* defining package, where need be from the text of the annotation, so that nothing is imported and
-nothing is evaluated. A class of the user's own that is called ``Context`` is an argument like any other.
+Parameters that a framework fills in, run contexts and dependencies, are no arguments: of their values counts what says
+who asks (`core.asker`). They are recognised by class name *and* defining package, where need be from the text of the
+annotation, so that nothing is imported and nothing is evaluated. A class of the user's own that is called ``Context``
+is an argument like any other.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import inspect
 import sys
 import types
 import typing
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from agent_cache.core.asker import CONTEXTS, GETTERS, Injected, Role, asker_in, is_context
 from agent_cache.core.keys import Part, Uncacheable, key_part
 from agent_cache.errors import ConfigurationError
 from agent_cache.values.canonical import Default, serial_of
@@ -28,49 +31,94 @@ __all__ = [
     "Parameter",
     "Parameters",
     "default_part",
-    "is_injected",
+    "injected_role",
     "receiver_part",
+    "takes_context",
 ]
 
 
-_CONTEXTS: dict[str, frozenset[str]] = {
-    "RunContext": frozenset({"pydantic_ai", "agno"}),
-    "RunContextWrapper": frozenset({"agents"}),
-    "ToolContext": frozenset({"agents", "google.adk", "strands"}),
-    "CallbackContext": frozenset({"google.adk"}),
-    "InvocationContext": frozenset({"google.adk"}),
-    "ReadonlyContext": frozenset({"google.adk"}),
-    "CancellationToken": frozenset({"autogen_core"}),
-    "ToolRuntime": frozenset({"langchain", "langgraph"}),
-    "Runtime": frozenset({"langgraph"}),
-    "RunnableConfig": frozenset({"langchain_core"}),
-    "InjectedToolArg": frozenset({"langchain_core"}),
-    "InjectedToolCallId": frozenset({"langchain_core"}),
-    "InjectedState": frozenset({"langchain", "langgraph"}),
-    "InjectedStore": frozenset({"langchain", "langgraph"}),
-    "Context": frozenset({"fastmcp", "mcp", "google.adk", "llama_index", "workflows.context.context"}),
-}
-"""Packages and modules that define a context of this name, or re-export it. LlamaIndex's is defined in its package
-`workflows`, a name that others use, too."""
 _DEPENDENCIES = frozenset({"docket", "fastapi", "fast_depends", "fastmcp", "mcp", "uncalled_for"})
+_HOMES_OF_GETTERS = frozenset({"fastmcp", "langchain", "langchain_core", "langgraph", "mcp", "pydantic_ai"})
 _TRANSPARENT = frozenset({"Annotated", "Optional", "Union"})
+_ROLES_OF_DEPENDENCIES: dict[str, Role] = {
+    "_CurrentContext": "object",
+    "_CurrentDocket": "none",
+    "_CurrentFastMCP": "none",
+    "_CurrentHeaders": "headers",
+    "_CurrentRequest": "headers",
+    "_CurrentWorker": "none",
+    "_OptionalCurrentContext": "object",
+    "InMemoryProgress": "none",
+    "Progress": "none",
+    "TaskLogger": "none",
+    "_TaskLogger": "none",
+}
+"""Of FastMCP's dependencies, by their classes. Any other one provides a value."""
 
 
-def is_injected(annotation: Any, default: Any, function: Callable[..., Any]) -> bool:
-    """Whether a framework, and not the model, provides the value of this parameter."""
-    return _is_dependency(default) or (
-        _text_is_injected(annotation, function)
-        if isinstance(annotation, str)
-        else _object_is_injected(annotation, function)
-    )
+def injected_role(annotation: Any, default: Any, function: Callable[..., Any]) -> Role | None:
+    """What a framework, and not the model, provides as the value of this parameter; None for an argument."""
+    role = _role_of_dependency(default)
+    if role is None and isinstance(annotation, str):
+        return _role_in_text(annotation, function)
+    return role if role is not None else _role_of_hint(annotation, function)
 
 
-def _is_dependency(value: Any) -> bool:
-    """Whether this is ``Depends(f)``, as a default or in `Annotated`, or the function that makes one."""
-    return any(
-        "Depend" in kind.__qualname__ and _package(kind.__module__ or "") in _DEPENDENCIES
+def takes_context(function: Callable[..., Any]) -> bool:
+    """Whether a function gets anything from its framework that may say who asks; True if that cannot be known."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin
+        return True
+    roles = (injected_role(one.annotation, one.default, function) for one in parameters)
+    return any(role not in (None, "none") for role in roles) or bool(_getters_of(function))
+
+
+def _getters_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The functions of `GETTERS` that are called in the body of a tool."""
+    names = _names_in_body(function)
+    scope = getattr(_function_within(function), "__globals__", {})
+    return tuple(name for name in sorted(names & GETTERS.keys()) if name not in scope or _is_getter(scope[name]))
+
+
+def _is_getter(found: Any) -> bool:
+    return _package(getattr(found, "__module__", None) or "") in _HOMES_OF_GETTERS
+
+
+def _names_in_body(function: Callable[..., Any]) -> set[str]:
+    codes = [getattr(_function_within(function), "__code__", None)]
+    names: set[str] = set()
+    for code in codes:
+        if code is not None:
+            names.update(code.co_names)
+            codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return names
+
+
+def _function_within(function: Any) -> Any:
+    """The function whose body runs when this is called."""
+    while True:
+        inner = getattr(function, "__wrapped__", None) or getattr(function, "__func__", None)
+        if inner is None and isinstance(function, functools.partial):
+            inner = function.func
+        if inner is None:
+            break
+        function = inner
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
+def _role_of_dependency(value: Any) -> Role | None:
+    """The role of ``Depends(f)``, as a default or in `Annotated`, or of the function that makes one."""
+    kinds = [
+        kind
         for kind in (*type(value).__mro__, value)
         if isinstance(getattr(kind, "__qualname__", None), str)
+        and _package(getattr(kind, "__module__", None) or "") in _DEPENDENCIES
+    ]
+    if not any("Depend" in kind.__qualname__ for kind in kinds):
+        return None
+    return next(
+        (_ROLES_OF_DEPENDENCIES[one.__name__] for one in kinds if one.__name__ in _ROLES_OF_DEPENDENCIES), "value"
     )
 
 
@@ -78,95 +126,101 @@ def _package(module: str) -> str:
     return module.partition(".")[0]
 
 
-def _is_context(name: str, module: str) -> bool:
-    return any(f"{module}.".startswith(f"{package}.") for package in _CONTEXTS.get(name, ()))
+def _role_of_class(name: str, module: str) -> Role | None:
+    return CONTEXTS[name][0] if is_context(name, module) else None
 
 
-def _imported_is_context(name: str, module: str) -> bool:
-    """Whether a name that is imported from a module is a context. A module that is loaded tells what it names."""
+def _role_of_imported(name: str, module: str) -> Role | None:
+    """The role of a name that is imported from a module. A module that is loaded tells what it names."""
     loaded = sys.modules.get(module)
-    return _is_context(name, module) or (loaded is not None and _object_is_context(vars(loaded).get(name)))
+    role = _role_of_class(name, module)
+    return _role_of_object(vars(loaded).get(name)) if role is None and loaded is not None else role
 
 
-def _object_is_injected(hint: Any, function: Callable[..., Any]) -> bool:
+def _first(roles: Iterable[Role | None]) -> Role | None:
+    return next((role for role in roles if role is not None), None)
+
+
+def _role_of_hint(hint: Any, function: Callable[..., Any]) -> Role | None:
     if isinstance(hint, str | typing.ForwardRef):
-        return _text_is_injected(hint if isinstance(hint, str) else hint.__forward_arg__, function)
+        return _role_in_text(hint if isinstance(hint, str) else hint.__forward_arg__, function)
     origin = typing.get_origin(hint)
     if origin is typing.Annotated:
         members: tuple[Any, ...] = (hint.__origin__, *hint.__metadata__)
     elif origin is typing.Union or origin is types.UnionType:
         members = typing.get_args(hint)
     else:
-        return _object_is_context(origin or hint)
-    return any(_object_is_injected(member, function) for member in members)
+        return _role_of_object(origin or hint)
+    return _first(_role_of_hint(member, function) for member in members)
 
 
-def _object_is_context(kind: Any) -> bool:
-    if _is_dependency(kind):
-        return True
+def _role_of_object(kind: Any) -> Role | None:
+    role = _role_of_dependency(kind)
+    if role is not None:
+        return role
+    marker = None
     if not hasattr(kind, "__qualname__"):
-        kind = type(kind)  # a marker instance, as in Annotated[str, InjectedState("x")]
-    return any(
-        _is_context(base.__name__, base.__module__)
-        for base in getattr(kind, "__mro__", (kind,))
-        if hasattr(base, "__name__")
-    )
+        marker, kind = kind, type(kind)  # a marker instance, as in Annotated[str, InjectedState("x")]
+    bases = getattr(kind, "__mro__", (kind,))
+    role = _first(_role_of_class(base.__name__, base.__module__) for base in bases if hasattr(base, "__name__"))
+    return "value" if role == "state" and getattr(marker, "field", None) is not None else role
 
 
-def _text_is_injected(text: str, function: Callable[..., Any]) -> bool:
+def _role_in_text(text: str, function: Callable[..., Any]) -> Role | None:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError:
-        return False
-    return _tree_is_injected(tree, function)
+        return None
+    return _role_in_tree(tree, function)
 
 
-def _tree_is_injected(node: ast.expr, function: Callable[..., Any]) -> bool:
+def _role_in_tree(node: ast.expr, function: Callable[..., Any]) -> Role | None:
     match node:
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _tree_is_injected(left, function) or _tree_is_injected(right, function)
+            return _first(_role_in_tree(one, function) for one in (left, right))
         case ast.Subscript(value=value, slice=inner):
             name = value.attr if isinstance(value, ast.Attribute) else getattr(value, "id", "")
             if name in _TRANSPARENT:
                 members = inner.elts if isinstance(inner, ast.Tuple) else [inner]
-                return any(_tree_is_injected(member, function) for member in members)
-            return _tree_is_injected(value, function)
-        case ast.Call(func=called):
-            return _tree_is_injected(called, function)
+                return _first(_role_in_tree(member, function) for member in members)
+            return _role_in_tree(value, function)
+        case ast.Call(func=called, args=args, keywords=keywords):
+            role = _role_in_tree(called, function)
+            return "value" if role == "state" and (args or keywords) else role
         case ast.Constant(value=str(text)):
-            return _text_is_injected(text, function)
+            return _role_in_text(text, function)
         case ast.Name(id=name):
-            return _name_is_context(name, function)
+            return _role_of_name(name, function)
         case ast.Attribute():
-            return _attribute_is_context(node, function)
-    return False
+            return _role_of_attribute(node, function)
+    return None
 
 
-def _name_is_context(name: str, function: Callable[..., Any]) -> bool:
+def _role_of_name(name: str, function: Callable[..., Any]) -> Role | None:
     scope = getattr(function, "__globals__", {})
     if name in scope:
-        return _object_is_context(scope[name])
+        return _role_of_object(scope[name])
     if hasattr(builtins, name):
-        return False
+        return None
     module, _, original = _imported_for_typing(function).get(name, "").rpartition(":")
-    return _imported_is_context(original, module)
+    return _role_of_imported(original, module)
 
 
-def _attribute_is_context(node: ast.Attribute, function: Callable[..., Any]) -> bool:
+def _role_of_attribute(node: ast.Attribute, function: Callable[..., Any]) -> Role | None:
     base: ast.expr = node
     path: list[str] = []
     while isinstance(base, ast.Attribute):
         path.insert(0, base.attr)
         base = base.value
     if not isinstance(base, ast.Name):
-        return False
+        return None
     found = getattr(function, "__globals__", {}).get(base.id)
     if found is None:
         module = _imported_for_typing(function).get(base.id, base.id).replace(":", ".")
-        return _imported_is_context(path[-1], ".".join((module, *path[:-1])))
+        return _role_of_imported(path[-1], ".".join((module, *path[:-1])))
     for attribute in path:
         found = getattr(found, attribute, None)
-    return _object_is_context(found)
+    return _role_of_object(found)
 
 
 _MAX_SOURCES = 16
@@ -255,9 +309,13 @@ class Parameters:
         is_positional: whether a call in its canonical spelling is one value for each name, in order.
         surplus: the name of the parameter that takes surplus keywords, if there is one.
         owner: the qualified name of the class that a method was defined in; empty for any other function.
+        contexts: the parameters that a framework fills in with what may say who asks, and what that is.
+        getters: the functions by which the tool asks for such a context, names in `core.asker.GETTERS`.
     """
 
-    __slots__ = ("all", "is_positional", "names", "owner", "positional_only", "signature", "surplus")
+    __slots__ = (
+        "all", "contexts", "getters", "is_positional", "names", "owner", "positional_only", "signature", "surplus",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -268,8 +326,12 @@ class Parameters:
         positional_only: tuple[str, ...],
         surplus: str | None,
         owner: str,
+        contexts: Mapping[str, Role] | None = None,
+        getters: tuple[str, ...] = (),
     ) -> None:
         self.all: Final = all
+        self.contexts: Final = contexts or {}
+        self.getters: Final = getters
         self.signature: Final = signature
         self.names: Final = names
         self.is_positional: Final = is_positional
@@ -284,7 +346,7 @@ class Parameters:
         Args:
             function: the tool.
             skip_args: how many leading positional parameters do not identify a call.
-            ignore: names of others that do not.
+            ignore: names of others that do not. What such a context says of the asker does not count either.
             tool: its name, for errors.
 
         Raises:
@@ -298,16 +360,23 @@ class Parameters:
                 f"{tool}: skip_args must be a number from 0 to {len(positional)}, the number of the tool's positional "
                 f"parameters, got {skip_args!r}"
             )
-        skipped = {parameter.name for parameter in positional[:skip_args]} | _ignored(ignore, signature, tool)
+        ignored = _ignored(ignore, signature, tool)
+        skipped = {parameter.name for parameter in positional[:skip_args]} | ignored
         receiver = _receiver(function, positional)
+        roles = {
+            one.name: role
+            for one in signature.parameters.values()
+            if (role := injected_role(one.annotation, one.default, function)) is not None
+        }
+        getters = _getters_of(function)
+        names_in_body = _names_in_body(function) if "object" in roles.values() else ()
         return cls(
             tuple(
                 Parameter(
                     name=parameter.name,
                     kind=parameter.kind,
                     default=parameter.default,
-                    in_key=parameter.name not in skipped
-                    and not is_injected(parameter.annotation, parameter.default, function),
+                    in_key=parameter.name not in skipped and parameter.name not in roles,
                     is_receiver=parameter.name == receiver,
                     is_sentinel=parameter.default is not inspect.Parameter.empty and _is_sentinel(parameter.default),
                     hint=_hint(parameter.annotation),
@@ -322,7 +391,34 @@ class Parameters:
                 (name for name, one in signature.parameters.items() if one.kind is inspect.Parameter.VAR_KEYWORD), None
             ),
             _owner(function) if receiver is not None else "",
+            {
+                name: "request" if role == "object" and "request_context" in names_in_body else role
+                for name, role in roles.items()
+                if role != "none" and name not in ignored
+            },
+            getters,
         )
+
+    @property
+    def may_say_who_asks(self) -> bool:
+        """Whether a call gets anything from a framework that may say who asks."""
+        return bool(self.contexts or self.getters)
+
+    def injected(self, arguments: Mapping[str, Any]) -> list[Injected]:
+        """What a framework has injected into a call."""
+        return [Injected(role, arguments[name]) for name, role in self.contexts.items()]
+
+    def varied(self, arguments: Mapping[str, Any]) -> Any:  # noqa: ARG002 - for `JsonArguments`
+        """What else identifies a call, beside its arguments; None without."""
+        return None
+
+    def asker(self, arguments: Mapping[str, Any]) -> str | None:
+        """A digest of who asks, by the contexts of a call; None if they say nothing about it.
+
+        Raises:
+            UnknownAsker: as `asker_in`.
+        """
+        return asker_in(self.injected(arguments), self.getters)
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Parameter names and values of a call in its canonical spelling."""
@@ -474,6 +570,9 @@ class JsonArguments(Parameters):
     def key(self, arguments: Mapping[str, Any]) -> Part:
         vary = getattr(arguments, "vary", None)
         return self.key_of(key_part(dict(arguments)), vary, self._form)
+
+    def varied(self, arguments: Mapping[str, Any]) -> Any:
+        return getattr(arguments, "vary", None)
 
     @staticmethod
     def key_of(part: Part, vary: Any, form: str | None) -> Part:

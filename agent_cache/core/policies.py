@@ -328,6 +328,7 @@ class ReadPolicy:
     """How the results of a read tool are cached. See `AgentCache` for each field.
 
     Attributes:
+        heeds_contexts: whether what injected contexts say of the asker is part of the key.
         bound: of a `ttl` that is a function: seconds that no result outlives, whatever it returns; None for no bound.
         kept_for: seconds beyond its expiry for which a result may still be served, by `grace` or `stale_if_error`.
         life_varies: whether results of one tool live for different times, by a `ttl` that is a function or by `jitter`.
@@ -343,6 +344,7 @@ class ReadPolicy:
     vary_takes_arguments: bool
     cache_if: Callable[[Any], bool] | None
     uncacheable: Literal["bypass", "raise"]
+    heeds_contexts: bool = True
     inherit: bool = True
     loop: LoopHints = NO_HINTS
     remote: RemotePolicy = DEFAULT_REMOTE
@@ -430,6 +432,7 @@ class WritePolicy:
     no_effect: tuple[type[BaseException], ...]
     ok: Callable[[Any], bool] | None
     key_fn: Callable[..., Any] | None
+    heeds_contexts: bool = True
     loop: LoopHints = NO_HINTS
     remote: RemotePolicy = DEFAULT_REMOTE
 

@@ -63,7 +63,7 @@ import inspect
 import linecache
 import marshal
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, wraps
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -102,7 +102,7 @@ def read_body(operation: ReadOperation) -> Body:
         _prefix(parameters),
         _header(parameters),
         _key_expression(operation),
-        _mapping(parameters),
+        _mapping_of(parameters.names),
         _canonical_call(parameters),
         has_loop_key=policy.loop.loop_key is not None,
         is_of_session=policy.scope == "session",
@@ -119,6 +119,8 @@ def read_body(operation: ReadOperation) -> Body:
     }
     if policy.key is not None:
         names["by_key"] = operation.part_by_key
+    if operation.heeds_contexts:
+        names["by_contexts"] = operation.part_by_contexts
     if policy.vary is not None:
         names["by_vary"] = operation.part_by_vary
     return _function(operation, generated, names)
@@ -277,13 +279,13 @@ def _key_expression(operation: ReadOperation) -> str:
     else:
         parts = [_part_expression(parameter) for parameter in parameters.all if parameter.in_key]
         key = parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
-    if operation.policy.vary is None:
-        return key
-    return f"($by_vary({_mapping(parameters)}), {key})"
+    if operation.heeds_contexts:
+        return f"($by_contexts({_mapping_of(parameters.contexts)}), {key})"
+    return key if operation.policy.vary is None else f"($by_vary({_mapping_of(parameters.names)}), {key})"
 
 
-def _mapping(parameters: Parameters) -> str:
-    return "{" + ", ".join(f"{name!r}: {name}" for name in parameters.names) + "}"
+def _mapping_of(names: Iterable[str]) -> str:
+    return "{" + ", ".join(f"{name!r}: {name}" for name in names) + "}"
 
 
 def _part_expression(parameter: Parameter) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
+from agent_cache.core.asker import UnknownAsker
 from agent_cache.core.coherence import Partition
 from agent_cache.core.evidence import Evidence
 from agent_cache.core.keys import Uncacheable, key_part
@@ -96,12 +97,14 @@ class ReadOperation(Operation[ReadPolicy]):
         declared: the policy that the code declares. `policy` differs from it by a ttl that was set at run time.
         evidence: what its loads have shown.
         late_roots: roots of the tags that come from the result.
+        has_unknown_askers: whether calls ran uncached since nobody knows who made them.
         inherited_tiers: tiers that some answers depend on because of what their loads have read.
         partition: the store of its answers in the global scope.
     """
 
     __slots__ = (
-        "_early", "_returns", "_tiers", "declared", "evidence", "inherited_tiers", "is_new", "late_roots", "partition",
+        "_early", "_returns", "_tiers", "declared", "evidence", "has_unknown_askers", "inherited_tiers", "is_new",
+        "late_roots", "partition",
     )  # fmt: skip
 
     is_read = True
@@ -110,7 +113,7 @@ class ReadOperation(Operation[ReadPolicy]):
         super().__init__(*args, **kwargs)
         self._returns: Any = None
         self._tiers: tuple[Configuration | None, tuple[Tier, ...]] = None, ()
-        self.is_new = True
+        self.is_new, self.has_unknown_askers = True, False
         self.inherited_tiers: Collection[Tier] = ()  # a WeakSet from the first one on: most tools have none
         self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
         # `root:{parameter}` is read straight from its place among the arguments.
@@ -378,7 +381,7 @@ class ReadOperation(Operation[ReadPolicy]):
     # Identity
 
     def key_of(self, arguments: Mapping[str, Any]) -> Hashable:
-        """Identity of a call by its arguments, by `key=`, and by what `vary=` adds.
+        """Identity of a call by its arguments, by `key=`, and by what `vary=` adds, or its contexts say of the asker.
 
         Raises:
             UncacheableArgumentsError: if it has none.
@@ -388,6 +391,8 @@ class ReadOperation(Operation[ReadPolicy]):
         else:
             args, kwargs = self.parameters.split(arguments)
             key = self.part_by_key(*args, **kwargs)
+        if self.heeds_contexts:
+            return self.part_by_contexts(arguments), key
         return key if self.policy.vary is None else (self.part_by_vary(arguments), key)
 
     def key_or_unkeyed(self, arguments: Mapping[str, Any]) -> Hashable:
@@ -399,8 +404,13 @@ class ReadOperation(Operation[ReadPolicy]):
     def unkeyed(self, error: Uncacheable) -> object:
         """The key of a call without identity: it runs uncached and is counted. Raises with ``uncacheable="raise"``."""
         if self.policy.uncacheable == "raise":
-            raise Uncacheable(error.reason, self.name) from error.__cause__
-        warn_once("an argument has no identity to cache under, so the call ran uncached", self.name, error)
+            raise type(error)(error.reason, self.name) from error.__cause__
+        if isinstance(error, UnknownAsker):
+            self.has_unknown_askers = True
+            if self.policy.ttl is not no_life:
+                warn_once("its context does not say who asks, so the call ran uncached", self.name, error)
+        else:
+            warn_once("an argument has no identity to cache under, so the call ran uncached", self.name, error)
         return UNKEYED
 
     def part_by_key(self, /, *args: Any, **kwargs: Any) -> Hashable:
@@ -412,6 +422,29 @@ class ReadOperation(Operation[ReadPolicy]):
             raise
         except Exception as error:
             raise Uncacheable(f"key= raised {type(error).__name__}", self.name) from error
+
+    def part_by_contexts(self, arguments: Mapping[str, Any]) -> str | None:
+        """The part of the key that its contexts give: who asks. In a session with a tenant, that says it at need.
+
+        Raises:
+            UnknownAsker: if a context may say who asks, in a form that cannot be compared.
+        """
+        try:
+            return self.parameters.asker(arguments)
+        except UnknownAsker:
+            if PLACE.get().scope.tenant is not None:
+                return None
+            raise
+
+    def asker_of(self, arguments: Mapping[str, Any]) -> Hashable | None:
+        given = super().asker_of(arguments)
+        if self.policy.vary is None:
+            return given
+        try:
+            own = self.part_by_vary(arguments)
+        except Uncacheable:
+            return given
+        return own if given is None else (own, given)
 
     def part_by_vary(self, arguments: Mapping[str, Any]) -> Hashable:
         """The part of the key that `vary=` returns."""
@@ -435,7 +468,7 @@ class ReadOperation(Operation[ReadPolicy]):
         try:
             key = self.key_of(arguments)
         except Uncacheable as error:
-            raise Uncacheable(error.reason, self.name) from error.__cause__
+            raise type(error)(error.reason, self.name) from error.__cause__
         plan = PLACE.get().scope.storing().plan(self)
         key = plan.qualify(key)
         return CacheKey(self, key, request_of(Call(self, plan, key, *self.parameters.split(arguments), "write")))

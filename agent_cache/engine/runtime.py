@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, Pro
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.coherence import NO_PLACES, Load, Partition
+from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.lease import Lease
 from agent_cache.core.parameters import Parameters
 from agent_cache.core.policies import ReadPolicy, WritePolicy
@@ -1043,6 +1044,7 @@ class Operation(Generic[P]):
             is replaced by another one.
         own_tiers: the tiers that its decorator named, nearest first.
         recorded: what recordings know of its function, None until one does.
+        heeds_contexts: whether it gets contexts that may say who asks, and its options leave that to them.
         root_plan: its plan outside of sessions.
         plan_inside_load: the same inside of a load.
         root_uses: who writes its roots.
@@ -1053,6 +1055,7 @@ class Operation(Generic[P]):
         "compile",
         "coroutine_function",
         "function",
+        "heeds_contexts",
         "is_sync",
         "name",
         "own_tiers",
@@ -1093,6 +1096,7 @@ class Operation(Generic[P]):
         self.parameters = parameters
         self.tags = tags
         self.policy = policy
+        self.heeds_contexts = policy.heeds_contexts and parameters.may_say_who_asks
         self.own_tiers = tuple(tier for tier in (backup, remote) if tier is not None)
         self.recorded: Any = None
         self.compile = compile
@@ -1129,6 +1133,23 @@ class Operation(Generic[P]):
     async def invoke(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the tool with any spelling of its arguments. The generated body does the same in fewer steps."""
         raise NotImplementedError
+
+    def asker_of(self, arguments: Mapping[str, Any]) -> Hashable | None:
+        """Who makes a call, as far as it tells callers apart; None if nothing does.
+
+        What `vary=` returns, or the fields of the contexts among the arguments that say who asks. None, too, where
+        these have no identity. Equal in every process for equal fields.
+
+        Args:
+            arguments: the arguments by name, contexts included.
+        """
+        try:
+            varied = self.parameters.varied(arguments)
+            if varied is not None:
+                return key_part(varied)
+            return self.parameters.asker(arguments) if self.heeds_contexts else None
+        except Uncacheable:
+            return None
 
     def is_successful(self, value: Any) -> bool:
         """Whether a call that returned this value achieved its purpose."""

@@ -451,7 +451,7 @@ def _request_of(call: Call) -> Request:
 
 
 def _identity(call: Call) -> tuple[tuple[str, Any], ...]:
-    """The values that the key was made of: calls that differ by `key=` or `vary=` must differ in a tier."""
+    """The values that the key was made of: calls that differ by `key=`, `vary=` or asker must differ in a tier."""
     operation, policy = call.operation, call.operation.policy
     if policy.key is None:
         parts = operation.parameters.identities(call.arguments)
@@ -459,6 +459,8 @@ def _identity(call: Call) -> tuple[tuple[str, Any], ...]:
         parts = [("key=", policy.key(*call.args, **call.kwargs))]
     if policy.vary is not None:
         parts.append(("vary=", policy.vary(call.arguments) if policy.vary_takes_arguments else policy.vary()))
+    if operation.heeds_contexts and (asker := operation.part_by_contexts(call.arguments)) is not None:
+        parts.append(("asker", asker))
     return tuple(parts)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from agent_cache.config import Configuration
+from agent_cache.core.asker import Injected, UnknownAsker, asker_in
 from agent_cache.core.keys import ALIASES, Uncacheable, key_part
 from agent_cache.core.parameters import JsonArguments, Named
 from agent_cache.core.policies import ReadPolicy, WritePolicy, checked_choice, checked_text, no_life
@@ -179,12 +180,23 @@ class Toolbox:
                 rows.append(ToolRow(info.name, "decorated", "", "", "its decorator"))
                 continue
             found = self._find(info.name, info.annotations)
-            rows.append(_row_of(info.name, found))
+            rows.append(_row_of(info, found))
+            if any(tool.read is not None and tool.read.has_unknown_askers for tool in self._compiled_of(info.name)):
+                problems.append(
+                    f"{info.name!r} ran uncached: its context may say who asks in a form that cannot be compared; give "
+                    "its rule vary= to say what of the context counts, or shared=True if nothing does"
+                )
             try:
                 self._tags_of(found.rule, info.name, info.schema)
             except ConfigurationError as error:
                 problems.append(str(error))
         return ToolTable(rows, problems)
+
+    def _compiled_of(self, name: str) -> list[_Tool]:
+        with self._lock:
+            every = [*self._tools.values(), *self._sync_tools.values()]
+        full_name = f"{self.namespace}:{name}"
+        return [tool for tool in every if tool.operation is not None and tool.operation.name == full_name]
 
     def _overlaps(self, names: list[str]) -> Iterable[str]:
         patterns = [name for name in self._rules if is_pattern(name)]
@@ -229,6 +241,7 @@ class Toolbox:
         failed: Callable[[Any], bool] | None = None,
         store_if: Callable[[Any], bool] | None = None,
         refused: Callable[[AgentLoopDetectedError], Any] | None = None,
+        context: Any = None,
     ) -> Any:
         """Call a tool by the rule of its name.
 
@@ -249,6 +262,9 @@ class Toolbox:
             store_if: ``store_if(answer)`` is false for what is not stored although it is no error.
             refused: makes the answer in place of the tool's when a session answers a loop by a notice. Without it, the
                 answer is the text of the notice.
+            context: what a framework gives the tool beside its arguments, if it gives anything. The fields of it that
+                say who asks distinguish this call, unless the rule has ``vary`` or ``shared=True``. Where they cannot
+                be compared the call of a read runs uncached.
 
         Returns:
             What `run` returned, now or earlier.
@@ -258,7 +274,9 @@ class Toolbox:
             AgentLoopDetectedError: if a session refuses the call.
         """
         form = None if returns is failed is store_if is refused is None else (returns, failed, store_if, refused)
-        operation, key, given, vary = self._identified(self._tools, name, arguments, schema, annotations, vary, form)
+        operation, key, given, vary = self._identified(
+            self._tools, name, arguments, schema, annotations, vary, form, context
+        )
         if operation is None:
             return await run()
         place = PLACE.get()
@@ -282,6 +300,7 @@ class Toolbox:
         failed: Callable[[Any], bool] | None = None,
         store_if: Callable[[Any], bool] | None = None,
         refused: Callable[[AgentLoopDetectedError], Any] | None = None,
+        context: Any = None,
     ) -> Any:
         """The same from synchronous code: `run` is a plain function, and runs in this thread.
 
@@ -289,7 +308,7 @@ class Toolbox:
         """
         form = None if returns is failed is store_if is refused is None else (returns, failed, store_if, refused)
         operation, key, given, vary = self._identified(
-            self._sync_tools, name, arguments, schema, annotations, vary, form
+            self._sync_tools, name, arguments, schema, annotations, vary, form, context
         )
         if operation is None:
             return run()
@@ -310,6 +329,7 @@ class Toolbox:
         annotations: Any,
         vary: Any,
         form: tuple[Any, ...] | None,
+        context: Any,
     ) -> tuple[Any, Any, dict[str, Any], Any]:
         """The operation of a tool, None for `Pass`, and what identifies the call: its key, its arguments as a dict with
         defaults, and what it varies by.
@@ -329,6 +349,8 @@ class Toolbox:
             given = arguments if type(arguments) is dict else dict(arguments)
             if tool.defaults is not None:
                 given = tool.defaults | given
+            if context is not None and tool.operation.policy.heeds_contexts:
+                vary = self._with_asker(tool.operation, vary, context)
             if tool.has_plain_key:
                 try:  # as `key_part`, one call less
                     key = ALIASES.get(dumps(given, 4))
@@ -346,6 +368,21 @@ class Toolbox:
             if read is not None:
                 key = read.unkeyed(error)
         return tool.operation, key, given, vary
+
+    def _with_asker(self, operation: ReadOperation | WriteOperation, vary: Any, context: Any) -> Any:
+        """What a call varies by, and who asks by its contexts.
+
+        Raises:
+            UnknownAsker: for a read, if that cannot be told.
+        """
+        contexts = context if type(context) is tuple and context else (Injected("object", context),)
+        try:
+            asker = asker_in(contexts)
+        except UnknownAsker:
+            if not operation.is_read or PLACE.get().scope.tenant is not None:
+                return vary
+            raise
+        return vary if asker is None else {"asker": asker, "vary": vary}
 
     async def aclose(self) -> None:
         """Close the tier that its file has named as ``remote``, which delivers the invalidations that are pending."""
@@ -669,8 +706,8 @@ def _defaults_in(schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return found or None
 
 
-def _row_of(name: str, found: Found) -> ToolRow:
-    rule = found.rule
+def _row_of(info: ToolInfo, found: Found) -> ToolRow:
+    rule, why = found.rule, found.why
     tags = ttl = ""
     if isinstance(rule, Read | Write):
         resource = rule.resource
@@ -679,4 +716,6 @@ def _row_of(name: str, found: Found) -> ToolRow:
     if isinstance(rule, Read):
         life = rule.decorator.policy.ttl
         ttl = "" if life is None else "by result" if callable(life) else f"{life:.12g} s"
-    return ToolRow(name, rule.kind, tags, ttl, found.why)
+        if info.takes_context and rule.decorator.policy.heeds_contexts:
+            why += "; by who asks, as its context says"
+    return ToolRow(info.name, rule.kind, tags, ttl, why)

@@ -57,6 +57,7 @@ class ReadOptions(TypedDict, total=False):
     remote: RemotePolicy | None
     inherit: bool
     audit: float | None
+    shared: bool
 
 
 class WriteOptions(TypedDict, total=False):
@@ -72,6 +73,7 @@ class WriteOptions(TypedDict, total=False):
     remote_cache: Tier | None
     backup: Tier | None
     remote: RemotePolicy | None
+    shared: bool
 
 
 Parse = Literal["json"] | None

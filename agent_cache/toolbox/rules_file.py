@@ -31,9 +31,10 @@ _OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "stale_if_error",
         "copy",
         "inherit",
+        "shared",
         "loop",
     ),
-    "write": ("tags", "parse", "scope", "settle", "doubt", "loop"),
+    "write": ("tags", "parse", "scope", "settle", "doubt", "shared", "loop"),
     "watch": ("loop",),
     "pass": (),
 }
@@ -52,6 +53,18 @@ class RulesFile(NamedTuple):
     unknown: Literal["write", "watch", "pass"]
     hints: Literal["off", "kind"]
     remote: Any
+
+
+class _OfProcess:
+    """A ``vary`` that tells processes apart, and says nothing of who asks within one."""
+
+    is_of_process = True
+
+    def __init__(self, varied: str) -> None:
+        self._varied = varied
+
+    def __call__(self) -> str:
+        return self._varied
 
 
 def read_rules(path: str | os.PathLike[str], *, hints: Literal["off", "kind"] = "off") -> RulesFile:
@@ -82,7 +95,7 @@ def read_rules(path: str | os.PathLike[str], *, hints: Literal["off", "kind"] = 
     tier = None if remote is None else _tier_at(remote, where)
     of_writes: dict[str, Any] = {} if tier is None else {"remote_cache": tier}
     varied = _vary_of(data.get("vary", []), where)
-    of_reads = of_writes if varied is None else {**of_writes, "vary": lambda: varied}
+    of_reads = of_writes if varied is None else {**of_writes, "vary": _OfProcess(varied)}
     tools = data.get("tools", {})
     if not isinstance(tools, Mapping):
         raise ConfigurationError(f"{where}: tools must be tables, [tools.NAME]; got {tools!r}")

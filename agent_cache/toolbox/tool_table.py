@@ -18,12 +18,14 @@ class ToolInfo(NamedTuple):
         schema: the JSON schema of its arguments, if it is known.
         annotations: what an MCP server says of it: ``readOnlyHint`` and others.
         is_decorated: whether its function has a decorator of agent_cache, which a toolbox leaves to do its work.
+        takes_context: whether its framework gives it a context that may say who asks.
     """
 
     name: str
     schema: Mapping[str, Any] | None = None
     annotations: Any = None
     is_decorated: bool = False
+    takes_context: bool = False
 
 
 class ToolRow(NamedTuple):

@@ -1,4 +1,4 @@
-"""Parameters that a framework fills in are no part of a call's identity; a class of the user's own is an argument."""
+"""Parameters that a framework fills in are no arguments of a call; a class of the user's own is one."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setitem(sys.modules, name, module)
         vars(module)["runs"] = itertools.count()
         exec(compile(path.read_text(encoding="utf-8"), str(path), "exec", dont_inherit=True), vars(module))
-        return AgentCache("r")(module.tool)
+        return AgentCache("r", shared=True)(module.tool)  # or what a context says of its user would count
 
     return write
 
