@@ -40,10 +40,12 @@ from agent_cache.values.canonical import (
 __all__ = [
     "CONTEXTS",
     "GETTERS",
+    "Apart",
     "Injected",
     "Role",
     "UnknownAsker",
     "asker_in",
+    "got_by",
     "identifying_headers",
     "is_context",
 ]
@@ -68,6 +70,18 @@ class Injected(NamedTuple):
 
     role: Role
     value: Any
+
+
+class Apart(NamedTuple):
+    """What keeps the calls of one tool apart, beside their arguments.
+
+    Attributes:
+        who: who asks, which recordings keep a digest of; None if that is the same for all.
+        where: what is asked: a server, a session, a version. It may mean nothing to another process.
+    """
+
+    who: Any
+    where: Any
 
 
 # Contexts
@@ -411,19 +425,18 @@ def _attribute(value: Any, path: tuple[str, ...]) -> Any:
     return value
 
 
-def asker_in(contexts: Iterable[Injected], getters: Iterable[str] = ()) -> str | None:
+def asker_in(contexts: Iterable[Injected]) -> str | None:
     """A digest of who asks: equal in every process for equal fields. None if the contexts say nothing about it.
 
     Args:
         contexts: what the framework has injected into the call.
-        getters: names in `GETTERS` that the tool calls.
 
     Raises:
         UnknownAsker: if something there may say who asks, and nothing of it can be compared.
     """
     fields = _Fields()
     try:
-        for injected in (*contexts, *(one for getter in getters for one in got_by(getter))):
+        for injected in contexts:
             fields.add(injected)
         image = canonical(tuple(fields.found)) if fields.found else None
     except UnknownAsker:

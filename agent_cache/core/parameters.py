@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from agent_cache.core.asker import CONTEXTS, GETTERS, Injected, Role, asker_in, is_context
+from agent_cache.core.asker import CONTEXTS, GETTERS, Apart, Injected, Role, asker_in, got_by, is_context
 from agent_cache.core.keys import Part, Uncacheable, key_part
 from agent_cache.errors import ConfigurationError
 from agent_cache.values.canonical import Default, serial_of
@@ -32,6 +32,7 @@ __all__ = [
     "Parameters",
     "default_part",
     "injected_role",
+    "reads_request",
     "receiver_part",
     "takes_context",
 ]
@@ -72,6 +73,19 @@ def takes_context(function: Callable[..., Any]) -> bool:
         return True
     roles = (injected_role(one.annotation, one.default, function) for one in parameters)
     return any(role not in (None, "none") for role in roles) or bool(_getters_of(function))
+
+
+def reads_request(function: Callable[..., Any]) -> bool:
+    """Whether a tool of a server may read the request of its client: its headers, or what a dependency makes of it."""
+    getters = _getters_of(function)
+    if any(GETTERS[one][0] == "headers" for one in getters) or "request_context" in _names_in_body(function):
+        return True
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin
+        return True
+    roles = (injected_role(one.annotation, one.default, function) for one in parameters)
+    return any(role in ("headers", "request", "value") for role in roles)
 
 
 def _getters_of(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -404,12 +418,13 @@ class Parameters:
         """Whether a call gets anything from a framework that may say who asks."""
         return bool(self.contexts or self.getters)
 
-    def injected(self, arguments: Mapping[str, Any]) -> list[Injected]:
-        """What a framework has injected into a call."""
-        return [Injected(role, arguments[name]) for name, role in self.contexts.items()]
+    def all_injected(self, arguments: Mapping[str, Any]) -> tuple[Injected, ...]:
+        """What a framework has injected into a call, or gives the tool for the asking."""
+        taken = [Injected(role, arguments[name]) for name, role in self.contexts.items()]
+        return (*taken, *(one for getter in self.getters for one in got_by(getter)))
 
     def varied(self, arguments: Mapping[str, Any]) -> Any:  # noqa: ARG002 - for `JsonArguments`
-        """What else identifies a call, beside its arguments; None without."""
+        """What a caller by name says of who asks; None without."""
         return None
 
     def asker(self, arguments: Mapping[str, Any]) -> str | None:
@@ -418,7 +433,7 @@ class Parameters:
         Raises:
             UnknownAsker: as `asker_in`.
         """
-        return asker_in(self.injected(arguments), self.getters)
+        return asker_in(self.all_injected(arguments))
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Parameter names and values of a call in its canonical spelling."""
@@ -564,6 +579,8 @@ class JsonArguments(Parameters):
 
     def identities(self, arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
         vary = getattr(arguments, "vary", None)
+        if type(vary) is Apart:
+            vary = [vary.who, vary.where]
         others = {"vary": vary, "form": self._form}
         return [("arguments", dict(arguments)), *((name, one) for name, one in others.items() if one is not None)]
 
@@ -572,7 +589,8 @@ class JsonArguments(Parameters):
         return self.key_of(key_part(dict(arguments)), vary, self._form)
 
     def varied(self, arguments: Mapping[str, Any]) -> Any:
-        return getattr(arguments, "vary", None)
+        vary = getattr(arguments, "vary", None)
+        return vary.who if type(vary) is Apart else vary
 
     @staticmethod
     def key_of(part: Part, vary: Any, form: str | None) -> Part:
@@ -583,8 +601,8 @@ class JsonArguments(Parameters):
             vary: what else identifies it, None without.
             form: as for the class.
         """
-        if vary is not None:
-            part = key_part(vary), part
+        if vary is not None:  # lists have aliases
+            part = key_part([vary.who, vary.where] if type(vary) is Apart else vary), part
         return part if form is None else (form, part)
 
 

@@ -15,11 +15,13 @@ import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from agent_cache import Toolbox
-from agent_cache.core.parameters import is_injected
+from agent_cache.core.asker import Apart
+from agent_cache.core.parameters import takes_context
 from agent_cache.toolbox import ToolInfo
+from agent_cache.toolbox.rules import is_shared
 
 try:
     from google.adk.agents.base_agent import BaseAgent
@@ -40,7 +42,7 @@ T = TypeVar("T")
 Vary = Callable[[ToolContext], Any]
 
 
-def cached(tool_or_agent: T, box: Toolbox, vary: Vary | None = None) -> T:
+def cached(tool_or_agent: T, box: Toolbox, vary: Vary | None = None, *, shared: bool = False) -> T:
     """A copy of a tool, a toolset or an agent whose tool calls go through a toolbox; the original stays as it is.
 
     Of an agent, the copy has copies of its tools, its toolsets and its sub-agents, and of agents that are tools. The
@@ -54,62 +56,74 @@ def cached(tool_or_agent: T, box: Toolbox, vary: Vary | None = None) -> T:
         tool_or_agent: a tool, a function, a toolset, or an agent.
         box: the toolbox.
         vary: ``vary(tool_context)`` is a part of the key: ``lambda context: context.user_id``. Without it, a function
-            without a context has the same answers for all users, and any other tool has its own in each session of ADK.
+            without a context has the same answers for all users, and any other tool has its own in each session of ADK
+            and for each ``user:`` state.
+        shared: whether all users share the answers of tools that get a context.
 
     Raises:
         TypeError: if it is something else.
     """
-    found: Any = _cached(tool_or_agent, box, vary)
+    found: Any = _cached(tool_or_agent, _Through(box, vary, shared))
     return typing.cast("T", found)
 
 
-def _cached(given: Any, box: Toolbox, vary: Vary | None) -> Any:
+class _Through(NamedTuple):
+    """What the calls of tools go through."""
+
+    box: Toolbox
+    vary: Vary | None
+    shared: bool
+
+
+def _cached(given: Any, through: _Through) -> Any:
     if isinstance(given, BaseAgent):
-        return _cached_agent(given, box, vary)
+        return _cached_agent(given, through)
     if isinstance(given, BaseToolset):
-        return _cached_toolset(given, box, vary)
+        return _cached_toolset(given, through)
     if isinstance(given, BaseTool):
-        return _cached_tool(given, given.name, box, vary)
+        return _cached_tool(given, given.name, through)
     if inspect.isclass(given) or not callable(given):
         raise TypeError(f"cached takes a tool, a function, a toolset or an agent of ADK, got {given!r}")
     if hasattr(given, "__agent_cache__"):
         return given
     tool = FunctionTool(given)
-    return _cached_tool(tool, tool.name, box, vary)
+    return _cached_tool(tool, tool.name, through)
 
 
-def _cached_agent(agent: BaseAgent, box: Toolbox, vary: Vary | None) -> BaseAgent:
-    update: dict[str, Any] = {"sub_agents": [_cached_agent(one, box, vary) for one in agent.sub_agents]}
+def _cached_agent(agent: BaseAgent, through: _Through) -> BaseAgent:
+    update: dict[str, Any] = {"sub_agents": [_cached_agent(one, through) for one in agent.sub_agents]}
     if isinstance(agent, LlmAgent):
         # Nodes of a workflow, which are callable by no one, stay as they are.
         kinds = BaseTool, BaseToolset
         update["tools"] = [
-            _cached(one, box, vary) if isinstance(one, kinds) or inspect.isroutine(one) else one for one in agent.tools
+            _cached(one, through) if isinstance(one, kinds) or inspect.isroutine(one) else one for one in agent.tools
         ]
     return agent.clone(update)
 
 
-def _cached_toolset(toolset: BaseToolset, box: Toolbox, vary: Vary | None) -> BaseToolset:
+def _cached_toolset(toolset: BaseToolset, through: _Through) -> BaseToolset:
     changed: Any = copy.copy(toolset)
 
     async def get_tools(readonly_context: Any = None) -> list[BaseTool]:
         prefix = f"{toolset.tool_name_prefix}_" if toolset.tool_name_prefix else ""
         tools = await toolset.get_tools(readonly_context)
-        return [_cached_tool(tool, prefix + tool.name, box, vary) for tool in tools]
+        return [_cached_tool(tool, prefix + tool.name, through) for tool in tools]
 
     changed.get_tools = get_tools
     return changed
 
 
-def _cached_tool(tool: BaseTool, name: str, box: Toolbox, vary: Vary | None) -> BaseTool:
+def _cached_tool(tool: BaseTool, name: str, through: _Through) -> BaseTool:
     changed: Any = copy.copy(tool)
     if isinstance(tool, AgentTool):
-        changed.agent = _cached_agent(tool.agent, box, vary)
+        changed.agent = _cached_agent(tool.agent, through)
         return changed
     if not _is_taken(tool) or _is_decorated(tool):
         return tool
     schema, annotations, returns = _schema_of(tool), _annotations_of(tool), _returned_by(tool)
-    identify = vary if vary is not None else _session_of if _gets_context(tool) else None
+    box = through.box
+    is_shared_by_all = through.shared or is_shared(box.rule(name, annotations))
+    heeds_context = through.vary is None and not is_shared_by_all and _gets_context(tool)
 
     async def run_async(*, args: dict[str, Any], tool_context: ToolContext) -> Any:
         state = _Run()
@@ -129,7 +143,8 @@ def _cached_tool(tool: BaseTool, name: str, box: Toolbox, vary: Vary | None) -> 
                 run,
                 schema=schema,
                 annotations=annotations,
-                vary=None if identify is None else identify(tool_context),
+                vary=_session_of(tool_context) if heeds_context else through.vary and through.vary(tool_context),
+                context=tool_context if heeds_context else None,
                 returns=returns,
                 failed=_is_error,
                 store_if=_may_be_stored,
@@ -208,12 +223,12 @@ def _gets_context(tool: BaseTool) -> bool:
         parameters = inspect.signature(tool.func).parameters.values()
     except (TypeError, ValueError):  # a builtin
         return True
-    return any(one.name == "tool_context" or is_injected(one.annotation, one.default, tool.func) for one in parameters)
+    return any(one.name == "tool_context" for one in parameters) or takes_context(tool.func)
 
 
-def _session_of(context: ToolContext) -> tuple[str, str, str]:
+def _session_of(context: ToolContext) -> Apart:
     session = context.session
-    return session.app_name, session.user_id, session.id
+    return Apart(session.user_id, [session.app_name, session.id])
 
 
 def _schema_of(tool: BaseTool) -> Mapping[str, Any] | None:
@@ -255,6 +270,7 @@ def _infos(agent: BaseAgent) -> Iterator[ToolInfo]:
             yield from _infos(tool.agent)
         elif isinstance(tool, BaseTool) and _is_taken(tool):
             function = getattr(tool, "func", None)
-            yield ToolInfo(tool.name, _schema_of(tool), _annotations_of(tool), hasattr(function, "__agent_cache__"))
+            is_decorated, gets_context = hasattr(function, "__agent_cache__"), _gets_context(tool)
+            yield ToolInfo(tool.name, _schema_of(tool), _annotations_of(tool), is_decorated, gets_context)
     for one in agent.sub_agents:
         yield from _infos(one)

@@ -34,12 +34,14 @@ def wrap(
     name: str | None = None,
     schema: Mapping[str, Any] | None = None,
     vary: Callable[[Mapping[str, Any]], Any] | None = None,
+    shared: bool = False,
 ) -> F:
     """Pass the calls of a function that is a tool of some framework through a toolbox.
 
     The name, the docstring, the signature and the hints stay, so the framework sees the same tool. Arguments are taken
-    by their names, however they are passed, with their defaults; contexts that a framework injects are no part of them.
-    What the function raises reaches the framework unchanged and is not stored.
+    by their names, however they are passed, with their defaults; contexts that a framework injects are none. What such
+    a context says of the asker belongs to the key, unless there is `vary` or ``shared=True``. What the function raises
+    reaches the framework unchanged and is not stored.
 
     Two functions of one name are one tool to a toolbox: give one of them another `name`, or the other's instances a
     `vary`, where their results differ.
@@ -53,6 +55,7 @@ def wrap(
         schema: the JSON schema of the arguments. By default the parameters of the function.
         vary: ``vary(arguments)`` is a part of the key: a tenant, a directory. The mapping has all parameters, the
             contexts included.
+        shared: whether all users share the answers although the function gets a context.
 
     Raises:
         ConfigurationError: if there is no name, or a template of the rule names no parameter.
@@ -70,6 +73,7 @@ def wrap(
         names = None if parameters.surplus is not None else tuple(arguments.names)
         compiled_tags(rule, names, f"{box.namespace}:{tool}")
     described = schema if schema is not None else arguments.schema
+    heeds_contexts = vary is None and not shared and parameters.may_say_who_asks
     returns = returned_by(function)
 
     async def call_tool(*args: Any, **kwargs: Any) -> Any:
@@ -77,21 +81,27 @@ def wrap(
         if bound is None:
             return await function(*args, **kwargs)  # raises what it raises without the toolbox
         run, varied = functools.partial(function, *args, **kwargs), None if vary is None else vary(bound)
-        return await box.call(tool, arguments.of(bound), run, schema=described, vary=varied, returns=returns)
+        contexts = parameters.all_injected(bound) if heeds_contexts else None
+        return await box.call(
+            tool, arguments.of(bound), run, schema=described, vary=varied, returns=returns, context=contexts
+        )
 
     def call_blocking(*args: Any, **kwargs: Any) -> Any:
         bound = arguments.bind(args, kwargs)
         if bound is None:
             return function(*args, **kwargs)
         run, varied = functools.partial(function, *args, **kwargs), None if vary is None else vary(bound)
-        return box.call_sync(tool, arguments.of(bound), run, schema=described, vary=varied, returns=returns)
+        contexts = parameters.all_injected(bound) if heeds_contexts else None
+        return box.call_sync(
+            tool, arguments.of(bound), run, schema=described, vary=varied, returns=returns, context=contexts
+        )
 
     wrapper: Any = functools.update_wrapper(call_tool if _is_async(function) else call_blocking, function)
     if not hasattr(function, "__name__"):
         wrapper.__name__ = wrapper.__qualname__ = tool
     wrapper.__annotations__ = dict(getattr(function, "__annotations__", None) or {})
     # As a decorated function is marked, so that no adapter counts its calls again
-    wrapper.__agent_cache__ = ToolInfo(tool, described)
+    wrapper.__agent_cache__ = ToolInfo(tool, described, takes_context=heeds_contexts)
     wrapped: F = wrapper
     return wrapped
 

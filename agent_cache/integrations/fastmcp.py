@@ -3,7 +3,8 @@
 ``FastMCP("shop", middleware=[AgentCacheMiddleware(box)])``. Tested with fastmcp 4.1.2 on mcp 2.3.0.
 
 A hit is given only to a client that may call the tool: the server is asked for the tool again, as for a call. Answers
-differ by access token, of which a hash is kept, and by version of the tool.
+differ by access token, of which a hash is kept, by version of the tool, and of a tool that reads the request itself, or
+passes it on as a proxy does, by the request's headers.
 
 These attributes of FastMCP are private, and each is pinned by a test: ``FastMCPProviderTool._server`` and
 ``._original_name`` (which tool of a mounted server is meant), and ``Context._request_state`` (whether a tool has used
@@ -22,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from agent_cache import AgentLoopDetectedError, Toolbox
 from agent_cache.clock import CLOCK
+from agent_cache.core.asker import Apart, asker_in, got_by
+from agent_cache.core.parameters import reads_request
 from agent_cache.integrations.mcp_results import (
     PRIVATE,
     Answer,
@@ -34,6 +37,7 @@ from agent_cache.integrations.mcp_results import (
     requested_version,
 )
 from agent_cache.toolbox import ToolInfo
+from agent_cache.toolbox.rules import is_shared
 
 try:
     import mcp_types
@@ -88,12 +92,16 @@ class AgentCacheMiddleware(Middleware):
     Args:
         box: the rules. One box for each server: two servers may name different tools alike.
         vary: a function of FastMCP's `MiddlewareContext` whose result, any JSON value, keeps answers apart: a tenant,
-            or a header that a tool reads. Access tokens are told apart without it.
+            or a header that a tool reads in a function of its own. Access tokens are told apart without it.
+        shared: whether all clients share the answers, whatever their access tokens and headers.
     """
 
-    def __init__(self, box: Toolbox, vary: Callable[[MiddlewareContext[Any]], Any] | None = None) -> None:
+    def __init__(
+        self, box: Toolbox, vary: Callable[[MiddlewareContext[Any]], Any] | None = None, *, shared: bool = False
+    ) -> None:
         self.box = box
         self._vary = vary
+        self._shared = shared
         self._known: dict[tuple[FastMCP[Any], str, Any], _Tool] = {}
         self._runs: dict[str, Runs] = {}
         self._tasks: set[asyncio.Task[Any]] = set()  # the event loop has weak references alone
@@ -150,7 +158,8 @@ class AgentCacheMiddleware(Middleware):
             self._known.pop((server, name, version), None)
             return None
         leaf, is_boxed = await _leaf_of(found, self.box)
-        fresh = _Tool.of(found, leaf, now, passes=is_boxed, requested=version)
+        shared = self._shared or is_shared(self.box.rule(found.name, _hints(found)))
+        fresh = _Tool.of(found, leaf, now, passes=is_boxed, requested=version, shared=shared)
         if known is not None and not known.is_same(found, leaf):
             self.forget()
         self._known[server, name, version] = fresh
@@ -158,12 +167,20 @@ class AgentCacheMiddleware(Middleware):
 
     def _identity(self, context: MiddlewareContext[Any], tool: _Tool) -> Any:
         """What keeps the answers of one tool apart, beside its arguments; None if nothing does."""
-        token = get_access_token()
-        holder = None if token is None else hashlib.sha256(token.token.encode()).hexdigest()
         given = self._vary(context) if self._vary is not None else None
-        if holder is None and given is None and tool.version is None:
-            return None
-        return [tool.version, holder, given]
+        who = [given] if given is not None else []
+        if not tool.is_shared:
+            token = get_access_token()
+            holder = None if token is None else hashlib.sha256(token.token.encode()).hexdigest()
+            sent = _sent_by_client() if tool.reads_request and self._vary is None else None
+            who += [one for one in (holder, sent) if one is not None]
+        where = [one for one in (tool.version, tool.forwarded) if one is not None]
+        return Apart(who or None, where or None) if who or where else None
+
+
+def _sent_by_client() -> str | None:
+    """A hash of the headers and the query of the request that is answered; None without one."""
+    return asker_in(got_by("get_http_request"))
 
 
 async def _tool_of(server: FastMCP[Any], name: str, version: Any) -> Tool | None:
@@ -201,6 +218,9 @@ class _Tool:
     """What is known of a tool of a server.
 
     Attributes:
+        forwarded: the version that a client asks for, where another server decides which one that is.
+        is_shared: whether all clients share its answers.
+        reads_request: whether the request of the client may decide the answer.
         passes: whether it caches its own calls, or a server below does.
         may_be_task: whether a call may be answered with a task that goes on.
     """
@@ -208,6 +228,9 @@ class _Tool:
     name: str
     requested: Any
     version: str | None
+    forwarded: Any
+    is_shared: bool
+    reads_request: bool
     schema: Mapping[str, Any]
     annotations: Any
     function: Any
@@ -216,12 +239,15 @@ class _Tool:
     may_be_task: bool
 
     @classmethod
-    def of(cls, tool: Tool, leaf: Tool, since: float, *, passes: bool, requested: Any) -> _Tool:
+    def of(cls, tool: Tool, leaf: Tool, since: float, *, passes: bool, requested: Any, shared: bool) -> _Tool:
         function = getattr(leaf, "fn", None)
         return cls(
             name=tool.name,
             requested=requested,
             version=tool.version,
+            forwarded=requested if function is None else None,
+            is_shared=shared,
+            reads_request=function is None or reads_request(function),
             schema=tool.parameters,
             annotations=_hints(tool),
             function=function,

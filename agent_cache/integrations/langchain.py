@@ -10,14 +10,17 @@ Checked with langchain 1.4.0 and 1.4.7, langgraph 1.2.22.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, get_type_hints
 from uuid import UUID
 
 from agent_cache import AgentLoopDetectedError, Toolbox
+from agent_cache.core.asker import Injected
+from agent_cache.core.parameters import injected_role, takes_context
 from agent_cache.errors import ConfigurationError
 from agent_cache.integrations.any_framework import note_function
 from agent_cache.toolbox.tool_table import ToolInfo
@@ -26,9 +29,10 @@ try:
     from langchain.agents.middleware import AgentMiddleware
     from langchain_core.messages import BaseMessage, ToolMessage, message_to_dict, messages_from_dict
     from langchain_core.tools import BaseTool
+    from langchain_core.tools.base import get_all_basemodel_annotations
     from langchain_core.utils.utils import LC_AUTO_PREFIX
     from langgraph.errors import GraphBubbleUp, GraphInterrupt
-    from langgraph.prebuilt import ToolNode
+    from langgraph.prebuilt import InjectedState, ToolNode
     from langgraph.pregel import Pregel
     from langgraph.types import Command, Interrupt, Send
     from pydantic import BaseModel
@@ -56,19 +60,21 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
     fit a `ToolNode`: ``ToolNode(tools, wrap_tool_call=one.wrap_tool_call, awrap_tool_call=one.awrap_tool_call)``.
 
     A result is not stored if it is an error, a `Command`, or an interrupt. A tool that is decorated itself is left
-    alone. State, store, runtime and other injected arguments are no part of a key: name what a result depends on
-    in `vary`.
+    alone. Of what a tool gets injected, the fields that say who asks belong to the key: plain fields of the runtime's
+    ``context`` and of ``configurable``, and a user or a tenant in the state or the metadata. Of all else, name what a
+    result depends on in `vary`.
 
     Args:
         box: the toolbox with the rules.
         vary: called with the `ToolCallRequest`; what it returns (any JSON value) becomes part of the key of a read:
-            ``lambda request: request.runtime.context.user_id``.
+            ``lambda request: request.runtime.context.user_id``. Nothing else of what is injected counts then.
+        shared: whether all users share the answers of tools that get anything injected.
 
     Raises:
         ConfigurationError: if one of them is something else.
     """
 
-    def __init__(self, box: Toolbox, vary: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, box: Toolbox, vary: Callable[[Any], Any] | None = None, *, shared: bool = False) -> None:
         super().__init__()
         if not isinstance(box, Toolbox):
             raise ConfigurationError(f"AgentCacheMiddleware takes a Toolbox, got {box!r}")
@@ -76,6 +82,7 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
             raise ConfigurationError(f"AgentCacheMiddleware: vary takes a function of the request, got {vary!r}")
         self.box = box
         self._vary = vary
+        self._heeds_contexts = vary is None and not shared
         self._tools: dict[int, _Tool] = {}
 
     async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
@@ -122,6 +129,7 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
             "schema": tool.schema,
             "annotations": tool.annotations,
             "vary": None if self._vary is None else self._vary(request),
+            "context": tool.injected(request) if self._heeds_contexts else None,
             "returns": Answer,
             "failed": _is_error,
             "store_if": _is_plain,
@@ -156,7 +164,7 @@ _MAX_TOOLS = 1000
 class _Tool:
     """What the toolbox has to know of a tool, worked out once."""
 
-    __slots__ = ("annotations", "check", "is_decorated", "names", "schema", "tool")
+    __slots__ = ("annotations", "check", "gets_context", "is_decorated", "names", "schema", "states", "tool")
 
     def __init__(self, tool: BaseTool | None) -> None:
         self.tool = tool
@@ -165,6 +173,8 @@ class _Tool:
         self.schema: Mapping[str, Any] | None = None
         self.check: Callable[[dict[str, Any]], BaseModel] | None = None
         self.names: frozenset[str] | None = None
+        self.gets_context = tool is None or _gets_context(tool)
+        self.states = () if tool is None else _states_in(tool)
         if tool is None:
             return
         found = tool.tool_call_schema
@@ -177,6 +187,23 @@ class _Tool:
                 self.names = frozenset(self.schema.get("properties", ()))
         else:  # a model of pydantic 1
             self.schema = found.schema()
+
+    def injected(self, request: Any) -> tuple[Injected, ...] | None:
+        """What the framework gives the tool beside the model's arguments; None if that is nothing."""
+        if not self.gets_context:
+            return None
+        found = [Injected("object", request.runtime)]
+        state = request.state
+        for name in self.states:
+            value = state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
+            found.append(Injected("value", value))
+        if self.names is not None:  # what a caller has added to the arguments for the tool, and not the model
+            found += [
+                Injected("value", {name: value})
+                for name, value in request.tool_call["args"].items()
+                if name not in self.names and isinstance(self.tool, BaseTool) and name in self.tool.args
+            ]
+        return tuple(found)
 
     def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
         """The arguments as the tool gets them, where that is a plain value: ``"7"`` and ``7.0`` are ``7`` for an `int`.
@@ -229,6 +256,34 @@ def _is_decorated(tool: BaseTool) -> bool:
     """Whether what runs is a function under `AgentCache` or `AgentCacheInvalidator`, in either way to call it."""
     functions = (getattr(tool, name, None) for name in ("coroutine", "func", "_arun", "_run"))
     return any(hasattr(function, "__agent_cache__") for function in functions)
+
+
+_FUNCTIONS = ("func", "coroutine")
+
+
+def _gets_context(tool: BaseTool) -> bool:
+    """Whether a tool gets anything injected that may say who asks; True of one whose function is LangChain's own."""
+    functions = [found for name in _FUNCTIONS if (found := getattr(tool, name, None)) is not None]
+    if not functions:
+        overridden = [name for name in ("_run", "_arun") if getattr(type(tool), name) is not getattr(BaseTool, name)]
+        functions = [getattr(type(tool), name) for name in overridden]
+    is_known = all(function.__module__.partition(".")[0] != "langchain_core" for function in functions)
+    if not functions or not is_known or any(map(takes_context, functions)):
+        return True
+    hints = get_all_basemodel_annotations(tool.get_input_schema())
+    return any(injected_role(hint, None, functions[0]) not in (None, "none") for hint in hints.values())
+
+
+def _states_in(tool: BaseTool) -> tuple[str, ...]:
+    """The fields of the graph's state that a tool gets by `InjectedState("name")`."""
+    hints: dict[str, Any] = {}
+    for function in (getattr(tool, name, None) for name in _FUNCTIONS):
+        with suppress(Exception):  # hints are evaluated, and may be anything
+            hints |= get_type_hints(function, include_extras=True) if function is not None else {}
+    with suppress(Exception):
+        hints |= get_all_basemodel_annotations(tool.get_input_schema())
+    found = [marker for hint in hints.values() for marker in getattr(hint, "__metadata__", ())]
+    return tuple(one.field for one in found if isinstance(one, InjectedState) and one.field)
 
 
 # Answers
@@ -422,7 +477,10 @@ def describe(agent: Any) -> list[ToolInfo] | None:
     else:
         return None
     tools = {name: _Tool(tool) for node in nodes for name, tool in node.tools_by_name.items()}
-    return [ToolInfo(name, tool.schema, tool.annotations, tool.is_decorated) for name, tool in tools.items()]
+    return [
+        ToolInfo(name, tool.schema, tool.annotations, tool.is_decorated, tool.gets_context)
+        for name, tool in tools.items()
+    ]
 
 
 def _tool_nodes(graph: Pregel) -> Iterator[ToolNode]:

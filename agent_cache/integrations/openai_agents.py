@@ -14,16 +14,17 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import secrets
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from agent_cache import AgentLoopDetectedError, ConfigurationError, Toolbox
+from agent_cache.core.asker import Apart
+from agent_cache.core.parameters import takes_context
 from agent_cache.integrations.any_framework import note_function, returned_by
 from agent_cache.integrations.mcp_results import UnansweredError, as_json, fails, notice, unanswered
+from agent_cache.integrations.server_identity import alone, identity_of_sent
 from agent_cache.toolbox import ToolInfo
 
 try:
@@ -59,7 +60,7 @@ class LoopInAgent(AgentLoopDetectedError, AgentsException):
     """A loop, or a spent budget, that leaves `Runner.run`: the SDK lets its own exceptions pass."""
 
 
-def cached(agent: AnyAgent, box: Toolbox, vary: Vary | None = None) -> AnyAgent:
+def cached(agent: AnyAgent, box: Toolbox, vary: Vary | None = None, *, shared: bool = False) -> AnyAgent:
     """Copy an agent so that its tools are called through a toolbox. The agent itself is not changed.
 
     The copy has copies of the function tools and wrappers of the MCP servers, and hands off to copies of agents. What
@@ -69,12 +70,15 @@ def cached(agent: AnyAgent, box: Toolbox, vary: Vary | None = None) -> AnyAgent:
 
     Two tools of one name, of two agents that hand off to each other, are kept apart by the names of their agents. An
     MCP tool has the name that its server gives it, whatever prefix the SDK shows to the model, and the entries of two
-    servers are kept apart by their ``name``, command, environment, URL and headers. Metadata of a call
-    (``tool_meta_resolver``) belong to its key, unless `vary` is given.
+    servers are kept apart by their ``name``, command, environment, URL and headers; one with an ``auth`` object, a
+    client factory or a class of your own is itself alone. Metadata of a call (``tool_meta_resolver``) belong to its
+    key, unless `vary` is given.
 
     Args:
         box: the rules.
-        vary: called with the context of each call; what it returns (JSON) belongs to the key. A tenant, a user.
+        vary: called with the context of each call; what it returns (JSON) belongs to the key. A tenant, a user. Without
+            it, the plain fields of the run's ``context`` belong to the key of a tool that gets it.
+        shared: whether all users share the answers of tools that get the context.
 
     Raises:
         ConfigurationError: if `agent` is no `agents.Agent`, or `box` is no toolbox.
@@ -83,7 +87,7 @@ def cached(agent: AnyAgent, box: Toolbox, vary: Vary | None = None) -> AnyAgent:
         raise ConfigurationError(f"cached() takes an agents.Agent, got {type(agent).__name__}")
     if not isinstance(box, Toolbox):
         raise ConfigurationError(f"cached() takes a Toolbox as its second argument, got {type(box).__name__}")
-    return _Copies(box, vary).of_agent(agent)
+    return _Copies(box, vary, shared=shared).of_agent(agent)
 
 
 def describe(agent: Any) -> list[ToolInfo] | None:
@@ -99,7 +103,8 @@ def describe(agent: Any) -> list[ToolInfo] | None:
         for tool in each.tools:
             if isinstance(tool, FunctionTool) and not tool._is_agent_tool:
                 name, schema = tool.qualified_name, tool.params_json_schema
-                infos.setdefault(name, ToolInfo(name, schema, tool.mcp_annotations, _is_decorated(tool)))
+                is_decorated, gets_context = _is_decorated(tool), _gets_context(tool)
+                infos.setdefault(name, ToolInfo(name, schema, tool.mcp_annotations, is_decorated, gets_context))
         for server in each.mcp_servers:
             for one in server.cached_tools or ():
                 infos.setdefault(one.name, ToolInfo(one.name, _schema_of(one), one.annotations))
@@ -132,14 +137,14 @@ def _target_of(handoff: Handoff[Any, Any]) -> Any:
 class _Copies:
     """The copies of the agents that one agent can reach, each made once, since handoffs may go round."""
 
-    def __init__(self, box: Toolbox, vary: Vary | None) -> None:
-        self._box, self._vary = box, vary
+    def __init__(self, box: Toolbox, vary: Vary | None, *, shared: bool) -> None:
+        self._box, self._vary, self._shared = box, vary, shared
         self._made: dict[int, tuple[Any, Any]] = {}  # by the id of the original, which is kept with its copy
         self._functions: dict[str, Any] = {}  # the first of each name
 
     def _beside(self) -> _Copies:
         """The same, for agents that are not kept."""
-        other = _Copies(self._box, self._vary)
+        other = _Copies(self._box, self._vary, shared=self._shared)
         other._made, other._functions = dict(self._made), self._functions
         return other
 
@@ -168,7 +173,9 @@ class _Copies:
         if owner is None and self._vary is None:
             note_function(self._box, name, function)
         returns = returned_by(function, include_extras=True)
-        through = _Through(self._box, self._vary, name, made.params_json_schema, tool.mcp_annotations, returns, owner)
+        heeds_context = self._vary is None and not self._shared and _gets_context(tool)
+        schema, annotations = made.params_json_schema, tool.mcp_annotations
+        through = _Through(self._box, self._vary, name, schema, annotations, returns, owner, heeds_context)
         if isinstance(made.on_invoke_tool, _FailureHandlingFunctionToolInvoker):
             made.on_invoke_tool = _CachedInvoker(made.on_invoke_tool, through, made)
         else:
@@ -222,6 +229,7 @@ class _Through(NamedTuple):
     annotations: Any
     returns: Any
     owner: str | None  # an agent whose tool of this name is not the first one
+    heeds_context: bool
 
     async def call(
         self, invoke: Callable[[Any, str], Awaitable[Any]], context: Any, raw: str, arguments: dict[str, Any]
@@ -233,13 +241,14 @@ class _Through(NamedTuple):
             schema=self.schema,
             annotations=self.annotations,
             vary=self._identity(context),
+            context=context if self.heeds_context else None,
             returns=self.returns,
             refused=_Notice,
         )
 
     def _identity(self, context: Any) -> Any:
         varied = None if self.vary is None else _varied(self.vary, context)
-        return varied if self.owner is None else [varied, "agent", self.owner]
+        return varied if self.owner is None else Apart(varied, ["agent", self.owner])
 
 
 class _Notice(str):
@@ -371,7 +380,6 @@ class _CachedServer(MCPServer):
 
     def __init__(self, inner: MCPServer, box: Toolbox, vary: Vary | None) -> None:  # no fields but these: see below
         self._inner, self._box, self._vary = inner, box, vary
-        self._identity = _identity_of(inner)
         self._listed: dict[str, tuple[Any, Any]] = {}  # schemas and annotations by name
 
     def __getattr__(self, name: str) -> Any:
@@ -423,11 +431,10 @@ class _CachedServer(MCPServer):
                 run,
                 schema=schema,
                 annotations=annotations,
-                vary=[
-                    self.name,
-                    *self._identity,
+                vary=Apart(
                     meta if self._vary is None else _varied(self._vary, _CONTEXT.get(None)),
-                ],
+                    [self.name, *_identity_of(self._inner)],
+                ),
                 returns=Any,
                 failed=_is_error,
                 store_if=_is_plain,
@@ -454,22 +461,23 @@ class _CachedServer(MCPServer):
         return await self._inner.read_resource(uri)
 
 
-_OF_THEMSELVES: Final[weakref.WeakKeyDictionary[MCPServer, str]] = weakref.WeakKeyDictionary()
-
-
 def _identity_of(server: MCPServer) -> list[str]:
-    """What tells a server from another one of its name, which by default is its command or URL: a hash of what it is
-    started with, or of the headers that it is asked with. With an ``auth`` object it is itself alone.
+    """What tells a server from another one of its name, which by default is its command or URL: what it is started
+    with, or what it is sent. With an ``auth`` object or a factory of clients, and if its class is not one of the SDK's,
+    it is itself alone.
     """
     given = getattr(server, "params", None)
     params: Any = given.model_dump() if isinstance(given, BaseModel) else given
-    if not isinstance(params, dict):
-        return []
-    if params.get("auth") is not None:
-        return [_OF_THEMSELVES.setdefault(server, secrets.token_hex(8))]
-    parts = {name: params.get(name) for name in ("command", "args", "env", "cwd", "url", "headers")}
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return [blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()]
+    is_known = type(server).__module__ == "agents.mcp.server" and isinstance(params, dict)
+    if not is_known or params.get("auth") is not None or params.get("httpx_client_factory") is not None:
+        return [alone(server)]
+    return [identity_of_sent({name: params.get(name) for name in ("command", "args", "env", "cwd", "url", "headers")})]
+
+
+def _gets_context(tool: FunctionTool) -> bool:
+    """Whether a function tool gets the run's context: any, but for a function without a parameter for it."""
+    function = getattr(tool, "__wrapped__", None)
+    return function is None or takes_context(function)
 
 
 def _schema_of(tool: Any) -> Any:

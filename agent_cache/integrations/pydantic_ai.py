@@ -20,7 +20,10 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Final, Literal, cast
 
 from agent_cache import ConfigurationError, Toolbox
+from agent_cache.core.asker import Apart
+from agent_cache.core.parameters import takes_context
 from agent_cache.integrations.any_framework import note_function, returned_by
+from agent_cache.integrations.server_identity import alone, identity_of_transport
 from agent_cache.recording import register
 from agent_cache.toolbox import ToolInfo
 
@@ -57,6 +60,8 @@ class AgentCacheToolset(WrapperToolset[Any]):
         wrapped: the toolset.
         box: the rules. A tool has the name that this toolset gives it.
         vary: called with the `RunContext` of each call; what it returns (JSON) belongs to the key. A tenant, a user.
+            Without it, the plain fields of ``deps`` belong to the key of a tool that gets the context.
+        shared: whether all users share the answers of tools that get the context.
 
     Raises:
         ConfigurationError: if `box` is no toolbox.
@@ -65,10 +70,11 @@ class AgentCacheToolset(WrapperToolset[Any]):
     wrapped: AbstractToolset[Any]
     box: Toolbox
     vary: Vary | None = None
+    shared: bool = False
 
     def __post_init__(self) -> None:
         _check(self, self.box)
-        self.wrapped = _Leaves(self.box, self.vary).cached_in(self.wrapped)
+        self.wrapped = _Leaves(self.box, self.vary, self.shared).cached_in(self.wrapped)
 
     async def call_tool(
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]
@@ -87,6 +93,7 @@ class _CachedLeaf(WrapperToolset[Any]):
 
     box: Toolbox
     vary: Vary | None
+    shared: bool
     noted: set[str] = field(default_factory=set)
 
     def visit_and_replace(
@@ -99,7 +106,8 @@ class _CachedLeaf(WrapperToolset[Any]):
     async def call_tool(
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]
     ) -> Any:
-        function = getattr(getattr(getattr(tool, "call_func", None), "__self__", None), "function", None)
+        described = getattr(getattr(tool, "call_func", None), "__self__", None)
+        function = getattr(described, "function", None)
         if hasattr(function, "__agent_cache__"):
             return await self.wrapped.call_tool(name, tool_args, ctx, tool)
         if self.vary is None and name not in self.noted:
@@ -117,15 +125,18 @@ class _CachedLeaf(WrapperToolset[Any]):
         definition, called = tool.tool_def, _CALLED.get()
         schema = definition.parameters_json_schema
         vary = self.vary(ctx) if self.vary is not None else None
+        where: list[Any] = _servers_identity(self.wrapped)
         if ctx.tool_call_approved:
-            vary = [vary, "approved", ctx.tool_call_metadata]
+            where += ["approved", ctx.tool_call_metadata]
+        heeds_context = self.vary is None and not self.shared and _gets_context(self.wrapped, described)
         answer = await self.box.call(
             called[0] if called is not None and called[1] is schema else name,  # else a tool that another one calls
             _named(tool_args, schema),
             run,
             schema=schema,
             annotations=definition.metadata and definition.metadata.get("annotations"),
-            vary=vary,
+            vary=Apart(vary, where) if where else vary,
+            context=ctx if heeds_context else None,
             returns=None if function is None else _returned_by(function),
             store_if=_is_storable,
         )
@@ -140,6 +151,7 @@ class _Leaves:
 
     box: Toolbox
     vary: Vary | None
+    shared: bool
 
     def cached_in(self, toolset: AbstractToolset[Any]) -> AbstractToolset[Any]:
         if isinstance(toolset, DynamicToolset):
@@ -158,7 +170,7 @@ class _Leaves:
 
     def _cached(self, leaf: AbstractToolset[Any]) -> AbstractToolset[Any]:
         if not isinstance(leaf, DynamicToolset):
-            return _CachedLeaf(leaf, self.box, self.vary)
+            return _CachedLeaf(leaf, self.box, self.vary, self.shared)
         if isinstance(leaf.toolset_func, _CachedFactory):
             return leaf
         made: Any = copy.copy(leaf)
@@ -198,6 +210,8 @@ class AgentCacheCapability(AbstractCapability[Any]):
     Args:
         box: the rules.
         vary: called with the `RunContext` of each call; what it returns (JSON) belongs to the key. A tenant, a user.
+            Without it, the plain fields of ``deps`` belong to the key of a tool that gets the context.
+        shared: whether all users share the answers of tools that get the context.
 
     Raises:
         ConfigurationError: if `box` is no toolbox.
@@ -205,13 +219,14 @@ class AgentCacheCapability(AbstractCapability[Any]):
 
     box: Toolbox
     vary: Vary | None = None
+    shared: bool = False
 
     def __post_init__(self) -> None:
         _check(self, self.box)
 
     def get_wrapper_toolset(self, toolset: AbstractToolset[Any]) -> AbstractToolset[Any]:
         """Wrap the toolset of a run."""
-        return AgentCacheToolset(toolset, self.box, self.vary)
+        return AgentCacheToolset(toolset, self.box, self.vary, self.shared)
 
 
 def describe(agent: Any) -> list[ToolInfo] | None:
@@ -226,8 +241,9 @@ def describe(agent: Any) -> list[ToolInfo] | None:
     def visit(toolset: AbstractToolset[Any]) -> None:
         if isinstance(toolset, FunctionToolset):
             for name, tool in toolset.tools.items():
-                is_decorated = hasattr(tool.function, "__agent_cache__")
-                found[name] = ToolInfo(name, tool.function_schema.json_schema, None, is_decorated)
+                is_decorated, schema = hasattr(tool.function, "__agent_cache__"), tool.function_schema
+                gets_context = _gets_context(toolset, schema)
+                found[name] = ToolInfo(name, schema.json_schema, None, is_decorated, gets_context)
 
     for toolset in agent.toolsets if isinstance(agent, Agent) else [agent]:
         toolset.apply(visit)
@@ -277,6 +293,31 @@ def _is_storable(answer: Any) -> bool:
 
 
 # Tools
+
+
+def _gets_context(toolset: AbstractToolset[Any], described: Any) -> bool:
+    """Whether a tool of a toolset gets the `RunContext`.
+
+    Args:
+        described: the schema of its function, if it is one.
+    """
+    if getattr(described, "function", None) is not None:
+        return bool(described.takes_ctx) or takes_context(described.function)
+    # A server is sent the arguments alone, unless a function of the user's makes the call.
+    return not _is_of_server(toolset) or getattr(toolset, "process_tool_call", None) is not None
+
+
+def _is_of_server(toolset: AbstractToolset[Any]) -> bool:
+    """Whether this is an `MCPToolset`, whose module cannot be imported everywhere, and no class derived from it."""
+    return type(toolset).__module__ == "pydantic_ai.mcp"
+
+
+def _servers_identity(toolset: AbstractToolset[Any]) -> list[Any]:
+    """What tells the MCP server of a toolset from others, credentials included; empty for other toolsets."""
+    if not any(kind.__module__ == "pydantic_ai.mcp" for kind in type(toolset).__mro__):
+        return []
+    transport = getattr(getattr(toolset, "client", None), "transport", None)
+    return ["server", alone(toolset) if transport is None else identity_of_transport(transport)]
 
 
 def _named(arguments: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from agent_cache.config import Configuration
-from agent_cache.core.asker import Injected, UnknownAsker, asker_in
+from agent_cache.core.asker import Apart, Injected, UnknownAsker, asker_in
 from agent_cache.core.keys import ALIASES, Uncacheable, key_part
 from agent_cache.core.parameters import JsonArguments, Named
 from agent_cache.core.policies import ReadPolicy, WritePolicy, checked_choice, checked_text, no_life
@@ -375,14 +375,19 @@ class Toolbox:
         Raises:
             UnknownAsker: for a read, if that cannot be told.
         """
-        contexts = context if type(context) is tuple and context else (Injected("object", context),)
+        is_several = type(context) is tuple and all(type(one) is Injected for one in context)
+        contexts = context if is_several else (Injected("object", context),)
         try:
             asker = asker_in(contexts)
         except UnknownAsker:
             if not operation.is_read or PLACE.get().scope.tenant is not None:
                 return vary
             raise
-        return vary if asker is None else {"asker": asker, "vary": vary}
+        if asker is None:
+            return vary
+        if type(vary) is Apart:
+            return vary._replace(who=[asker, vary.who])
+        return asker if vary is None else [asker, vary]
 
     async def aclose(self) -> None:
         """Close the tier that its file has named as ``remote``, which delivers the invalidations that are pending."""

@@ -32,6 +32,7 @@ __all__ = [
     "Write",
     "compiled_tags",
     "find_rule",
+    "is_shared",
     "roots_of",
     "templates_of",
 ]
@@ -93,7 +94,7 @@ class Read:
         ConfigurationError: if an option cannot work.
     """
 
-    __slots__ = ("decorator", "resource")
+    __slots__ = ("decorator", "resource", "shared")
 
     kind = "read"
 
@@ -105,6 +106,7 @@ class Read:
             decorator = decorator.parsing(parsed)
         self.decorator = decorator
         self.resource = resource
+        self.shared = options.get("shared", False)
         compiled_tags(self, None, "Read")
 
     def __repr__(self) -> str:
@@ -125,7 +127,7 @@ class Write:
         ConfigurationError: if an option cannot work.
     """
 
-    __slots__ = ("decorator", "resource")
+    __slots__ = ("decorator", "resource", "shared")
 
     kind = "write"
 
@@ -137,6 +139,7 @@ class Write:
             decorator = decorator.parsing(parsed)
         self.decorator = decorator
         self.resource = resource
+        self.shared = options.get("shared", False)
         compiled_tags(self, None, "Write")
 
     def __repr__(self) -> str:
@@ -209,6 +212,11 @@ def find_rule(rules: Mapping[str, Rule], name: str) -> Found | None:
         if fnmatch.fnmatchcase(name, pattern):
             return Found(rule, f"rule {pattern!r}")
     return None
+
+
+def is_shared(rule: Rule) -> bool:
+    """Whether a rule says that all users share the answers of its tool."""
+    return isinstance(rule, Read | Write) and rule.shared
 
 
 def is_pattern(name: str) -> bool:

@@ -1,0 +1,64 @@
+"""Which MCP server answers, and as whom: two connections share answers only if the same is sent by both.
+
+That is the URL with its query and user, every header, and what signs the requests; or the command, its arguments, its
+environment and its directory. What cannot be read, such as an ``auth`` object or a factory of HTTP clients, may send
+anything, so the connection is itself alone.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import weakref
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any, Final
+
+__all__ = ["alone", "identity_of_sent", "identity_of_transport"]
+
+_ALONE: Final[weakref.WeakKeyDictionary[Any, str]] = weakref.WeakKeyDictionary()
+
+
+def alone(connection: Any) -> str:
+    """An identity that no other object has, in any process."""
+    return _ALONE.setdefault(connection, secrets.token_hex(8))
+
+
+def identity_of_sent(sent: Mapping[str, Any]) -> str:
+    """A hash of what is sent."""
+    text = json.dumps(sent, sort_keys=True, default=str)
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+_HTTP: Final = frozenset({"SSETransport", "StreamableHttpTransport"})
+_STDIO: Final = frozenset(
+    {
+        "FastMCPStdioTransport",
+        "NodeStdioTransport",
+        "NpxStdioTransport",
+        "PythonStdioTransport",
+        "StdioTransport",
+        "UvStdioTransport",
+        "UvxStdioTransport",
+    }
+)
+
+
+def identity_of_transport(transport: Any) -> str:
+    """The same of a transport of a FastMCP client. One of a class of the user's own is itself alone."""
+    kind = type(transport)
+    if not kind.__module__.startswith("fastmcp.client.transports."):
+        return alone(transport)
+    if kind.__name__ in _STDIO:
+        names = ("command", "args", "env", "cwd")
+        return identity_of_sent({name: getattr(transport, name, None) for name in names})
+    if kind.__name__ in _HTTP:
+        auth = getattr(transport, "auth", None)
+        is_bearer = f"{type(auth).__module__}.{type(auth).__name__}" == "fastmcp.client.auth.bearer.BearerAuth"
+        token = getattr(auth, "token", None) if is_bearer else None
+        secret = getattr(token, "get_secret_value", None)
+        if transport.httpx_client_factory is None and (auth is None or secret is not None):
+            signed = None if secret is None else secret()
+            return identity_of_sent({"url": transport.url, "headers": transport.headers, "bearer": signed})
+    server = getattr(transport, "server", None)  # in this process
+    return alone(transport if server is None else server)
