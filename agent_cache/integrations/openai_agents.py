@@ -183,7 +183,9 @@ class _Copies:
         return made
 
     def _of_server(self, server: MCPServer) -> MCPServer:
-        return server if isinstance(server, _CachedServer) else _CachedServer(server, self._box, self._vary)
+        return (
+            server if isinstance(server, _CachedServer) else _CachedServer(server, self._box, self._vary, self._shared)
+        )
 
     def _of_handoff(self, handoff: Handoff[Any, Any]) -> Handoff[Any, Any]:
         made, invoke = copy.copy(handoff), handoff.on_invoke_handoff
@@ -378,8 +380,14 @@ def _is_cached(tool: FunctionTool) -> bool:
 class _CachedServer(MCPServer):
     """An MCP server whose tools are called through a toolbox; all else is the server's own."""
 
-    def __init__(self, inner: MCPServer, box: Toolbox, vary: Vary | None) -> None:  # no fields but these: see below
-        self._inner, self._box, self._vary = inner, box, vary
+    def __init__(  # no fields but these: see below
+        self,
+        inner: MCPServer,
+        box: Toolbox,
+        vary: Vary | None,
+        shared: bool,  # noqa: FBT001 - in the order of `_Copies`
+    ) -> None:
+        self._inner, self._box, self._vary, self._shared = inner, box, vary, shared
         self._listed: dict[str, tuple[Any, Any]] = {}  # schemas and annotations by name
 
     def __getattr__(self, name: str) -> Any:
@@ -433,7 +441,7 @@ class _CachedServer(MCPServer):
                 annotations=annotations,
                 vary=Apart(
                     meta if self._vary is None else _varied(self._vary, _CONTEXT.get(None)),
-                    [self.name, *_identity_of(self._inner)],
+                    [self.name, *_identity_of(self._inner, is_own=self._vary is None and not self._shared)],
                 ),
                 returns=Any,
                 failed=_is_error,
@@ -461,15 +469,20 @@ class _CachedServer(MCPServer):
         return await self._inner.read_resource(uri)
 
 
-def _identity_of(server: MCPServer) -> list[str]:
+def _identity_of(server: MCPServer, *, is_own: bool) -> list[str]:
     """What tells a server from another one of its name, which by default is its command or URL: what it is started
-    with, or what it is sent. With an ``auth`` object or a factory of clients, and if its class is not one of the SDK's,
-    it is itself alone.
+    with, or what it is sent. With an ``auth`` object or a factory of clients it is itself alone.
+
+    Args:
+        is_own: whether one of a class of the user's own is itself alone, too: nothing else says who asks.
     """
     given = getattr(server, "params", None)
     params: Any = given.model_dump() if isinstance(given, BaseModel) else given
-    is_known = type(server).__module__ == "agents.mcp.server" and isinstance(params, dict)
-    if not is_known or params.get("auth") is not None or params.get("httpx_client_factory") is not None:
+    if is_own and type(server).__module__ != "agents.mcp.server":
+        return [alone(server)]
+    if not isinstance(params, dict):
+        return []
+    if params.get("auth") is not None or params.get("httpx_client_factory") is not None:
         return [alone(server)]
     return [identity_of_sent({name: params.get(name) for name in ("command", "args", "env", "cwd", "url", "headers")})]
 

@@ -1153,9 +1153,9 @@ async def test_two_tenants_of_an_mcp_server_share_nothing():
 
 async def test_metadata_of_a_call_belong_to_its_key_unless_vary_says_what_does():
     shop, box = Shop(), toolbox()
+    server = OwnServer(shop, tool_meta_resolver=lambda call: {"tenant": call.run_context.context.name})
 
     def agent(**options: Any) -> Agent[Any]:
-        server = OwnServer(shop, tool_meta_resolver=lambda call: {"tenant": call.run_context.context.name})
         return cached(mcp_agent(shop, [read()], server=server), box, **options)
 
     for name, expected in [("a", "get_order 1"), ("b", "get_order 2"), ("a", "get_order 1")]:
