@@ -1,0 +1,563 @@
+"""Two users of a tool that gets a framework's context share no answer, and one user has the hits that there were."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import logging
+import threading
+import types
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    ConfigurationError,
+    Read,
+    Toolbox,
+    UncacheableArgumentsError,
+    Write,
+    get_metrics,
+)
+from agent_cache.integrations import explain, wrap
+from agent_cache.testing import MemoryTier
+from agent_cache.toolbox import ToolInfo
+
+pytestmark = pytest.mark.usefixtures("clock")
+
+
+class RunContext:
+    """Stands for Pydantic AI's, which is known by its name and module."""
+
+    __module__ = "pydantic_ai.tools"
+
+    def __init__(self, deps: Any, metadata: Any = None) -> None:
+        self.deps = deps
+        self.metadata = metadata
+        self.run_id = str(uuid.uuid4())
+        self.messages = [object()]
+
+
+class RunContextWrapper:
+    __module__ = "agents.run_context"
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+
+
+class ToolRuntime:
+    __module__ = "langgraph.prebuilt.tool_node"
+
+    def __init__(self, context: Any = None, state: Any = None, **configurable: Any) -> None:
+        self.context, self.state, self.store = context, state, object()
+        self.config = {"configurable": {"thread_id": str(uuid.uuid4()), "__pregel_read": print, **configurable}}
+
+
+class RunnableConfig(dict[str, Any]):
+    __module__ = "langchain_core.runnables.config"
+
+
+class ReadonlyContext:
+    __module__ = "google.adk.agents.readonly_context"
+
+    def __init__(self, user_id: str, **state: Any) -> None:
+        self.user_id, self.state, self.invocation_id = user_id, state, str(uuid.uuid4())
+
+
+class Client:
+    """A connection: no data, and nothing that says who asks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+
+@dataclass
+class Deps:
+    user: str
+    client: Client = field(default_factory=Client)
+
+
+@dataclass
+class Account:
+    number: int
+
+
+@dataclass(slots=True)
+class Nested:
+    account: Account
+
+
+class Pair(NamedTuple):
+    name: str
+    client: Client
+
+
+class Role(enum.Enum):
+    CLERK = 1
+    CUSTOMER = 2
+
+
+class Plain:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+
+class Slots:
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Computed:
+    def __init__(self, claims: dict[str, str]) -> None:
+        self.claims, self.client = claims, Client()
+
+    @property
+    def user_id(self) -> str:
+        return self.claims["sub"]
+
+
+class Name(str):
+    __slots__ = ()
+
+
+class Secret:
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def get_secret_value(self) -> str:
+        return self._text
+
+
+@dataclass
+class Anonymous:
+    """Deps whose user hides in an object that is no data."""
+
+    token: Secret
+
+
+DEPS: dict[str, Callable[[str], Any]] = {
+    "a text": str,
+    "a number": len,
+    "a dict": lambda name: {"user": name, "client": Client()},
+    "a dict of dicts": lambda name: {"session": {"user": {"id": name}}},
+    "a dataclass": Deps,
+    "a nested dataclass": lambda name: Nested(Account(len(name))),
+    "a named tuple": lambda name: Pair(name, Client()),
+    "a tuple": lambda name: (name, Client()),
+    "a member of an enum": lambda name: Role.CLERK if name == "ada" else Role.CUSTOMER,
+    "a uuid": lambda name: uuid.uuid5(uuid.NAMESPACE_DNS, name),
+    "a list of roles": lambda name: {"roles": ["reader", name]},
+    "a set": lambda name: {"roles": {"reader", name}},
+    "a namespace": lambda name: types.SimpleNamespace(name=name),
+    "a plain object": Plain,
+    "an object with slots": Slots,
+    "a user in a plain object": lambda name: {"auth": types.SimpleNamespace(user=Plain(name))},
+    "a property named for the user": lambda name: Computed({"sub": name}),
+    "a text of a class of one's own": Name,
+    "a secret": lambda name: Anonymous(Secret(name)),
+    "bytes": lambda name: {"key": name.encode()},
+    "a path": lambda name: Path("/home") / name,
+}
+
+
+def reads_of(shape: str, **options: Any) -> Callable[[Any], Any]:
+    """A decorated tool that returns how often it has run, called with a context."""
+    runs = itertools.count()
+
+    if shape == "async":
+
+        @AgentCache("ticket", **options)
+        async def tool(ctx: RunContext, number: int = 0) -> int:
+            return next(runs)
+
+        return tool
+    if shape == "sync":
+
+        @AgentCache("ticket", **options)
+        def blocking_tool(ctx: RunContext, number: int = 0) -> int:
+            return next(runs)
+
+        async def call(ctx: Any) -> int:
+            return blocking_tool(ctx)
+
+        return call
+    if shape == "async stream":
+
+        @AgentCache("ticket", **options)
+        async def stream(ctx: RunContext, number: int = 0) -> AsyncIterator[int]:
+            yield next(runs)
+
+        async def read(ctx: Any) -> int:
+            return [chunk async for chunk in stream(ctx)][0]
+
+        return read
+
+    @AgentCache("ticket", **options)
+    def blocking_stream(ctx: RunContext, number: int = 0) -> Iterator[int]:
+        yield next(runs)
+
+    async def read_blocking(ctx: Any) -> int:
+        return next(iter(list(blocking_stream(ctx))))
+
+    return read_blocking
+
+
+SHAPES = ["async", "sync", "async stream", "sync stream"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_a_decorated_tool_of_every_shape_keeps_two_users_apart(shape: str):
+    read = reads_of(shape)
+    assert [await read(RunContext(Deps(user))) for user in ("ada", "bob", "ada", "bob")] == [0, 1, 0, 1]
+    assert get_metrics()["uncached"] == 0
+
+
+@pytest.mark.parametrize("kind", DEPS)
+async def test_users_are_told_apart_by(kind: str):
+    read, made = reads_of("async"), DEPS[kind]
+    first, second = await read(RunContext(made("ada"))), await read(RunContext(made("robert")))
+    assert first != second
+    assert await read(RunContext(made("ada"))) == first
+    assert await read(RunContext(made("robert"))) == second
+    assert get_metrics()["uncached"] == 0
+
+
+async def test_a_run_without_anything_of_its_own_is_cached():
+    read = reads_of("async")
+    assert await read(RunContext(None)) == await read(RunContext(None)) == await read(None)
+    assert await read(RunContext(Deps("ada"))) != await read(RunContext(None))
+    assert get_metrics()["hits"] == 3
+
+
+async def test_ids_of_runs_threads_and_requests_tell_nobody_apart():
+    read = reads_of("async")
+    for number in range(3):
+        deps = {"user": "ada", "run_id": number, "request_id": str(number), "trace_id": number, "threadId": None}
+        assert await read(RunContext(deps)) == 0
+
+
+async def test_values_of_other_types_are_other_users():
+    read = reads_of("async")
+    answers = [await read(RunContext({"user": user})) for user in (1, True, 1.0, "1", None)]
+    assert sorted(answers) == [0, 1, 2, 3, 4]
+
+
+CONTEXTS: dict[str, tuple[Any, Callable[[str], Any]]] = {
+    "OpenAI Agents": (RunContextWrapper, lambda user: RunContextWrapper(Deps(user))),
+    "LangGraph's context": (ToolRuntime, lambda user: ToolRuntime(Deps(user))),
+    "LangGraph's configurable": (ToolRuntime, lambda user: ToolRuntime(customer=user)),
+    "LangGraph's own user id": (ToolRuntime, lambda user: ToolRuntime(langgraph_user_id=user)),
+    "a user in LangGraph's state": (
+        ToolRuntime,
+        lambda user: ToolRuntime(state={"messages": [object()], "user_name": user}),
+    ),
+    "a RunnableConfig": (RunnableConfig, lambda user: {"configurable": {"user_id": user}, "callbacks": object()}),
+    "metadata of a RunnableConfig": (RunnableConfig, lambda user: {"metadata": {"user_id": user, "langgraph_step": 3}}),
+    "ADK's user": (ReadonlyContext, lambda user: ReadonlyContext(user)),
+    "ADK's user state": (
+        ReadonlyContext,
+        lambda user: ReadonlyContext("app", **{"user:plan": user, "turn": uuid.uuid4()}),
+    ),
+    "metadata of a run": (RunContext, lambda user: RunContext(None, {"tenantId": user, "attempt": uuid.uuid4()})),
+}
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+async def test_each_context_says_who_asks(name: str):
+    kind, made = CONTEXTS[name]
+    runs = itertools.count()
+
+    async def tool(ctx: Any) -> int:
+        return next(runs)
+
+    tool.__annotations__["ctx"] = kind
+    read = AgentCache("ticket")(tool)
+    assert [await read(made(user)) for user in ("ada", "bob", "ada", "bob")] == [0, 1, 0, 1]
+    assert get_metrics()["uncached"] == 0
+
+
+async def test_steps_and_other_state_of_a_graph_tell_nobody_apart():
+    runs = itertools.count()
+
+    @AgentCache("ticket")
+    async def read(runtime: ToolRuntime) -> int:
+        return next(runs)
+
+    for step in range(3):
+        state = {"messages": [object()] * step, "remaining_steps": step, "draft": str(step)}
+        assert await read(ToolRuntime(state=state, checkpoint_ns=str(step))) == 0
+
+
+# What cannot be told
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_a_context_that_cannot_say_who_asks_makes_its_calls_uncached(
+    shape: str, caplog: pytest.LogCaptureFixture
+):
+    read = reads_of(shape)
+    with caplog.at_level(logging.WARNING):
+        assert [await read(RunContext(Client())) for _ in range(3)] == [0, 1, 2]
+    assert get_metrics()["uncached"] == 3
+    (warning,) = caplog.messages
+    assert "vary=" in warning
+    assert "shared=True" in warning
+
+
+class Broken:
+    @property
+    def user_id(self) -> str:
+        raise RuntimeError("no request")
+
+
+OPAQUE: dict[str, Callable[[], Any]] = {
+    "a client alone": Client,
+    "a dataclass of clients": lambda: Pair.__new__(Pair, Client(), Client()),
+    "a client with settings": lambda: types.SimpleNamespace(inner=Client()).inner,
+    "a function": lambda: lambda: "ada",
+    "a class": lambda: Client,
+    "an object without attributes": object,
+    "a property that fails": Broken,
+    "a generator": lambda: iter(range(3)),
+}
+
+
+@pytest.mark.parametrize("kind", OPAQUE)
+async def test_nothing_is_shared_by(kind: str):
+    read = reads_of("async")
+    assert await read(RunContext(OPAQUE[kind]())) != await read(RunContext(OPAQUE[kind]()))
+    assert get_metrics()["uncached"] == 2
+
+
+async def test_a_library_s_client_with_settings_is_no_user():
+    class Connection:
+        def __init__(self, headers: dict[str, str]) -> None:
+            self.headers, self.timeout, self._pool = types.MappingProxyType(headers), 5.0, Client()
+
+    read = reads_of("async")
+    assert await read(RunContext(Connection({}))) != await read(RunContext(Connection({})))
+
+
+async def test_the_tool_can_refuse_such_calls():
+    read = reads_of("async", uncacheable="raise")
+    with pytest.raises(UncacheableArgumentsError, match="vary= .*shared=True"):
+        await read(RunContext(Client()))
+
+
+async def test_a_session_with_a_tenant_says_who_asks_where_the_context_does_not():
+    read = reads_of("async")
+    for user, expected in [("ada", 0), ("bob", 1), ("ada", 0)]:
+        async with AgentCacheSession(tenant=user):
+            assert await read(RunContext(Client())) == expected
+    assert get_metrics()["uncached"] == 0
+
+
+# Options
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_shared_gives_all_users_the_same_answer(shape: str):
+    read = reads_of(shape, shared=True)
+    assert [await read(RunContext(deps)) for deps in (Deps("ada"), Deps("bob"), Client(), None)] == [0] * 4
+
+
+async def test_vary_says_what_of_a_context_counts():
+    read = reads_of("async", vary=lambda given: given["ctx"].deps["team"])
+    teams = [{"user": "ada", "team": "a"}, {"user": "bob", "team": "a"}, {"user": "cleo", "team": "c"}]
+    assert [await read(RunContext(deps)) for deps in teams] == [0, 0, 1]
+
+
+def test_options_that_contradict_each_other_are_refused():
+    with pytest.raises(ConfigurationError, match="shared=True has no effect beside vary"):
+        AgentCache("ticket", vary=lambda: 1, shared=True)
+    for make in (AgentCache, AgentCacheInvalidator, Read, Write):
+        with pytest.raises(ConfigurationError, match="shared must be True or False"):
+            make("ticket", shared="yes")  # type: ignore[arg-type]
+
+
+async def test_what_ignore_names_says_nothing_and_what_is_skipped_by_number_does():
+    ignoring, skipping = reads_of("async", ignore=("ctx",)), reads_of("async", skip_args=1)
+    assert [await ignoring(RunContext(Deps(user))) for user in ("ada", "bob")] == [0, 0]
+    assert [await skipping(RunContext(Deps(user))) for user in ("ada", "bob", "ada")] == [0, 1, 0]
+
+
+async def test_a_key_of_ones_own_does_not_join_users():
+    read = reads_of("async", key=lambda ctx, number: number)
+    assert [await read(RunContext(Deps(user))) for user in ("ada", "bob", "ada")] == [0, 1, 0]
+
+
+async def test_the_attributes_of_a_tool_take_the_context_as_a_call_does():
+    runs = itertools.count()
+
+    @AgentCache("ticket")
+    async def read(ctx: RunContext, number: int) -> int:
+        return next(runs)
+
+    ada, bob = RunContext(Deps("ada")), RunContext(Deps("bob"))
+    assert await read(ada, 7) == 0
+    assert read.contains(RunContext(Deps("ada")), 7)
+    assert not read.contains(bob, 7)
+    assert read.cache_key(ada, 7) == read.cache_key(RunContext(Deps("ada")), number=7) != read.cache_key(bob, 7)
+    assert not await read.invalidate(bob, 7)
+    assert await read.invalidate(ada, 7)
+
+
+async def test_a_write_drops_the_answers_of_all_users():
+    read = reads_of("async")
+
+    @AgentCacheInvalidator("ticket", shared=True)
+    async def write(ctx: RunContext) -> None: ...
+
+    for user in ("ada", "bob"):
+        await read(RunContext(Deps(user)))
+    await write(RunContext(Deps("ada")))
+    assert [await read(RunContext(Deps(user))) for user in ("ada", "bob")] == [2, 3]
+
+
+async def test_two_users_share_nothing_in_a_tier_and_one_user_finds_her_answer_there():
+    runs = itertools.count()
+
+    @AgentCache("ticket", remote_cache=MemoryTier())
+    async def read(ctx: RunContext) -> int:
+        return next(runs)
+
+    answers = []
+    for user in ("ada", "bob", "ada", "bob"):
+        answers.append(await read(RunContext(Deps(user))))
+        read.clear()  # in this process
+    assert answers == [0, 1, 0, 1]
+
+
+# Tools that are known by name
+
+
+class Desk:
+    """A toolbox, and tools that return how often they have run."""
+
+    def __init__(self, rule: Any) -> None:
+        self.box = Toolbox({"my_*": rule}, namespace=f"desk{next(_desks)}")
+        self.runs = itertools.count()
+
+    async def call(self, context: Any, **options: Any) -> Any:
+        async def run() -> int:
+            return next(self.runs)
+
+        return await self.box.call("my_tickets", {}, run, context=context, **options)
+
+    async def call_sync(self, context: Any, **options: Any) -> Any:
+        return self.box.call_sync("my_tickets", {}, lambda: next(self.runs), context=context, **options)
+
+
+_desks = itertools.count()
+DOORS = ["call", "call_sync"]
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_toolbox_keeps_two_users_apart(door: str):
+    call = getattr(Desk(Read("ticket")), door)
+    assert [await call(RunContext(Deps(user))) for user in ("ada", "bob", "ada", "bob")] == [0, 1, 0, 1]
+    assert [await call(RunContext(None)), await call(None)] == [2, 2]
+    assert [await call(RunContext(Deps(user)), vary="x") for user in ("ada", "bob", "ada")] == [3, 4, 3]
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_toolbox_takes_any_object_that_says_who_asks(door: str):
+    call = getattr(Desk(Read("ticket")), door)
+    contexts = [{"user": "ada"}, {"user": "bob"}, Deps("ada"), ("ada",), "ada", "bob"]
+    assert [await call(context) for context in contexts * 2] == [0, 1, 0, 2, 3, 4] * 2  # fields count, not classes
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_rule_can_share_answers_or_say_what_counts(door: str):
+    shared = getattr(Desk(Read("ticket", shared=True)), door)
+    assert [await shared(RunContext(deps)) for deps in (Deps("ada"), Deps("bob"), Client())] == [0] * 3
+    varied = getattr(Desk(Read("ticket", vary=lambda: "all")), door)
+    assert [await varied(RunContext(deps)) for deps in (Deps("ada"), Deps("bob"), Client())] == [0] * 3
+    keyed = getattr(Desk(Read("ticket", key=lambda **given: 1)), door)
+    assert [await keyed(RunContext(Deps(user))) for user in ("ada", "bob", "ada")] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_toolbox_runs_uncached_what_nobody_can_tell_and_explain_lists_it(
+    door: str, caplog: pytest.LogCaptureFixture
+):
+    desk = Desk(Read("ticket"))
+    with caplog.at_level(logging.WARNING):
+        assert [await getattr(desk, door)(RunContext(Client())) for _ in range(3)] == [0, 1, 2]
+    (warning,) = caplog.messages
+    assert "vary=" in warning
+    assert "shared=True" in warning
+    (problem,) = desk.box.explain([ToolInfo("my_tickets", takes_context=True)]).problems
+    assert "my_tickets" in problem
+    assert "shared=True" in problem
+
+
+async def test_explain_says_of_which_tools_the_context_counts():
+    box = Toolbox({"my_*": Read("ticket"), "our_*": Read("ticket", shared=True)}, namespace="desk")
+    infos = [ToolInfo(name, takes_context=True) for name in ("my_tickets", "our_tickets")]
+    mine, ours, other = box.explain([*infos, ToolInfo("my_other")])
+    assert "context" in mine.why
+    assert "context" not in ours.why + other.why
+
+
+async def test_a_write_by_name_runs_whatever_its_context_is():
+    desk = Desk(Write("ticket"))
+    assert [await desk.call(RunContext(deps)) for deps in (Deps("ada"), Client(), None)] == [0, 1, 2]
+
+
+RULES = """
+namespace = "files"
+vary = ["env:HOME"]
+[tools.my_tickets]
+kind = "read"
+tags = ["ticket"]
+[tools.our_tickets]
+kind = "read"
+tags = ["ticket"]
+shared = true
+[tools.close]
+kind = "write"
+tags = ["ticket"]
+shared = true
+"""
+
+
+async def test_a_file_of_rules_can_share_and_the_environment_says_nothing_of_users(tmp_path: Path):
+    path = tmp_path / "rules.toml"
+    path.write_text(RULES, "utf-8")
+    box, runs = Toolbox.from_file(path), itertools.count()
+
+    async def run() -> int:
+        return next(runs)
+
+    for name, expected in [("my_tickets", [0, 1, 0]), ("our_tickets", [2, 2, 2])]:
+        assert [await box.call(name, {}, run, context={"user": one}) for one in ("ada", "bob", "ada")] == expected
+
+
+async def test_a_wrapped_function_keeps_two_users_apart_unless_it_is_shared():
+    runs = itertools.count()
+
+    async def my_tickets(ctx: RunContext) -> int:
+        return next(runs)
+
+    def my_letters(ctx: RunContext) -> int:
+        return next(runs)
+
+    box = Toolbox({"my_*": Read("ticket")}, namespace="wrapped")
+    tickets, letters = wrap(my_tickets, box=box), wrap(my_letters, box=box)
+    ours = wrap(my_tickets, box=box, name="my_own", shared=True)
+    users = ("ada", "bob", "ada")
+    assert [await tickets(RunContext(Deps(user))) for user in users] == [0, 1, 0]
+    assert [letters(RunContext(Deps(user))) for user in users] == [2, 3, 2]
+    assert [await ours(RunContext(Deps(user))) for user in users] == [4, 4, 4]
+    rows = explain([tickets, ours], box)
+    assert "context" in rows[0].why + rows[1].why
