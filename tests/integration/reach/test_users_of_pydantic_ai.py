@@ -1,0 +1,285 @@
+"""Users of one agent of Pydantic AI, over one toolbox or one decorated tool, share no answer."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+pytest.importorskip("pydantic_ai", reason="Pydantic AI is not installed")
+
+import httpx2
+from pydantic import BaseModel, PrivateAttr, SecretStr
+from pydantic_ai import Agent, RunContext
+from pydantic_ai.mcp import MCPToolset
+from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart, ToolReturnPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.toolsets import DynamicToolset, FunctionToolset
+
+from agent_cache import AgentCache, Read, Toolbox, get_metrics
+from agent_cache.integrations import explain
+from agent_cache.integrations.pydantic_ai import AgentCacheCapability, AgentCacheToolset
+from tests.integration.reach.user_servers import WhoAmI
+
+pytestmark = pytest.mark.usefixtures("clock")
+
+
+@dataclasses.dataclass
+class Deps:
+    user: str
+    http: Any = dataclasses.field(default_factory=object)
+
+
+class Model(BaseModel):
+    account: int
+    token: SecretStr = SecretStr("")
+    _tenant: str = PrivateAttr("")
+
+
+class Row(NamedTuple):
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Request:
+    auth: Model
+
+
+class Session:
+    """A class of the user's own, with slots and a base."""
+
+    __slots__ = ("who",)
+
+    def __init__(self, who: str) -> None:
+        self.who = who
+
+
+def private(name: str) -> Model:
+    made = Model(account=1)
+    made._tenant = name
+    return made
+
+
+USERS: dict[str, Callable[[str], Any]] = {
+    "dataclass": Deps,
+    "dict": lambda name: {"user": name},
+    "pydantic model": lambda name: Model(account=len(name)),
+    "secret in a model": lambda name: Model(account=1, token=SecretStr(name)),
+    "private attribute of a model": private,
+    "extra field of a model": lambda name: type("Open", (BaseModel,), {"model_config": {"extra": "allow"}})(who=name),
+    "nested": lambda name: Request(Model(account=len(name))),
+    "text": str,
+    "named tuple": Row,
+    "slots": Session,
+    "headers of a client beside a name": lambda name: {"user": name, "client": httpx2.AsyncClient()},
+}
+
+
+def calling(*names: str) -> FunctionModel:
+    """A model that calls these tools, one a turn, in each run."""
+
+    def answer(messages: list[Any], info: AgentInfo) -> ModelResponse:
+        done = sum(isinstance(part, ToolReturnPart) for message in messages for part in message.parts)
+        return ModelResponse(parts=[ToolCallPart(names[done], {}) if done < len(names) else TextPart("done")])
+
+    return FunctionModel(answer)
+
+
+async def answers(agent: Agent[Any, Any], deps: Any = None, **options: Any) -> list[Any]:
+    result = await agent.run("go", deps=deps, **options)
+    return [
+        part.content for message in result.all_messages() for part in message.parts if isinstance(part, ToolReturnPart)
+    ]
+
+
+class Desk:
+    """An agent whose tool reads the context, and one whose tool does not."""
+
+    def __init__(self, *, decorated: bool = False, rule: Any = None, **options: Any) -> None:
+        self.box = Toolbox({"my_*": rule or Read("ticket"), "list_*": Read("ticket")}, namespace="desk")
+        runs = itertools.count()
+
+        async def my_tickets(ctx: RunContext[Any]) -> int:
+            """Tickets of the current user."""
+            return next(runs)
+
+        async def list_all() -> int:
+            """Everything."""
+            return next(runs)
+
+        if decorated:
+            mine, every = AgentCache("ticket")(my_tickets), AgentCache("ticket")(list_all)
+            self.agents = {name: Agent(calling(name), tools=[mine, every]) for name in ("my_tickets", "list_all")}
+        else:
+            self.agents = {
+                name: Agent(
+                    calling(name),
+                    tools=[my_tickets, list_all],
+                    capabilities=[AgentCacheCapability(self.box, **options)],
+                )
+                for name in ("my_tickets", "list_all")
+            }
+
+    async def mine(self, deps: Any, **options: Any) -> Any:
+        (answer,) = await answers(self.agents["my_tickets"], deps, **options)
+        return answer
+
+    async def all(self, deps: Any) -> Any:
+        (answer,) = await answers(self.agents["list_all"], deps)
+        return answer
+
+
+@pytest.mark.parametrize("decorated", [False, True], ids=["toolbox", "decorated"])
+@pytest.mark.parametrize("kind", USERS)
+async def test_two_users_share_nothing_and_one_has_her_hits(kind: str, decorated: bool):
+    desk, made = Desk(decorated=decorated), USERS[kind]
+    assert [await desk.mine(made(name)) for name in ("ada", "robert", "ada", "robert")] == [0, 1, 0, 1]
+    assert (get_metrics()["hits"], get_metrics()["uncached"]) == (2, 0)
+
+
+@pytest.mark.parametrize("decorated", [False, True], ids=["toolbox", "decorated"])
+async def test_a_tool_that_takes_no_context_is_shared_by_all(decorated: bool):
+    desk = Desk(decorated=decorated)
+    assert [await desk.all(Deps(name)) for name in ("ada", "bob")] == [0, 0]
+
+
+@pytest.mark.parametrize("decorated", [False, True], ids=["toolbox", "decorated"])
+async def test_an_agent_without_deps_is_cached_as_before(decorated: bool):
+    desk = Desk(decorated=decorated)
+    assert [await desk.mine(None) for _ in range(3)] == [0, 0, 0]
+
+
+async def test_users_in_the_metadata_of_a_run_are_apart():
+    desk = Desk()
+    users = ("ada", "bob", "ada")
+    assert [await desk.mine(None, metadata={"user_id": user, "run": object()}) for user in users] == [0, 1, 0]
+
+
+async def test_a_client_alone_is_nobody_and_explain_says_so(caplog: pytest.LogCaptureFixture):
+    desk = Desk()
+    async with httpx2.AsyncClient() as client:
+        with caplog.at_level(logging.WARNING):
+            assert [await desk.mine(client) for _ in range(2)] == [0, 1]
+    (warning,) = [message for message in caplog.messages if "my_tickets" in message]
+    assert "vary=" in warning
+    assert "shared=True" in warning
+    table = explain(desk.agents["my_tickets"], desk.box)
+    assert any("my_tickets" in problem and "shared=True" in problem for problem in table.problems)
+    assert {row.tool: "context" in row.why for row in table} == {"my_tickets": True, "list_all": False}
+
+
+async def test_shared_and_vary_say_what_counts():
+    users = (Deps("ada"), Deps("bob"), object())
+    assert [await Desk(shared=True).mine(deps) for deps in users[:1]] == [0]
+    for desk in (Desk(shared=True), Desk(rule=Read("ticket", shared=True)), Desk(vary=lambda ctx: "all")):
+        assert [await desk.mine(deps) for deps in users] == [0, 0, 0]
+    desk = Desk(vary=lambda ctx: ctx.deps.user)
+    assert [await desk.mine(deps) for deps in (*users[:2], users[0])] == [0, 1, 0]
+
+
+async def test_a_context_without_an_annotation_counts_too():
+    runs = itertools.count()
+    box = Toolbox({"my_*": Read("ticket")}, namespace="desk")
+    agent: Agent[Any, Any] = Agent(calling("my_tickets"), capabilities=[AgentCacheCapability(box)])
+
+    @agent.tool
+    def my_tickets(ctx) -> int:  # type: ignore[no-untyped-def]
+        return next(runs)
+
+    assert [(await answers(agent, Deps(user)))[0] for user in ("ada", "bob", "ada")] == [0, 1, 0]
+
+
+async def test_a_toolset_made_for_each_run_counts_too():
+    runs = itertools.count()
+
+    def my_tickets(ctx: RunContext[Any]) -> int:
+        return next(runs)
+
+    box = Toolbox({"my_*": Read("ticket")}, namespace="desk")
+    made = DynamicToolset(lambda ctx: FunctionToolset([my_tickets]))
+    agent = Agent(calling("my_tickets"), toolsets=[AgentCacheToolset(made, box)])
+    assert [(await answers(agent, Deps(user)))[0] for user in ("ada", "bob", "ada")] == [0, 1, 0]
+
+
+# MCP servers
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[WhoAmI]:
+    with contextlib.closing(WhoAmI()) as running:
+        yield running
+
+
+def accounts(url: str, opened: list[httpx2.AsyncClient]) -> dict[str, Callable[[str], MCPToolset[Any]]]:
+    from fastmcp import Client
+    from fastmcp.client.transports import StreamableHttpTransport
+
+    def client(name: str) -> httpx2.AsyncClient:
+        opened.append(httpx2.AsyncClient(headers={"authorization": name}))
+        return opened[-1]
+
+    def factory(name: str) -> Callable[..., Any]:
+        def make(headers: Any = None, **options: Any) -> Any:
+            return httpx2.AsyncClient(headers={**(headers or {}), "authorization": name}, **options)
+
+        return make
+
+    return {
+        "headers": lambda name: MCPToolset(url, headers={"Authorization": name}),
+        "a custom header": lambda name: MCPToolset(url, headers={"X-User": name}),
+        "a bearer token": lambda name: MCPToolset(url, auth=name),
+        "an auth object": lambda name: MCPToolset(url, auth=httpx2.BasicAuth(name, "x")),
+        "a client": lambda name: MCPToolset(url, http_client=client(name)),
+        "the query of the url": lambda name: MCPToolset(f"{url}?user={name}"),
+        "the user of the url": lambda name: MCPToolset(url.replace("//", f"//{name}:x@")),
+        "a transport": lambda name: MCPToolset(StreamableHttpTransport(url, headers={"Authorization": name})),
+        "a factory of clients": lambda name: MCPToolset(
+            StreamableHttpTransport(url, httpx_client_factory=factory(name))
+        ),
+        "a client of FastMCP": lambda name: MCPToolset(Client(url, auth=name)),
+        "a function of the run": lambda name: MCPToolset(url, headers=lambda ctx: {"Authorization": name}),
+    }
+
+
+@pytest.mark.parametrize("how", list(accounts("http://x", [])))
+async def test_two_accounts_at_one_mcp_server_share_nothing(how: str, server: WhoAmI):
+    box = Toolbox({"get_me": Read("me", ttl=60)}, namespace="accounts")
+    opened: list[httpx2.AsyncClient] = []
+    made = accounts(server.url, opened)[how]
+    toolsets = {name: made(name) for name in ("ada", "bob")}
+    seen = []
+    for name in ("ada", "bob", "ada"):
+        agent = Agent(calling("get_me"), toolsets=[toolsets[name]], capabilities=[AgentCacheCapability(box)])
+        seen += await answers(agent)
+    for client in opened:
+        await client.aclose()
+    assert seen[0] != seen[1]
+    assert seen[2] == seen[0]
+
+
+async def test_one_account_has_its_hits_with_a_toolset_made_anew(server: WhoAmI):
+    box = Toolbox({"get_me": Read("me", ttl=60)}, namespace="accounts")
+    before = server.calls
+    for _ in range(3):
+        toolset = MCPToolset(server.url, headers={"Authorization": "ada"})
+        await answers(Agent(calling("get_me"), toolsets=[toolset], capabilities=[AgentCacheCapability(box)]))
+    assert server.calls == before + 1
+
+
+async def test_a_hook_around_the_calls_of_a_server_gets_the_context(server: WhoAmI):
+    box = Toolbox({"get_me": Read("me", ttl=60)}, namespace="accounts")
+
+    async def process(ctx: RunContext[Any], call: Any, name: str, arguments: dict[str, Any]) -> Any:
+        return f"{ctx.deps.user}: {await call(name, arguments)}"
+
+    toolset = MCPToolset(server.url, process_tool_call=process)
+    agent = Agent(calling("get_me"), toolsets=[toolset], capabilities=[AgentCacheCapability(box)])
+    for user in ("ada", "bob", "ada"):
+        (answer,) = await answers(agent, Deps(user))
+        assert answer.startswith(user)
