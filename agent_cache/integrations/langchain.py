@@ -197,12 +197,6 @@ class _Tool:
         for name in self.states:
             value = state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
             found.append(Injected("value", value))
-        if self.names is not None:  # what a caller has added to the arguments for the tool, and not the model
-            found += [
-                Injected("value", {name: value})
-                for name, value in request.tool_call["args"].items()
-                if name not in self.names and isinstance(self.tool, BaseTool) and name in self.tool.args
-            ]
         return tuple(found)
 
     def arguments(self, given: dict[str, Any]) -> dict[str, Any]:

@@ -197,7 +197,8 @@ def reads_of(shape: str, **options: Any) -> Callable[[Any], Any]:
             yield next(runs)
 
         async def read(ctx: Any) -> int:
-            return [chunk async for chunk in stream(ctx)][0]
+            (answer,) = [chunk async for chunk in stream(ctx)]
+            return answer
 
         return read
 
@@ -206,7 +207,8 @@ def reads_of(shape: str, **options: Any) -> Callable[[Any], Any]:
         yield next(runs)
 
     async def read_blocking(ctx: Any) -> int:
-        return next(iter(list(blocking_stream(ctx))))
+        (answer,) = blocking_stream(ctx)
+        return answer
 
     return read_blocking
 
@@ -349,7 +351,7 @@ async def test_a_library_s_client_with_settings_is_no_user():
 
 async def test_the_tool_can_refuse_such_calls():
     read = reads_of("async", uncacheable="raise")
-    with pytest.raises(UncacheableArgumentsError, match="vary= .*shared=True"):
+    with pytest.raises(UncacheableArgumentsError, match=r"vary= .*shared=True"):
         await read(RunContext(Client()))
 
 

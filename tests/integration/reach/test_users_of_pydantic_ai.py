@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 

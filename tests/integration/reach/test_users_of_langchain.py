@@ -1,0 +1,278 @@
+"""Users of one agent or graph of LangChain, over one toolbox or one decorated tool, share no answer."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import operator
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypedDict
+
+import pytest
+
+pytest.importorskip("langchain", reason='needs pip install "agent-cache[langchain]"')
+
+from langchain.agents import AgentState, create_agent
+from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langchain_core.tools import BaseTool, StructuredTool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.config import get_config
+from langgraph.prebuilt import InjectedState, ToolRuntime
+from langgraph.runtime import get_runtime
+from pydantic import BaseModel, ConfigDict, Field
+
+from agent_cache import AgentCache, Read, Toolbox, get_metrics
+from agent_cache.integrations import explain
+from agent_cache.integrations.langchain import AgentCacheMiddleware
+
+pytestmark = pytest.mark.usefixtures("clock")
+
+
+@dataclass
+class Context:
+    user: str
+    client: Any = field(default_factory=object)
+
+
+class Nested(BaseModel):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    session: dict[str, Any]
+
+
+class ContextDict(TypedDict, total=False):
+    user: str
+
+
+class Model(FakeMessagesListChatModel):
+    def bind_tools(self, tools: Any, **options: Any) -> Any:
+        return self
+
+
+def model() -> Model:
+    call = {"name": "my_tickets", "args": {}, "id": "c0"}
+    return Model(responses=[AIMessage("", tool_calls=[call]), AIMessage("done")])
+
+
+RUNS = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def runs() -> None:
+    global RUNS
+    RUNS = itertools.count()
+
+
+def my_tickets(runtime: ToolRuntime[Any, Any]) -> str:
+    """Tickets of the current user."""
+    return str(next(RUNS))
+
+
+def by_config(config: RunnableConfig) -> str:
+    """Tickets of the current user."""
+    return str(next(RUNS))
+
+
+def by_get_runtime() -> str:
+    """Tickets of the current user."""
+    get_runtime()
+    return str(next(RUNS))
+
+
+def by_get_config() -> str:
+    """Tickets of the current user."""
+    get_config()
+    return str(next(RUNS))
+
+
+def by_state(state: Annotated[dict[str, Any], InjectedState]) -> str:
+    """Tickets of the current user."""
+    return str(next(RUNS))
+
+
+def by_field_of_state(who: Annotated[str, InjectedState("nick")]) -> str:
+    """Tickets of the current user."""
+    return str(next(RUNS))
+
+
+def of_all() -> str:
+    """Tickets of everybody."""
+    return str(next(RUNS))
+
+
+def agent_of(function: Any, *, decorated: bool = False, rule: Any = None, **options: Any) -> Any:
+    """An agent with this one tool, which its model calls once in each run."""
+    box = Toolbox({"my_*": rule or Read("ticket")}, namespace="desk")
+    inner = AgentCache("ticket")(function) if decorated else function
+    made = inner if isinstance(inner, BaseTool) else StructuredTool.from_function(inner, name="my_tickets")
+    middleware = [] if decorated else [AgentCacheMiddleware(box, **options)]
+    return create_agent(model(), [made], middleware=middleware, context_schema=ContextDict, state_schema=State), box
+
+
+class State(AgentState[Any]):
+    user_name: str
+    nick: str
+    turns: Annotated[int, operator.add]
+
+
+def told(result: Any) -> str:
+    """What the tool has answered last."""
+    return str([one for one in result["messages"] if one.type == "tool"][-1].content)
+
+
+async def ask(agent: Any, door: str, context: Any = None, state: Any = None, **configurable: Any) -> str:
+    given = {"messages": [("user", "?")], **(state or {})}
+    config = {"configurable": {"thread_id": str(uuid.uuid4()), **configurable}}
+    options = {} if context is None else {"context": context}
+    if door == "ainvoke":
+        result = await agent.ainvoke(given, config, **options)
+    else:
+        result = agent.invoke(given, config, **options)
+    return told(result)
+
+
+DOORS = ["invoke", "ainvoke"]
+CONTEXTS: dict[str, Callable[[str], Any]] = {
+    "dataclass": Context,
+    "dict": lambda name: {"user": name},
+    "pydantic model": lambda name: Nested(session={"user": {"id": name}}),
+    "dict with a client": lambda name: {"handle": name, "client": object()},
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("kind", CONTEXTS)
+@pytest.mark.parametrize("decorated", [False, True], ids=["middleware", "decorated"])
+async def test_users_by_the_context_of_a_run(door: str, kind: str, decorated: bool):
+    agent, _ = agent_of(my_tickets, decorated=decorated)
+    if decorated and door == "ainvoke":
+        door = "invoke"  # the tool is a `def`
+    made = CONTEXTS[kind]
+    assert [await ask(agent, door, made(name)) for name in ("ada", "bob", "ada", "bob")] == ["0", "1", "0", "1"]
+    assert (get_metrics()["hits"], get_metrics()["uncached"]) == (2, 0)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    "function", [my_tickets, by_config, by_get_config, by_get_runtime], ids=lambda one: one.__name__
+)
+@pytest.mark.parametrize("name", ["user_id", "customer", "langgraph_user_id", "langgraph_auth_user"])
+async def test_users_by_what_is_configurable(door: str, function: Any, name: str):
+    agent, _ = agent_of(function)
+    users = ("ada", "bob", "ada")
+    given = [{name: user if name != "langgraph_auth_user" else {"identity": user}} for user in users]
+    assert [await ask(agent, door, **configurable) for configurable in given] == ["0", "1", "0"]
+
+
+@pytest.mark.parametrize(
+    "function", [by_get_config, by_get_runtime, by_config, my_tickets], ids=lambda one: one.__name__
+)
+async def test_users_of_decorated_tools_by_what_is_configurable(function: Any):
+    agent, _ = agent_of(function, decorated=True)
+    if function is by_get_runtime:
+        answers = [await ask(agent, "invoke", {"user": user}) for user in ("ada", "bob", "ada")]
+    else:
+        answers = [await ask(agent, "invoke", user_id=user) for user in ("ada", "bob", "ada")]
+    assert answers == ["0", "1", "0"]
+
+
+@pytest.mark.parametrize("decorated", [False, True], ids=["middleware", "decorated"])
+async def test_users_by_the_state_of_a_graph(decorated: bool):
+    for function, name in [(by_state, "user_name"), (by_field_of_state, "nick"), (my_tickets, "user_name")]:
+        agent, _ = agent_of(function, decorated=decorated)
+        first = await ask(agent, "invoke", state={name: "ada", "turns": 1, "nick": "ada"})
+        assert await ask(agent, "invoke", state={name: "bob", "turns": 1, "nick": "bob"}) != first
+        assert await ask(agent, "invoke", state={name: "ada", "turns": 2, "nick": "ada"}) == first
+
+
+@pytest.mark.parametrize("decorated", [False, True], ids=["middleware", "decorated"])
+@pytest.mark.parametrize(
+    "function", [my_tickets, by_config, by_get_config, by_get_runtime, by_state, of_all], ids=lambda one: one.__name__
+)
+async def test_one_user_without_a_context_has_her_hits_in_every_thread_and_step(function: Any, decorated: bool):
+    agent, _ = agent_of(function, decorated=decorated)
+    answers = [await ask(agent, "invoke", state={"turns": turn}) for turn in range(3)]
+    assert answers == ["0", "0", "0"]
+    assert get_metrics()["uncached"] == 0
+
+
+async def test_a_tool_that_takes_nothing_is_shared_by_all():
+    agent, box = agent_of(of_all)
+    assert [await ask(agent, "invoke", Context(user), user_id=user) for user in ("ada", "bob")] == ["0", "0"]
+    assert [row.why for row in explain(agent, box)] == ["rule 'my_*'"]
+
+
+async def test_one_thread_with_a_checkpointer_keeps_its_hits():
+    box = Toolbox({"my_*": Read("ticket")}, namespace="desk")
+    made = StructuredTool.from_function(my_tickets, name="my_tickets")
+    agent = create_agent(model(), [made], middleware=[AgentCacheMiddleware(box)], checkpointer=InMemorySaver())
+    for _ in range(3):
+        result = await agent.ainvoke({"messages": [("user", "?")]}, {"configurable": {"thread_id": "1"}})
+        assert told(result) == "0"
+
+
+async def test_a_context_that_says_nothing_runs_uncached_with_one_warning(caplog: pytest.LogCaptureFixture):
+    agent, box = agent_of(my_tickets)
+    with caplog.at_level(logging.WARNING):
+        assert [await ask(agent, "invoke", {"client": object()}) for _ in range(2)] == ["0", "1"]
+    (warning,) = [message for message in caplog.messages if "my_tickets" in message]
+    assert "vary=" in warning
+    assert "shared=True" in warning
+    table = explain(agent, box)
+    assert "context" in table[0].why
+    assert any("shared=True" in problem for problem in table.problems)
+
+
+async def test_shared_and_vary_say_what_counts():
+    options: list[dict[str, Any]] = [
+        {"shared": True},
+        {"rule": Read("ticket", shared=True)},
+        {"vary": lambda request: 1},
+    ]
+    for number, one in enumerate(options):
+        agent, _ = agent_of(my_tickets, **one)
+        contexts = (Context("ada"), Context("bob"), {"client": object()})
+        assert [await ask(agent, "invoke", context) for context in contexts] == [str(number)] * 3
+
+
+class Lookup(BaseTool):
+    name: str = "my_tickets"
+    description: str = "Tickets of the current user."
+
+    def _run(self, config: RunnableConfig) -> str:
+        return str(next(RUNS))
+
+
+class Injected(BaseModel):
+    """Arguments, one of which is injected."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    runtime: ToolRuntime[Any, Any] = Field(default=None)
+
+
+class BySchema(BaseTool):
+    name: str = "my_tickets"
+    description: str = "Tickets of the current user."
+    args_schema: Any = Injected
+
+    def _run(self, runtime: Any = None) -> str:
+        return str(next(RUNS))
+
+
+def of_runnable() -> BaseTool:
+    class Nothing(BaseModel):
+        pass
+
+    runnable = RunnableLambda(lambda given, config: str(next(RUNS)))
+    return runnable.as_tool(args_schema=Nothing, name="my_tickets", description="Tickets of the current user.")
+
+
+@pytest.mark.filterwarnings("ignore:This API is in beta")
+@pytest.mark.parametrize("made", [Lookup, BySchema, of_runnable], ids=["a class", "a schema", "a runnable"])
+async def test_tools_that_are_no_functions(made: Callable[[], BaseTool]):
+    agent, _ = agent_of(made())
+    users = ("ada", "bob", "ada")
+    assert [await ask(agent, "invoke", {"user": user}, user_id=user) for user in users] == ["0", "1", "0"]
