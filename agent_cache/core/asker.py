@@ -182,12 +182,11 @@ def identifying_headers(headers: Mapping[str, Any]) -> dict[str, str]:
 
 def _sent(request: Any) -> Any:
     """What a request says of its sender: headers, and the query of its URL."""
-    if request is None or isinstance(request, Mapping):
-        return None if request is None else identifying_headers(request)
     headers = getattr(request, "headers", None)
-    if not isinstance(headers, Mapping):
-        return request
-    return {"headers": identifying_headers(headers), "query": str(getattr(getattr(request, "url", None), "query", ""))}
+    if isinstance(headers, Mapping):  # first: a request of Starlette's is a mapping, too, of the scope of a call
+        query = getattr(getattr(request, "url", None), "query", "")
+        return {"headers": identifying_headers(headers), "query": str(query)}
+    return identifying_headers(request) if isinstance(request, Mapping) else request
 
 
 # Names
