@@ -35,6 +35,7 @@ from agent_cache import (
     Toolbox,
     Watch,
     Write,
+    get_metrics,
 )
 from agent_cache.integrations import explain
 from agent_cache.integrations.adk import cached
@@ -519,3 +520,135 @@ def test_what_is_read_of_adk_beside_its_public_names():
     declaration = FunctionTool(get_order)._get_declaration()
     assert declaration is not None
     assert declaration.parameters_json_schema or declaration.parameters
+
+
+# Users apart
+
+RUNS = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def counted_runs() -> None:
+    global RUNS
+    RUNS = itertools.count()
+
+
+class OneCall(BaseLlm):
+    """Calls its tool once for each message of the user."""
+
+    model: str = "script"
+
+    async def generate_content_async(self, llm_request: Any, stream: bool = False) -> AsyncGenerator[Any, None]:
+        last = llm_request.contents[-1].parts[-1]
+        if last.function_response is None:
+            part = types.Part(function_call=types.FunctionCall(name="my_tickets", args={}))
+        else:
+            part = types.Part(text="done")
+        yield LlmResponse(content=types.Content(role="model", parts=[part]))
+
+
+async def my_tickets(tool_context: ToolContext) -> str:
+    """Tickets of the current user."""
+    return str(next(RUNS))
+
+
+async def of_all() -> str:
+    """Tickets of everybody."""
+    return str(next(RUNS))
+
+
+of_all.__name__ = "my_tickets"
+
+
+class Office:
+    """An application with one agent, whose users have sessions."""
+
+    def __init__(self, tool: Any, *, decorated: bool = False, rule: Any = None, **options: Any) -> None:
+        self.box = Toolbox({"my_*": rule or Read("ticket")}, namespace="desk")
+        made = AgentCache("ticket")(tool) if decorated else tool
+        agent = LlmAgent(name="clerk", model=OneCall(), tools=[made])
+        self.agent = agent if decorated else cached(agent, self.box, **options)
+        self.runner = InMemoryRunner(agent=self.agent, app_name="desk")
+
+    async def session(self, user: str, **state: Any) -> tuple[str, str]:
+        made = await self.runner.session_service.create_session(app_name="desk", user_id=user, state=state)
+        return user, made.id
+
+    async def ask(self, session: tuple[str, str]) -> str:
+        content = types.Content(role="user", parts=[types.Part(text="?")])
+        user, ident = session
+        found = [
+            response.response["result"]
+            async for event in self.runner.run_async(user_id=user, session_id=ident, new_message=content)
+            for response in event.get_function_responses()
+        ]
+        (answer,) = found
+        return str(answer)
+
+
+WAYS = pytest.mark.parametrize("decorated", [False, True], ids=["toolbox", "decorated"])
+
+
+@WAYS
+async def test_two_users_share_nothing_and_one_has_her_hits(decorated: bool):
+    office = Office(my_tickets, decorated=decorated)
+    ada, bob = await office.session("ada"), await office.session("bob")
+    assert [await office.ask(session) for session in (ada, bob, ada, bob)] == ["0", "1", "0", "1"]
+    assert (get_metrics()["hits"], get_metrics()["uncached"]) == (2, 0)
+
+
+@WAYS
+async def test_one_user_in_another_session_with_another_state_of_it(decorated: bool):
+    office = Office(my_tickets, decorated=decorated)
+    first = await office.ask(await office.session("ada", turn=1))
+    again = await office.ask(await office.session("ada", turn=2))
+    assert (first == again) is decorated  # a toolbox shares within one session: other state may decide the answer
+
+
+@WAYS
+@pytest.mark.parametrize("name", ["user:tenant", "user_name", "tenant_id"])
+async def test_two_people_behind_one_user_id_share_nothing(name: str, decorated: bool):
+    office = Office(my_tickets, decorated=decorated)
+    answers = [await office.ask(await office.session("web", **{name: person})) for person in ("ada", "bob")]
+    assert answers == ["0", "1"]
+
+
+@WAYS
+async def test_a_tool_that_takes_no_context_is_shared_by_all(decorated: bool):
+    office = Office(of_all, decorated=decorated)
+    assert [await office.ask(await office.session(user)) for user in ("ada", "bob")] == ["0", "0"]
+
+
+async def test_shared_and_vary_say_what_counts():
+    options: list[dict[str, Any]] = [
+        {"shared": True},
+        {"rule": Read("ticket", shared=True)},
+        {"vary": lambda context: 1},
+    ]
+    for number, one in enumerate(options):
+        office = Office(my_tickets, **one)
+        assert [await office.ask(await office.session(user)) for user in ("ada", "bob")] == [str(number)] * 2
+
+
+async def test_explain_says_that_the_context_counts():
+    for tool, counts in [(my_tickets, True), (of_all, False)]:
+        office = Office(tool)
+        (row,) = explain(office.agent, office.box)
+        assert ("context" in row.why) is counts
+
+
+class Lookup(BaseTool):
+    def __init__(self) -> None:
+        super().__init__(name="my_tickets", description="Tickets of the current user.")
+
+    def _get_declaration(self) -> Any:
+        return types.FunctionDeclaration(name=self.name, description=self.description)
+
+    async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> Any:
+        return str(next(RUNS))
+
+
+async def test_a_tool_that_is_no_function_keeps_users_apart():
+    office = Office(Lookup())
+    ada, bob = await office.session("ada"), await office.session("bob")
+    assert [await office.ask(session) for session in (ada, bob, ada)] == ["0", "1", "0"]
