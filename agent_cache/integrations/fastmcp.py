@@ -25,6 +25,7 @@ from agent_cache import AgentLoopDetectedError, Toolbox
 from agent_cache.clock import CLOCK
 from agent_cache.core.asker import Apart, asker_in, got_by
 from agent_cache.core.parameters import reads_request
+from agent_cache.integrations.checked_arguments import Check, as_tool_gets, check_of
 from agent_cache.integrations.mcp_results import (
     PRIVATE,
     Answer,
@@ -43,10 +44,16 @@ try:
     import mcp_types
     from fastmcp import FastMCP
     from fastmcp.exceptions import NotFoundError, ToolError
-    from fastmcp.server.dependencies import FastMCPRequestContext, fastmcp_request_ctx, get_access_token
+    from fastmcp.server.dependencies import (
+        FastMCPRequestContext,
+        fastmcp_request_ctx,
+        get_access_token,
+        without_injected_parameters,
+    )
     from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
     from fastmcp.server.providers.fastmcp_provider import FastMCPProviderTool
     from fastmcp.tools.base import InputRequiredToolResult, Tool, ToolResult
+    from fastmcp.tools.function_tool import FunctionTool
     from fastmcp.utilities.versions import VersionSpec
     from mcp import MCPError
 except ImportError as error:
@@ -159,8 +166,10 @@ class AgentCacheMiddleware(Middleware):
             return None
         leaf, is_boxed = await _leaf_of(found, self.box)
         shared = self._shared or is_shared(self.box.rule(found.name, _hints(found)))
-        fresh = _Tool.of(found, leaf, now, passes=is_boxed, requested=version, shared=shared)
-        if known is not None and not known.is_same(found, leaf):
+        is_same = known is not None and known.is_same(found, leaf)
+        check = known.check if is_same and known is not None else _check_of(server, leaf)
+        fresh = _Tool.of(found, leaf, now, passes=is_boxed, requested=version, shared=shared, check=check)
+        if known is not None and not is_same:
             self.forget()
         self._known[server, name, version] = fresh
         return fresh
@@ -213,6 +222,15 @@ async def _leaf_of(tool: Tool, box: Toolbox | None) -> tuple[Tool, bool]:
     return tool, False
 
 
+def _check_of(server: FastMCP[Any], leaf: Tool) -> Check | None:
+    """What the arguments of a tool are to its function; None if that is no function, or the server refuses them as they
+    are given.
+    """
+    if type(leaf) is not FunctionTool or server.strict_input_validation:
+        return None
+    return check_of(without_injected_parameters(leaf.fn))
+
+
 @dataclass(frozen=True, slots=True)
 class _Tool:
     """What is known of a tool of a server.
@@ -221,6 +239,7 @@ class _Tool:
         forwarded: the version that a client asks for, where another server decides which one that is.
         is_shared: whether all clients share its answers.
         reads_request: whether the request of the client may decide the answer.
+        check: what its arguments are to its function, None where that cannot be known.
         passes: whether it caches its own calls, or a server below does.
         may_be_task: whether a call may be answered with a task that goes on.
     """
@@ -234,12 +253,15 @@ class _Tool:
     schema: Mapping[str, Any]
     annotations: Any
     function: Any
+    check: Check | None
     since: float
     passes: bool
     may_be_task: bool
 
     @classmethod
-    def of(cls, tool: Tool, leaf: Tool, since: float, *, passes: bool, requested: Any, shared: bool) -> _Tool:
+    def of(
+        cls, tool: Tool, leaf: Tool, since: float, *, passes: bool, requested: Any, shared: bool, check: Check | None
+    ) -> _Tool:
         function = getattr(leaf, "fn", None)
         return cls(
             name=tool.name,
@@ -251,6 +273,7 @@ class _Tool:
             schema=tool.parameters,
             annotations=_hints(tool),
             function=function,
+            check=check,
             since=since,
             passes=passes or hasattr(function, "__agent_cache__"),
             may_be_task=tool.task_config.supports_tasks(),
@@ -294,7 +317,7 @@ class _Call:
         try:
             answer: Answer = await self.middleware.box.call(
                 message.name,
-                message.arguments or {},
+                as_tool_gets(tool.check, message.arguments or {}),
                 self._run,
                 schema=tool.schema,
                 annotations=tool.annotations,

@@ -12,17 +12,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
-from enum import Enum
 from typing import Any, NoReturn, TypeAlias, get_type_hints
-from uuid import UUID
 
 from agent_cache import AgentLoopDetectedError, Toolbox
 from agent_cache.core.asker import Injected
 from agent_cache.core.parameters import injected_role, takes_context
 from agent_cache.errors import ConfigurationError
 from agent_cache.integrations.any_framework import note_function
+from agent_cache.integrations.checked_arguments import as_checked
 from agent_cache.toolbox.tool_table import ToolInfo
 
 try:
@@ -200,47 +197,16 @@ class _Tool:
         return tuple(found)
 
     def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The arguments as the tool gets them, where that is a plain value: ``"7"`` and ``7.0`` are ``7`` for an `int`.
-
-        They come from the model unchecked. Two spellings of one value have to name the same tags, else a write by one
-        of them would miss what was read by the other. Arguments that the tool will refuse stay as they are.
-        """
+        """The arguments as the tool gets them; the model sends them unchecked. Others than it names are left out."""
         if self.check is None:
             return given
         try:
-            checked = self.check(given)
+            values = self.check(given).__dict__
         except Exception:  # noqa: BLE001 - a user's validator may raise anything; the tool will raise it again
             return given
-        values, names = checked.__dict__, self.names
-        arguments = {}
-        for name, value in given.items():
-            if name in values:
-                found = values[name]
-                arguments[name] = found if type(found) in _SCALARS else _plain(found, value)
-            elif names is None or name in names:
-                arguments[name] = value
-        return arguments
-
-
-_SCALARS = frozenset({str, int, float, bool, type(None)})
-_TEXTS = (UUID, Decimal)
-_MOMENTS = (datetime, date, time)
-
-
-def _plain(value: Any, given: Any) -> Any:
-    """A checked value that is no scalar as JSON; as it was given where that could make one of two values, as of two of
-    `SecretStr`.
-    """
-    kind = type(value)
-    if kind in _TEXTS:
-        return str(value)
-    if kind in _MOMENTS:
-        return value.isoformat()
-    if kind is timedelta:
-        return value.total_seconds()
-    if isinstance(value, Enum) and type(value.value) in _SCALARS:
-        return value.value
-    return given
+        if self.names is not None:
+            given = {name: value for name, value in given.items() if name in self.names or name in values}
+        return as_checked(values, given)
 
 
 _UNKNOWN = _Tool(None)

@@ -23,6 +23,7 @@ from agent_cache import AgentLoopDetectedError, ConfigurationError, Toolbox
 from agent_cache.core.asker import Apart
 from agent_cache.core.parameters import takes_context
 from agent_cache.integrations.any_framework import note_function, returned_by
+from agent_cache.integrations.checked_arguments import Check, as_tool_gets
 from agent_cache.integrations.mcp_results import UnansweredError, as_json, fails, notice, unanswered
 from agent_cache.integrations.server_identity import alone, identity_of_sent
 from agent_cache.toolbox import ToolInfo
@@ -30,6 +31,7 @@ from agent_cache.toolbox import ToolInfo
 try:
     from agents import Agent, FunctionTool, Handoff
     from agents.exceptions import AgentsException, UserError
+    from agents.function_schema import function_schema
     from agents.mcp import MCPServer
     from agents.tool import (
         _DEFAULT_FAILURE_HANDLED_ATTR,
@@ -175,7 +177,9 @@ class _Copies:
         returns = returned_by(function, include_extras=True)
         heeds_context = self._vary is None and not self._shared and _gets_context(tool)
         schema, annotations = made.params_json_schema, tool.mcp_annotations
-        through = _Through(self._box, self._vary, name, schema, annotations, returns, owner, heeds_context)
+        through = _Through(
+            self._box, self._vary, name, schema, annotations, returns, owner, heeds_context, _check_of(function)
+        )
         if isinstance(made.on_invoke_tool, _FailureHandlingFunctionToolInvoker):
             made.on_invoke_tool = _CachedInvoker(made.on_invoke_tool, through, made)
         else:
@@ -232,13 +236,14 @@ class _Through(NamedTuple):
     returns: Any
     owner: str | None  # an agent whose tool of this name is not the first one
     heeds_context: bool
+    check: Check | None
 
     async def call(
         self, invoke: Callable[[Any, str], Awaitable[Any]], context: Any, raw: str, arguments: dict[str, Any]
     ) -> Any:
         return await self.box.call(
             self.name,
-            arguments,
+            as_tool_gets(self.check, arguments),
             functools.partial(invoke, context, raw),
             schema=self.schema,
             annotations=self.annotations,
@@ -485,6 +490,17 @@ def _identity_of(server: MCPServer, *, is_own: bool) -> list[str]:
     if params.get("auth") is not None or params.get("httpx_client_factory") is not None:
         return [alone(server)]
     return [identity_of_sent({name: params.get(name) for name in ("command", "args", "env", "cwd", "url", "headers")})]
+
+
+def _check_of(function: Any) -> Check | None:
+    """What the SDK makes of the arguments of a function; None where that cannot be known."""
+    if function is None:
+        return None
+    try:
+        model = function_schema(function, use_docstring_info=False, strict_json_schema=False).params_pydantic_model
+    except Exception:  # noqa: BLE001 - hints are evaluated, and may be anything
+        return None
+    return lambda given: vars(model(**given))
 
 
 def _gets_context(tool: FunctionTool) -> bool:
