@@ -440,10 +440,7 @@ class ReadOperation(Operation[ReadPolicy]):
         given = super().asker_of(arguments)
         if self.policy.vary is None:
             return given
-        try:
-            own = self.part_by_vary(arguments)
-        except Uncacheable:
-            return given
+        own = self.part_by_vary(arguments)
         return own if given is None else (own, given)
 
     def part_by_vary(self, arguments: Mapping[str, Any]) -> Hashable:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, Pro
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
+from agent_cache.core.asker import UnknownAsker
 from agent_cache.core.coherence import NO_PLACES, Load, Partition
-from agent_cache.core.keys import Uncacheable, key_part
+from agent_cache.core.keys import key_part
 from agent_cache.core.lease import Lease
 from agent_cache.core.parameters import Parameters
 from agent_cache.core.policies import ReadPolicy, WritePolicy
@@ -26,7 +27,7 @@ from agent_cache.core.store import Entry, Stored
 from agent_cache.core.tags import Tag, TagSet
 from agent_cache.engine.inheritance import Inherited, Inherits
 from agent_cache.engine.state import LEDGER, RootUse, forget_oldest, uses_of
-from agent_cache.errors import AgentLoopDetectedError, UncacheableArgumentsError
+from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS, Metrics, Stats
 from agent_cache.values.canonical import MISSING
 
@@ -1105,21 +1106,6 @@ class Operation(Generic[P]):
         self.plan_inside_load: Plan | None = None
         self.root_uses: tuple[RootUse, ...] = uses_of(tags.roots)
 
-    def asker_of(self, arguments: Mapping[str, Any]) -> Hashable | None:
-        """Who makes this call: what `vary=` returns; None where nothing keeps callers apart.
-
-        Raises:
-            UncacheableArgumentsError: if `vary=` raises.
-        """
-        policy: Any = self.policy
-        if not self.is_read or policy.vary is None:
-            return None
-        try:
-            asker: Hashable = policy.vary(arguments) if policy.vary_takes_arguments else policy.vary()
-        except Exception as error:
-            raise UncacheableArgumentsError(f"vary= raised {type(error).__name__}", self.name) from error
-        return asker
-
     def local_hit(self, scope: Scope, key: Hashable, arguments: Mapping[str, Any]) -> Any:
         """The value of a local hit, or `MISSING`."""
         raise NotImplementedError
@@ -1138,17 +1124,20 @@ class Operation(Generic[P]):
         """Who makes a call, as far as it tells callers apart; None if nothing does.
 
         What `vary=` returns, or the fields of the contexts among the arguments that say who asks. None, too, where
-        these have no identity. Equal in every process for equal fields.
+        nothing in a context can be compared. Equal in every process for equal fields.
 
         Args:
             arguments: the arguments by name, contexts included.
+
+        Raises:
+            UncacheableArgumentsError: if `vary=` raises, or returns what has no identity.
         """
         try:
             varied = self.parameters.varied(arguments)
             if varied is not None:
                 return key_part(varied)
             return self.parameters.asker(arguments) if self.heeds_contexts else None
-        except Uncacheable:
+        except UnknownAsker:
             return None
 
     def is_successful(self, value: Any) -> bool:

@@ -757,7 +757,8 @@ def _report_escape(method: str, url: str, parts: SplitResult, headers: Mapping[s
         if interceptor.thread == thread or settings is None or not settings.takes(url, parts):
             continue
         if isinstance(interceptor, Recorder) or not _is_loopback(parts.hostname or ""):
-            interceptor.escaped(_endpoint(*identity(method, url, headers, b"", settings, _redaction_of(interceptor))[:2]))
+            kind, name, _ = identity(method, url, headers, b"", settings, _redaction_of(interceptor))
+            interceptor.escaped(_endpoint(kind, name))
 
 
 class Exchange:
