@@ -18,7 +18,7 @@ from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from agent_cache.core.policies import checked_function, checked_share
+from agent_cache.core.policies import checked_function, checked_share, configures
 from agent_cache.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -365,6 +365,7 @@ class Change:
         CURRENT.leave(self)
 
 
+@configures
 def configure(
     *,
     remote: Tier | Unchanged | None = UNCHANGED,

@@ -33,6 +33,8 @@ from agent_cache.core.policies import (
     checked_hints,
     checked_life,
     checked_share,
+    checked_text,
+    configures,
     seconds,
 )
 from agent_cache.core.tags import Region, TagSet, json_text, parse_tags, root_of
@@ -256,6 +258,8 @@ class Decorator:
         """Check these options, and return how messages call the decorator."""
         check_resource(resource, decorator)
         where = f"{decorator}({resource!r})"
+        if name is not None:
+            checked_text(name, f"{where}: name")
         self._resource = resource
         self._name = name
         self._backup = checked_tier(backup, f"{where}: backup")
@@ -296,6 +300,7 @@ class Decorator:
         return tags if self._parse is None else tags.parsing(self._parse)
 
 
+@configures
 class AgentCache(Decorator):
     """Cache the results of a read tool until something that they depend on is written.
 
@@ -575,6 +580,7 @@ def _takes_arguments(vary: Callable[..., Any]) -> bool:
 # Writes
 
 
+@configures
 class AgentCacheInvalidator(Decorator):
     """Drop the entries that a write tool makes stale: before it runs, and again when it has ended, however it ended.
 

@@ -9,7 +9,8 @@ import inspect
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Final, Literal
+from functools import wraps
+from typing import Any, Final, Literal, TypeVar
 
 from agent_cache.errors import ConfigurationError
 from agent_cache.values.copies import CopyRule
@@ -28,6 +29,7 @@ __all__ = [
     "checked_life",
     "checked_share",
     "checked_text",
+    "configures",
     "count",
     "no_life",
     "refresh_window",
@@ -36,6 +38,34 @@ __all__ = [
     "NO_HINTS",
     "checked_hints",
 ]
+
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def configures(called: C) -> C:
+    """Let a class or a function raise `ConfigurationError` for arguments that it does not have, or lacks: a decorator.
+
+    Its signature stays its own, for type checkers and for `inspect.signature`.
+    """
+    name = called.__name__
+    function: Any = called.__init__ if isinstance(called, type) else called  # type: ignore[misc]  # that of this class
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise  # it comes from inside
+            known = [one for one in inspect.signature(function).parameters if one != "self"]
+            problem = str(error).partition("() ")[2]
+            raise ConfigurationError(f"{name} {problem}; its arguments are: {', '.join(known)}") from error
+
+    if not isinstance(called, type):
+        return checked  # type: ignore[return-value]  # it is called alike
+    called.__init__ = checked  # type: ignore[misc]  # likewise
+    return called
 
 
 _SHORTEST_LOAD = 0.01
@@ -183,6 +213,7 @@ class Value:
 Scope = Literal["global", "session"]
 
 
+@configures
 @dataclass(frozen=True, slots=True, eq=False)
 class LoopHints(Value):
     """How the loop detector of a session compares the calls of a tool: ``loop=LoopHints(...)`` on either decorator.
@@ -242,6 +273,7 @@ def checked_hints(given: Any, where: str, *, is_write: bool) -> LoopHints:
     return given
 
 
+@configures
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RemotePolicy(Value):
     """How a tool uses the tier that it shares with other processes: ``remote=RemotePolicy(...)``.

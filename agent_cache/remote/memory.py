@@ -31,6 +31,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from agent_cache.clock import CLOCK
+from agent_cache.core.policies import configures
 from agent_cache.core.store import NEVER
 from agent_cache.core.tags import meet, root_of
 from agent_cache.errors import RemoteTierError
@@ -343,6 +344,7 @@ class MemoryServer:
 # The tier
 
 
+@configures
 class MemoryTier:
     """A client of a `MemoryServer`. Two of them on one server are two processes.
 

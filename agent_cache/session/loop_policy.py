@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from agent_cache.core.policies import Value, checked_text, count, seconds
+from agent_cache.core.policies import Value, checked_text, configures, count, seconds
 from agent_cache.errors import ConfigurationError
 
 __all__ = ["NEVER", "LoopPolicy", "Threshold", "policy_of"]
@@ -37,6 +37,7 @@ _PLAIN: Final = frozenset({int, type(None)})
 _Seconds = float | timedelta | None
 
 
+@configures
 @dataclass(frozen=True, slots=True, eq=False)
 class LoopPolicy(Value):
     """The thresholds at which a session notices a loop and acts on it, and the budgets of a run.

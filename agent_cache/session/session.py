@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 from agent_cache.clock import CLOCK
 from agent_cache.core.coherence import Partition
 from agent_cache.core.keys import Uncacheable, key_part
-from agent_cache.core.policies import checked_flag, checked_text, count
+from agent_cache.core.policies import checked_flag, checked_text, configures, count
 from agent_cache.core.store import NEVER
 from agent_cache.engine.interception import InterceptedScope, Interceptor
 from agent_cache.engine.read import ReadOperation
@@ -42,6 +42,7 @@ WATCHERS: list[Callable[[AgentCacheSession], AbstractContextManager[Any]]] = []
 exports a span for it. The blocks raise nothing. As long as there are none, a session pays one test."""
 
 
+@configures
 class AgentCacheSession:
     """One run of an agent: ``async with AgentCacheSession() as session: ...``, or a plain ``with`` where nothing is
     asynchronous.

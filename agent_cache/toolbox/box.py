@@ -19,7 +19,7 @@ from agent_cache.config import Configuration
 from agent_cache.core.asker import Apart, Injected, UnknownAsker, asker_in
 from agent_cache.core.keys import ALIASES, Uncacheable, key_part
 from agent_cache.core.parameters import JsonArguments, Named
-from agent_cache.core.policies import ReadPolicy, WritePolicy, checked_choice, checked_text, no_life
+from agent_cache.core.policies import ReadPolicy, WritePolicy, checked_choice, checked_text, configures, no_life
 from agent_cache.core.tags import ComputedTags, TagSet, unescape
 from agent_cache.engine.blocking import run_blocking
 from agent_cache.engine.plan import read_plan, write_plan
@@ -61,6 +61,7 @@ _PASS: Final = Pass()
 _WATCH: Final = Watch()
 
 
+@configures
 class Toolbox:
     """Rules for tools that are known by name: of a framework, of an MCP server, of a loop of one's own.
 

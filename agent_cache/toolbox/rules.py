@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
 
-from agent_cache.core.policies import NO_HINTS, LoopHints, RemotePolicy, checked_choice, checked_hints
+from agent_cache.core.policies import NO_HINTS, LoopHints, RemotePolicy, checked_choice, checked_hints, configures
 from agent_cache.core.tags import ComputedTags, TagSet, escape, parse_template, unescape
 from agent_cache.errors import ConfigurationError
 from agent_cache.tools import AgentCache, AgentCacheInvalidator, Resource
@@ -80,6 +80,7 @@ class WriteOptions(TypedDict, total=False):
 Parse = Literal["json"] | None
 
 
+@configures
 class Read:
     """A tool that reads: its answers are cached until something that they depend on is written.
 
@@ -113,6 +114,7 @@ class Read:
         return f"Read({self.resource!r})"
 
 
+@configures
 class Write:
     """A tool that writes: it drops what it touches before it runs, and again when it has ended, however it ended.
 
@@ -146,6 +148,7 @@ class Write:
         return f"Write({self.resource!r})"
 
 
+@configures
 class Watch:
     """A tool that reads what no write of the agent changes, such as a clock or a search of the web.
 

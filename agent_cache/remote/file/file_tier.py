@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.policies import refresh_window, seconds
+from agent_cache.core.policies import configures, refresh_window, seconds
 from agent_cache.core.store import NEVER
 from agent_cache.core.tags import root_of
 from agent_cache.errors import ConfigurationError, RemoteTierError
@@ -151,6 +151,7 @@ def _checked_options(
     return None if remote_ttl is None else seconds(remote_ttl, "FileTier: remote_ttl"), codec, max_value_size
 
 
+@configures
 class FileTier:
     """A tier in one SQLite file, which the processes of one machine share: workers of a server, of pytest-xdist, a
     script that is started again. No server, and nothing but the standard library.

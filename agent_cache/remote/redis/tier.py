@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.lease import Lease
+from agent_cache.core.policies import configures
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote.codecs import Codec
 from agent_cache.remote.protocol import Found, Listener, Request, SentCommit, Ticket, Versions, WriteIntent
@@ -30,6 +31,7 @@ _PAUSE = 0.002
 """Seconds between two looks at what the thread has delivered."""
 
 
+@configures
 class RedisTier:
     """A tier on a server that a fleet shares: Redis 6.2 or later (a cluster: 7.0), Valkey 7.2 or later.
 
