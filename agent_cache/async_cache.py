@@ -444,10 +444,12 @@ class Storage:
         loads: every load in flight.
         partition: the store and the flights that may be joined. It is not registered with the ledger: no write of a
             tool, no `configure` and no `max_bytes` reaches it.
-        late_roots, has_refused: read by single flight, as on the plan of a tool. There are no tags here.
+        late_roots, has_refused, name: read by single flight, as on the plan of a tool. There are no tags here.
     """
 
     __slots__ = ("_objects", "late_roots", "loads", "partition")
+
+    name = "AsyncCache"
 
     def __init__(self, maxsize: int | None) -> None:
         loads: Any = LoadsByKey()

@@ -18,6 +18,7 @@ __all__ = [
     "JournalEnded",
     "JournalError",
     "MissingFixture",
+    "NoEventLoopError",
     "RecordedError",
     "RemoteTierError",
     "ReplayExhausted",
@@ -57,6 +58,24 @@ class UncacheableArgumentsError(AgentCacheError, TypeError):
     def __str__(self) -> str:
         prefix = f"{self.tool}: " if self.tool else ""
         return f"{prefix}{self.reason}; give the tool key=... or vary=..., or pass values instead of live objects"
+
+
+class NoEventLoopError(AgentCacheError, RuntimeError):
+    """An asynchronous tool was called where no event loop of asyncio runs, and cannot wait without one.
+
+    Attributes:
+        tool: ``module:qualname`` (or `name=`) of the tool.
+    """
+
+    def __init__(self, tool: str) -> None:
+        super().__init__(tool)
+        self.tool = tool
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tool} needs an event loop of asyncio, and none runs here; call it from asyncio (with anyio: its "
+            "backend asyncio), or decorate a `def`"
+        )
 
 
 class AgentLoopDetectedError(AgentCacheError):

@@ -113,6 +113,7 @@ def checked_tool(function: Any, decorator: str) -> Callable[..., Any]:
 
     Raises:
         TypeError: with the fix, if it cannot be decorated.
+        ConfigurationError: likewise, for a builtin.
     """
     package = type(function).__module__.partition(".")[0]
     if package in _FRAMEWORKS:
@@ -145,6 +146,12 @@ def checked_tool(function: Any, decorator: str) -> Callable[..., Any]:
         raise TypeError(f"{decorator} was given the bound method {_name(function)}; decorate it in the class body")
     if not inspect.isroutine(function):
         return _function_of(function, decorator)
+    if not inspect.isfunction(function):
+        if not getattr(function, "__module__", None):
+            raise ConfigurationError(
+                f"{decorator} cannot take {function!r}, which no module has; decorate a `def` that calls it"
+            )
+        _signature_of(function, decorator)
     if not inspect.iscoroutinefunction(function) and inspect.iscoroutinefunction(inspect.unwrap(function)):
         raise TypeError(
             f"{decorator} was given {_name(function)}, a `def` around an `async def`, whose result is to be awaited; "
@@ -192,10 +199,19 @@ def _function_of(instance: Any, decorator: str) -> Callable[..., Any]:
         made = stream_async if inspect.isasyncgenfunction(body) else stream
     made.__name__, made.__qualname__ = named.__name__, named.__qualname__
     made.__module__, made.__doc__ = named.__module__, named.__doc__
-    made.__signature__ = inspect.signature(instance)
+    made.__signature__ = _signature_of(instance, decorator)
     made.__wrapped__ = instance
     checked: Callable[..., Any] = made
     return checked
+
+
+def _signature_of(function: Any, decorator: str) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError) as error:  # of many builtins
+        raise ConfigurationError(
+            f"{decorator} cannot read the signature of {function!r}; decorate a `def` that calls it"
+        ) from error
 
 
 def is_generator(function: Any) -> bool:

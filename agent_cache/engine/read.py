@@ -44,6 +44,7 @@ from agent_cache.engine.state import (
     LEDGER,
     SIZES,
     drop,
+    event_loop,
     free,
     mark_written,
     run_shielded,
@@ -566,7 +567,7 @@ class ReadOperation(Operation[ReadPolicy]):
             warn_once("tags of a given result could not be computed, so it was not cached", self.name, error)
             return None
         call.started = CLOCK.now()
-        loop = THREADS if self.is_sync else asyncio.get_running_loop()
+        loop = THREADS if self.is_sync else event_loop(self.name)
         call.flight = Flight(partition, (call.key, loop), (), ())
         store_result(call, Entry(value, 0.0, 0.0), lambda *stored: fills.append(Fill(*stored)))
         for fill in fills:

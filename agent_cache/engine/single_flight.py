@@ -24,6 +24,7 @@ from agent_cache.engine.blocking import THREADS, ThreadFlight, Waiter, has_runni
 from agent_cache.engine.runtime import BECOME_LEADER, Call, Failure, Flight, Proceed
 from agent_cache.engine.state import LEDGER, free, wait_for_lock
 from agent_cache.engine.store_result import ServedEntry, inherit_entry, run_uncached
+from agent_cache.errors import NoEventLoopError
 from agent_cache.values.canonical import MISSING
 
 __all__ = ["single_flight", "take_over", "thread_flight"]
@@ -40,7 +41,10 @@ def single_flight(proceed: Proceed, call: Call, kind: type[Flight] = Flight) -> 
     flights = partition.flights
     under = call.leading
     is_behind = LEDGER.timed_holds and _expire_holds()
-    ident = call.key, asyncio.get_running_loop()
+    try:
+        ident = call.key, asyncio.get_running_loop()
+    except RuntimeError:
+        raise NoEventLoopError(call.operation.name) from None
     present: Flight | None = flights.get(ident)
     if present is not None:
         if call.is_fresh:

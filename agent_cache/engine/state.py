@@ -20,6 +20,7 @@ from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.coherence import Ledger
 from agent_cache.core.store import Dropped, Entry, Sizes, Store, Stored
 from agent_cache.core.tags import Region
+from agent_cache.errors import NoEventLoopError
 from agent_cache.values.compare import utf8_text
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "RootUse",
     "clear_everything",
     "drop",
+    "event_loop",
     "evict_for",
     "forget_oldest",
     "forget_warnings",
@@ -474,6 +476,21 @@ def _emptied(queue: deque[Any]) -> Iterator[None]:
             note_evicted(container)
         del container
         yield
+
+
+# Event loops
+
+
+def event_loop(tool: str) -> asyncio.AbstractEventLoop:
+    """The event loop of asyncio that runs here.
+
+    Raises:
+        NoEventLoopError: if none does. It names this tool.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise NoEventLoopError(tool) from None
 
 
 # Work that must not end with its caller

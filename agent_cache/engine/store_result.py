@@ -45,6 +45,7 @@ from agent_cache.engine.runtime import PLACE, Call, Flight, Plan, known_tags
 from agent_cache.engine.state import (
     LEDGER,
     WITNESSES,
+    event_loop,
     evict_for,
     free,
     note_dropped,
@@ -695,7 +696,7 @@ def reload_expired(call: Call, entry: Entry, run: Run) -> None:
     Args:
         run: the stages behind the one that serves it. Tiers are asked first: another process may have reloaded it.
     """
-    loop = THREADS if call.operation.is_sync else asyncio.get_running_loop()
+    loop = THREADS if call.operation.is_sync else event_loop(call.operation.name)
     if entry not in _reloads.get(loop, ()) and (call.key, loop) not in call.plan.partition.flights:
         reload = Call(call.operation, call.plan, call.key, call.args, call.kwargs, "miss")
         reload.tags = call.tags
@@ -707,7 +708,7 @@ def _start_reload(reload: Call, replaces: object, run: Run) -> None:
     if reload.operation.is_sync:
         _reload_in_thread(reload, replaces, run)
         return
-    loop = asyncio.get_running_loop()
+    loop = event_loop(reload.operation.name)
     if loop not in _reloads:
         for ended in [each for each in list(_reloads) if each != THREADS and each.is_closed()]:
             _reloads.pop(ended, None)

@@ -34,7 +34,7 @@ from agent_cache.engine.interception import InterceptedCall, InterceptedScope
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.runtime import PLACE, Call, Flight, Operation, Scope, known_tags
 from agent_cache.engine.single_flight import single_flight, thread_flight
-from agent_cache.engine.state import LEDGER, warn_once
+from agent_cache.engine.state import LEDGER, event_loop, warn_once
 from agent_cache.engine.store_result import count_unstored, insert_if_valid, store_result
 from agent_cache.engine.stream_chunks import END, READER, TOO_LONG, Reader, Stream, reader_here
 from agent_cache.engine.thread_streams import (
@@ -196,7 +196,7 @@ class LoopReader(Reader):
         super().__init__(operation)
         self._waiter: asyncio.Future[None] | None = None
         if answer is not None:
-            self._loop = asyncio.get_running_loop()
+            self._loop = event_loop(operation.name)
             name = f"agent_cache streams {operation.name}"
             self.pump = self._loop.create_task(self._make_call(answer), name=name)
             self.pump.add_done_callback(self._pump_ended)

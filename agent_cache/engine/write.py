@@ -27,6 +27,7 @@ from agent_cache.engine.interception import InterceptedCall
 from agent_cache.engine.runtime import PLACE, CacheKey, Call, Operation, Proceed, Scope
 from agent_cache.engine.state import (
     LEDGER,
+    event_loop,
     free,
     mark_written,
     run_shielded,
@@ -612,6 +613,7 @@ class Write:
         )
 
     async def _announce(self) -> None:
+        loop = event_loop(self.name)
         intent = self._intent = self._make_intent()
         to_former = replace(intent, on_unreachable="run")
         cancels = _cancel_count()
@@ -626,7 +628,7 @@ class Write:
             await run_shielded(self._finish_commits(commits, has_begun=False), *commits.values(), may_wait=may_wait)
             raise
         interval = min(tier.lease for tier in self.tiers) / 3
-        loop, context = asyncio.get_running_loop(), copy_context()
+        context = copy_context()
         # A task is made only for a write that takes that long. The timer gets an empty context: also a cancelled one
         # keeps its context alive.
         self._renewal = loop.call_later(interval, self._start_renewing, intent, interval, context, context=Context())

@@ -1,0 +1,134 @@
+"""Asynchronous tools need asyncio where they wait: under another event loop, or none, the error says so."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheError,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    AsyncCache,
+    Read,
+    Toolbox,
+    invalidate,
+    writing,
+)
+from agent_cache.remote import FileTier
+from agent_cache.testing import MemoryTier
+
+ran: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_ran() -> None:
+    ran.clear()
+
+
+@AgentCache("order:{order_id}", name="other_loops:get")
+async def get_order(order_id: str) -> str:
+    ran.append(f"get {order_id}")
+    return order_id
+
+
+@AgentCache("order:{order_id}", scope="session", name="other_loops:own")
+async def get_own(order_id: str) -> str:
+    return order_id
+
+
+@AgentCache("order:{order_id}", name="other_loops:stream")
+async def stream_order(order_id: str) -> AsyncIterator[str]:
+    yield order_id
+
+
+@AgentCacheInvalidator("order:{order_id}", name="other_loops:cancel")
+async def cancel_order(order_id: str) -> str:
+    ran.append(f"cancel {order_id}")
+    return order_id
+
+
+BOX = Toolbox({"get": Read("order:{order_id}")}, namespace="other_loops")
+
+
+async def called_by_name() -> Any:
+    return await BOX.call("get", {"order_id": "7"}, functools.partial(get_order.__wrapped__, "7"))
+
+
+async def in_a_session() -> Any:
+    async with AgentCacheSession():
+        return await get_own("7")
+
+
+async def streamed() -> Any:
+    return [chunk async for chunk in stream_order("7")]
+
+
+async def loaded() -> Any:
+    async def loader(key: str) -> str:
+        return key
+
+    return await AsyncCache().get("7", loader=functools.partial(loader, "7"))
+
+
+CALLS: dict[str, tuple[Callable[[], Awaitable[Any]], str]] = {
+    "a read": (functools.partial(get_order, "7"), "other_loops:get"),
+    "a fresh read": (functools.partial(get_order.fresh, "7"), "other_loops:get"),
+    "a result that is given": (functools.partial(get_order.set, "a", "7"), "other_loops:get"),
+    "a tool that is known by name": (called_by_name, "other_loops:get"),
+    "a read of a session": (in_a_session, "other_loops:own"),
+    "a stream": (streamed, "other_loops:stream"),
+    "a loader": (loaded, "AsyncCache"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_under_trio_a_call_that_has_to_wait_says_that_it_needs_asyncio(name: str):
+    trio = pytest.importorskip("trio")
+    call, tool = CALLS[name]
+    with pytest.raises(AgentCacheError, match="asyncio") as caught:
+        trio.run(call)
+    assert isinstance(caught.value, RuntimeError)
+    assert tool in str(caught.value)
+    assert ran == []
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_so_does_one_without_an_event_loop(name: str):
+    coroutine: Any = CALLS[name][0]()
+    with pytest.raises(AgentCacheError, match="asyncio"):
+        coroutine.send(None)
+
+
+def test_writes_and_hits_need_none():
+    trio = pytest.importorskip("trio")
+
+    async def run() -> list[Any]:
+        async with AgentCacheSession(), writing("order:8"):
+            await invalidate("order:9")
+        return [await get("7"), await get("7"), await cancel_order("7")]
+
+    get = AgentCache("order:{order_id}", name="other_loops:hits")(get_order.__wrapped__)
+    asyncio.run(get("7"))
+    assert trio.run(run) == ["7", "7", "7"]
+    assert ran == ["get 7", "cancel 7"]
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_a_write_that_is_announced_in_a_tier_is_refused_before_its_effect(kind: str, tmp_path: Path):
+    trio = pytest.importorskip("trio")
+    tier: Any = MemoryTier() if kind == "memory" else FileTier(tmp_path / "cache.db")
+
+    @AgentCacheInvalidator("order:{order_id}", remote_cache=tier, name="other_loops:put")
+    async def put(order_id: str) -> None:
+        ran.append("put")
+
+    with pytest.raises(AgentCacheError, match="asyncio"):
+        trio.run(put, "7")
+    assert ran == []
