@@ -508,7 +508,9 @@ class AgentCache(Decorator):
             )
         tags = self.tags(parameters.names, name)
         if self._policy.vary is None and self._policy.key is None:
-            _check_ignored(self._resource, parameters.names, self._ignore, name)
+            left_out = dict.fromkeys(parameters.positional[: self._skip_args], "skip_args")
+            left_out |= dict.fromkeys(self._ignore, "ignore")
+            _check_left_out(self._resource, parameters.names, left_out, name)
         operation = (StreamingRead if is_stream else ReadOperation)(
             tool,
             name,
@@ -549,14 +551,18 @@ def _checked_names(ignore: Any, where: str) -> tuple[str, ...]:
     raise ConfigurationError(f'{where}: ignore must be a sequence of parameter names, as in ("ctx",), got {ignore!r}')
 
 
-def _check_ignored(resource: Any, parameters: Sequence[str], ignore: Sequence[str], tool: str) -> None:
-    """Refuse a template over a parameter that does not identify a call: an entry would have the tag of another call."""
-    for ignored in ignore:
+def _check_left_out(resource: Any, parameters: Sequence[str], left_out: Mapping[str, str], tool: str) -> None:
+    """Refuse a template over a parameter that does not identify a call: an entry would have the tag of another call.
+
+    Args:
+        left_out: such parameters, each with the option that leaves it out.
+    """
+    for name, option in left_out.items():
         try:
-            TagSet.compile(resource, [one for one in parameters if one != ignored], tool)
+            TagSet.compile(resource, [one for one in parameters if one != name], tool)
         except ConfigurationError as error:
             raise ConfigurationError(
-                f"{tool}: resource {resource!r} depends on {ignored!r}, which ignore= leaves out of the identity, so "
+                f"{tool}: resource {resource!r} depends on {name!r}, which {option}= leaves out of the identity, so "
                 "calls with another value would share the result; leave it in, or add vary=lambda arguments: ..."
             ) from error
 

@@ -353,6 +353,11 @@ class Parameters:
         self.surplus: Final = surplus
         self.owner: Final = owner
 
+    @property
+    def positional(self) -> tuple[str, ...]:
+        """The names of those that may be passed by position."""
+        return tuple(one.name for one in self.all if one.kind in POSITIONAL)
+
     @classmethod
     def of(cls, function: Callable[..., Any], skip_args: int, tool: str, ignore: Sequence[str] = ()) -> Parameters:
         """Inspect the signature of a tool.

@@ -275,6 +275,21 @@ def test_ignore_of_what_a_tag_depends_on_is_refused_unless_something_else_tells_
     AgentCacheInvalidator("order:{order_id}", ignore=("order_id",))(look_up)
 
 
+def test_skip_args_over_what_a_tag_depends_on_is_refused_likewise():
+    refused(lambda: AgentCache("order:{order_id}", skip_args=1)(look_up), "look_up", "'order_id'", "skip_args", "vary")
+    refused(lambda: AgentCache(["all", "order:{order_id}"], skip_args=2)(look_up), "'order_id'", "skip_args")
+    AgentCache("order:{limit}", skip_args=1)(look_up)
+    AgentCache("order:{result}", skip_args=1)(look_up)
+    AgentCache("order:{order_id}", skip_args=1, vary=lambda given: given["order_id"])(look_up)
+
+    class Shop:
+        async def get(self, order_id: str) -> str:
+            return order_id
+
+    refused(lambda: AgentCache("order:{self.tenant}:{order_id}", skip_args=1)(Shop.get), "'self'", "skip_args")
+    AgentCache("order:{order_id}", skip_args=1)(Shop.get)
+
+
 def test_skip_args_of_a_write_is_a_type_error_that_names_key_fn():
     refused(lambda: AgentCacheInvalidator("order", skip_args=1), "AgentCacheInvalidator", "key_fn", error=TypeError)
 

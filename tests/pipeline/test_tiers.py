@@ -55,7 +55,7 @@ async def test_an_argument_that_was_changed_since_is_another_request(here: Watch
 
 
 async def test_a_tag_from_an_argument_that_does_not_count_is_asked_for_anew(here: WatchedTier):
-    @AgentCache(["order:{id}", "user:{user}"], remote_cache=here, maxsize=1, skip_args=1)
+    @AgentCache(["order:{id}", "user:{user}"], remote_cache=here, maxsize=1, key=lambda user, id: id)
     async def get_order(user: str, id: str) -> str:
         return id
 
@@ -83,7 +83,7 @@ async def test_requests_that_are_remembered_are_bounded(here: WatchedTier, monke
 
 
 async def test_requests_that_are_remembered_do_not_have_large_tags(here: WatchedTier):
-    @AgentCache("order:{text}", remote_cache=here, skip_args=1)
+    @AgentCache("order:{text}", remote_cache=here, key=lambda text, id: id)
     async def get_order(text: str, id: str) -> str:
         return id
 
