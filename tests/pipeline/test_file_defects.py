@@ -19,6 +19,7 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.remote.file import FileTier, open_files, process_locks
 from agent_cache.remote.file.open_files import Unreachable, filesystem_of
 from tests.contract.workbench import commit, load, read, value_of, write, writing
+from tests.harness import library
 from tests.harness.file_peers import Peer, Truth
 from tests.harness.slow import slow
 from tests.harness.stopwatch import Stopwatch
@@ -474,15 +475,34 @@ async def test_what_was_missing_in_the_file_when_a_lookup_began_is_not_overlooke
         assert not files.page.missing(another)
 
 
-async def test_a_value_is_no_younger_than_new_when_the_clock_was_set_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ttl", [60.0, None])
+async def test_a_value_that_is_not_loaded_yet_by_a_clock_that_was_set_back_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ttl: float | None
 ):
+    """Or it would live for as long as the step was, and its ttl beyond that."""
     async with FileTier(tmp_path / "cache") as tier:
-        request = read("order:7", ttl=60.0)
+        request = read("order:7", ttl=ttl)
         await load(tier, request, "value")
         now = time.time()
         monkeypatch.setattr(time, "time", lambda: now - 3_600)
-        found, _ = await tier.lookup(request)
-        assert found is not None
-        assert found.age == 0.0
-        assert found.ttl == 60.0
+        assert await value_of(tier, request) == "nothing"
+        await load(tier, request, "another")
+        assert await value_of(tier, request) == "another"
+
+
+def test_a_result_does_not_outlive_its_ttl_because_the_clock_was_set_back(
+    tmp_path: Path, clock: library.Clock, monkeypatch: pytest.MonkeyPatch
+):
+    runs: list[int] = []
+
+    @AgentCache("price", ttl=1.0, remote_cache=FileTier(tmp_path / "cache"), name="price")
+    def price() -> int:
+        runs.append(1)
+        return len(runs)
+
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 3_600)
+    assert price() == 1
+    monkeypatch.setattr(time, "time", lambda: now)
+    clock.advance(1.5)  # its local copy has ended
+    assert price() == 2

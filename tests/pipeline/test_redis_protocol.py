@@ -274,6 +274,17 @@ async def test_a_value_is_no_younger_for_a_process_that_had_to_wait_for_the_serv
     assert found.ttl <= 60.0 - age
 
 
+async def test_a_value_that_is_not_loaded_yet_by_the_clock_of_the_server_is_none(make, server):
+    """As if that was set back by 50 s since: the value would live for as long, and its ttl beyond that."""
+    tier, other = make(server.url), make(server.url)
+    request = read("order:7", ttl=1.0)
+    _, ticket = await tier.lookup(request)
+    await tier.store(ticket, "early", request.tags, 0.5, age=-50.0)
+    assert [await value_of(one, request) for one in (tier, tier, other)] == ["nothing"] * 3
+    await load(tier, request, "now")
+    assert [await value_of(one, request) for one in (tier, tier, other)] == ["now"] * 3
+
+
 async def test_a_claim_to_load_anew_ends_when_that_is_stored(make, server):
     """Were it to last for its lease, an answer would be as old as that, however short its ttl is."""
     tier, other = make(server.url, lease=60.0), make(server.url, lease=60.0)

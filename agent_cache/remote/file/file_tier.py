@@ -416,8 +416,10 @@ class FileTier:
         """
         request, entry = ticket.request, ticket.place.entry
         age = time.time() - loaded
-        if age < 0.0:  # the clock was set back. `min` and `max` would take longer, here and below
-            age = 0.0
+        if age < 0.0:  # the clock was set back, so how old it is nobody knows
+            ticket.former_cost = found.cost
+            return None
+        # `min` and `max` would take longer, here and below.
         lasts = ttl if request.ttl is None or ttl < request.ttl else request.ttl
         if lasts == NEVER:
             found.age = age

@@ -462,10 +462,9 @@ class Reader:
         loaded, ttl, cost, start = header
         request = ticket.request
         age = self._server_times(ticket)[1] - loaded
-        age = 0.0 if age < 0 else age
         lasts = ttl if request.ttl is None or ttl < request.ttl else request.ttl
         left = lasts - age
-        if left <= lasts / 5 and left <= refresh_window(cost, lasts):  # it is at most that; `_aged` decides
+        if age < 0 or (left <= lasts / 5 and left <= refresh_window(cost, lasts)):  # at most; `_aged` decides
             return None
         try:
             value = self.options.codec.decode(
@@ -584,10 +583,10 @@ class Reader:
         """
         place, request = ticket.place, ticket.request
         assert place.digest is not None
-        age = max(0.0, self._server_times(ticket)[1] - header.loaded)
+        age = self._server_times(ticket)[1] - header.loaded
         lasts = header.ttl if request.ttl is None else min(header.ttl, request.ttl)
         left = lasts - age
-        if left + min(header.grace, request.grace) <= 0:
+        if age < 0 or left + min(header.grace, request.grace) <= 0:  # below 0, the server's clock was set back
             ticket.former_cost = header.cost
             return None
         is_to_refresh = False
