@@ -321,15 +321,17 @@ def store_result(call: Call, entry: Entry, insert: Insert | None = None) -> None
 
 def _is_refused(call: Call, entry: Entry, tags: tuple[Tag, ...]) -> bool:
     """Whether a value that would be copied is not stored because of a write, nor shared with others. If so, its load is
-    marked. It ends in this step, so nobody joins it any more.
+    marked, so nobody joins it any more.
     """
     flight = call.flight
-    if flight.waiters or type(entry.value) in IMMUTABLE:
+    if type(entry.value) in IMMUTABLE:
         return False
-    with LEDGER.lock:
+    with LEDGER.lock:  # in which callers of other threads join
+        if flight.waiters:
+            return False
         if not LEDGER.may_store(flight, flight.partition.static + tags):
             flight.mark_dirty()
-    return not flight.is_clean
+        return not flight.is_clean
 
 
 def _expiry_of(call: Call, value: object) -> tuple[float, Exception | None]:

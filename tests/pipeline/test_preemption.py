@@ -6,10 +6,11 @@ A stress hits the few instructions between "still clean?" and "store" once in ma
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheInvalidator
+from agent_cache import AgentCache, AgentCacheInvalidator, writing
 from tests.harness.preemption import stopped_everywhere
 from tests.harness.slow import slow
 
@@ -122,3 +123,34 @@ def test_a_synchronous_read_may_be_stopped_anywhere_by_an_asynchronous_write_and
         assert plain.read() == plain.version, where
     for where in stopped_everywhere(shop.read, write_plainly, before=shop.get.clear, every=every):
         assert asyncio.run(shop.read()) == shop.version, where
+
+
+class Lists:
+    """A read of something that its callers change, and what they were given."""
+
+    def __init__(self) -> None:
+        self.given: list[list[str]] = []
+
+        @AgentCache("preempted:{id}")
+        def get(id: str) -> list[str]:
+            return [id]
+
+        self.get = get
+
+    def read(self) -> None:
+        self.given.append(self.get("7"))
+
+    def forget(self) -> None:
+        self.get.clear()
+        self.given.clear()
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_synchronous_read_may_be_stopped_anywhere_and_no_two_callers_are_given_one_object(*, is_held: bool):
+    """While a write runs, a result that nobody else waits for needs no copy. Whether anybody does is decided once."""
+    lists = Lists()
+    with writing("preempted:7") if is_held else nullcontext():
+        for where in stopped_everywhere(lists.read, lists.read, before=lists.forget):
+            one, other = lists.given
+            assert one == other == ["7"]
+            assert one is not other, where
