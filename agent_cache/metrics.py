@@ -62,7 +62,7 @@ class Stats:
         errors: exceptions raised by the tool.
         stale: calls answered with an expired result, by `grace` or `stale_if_error`. Each is counted as a hit, a miss
             or a shared call, too.
-        time_saved: seconds of load time that hits and shared calls did not spend.
+        time_saved: seconds of load time that hits did not spend. A call that waited for another one's run saves none.
     """
 
     __slots__ = (*_COUNTERS, "__weakref__")
@@ -403,7 +403,7 @@ _OF_TOOLS = (
     ("invalidations", "{invalidation}", "Writes and explicit invalidations that were carried out."),
     ("stale", "{request}", "Calls answered with an expired result, by grace or stale_if_error."),
     ("stale_found", "{audit}", "Audits that have found a stale answer."),
-    ("time_saved", "s", "Time that runs of the tool would have taken for the calls that the cache has answered."),
+    ("time_saved", "s", "Time that runs of the tool would have taken for its hits."),
     ("unstored", "{result}", "Results that could not be stored: not copyable, or tags not computable."),
 )
 _OF_LOOPS = (

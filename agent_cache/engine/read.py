@@ -292,7 +292,6 @@ class ReadOperation(Operation[ReadPolicy]):
         if value is MISSING:  # it could not be copied for this caller
             return await self._run(Call(self, plan, key, args, kwargs, "uncached"), plan.uncached)
         self.stats.shared += 1
-        self.stats.time_saved += entry.cost
         return value
 
     def local_hit(self, scope: Scope, key: Hashable, arguments: Mapping[str, Any]) -> Any:

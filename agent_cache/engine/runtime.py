@@ -1197,12 +1197,11 @@ def count(call: Call, cost: float, *, failed: bool = False) -> None:
             stats.writes += 1
         elif source == "uncached":
             stats.bypassed += 1
-        else:
+        elif source == "hit":
+            stats.hits += 1
             stats.time_saved += cost
-            if source == "hit":
-                stats.hits += 1
-            else:
-                stats.shared += 1
+        else:  # who has waited for a run has saved nothing
+            stats.shared += 1
         if failed and source != "shared":
             stats.errors += 1
 

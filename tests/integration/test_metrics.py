@@ -143,7 +143,7 @@ async def test_what_an_error_costs(clock: library.Clock, counts: Any):
         agree(metrics)
 
 
-async def test_a_shared_run_is_one_miss_and_saves_its_time(clock: library.Clock, counts: Any):
+async def test_a_shared_run_is_one_miss_and_saves_no_time_to_who_waits_for_it(clock: library.Clock, counts: Any):
     gate = Gate()
 
     @AgentCache("order", name="get")
@@ -164,7 +164,7 @@ async def test_a_shared_run_is_one_miss_and_saves_its_time(clock: library.Clock,
     for metrics in await counts(body):
         # The reader hits what is still kept; only `fresh` runs the tool.
         counted(metrics, calls=6, misses=2, shared=3, hits=1, errors=1)
-        assert metrics["time_saved"] == 12.0
+        assert metrics["time_saved"] == 3.0  # of the hit
         assert metrics["hit_rate"] == 1 / 6
         agree(metrics)
 
@@ -541,3 +541,28 @@ async def test_concurrent_sessions_count_apart_and_the_process_counts_all():
     assert together["misses"] == 10
     for counter in COUNTERS:
         assert sum(metrics[counter] for metrics in each) == together[counter]
+
+
+def test_a_thread_that_waits_for_another_ones_run_saves_no_time(clock: library.Clock):
+    is_running, goes_on = threading.Event(), threading.Event()
+
+    @AgentCache("order", name="get")
+    def get() -> str:
+        is_running.set()
+        assert goes_on.wait(30)
+        clock.advance(3.0)
+        return "x"
+
+    threads = [threading.Thread(target=get)]
+    threads[0].start()
+    assert is_running.wait(30)
+    threads += [threading.Thread(target=get) for _ in range(3)]
+    for thread in threads[1:]:
+        thread.start()
+    goes_on.set()
+    for thread in threads:
+        thread.join(30)
+    metrics = get_metrics()
+    assert metrics["misses"] == 1
+    assert metrics["shared"] + metrics["hits"] == 3
+    assert metrics["time_saved"] == 3.0 * metrics["hits"]
