@@ -345,9 +345,10 @@ def _ask(
         try:
             replacement = observer.ask(key, now, call, cached)
         except AgentLoopDetectedError as loop:
-            _report_blocked(observers, observer, key, now, type(loop).__name__, loop.kind)
+            _report_blocked(observers, observer, key if call is None else call.key, now, type(loop).__name__, loop.kind)
             raise
         if replacement is not None:
+            key = key if call is None else call.key
             _report_blocked(observers, observer, key, now, replacement.outcome, replacement.kind)
             return replacement
     return None

@@ -80,7 +80,7 @@ class CallIdentity:
         identity = None if self._hints.loop_key is None else self._by_loop_key(call.arguments)
         if identity is not None:
             return identity
-        if self._operation.is_read and call.key is not None:
+        if call.key is not None:
             return call.key
         parameters = self._operation.parameters
         try:
@@ -117,6 +117,14 @@ class CallIdentity:
             reason = TypeError(f"a {type(outcome).__name__} cannot be compared")
             self._guard.count_failure("outcome_key returned a value without identity", self._operation.name, reason)
         return fingerprint(value)
+
+
+def _set_key(call: Call) -> None:
+    """Give a write the key of its arguments, for the trace and the loop detector. It has none for the cache."""
+    try:
+        call.key = _shortened(call.operation.parameters.key(call.arguments))
+    except Uncacheable:
+        pass
 
 
 def _shortened(key: Hashable) -> Hashable:
@@ -327,6 +335,9 @@ class SessionHooks:
 
     def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Replacement | None:
         run = self._run
+        if call is not None and call.key is None and self._kind == "write":
+            _set_key(call)
+            key = call.key
         is_inside = self._enclosing_number() is not None
         detector = None if is_inside else self._detector
         if self._turns is not None and detector is not None:
@@ -359,6 +370,8 @@ class SessionHooks:
 
     def admit(self, call: Call, now: float | None = None) -> Replacement | None:
         run, detector, parent = self._run, self._detector, call.parent
+        if call.key is None and self._kind == "write":
+            _set_key(call)
         if parent is not None and parent.number_in(self._session) is not None:
             detector = None
         if self._turns is not None and detector is not None:

@@ -52,8 +52,8 @@ class AgentCacheSession:
     started in; other tasks, requests and threads join it by `attach`. The calls of an inner session
     also count in the trace, the metrics and the budgets of the outer one, but are not checked for loops there; a
     new successful write of theirs starts the loop counts of the outer one again. Calls that a tool makes by itself
-    are treated likewise. Metrics and trace stay readable after the end, and the session may be entered again: the
-    id stays, the cache is empty, the counters go on.
+    are treated likewise. Metrics and trace stay readable after the end, and only then the session may be entered again:
+    the id stays, the cache is empty, the loop checks begin anew; the counters, the trace and the budget of calls go on.
 
     Args:
         session_id: the name of the run; a random one if left out.

@@ -18,8 +18,8 @@ class TraceRecord(Value):
 
     Attributes:
         tool: ``module:qualname``, or its `name=`.
-        key: identity of the call: opaque and hashable, equal for equal calls of one tool; None for writes and for calls
-            without identity.
+        key: identity of the call: hashable, equal for equal calls of one tool. It is the one argument, or a tuple of
+            all, in the form of cache keys: a text stands for itself. Of a write as of a read; None without identity.
         kind: ``"read"`` or ``"write"``.
         source: where the result came from: ``"hit"``, ``"miss"``, ``"shared"``, ``"uncached"``, ``"write"``, or
             ``"blocked"`` if the session refused the call.
