@@ -79,7 +79,8 @@ class NoEventLoopError(AgentCacheError, RuntimeError):
 
 
 class AgentLoopDetectedError(AgentCacheError):
-    """A run repeats itself without progress, or has spent a budget. The text is meant for a person and a model.
+    """A run repeats itself without progress, or has spent a budget. The text is meant for a person and a model, and
+    names tools as the model knows them.
 
     Attributes:
         tool: ``module:qualname`` (or `name=`) of the call that was stopped.
@@ -118,9 +119,9 @@ class AgentLoopDetectedError(AgentCacheError):
     def __str__(self) -> str:
         template = _LOOP_TEXTS.get(self.kind, _LOOP_TEXTS["repeat"])
         return template.format(
-            tool=self.tool,
+            tool=_name_for_model(self.tool),
             count=self.count,
-            round=_shortened(self.calls),
+            round=_shortened(tuple(map(_name_for_model, self.calls))),
             period=self.period,
             gave=f" ({self.last})" if self.last else "",
             failed=f" with {self.last}" if self.last else "",
@@ -147,6 +148,11 @@ _LOOP_TEXTS = {
     "A tool probably calls itself: let it end, or raise max_nesting if that depth is meant.",
 }
 _MAX_NAMED = 20
+
+
+def _name_for_model(tool: str) -> str:
+    """The name by which a model knows a tool: without its module, or the namespace of its toolbox."""
+    return tool.partition(":")[2].rpartition("<locals>.")[2] or tool
 
 
 def _shortened(calls: tuple[str, ...]) -> str:
