@@ -35,7 +35,7 @@ from agent_cache.remote.file.shared_page import SLOTS, SharedPage, slot_of
 
 __all__ = [
     "APPLICATION", "ARMED", "FORMAT", "HELD", "IDLE", "Busy", "Cell", "Change", "Damaged", "Database", "Unwritable",
-    "WriteCells", "connect", "is_damage", "mode_of", "packed", "unpacked", "version_of",
+    "WriteCells", "connect", "is_damage", "mode_of", "packed", "translated", "unpacked", "version_of",
 ]  # fmt: skip
 
 APPLICATION: Final = 0x61676361
@@ -117,7 +117,8 @@ def is_damage(error: sqlite3.Error) -> bool:
     )
 
 
-def _translated(error: sqlite3.Error) -> Exception:
+def translated(error: sqlite3.Error) -> Exception:
+    """What an error means: `Busy`, `Unwritable`, `Damaged`; itself if it is a mistake of ours."""
     code = getattr(error, "sqlite_errorcode", None)
     kind = None if code is None else code & 0xFF
     if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -253,7 +254,7 @@ class Database:
         try:
             execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
-            raise _translated(error) from error
+            raise translated(error) from error
         try:
             result = step()
             execute("COMMIT")
@@ -264,7 +265,7 @@ class Database:
                 except sqlite3.Error:
                     pass  # it was rolled back by the error itself
             if isinstance(error, sqlite3.Error):
-                raise _translated(error) from error
+                raise translated(error) from error
             raise
         return result
 
@@ -272,7 +273,7 @@ class Database:
         try:
             return self._execute(statement, parameters).fetchall()
         except sqlite3.Error as error:
-            raise _translated(error) from error
+            raise translated(error) from error
 
     # Lookups
 
@@ -290,7 +291,7 @@ class Database:
                 _lookup(len(cells)), (entry, *cells, _FLOOR)
             ).fetchone()
         except sqlite3.Error as error:
-            raise _translated(error) from error
+            raise translated(error) from error
         if floor is None or committed is None:
             raise Damaged(_NO_FLOOR)
         self.committed = committed
@@ -303,7 +304,7 @@ class Database:
         try:
             found: tuple[bytes, bytes] | None = self._execute(_VALUE, (entry,)).fetchone()
         except sqlite3.Error as error:
-            raise _translated(error) from error
+            raise translated(error) from error
         return found
 
     def cells(self, cells: Collection[int]) -> dict[int, Cell]:

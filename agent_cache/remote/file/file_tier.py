@@ -161,9 +161,10 @@ class FileTier:
     machine's restart as far as SQLite's log does (``synchronous=NORMAL``).
 
     The files are ``path``, and beside it ``-wal``, ``-shm``, ``.page`` and ``.lock``, readable for this user alone. A
-    file that cannot be used costs a call at most `timeout`; the tools run without it, and what they write is made up
-    for before anybody uses the file again. A damaged file is set aside as ``path.corrupt``, and a new one is begun. Do
-    not copy the files to another machine, and remove them all or none. Windows and network file systems are refused.
+    file that cannot be used, also when the tier is made, costs a call at most `timeout`; the tools run without it, and
+    what they write is made up for before anybody uses the file again. A damaged file is set aside as ``path.corrupt``,
+    and a new one is begun. Do not copy the files to another machine, and remove them all or none. Windows and network
+    file systems are refused.
 
     One tier serves any number of event loops and threads, and may be used after a fork.
 

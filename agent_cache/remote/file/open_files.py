@@ -9,6 +9,7 @@ what has to wait, and looks after the files.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import queue
 import re
@@ -35,6 +36,7 @@ from agent_cache.remote.file.database import (
     Unwritable,
     connect,
     is_damage,
+    translated,
 )
 from agent_cache.remote.file.process_locks import ProcessLocks, require_locks
 from agent_cache.remote.file.shared_page import SharedPage
@@ -68,6 +70,14 @@ _MAX_USES: Final = 10_000
 _MAX_PENDING: Final = 10_000
 _FEW: Final = 16
 """Pending invalidations that are written in the thread of a call."""
+
+_PASSING: Final = frozenset({
+    errno.EAGAIN, errno.EBUSY, errno.EDQUOT, errno.EFBIG, errno.EINTR, errno.EIO, errno.EMFILE, errno.ENFILE,
+    errno.ENOLCK, errno.ENOMEM, errno.ENOSPC,
+})  # fmt: skip
+"""Errors of the system for which nobody has to change a setting of the tier."""
+_FORBIDDEN: Final = frozenset({sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_AUTH})
+_NOT_OPENED = "the files cannot be opened now, so the tools run without them"
 
 NETWORK_FILE_SYSTEMS: Final = frozenset({
     "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse.ceph", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "gfs2",
@@ -253,6 +263,17 @@ def _open_database(path: Path, page: Path, patience: float) -> tuple[sqlite3.Con
     raise Damaged("it cannot be replaced")
 
 
+def _may_pass(error: BaseException) -> bool:
+    """Whether the files may be opened later, although they cannot be now. Else a setting is wrong."""
+    if isinstance(error, sqlite3.Error):
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _FORBIDDEN:
+            return False
+        error = translated(error)
+    if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+        return error.errno in _PASSING
+    return isinstance(error, Busy | Damaged | Unwritable | TimeoutError)
+
+
 def _close(connection: sqlite3.Connection | None) -> None:
     if connection is not None:
         connection.close()
@@ -334,11 +355,15 @@ class OpenFiles:
         self._uses: dict[int, int] = {}
         self._is_unusable = False
         self._reset()
+        self.page = SharedPage.of_nothing()
         lock = _beside(path, ".lock")
         is_locked = lock.exists()
         try:
             self._open(_PATIENCE)
         except BaseException as error:
+            if _may_pass(error):
+                self.log.once(_NOT_OPENED, error)
+                return
             self.close()
             if isinstance(error, ConfigurationError) and not is_locked:  # beside what is not ours, nothing is left
                 lock.unlink(missing_ok=True)
@@ -390,7 +415,7 @@ class OpenFiles:
                 if is_lost:
                     mapped.changes = database.last_number()
                 with self._pending_lock:
-                    if incarnation != self._incarnation:
+                    if self._incarnation not in (0, incarnation):
                         self.pending.clear()  # this database has no value that they would end
                     mapped.suspend(locks.number, len(self.pending))
                 self._incarnation = incarnation
@@ -727,7 +752,7 @@ class OpenFiles:
                 self._open(self.timeout)
             except (ConfigurationError, OSError, TimeoutError, sqlite3.Error, Busy, Damaged, Unwritable) as error:
                 self._open_after = now + self.timeout
-                self.log.once("the files cannot be opened again", error)
+                self.log.once(_NOT_OPENED, error)
                 raise Unreachable(str(error)) from error
             if former.is_retired:
                 for user in list(self.users):

@@ -91,6 +91,11 @@ class SharedPage:
         self.incarnation = incarnation
 
     @classmethod
+    def of_nothing(cls) -> SharedPage:
+        """In place of a page while none can be opened: nothing is usable, and no process sees it."""
+        return cls(memoryview(bytearray(_SIZE)).cast("Q"), 1)
+
+    @classmethod
     def create(cls, path: Path, incarnation: int) -> SharedPage:
         """Make the page of a new database. A former one is retired, so that whoever has mapped it lets go.
 
