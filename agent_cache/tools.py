@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from agent_cache.config import checked_tier
-from agent_cache.core.parameters import Parameters
 from agent_cache.core.policies import (
     DEFAULT_REMOTE,
     DEFAULT_STREAM_BYTES,
@@ -38,6 +37,7 @@ from agent_cache.core.policies import (
     seconds,
 )
 from agent_cache.core.tags import Region, TagSet, json_text, parse_tags, root_of
+from agent_cache.core.wrappers import parameters_of
 from agent_cache.engine.blocking import blocking, run_blocking
 from agent_cache.engine.codegen import read_body, stream_body, write_body
 from agent_cache.engine.plan import read_plan, write_plan
@@ -500,7 +500,7 @@ class AgentCache(Decorator):
     def _decorate(self, function: Any) -> Any:
         tool = checked_tool(function, "AgentCache")
         name = identity_of(tool, self._name)
-        parameters = Parameters.of(tool, self._skip_args, name, self._ignore)
+        parameters = parameters_of(tool, function, self._skip_args, name, self._ignore, is_read=True)
         is_stream = is_generator(tool)
         if self._is_for_streams and not is_stream:
             raise ConfigurationError(
@@ -734,7 +734,7 @@ class AgentCacheInvalidator(Decorator):
     def _decorate(self, function: Any) -> Any:
         tool = checked_tool(function, "AgentCacheInvalidator")
         name = identity_of(tool, self._name)
-        parameters = Parameters.of(tool, 0, name, self._ignore)
+        parameters = parameters_of(tool, function, 0, name, self._ignore, is_read=False)
         operation = (StreamingWrite if is_generator(tool) else WriteOperation)(
             tool,
             name,

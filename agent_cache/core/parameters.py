@@ -358,8 +358,22 @@ class Parameters:
         """The names of those that may be passed by position."""
         return tuple(one.name for one in self.all if one.kind in POSITIONAL)
 
+    @property
+    def shown(self) -> Parameters:
+        """Those that frameworks see, for recordings."""
+        return self
+
     @classmethod
-    def of(cls, function: Callable[..., Any], skip_args: int, tool: str, ignore: Sequence[str] = ()) -> Parameters:
+    def of(
+        cls,
+        function: Callable[..., Any],
+        skip_args: int,
+        tool: str,
+        ignore: Sequence[str] = (),
+        *,
+        signature: inspect.Signature | None = None,
+        hinted: Any = None,
+    ) -> Parameters:
         """Inspect the signature of a tool.
 
         Args:
@@ -367,12 +381,14 @@ class Parameters:
             skip_args: how many leading positional parameters do not identify a call.
             ignore: names of others that do not. What such a context says of the asker does not count either.
             tool: its name, for errors.
+            signature: by which it is called; None for the one that frameworks see.
+            hinted: the function whose module its annotations are texts of, if that is another one.
 
         Raises:
             ConfigurationError: if `skip_args` is negative, or larger than the number of positional parameters; if
                 `ignore` names what is no parameter.
         """
-        signature = inspect.signature(function)
+        signature = signature or inspect.signature(function)
         positional = [parameter for parameter in signature.parameters.values() if parameter.kind in POSITIONAL]
         if isinstance(skip_args, bool) or not isinstance(skip_args, int) or not 0 <= skip_args <= len(positional):
             raise ConfigurationError(
@@ -385,7 +401,7 @@ class Parameters:
         roles = {
             one.name: role
             for one in signature.parameters.values()
-            if (role := injected_role(one.annotation, one.default, function)) is not None
+            if (role := injected_role(one.annotation, one.default, hinted or function)) is not None
         }
         getters = _getters_of(function)
         names_in_body = _names_in_body(function) if "object" in roles.values() else ()
@@ -445,6 +461,18 @@ class Parameters:
         if self.is_positional:
             return dict(zip(self.names, args, strict=True))
         return self.bind(args, kwargs)
+
+    def recorded(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The same as recordings have them: by the names of `shown`, with defaults."""
+        return self.named(args, kwargs)
+
+    def canonical(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The spelling of a call that functions of the user are given."""
+        return args, kwargs
+
+    def for_functions(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The parameter names and values that functions of the user are given."""
+        return arguments
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, with_defaults: bool = True) -> dict[str, Any]:
         """Parameter names and values of a call, with defaults. The generated body gets the same by being called.

@@ -371,8 +371,9 @@ class _Audit:
         if not parameters.all:  # of a tool that is known by name: in front of them is what runs it
             return args, {name: _copy(value) for name, value in kwargs.items()}
         arguments = parameters.named(args, kwargs)
-        copied = {name: _copy(value) if name in names else value for name, value in arguments.items()}
-        split: tuple[tuple[Any, ...], dict[str, Any]] = parameters.split(copied)
+        for name in names.intersection(arguments):
+            arguments[name] = _copy(arguments[name])
+        split: tuple[tuple[Any, ...], dict[str, Any]] = parameters.split(arguments)
         return split
 
     def _run_in_task(self) -> None:

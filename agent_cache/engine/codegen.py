@@ -72,6 +72,7 @@ from agent_cache.clock import CLOCK
 from agent_cache.core.keys import ALIASES, PLAIN, Uncacheable, key_part
 from agent_cache.core.parameters import POSITIONAL, Parameter, Parameters, default_part, receiver_part
 from agent_cache.core.store import NEVER, LeasedEntry
+from agent_cache.core.wrappers import OMITTED_PART, PassedOn
 from agent_cache.engine.blocking import blocking, run_blocking
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.runtime import PLACE, ROOT, Operation
@@ -98,12 +99,17 @@ def read_body(operation: ReadOperation) -> Body:
     if not GENERATION.is_on:
         return _plain_body(operation)
     parameters, policy = operation.parameters, operation.policy
+    header, key, mapping = _header(parameters), _key_expression(operation), _mapping_of(parameters.names)
+    call, may_overflow = _canonical_call(parameters), "$image" in key
+    if isinstance(parameters, PassedOn):
+        header, call, key, mapping = _EVERYTHING, "$args, $kwargs", f"$key_of({_EVERYTHING})", "$named($args, $kwargs)"
     generated = _generated_read(
         _prefix(parameters),
-        _header(parameters),
-        _key_expression(operation),
-        _mapping_of(parameters.names),
-        _canonical_call(parameters),
+        header,
+        key,
+        mapping,
+        call,
+        may_overflow=may_overflow,
         has_loop_key=policy.loop.loop_key is not None,
         is_of_session=policy.scope == "session",
         expires=policy.ttl is not None,
@@ -123,7 +129,21 @@ def read_body(operation: ReadOperation) -> Body:
         names["by_contexts"] = operation.part_by_contexts
     if policy.vary is not None:
         names["by_vary"] = operation.part_by_vary
+    if isinstance(parameters, PassedOn):
+        names |= {"key_of": _key_function(operation), "named": parameters.named}
     return _function(operation, generated, names)
+
+
+def _key_function(operation: ReadOperation) -> Callable[..., Any]:
+    """Make the function that gives the key of a call in any spelling. It has the parameters that its body has not."""
+    if operation.policy.key is not None or operation.policy.vary is not None:
+        return operation.key_of_call
+    parameters = operation.parameters
+    generated = _generated_key(_prefix(parameters), _header(parameters), _key_expression(operation))
+    namespace = _namespace(generated, _READ_NAMES, parameters.all)
+    made = _made(generated, namespace, parameters.all, f"<agent_cache key of {operation.name}>")
+    made.__qualname__ = made.__name__ = getattr(operation.function, "__name__", operation.name)
+    return made
 
 
 def write_body(operation: WriteOperation) -> Body:
@@ -131,18 +151,20 @@ def write_body(operation: WriteOperation) -> Body:
     if not GENERATION.is_on:
         return _plain_body(operation)
     parameters = operation.parameters
-    generated = _generated_write(
-        _prefix(parameters), _header(parameters), _canonical_call(parameters), is_sync=operation.is_sync
-    )
+    header, call = _header(parameters), _canonical_call(parameters)
+    if isinstance(parameters, PassedOn):
+        header, call = _EVERYTHING, "$args, $kwargs"
+    generated = _generated_write(_prefix(parameters), header, call, is_sync=operation.is_sync)
     return _function(operation, generated, {"write": operation.write, "place": PLACE.get, "run": run_blocking})
 
 
 def stream_body(operation: StreamingRead | StreamingWrite) -> Body:
     """Make the generator function that replaces a streaming tool."""
     parameters = operation.parameters
-    generated = _generated_stream(
-        _prefix(parameters), _header(parameters), _passed_on(parameters), is_sync=operation.is_sync
-    )
+    header, call = _header(parameters), _passed_on(parameters)
+    if isinstance(parameters, PassedOn):
+        header = call = _EVERYTHING
+    generated = _generated_stream(_prefix(parameters), header, call, is_sync=operation.is_sync)
     return _function(operation, generated, {"begin": operation.begin, "END": END})
 
 
@@ -168,6 +190,9 @@ _READ_NAMES = {
     "run": run_blocking,
 }
 """What the bodies of all read tools name."""
+
+_EVERYTHING = "*$args, **$kwargs"
+"""The header of the body of a tool that passes on what it gets, and how it does."""
 
 _SCOPE = ["if $here.is_call:", "    $here = $here.scope"]
 
@@ -293,6 +318,8 @@ def _part_expression(parameter: Parameter) -> str:
     part = _part_of_any(parameter)
     if not parameter.is_sentinel:
         return part
+    if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+        return f"{part} if {name} else {OMITTED_PART!r}"
     is_settled = type(parameter.default) is object  # it never gets an attribute
     constant = repr(default_part(parameter.default)) if is_settled else f"$part_of_default({name})"
     return f"{constant} if {name} is $default_{name} else {part}"
@@ -394,6 +421,7 @@ def _generated_read(
     mapping: str,
     call: str,
     *,
+    may_overflow: bool,
     has_loop_key: bool,
     is_of_session: bool,
     expires: bool,
@@ -407,11 +435,17 @@ def _generated_read(
         f"    $key = {key}",
         "except $Uncacheable as $error:",
         "    $key = $unkeyed($error)",
-        *(("except ValueError:", f"    $key = $key_or_unkeyed({mapping})") if "$image" in key else ()),
+        *(("except ValueError:", f"    $key = $key_or_unkeyed({mapping})") if may_overflow else ()),
         *(_by_the_plan(arguments) if is_of_session else _inline(arguments, expires=expires)),
         f"return {_waited(f'$answer($here, $key, {call})', is_sync=is_sync)}",
     ]
     return _compiled(prefix, header, lines, is_sync=is_sync)
+
+
+@lru_cache(maxsize=_MAX_SHAPES)
+def _generated_key(prefix: str, header: str, key: str) -> _Generated:
+    """The key of the calls of every read tool with these parameters that passes on what it gets."""
+    return _compiled(prefix, header, [f"return {key}"], is_sync=True)
 
 
 @lru_cache(maxsize=_MAX_SHAPES)
@@ -463,10 +497,29 @@ def _compiled(prefix: str, header: str, lines: list[str], *, is_sync: bool) -> _
 
 def _function(operation: Operation[Any], generated: _Generated, names: dict[str, Any]) -> Body:
     """The body of one tool: the code of its shape under a file name of its own, with what the tool alone has."""
-    prefix, parameters = generated.prefix, operation.parameters.all
-    namespace = {prefix + name: value for name, value in names.items()}
-    namespace |= {f"{prefix}default_{one.name}": one.default for one in parameters if one.is_sentinel}
+    prefix = generated.prefix
+    parameters = () if isinstance(operation.parameters, PassedOn) else operation.parameters.all
+    namespace = _namespace(generated, names, parameters)
     filename = f"<agent_cache body of {operation.name}>"
+    made = _made(generated, namespace, parameters, filename)
+    shown = linecache.cache[filename] = (generated.length, None, generated.lines, filename)
+    body: Body = wraps(operation.function)(made)
+    weakref.finalize(body, _forget_source, filename, shown).atexit = False
+    CLOCK.show_in(body, prefix + "now")
+    if isinstance(operation, ReadOperation):
+        operation.partition.store.show_in(namespace, prefix + "lookup")
+    return body
+
+
+def _namespace(generated: _Generated, names: dict[str, Any], parameters: tuple[Parameter, ...]) -> dict[str, Any]:
+    """The globals of a function that was generated."""
+    namespace = {generated.prefix + name: value for name, value in names.items()}
+    return namespace | {f"{generated.prefix}default_{one.name}": one.default for one in parameters if one.is_sentinel}
+
+
+def _made(
+    generated: _Generated, namespace: dict[str, Any], parameters: tuple[Parameter, ...], filename: str
+) -> FunctionType:
     made = FunctionType(
         generated.code.replace(co_filename=filename),
         namespace,
@@ -475,13 +528,7 @@ def _function(operation: Operation[Any], generated: _Generated, names: dict[str,
     made.__kwdefaults__ = {
         one.name: one.default for one in parameters if one.has_default and one.kind not in POSITIONAL
     } or None
-    shown = linecache.cache[filename] = (generated.length, None, generated.lines, filename)
-    body: Body = wraps(operation.function)(made)
-    weakref.finalize(body, _forget_source, filename, shown).atexit = False
-    CLOCK.show_in(body, prefix + "now")
-    if isinstance(operation, ReadOperation):
-        operation.partition.store.show_in(namespace, prefix + "lookup")
-    return body
+    return made
 
 
 def _forget_source(filename: str, shown: Any) -> None:

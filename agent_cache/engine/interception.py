@@ -104,6 +104,12 @@ class InterceptedCall:
         named: dict[str, Any] = self.operation.parameters.named(self.args, self.kwargs)
         return named
 
+    @property
+    def recorded_arguments(self) -> dict[str, Any]:
+        """The same as recordings have them."""
+        recorded: dict[str, Any] = self.operation.parameters.recorded(self.args, self.kwargs)
+        return recorded
+
     async def proceed(self) -> Any:
         """Make the call as if there were no interceptor, and note how it was answered."""
         assert isinstance(self.scope, InterceptedScope)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import inspect
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
+from collections.abc import Awaitable, Collection, Hashable, Mapping
 from functools import partial
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.asker import UnknownAsker
+from agent_cache.core.bindings import are_one_tool, location_of
 from agent_cache.core.coherence import Partition
 from agent_cache.core.evidence import Evidence
 from agent_cache.core.keys import Uncacheable, key_part
@@ -389,11 +389,17 @@ class ReadOperation(Operation[ReadPolicy]):
         if self.policy.key is None:
             key: Hashable = self.parameters.key(arguments)
         else:
-            args, kwargs = self.parameters.split(arguments)
+            args, kwargs = self.parameters.canonical(*self.parameters.split(arguments))
             key = self.part_by_key(*args, **kwargs)
         if self.heeds_contexts:
             return self.part_by_contexts(arguments), key
-        return key if self.policy.vary is None else (self.part_by_vary(arguments), key)
+        if self.policy.vary is None:
+            return key
+        return self.part_by_vary(self.parameters.for_functions(arguments)), key
+
+    def key_of_call(self, /, *args: Any, **kwargs: Any) -> Hashable:
+        """The same by the arguments of a call in any spelling."""
+        return self.key_of(self.parameters.bind(args, kwargs))
 
     def key_or_unkeyed(self, arguments: Mapping[str, Any]) -> Hashable:
         try:
@@ -440,7 +446,7 @@ class ReadOperation(Operation[ReadPolicy]):
         given = super().asker_of(arguments)
         if self.policy.vary is None:
             return given
-        own = self.part_by_vary(arguments)
+        own = self.part_by_vary(self.parameters.for_functions(arguments))
         return own if given is None else (own, given)
 
     def part_by_vary(self, arguments: Mapping[str, Any]) -> Hashable:
@@ -617,9 +623,8 @@ def _register_name(tool: ReadOperation) -> None:
 def check_name(tool: ReadOperation) -> None:
     """Refuse a tool that would be answered from another function's entries.
 
-    The same function may be decorated again: when a module is reloaded, or a notebook cell runs again. Two functions of
-    one module and qualified name count as the same, but for those defined inside of a function: a factory makes many of
-    them, each bound to other values.
+    The same function may be decorated again: when a module is reloaded, or a notebook cell runs again. It counts as the
+    same if it binds the same things: see `core.bindings`.
 
     Raises:
         ConfigurationError: if another live tool has this name and shares a tier with it.
@@ -627,10 +632,11 @@ def check_name(tool: ReadOperation) -> None:
     if len(_tools[tool.name]) > 1 and _conflicting(tool) is not None:
         _collect_garbage()  # 30 ms, before an error only: a tool that is no longer used is freed by the collector alone
         if (other := _conflicting(tool)) is not None:
+            one, two = location_of(other.function), location_of(tool.function)
+            which = f"{one} and {two}" if one != two else f"{one}, which binds other things in each of them"
             raise ConfigurationError(
                 f"two tools are called {tool.name!r} and share a tier, so each would be answered with values that the "
-                f"other has loaded: {_location(other.function)} and {_location(tool.function)}; give one of them "
-                "another name=, or delete the first"
+                f"other has loaded: {which}; give one of them another name=, or delete the first"
             )
 
 
@@ -654,21 +660,6 @@ def _conflicting(tool: ReadOperation) -> ReadOperation | None:
         others = [other for reference in _tools[tool.name] if (other := reference()) not in (None, tool)]
     tiers = {id(tier) for tier in tool.tiers()}
     for other in others:
-        if not tiers.isdisjoint(map(id, other.tiers())) and not _is_redefinition(tool.function, other.function):
+        if not tiers.isdisjoint(map(id, other.tiers())) and not are_one_tool(tool.function, other.function):
             return other
     return None
-
-
-def _is_redefinition(function: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    function, other = inspect.unwrap(function), inspect.unwrap(other)
-    name = function.__qualname__
-    return function is other or (
-        (function.__module__, name) == (other.__module__, other.__qualname__) and "<locals>" not in name
-    )
-
-
-def _location(function: Callable[..., Any]) -> str:
-    function = inspect.unwrap(function)
-    code = getattr(function, "__code__", None)  # a function of an extension has none
-    where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
-    return f"{function.__module__}:{function.__qualname__}{where}"

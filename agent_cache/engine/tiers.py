@@ -456,9 +456,11 @@ def _identity(call: Call) -> tuple[tuple[str, Any], ...]:
     if policy.key is None:
         parts = operation.parameters.identities(call.arguments)
     else:
-        parts = [("key=", policy.key(*call.args, **call.kwargs))]
+        args, kwargs = operation.parameters.canonical(call.args, call.kwargs)
+        parts = [("key=", policy.key(*args, **kwargs))]
     if policy.vary is not None:
-        parts.append(("vary=", policy.vary(call.arguments) if policy.vary_takes_arguments else policy.vary()))
+        arguments = operation.parameters.for_functions(call.arguments)
+        parts.append(("vary=", policy.vary(arguments) if policy.vary_takes_arguments else policy.vary()))
     if operation.heeds_contexts and (asker := operation.part_by_contexts(call.arguments)) is not None:
         parts.append(("asker", asker))
     return tuple(parts)

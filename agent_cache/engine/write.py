@@ -135,7 +135,7 @@ class WriteOperation(Operation[WritePolicy]):
         """
         key_fn = self.policy.key_fn
         assert key_fn is not None
-        named = key_fn(call.args, call.kwargs)
+        named = key_fn(*self.parameters.canonical(call.args, call.kwargs))
         keys = (named,) if isinstance(named, CacheKey) else named
         if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
             raise ConfigurationError(_not_a_key(self.name, named))

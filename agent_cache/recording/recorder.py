@@ -205,7 +205,7 @@ class Recorder:
         """`_begin` for a call of a cached tool."""
         function, arguments = function_of(call.operation), call.arguments
         asker = self._asker(function, _asker_of_tool, call, arguments)
-        active = self._begin(function, arguments, asker=asker)
+        active = self._begin(function, call.recorded_arguments, asker=asker)
         active.tool_call = call
         return active
 
@@ -706,7 +706,9 @@ def function_of(operation: Operation[Any]) -> RecordedFunction:
     found: RecordedFunction | None = operation.recorded
     if found is None:
         key = getattr(operation.policy, "key", None)  # a write has none
-        found = RecordedFunction(operation.function, operation.name, "tool", parameters=operation.parameters, key=key)
+        found = RecordedFunction(
+            operation.function, operation.name, "tool", parameters=operation.parameters.shown, key=key
+        )
         operation.recorded = found
     return found
 

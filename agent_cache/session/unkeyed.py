@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.parameters import JsonArguments, Parameters
+from agent_cache.core.wrappers import OMITTED_PART
 from agent_cache.values.canonical import full_name
 from agent_cache.values.compare import fingerprint
 
@@ -68,7 +69,9 @@ class UnkeyedCalls:
         if isinstance(parameters, JsonArguments):
             return self._part(key_part, dict(arguments))
         return tuple(
-            self._part(parameter.part, arguments[parameter.name]) for parameter in parameters.all if parameter.in_key
+            self._part(one.part, arguments[one.name]) if one.name in arguments else OMITTED_PART
+            for one in parameters.all
+            if one.in_key
         )
 
     def _part(self, part: Callable[[Any], Hashable], value: Any) -> Hashable:

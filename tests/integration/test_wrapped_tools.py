@@ -1,0 +1,614 @@
+"""A decorator below ours keeps its way: what it injects, and what its own defaults are.
+
+`functools.wraps` makes `inspect.signature` show the signature of the function inside. A call is made by that of the
+object that is decorated: what its caller has left out is left out, and what is passed by keyword stays a keyword.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    ConfigurationError,
+    Read,
+    Toolbox,
+    Write,
+    get_metrics,
+)
+from agent_cache.recording import record, replay
+from agent_cache.testing import MemoryServer, MemoryTier
+
+pytestmark = pytest.mark.usefixtures("clock")
+
+Decorator = Callable[[Any], Any]
+
+# Functions
+
+
+async def get_order(order_id: str, full: bool = False, *, db: Any = None) -> str:
+    """Get an order."""
+    return f"{order_id} {full} {db}"
+
+
+def get_order_at_once(order_id: str, full: bool = False, *, db: Any = None) -> str:
+    return f"{order_id} {full} {db}"
+
+
+async def stream_order(order_id: str, full: bool = False, *, db: Any = None) -> AsyncIterator[str]:
+    yield f"{order_id} {full} {db}"
+
+
+def stream_order_at_once(order_id: str, full: bool = False, *, db: Any = None) -> Iterator[str]:
+    yield f"{order_id} {full} {db}"
+
+
+KINDS: dict[str, Any] = {
+    "async def": get_order,
+    "def": get_order_at_once,
+    "async generator": stream_order,
+    "generator": stream_order_at_once,
+}
+
+# What is below
+
+
+def around(function: Any, change: Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]):
+    """A wrapper of the kind of a function, which passes on what `change` makes of the arguments."""
+    if inspect.isasyncgenfunction(function):
+
+        @functools.wraps(function)
+        async def chunks(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = change(args, kwargs)
+            async for chunk in function(*args, **kwargs):
+                yield chunk
+
+        return chunks
+    if inspect.isgeneratorfunction(function):
+
+        @functools.wraps(function)
+        def chunks_at_once(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = change(args, kwargs)
+            yield from function(*args, **kwargs)
+
+        return chunks_at_once
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = change(args, kwargs)
+            return await function(*args, **kwargs)
+
+        return call
+
+    @functools.wraps(function)
+    def call_at_once(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = change(args, kwargs)
+        return function(*args, **kwargs)
+
+    return call_at_once
+
+
+def passing_on(function: Any) -> Any:
+    return around(function, lambda args, kwargs: (args, kwargs))
+
+
+def injecting(function: Any) -> Any:
+    """Passes the database beside what the caller passes, and fails if that has it as well."""
+    return around(function, lambda args, kwargs: (args, {**kwargs, "db": "DB"} if "db" not in kwargs else 1 / 0))
+
+
+def filling_in(function: Any) -> Any:
+    return around(function, lambda args, kwargs: (args, {"full": True, **kwargs} if len(args) < 2 else kwargs))
+
+
+def looking_at_positions(function: Any) -> Any:
+    """Reads the first argument by position, or by name: whichever it was."""
+    return around(function, lambda args, kwargs: (("at " + args[0],), {}) if args else ((), {"order_id": "named"}))
+
+
+async def result_of(tool: Any, *args: Any, **kwargs: Any) -> Any:
+    found = tool(*args, **kwargs)
+    if hasattr(found, "__aiter__"):
+        (only,) = [chunk async for chunk in found]
+        return only
+    if inspect.isgenerator(found):
+        (only,) = found
+        return only
+    return await found if inspect.isawaitable(found) else found
+
+
+CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "by position": (("W1",), {}),
+    "by keyword": ((), {"order_id": "W1"}),
+    "two by position": (("W1", True), {}),
+    "one of each": (("W1",), {"full": True}),
+    "two by keyword": ((), {"full": True, "order_id": "W1"}),
+}
+BELOW: dict[str, Decorator] = {
+    "passing on": passing_on,
+    "injecting": injecting,
+    "filling in": filling_in,
+    "looking at positions": looking_at_positions,
+    "two of them": lambda function: passing_on(injecting(function)),
+    "an injecting one around one that fills in": lambda function: injecting(filling_in(function)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("below", BELOW)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_tool_does_what_it_does_undecorated(kind: str, below: str, call: str):
+    plain = BELOW[below](KINDS[kind])
+    args, kwargs = CALLS[call]
+    expected = await result_of(plain, *args, **kwargs)
+    read, write = AgentCache("order:{order_id}")(plain), AgentCacheInvalidator("order:{order_id}")(plain)
+    for _ in range(2):
+        assert await result_of(read, *args, **kwargs) == expected
+    assert await result_of(write, *args, **kwargs) == expected
+    assert await result_of(read.fresh, *args, **kwargs) == expected
+    assert (get_metrics()["hits"], get_metrics()["misses"]) == (1, 2)
+    async with AgentCacheSession():
+        assert await result_of(write, *args, **kwargs) == expected
+        assert await result_of(read, *args, **kwargs) == expected
+
+
+@pytest.mark.parametrize("below", BELOW)
+@pytest.mark.parametrize("kind", KINDS)
+def test_frameworks_see_what_they_see_undecorated(kind: str, below: str):
+    plain = BELOW[below](KINDS[kind])
+    for decorated in (AgentCache("order:{order_id}")(plain), AgentCacheInvalidator("order:{order_id}")(plain)):
+        assert inspect.signature(decorated) == inspect.signature(plain) == inspect.signature(KINDS[kind])
+        assert decorated.__doc__ == plain.__doc__
+        assert decorated.__annotations__ == plain.__annotations__
+
+
+# Defaults of a wrapper
+
+
+def safe(function: Any) -> Any:
+    @functools.wraps(function)
+    async def inner(path: str, dry_run: bool = True) -> Any:
+        return await function(path, dry_run)
+
+    return inner
+
+
+def safe_by_keyword(function: Any) -> Any:
+    @functools.wraps(function)
+    async def inner(path: str, **options: Any) -> Any:
+        return await function(path, **{"dry_run": True, **options})
+
+    return inner
+
+
+def safe_at_all(function: Any) -> Any:
+    @functools.wraps(function)
+    async def inner(*args: Any, **options: Any) -> Any:
+        options.setdefault("dry_run", True)
+        return await function(*args, **options)
+
+    return inner
+
+
+def safe_by_keyword_only(function: Any) -> Any:
+    @functools.wraps(function)
+    async def inner(*args: Any, dry_run: bool = True) -> Any:
+        return await function(*args, dry_run)
+
+    return inner
+
+
+class Safe:
+    """The same as a class."""
+
+    def __init__(self, function: Any) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+
+    async def __call__(self, path: str, dry_run: bool = True) -> Any:
+        return await self.function(path, dry_run)
+
+
+SAFE: dict[str, Decorator] = {
+    "a default of its own": safe,
+    "by keyword": safe_by_keyword,
+    "a default that it fills in": safe_at_all,
+    "keyword-only": safe_by_keyword_only,
+    "a class": Safe,
+    "a partial": lambda function: functools.update_wrapper(functools.partial(function, dry_run=True), function),
+    "two decorators": lambda function: passing_on(safe(function)),
+    "a partial of one": lambda function: functools.partial(safe(function)),
+}
+
+
+@pytest.mark.parametrize("name", SAFE)
+async def test_a_write_is_run_with_the_defaults_of_what_is_decorated(name: str):
+    """The function inside deletes by default."""
+    done: list[tuple[str, bool]] = []
+
+    async def delete_file(path: str, dry_run: bool = False) -> str:
+        done.append((path, dry_run))
+        return "would delete" if dry_run else "deleted"
+
+    tool = AgentCacheInvalidator("file:{path}")(SAFE[name](delete_file))
+    assert await tool("a") == "would delete"
+    assert await (tool("b") if name == "keyword-only" else tool(path="b")) == "would delete"
+    assert await tool("c", dry_run=False) == "deleted"
+    assert done == [("a", True), ("b", True), ("c", False)]
+    async with AgentCacheSession():
+        assert await tool("d") == "would delete"
+    box = Toolbox({"delete_file": Write("file:{path}"), "Safe": Write("file:{path}")}, namespace="wrapped")
+    assert await box.tool(SAFE[name](delete_file))("e") == "would delete"
+
+
+@pytest.mark.parametrize("name", SAFE)
+async def test_so_is_a_read_and_the_two_answers_are_two_entries(name: str):
+    async def list_files(path: str, dry_run: bool = False) -> str:
+        return f"{path} {dry_run}"
+
+    tool = AgentCache("file:{path}")(SAFE[name](list_files))
+    for _ in range(2):
+        assert await tool("a") == "a True"
+        assert await (tool("a") if name == "keyword-only" else tool(path="a")) == "a True"
+        assert await tool("a", dry_run=False) == "a False"
+    assert tool.cache_info().misses == 2
+
+
+async def test_a_default_of_the_wrapper_itself_makes_the_same_call_as_if_it_was_passed():
+    tool = AgentCache("file:{path}")(safe(get_order.__wrapped__ if hasattr(get_order, "__wrapped__") else get_order))
+    assert tool.cache_key("a") == tool.cache_key("a", True) == tool.cache_key(dry_run=True, path="a")
+    assert tool.cache_key("a") != tool.cache_key("a", False)
+
+
+async def test_parameters_are_those_of_the_wrapper_whatever_their_names_are():
+    async def fetch(identifier: str, size: int = 5) -> str:
+        return f"{identifier} {size}"
+
+    @functools.wraps(fetch)
+    async def renamed(order_id: str, count: int = 1) -> str:
+        return await fetch(order_id, count)
+
+    tool = AgentCache("order:{order_id}")(renamed)
+    assert [await tool("W1"), await tool(order_id="W1", count=1)] == ["W1 1"] * 2
+    assert tool.cache_info().misses == 1
+    with pytest.raises(ConfigurationError, match="order_id"):
+        AgentCache("order:{identifier}")(renamed)
+
+
+# Identity of calls through `*args, **kwargs`
+
+
+def runs_of(decorate: Decorator = passing_on) -> tuple[Any, list[Any]]:
+    runs: list[Any] = []
+
+    async def search(query: str, limit: int = 10, *, exact: bool = False) -> str:
+        runs.append((query, limit, exact))
+        return f"{query} {limit} {exact}"
+
+    return AgentCache("search:{query}")(decorate(search)), runs
+
+
+async def test_positional_and_keyword_spellings_of_one_call_share_an_entry():
+    tool, runs = runs_of()
+    await tool("a", 5, exact=True)
+    await tool("a", exact=True, limit=5)
+    await tool(exact=True, limit=5, query="a")
+    assert runs == [("a", 5, True)]
+    assert tool.cache_key("a", 5) == tool.cache_key(limit=5, query="a")
+
+
+async def test_what_is_left_out_is_another_call_than_the_default_that_the_function_inside_has():
+    """A wrapper may have another one. So this costs a run, and is never a wrong answer."""
+    tool, runs = runs_of()
+    await tool("a")
+    await tool("a", 10)
+    await tool("a")
+    assert runs == [("a", 10, False)] * 2
+    assert tool.cache_key("a") != tool.cache_key("a", 10)
+
+
+async def test_values_of_different_parameters_are_different_calls():
+    tool, runs = runs_of()
+    keys = [tool.cache_key("a"), tool.cache_key("a", 1), tool.cache_key("a", exact=1), tool.cache_key("a", True)]
+    assert len(set(keys)) == 4
+    await tool(query="a", limit=7)
+    await tool("a", exact=7)
+    assert len(runs) == 2
+
+
+async def test_the_attributes_of_the_tool_take_the_same_calls():
+    tool, runs = runs_of()
+    await tool("a", 5)
+    assert tool.contains(limit=5, query="a")
+    assert not tool.contains("a")
+    assert await tool.invalidate("a", limit=5)
+    assert await tool.set("given", limit=5, query="a")
+    assert await tool("a", 5) == "given"
+    assert await tool.fresh("a", limit=5) == "a 5 False"
+    assert tool.clear() == 1
+    assert len(runs) == 2
+
+
+async def test_a_write_of_one_entity_drops_that_alone():
+    get, change = AgentCache("order:{order_id}")(passing_on(get_order)), None
+    change = AgentCacheInvalidator("order:{order_id}")(passing_on(get_order))
+    for order_id in ("1", "2"):
+        await get(order_id)
+    await change(order_id="1")
+    assert not get.contains("1")
+    assert get.contains("2")
+
+
+async def test_a_tag_of_what_the_caller_left_out_is_its_whole_root():
+    """The wrapper may fill in anything, also another value than the function inside shows."""
+    table = "orders"
+
+    def choosing(function: Any) -> Any:
+        return around(function, lambda args, kwargs: (args, {"table": table, **kwargs}))
+
+    async def row(key: str, table: str = "carts") -> str:
+        return table
+
+    read = AgentCache("row:{table}:{key}")(choosing(row))
+    write = AgentCacheInvalidator("row:{table}:{key}")(choosing(row))
+    by_name = AgentCacheInvalidator("row:{table}:{key}")(row)
+
+    await read("1")
+    await by_name("1", "orders")
+    assert not read.contains("1"), "it was read from the table of orders"
+    await read("1")
+    await read("2", table="users")
+    await write("1")
+    assert not read.contains("1")
+    assert not read.contains("2", table="users"), "which table was written is not known"
+
+
+async def test_what_the_function_inside_requires_may_be_what_the_wrapper_injects():
+    async def find(order_id: str, db: Any) -> str:
+        return f"{order_id} {db}"
+
+    tool = AgentCache("order:{order_id}")(injecting(find))
+    assert [await tool("W1"), await tool(order_id="W1")] == ["W1 DB"] * 2
+    assert tool.cache_info().misses == 1
+
+
+async def test_an_argument_that_only_the_wrapper_knows_is_a_part_of_the_call():
+    def timed(function: Any) -> Any:
+        @functools.wraps(function)
+        async def inner(*args: Any, **kwargs: Any) -> Any:
+            return kwargs.pop("timeout", 1), await function(*args, **kwargs)
+
+        return inner
+
+    tool = AgentCache("order:{order_id}")(timed(get_order))
+    for _ in range(2):
+        assert await tool("W1") == (1, "W1 False None")
+        assert await tool("W1", timeout=5) == (5, "W1 False None")
+        assert await tool(timeout=6, order_id="W1") == (6, "W1 False None")
+    assert tool.cache_info().misses == 3
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+async def test_a_wrong_call_is_the_type_error_of_the_tool(*, is_right: bool):
+    tool = AgentCache("order:{order_id}")(passing_on(get_order))
+    for args, kwargs in [((), {}), (("1", True, 3), {}), (("1",), {"colour": "red"}), (("1",), {"order_id": "1"})]:
+        with pytest.raises(TypeError, match="argument"):
+            await tool(*args, **kwargs)
+    assert tool.cache_info().currsize == 0
+
+
+async def test_an_argument_without_identity_runs_uncached():
+    tool = AgentCache("order:{order_id}")(passing_on(get_order))
+    for _ in range(2):
+        assert (await tool("W1", db=object())).startswith("W1 False <object")
+    assert get_metrics()["uncached"] == 2
+    nested: Any = []
+    for _ in range(10_000):
+        nested = [nested]
+    write = AgentCacheInvalidator("order:{order_id}")(passing_on(get_order))
+    async with AgentCacheSession():
+        await write("W1", db=object())
+        await write(db=object(), order_id="W1")
+    with pytest.raises(Exception, match=r"identity|nested|deep"):
+        tool.cache_key("W1", db=nested)
+
+
+# Functions of the user
+
+
+async def test_the_functions_of_the_options_see_what_was_passed():
+    seen: list[Any] = []
+
+    def vary(arguments: Any) -> Any:
+        seen.append(dict(arguments))
+        return arguments["query"]
+
+    async def search(query: str, limit: int = 10) -> str:
+        return query
+
+    tool = AgentCache("search", vary=vary)(passing_on(search))
+    await tool("a")
+    await tool(limit=3, query="a")
+    assert seen[:2] == [{"query": "a"}, {"query": "a", "limit": 3}]
+    keyed = AgentCache("search", key=lambda query, limit=10: (query, limit))(passing_on(search))
+    await keyed("a")
+    await keyed(query="a", limit=10)
+    assert keyed.cache_info().hits == 1
+
+
+async def test_what_varies_by_an_argument_that_was_left_out_runs_uncached():
+    """Whose answer it is is not known: the wrapper may fill in any user."""
+
+    async def inbox(folder: str, user: str = "nobody") -> str:
+        return folder
+
+    tool = AgentCache("mail", vary=lambda arguments: arguments["user"])(passing_on(inbox))
+    for _ in range(2):
+        await tool("in")
+        await tool("in", "ada")
+    assert (get_metrics()["uncached"], get_metrics()["hits"]) == (2, 1)
+
+
+async def test_a_key_fn_gets_the_canonical_spelling():
+    get = AgentCache("order")(get_order)
+    given: list[Any] = []
+
+    def key_fn(args: Any, kwargs: Any) -> Any:
+        given.append((args, kwargs))
+        return get.cache_key(args[0])
+
+    change = AgentCacheInvalidator("order", clear_all=False, key_fn=key_fn)(passing_on(get_order))
+    await get("W1")
+    await change(order_id="W1")
+    assert not get.contains("W1")
+    await change(db="DB", order_id="W1", full=True)
+    assert given == [(("W1",), {}), (("W1", True), {"db": "DB"})]
+
+
+@pytest.mark.parametrize("option", [{"ignore": ("db",)}, {"skip_args": 1}])
+async def test_parameters_of_the_function_inside_can_be_left_out(option: dict[str, Any]):
+    tool = AgentCache("order", **option)(passing_on(get_order))
+    await tool("W1", db="one") if "ignore" in option else await tool("W1")
+    await tool("W1", db="two") if "ignore" in option else await tool("W2")
+    assert tool.cache_info().hits == 1
+
+
+async def test_a_context_that_a_framework_injects_is_still_none_of_the_key():
+    from pydantic_ai import RunContext
+
+    async def find(ctx: RunContext[Any], order_id: str) -> str:
+        return order_id
+
+    tool = AgentCache("order:{order_id}", vary=lambda _: "the same")(passing_on(find))
+    for context in (object(), object()):
+        await tool(context, "W1")
+        await tool(ctx=context, order_id="W1")
+    assert tool.cache_info().misses == 1
+
+
+# Other doors
+
+
+async def test_a_method_keeps_its_receiver():
+    class Shop:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        @AgentCache("order:{order_id}")
+        @passing_on
+        async def get(self, order_id: str, full: bool = False) -> str:
+            return f"{self.name} {order_id} {full}"
+
+    one, two = Shop("one"), Shop("two")
+    for _ in range(2):
+        assert [await one.get("W1"), await two.get("W1")] == ["one W1 False", "two W1 False"]
+    assert await Shop.get(one, order_id="W1") == "one W1 False"
+    assert Shop.get.cache_info().misses == 2
+    with pytest.raises(TypeError, match=r"Shop\.get\.invalidate\(shop"):
+        await one.get.invalidate("W1")
+    assert list(inspect.signature(one.get).parameters) == ["order_id", "full"]
+
+
+async def test_on_a_tier_the_spellings_are_one_entry():
+    async def search(query: str, limit: int = 10) -> str:
+        return query
+
+    server = MemoryServer()
+    here, elsewhere = (
+        AgentCache("search:{query}", name="search", remote_cache=MemoryTier(server))(passing_on(search))
+        for _ in range(2)
+    )
+    await here("a", 5)
+    await elsewhere(limit=5, query="a")
+    await elsewhere("a")
+    assert (get_metrics()["misses"], get_metrics()["hits"]) == (2, 1)
+
+
+async def test_a_recording_replays_it_in_any_spelling(tmp_path: Path):
+    tool = AgentCache("order:{order_id}", name="recorded")(injecting(get_order))
+    path = tmp_path / "run.jsonl"
+    with record(path):
+        assert await tool("W1") == "W1 False DB"
+        assert await tool(order_id="W2", full=True) == "W2 True DB"
+    with replay(path):
+        assert await tool(order_id="W1") == "W1 False DB"
+        assert await tool("W2", True) == "W2 True DB"
+
+
+async def test_a_recording_is_the_same_with_a_decorator_below_and_without(tmp_path: Path):
+    """So that one that was made before can be replayed."""
+    paths = []
+    for number, function in enumerate((get_order, passing_on(get_order))):
+        tool = AgentCache("order:{order_id}", name="recorded")(function)
+        path = tmp_path / f"{number}.jsonl"
+        with record(path):
+            await tool("W1")
+            await tool(order_id="W2", full=True)
+        paths.append(path)
+    with replay(paths[0]):
+        assert await tool("W1") == "W1 False None"
+        assert await tool("W2", True) == "W2 True None"
+
+
+async def test_hits_are_audited_by_the_call_as_it_was_made():
+    from agent_cache import configure
+
+    stale: list[Any] = []
+    runs: list[Any] = []
+
+    async def search(query: list[str], limit: int = 10) -> int:
+        runs.append((query, limit))
+        return len(runs)
+
+    tool = AgentCache("search", audit=1.0)(around(search, lambda args, kwargs: (args, {"limit": 3, **kwargs})))
+    with configure(on_stale=stale.append):
+        await tool(query=["a"])
+        await tool(query=["a"])
+        for _ in range(1_000):
+            await asyncio.sleep(0)
+    assert len(stale) == 1
+    assert runs == [(["a"], 3)] * 2
+
+
+async def test_retries_of_tenacity_and_functions_of_wrapt_are_passed_through():
+    tenacity = pytest.importorskip("tenacity")
+    wrapt = pytest.importorskip("wrapt")
+
+    @wrapt.decorator
+    async def with_db(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        return await wrapped(*args, **{**kwargs, "db": "DB"})
+
+    for decorate, answer in ((tenacity.retry(reraise=True), "W1 False None"), (with_db, "W1 False DB")):
+        tool = AgentCache("order:{order_id}", name=answer)(decorate(get_order))
+        assert [await tool("W1"), await tool(order_id="W1")] == [answer] * 2
+        assert tool.cache_info().misses == 1
+        assert inspect.signature(tool) == inspect.signature(get_order)
+
+
+def test_a_cache_of_functools_below_is_passed_through():
+    tool = AgentCache("order:{order_id}")(functools.lru_cache(get_order_at_once))
+    assert [tool("W1"), tool(order_id="W1"), tool("W1", True)] == ["W1 False None"] * 2 + ["W1 True None"]
+    assert tool.cache_info().misses == 2
+
+
+async def test_a_toolbox_gives_a_wrapped_function_its_rule():
+    box = Toolbox({"get_order": Read("order:{order_id}")}, namespace="wrapped_shop")
+    tool = box.tool(injecting(get_order))
+    assert [await tool("W1"), await tool(order_id="W1")] == ["W1 False DB"] * 2
+    assert get_metrics()["misses"] == 1
+
+
+async def test_callers_at_once_share_one_run_whatever_their_spelling():
+    tool, runs = runs_of()
+    await asyncio.gather(tool("a", 5), tool(limit=5, query="a"), tool("a", limit=5))
+    assert len(runs) == 1
