@@ -22,6 +22,7 @@ from datetime import date, time
 from enum import Enum
 from typing import Any, Final, Literal, NamedTuple
 
+from agent_cache.core.policies import configures
 from agent_cache.errors import ConfigurationError
 
 __all__ = [
@@ -381,6 +382,7 @@ class ComputedTags:
     function: Callable[..., Any]
 
 
+@configures
 def tags_from(
     root: str, function: Callable[[Mapping[str, Any]], object] | Callable[[Mapping[str, Any], Any], object]
 ) -> ComputedTags:

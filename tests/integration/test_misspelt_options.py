@@ -23,6 +23,7 @@ from agent_cache import (
     Write,
     configure,
     get_metrics,
+    tags_from,
 )
 from agent_cache.remote import FileTier, RedisTier
 from agent_cache.testing import MemoryTier
@@ -36,6 +37,7 @@ MISSPELT: dict[str, tuple[Callable[[], object], str, str]] = {
     "Toolbox": (lambda: Toolbox(namespace="shop", hint="kind"), "hint", "hints"),  # type: ignore[call-arg]
     "AgentCacheSession": (lambda: AgentCacheSession(tenants="acme"), "tenants", "tenant"),  # type: ignore[call-arg]
     "configure": (lambda: configure(enable=False), "enable", "enabled"),  # type: ignore[call-arg]
+    "tags_from": (lambda: tags_from("order", functions=len), "functions", "function"),  # type: ignore[call-arg]
     "LoopHints": (lambda: LoopHints(polls=True), "polls", "poll"),  # type: ignore[call-arg]
     "LoopPolicy": (lambda: LoopPolicy(repeats=5), "repeats", "repeat"),  # type: ignore[call-arg]
     "RemotePolicy": (lambda: RemotePolicy(graces=5), "graces", "grace"),  # type: ignore[call-arg]
@@ -50,6 +52,7 @@ MISSING: dict[str, tuple[Callable[[], object], str]] = {
     "Read": (lambda: Read(ttl=5), "resource"),  # type: ignore[call-arg]
     "Write": (lambda: Write(), "resource"),  # type: ignore[call-arg]
     "Toolbox": (lambda: Toolbox({"get": Read("order")}), "namespace"),  # type: ignore[call-arg]
+    "tags_from": (lambda: tags_from("order"), "function"),  # type: ignore[call-arg]
     "FileTier": (lambda: FileTier(), "path"),  # type: ignore[call-arg]
 }
 
