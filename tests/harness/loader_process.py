@@ -29,7 +29,7 @@ def main(url: str, flight: str, kind: str, lease: str) -> None:
 
 
 async def _serve(url: str, flight: str, kind: str, lease: float) -> None:
-    data = Redis.from_url(url, decode_responses=True)
+    data = Redis.from_url(url, decode_responses=True, socket_timeout=120)  # by default some versions wait for 5 s
     tier = RedisTier.from_url(url, namespace="loads", lease=lease, timeout=5.0, max_staleness=20.0)
 
     def load() -> str:

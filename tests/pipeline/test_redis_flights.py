@@ -135,7 +135,7 @@ async def test_a_loader_that_is_killed_is_replaced_once_and_within_the_lease(sta
 
 @pytest.mark.slow
 async def test_a_load_that_takes_longer_than_the_lease_is_still_one(start: Start, valkey: Server):
-    lease = 6.0
+    lease = 4.0
     loader, others = await loading(valkey, await start(3, lease=lease))
     await server_time(valkey, 2.2 * lease)
     valkey.command("RPUSH", "results", "new")
