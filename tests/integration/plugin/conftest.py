@@ -77,7 +77,8 @@ class Suite:
         """
         self.log.unlink(missing_ok=True)
         if apart:
-            result = self.pytester.runpytest_subprocess(*arguments)
+            others = ("-p", "no:hypothesispytest", "-p", "no:pytest_cov")  # which take long to import
+            result = self.pytester.runpytest_subprocess(*others, *arguments)
         else:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
