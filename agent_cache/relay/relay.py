@@ -404,7 +404,8 @@ class Relay:
     async def _tool(self, name: str, request: HostRequest) -> Mapping[str, Any]:
         """What the server says of a tool; nothing if it does not list it."""
         # In a recording the relay asks by itself in any case: a replay must not depend on when the host did
-        host = request.host or self._host
+        # And a replay has one list for all of its hosts: which of them had asked is not recorded
+        host = self._host if self.is_replay else request.host or self._host
         if host.tools is None or (host.listing is None and self._tape is not None):
             if host.listing is None or (host.listing.done() and host.tools is None):
                 loop = asyncio.get_running_loop()

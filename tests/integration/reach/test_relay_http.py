@@ -499,6 +499,29 @@ async def test_what_was_recorded_is_replayed_without_a_server(rules, tmp_path, k
     assert "Bearer" not in path.read_text()
 
 
+async def test_each_user_is_answered_from_its_own_part_of_a_recording(rules, tmp_path):
+    """Its calls of tools and its other requests, in whatever order the users come."""
+    path = tmp_path / "run.jsonl"
+
+    async def run(url, *users):
+        found = {}
+        for user in users:
+            async with hosted(url, authorization=f"Bearer {user}") as host:
+                prompt = {"name": "greet", "arguments": {"name": "you"}}
+                found[user] = await host.call("whoami"), (await host.request("prompts/get", prompt)).last["result"]
+        return found
+
+    with serving() as url:
+        async with relaying(url, rules, record_to=path) as relay:
+            recorded = await run(relay.url, "ada", "bob")
+    assert recorded["ada"][0] != recorded["bob"][0]
+    async with relaying(url, rules, replay_from=path) as relay:
+        assert await run(relay.url, "bob", "ada") == recorded
+    assert relay.relay.findings == []
+    requests = [json.loads(line) for line in path.read_text().splitlines() if '"prompts/get"' in line]
+    assert len({request["asker"] for request in requests}) == len(requests) == 2
+
+
 async def test_no_token_is_kept(server, rules, tmp_path, key):
     path = tmp_path / "run.jsonl"
     token = "Bearer of-this-test"
