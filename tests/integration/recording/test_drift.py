@@ -166,7 +166,7 @@ async def test_a_changed_result_of_a_read_is_a_warning(runs: Runs) -> None:
         "pending",
         "delivered",
         "tool",
-        1,
+        2,
         "result.status",
     )
     assert (drift.expected, drift.actual) == ("pending", "delivered")
@@ -263,8 +263,8 @@ async def test_drifts_come_in_the_order_of_the_run_and_what_is_missing_last(runs
     drifts = baseline.compare(
         await runs(script(("ask", "new"), READ, ("send", "x"), OTHER), Shop(W1="gone", W2="gone"))
     )
-    assert [(one.kind, one.index) for one in drifts] == [
-        ("arguments", 0), ("result", 1), ("extra", 2), ("result", 3), ("missing", 0),
+    assert [(one.kind, one.call_id) for one in drifts] == [
+        ("arguments", 1), ("result", 2), ("extra", 3), ("result", 4), ("missing", 1),
     ]  # fmt: skip
 
 
@@ -566,12 +566,12 @@ async def test_tokens_of_the_run_may_vary_by_a_fifth(runs: Runs) -> None:
     assert baseline.compare(tokens(recorded, 119)) == []
     assert baseline.compare(tokens(recorded, 81)) == []
     (more,) = baseline.compare(tokens(recorded, 130))
-    assert (more.severity, more.kind, more.original_value, more.restored_value, more.index) == (
+    assert (more.severity, more.kind, more.original_value, more.restored_value, more.call_id) == (
         WARNING,
         "tokens",
         200,
         260,
-        -1,
+        None,
     )
     assert (
         more.description
@@ -857,7 +857,7 @@ def test_a_run_that_makes_calls_for_ever_does_not_fill_the_memory() -> None:
 
 def test_a_report_says_what_there_is_and_is_plain_data() -> None:
     report = DriftReport(
-        (DriftEvent(CRITICAL, "missing", "shop:cancel", "cancel() was not made", {}, None, "tool", 3),), 4
+        (DriftEvent(CRITICAL, "missing", "shop:cancel", "cancel() was not made", {}, None, "tool", 4),), 4
     )
     assert str(report) == "1 drift in 4 calls: 1 critical\nCRITICAL: cancel() was not made"
     assert report.worst is CRITICAL

@@ -284,7 +284,7 @@ async def test_agents_at_once_are_judged_each_by_its_own_order(path):
     with replay(path, strict=True):
         await asyncio.gather(agent(4, 5, 6), agent(1, 2, 3))
         await fetch(7)
-    early = r"fetch\(number=6\) was called too early: step \d, fetch\(number=5\)"
+    early = r"fetch\(number=6\) was called too early: call \d, fetch\(number=5\)"
     with pytest.raises(DivergenceError, match=early), replay(path, strict=True):
         await asyncio.gather(agent(1, 2, 3), agent(4, 6, 5))
         await fetch(7)
