@@ -43,6 +43,7 @@ class LoggedCall:
             then no other call is the same call.
         is_whole: whether the result is complete. False where a part of it was redacted: then another answer proves a
             change, and an equal one proves nothing.
+        is_from_cache: whether a cache answered it, so that it shows nothing of the world.
     """
 
     tool: str
@@ -59,3 +60,4 @@ class LoggedCall:
     is_parsed: bool = False
     is_keyed: bool = True
     is_whole: bool = True
+    is_from_cache: bool = False

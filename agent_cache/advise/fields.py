@@ -23,6 +23,7 @@ from agent_cache.advise.records import Problem, Problems, decoded
 __all__ = [
     "ABSENT",
     "NO_ANSWER",
+    "OF_CACHE",
     "Answer",
     "Arguments",
     "Found",
@@ -319,16 +320,20 @@ class Answer(NamedTuple):
         error: likewise.
         is_parsed: likewise.
         is_whole: likewise.
+        is_from_cache: likewise.
     """
 
     result: Any = UNKNOWN
     error: str | None = None
     is_parsed: bool = False
     is_whole: bool = True
+    is_from_cache: bool = False
 
 
 NO_ANSWER: Final = Answer()
 """Of a call that shows nothing."""
+OF_CACHE: Final = Answer(is_from_cache=True)
+"""Of a call that a cache answered, which shows nothing of the world."""
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 _ERROR_NAME = re.compile(r"[A-Za-z_][\w.:]*: ")
 _CLASS = re.compile(r"[\w.:]*(?:Error|Exception|Exit|Interrupt|Timeout|Cancelled)")
@@ -527,4 +532,5 @@ def call_of(
         is_parsed=answer.is_parsed,
         is_keyed=arguments.is_keyed,
         is_whole=answer.is_whole,
+        is_from_cache=answer.is_from_cache,
     )

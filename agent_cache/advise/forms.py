@@ -18,6 +18,7 @@ from agent_cache.advise.conversations import RUN_KEYS, TIME_KEYS, Conversations,
 from agent_cache.advise.fields import (
     ABSENT,
     NO_ANSWER,
+    OF_CACHE,
     Answer,
     Arguments,
     Found,
@@ -189,6 +190,9 @@ class _Records:
         value = first_of(record, _RESULTS)
         error = first_of(record, _ERRORS)
         failed = truth(error)
+        if failed is False and (record.get("source") == "hit" or record.get("hit") is True):
+            self._source.note(Problem.FROM_CACHE, place)
+            return OF_CACHE
         if failed is False:
             if value == "" and _is_table(record):
                 value = ABSENT  # an empty cell: nothing, or an empty text
@@ -407,7 +411,7 @@ class _Recording:
             return NO_ANSWER
         if error is None and call.source == "hit":
             source.note(Problem.FROM_CACHE, place)
-            return NO_ANSWER
+            return OF_CACHE
         return failure(error, source, place) if error is not None else answer_of(value, source, place)
 
     def _learn(self, value: Any) -> None:

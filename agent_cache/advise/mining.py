@@ -69,6 +69,7 @@ from agent_cache.advise.paths import (
     nouns_of,
     values_at,
 )
+from agent_cache.advise.resets import ResetFinder
 from agent_cache.advise.tag_rules import Advice, Kind, Link, Origin, ToolAdvice, Why, tag_templates
 from agent_cache.core.keys import Uncacheable, key_part
 
@@ -899,8 +900,10 @@ def mine(calls: Iterable[LoggedCall], *, progress: Progress | None = None) -> Ad
         writers = {tool for tool, (kind, _) in kinds.items() if kind != "read"} | set(changers)
         readers = {tool for tool, (kind, _) in kinds.items() if kind != "write"} - set(changers)
         evidence = _Evidence(find_candidates(survey, writers, readers), writers, readers, within_runs=within_runs)
+        resets = ResetFinder(writers, readers)
         for call in calls:
             evidence.add(call)
+            resets.add(call)
             report.tick()
         if not within_runs and _begins_anew(evidence):
             within_runs = True
@@ -910,7 +913,7 @@ def mine(calls: Iterable[LoggedCall], *, progress: Progress | None = None) -> Ad
             break
         changers.update(found)
     report.finish()
-    return _Conclusion(survey, kinds, changers, evidence).advice()
+    return replace(_Conclusion(survey, kinds, changers, evidence).advice(), resets=resets.found())
 
 
 class _Ticker:

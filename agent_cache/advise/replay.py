@@ -84,6 +84,7 @@ class Outcome:
         stale: those that it would have answered wrongly.
         tools: the same for each of them.
         stale_answers: the first thousand.
+        from_cache: those of `reads` that a cache has answered in the log: whether they would be stale is not known.
     """
 
     reads: int
@@ -91,6 +92,12 @@ class Outcome:
     stale: int
     tools: Mapping[str, ToolOutcome]
     stale_answers: tuple[StaleAnswer, ...] = ()
+    from_cache: int = 0
+
+    @property
+    def proves_little(self) -> bool:
+        """Whether a cache has answered most of the reads, so that few stale answers can show."""
+        return 2 * self.from_cache > self.reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +316,7 @@ class _Player:
         self.store = _Store()
         self.tools: dict[str, ToolOutcome] = {}
         self.stale: list[StaleAnswer] = []
+        self.from_cache = 0
         self.recent: deque[_Ran] = deque(maxlen=10_000)
         self.at = 0
 
@@ -332,6 +340,7 @@ class _Player:
             stale=sum(one.stale for one in tools.values()),
             tools=tools,
             stale_answers=tuple(self.stale),
+            from_cache=self.from_cache,
         )
 
     def _write(self, call: LoggedCall, tool: _Tool) -> None:
@@ -344,6 +353,7 @@ class _Player:
     def _read(self, call: LoggedCall, tool: _Tool) -> None:
         figures = self.tools.setdefault(call.tool, ToolOutcome())
         figures.reads += 1
+        self.from_cache += call.is_from_cache
         owner = call.run if tool.is_per_session or not self.is_shared else None
         if not call.is_keyed:
             return

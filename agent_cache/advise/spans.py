@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from agent_cache.advise.fields import (
     ABSENT,
+    OF_CACHE,
     Answer,
     Found,
     Source,
@@ -130,7 +131,7 @@ def _call(tool: str, span: dict[str, Any], attributes: dict[str, Any], source: S
         kind = "write" if origin == "write" else "read"
         if origin == "hit" and answer.error is None:
             source.note(Problem.FROM_CACHE, place)
-            answer = Answer()
+            answer = OF_CACHE
     run = number_text(_attribute(attributes, _RUNS)) or trace
     call = call_of(tool, arguments, answer, times, source, run=run, kind=kind)
     return Found(call, f"{trace}\0{own}" if own else "", place)

@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from agent_cache.advise.calls import LoggedCall
+
 if TYPE_CHECKING:
     from agent_cache.toolbox.rules import Rule
 
-__all__ = ["Advice", "Kind", "Link", "Origin", "ToolAdvice", "Why", "rules_of", "tag_templates"]
+__all__ = ["Advice", "Kind", "Link", "Origin", "Resets", "ToolAdvice", "Why", "rules_of", "tag_templates"]
 
 Kind = Literal["read", "write", "watch", "pass", "unknown"]
 Why = Literal["given", "hint", "evidence", "name", "unknown"]
@@ -82,6 +84,21 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Resets:
+    """That runs of a log begin anew, so that its answers contradict each other.
+
+    Attributes:
+        count: how many reads were answered in a later run as before a write that an earlier run had seen take effect.
+        changed: the read of the earlier run, for the first of them.
+        again: the read of the later run.
+    """
+
+    count: int
+    changed: LoggedCall
+    again: LoggedCall
+
+
+@dataclass(frozen=True, slots=True)
 class Advice:
     """What a log says about caching its tools.
 
@@ -92,6 +109,8 @@ class Advice:
         changes: how many changes of answers there were.
         explained: how many of them links explain.
         is_shared: whether the runs work on one state. If not, each begins anew, and nothing can be cached across them.
+        resets: answers of later runs that contradict those of earlier ones. None if there are none. What writes leave
+            unchanged is not known then.
     """
 
     tools: Mapping[str, ToolAdvice]
@@ -100,6 +119,7 @@ class Advice:
     changes: int = 0
     explained: int = 0
     is_shared: bool = True
+    resets: Resets | None = None
 
 
 def rules_of(advice: Advice) -> dict[str, Rule]:

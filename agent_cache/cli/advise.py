@@ -1,7 +1,8 @@
 """`agent-cache advise`: the rules that recorded runs show to be needed; `--check`: whether the rules in use are these.
 
-Exit codes: 0 fine, 1 the rules in use would have given stale answers, or leave tools out, 2 usage, or a log or a target
-that cannot be read.
+Exit codes: 0 fine, 1 the rules in use would have given stale answers, or leave tools out, or the log shows too little of
+it, because a cache answered most reads; or the runs of a log begin anew, so that its rules are not to be trusted, 2
+usage, or a log or a target that cannot be read.
 
 The rules, or what `--check` has found, go to stdout, or into a file; everything else goes to stderr. Whatever comes
 from a log is redacted, and nothing in it is left that a terminal would interpret.
@@ -31,7 +32,7 @@ from agent_cache.advise.mining import mine
 from agent_cache.advise.paths import is_failure
 from agent_cache.advise.records import Scratch, files_of
 from agent_cache.advise.replay import Failures, Outcome, Policy, StaleAnswer, replay_all
-from agent_cache.advise.tag_rules import Advice
+from agent_cache.advise.tag_rules import Advice, Resets
 from agent_cache.cli.output import (
     Printer,
     escaped,
@@ -45,7 +46,7 @@ from agent_cache.cli.output import (
 from agent_cache.cli.rule_text import FORMATS, Names, Rules, percent, saved_text
 from agent_cache.recording import Redaction
 
-__all__ = ["add_options", "advised_rules", "print_summary", "refusal_of", "run"]
+__all__ = ["add_options", "advised_rules", "exit_code_of", "print_summary", "refusal_of", "run"]
 
 _LEAST_BYTES: Final = 1_000_000
 _LEAST_CALLS: Final = 2_000
@@ -74,8 +75,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "       agent-cache advise --check TARGET RUNS... [--fail-on any|stale] [--format text|json]"
     )
     parser.description = (
-        "Find the tags of tools in recorded runs. Exit codes: 0 fine, 1 --check has found something, 2 usage, or "
-        "something that cannot be read."
+        "Find the tags of tools in recorded runs. Exit codes: 0 fine, 1 --check has found something, or the runs of the "
+        "log begin anew, 2 usage, or something that cannot be read."
     )
     parser.add_argument(
         "runs", nargs="+", metavar="RUNS", help="recordings and other logs of calls, or folders of them"
@@ -326,7 +327,24 @@ def _advise(options: argparse.Namespace, redaction: Redaction) -> int:
     print_summary(rules)
     if options.output is not None:
         print(f"written: {escaped(redaction.text(options.output))}", file=sys.stderr)
-    return 0
+    return exit_code_of(rules)
+
+
+def exit_code_of(rules: Rules) -> int:
+    """1 where the log misleads, so that the rules are not to be trusted; otherwise 0."""
+    return int(rules.advice.resets is not None)
+
+
+def _warning_of(resets: Resets, redaction: Redaction) -> str:
+    """That runs begin anew, with an example, and what to do."""
+    changed, again = (escaped(redaction.text(call.run)) for call in (resets.changed, resets.again))
+    return (
+        f"warning: {plural(resets.count, 'answer')} of later runs contradict those of earlier ones, and no write of the "
+        f"log explains it. The first: run {changed!r} saw {_call_text(resets.changed, redaction)} change after a write, "
+        f"and run {again!r} got the answer from before. It seems that each run began anew, as in evaluation sets and in "
+        "CI. What a reset put back looks as if no write had changed it, so the tags may lack some. Advise on the log of "
+        "one world at a time, or on runs that share a database."
+    )
 
 
 def print_summary(rules: Rules) -> None:
@@ -354,6 +372,9 @@ def print_summary(rules: Rules) -> None:
         printer.line(("Not known:", "bold"))
         for line in unknown:
             _print_wrapped(f"- {line}", printer)
+    if rules.advice.resets is not None:
+        printer.line()
+        _print_wrapped(_warning_of(rules.advice.resets, rules.redaction), printer)
 
 
 def _print_wrapped(text: str, printer: Printer) -> None:
@@ -395,10 +416,12 @@ class Verdict:
     study: Study
 
     def has_failed(self, fail_on: str) -> bool:
-        """Whether the exit code is 1. What cannot be checked, because several rules may be meant, fails in any case."""
-        match = self.match
+        """Whether the exit code is 1. What cannot be checked fails in any case: several rules may be meant, or a cache
+        has answered most reads.
+        """
+        match, outcome = self.match, self.outcome
         return bool(
-            self.outcome.stale or match.ambiguous or (fail_on == "any" and (match.without_rule or match.without_calls))
+            outcome.stale or outcome.proves_little or match.ambiguous or (fail_on == "any" and (match.without_rule or match.without_calls))
         )
 
 
@@ -449,6 +472,12 @@ def _print_verdict(verdict: Verdict, options: argparse.Namespace, redaction: Red
         printer.line(("no rule", "yellow"), f"  {shown(tool)}: {calls}; {redaction.text(instead)}")
     for name in match.without_calls:
         printer.line(("no calls", "yellow"), f"  {shown(name)}")
+    if outcome.from_cache:
+        printer.line(
+            ("no proof", "red" if outcome.proves_little else "yellow"),
+            f"  {outcome.from_cache:,} of {plural(outcome.reads, 'read')} were answered by a cache in the log: they prove "
+            f"nothing, and are no evidence{'; record with AGENT_CACHE_ENABLED=0' if outcome.proves_little else ''}",
+        )
     parts = [f"{plural(outcome.reads, 'read')}, {plural(outcome.hits, 'hit')} ({percent(outcome.hits, outcome.reads)})"]
     parts.append(f"{outcome.stale:,} stale")
     parts += [f"{plural(len(match.without_rule), 'tool')} without a rule"] if match.without_rule else []
@@ -512,6 +541,7 @@ def _verdict_document(
         "reads": outcome.reads,
         "hits": outcome.hits,
         "stale": outcome.stale,
+        "from_cache": outcome.from_cache,
         "stale_answers": [
             {
                 **_call_document(stale.served, redaction),

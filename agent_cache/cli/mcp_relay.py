@@ -177,7 +177,7 @@ async def _tools_of(options: argparse.Namespace) -> tuple[str, dict[str, Mapping
 
 def _advise(options: argparse.Namespace, server: tuple[str, dict[str, Mapping[str, Any]]] | None) -> int:
     """Print the rules that logs show to be needed, and those to begin with for tools that were never called."""
-    from agent_cache.cli.advise import advised_rules, print_summary, refusal_of
+    from agent_cache.cli.advise import advised_rules, exit_code_of, print_summary, refusal_of
     from agent_cache.recording import Redaction
     from agent_cache.relay.starter import starter_rules
     from agent_cache.toolbox.box import has_rule
@@ -204,7 +204,7 @@ def _advise(options: argparse.Namespace, server: tuple[str, dict[str, Mapping[st
             print(f"agent-cache mcp: the server has no tool {rules.names.shown(name)}", file=sys.stderr)
     sys.stdout.flush()
     print_summary(rules)
-    return 0
+    return exit_code_of(rules)
 
 
 async def _explain(options: argparse.Namespace) -> int:

@@ -163,6 +163,7 @@ class Rules:
         self.names: Final = Names(advice.tools, redaction)
         self.advice: Final = advice
         self.outcomes: Final = outcomes
+        self.redaction: Final = redaction
         self._text = redaction.text
         self._sources = [escaped(redaction.text(source)) for source in sources]
         self._notes, self._has_hints = [redaction.text(note) for note in notes], has_hints
@@ -388,6 +389,7 @@ class Rules:
                 for link in advice.links
             ],
             "is_shared": advice.is_shared,
+            "resets": 0 if advice.resets is None else advice.resets.count,
             "changes": advice.changes,
             "explained": advice.explained,
             "unknown": [*map(text, advice.unknown), *self.problems],

@@ -1,0 +1,255 @@
+"""`agent-cache advise` says where a log misleads: runs that begin anew, and answers that came from a cache."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache.cli.main import main
+from tests.harness.shop_days import Call, Shop, conversation, day, written
+
+RULES = """
+namespace = "shop"
+
+[tools.get_order]
+read = "order:{order_id}"
+
+[tools.cancel_order]
+write = "order:{order_id}"
+"""
+
+
+def timed(calls: Iterable[tuple[str, Call]]) -> list[Call]:
+    """Calls of runs, a second apart."""
+    return [{**call, "run": run, "time": 1_790_000_000.0 + at} for at, (run, call) in enumerate(calls)]
+
+
+def called(shop: Shop, tool: str, arguments: dict[str, Any]) -> Call:
+    """A call and its answer."""
+    try:
+        return {"tool": tool, "arguments": arguments, "result": getattr(shop, tool)(**arguments)}
+    except ValueError as error:
+        return {"tool": tool, "arguments": arguments, "error": f"ValueError: {error}"}
+
+
+def evaluation(runs: int) -> list[list[Call]]:
+    """The calls of runs, each with a shop of its own."""
+    made = []
+    for number in range(runs):
+        shop = Shop(users=3, orders=6)
+        made.append([called(shop, *step) for step in conversation(shop, random.Random(number))])
+    return made
+
+
+def advised(capsys: pytest.CaptureFixture[str], log: Path, *options: str) -> tuple[int, str, str]:
+    """The exit code, the rules, and what was said, as running text."""
+    code = main(["advise", str(log), *options])
+    printed = capsys.readouterr()
+    return code, printed.out, " ".join(printed.err.split())
+
+
+@pytest.mark.parametrize("order", ["one after another", "at the same time"])
+def test_runs_that_begin_anew_are_warned_of_with_an_example_and_the_rules_are_still_written(
+    order: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [[(f"run-{number}", call) for call in calls] for number, calls in enumerate(evaluation(40))]
+    if order == "one after another":
+        calls = list(itertools.chain(*runs))
+    else:  # four at any time
+        waves = [itertools.zip_longest(*runs[at : at + 4]) for at in range(0, 40, 4)]
+        calls = [step for wave in waves for turn in wave for step in turn if step is not None]
+    log = written(tmp_path / "evaluation.jsonl", timed(calls))
+    code, out, err = advised(capsys, log)
+    assert code == 1
+    assert "answers of later runs contradict those of earlier ones, and no write of the log explains it" in err
+    assert "get_" in err.partition("The first: run 'run-")[2]
+    assert "one world at a time" in err
+    assert "def get_order(order_id)" in out
+    assert json.loads(advised(capsys, log, "--format", "json")[1])["resets"] >= 2
+
+
+def test_writes_of_other_runs_to_other_things_explain_no_reset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = []
+    for run in range(8):
+        shop = Shop()
+        read, cancel = {"order_id": f"#W{1000 + run % 4}"}, {"order_id": f"#W{1000 + run % 4}", "reason": "none"}
+        steps = [("get_order", read), ("cancel_order", cancel), ("get_order", read)]
+        calls += [(str(run), called(shop, *step)) for step in steps]
+    code, _, err = advised(capsys, written(tmp_path / "log.jsonl", timed(calls)))
+    assert code == 1
+    assert "warning: 4 answers" in err
+
+
+def test_recordings_of_programs_that_each_begin_anew_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One file a run: the names of the files are those of the runs."""
+    for number, calls in enumerate(evaluation(40)):
+        made = [{**call, "time": 1_790_000_000.0 + 100 * number + at} for at, call in enumerate(calls)]
+        written(tmp_path / f"run-{number}.jsonl", made)
+    assert advised(capsys, tmp_path)[0] == 1
+
+
+def shared_shop() -> list[Call]:
+    return day(3)
+
+
+def external_changes() -> list[Call]:
+    """Somebody else changes addresses, which runs have changed before, to new ones and now and then back."""
+    chance, shop, calls = random.Random(5), Shop(users=3), []
+    for run in range(40):
+        for user in [*shop.users, *shop.users]:
+            calls.append((str(run), called(shop, "get_user", {"user_id": user})))
+        user = chance.choice([*shop.users])
+        former = shop.users[user]["address"]
+        calls.append((str(run), called(shop, "set_address", {"user_id": user, "address": f"{run} Street"})))
+        calls.append((str(run), called(shop, "get_user", {"user_id": user})))
+        if run % 5 == 0:
+            shop.users[user]["address"] = former
+        elif run % 3 == 0:
+            shop.users[user]["address"] = f"{run} Elsewhere"
+    return timed(calls)
+
+
+def unstable() -> list[Call]:
+    """A coin, a clock and a queue that goes up and down by itself, around writes that do nothing to them."""
+    chance, calls = random.Random(7), []
+    for at in range(200):
+        run = str(at // 5)
+        answers = {"get_coin": chance.randint(0, 1), "get_time": at, "get_queue_length": at // 3 % 2}
+        for _ in range(2):
+            calls += [(run, {"tool": tool, "arguments": {"of": "it"}, "result": one}) for tool, one in answers.items()]
+            answers["get_coin"] = chance.randint(0, 1)
+        calls.append((run, {"tool": "set_name", "arguments": {"name": f"n{at}"}, "result": "ok"}))
+    return timed(calls)
+
+
+def undone() -> list[Call]:
+    """Each run undoes what it did: by the id that its write returned."""
+    calls = []
+    for run in range(20):
+        balance = {"tool": "get_balance", "arguments": {"account": "a1"}}
+        calls += [
+            (str(run), one)
+            for one in (
+                {**balance, "result": 100},
+                {"tool": "create_charge", "arguments": {"account": "a1"}, "result": {"charge_id": f"c{run}"}},
+                {**balance, "result": 90},
+                {"tool": "delete_charge", "arguments": {"charge_id": f"c{run}"}, "result": "ok"},
+            )
+        ]
+    return timed(calls)
+
+
+def switched() -> list[Call]:
+    """A lamp that one run switches on, and the next one off."""
+    calls = []
+    for run in range(20):
+        lamp = {"tool": "get_lamp", "arguments": {"lamp": "l1"}}
+        states = [run % 2 == 0, run % 2 == 1]
+        change = {"tool": "set_lamp", "arguments": {"lamp": "l1", "on": states[1]}, "result": "ok"}
+        calls += [(str(run), one) for one in ({**lamp, "result": states[0]}, change, {**lamp, "result": states[1]})]
+    return timed(calls)
+
+
+@pytest.mark.parametrize("made", [shared_shop, external_changes, unstable, undone, switched])
+def test_runs_that_share_a_world_are_not_warned_of(
+    made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = advised(capsys, written(tmp_path / "log.jsonl", made()))
+    assert (code, "warning" in err) == (0, False)
+
+
+def test_the_relay_warns_of_runs_that_begin_anew_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [(str(number), call) for number, calls in enumerate(evaluation(40)) for call in calls]
+    assert main(["mcp", "--advise", str(written(tmp_path / "log.jsonl", timed(runs)))]) == 1
+    assert "contradict those of earlier ones" in " ".join(capsys.readouterr().err.split())
+
+
+# Answers of a cache
+
+
+@pytest.mark.parametrize("mark", [{"source": "hit"}, {"hit": True}])
+@pytest.mark.parametrize(("hits", "code"), [(0, 0), (1, 0), (5, 0), (6, 1)])
+def test_a_check_says_how_many_reads_a_cache_answered_and_fails_if_these_are_most(
+    mark: dict[str, Any], hits: int, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rules.toml").write_text(RULES)
+    read = {"tool": "get_order", "arguments": {"order_id": "o1"}, "kind": "read"}
+    calls = [{**read, "result": "paid", **(mark if at >= 10 - hits else {})} for at in range(10)]
+    calls.append({"tool": "cancel_order", "arguments": {"order_id": "o1"}, "result": "ok", "kind": "write"})
+    log = written(tmp_path / "log.jsonl", timed(("1", call) for call in calls))
+    options = ["advise", "--check", str(tmp_path / "rules.toml"), str(log), "--fail-on", "stale"]
+    assert main(options) == code
+    said = f"{hits} of 10 reads were answered by a cache in the log: they prove nothing, and are no evidence"
+    assert (said in capsys.readouterr().out) == bool(hits)
+    assert main([*options, "--format", "json"]) == code
+    found = json.loads(capsys.readouterr().out)
+    assert (found["from_cache"], found["reads"], found["has_failed"]) == (hits, 10, bool(code))
+
+
+SHOP = """
+from agent_cache import AgentCache, AgentCacheInvalidator
+
+STATE = {"W1": "paid"}
+
+
+@AgentCache("order:{order_id}")
+async def get_order(order_id: str) -> dict:
+    return {"id": order_id, "status": STATE[order_id]}
+
+
+@AgentCacheInvalidator("nothing:{order_id}")
+async def cancel_order(order_id: str) -> str:
+    STATE[order_id] += "!"
+    return "ok"
+"""
+PROGRAM = """
+import asyncio
+
+import shop_of_hits
+from agent_cache.recording import record
+
+
+async def main():
+    async with record("day.jsonl"):
+        for _ in range(3):
+            for _ in range(5):
+                await shop_of_hits.get_order(order_id="W1")
+            await shop_of_hits.cancel_order(order_id="W1")
+
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_a_recording_of_a_cache_is_no_proof_of_its_tags_and_one_without_the_cache_finds_what_is_missing(
+    is_cached: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "shop_of_hits.py").write_text(SHOP)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{root}", "AGENT_CACHE_ENABLED": "1" if is_cached else "0"}
+    ran = [
+        subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False)
+        for command in (
+            [sys.executable, "program.py"],
+            [sys.executable, "-m", "agent_cache", "advise", "--check", "shop_of_hits", "day.jsonl"],
+        )
+    ]
+    assert ran[0].returncode == 0, ran[0].stderr
+    assert ran[1].returncode == 1
+    assert ("14 of 15 reads were answered by a cache in the log" in ran[1].stdout) == is_cached
+    assert (", 0 stale" in ran[1].stdout) == is_cached
