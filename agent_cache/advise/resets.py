@@ -112,7 +112,7 @@ class ResetFinder:
         if self._room < 0:  # forget what was named, and so conclude nothing from what came before
             self._unnamed_at = at
             self._named_at.clear()
-            self._made = dict.fromkeys(self._made, set())
+            self._made = {each: set() for each in self._made}
             self._room = _MAX_VALUES
 
     def _is_explained(self, seen: _Seen) -> bool:

@@ -1,8 +1,8 @@
 """`agent-cache advise`: the rules that recorded runs show to be needed; `--check`: whether the rules in use are these.
 
-Exit codes: 0 fine, 1 the rules in use would have given stale answers, or leave tools out, or the log shows too little of
-it, because a cache answered most reads; or the runs of a log begin anew, so that its rules are not to be trusted, 2
-usage, or a log or a target that cannot be read.
+Exit codes: 0 fine, 1 the rules in use would have given stale answers, or leave tools out, or a cache answered most reads
+of the log, or the runs of the log begin anew, so that its rules are not to be trusted, 2 usage, or a log or a target
+that cannot be read.
 
 The rules, or what `--check` has found, go to stdout, or into a file; everything else goes to stderr. Whatever comes
 from a log is redacted, and nothing in it is left that a terminal would interpret.
@@ -75,8 +75,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "       agent-cache advise --check TARGET RUNS... [--fail-on any|stale] [--format text|json]"
     )
     parser.description = (
-        "Find the tags of tools in recorded runs. Exit codes: 0 fine, 1 --check has found something, or the runs of the "
-        "log begin anew, 2 usage, or something that cannot be read."
+        "Find the tags of tools in recorded runs. Exit codes: 0 fine, 1 --check has found something, or the runs of "
+        "the log begin anew, 2 usage, or something that cannot be read."
     )
     parser.add_argument(
         "runs", nargs="+", metavar="RUNS", help="recordings and other logs of calls, or folders of them"
@@ -339,11 +339,11 @@ def _warning_of(resets: Resets, redaction: Redaction) -> str:
     """That runs begin anew, with an example, and what to do."""
     changed, again = (escaped(redaction.text(call.run)) for call in (resets.changed, resets.again))
     return (
-        f"warning: {plural(resets.count, 'answer')} of later runs contradict those of earlier ones, and no write of the "
-        f"log explains it. The first: run {changed!r} saw {_call_text(resets.changed, redaction)} change after a write, "
-        f"and run {again!r} got the answer from before. It seems that each run began anew, as in evaluation sets and in "
-        "CI. What a reset put back looks as if no write had changed it, so the tags may lack some. Advise on the log of "
-        "one world at a time, or on runs that share a database."
+        f"warning: {plural(resets.count, 'answer')} of later runs contradict those of earlier ones, and no write of "
+        f"the log explains it. The first: run {changed!r} saw {_call_text(resets.changed, redaction)} change after a "
+        f"write, and run {again!r} got the answer from before. It seems that each run began anew, as in evaluation "
+        "sets and in CI. What a reset put back looks as if no write had changed it, so the tags may lack some. Advise "
+        "on the log of one world at a time, or on runs that share a database."
     )
 
 
@@ -421,7 +421,10 @@ class Verdict:
         """
         match, outcome = self.match, self.outcome
         return bool(
-            outcome.stale or outcome.proves_little or match.ambiguous or (fail_on == "any" and (match.without_rule or match.without_calls))
+            outcome.stale
+            or outcome.proves_little
+            or match.ambiguous
+            or (fail_on == "any" and (match.without_rule or match.without_calls))
         )
 
 
@@ -473,10 +476,11 @@ def _print_verdict(verdict: Verdict, options: argparse.Namespace, redaction: Red
     for name in match.without_calls:
         printer.line(("no calls", "yellow"), f"  {shown(name)}")
     if outcome.from_cache:
+        reads, mend = plural(outcome.reads, "read"), "; record with AGENT_CACHE_ENABLED=0"
         printer.line(
             ("no proof", "red" if outcome.proves_little else "yellow"),
-            f"  {outcome.from_cache:,} of {plural(outcome.reads, 'read')} were answered by a cache in the log: they prove "
-            f"nothing, and are no evidence{'; record with AGENT_CACHE_ENABLED=0' if outcome.proves_little else ''}",
+            f"  {outcome.from_cache:,} of {reads} were answered by a cache in the log: they prove nothing, and are no "
+            f"evidence{mend if outcome.proves_little else ''}",
         )
     parts = [f"{plural(outcome.reads, 'read')}, {plural(outcome.hits, 'hit')} ({percent(outcome.hits, outcome.reads)})"]
     parts.append(f"{outcome.stale:,} stale")

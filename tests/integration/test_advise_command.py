@@ -267,7 +267,7 @@ def test_runs_that_begin_anew_get_rules_of_a_session(tmp_path: Path) -> None:
         calls += [{**call, "time": call["time"] + 1000 * number, "run": str(number)} for call in day(number, 1)]
     written(tmp_path / "anew.jsonl", calls)
     for form, name in (("toml", "anew.toml"), ("python", "anew.py")):
-        assert agent_cache(tmp_path, "advise", "anew.jsonl", "--format", form, "-o", name).code == 0
+        assert agent_cache(tmp_path, "advise", "anew.jsonl", "--format", form, "-o", name).code == 1
         assert 'scope = "session"' in (text := (tmp_path / name).read_text()) or 'scope="session"' in text
         ran = agent_cache(tmp_path, "advise", "--check", name, "anew.jsonl", "--format", "json")
         assert (ran.code, ran.json["stale"]) == (0, 0)

@@ -21,10 +21,12 @@ RULES = """
 namespace = "shop"
 
 [tools.get_order]
-read = "order:{order_id}"
+kind = "read"
+tags = ["order:{order_id}"]
 
 [tools.cancel_order]
-write = "order:{order_id}"
+kind = "write"
+tags = ["order:{order_id}"]
 """
 
 
