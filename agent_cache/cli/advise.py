@@ -1,8 +1,8 @@
 """`agent-cache advise`: the rules that recorded runs show to be needed; `--check`: whether the rules in use are these.
 
-Exit codes: 0 fine, 1 the rules in use would have given stale answers, or leave tools out, or a cache answered most reads
-of the log, or the runs of the log begin anew, so that its rules are not to be trusted, 2 usage, or a log or a target
-that cannot be read.
+Exit codes: 0 fine, 1 the rules in use would have given stale answers, or leave tools out, or a cache answered most
+reads of the log, or the runs of the log begin anew, so that its rules are not to be trusted, 2 usage, or a log or a
+target that cannot be read.
 
 The rules, or what `--check` has found, go to stdout, or into a file; everything else goes to stderr. Whatever comes
 from a log is redacted, and nothing in it is left that a terminal would interpret.
