@@ -370,6 +370,10 @@ class Matcher:
         """Whether version 1 of the format has recorded a call."""
         return index is not None and bool(self._outline.earlier[index])
 
+    def is_foreign(self, index: int) -> bool:
+        """Whether another package has recorded a call."""
+        return bool(self.cassette.steps[index].form)
+
     def cover(self, index: int) -> None:
         """Mark a call, and all that it encloses, as played or made again."""
         self.cover_alone(index)

@@ -356,9 +356,9 @@ class Recorder:
         call.place = place_of(enclosing, call.matched, occurrence)
         index = player.find(call, is_redacted=is_redacted)
         if index is None and not occurrence and not call.function.has_cache_key:
-            for digest, is_earlier in self._other_digests(call, arguments, player):
+            for digest, is_of in self._other_digests(call, arguments, player):
                 index = player.matcher.find(place_of(enclosing, digest, 0))
-                if index is not None and (not is_earlier or player.matcher.is_earlier(index)):
+                if index is not None and is_of(index):
                     call.matched, occurrence = digest, counts.get(digest, 0)
                     call.place = place_of(enclosing, digest, occurrence)
                     index = player.matcher.find(call.place)
@@ -370,22 +370,25 @@ class Recorder:
 
     def _other_digests(
         self, call: ActiveCall, arguments: Mapping[str, Any], player: Player
-    ) -> Iterator[tuple[bytes, bool]]:
-        """The digests that the same call has in a recording that was made elsewhere, or by an earlier version.
+    ) -> Iterator[tuple[bytes, Callable[[int], bool]]]:
+        """The digests that the same call has in a recording that was made elsewhere, by an earlier version, or by
+        another package. The last two did not know who asked.
 
-        With each, whether it is that of an earlier version, which did not know who asked.
+        With each, whether a recorded call is one of these.
         """
         function = call.function
         try:
             other = function.other_arguments(arguments)
             if other is not None:
                 digest = digest_of(function.name, self._redacted(function, plain_arguments(other)[0]))
-                yield with_asker(digest, call.asker), False
+                yield with_asker(digest, call.asker), _is_any
         except UncacheableArgumentsError:  # a default has no identity
             pass
         earlier = function.earlier_arguments(arguments) if player.matcher.has_earlier else None
         if earlier is not None:
-            yield digest_of(function.name, self._redacted(function, earlier)), True
+            yield digest_of(function.name, self._redacted(function, earlier)), player.matcher.is_earlier
+        if call.asker and player.matcher.has_foreign:
+            yield call.digest, player.matcher.is_foreign
 
     def _look_up(self, call: ActiveCall, index: int | None, player: Player) -> None:
         policy = self._policy_of(call.function) if self._policy else "stub"
@@ -695,6 +698,10 @@ class Recorder:
             raise CassetteError(
                 f"has calls that cannot be replayed: {'. '.join(sorted(self._problems))}", self.path or ""
             )
+
+
+def _is_any(_index: int) -> bool:
+    return True
 
 
 _escaped: set[str] = set()

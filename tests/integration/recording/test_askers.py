@@ -361,3 +361,12 @@ async def test_a_drift_detector_takes_another_order_of_askers_for_no_other_argum
     with observe(detector):
         await agent(by_vary, ["bob", "ada"])
     assert not [drift for drift in detector.drifts if drift.kind in ("arguments", "result")]
+
+
+async def test_a_cassette_of_another_package_does_not_know_who_asked(tmp_path):
+    path = tmp_path / "foreign.json"
+    step = {"type": "tool", "name": "by_vary", "arguments": {"args": [1], "kwargs": {}}, "result": "mail"}
+    path.write_text(json.dumps({"version": 1, "steps": [step, {**step, "result": "other mail"}]}))
+    with replay(path):
+        assert await agent(by_vary, ["ada", "bob"]) == ["mail", "other mail"]
+    assert not RUNS
