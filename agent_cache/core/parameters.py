@@ -15,8 +15,8 @@ import inspect
 import sys
 import types
 import typing
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import ChainMap, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from agent_cache.core.asker import CONTEXTS, GETTERS, Apart, Injected, Role, asker_in, got_by, is_context
@@ -77,8 +77,7 @@ def takes_context(function: Callable[..., Any]) -> bool:
 
 def reads_request(function: Callable[..., Any]) -> bool:
     """Whether a tool of a server may read the request of its client: its headers, or what a dependency makes of it."""
-    getters = _getters_of(function)
-    if any(GETTERS[one][0] == "headers" for one in getters) or "request_context" in _names_in_body(function):
+    if any(GETTERS[one][0] == "headers" for one in _getters_of(function)) or _reads_request_itself(function):
         return True
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -88,25 +87,54 @@ def reads_request(function: Callable[..., Any]) -> bool:
     return any(role in ("headers", "request", "value") for role in roles)
 
 
+def _reads_request_itself(function: Callable[..., Any]) -> bool:
+    return any("request_context" in names for names, _ in _bodies_of(function))
+
+
 def _getters_of(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The functions of `GETTERS` that are called in the body of a tool."""
-    names = _names_in_body(function)
-    scope = getattr(_function_within(function), "__globals__", {})
-    return tuple(name for name in sorted(names & GETTERS.keys()) if name not in scope or _is_getter(scope[name]))
+    """The functions of `GETTERS` that a tool calls, or the functions that it calls by their names."""
+    found = {
+        name
+        for names, scope in _bodies_of(function)
+        for name in names & GETTERS.keys()
+        if name not in scope or _package(getattr(scope[name], "__module__", None) or "") in _HOMES_OF_GETTERS
+    }
+    return tuple(sorted(found))
 
 
-def _is_getter(found: Any) -> bool:
-    return _package(getattr(found, "__module__", None) or "") in _HOMES_OF_GETTERS
+_MAX_BODIES = 50
+"""Functions that are looked into for one tool."""
 
 
-def _names_in_body(function: Callable[..., Any]) -> set[str]:
-    codes = [getattr(_function_within(function), "__code__", None)]
-    names: set[str] = set()
-    for code in codes:
-        if code is not None:
-            names.update(code.co_names)
-            codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return names
+def _bodies_of(function: Callable[..., Any]) -> Iterator[tuple[set[str], Mapping[str, Any]]]:
+    """The names in the body of a function, and what they name there; then those of the functions of the user's that it
+    calls by their names.
+    """
+    pending: list[Any] = [_function_within(function)]
+    for number, body in enumerate(pending):
+        code = getattr(body, "__code__", None)
+        if code is None or number >= _MAX_BODIES:
+            continue
+        names = _names_in(code)
+        cells = zip(code.co_freevars, body.__closure__ or (), strict=False)
+        scope = ChainMap({name: _content(cell) for name, cell in cells}, body.__globals__)
+        yield names, scope
+        called = (_function_within(scope[name]) for name in names if isinstance(scope.get(name), types.FunctionType))
+        pending += [
+            one for one in called if _package(one.__module__ or "") not in _HOMES_OF_GETTERS and one not in pending
+        ]
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty yet
+        return None
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return {*code.co_names, *code.co_freevars}.union(*inner)
 
 
 def _function_within(function: Any) -> Any:
@@ -404,7 +432,7 @@ class Parameters:
             if (role := injected_role(one.annotation, one.default, hinted or function)) is not None
         }
         getters = _getters_of(function)
-        names_in_body = _names_in_body(function) if "object" in roles.values() else ()
+        reads_request_itself = "object" in roles.values() and _reads_request_itself(function)
         return cls(
             tuple(
                 Parameter(
@@ -427,7 +455,7 @@ class Parameters:
             ),
             _owner(function) if receiver is not None else "",
             {
-                name: "request" if role == "object" and "request_context" in names_in_body else role
+                name: "request" if role == "object" and reads_request_itself else role
                 for name, role in roles.items()
                 if role != "none" and name not in ignored
             },

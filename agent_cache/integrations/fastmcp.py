@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from agent_cache import AgentLoopDetectedError, Toolbox
 from agent_cache.clock import CLOCK
 from agent_cache.core.asker import Apart, asker_in, got_by
-from agent_cache.core.parameters import reads_request
+from agent_cache.core.parameters import reads_request, takes_context
 from agent_cache.integrations.checked_arguments import Check, as_tool_gets, check_of
 from agent_cache.integrations.mcp_results import (
     PRIVATE,
@@ -182,7 +182,9 @@ class AgentCacheMiddleware(Middleware):
             token = get_access_token()
             holder = None if token is None else hashlib.sha256(token.token.encode()).hexdigest()
             sent = _sent_by_client() if tool.reads_request and self._vary is None else None
-            who += [one for one in (holder, sent) if one is not None]
+            here = context.fastmcp_context
+            named = here.client_id if tool.gets_context and here is not None else None
+            who += [one for one in (holder, sent, named) if one is not None]
         where = [one for one in (tool.version, tool.forwarded) if one is not None]
         return Apart(who or None, where or None) if who or where else None
 
@@ -238,6 +240,7 @@ class _Tool:
     Attributes:
         forwarded: the version that a client asks for, where another server decides which one that is.
         is_shared: whether all clients share its answers.
+        gets_context: whether it may ask its context for the name of the client.
         reads_request: whether the request of the client may decide the answer.
         check: what its arguments are to its function, None where that cannot be known.
         passes: whether it caches its own calls, or a server below does.
@@ -250,6 +253,7 @@ class _Tool:
     forwarded: Any
     is_shared: bool
     reads_request: bool
+    gets_context: bool
     schema: Mapping[str, Any]
     annotations: Any
     function: Any
@@ -269,6 +273,7 @@ class _Tool:
             version=tool.version,
             forwarded=requested if function is None else None,
             is_shared=shared,
+            gets_context=function is None or takes_context(function),
             reads_request=function is None or reads_request(function),
             schema=tool.parameters,
             annotations=_hints(tool),
@@ -525,5 +530,7 @@ async def _listed(server: FastMCP[Any]) -> list[ToolInfo]:
     for tool in await server.list_tools(run_middleware=False):
         leaf, _ = await _leaf_of(tool, None)
         is_decorated = hasattr(getattr(leaf, "fn", None), "__agent_cache__")
-        found.setdefault(tool.name, ToolInfo(tool.name, tool.parameters, _hints(tool), is_decorated))
+        function = getattr(leaf, "fn", None)
+        gets_context = function is None or takes_context(function)
+        found.setdefault(tool.name, ToolInfo(tool.name, tool.parameters, _hints(tool), is_decorated, gets_context))
     return list(found.values())

@@ -9,17 +9,19 @@ Checked with langchain 1.4.0 and 1.4.7, langgraph 1.2.22.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias, get_type_hints
 
 from agent_cache import AgentLoopDetectedError, Toolbox
-from agent_cache.core.asker import Injected
+from agent_cache.core.asker import Apart, Injected
 from agent_cache.core.parameters import injected_role, takes_context
 from agent_cache.errors import ConfigurationError
 from agent_cache.integrations.any_framework import note_function
 from agent_cache.integrations.checked_arguments import as_checked
+from agent_cache.integrations.server_identity import alone, identity_of_sent
 from agent_cache.toolbox.tool_table import ToolInfo
 
 try:
@@ -125,7 +127,7 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
         return {
             "schema": tool.schema,
             "annotations": tool.annotations,
-            "vary": None if self._vary is None else self._vary(request),
+            "vary": tool.varied(None if self._vary is None else self._vary(request)),
             "context": tool.injected(request) if self._heeds_contexts else None,
             "returns": Answer,
             "failed": _is_error,
@@ -161,7 +163,7 @@ _MAX_TOOLS = 1000
 class _Tool:
     """What the toolbox has to know of a tool, worked out once."""
 
-    __slots__ = ("annotations", "check", "gets_context", "is_decorated", "names", "schema", "states", "tool")
+    __slots__ = ("annotations", "check", "gets_context", "is_decorated", "names", "schema", "server", "states", "tool")
 
     def __init__(self, tool: BaseTool | None) -> None:
         self.tool = tool
@@ -172,6 +174,7 @@ class _Tool:
         self.names: frozenset[str] | None = None
         self.gets_context = tool is None or _gets_context(tool)
         self.states = () if tool is None else _states_in(tool)
+        self.server = None if tool is None else _server_of(tool)
         if tool is None:
             return
         found = tool.tool_call_schema
@@ -195,6 +198,10 @@ class _Tool:
             value = state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
             found.append(Injected("value", value))
         return tuple(found)
+
+    def varied(self, vary: Any) -> Any:
+        """What a call varies by: what the user says, and the server that answers."""
+        return vary if self.server is None else Apart(vary, self.server)
 
     def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
         """The arguments as the tool gets them; the model sends them unchecked. Others than it names are left out."""
@@ -232,6 +239,22 @@ def _gets_context(tool: BaseTool) -> bool:
         return True
     hints = get_all_basemodel_annotations(tool.get_input_schema())
     return any(injected_role(hint, None, functions[0]) not in (None, "none") for hint in hints.values())
+
+
+def _server_of(tool: BaseTool) -> list[str] | None:
+    """What a tool of langchain-mcp-adapters sends to its server beside the arguments; None of any other tool, and of
+    one that has an open session, of which nothing is known.
+    """
+    function: Any = getattr(tool, "coroutine", None)
+    if not getattr(function, "__module__", "").startswith("langchain_mcp_adapters."):
+        return None
+    around = inspect.getclosurevars(function).nonlocals
+    connection, interceptors = around.get("connection"), around.get("tool_interceptors") or ()
+    if around.get("session") is not None or not isinstance(connection, Mapping):
+        return None
+    is_opaque = connection.get("auth") is not None or connection.get("httpx_client_factory") is not None
+    sent = {name: connection.get(name) for name in ("command", "args", "env", "cwd", "url", "headers")}
+    return [alone(function) if is_opaque else identity_of_sent(sent), *map(alone, interceptors)]
 
 
 def _states_in(tool: BaseTool) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agent_cache import ConfigurationError, Toolbox
+from agent_cache.core.asker import Apart
 from agent_cache.engine.state import forget_oldest
 from agent_cache.integrations.mcp_results import (
     PRIVATE,
@@ -27,6 +28,7 @@ from agent_cache.integrations.mcp_results import (
     notice,
     requested_version,
 )
+from agent_cache.integrations.server_identity import identity_of_transport
 from agent_cache.relay.messages import Pages
 from agent_cache.toolbox import ToolInfo
 
@@ -48,6 +50,7 @@ class CachedClient:
     The schemas and annotations of the tools come from a listing of its own, made before the first call, and again when
     the server says that its tools have changed. A call that carries ``input_responses`` or ``request_state`` is passed
     on. ``read_timeout_seconds``, ``progress_callback`` and ``meta`` are no part of the key; a hit makes no progress.
+    What FastMCP's client sends to its server, credentials included, belongs to the key; of a session that is unknown.
 
     Args:
         session: the client. It is opened and closed by its owner. Make one `CachedClient` of it.
@@ -144,7 +147,13 @@ class CachedClient:
         """What keeps the answers of one tool apart, beside its arguments; None if nothing does."""
         version = requested_version(options.get("meta")) if options else None
         given = self._vary(self._client) if self._vary is not None else None
-        return None if version is None and given is None else [version, given]
+        where = [one for one in (version, self._server()) if one is not None]
+        return Apart(given, where) if where else given
+
+    def _server(self) -> str | None:
+        """What a client of FastMCP's sends to its server beside the calls; of others nothing is known."""
+        transport = getattr(self._client, "transport", None) if self._is_of_fastmcp else None
+        return None if transport is None else identity_of_transport(transport)
 
     async def _known(self) -> dict[str, ToolInfo]:
         session = self._client if self._is_session else self._client.session  # another one after a reconnection

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ pytest.importorskip("langchain_mcp_adapters", reason="needs an environment with 
 from langchain.agents import create_agent
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool
+from langchain_mcp_adapters.client import MultiServerMCPClient
 from langchain_mcp_adapters.sessions import create_session
 from langchain_mcp_adapters.tools import load_mcp_tools
 
@@ -22,6 +24,7 @@ from agent_cache import AgentCacheSession, AgentLoopDetectedError, Pass, Read, T
 from agent_cache.integrations.langchain import AgentCacheMiddleware, describe
 from agent_cache.recording import record, replay
 from tests.integration.reach.test_langchain import ASK, CANCEL, get, model_of, texts, tool_messages
+from tests.integration.reach.user_servers import WhoAmI
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -98,3 +101,16 @@ async def test_a_recorded_run_is_replayed_when_the_server_has_gone(tmp_path):
 
     assert parts(replayed) == parts(recorded)
     assert [one[0]["text"] for one in texts(replayed)] == [one[0]["text"] for one in texts(recorded)]
+
+
+async def test_two_accounts_at_one_server_share_nothing_and_one_has_her_hits():
+    box = Toolbox({"get_me": Read("me", ttl=60)}, namespace="accounts")
+    with contextlib.closing(WhoAmI()) as server:
+        seen = []
+        for user in ("ada", "bob", "ada"):
+            connection = {"transport": "streamable_http", "url": server.url, "headers": {"Authorization": user}}
+            tools = await MultiServerMCPClient({"who": connection}).get_tools()  # type: ignore[dict-item]
+            agent = create_agent(model_of(("get_me", {})), tools, middleware=[AgentCacheMiddleware(box)])
+            seen += [one.content[0]["text"] for one in tool_messages(await agent.ainvoke(ASK))]
+        assert server.calls == 2
+    assert seen[0] == seen[2] != seen[1]

@@ -23,6 +23,7 @@ from fastmcp.server.providers.proxy import FastMCPProxy, ProxyClient
 
 from agent_cache import AgentCache, Read, Toolbox, get_metrics
 from agent_cache.integrations.fastmcp import AgentCacheMiddleware
+from agent_cache.integrations.mcp_client import CachedClient
 from tests.integration.reach.mcp_shop import over_http
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -86,6 +87,11 @@ def who() -> str:
     return get_http_headers().get("x-user", "")
 
 
+async def by_helper() -> str:
+    """Tickets of the current user."""
+    return f"{next(RUNS)}{who()[:0]}"
+
+
 async def by_dependency(user: str = Depends(who)) -> str:
     """Tickets of the current user."""
     return str(next(RUNS))
@@ -142,7 +148,7 @@ async def test_users_by_their_access_tokens(function: Any, decorated: bool):
     ("function", "header"),
     [
         *itertools.product(
-            [by_headers, by_request, by_injected_headers, by_request_of_the_context],
+            [by_headers, by_request, by_injected_headers, by_request_of_the_context, by_helper],
             ["x-user", "authorization", "cookie"],
         ),
         (by_dependency, "x-user"),
@@ -181,6 +187,24 @@ async def test_a_tool_that_takes_nothing_of_a_client_is_shared(decorated: bool):
 async def test_shared_gives_all_clients_the_same_answer(options: dict[str, Any]):
     with over_http(server_of(by_context, decorated=False, auth=tokens("ada", "bob"), **options)) as url:
         assert [await ask(url, auth=user) for user in ("ada", "bob")] == ["0", "0"]
+
+
+@WAYS
+async def test_clients_that_name_themselves_are_apart(decorated: bool):
+    async with Client(server_of(by_context, decorated=decorated)) as client:
+        answers = [(await client.call_tool("my_tickets", meta={"client_id": one})).data for one in ("a", "b", "a")]
+    assert answers == ["0", "1", "0"]
+
+
+async def test_two_accounts_of_fastmcps_client_share_nothing():
+    server: FastMCP[Any] = FastMCP("desk")
+    server.tool(anew(by_headers), name="my_tickets")
+    box, seen = Toolbox({"my_*": Read("ticket", ttl=60)}, namespace="desk"), []
+    with over_http(server) as url:
+        for user in ("ada", "bob", "ada"):
+            async with Client(StreamableHttpTransport(url, headers={"x-user": user})) as client:
+                seen.append((await CachedClient(client, box).call_tool("my_tickets", {})).data)
+    assert seen == ["0", "1", "0"]
 
 
 async def test_clients_of_a_proxy_are_apart_by_what_it_passes_on():

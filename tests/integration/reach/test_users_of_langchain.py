@@ -88,6 +88,20 @@ def by_get_config() -> str:
     return str(next(RUNS))
 
 
+def current_user() -> Any:
+    return _of_run()
+
+
+def _of_run() -> Any:
+    return get_config()["configurable"].get("user_id")
+
+
+def by_helper() -> str:
+    """Tickets of the current user."""
+    current_user()
+    return str(next(RUNS))
+
+
 def by_state(state: Annotated[dict[str, Any], InjectedState]) -> str:
     """Tickets of the current user."""
     return str(next(RUNS))
@@ -157,7 +171,7 @@ async def test_users_by_the_context_of_a_run(door: str, kind: str, decorated: bo
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(
-    "function", [my_tickets, by_config, by_get_config, by_get_runtime], ids=lambda one: one.__name__
+    "function", [my_tickets, by_config, by_get_config, by_get_runtime, by_helper], ids=lambda one: one.__name__
 )
 @pytest.mark.parametrize("name", ["user_id", "customer", "langgraph_user_id", "langgraph_auth_user"])
 async def test_users_by_what_is_configurable(door: str, function: Any, name: str):
@@ -168,7 +182,7 @@ async def test_users_by_what_is_configurable(door: str, function: Any, name: str
 
 
 @pytest.mark.parametrize(
-    "function", [by_get_config, by_get_runtime, by_config, my_tickets], ids=lambda one: one.__name__
+    "function", [by_get_config, by_get_runtime, by_config, by_helper, my_tickets], ids=lambda one: one.__name__
 )
 async def test_users_of_decorated_tools_by_what_is_configurable(function: Any):
     agent, _ = agent_of(function, decorated=True)
