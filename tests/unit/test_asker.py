@@ -1,0 +1,82 @@
+"""Who asks, as an operation says it of the arguments of a call: what recordings keep a digest of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from agent_cache import AgentCache, AgentCacheInvalidator, Read, Toolbox, Write
+from agent_cache.core.asker import Injected, asker_in
+
+
+class RunContext:
+    __module__ = "pydantic_ai.tools"
+
+    def __init__(self, deps: Any) -> None:
+        self.deps = deps
+
+
+@dataclass
+class Deps:
+    user: str
+
+
+def asker_of(tool: Any, **arguments: Any) -> Any:
+    return tool.__agent_cache__.asker_of(arguments)
+
+
+def test_of_reads_and_writes_the_user_fields_of_their_contexts_count():
+    async def tool(ctx: RunContext, number: int) -> None: ...
+
+    for decorator in (AgentCache("r"), AgentCacheInvalidator("r")):
+        decorated = decorator(tool)
+        ada, bob = [asker_of(decorated, ctx=RunContext(Deps(user)), number=7) for user in ("ada", "bob")]
+        assert isinstance(ada, str)
+        assert ada != bob
+        assert asker_of(decorated, ctx=RunContext(Deps("ada")), number=8) == ada
+        assert asker_of(decorated, ctx=RunContext(None), number=7) is None
+        assert asker_of(decorated, ctx=RunContext(object()), number=7) is None
+    for decorator in (AgentCache("s", shared=True), AgentCacheInvalidator("s", shared=True)):
+        assert asker_of(decorator(tool), ctx=RunContext(Deps("ada")), number=7) is None
+
+
+def test_what_vary_returns_counts_in_their_place():
+    @AgentCache("r", vary=lambda given: given["ctx"].deps.user)
+    async def tool(ctx: RunContext, number: int) -> None: ...
+
+    ada, bob = [asker_of(tool, ctx=RunContext(Deps(user)), number=7) for user in ("ada", "bob")]
+    assert ada != bob
+    assert asker_of(tool, ctx=RunContext(None), number=7) is None  # it raised
+
+
+def test_a_tool_without_anything_has_no_asker():
+    @AgentCache("r")
+    async def tool(number: int) -> None: ...
+
+    assert asker_of(tool, number=7) is None
+
+
+async def test_of_a_tool_known_by_name_the_callers_vary_and_context_count():
+    for rule in (Read("r"), Write("r")):
+        box, seen = Toolbox({"tool": rule}, namespace="desk"), []
+
+        async def call(box: Toolbox = box, seen: list[Any] = seen, **options: Any) -> Any:
+            from agent_cache.engine.runtime import PLACE
+
+            async def run() -> None:
+                place: Any = PLACE.get()
+                seen.append(place.call.operation.asker_of(place.call.arguments))
+
+            await box.call("tool", {"number": len(seen)}, run, **options)
+            return seen[-1]
+
+        ada, bob = [await call(context=RunContext(Deps(user))) for user in ("ada", "bob")]
+        assert ada != bob
+        assert await call(context=RunContext(Deps("ada"))) == ada
+        assert await call() is None
+        assert await call(vary="x") is not None
+
+
+def test_the_digest_of_equal_fields_is_the_same_in_every_process():
+    contexts = [Injected("object", RunContext(Deps("ada")))]
+    assert asker_in(contexts) == "e0da7b436a5477741f1c6fd349f7b3c1"
