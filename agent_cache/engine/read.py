@@ -442,11 +442,15 @@ class ReadOperation(Operation[ReadPolicy]):
                 return None
             raise
 
-    def asker_of(self, arguments: Mapping[str, Any]) -> Hashable | None:
-        given = super().asker_of(arguments)
-        if self.policy.vary is None:
+    def asker_of(self, arguments: Mapping[str, Any]) -> Any:
+        given, vary = super().asker_of(arguments), self.policy.vary
+        if vary is None:
             return given
-        own = self.part_by_vary(self.parameters.for_functions(arguments))
+        arguments = self.parameters.for_functions(arguments)
+        try:
+            own = vary(arguments) if self.policy.vary_takes_arguments else vary()
+        except Exception as error:
+            raise Uncacheable(f"vary= raised {type(error).__name__}", self.name) from error
         return own if given is None else (own, given)
 
     def part_by_vary(self, arguments: Mapping[str, Any]) -> Hashable:

@@ -19,7 +19,6 @@ from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.asker import UnknownAsker
 from agent_cache.core.coherence import NO_PLACES, Load, Partition
-from agent_cache.core.keys import key_part
 from agent_cache.core.lease import Lease
 from agent_cache.core.parameters import Parameters
 from agent_cache.core.policies import ReadPolicy, WritePolicy
@@ -1120,7 +1119,7 @@ class Operation(Generic[P]):
         """Call the tool with any spelling of its arguments. The generated body does the same in fewer steps."""
         raise NotImplementedError
 
-    def asker_of(self, arguments: Mapping[str, Any]) -> Hashable | None:
+    def asker_of(self, arguments: Mapping[str, Any]) -> Any:
         """Who makes a call, as far as it tells callers apart; None if nothing does.
 
         What `vary=` returns, or the fields of the contexts among the arguments that say who asks. None, too, where
@@ -1130,12 +1129,12 @@ class Operation(Generic[P]):
             arguments: the arguments by name, contexts included.
 
         Raises:
-            UncacheableArgumentsError: if `vary=` raises, or returns what has no identity.
+            UncacheableArgumentsError: if `vary=` raises.
         """
         try:
             varied = self.parameters.varied(arguments)
             if varied is not None:
-                return key_part(varied)
+                return varied
             return self.parameters.asker(arguments) if self.heeds_contexts else None
         except UnknownAsker:
             return None

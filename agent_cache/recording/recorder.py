@@ -727,8 +727,6 @@ def _asker_of_tool(function: RecordedFunction, call: InterceptedCall, arguments:
         parts["tenant"] = tenant
     if (asker := call.operation.asker_of(arguments)) is not None:
         parts["asker"] = asker
-    if (vary := getattr(arguments, "vary", None)) is not None:  # of a toolbox
-        parts["vary"] = vary
     if (key := function.asker_by_key(arguments)) is not None:
         parts["key"] = key
     return parts

@@ -484,6 +484,7 @@ async def test_parameters_of_the_function_inside_can_be_left_out(option: dict[st
 
 
 async def test_a_context_that_a_framework_injects_is_still_none_of_the_key():
+    pytest.importorskip("pydantic_ai")
     from pydantic_ai import RunContext
 
     async def find(ctx: RunContext[Any], order_id: str) -> str:

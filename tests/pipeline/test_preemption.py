@@ -146,11 +146,11 @@ class Lists:
 
 
 @pytest.mark.parametrize("is_held", [True, False])
-def test_a_synchronous_read_may_be_stopped_anywhere_and_no_two_callers_are_given_one_object(*, is_held: bool):
+def test_a_synchronous_read_may_be_stopped_anywhere_and_no_two_callers_are_given_one_object(every, is_held):
     """While a write runs, a result that nobody else waits for needs no copy. Whether anybody does is decided once."""
     lists = Lists()
     with writing("preempted:7") if is_held else nullcontext():
-        for where in stopped_everywhere(lists.read, lists.read, before=lists.forget):
+        for where in stopped_everywhere(lists.read, lists.read, before=lists.forget, every=every):
             one, other = lists.given
             assert one == other == ["7"]
             assert one is not other, where
