@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
 
@@ -26,10 +26,11 @@ from tests.harness.processes import run_python
 KINDS = {"hit", "miss", "shared", "write", "stopped"}
 
 
-@pytest.fixture
-def facts(capsys: pytest.CaptureFixture[str]) -> dict:
-    assert main(["demo", "--fast", "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+@pytest.fixture(scope="module")
+def facts() -> dict:
+    with redirect_stdout(io.StringIO()) as out:
+        assert main(["demo", "--fast", "--json"]) == 0
+    return json.loads(out.getvalue())
 
 
 def start(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:

@@ -62,7 +62,10 @@ def write(path, form, size):
         pytest.param(120_000_000, 40_000, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize(("form", "room"), [("lines", True), ("lines", False), ("unsorted", True), ("document", True)])
+@pytest.mark.parametrize(
+    ("form", "room"),
+    [("lines", True), pytest.param("lines", False, marks=pytest.mark.slow), ("unsorted", True), ("document", True)],
+)
 @pytest.mark.timeout(900)
 def test_memory_does_not_depend_on_the_size(tmp_path, form, room, size, limit):
     """The limit in kilobytes is less than the log, with room for what Python needs to read a part of it."""

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agent_cache import (
@@ -806,7 +806,13 @@ class SizesModel(RuleBasedStateMachine):
         assert self.sizes.total == sum(store.bytes for store in self.stores)
 
 
-TestSizes = SizesModel.TestCase
+class TestSizes(SizesModel.TestCase):
+    settings = settings(max_examples=30)
+
+
+@pytest.mark.slow
+class TestSizesLonger(SizesModel.TestCase):
+    settings = settings(max_examples=100)
 
 
 async def test_one_insertion_evicts_at_most_500_entries_one_by_one(monkeypatch):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
+import importlib.util
 import os
 import textwrap
 from pathlib import Path
@@ -49,7 +51,11 @@ SHOP = """
 
 
 # To find these by their entry points, and others with them, takes more than half of the time of a run.
-PLUGINS = ("agent_cache.pytest_plugin.plugin", "pytest_asyncio.plugin", "anyio.pytest_plugin")
+PLUGINS = [
+    importlib.import_module(name)
+    for name in ("agent_cache.pytest_plugin.plugin", "pytest_asyncio.plugin", "anyio.pytest_plugin")
+    if importlib.util.find_spec(name.partition(".")[0])
+]
 
 
 class Suite:
@@ -82,8 +88,7 @@ class Suite:
         else:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-                patch.setenv("PYTEST_PLUGINS", ",".join(PLUGINS))
-                result = self.pytester.runpytest_inprocess(*arguments)
+                result = self.pytester.runpytest_inprocess(*arguments, plugins=PLUGINS.copy())
         if outcomes:
             result.assert_outcomes(**outcomes)
         return result
@@ -97,12 +102,18 @@ class Suite:
         return sorted(path.relative_to(self.path).as_posix() for path in self.path.rglob("*.jsonl"))
 
 
+@functools.cache
+def is_installed() -> bool:
+    """Whether pytest finds the plugin, as it does where the package is installed."""
+    return any(one.name == "agent_cache" for one in importlib.metadata.entry_points(group="pytest11"))
+
+
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
     """Strict as can be: warnings are errors, unknown markers too."""
     root = str(Path(agent_cache.__file__).parent.parent)
     search = [root]
-    if not any(one.name == "agent_cache" for one in importlib.metadata.entry_points(group="pytest11")):
+    if not is_installed():
         site = pytester.mkdir("site")  # as an installation would have it
         info = site / "agent_cache-0.0.dist-info"
         info.mkdir()

@@ -190,7 +190,7 @@ def without_trailer(whole):
 
 
 @given(programs, st.integers(0, 2**32))
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_each_write_takes_effect_once_wherever_the_process_was_killed(tmp_path, program, seed):
     every_kill(tmp_path, program, random.Random(seed))
 
