@@ -96,7 +96,7 @@ async def test_strong_reads_are_hits_and_each_asks(make, server, truth):
 
 
 async def test_concurrent_strong_reads_run_the_tool_once(make, server, truth):
-    tier = make(server.url)
+    tier = make(server.url, timeout=9, max_staleness=10)  # a read that is not answered in time runs the tool by itself
     go = asyncio.Event()
     get_order = reader(truth, tier, body=go.wait, remote=STRONG)
     reads = [asyncio.ensure_future(get_order("7")) for _ in range(50)]

@@ -15,7 +15,6 @@ import pytest
 
 from tests.harness import binaries
 from tests.harness.servers import PATIENCE, Server, free_port, wait_until
-from tests.harness.slow import slow
 
 redis = pytest.importorskip("redis")
 
@@ -138,7 +137,8 @@ ORPHANS = """
 """
 
 
-@pytest.mark.parametrize("end", ["killed", *slow("killed after a fork", "leaves", "raises")])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["killed", "killed after a fork", "leaves", "raises"])
 def test_no_server_outlives_the_process_that_started_it(end: str, valkey: Server, pytestconfig: pytest.Config):
     assert is_alive(valkey.pid)
     last = {"leaves": "sys.exit(0)", "raises": "raise KeyboardInterrupt"}.get(end, "pass")
