@@ -54,8 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Two workers for each core: a third of the suite's time is waiting for servers and other processes."""
-    return 2 * (os.cpu_count() or 1)
+    """One worker more than cores, for what waits. With more, tests of servers wait for each other's processor time."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -26,7 +26,7 @@ from tests.harness.servers import HOST, Server
 class OnServers(TierContract):
     """Two tiers, each behind proxies of its own."""
 
-    max_staleness = 2.0
+    max_staleness = 4.0
     moment = 0.3
     short_lease = 0.6
     servers: tuple[Server, ...]
@@ -46,7 +46,7 @@ class OnServers(TierContract):
         self.exits.close()
         for server in self.empty():
             server.command("FLUSHALL")
-        options = {"max_staleness": self.max_staleness, "timeout": 1.5, "lease": self.lease}
+        options = {"max_staleness": self.max_staleness, "timeout": 3.0, "lease": self.lease}
         self.made = {}
         for _ in range(2):
             proxies = {

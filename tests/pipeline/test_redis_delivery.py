@@ -190,6 +190,7 @@ async def test_a_write_waits_for_its_commit_if_its_server_has_failed_since_its_b
     assert await value_of(tier, read("order:7")) == "nothing"
 
 
+@pytest.mark.slow
 async def test_a_write_of_very_many_entries_lands(make: Make, valkey: Server):
     """Lua unpacks some eight thousand at once, and then no more."""
     tier = make(valkey.url, timeout=10.0, max_staleness=20.0)  # which a busy server may need
@@ -298,7 +299,7 @@ async def test_a_command_that_is_delivered_twice_brings_no_token_back(make: Make
     assert await value_of(other, read("order:7")) == "nothing"
 
 
-@pytest.mark.parametrize("settling", [0, 300])
+@pytest.mark.parametrize("settling", [0, *slow(300)])
 async def test_a_write_looks_at_no_other_that_still_holds(make: Make, valkey: Server, settling: int):
     """Of the writers under its root it reads those that are due, and how long the last one holds each of its cells."""
     tier = make(valkey.url)

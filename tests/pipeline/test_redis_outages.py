@@ -243,6 +243,7 @@ async def test_a_store_has_what_its_lookup_has_left_over(make: Make, valkey: Ser
     assert lookup.running + store.running < 1.3 * TIMEOUT
 
 
+@pytest.mark.slow  # of real time: a server that answers 0.2 s later is at fault
 async def test_a_loop_that_was_blocked_is_not_the_servers_fault(make: Make, valkey: Server):
     tier = make(valkey.url, timeout=0.8, max_staleness=3.0)
     await load(tier, read("order:7"), "old")
