@@ -19,10 +19,11 @@ from __future__ import annotations
 import re
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
 from functools import lru_cache
+from operator import itemgetter
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Final, Literal, NamedTuple
 
@@ -30,9 +31,9 @@ from agent_cache.errors import UncacheableArgumentsError as Uncacheable
 from agent_cache.values.canonical import (
     PYDANTIC_STATE,
     blake2b,
-    canonical,
     declared_names,
     full_name,
+    has_native_state,
     is_model,
     text_of_standard_value,
 )
@@ -192,8 +193,8 @@ def _sent(request: Any) -> Any:
 # Names
 
 _IDS: Final = frozenset({
-    "call_id", "checkpoint", "checkpoint_id", "checkpoint_map", "checkpoint_ns", "invocation_id", "message_id",
-    "request_id", "run_id", "run_step", "span_id", "step", "task_id", "thread_id", "tool_call_id", "trace_id",
+    "checkpoint", "checkpoint_id", "checkpoint_map", "checkpoint_ns", "request_id", "run_id", "run_step", "span_id", "step",
+    "thread_id", "tool_call_id", "trace_id",
 })  # fmt: skip
 _WHO: Final = re.compile(
     r"(?:^|_)(?:user|username|tenant|account|customer|organi[sz]ation|org|company|workspace|team|member|employee|patient|"
@@ -204,44 +205,51 @@ _WHO: Final = re.compile(
 
 @lru_cache(maxsize=4096)
 def _named_for_a_run(name: str) -> bool:
-    return name.startswith("__") or name.removeprefix("langgraph_") in _IDS
+    return name.startswith("__") or _words(name).removeprefix("langgraph_") in _IDS
 
 
 @lru_cache(maxsize=4096)
 def _named_for_someone(name: str) -> bool:
     if name.startswith("user:"):  # the state that ADK keeps for each user
         return True
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", name)
-    return _WHO.search(words.lower().strip("_")) is not None
+    return _WHO.search(_words(name)) is not None
+
+
+def _words(name: str) -> str:
+    """A name as ``words_with_underscores``, however it is spelt."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", name).lower().strip("_")
 
 
 # Values
 
-_LEAVES: Final = frozenset(
-    {type(None), bool, int, float, complex, str, bytes, date, datetime, time, timedelta, timezone}
-)
+_BUILTINS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+_MOMENTS: Final = frozenset({date, datetime, time, timedelta, timezone})
 _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
 _NO_DATA: Final = (BuiltinFunctionType, FunctionType, MethodType, ModuleType, type)
 _NOTHING: Final = object()
 _MAX_NODES: Final = 10_000
 _MAX_DEPTH: Final = 30
+_MAX_STATE: Final = 256
+"""Members of a mapping in a state. A larger one is data, in which nobody is named."""
 
 
-def _leaf(value: Any, kind: type) -> Any:
-    """A plain value as builtins and standard types alone, so that it is the same in every process."""
-    if kind in _LEAVES:
-        return value
+@lru_cache(maxsize=1024)
+def _leaf_of(kind: Any) -> Callable[[Any], Any] | None:
+    """What makes builtins of plain values of a class, which are the same in every process; None of other classes."""
+    if kind in _BUILTINS:
+        return lambda value: value
+    if kind in _MOMENTS:
+        return lambda value: (kind.__name__, repr(value))
     if issubclass(kind, Enum):
-        return ("enum", full_name(kind), value._name_) if value._name_ is not None else _NOTHING
-    if text_of_standard_value(kind) is not None:
-        return value
+        return lambda value: (full_name(kind), value._name_ or repr(value._value_))
+    text = text_of_standard_value(kind)
+    if text is not None:
+        return lambda value: (kind.__name__, text(value) or repr(value))
     for base in (str, int, float, bytes):
         if issubclass(kind, base) and declared_names(kind) is None:
-            return base(value) if base is not str else str.__str__(value)
-    secret = getattr(kind, "get_secret_value", None)
-    if secret is not None:
-        return secret(value)
-    return str(value) if kind.__name__.lower().endswith("url") else _NOTHING
+            return base.__str__ if base is str else base
+    secret: Callable[[Any], Any] | None = getattr(kind, "get_secret_value", None)
+    return str if secret is None and kind.__name__.lower().endswith("url") else secret
 
 
 def _record(value: Any, kind: type) -> list[tuple[Any, Any]] | None:
@@ -262,16 +270,20 @@ def _record(value: Any, kind: type) -> list[tuple[Any, Any]] | None:
     return list(vars(value).items()) if kind is SimpleNamespace else None
 
 
-def _attributes(value: Any, kind: type, *, with_properties: bool) -> Iterator[tuple[str, Any]]:
-    """The attributes of any other object, and its properties that are named for someone."""
-    yield from getattr(value, "__dict__", {}).items()
-    for base in kind.__mro__:
-        for name, attribute in vars(base).items():
-            is_named = with_properties and isinstance(attribute, property) and _named_for_someone(name)
-            if is_named or isinstance(attribute, MemberDescriptorType):
-                found = _attribute(value, (name,))
-                if found is not _NOTHING:
-                    yield name, found
+@lru_cache(maxsize=1024)
+def _described(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The slots of a class, and its properties that are named for someone."""
+    members = [(name, attribute) for base in kind.__mro__ for name, attribute in vars(base).items()]
+    slots = [name for name, attribute in members if isinstance(attribute, MemberDescriptorType)]
+    properties = [name for name, found in members if isinstance(found, property) and _named_for_someone(name)]
+    return tuple(slots), tuple(properties)
+
+
+def _attributes(value: Any, kind: Any, *, with_properties: bool) -> list[tuple[str, Any]]:
+    """The attributes of an object that is no data by its class, and its properties that are named for someone."""
+    slots, properties = _described(kind)
+    read = [(name, _attribute(value, (name,))) for name in (*slots, *(properties if with_properties else ()))]
+    return [*getattr(value, "__dict__", {}).items(), *(pair for pair in read if pair[1] is not _NOTHING)]
 
 
 class _Fields:
@@ -337,15 +349,11 @@ class _Fields:
         if value is None:
             return
         self._plain = self._skipped = 0
-        kind = type(value)
-        is_data = (
-            _leaf(value, kind) is not _NOTHING or isinstance(value, _SEQUENCES) or _record(value, kind) is not None
-        )
         node = self._node(value, is_whole=is_whole, is_opened=True)
         if node is not _NOTHING:
             self.found.append((name, node))
-        if is_whole and self._skipped and not (self._plain and is_data):
-            self.doubtful = full_name(kind)
+        if is_whole and self._skipped and not (self._plain and _is_data(value)):
+            self.doubtful = full_name(type(value))
 
     def _node(self, value: Any, *, is_whole: bool, is_opened: bool) -> Any:
         """What counts of a value, as builtins; `_NOTHING` if nothing does.
@@ -356,12 +364,14 @@ class _Fields:
         """
         self._nodes += 1
         if self._nodes > _MAX_NODES:
-            raise UnknownAsker(f"its context has more than {_MAX_NODES} fields")
-        kind = type(value)
-        leaf = _leaf(value, kind)
-        if leaf is not _NOTHING:
+            if is_whole:
+                raise UnknownAsker(f"its context has more than {_MAX_NODES} fields")
+            return _NOTHING
+        kind: Any = type(value)
+        leaf = _leaf_of(kind)
+        if leaf is not None:
             self._plain += is_whole
-            return leaf if is_whole else _NOTHING
+            return leaf(value) if is_whole else _NOTHING
         if id(value) in self._path or self._depth >= _MAX_DEPTH:
             return _NOTHING
         self._path.add(id(value))
@@ -379,18 +389,20 @@ class _Fields:
         kept = [node for node in nodes if node is not _NOTHING]
         if not kept:
             return _NOTHING
-        return frozenset(kept) if isinstance(value, set | frozenset) else tuple(kept)
+        return ("set", *sorted(map(repr, kept))) if isinstance(value, set | frozenset) else tuple(kept)
 
     def _named(self, value: Any, kind: type, *, is_whole: bool, is_opened: bool) -> Any:
-        items: Iterable[tuple[Any, Any]] | None = _record(value, kind)
+        items = _record(value, kind)
         is_record = items is not None
         if items is None:
             if isinstance(value, _NO_DATA) or (self._depth > 2 and not is_opened and not is_whole):
                 self._skipped += 1
                 return _NOTHING
-            items = list(_attributes(value, kind, with_properties=is_opened))
-            if not (is_opened and is_whole and items):
+            items = _attributes(value, kind, with_properties=is_opened)
+            if not (is_opened and is_whole and items) or has_native_state(kind):
                 self._skipped += 1
+        elif not is_whole and len(items) > _MAX_STATE:
+            return _NOTHING
         counts_all = is_whole and (is_record or is_opened)
         kept = []
         for name, item in items:
@@ -404,23 +416,35 @@ class _Fields:
             if node is _NOTHING:
                 continue
             self.is_named |= is_someone and item is not None
-            kept.append((name if is_text else ("key", self._key(name)), node))
-        return frozenset(kept) if kept else _NOTHING
+            kept.append((name if is_text else f"key {self._key(name)!r}", node))
+        kept.sort(key=_first)
+        return kept or _NOTHING
 
     def _key(self, key: Any) -> Any:
-        leaf = _leaf(key, type(key))
-        if leaf is not _NOTHING:
-            return leaf
-        return self._node(key, is_whole=True, is_opened=False) if isinstance(key, tuple) else full_name(type(key))
+        found = self._node(key, is_whole=True, is_opened=False) if isinstance(key, tuple) else _NOTHING
+        kind: Any = type(key)
+        leaf = _leaf_of(kind)
+        return leaf(key) if leaf is not None else full_name(kind) if found is _NOTHING else found
+
+
+_first: Final = itemgetter(0)
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value is data by its class: it says by itself what it consists of."""
+    kind: Any = type(value)
+    return _leaf_of(kind) is not None or isinstance(value, _SEQUENCES) or _record(value, kind) is not None
 
 
 def _attribute(value: Any, path: tuple[str, ...]) -> Any:
     """What is found at a path; `_NOTHING` if it cannot be read here."""
     for name in path:
         try:
-            value = getattr(value, name)
+            value = getattr(value, name, _NOTHING)
         except Exception:  # noqa: BLE001 - a property of a framework, which may need a request
             return _NOTHING
+        if value is _NOTHING:
+            return value
     return value
 
 
@@ -437,11 +461,11 @@ def asker_in(contexts: Iterable[Injected]) -> str | None:
     try:
         for injected in contexts:
             fields.add(injected)
-        image = canonical(tuple(fields.found)) if fields.found else None
+        image = repr(fields.found) if fields.found else None
     except UnknownAsker:
         raise
     except Exception as error:
         raise UnknownAsker(f"reading its context raised {type(error).__name__}") from error
     if fields.doubtful is not None and not fields.is_named:
         raise UnknownAsker(f"nothing in a {fields.doubtful} says who asks in a form that can be compared")
-    return None if image is None else blake2b(image, digest_size=16).hexdigest()
+    return None if image is None else blake2b(image.encode(), digest_size=16).hexdigest()

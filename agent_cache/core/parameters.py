@@ -137,9 +137,12 @@ def _names_in(code: types.CodeType) -> set[str]:
     return {*code.co_names, *code.co_freevars}.union(*inner)
 
 
+_MAX_WRAPPERS = 32
+
+
 def _function_within(function: Any) -> Any:
     """The function whose body runs when this is called."""
-    while True:
+    for _ in range(_MAX_WRAPPERS):
         inner = getattr(function, "__wrapped__", None) or getattr(function, "__func__", None)
         if inner is None and isinstance(function, functools.partial):
             inner = function.func

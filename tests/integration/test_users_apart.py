@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
 import logging
 import threading
@@ -243,7 +244,7 @@ async def test_a_run_without_anything_of_its_own_is_cached():
 async def test_ids_of_runs_threads_and_requests_tell_nobody_apart():
     read = reads_of("async")
     for number in range(3):
-        deps = {"user": "ada", "run_id": number, "request_id": str(number), "trace_id": number, "threadId": None}
+        deps = {"user": "ada", "run_id": number, "request_id": str(number), "trace_id": number, "threadId": number}
         assert await read(RunContext(deps)) == 0
 
 
@@ -284,6 +285,18 @@ async def test_each_context_says_who_asks(name: str):
     tool.__annotations__["ctx"] = kind
     read = AgentCache("ticket")(tool)
     assert [await read(made(user)) for user in ("ada", "bob", "ada", "bob")] == [0, 1, 0, 1]
+    assert get_metrics()["uncached"] == 0
+
+
+async def test_a_large_state_is_data_and_no_user():
+    runs = itertools.count()
+
+    @AgentCache("ticket")
+    async def read(runtime: ToolRuntime) -> int:
+        return next(runs)
+
+    for step in range(3):
+        assert await read(ToolRuntime(state={"documents": {str(one): {"n": step} for one in range(20_000)}})) == 0
     assert get_metrics()["uncached"] == 0
 
 
@@ -330,6 +343,8 @@ OPAQUE: dict[str, Callable[[], Any]] = {
     "an object without attributes": object,
     "a property that fails": Broken,
     "a generator": lambda: iter(range(3)),
+    "an exception": lambda: ValueError("ada"),
+    "a partial function": lambda: functools.partial(print, "ada"),
 }
 
 
