@@ -193,8 +193,8 @@ def _sent(request: Any) -> Any:
 # Names
 
 _IDS: Final = frozenset({
-    "checkpoint", "checkpoint_id", "checkpoint_map", "checkpoint_ns", "request_id", "run_id", "run_step", "span_id", "step",
-    "thread_id", "tool_call_id", "trace_id",
+    "checkpoint", "checkpoint_id", "checkpoint_map", "checkpoint_ns", "request_id", "run_id", "run_step", "span_id",
+    "step", "thread_id", "tool_call_id", "trace_id",
 })  # fmt: skip
 _WHO: Final = re.compile(
     r"(?:^|_)(?:user|username|tenant|account|customer|organi[sz]ation|org|company|workspace|team|member|employee|patient|"

@@ -42,8 +42,9 @@ class WhoAmI:
                     self._send(202, b"")
                     return
                 result = owner.answer(message, self.path, {name.lower(): one for name, one in self.headers.items()})
-                body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
-                self._send(200, body)
+                unknown = {"error": {"code": -32601, "message": "Method not found"}}
+                answer = unknown if result is None else {"result": result}
+                self._send(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}).encode())
 
             def _send(self, status: int, body: bytes) -> None:
                 self.send_response(status)
@@ -71,7 +72,7 @@ class WhoAmI:
             self.calls += 1
             seen = [path, headers.get("authorization"), headers.get("x-user")]
             return {"content": [{"type": "text", "text": json.dumps(seen)}]}
-        return {}
+        return {} if message["method"] == "ping" else None
 
     def close(self) -> None:
         self._server.shutdown()
