@@ -20,6 +20,7 @@ from agent_cache.advise.replay import tags_of
 from tests.harness import shop_days
 from tests.harness.forks import forks
 from tests.harness.shop_days import written
+from tests.harness.slow import slow
 
 ROOT = Path(__file__).parents[2]
 
@@ -211,7 +212,7 @@ def test_a_log_that_is_read_is_not_replaced(folder: Path, tmp_path: Path) -> Non
     assert log.read_bytes() == before
 
 
-@pytest.mark.parametrize("form", ["python", "toml", "json"])
+@pytest.mark.parametrize("form", ["toml", *slow("python", "json")])
 def test_rules_among_the_logs_are_no_log_and_are_replaced(form: str, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "day.jsonl").write_bytes((folder / "day.jsonl").read_bytes())
     for force in ((), ("--force",)):
@@ -239,7 +240,7 @@ def test_the_tables_fit_into_eighty_columns(folder: Path, tmp_path: Path) -> Non
     assert max(map(len, table.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("form", ["python", "toolbox", "toml"])
+@pytest.mark.parametrize("form", ["python", "toml", *slow("toolbox")])
 def test_answers_that_are_json_as_text_are_parsed_for_their_tags(tmp_path: Path, form: str) -> None:
     calls = [{**call, "result": json.dumps(call["result"])} if "result" in call else call for call in day(6)]
     written(tmp_path / "texts.jsonl", calls)

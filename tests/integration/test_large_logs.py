@@ -64,7 +64,12 @@ def write(path, form, size):
 )
 @pytest.mark.parametrize(
     ("form", "room"),
-    [("lines", True), pytest.param("lines", False, marks=pytest.mark.slow), ("unsorted", True), ("document", True)],
+    [
+        ("lines", True),
+        pytest.param("lines", False, marks=pytest.mark.slow),
+        ("unsorted", True),
+        pytest.param("document", True, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.timeout(900)
 def test_memory_does_not_depend_on_the_size(tmp_path, form, room, size, limit):

@@ -294,7 +294,7 @@ def cyclic(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("case", [case if case != MANY_PARTS else slow(case)[0] for case in PAIRS])
-@pytest.mark.parametrize("is_inside", [False, True], ids=["alone", "in a list"])
+@pytest.mark.parametrize("is_inside", [False, *slow(True)], ids=["alone", "in a list"])
 def test_another_argument_is_another_call(case, is_inside, path):
     def pair() -> Any:
         return [[each] for each in PAIRS[case]()] if is_inside else PAIRS[case]()
@@ -318,6 +318,11 @@ def test_values_of_many_parts_are_told_apart():
 
 def test_both_of_two_arguments_get_their_own_answer(path):
     each_gets_its_own_answer(path, [make for case, make in PAIRS.items() if case != MANY_PARTS])
+
+
+def test_both_of_two_arguments_in_lists_get_their_own_answer(path):
+    pairs = [make for case, make in PAIRS.items() if case != MANY_PARTS]
+    each_gets_its_own_answer(path, [lambda make=make: [[each] for each in make()] for make in pairs])
 
 
 @pytest.mark.slow

@@ -29,8 +29,13 @@ def measurement(store: RetailStore, every: int) -> Iterator[Measurement]:
         found.close()
 
 
-@pytest.mark.parametrize("every", [500, *slow(9)])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "every"),
+    [
+        *((shape, 500) for shape in ("task per call", "two agents")),
+        *(pytest.param(shape, 9, marks=pytest.mark.slow) for shape in SHAPES),
+    ],
+)
 async def test_repeats_have_no_drift_and_changes_have(store: RetailStore, shape: str, every: int) -> None:
     with measurement(store, every) as measured:
         counts = await measured.shape(shape, repeats=2)
