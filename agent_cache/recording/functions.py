@@ -17,14 +17,14 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, is_typeddict, overload
+from typing import Any, Final, Protocol, TypeVar, is_typeddict, overload
 
 from agent_cache.core.parameters import JsonArguments, Parameter, Parameters
 from agent_cache.core.policies import checked_choice, checked_function
 from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, report_escape
 from agent_cache.engine.runtime import PLACE
 from agent_cache.errors import ConfigurationError, UncacheableArgumentsError
-from agent_cache.recording.cassette_file import RecordedCall, with_asker
+from agent_cache.recording.cassette_file import RecordedCall, digest_of_asker, with_asker
 from agent_cache.recording.prices import NO_TOKENS, Members, Tokens, asked_model, larger, members_of, tokens_of
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.results import redact_chunks
@@ -208,6 +208,17 @@ class RecordedFunction:
         """
         return _is_same(self.function, other.function, set())
 
+    @cached_property
+    def bound(self) -> str | None:
+        """Digest of the texts and numbers that the function binds: those of a factory's variables, its defaults, a
+        partial's arguments. None if it binds none: what may change, as objects do, says nothing.
+        """
+        try:
+            found = _values_bound(self.function, [])
+        except RecursionError:
+            return None
+        return digest_of_asker({"bound": found}) if found else None
+
     def key_instead(self, arguments: Mapping[str, Any]) -> str | None:
         """What `key` makes of arguments without identity; None if there is none, or it has no identity either."""
         if self._key is None or self.parameters is None:
@@ -274,6 +285,10 @@ def _is_same(one: Any, other: Any, seen: set[tuple[int, int]]) -> bool:
     seen.add((id(one), id(other)))
     if inspect.ismethod(one) and inspect.ismethod(other):
         return one.__self__ is other.__self__ and one.__func__ is other.__func__
+    if isinstance(one, functools.partial) and isinstance(other, functools.partial):
+        return all(map(_is_same, (one.func, *one.args), (other.func, *other.args), itertools.repeat(seen))) and bool(
+            one.keywords == other.keywords and len(one.args) == len(other.args)
+        )
     if inspect.isfunction(one) and inspect.isfunction(other):
         one, other = _undecorated(one), _undecorated(other)
         return one.__code__ is other.__code__ and all(
@@ -301,6 +316,31 @@ def _bound_by(function: types.FunctionType) -> list[Any]:
         except ValueError:  # it is not set yet
             found.append(None)
     return [*found, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
+
+def _values_bound(function: Any, around: list[Any]) -> list[Any]:
+    """What a function binds that cannot change, with what the functions bind that it binds.
+
+    Args:
+        function: the function.
+        around: those that bind it, and so may be bound by it.
+    """
+    if isinstance(function, functools.partial):
+        values: list[Any] = [function.func, *function.args, *function.keywords.values()]
+    else:
+        values = _bound_by(_undecorated(function)) if inspect.isfunction(function) else []
+    found: list[Any] = []
+    around = [*around, function]
+    for value in values:
+        if inspect.isfunction(value) or isinstance(value, functools.partial):
+            if not any(value is one for one in around):
+                found += _values_bound(value, around)
+        elif type(value) in _UNCHANGING:
+            found.append(value)
+    return found
+
+
+_UNCHANGING: Final = frozenset({str, int, float, bool, bytes})
 
 
 def _is_plain(key: Any) -> bool:

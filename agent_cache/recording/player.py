@@ -76,6 +76,11 @@ class Player:
         """How many recorded calls were neither answered nor enclosed by one that was."""
         return self.matcher.remaining
 
+    @cached_property
+    def askers(self) -> frozenset[tuple[str, str]]:
+        """Names of calls, each with the digest of an asker."""
+        return frozenset((call.name, call.asker) for call in self.cassette.steps if call.asker)
+
     @property
     def savings(self) -> Savings:
         """Model calls that were not made, because they, or the calls that enclose them, were answered so far.

@@ -112,6 +112,7 @@ class Recorder:
         self._has_lanes = writer is not None or (player is not None and player.strict)
         self._new_calls = 0
         self._functions: dict[str, RecordedFunction] = {}  # the first of each name
+        self._told_apart: set[RecordedFunction] = set()  # others, by what they bind
         self._failure: CassetteError | None = None  # of a call that cannot be recorded
         self._problems: set[str] = set()
         self._strict = strict
@@ -222,6 +223,10 @@ class Recorder:
         """
         try:
             found = parts(function, *call)
+            if function.bound is not None:
+                known = digest_of_asker({**found, "bound": function.bound})
+                if self._is_told_apart(function, known):
+                    return known
             return digest_of_asker(found) if found else ""
         except UncacheableArgumentsError as error:
             if self._needs_no_identity(function):
@@ -230,6 +235,25 @@ class Recorder:
                 function,
                 f"the same call of another asker would be the same: {error.reason}. Let vary= return a value",
             ) from error.__cause__
+
+    def _is_told_apart(self, function: RecordedFunction, asker: str) -> bool:
+        """Whether what a function binds tells its calls from those of another one of its name.
+
+        The first one of a name that a recording meets needs no word for what it binds. So a value that differs from run
+        to run, such as a path, keeps no replay from finding the calls of the only function that has it.
+
+        Args:
+            function: what is called.
+            asker: digest of who makes the call, with what the function binds.
+        """
+        if function in self._told_apart:
+            return True
+        if self.player is None or (function.name, asker) not in self.player.askers:
+            first = self._functions.setdefault(function.name, function)
+            if first is function or first.bound is None or first.is_same(function):
+                return False
+        self._told_apart.add(function)
+        return True
 
     def _begin(
         self,
@@ -250,7 +274,7 @@ class Recorder:
             CassetteError: if it is not recorded, and may not run.
             ConfigurationError: if the redaction hook did not return arguments.
         """
-        if self._functions.get(function.name) is not function:
+        if self._functions.get(function.name) is not function and function not in self._told_apart:
             self._check_name(function)
         is_known = True
         try:
