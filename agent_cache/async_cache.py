@@ -31,12 +31,13 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 from uuid import UUID
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.coherence import Load, Partition
 from agent_cache.core.keys import PLAIN, Part, key_part
-from agent_cache.core.store import NEVER, Entry, Stored
-from agent_cache.engine.runtime import PLACE, Call, Failure, Flight
+from agent_cache.core.store import NEVER, Entry, Store
+from agent_cache.core.versions import Versions
+from agent_cache.engine.flight import Failure, Flight
+from agent_cache.engine.runtime import PLACE, Call
 from agent_cache.engine.single_flight import single_flight
-from agent_cache.engine.state import LEDGER, free, keep
+from agent_cache.engine.state import free, keep
 from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
 
 __all__ = ["AsyncCache", "Metrics"]
@@ -174,7 +175,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
     @property
     def maxsize(self) -> int | None:
         """The largest number of entries; None for no bound."""
-        return self._storage.partition.store.maxsize
+        return self._storage.store.maxsize
 
     @property
     def cache(self) -> MutableMapping[Hashable, Any]:
@@ -220,7 +221,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
             return None
         lifetime = _lifetime(self.default_ttl if ttl is None else ttl, "ttl")
         call = LoadingCall(storage, part, key, lifetime, loader, batch_loader)
-        return (await single_flight(self._load, call)).value
+        return (await single_flight(self._load, call, KeyFlight)).value
 
     def set(self, key: Hashable, value: Any, ttl: Seconds | None = _DEFAULT) -> Awaitable[None]:
         """Store a value, in place of the present one and of the result of any load under way.
@@ -254,7 +255,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
         """
         hits, misses = self.hits, self.misses
         total = hits + misses
-        size = len(self._storage.partition.store)
+        size = len(self._storage.store)
         return {"hits": hits, "misses": misses, "size": size, "hit_rate": hits / total if total else 0.0}
 
     async def warmup(self, keys_with_loaders: Mapping[Hashable, Loader]) -> None:
@@ -278,7 +279,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
         """Load as the leader of a flight."""
         assert isinstance(call, LoadingCall)
         flight, storage = call.flight, self._storage
-        item = storage.loads.batch_items.get(flight)  # of a former leader
+        item = storage.batch_items.get(flight)  # of a former leader
         if item is None and call.loader is None:
             item = self._join_batch(call)
         if item is not None:
@@ -297,9 +298,9 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
                 PLACE.reset(token)
         entry = KeyedEntry(flight.key, call.raw_key, value, call.ttl)
         garbage: tuple[Any, ...] = ()
-        with LEDGER.lock:
+        with storage.versions.lock:
             flight.finish()
-            if flight.is_clean and call.ttl > 0:
+            if call.ttl > 0 and not storage.was_written(flight.key, flight.since):
                 garbage = storage.insert(entry)
         del garbage  # outside of the lock
         flight.result = entry
@@ -394,70 +395,52 @@ class KeyedEntry(Entry):
         self.key = key
 
 
-class LoadsByKey:
-    """The flights of one cache by key, those included that must not be joined any more.
+class KeyFlight(Flight):
+    """The flight of one key, which may wait for a batch."""
 
-    Single flight calls `add` and `discard` as it does on the ledger's sets.
+    __slots__ = ()
+
+    def finish(self) -> None:
+        super().finish()
+        self.store.tool.withdraw(self)
+
+
+class Storage:
+    """Entries and loads of one cache. It has versions of its own: no write of a tool, no `configure` and no `max_bytes`
+    reaches it.
 
     Attributes:
         batch_items: the batch item that a flight waits for.
+        store: the entries, and the flights that may be joined.
+        number, is_named, late_roots, has_refused, name, store: read by single flight and by the store, as of a tool.
+            There are no tags here.
     """
 
-    def __init__(self) -> None:
-        self.by_key: dict[Hashable, list[Load]] = {}
-        self.batch_items: dict[Load, BatchItem] = {}
+    __slots__ = ("_objects", "batch_items", "late_roots", "store", "versions")
 
-    def add(self, load: Load) -> None:
-        """Begin a load, or begin it again with another leader."""
-        with LEDGER.lock:
-            present = self.by_key.setdefault(load.key, [])
-            if load not in present:
-                present.append(load)
+    name = "AsyncCache"
+    number = 0
+    is_named = True
 
-    def discard(self, load: Load) -> None:
-        """End a load, and withdraw its key from a batch that has not answered it."""
-        with LEDGER.lock:
-            present = self.by_key.get(load.key, [])
-            if load in present:
-                present.remove(load)
-            if not present:
-                self.by_key.pop(load.key, None)
-            item = self.batch_items.pop(load, None)
+    def __init__(self, maxsize: int | None) -> None:
+        self.batch_items: dict[Flight, BatchItem] = {}
+        self.versions = Versions()
+        self.store = Store(maxsize, self, versions=self.versions)
+        self.late_roots: tuple[str, ...] = ()
+        self._objects: dict[Hashable, weakref.ref[ObjectKey]] = {}
+
+    def withdraw(self, flight: Flight) -> None:
+        """End a load: withdraw its key from a batch that has not answered it."""
+        item = self.batch_items.pop(flight, None)
         if item is not None and not item.answered.is_set():
             item.is_clean = False  # it may still be answered before `withdraw` runs
             # An abandoned call is closed by the garbage collector, on whatever thread that runs.
             with suppress(RuntimeError):  # the loop is closed, and the batch with it
                 item.batch.loop.call_soon_threadsafe(item.batch.withdraw, item)
 
-    def mark_dirty(self, key: Hashable) -> None:
-        """Let no load under way for a key be stored or joined."""
-        for load in self.by_key.get(key, ()):
-            load.mark_dirty()
-            if load in self.batch_items:
-                self.batch_items[load].is_clean = False
-
-
-class Storage:
-    """Entries and loads of one cache.
-
-    Attributes:
-        loads: every load in flight.
-        partition: the store and the flights that may be joined. It is not registered with the ledger: no write of a
-            tool, no `configure` and no `max_bytes` reaches it.
-        late_roots, has_refused, name: read by single flight, as on the plan of a tool. There are no tags here.
-    """
-
-    __slots__ = ("_objects", "late_roots", "loads", "partition")
-
-    name = "AsyncCache"
-
-    def __init__(self, maxsize: int | None) -> None:
-        loads: Any = LoadsByKey()
-        self.loads: LoadsByKey = loads
-        self.partition = Partition(None, None, (), (), maxsize)
-        self.partition.loads = loads
-        self.late_roots: tuple[str, ...] = ()
-        self._objects: dict[Hashable, weakref.ref[ObjectKey]] = {}
+    def was_written(self, key: Hashable, since: int) -> bool:
+        """Whether a key was set or deleted after this version."""
+        return self.store.is_touched(key, (), since)
 
     def identity(self, key: Hashable) -> Part:
         """What a key is stored and compared by."""
@@ -487,12 +470,10 @@ class Storage:
 
     def insert(self, entry: KeyedEntry) -> tuple[Any, ...]:
         """Insert an entry, under the lock. Returns what it replaces, for the caller to free after the lock."""
-        store, part = self.partition.store, entry.part
-        newest, replaced = store.newest, store.lookup(part)
-        if store.maxsize is None and entry.fast != NEVER:
-            store.insert(part, entry)
-            return newest, replaced, store.sweep(CLOCK.now())
-        return newest, replaced, store.insert(part, entry)
+        store, part = self.store, entry.part
+        newest, replaced = store.newest, store.peek(part)
+        entry.checked = self.versions.now
+        return newest, replaced, store.insert(part, entry, CLOCK.now())
 
     def has_refused(self, error: Exception) -> bool:
         """Whether the leader's run was stopped, which does not concern the other callers."""
@@ -500,46 +481,44 @@ class Storage:
 
     def find(self, part: Part) -> KeyedEntry | None:
         """Return the entry under a key, and delete it if it has expired. Does not count as a use."""
-        store = self.partition.store
+        store = self.store
         entry: KeyedEntry | None = store.lookup(part)  # type: ignore[assignment]  # nothing else is ever inserted
         if entry is None or CLOCK.now() < entry.fast:
             return entry
-        with LEDGER.lock:
+        with self.versions.lock:
             if store.peek(part) is entry:
                 store.discard(part)
         return None
 
     def identities(self) -> list[Part]:
         """Identities of all keys, least recently used first."""
-        return self.partition.store.keys()
+        return self.store.keys()
 
     def mark_used(self, part: Part, entry: Entry) -> None:
         """Make an entry the most recently used."""
-        store = self.partition.store
-        if store.newest is not entry:
-            store.use(part, entry)
+        if self.store.newest is not entry:
+            self.store.use(part, entry)
 
     def set(self, key: Hashable, value: Any, ttl: float) -> None:
         """Store a value. It replaces the present one and the result of every load under way."""
         part = key if type(key) in PLAIN else self.identity(key)
         entry = KeyedEntry(part, key, value, ttl)
-        with LEDGER.lock:  # what is replaced is assigned, so that it is freed after the lock
-            self.loads.mark_dirty(part)
-            _garbage = self.insert(entry) if ttl > 0 else self.partition.store.discard(part)
+        with self.versions.lock:  # what is replaced is assigned, so that it is freed after the lock
+            self.versions.write(((0, part),))
+            _garbage = self.insert(entry) if ttl > 0 else self.store.discard(part)
 
-    def delete(self, key: Hashable) -> Stored | None:
+    def delete(self, key: Hashable) -> Entry | None:
         """Delete an entry and return it. No load under way restores it."""
         part = self.identity(key)
-        with LEDGER.lock:
-            self.loads.mark_dirty(part)
-            return self.partition.store.discard(part)
+        with self.versions.lock:
+            self.versions.write(((0, part),))
+            return self.store.discard(part)
 
     def delete_all(self) -> None:
         """Delete all entries. No load under way restores one."""
-        with LEDGER.lock:
-            for key in list(self.loads.by_key):
-                self.loads.mark_dirty(key)
-            garbage: list[Any] = [self.partition.store.drop_all()]
+        with self.versions.lock:
+            self.versions.write(((0,),))
+            garbage: list[Any] = [self.store.drop_all()]
         free(garbage)
 
 
@@ -581,7 +560,7 @@ class EntriesView(MutableMapping[Hashable, Any]):
                 yield entry.key
 
     def __len__(self) -> int:
-        return len(self._storage.partition.store)
+        return len(self._storage.store)
 
     def __repr__(self) -> str:
         return repr(dict(self))
@@ -621,11 +600,15 @@ class BatchItem:
     """One flight's key in a batch.
 
     A follower that takes the flight over waits for the same item, so the value is stored only if its key was not
-    changed since it entered the *batch*: `is_clean`.
+    changed since it entered the *batch*, at the version `since`.
+
+    Attributes:
+        is_clean: False if its load was given up.
     """
 
     batch: Batch
     call: LoadingCall
+    since: int
     is_clean: bool = True
     answered: asyncio.Event = field(default_factory=asyncio.Event)
     outcome: KeyedEntry | Failure = field(init=False)
@@ -654,7 +637,7 @@ class Batch:
         self.items: dict[Hashable, list[BatchItem]] = {}
         self.timer: asyncio.TimerHandle
         self.task: asyncio.Task[None] | None = None
-        self.flight = Flight(storage.partition, (None, self.loop), (), ())
+        self.flight = Flight(storage.store, (None, self.loop), (), ())
         self.context = copy_context()
         self.call = LoadingCall(storage, None, None, 0.0, None, loader)
         self.call.leading = self.flight
@@ -667,7 +650,7 @@ class Batch:
 
     def add(self, call: LoadingCall) -> BatchItem:
         """Add a key, or one more flight for a key that is in it."""
-        item = self.storage.loads.batch_items[call.flight] = BatchItem(self, call)
+        item = self.storage.batch_items[call.flight] = BatchItem(self, call, self.storage.versions.now)
         self.items.setdefault(call.raw_key, []).append(item)
         call.flight.wait_for(self.flight)
         return item
@@ -717,8 +700,9 @@ class Batch:
                     ttl = item.call.ttl if is_present else 0.0
                     item.outcome = entry = KeyedEntry(item.call.key, key, value, ttl)
                     garbage: tuple[Any, ...] = ()
-                    with LEDGER.lock:
-                        if item.is_clean and ttl > 0:
+                    with self.storage.versions.lock:
+                        was_written = self.storage.was_written(item.call.key, item.since)
+                        if item.is_clean and ttl > 0 and not was_written:
                             garbage = self.storage.insert(entry)
                     del garbage  # outside of the lock
                     item.answered.set()

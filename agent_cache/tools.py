@@ -36,14 +36,14 @@ from agent_cache.core.policies import (
     configures,
     seconds,
 )
-from agent_cache.core.tags import Region, TagSet, json_text, parse_tags, root_of
+from agent_cache.core.tags import MANY_PATHS, TagSet, json_text, parse_tags, root_of, within_limit
 from agent_cache.core.wrappers import parameters_of
 from agent_cache.engine.blocking import blocking, run_blocking
 from agent_cache.engine.codegen import read_body, stream_body, write_body
 from agent_cache.engine.plan import read_plan, write_plan
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.runtime import PLACE, ROOT, CacheKey, Scope, closes_generator, leave_scope
-from agent_cache.engine.state import drop, mark_written
+from agent_cache.engine.state import mark_written
 from agent_cache.engine.streaming import StreamingRead, StreamingWrite
 from agent_cache.engine.write import DOUBT, OUTSIDE, BlockingWrite, Write, WriteOperation
 from agent_cache.errors import ConfigurationError
@@ -760,7 +760,7 @@ def _exceptions(given: Any, where: str) -> tuple[type[BaseException], ...]:
     return classes
 
 
-async def invalidate(*tags: str | Sequence[object]) -> int:
+async def invalidate(*tags: str | Sequence[object]) -> None:
     """Drop everything that depends on these tags, in every scope and process. For changes made outside of the tools.
 
     Args:
@@ -768,37 +768,29 @@ async def invalidate(*tags: str | Sequence[object]) -> int:
             colon. More than 2,000 at a time count as their roots. The local half is done in one step, 4 ms for 20,000:
             a caller that is cancelled must not have invalidated a part.
 
-    Returns:
-        The number of local entries that were dropped.
-
     Raises:
         ConfigurationError: if no tag is given, or one is malformed.
     """
-    return await _invalidate(_parsed(tags, "invalidate"), Write)
+    await _invalidate(_parsed(tags, "invalidate"), Write)
 
 
-def invalidate_sync(*tags: str | Sequence[object]) -> int:
+def invalidate_sync(*tags: str | Sequence[object]) -> None:
     """The same as `invalidate` for code that is not asynchronous. It waits for the tiers in this thread.
 
     Args:
         tags: as for `invalidate`.
 
-    Returns:
-        The number of local entries that were dropped.
-
     Raises:
         ConfigurationError: if no tag is given, or one is malformed.
     """
-    return run_blocking(_invalidate(_parsed(tags, "invalidate_sync"), BlockingWrite))
+    run_blocking(_invalidate(_parsed(tags, "invalidate_sync"), BlockingWrite))
 
 
-async def _invalidate(paths: tuple[str, ...], kind: type[Write]) -> int:
+async def _invalidate(paths: tuple[str, ...], kind: type[Write]) -> None:
     PLACE.get().scope.check_write("invalidate()")
-    region = Region(paths)
-    dropped = drop(region)
-    _count(region.paths)
-    await _write(region.paths, kind).complete()
-    return dropped
+    paths = paths if len(paths) <= MANY_PATHS else within_limit(paths)
+    _count(paths)
+    await _write(paths, kind).complete()
 
 
 def writing(*tags: str | Sequence[object]) -> _Writing:

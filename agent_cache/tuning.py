@@ -26,7 +26,7 @@ from agent_cache.config import CURRENT
 from agent_cache.core.evidence import Changes, Seen, interval_of
 from agent_cache.core.policies import no_life, seconds
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.state import LEDGER, is_writer, warn_once
+from agent_cache.engine.state import READERS, is_writer, warn_once
 from agent_cache.engine.ttls import TTLS
 from agent_cache.engine.write import WriteOperation
 from agent_cache.errors import ConfigurationError
@@ -130,8 +130,7 @@ class _Found(NamedTuple):
 
 def _find(tool: Any, function: str) -> _Found:
     name = tool if isinstance(tool, str) else _operation_of(tool, function).name
-    with LEDGER.lock:
-        tools = [group.tool for group in LEDGER.groups()]
+    tools = READERS.all()
     operations = [one for one in tools if isinstance(one, ReadOperation) and one.name == name]
     if operations:
         if all(operation.declared.ttl is no_life for operation in operations):

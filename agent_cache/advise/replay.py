@@ -9,7 +9,7 @@ that a write overlaps is not stored.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice, takewhile
@@ -21,7 +21,8 @@ from agent_cache.advise.tag_rules import Advice, rules_of
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.parameters import Named
 from agent_cache.core.policies import ReadPolicy
-from agent_cache.core.tags import Region, Tag, TagSet, ancestors, root_of
+from agent_cache.core.tags import Tag, TagSet
+from agent_cache.core.versions import paths_read, paths_written
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.write import WriteOperation
 from agent_cache.toolbox.box import Toolbox
@@ -137,55 +138,55 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Store:
-    """Entries, and an index of their tags."""
+    """Entries, and an index of the paths that concern them: see `agent_cache.core.versions`."""
 
     entries: dict[tuple[str, Any, Any], _Entry] = field(default_factory=dict)
-    exactly: dict[Tag, set[tuple[str, Any, Any]]] = field(default_factory=lambda: defaultdict(set))
-    below: dict[Tag, set[tuple[str, Any, Any]]] = field(default_factory=lambda: defaultdict(set))
+    concerned: dict[Hashable, set[tuple[str, Any, Any]]] = field(default_factory=lambda: defaultdict(set))
 
     def put(self, entry: _Entry) -> None:
         self.drop(entry.key)
         self.entries[entry.key] = entry
-        for tag in entry.tags:
-            self.exactly[tag].add(entry.key)
-            for above in (*ancestors(tag), tag):
-                self.below[above].add(entry.key)
+        for path in _read(entry.tags):
+            self.concerned[path].add(entry.key)
 
     def drop(self, key: tuple[str, Any, Any]) -> None:
         entry = self.entries.pop(key, None)
         if entry is None:
             return
-        for tag in entry.tags:
-            _discard(self.exactly, tag, key)
-            for above in (*ancestors(tag), tag):
-                _discard(self.below, above, key)
+        for path in _read(entry.tags):
+            keys = self.concerned[path]
+            keys.discard(key)
+            if not keys:
+                del self.concerned[path]
 
-    def invalidate(self, region: Region, run: str | None) -> None:
-        """Drop what a write touches: as `agent_cache.core.tags.Part.touches`, for all entries at once.
+    def invalidate(self, written: _Written, run: str | None) -> None:
+        """Drop what a write touches.
 
         Args:
+            written: what it has written.
             run: the only run whose entries are dropped, None for every.
         """
-        touched: set[tuple[str, Any, Any]] = set()
-        for part in region.parts:
-            if part.is_whole:
-                touched |= self.below.get(part.root, set())
-                continue
-            for name in part.names:
-                touched |= self.exactly.get(name, set())
-            for path in part.paths:
-                touched |= self.below.get(path, set())
+        touched = [key for path in written.paths for key in self.concerned.get(path, ())]
         for key in touched:
             if run is None or key[1] == run:
                 self.drop(key)
 
 
-def _discard(index: dict[Tag, set[tuple[str, Any, Any]]], tag: Tag, key: tuple[str, Any, Any]) -> None:
-    keys = index.get(tag)
-    if keys is not None:
-        keys.discard(key)
-        if not keys:
-            del index[tag]
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What a write has written: tags, and roots without an id: only what depends on all of such a root changes."""
+
+    tags: tuple[Tag, ...]
+    bare: tuple[str, ...]
+
+    @property
+    def paths(self) -> set[Hashable]:
+        """The paths that it concerns."""
+        return {path for tag in self.tags for path in paths_written(tag)}.union([root + ":*" for root in self.bare])
+
+
+def _read(tags: Iterable[Tag]) -> set[Hashable]:
+    return {path for tag in tags for path in paths_read(tag)}
 
 
 Failures = Literal["drop", "ignore"]
@@ -251,8 +252,8 @@ def tags_of(rule: Rule | ReadOperation | WriteOperation, call: LoggedCall) -> tu
         return ()
     if tool.kind == "read":
         return _tags_of_read(call, tool) or ()
-    region = _region_of(call, tool)
-    return tuple(dict.fromkeys(region.paths + region.bare))
+    written = _written_by(call, tool)
+    return tuple(dict.fromkeys(written.tags + written.bare))
 
 
 def _tools_of(policy: Policy, advice: Advice | None) -> Callable[[str], _Tool | None]:
@@ -296,7 +297,7 @@ def _compiled(name: str, rule: Rule | ReadOperation | WriteOperation) -> _Tool |
 class _Ran:
     position: int
     call: LoggedCall
-    region: Region | None
+    written: _Written | None
 
 
 class _Player:
@@ -344,11 +345,11 @@ class _Player:
         )
 
     def _write(self, call: LoggedCall, tool: _Tool) -> None:
-        region = None
+        written = None
         if self.drops and (self.drops_failed or not is_failure(call)):
-            region = _region_of(call, tool)
-            self.store.invalidate(region, call.run if tool.is_per_session else None)
-        self.recent.append(_Ran(self.at, call, region))
+            written = _written_by(call, tool)
+            self.store.invalidate(written, call.run if tool.is_per_session else None)
+        self.recent.append(_Ran(self.at, call, written))
 
     def _read(self, call: LoggedCall, tool: _Tool) -> None:
         figures = self.tools.setdefault(call.tool, ToolOutcome())
@@ -414,7 +415,7 @@ class _Player:
             return
         if self.drops:
             for ran in self._overlapping(call):
-                if ran.region is not None and _touches(ran.region, tags):
+                if ran.written is not None and not ran.written.paths.isdisjoint(_read(tags)):
                     return
         self.store.put(_Entry(key, answer, call, tags, self.at))
 
@@ -431,10 +432,6 @@ def _tags_of_read(call: LoggedCall, tool: _Tool) -> tuple[Tag, ...] | None:
     return tuple(dict.fromkeys(tags))
 
 
-def _touches(region: Region, tags: tuple[Tag, ...]) -> bool:
-    return any(part.touches(tag) for part in region.parts for tag in tags if root_of(tag) == part.root)
-
-
 def _has_expired(loaded: LoggedCall, call: LoggedCall, ttl: float | None) -> bool:
     if ttl is None:
         return False
@@ -443,7 +440,7 @@ def _has_expired(loaded: LoggedCall, call: LoggedCall, ttl: float | None) -> boo
     return began is not None and now is not None and now - began >= ttl
 
 
-def _region_of(call: LoggedCall, tool: _Tool) -> Region:
+def _written_by(call: LoggedCall, tool: _Tool) -> _Written:
     """What a write drops, before it runs and when it has ended."""
     arguments = tool.arguments(call)
     paths, bare = tool.tags.static, tuple[Tag, ...]()
@@ -461,4 +458,4 @@ def _region_of(call: LoggedCall, tool: _Tool) -> Region:
             bare += made
         else:
             paths += made
-    return Region(paths, (), None, bare)
+    return _Written(paths, bare)

@@ -1,11 +1,12 @@
 """Entries, and the bounded store that holds them.
 
-An `Entry` is a value with its expiry and its load time; a store holds most of them as tuples (`Plain`). A `Store` holds
-the entries of one tool in one scope: strict LRU, and an index from tag to keys. All of it is free of clocks and locks.
+An `Entry` is a value with its expiry, its load time, its tags and the version up to which it is known to count. A
+`Store` holds the entries of one tool in one scope, the least recently used first. Nothing lists its entries by their
+tags: whoever meets an entry asks `Store.is_current`, and a stale one is removed then. The rule: `core.versions`.
 
-The owner of a store calls `insert`, `discard` and the ``drop_*`` methods under one lock. Hits take none: `lookup` and
-`touch` are bound C methods of the current mapping, each atomic under the GIL. Dropping everything swaps the mapping, so
-it takes the same time for ten entries as for a million; the old one is returned, to be freed in slices.
+The owner of a store calls `insert`, `discard`, `evict`, `sweep`, `shorten` and `drop_all` under the lock of the
+versions. Hits take none: `lookup` and `touch` are bound C methods of the current mapping, each atomic. Dropping
+everything swaps the mapping; the old one is returned, to be freed in slices outside of the lock.
 """
 
 from __future__ import annotations
@@ -16,223 +17,97 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from agent_cache.core.evidence import BY_NUMBER, BY_SIZE
 from agent_cache.core.lease import Lease
-from agent_cache.core.tags import Part, Tag, ancestors
+from agent_cache.core.tags import Tag
+from agent_cache.core.versions import VERSIONS, EntryTag, Versions, Written
 from agent_cache.values.canonical import MISSING, size_of
 
-__all__ = [
-    "Dropped",
-    "Entry",
-    "GuardedEntry",
-    "NEVER",
-    "KeptEntry",
-    "LeasedEntry",
-    "Lookup",
-    "Plain",
-    "SizedEntry",
-    "Sizes",
-    "Store",
-    "Stored",
-    "UnsharedEntry",
-    "entry_of",
-    "entry_size",
-    "expires_of",
-    "expiring_by",
-    "tags_of",
-]
-
+__all__ = ["NEVER", "Entry", "Lookup", "Sizes", "Store", "Tool", "UnsharedEntry", "entry_size"]
 
 NEVER: Final = float("inf")
-
-
-class Entry:
-    """A cached value that may be returned as it is.
-
-    Attributes:
-        fast: the clock reading before which a hit returns `value` without further checks.
-        cost: the load time that a hit saves, in seconds.
-        tags: the tags it can be dropped by, beside the static tags of its tool.
-        size: its estimated size in bytes; 0 if sizes are not bounded. Only `SizedEntry` and its subclasses have a slot
-            for it, which saves 8 bytes of each entry where nothing is bounded.
-    """
-
-    __slots__ = ("cost", "fast", "tags", "value")
-
-    size: int = 0
-
-    def __init__(self, value: Any, fast: float, cost: float, tags: tuple[Tag, ...] = ()) -> None:
-        self.value = value
-        self.fast = fast
-        self.cost = cost
-        self.tags = tags
-
-    @property
-    def expires(self) -> float:
-        """The clock reading at which the entry expires."""
-        return self.fast
-
-    @property
-    def kept_until(self) -> float:
-        """The clock reading at which the entry is of no more use, so that `Store.sweep` removes it."""
-        return self.expires
-
-    def expire_by(self, moment: float) -> None:
-        """Let the entry expire no later than at this clock reading. Before it is inserted."""
-        self.fast = min(self.fast, moment)
-
-    def share(self) -> Any:
-        """The value for a caller that has waited for its load, or `MISSING` if it cannot be copied."""
-        return self.value
-
-    def is_valid_at(self, now: float, grace: float = 0.0) -> bool:
-        """Whether a call at this clock reading would be answered from the entry, up to so long after its expiry."""
-        return now < self.fast + grace
-
-    def value_at(self, now: float) -> Any:
-        """The value for a hit at this clock reading, or `MISSING` if the entry has expired."""
-        return self.value if now < self.fast else MISSING
-
-    def expired_value(self) -> Any:
-        """The value for one caller, whether the entry has expired or not; `MISSING` if it cannot be used otherwise."""
-        return self.value
-
-
-class SizedEntry(Entry):
-    """An entry that counts against `configure(max_bytes=...)`."""
-
-    __slots__ = ("size",)
-
-    def __init__(self, value: Any, fast: float, cost: float, tags: tuple[Tag, ...], size: int) -> None:
-        super().__init__(value, fast, cost, tags)
-        self.size = size
-
-
-class KeptEntry(SizedEntry):
-    """An entry that may still be served for a while after it has expired.
-
-    Attributes:
-        kept_for: how long, in seconds.
-    """
-
-    __slots__ = ("kept_for",)
-
-    def __init__(self, value: Any, fast: float, cost: float, tags: tuple[Tag, ...], size: int, kept_for: float) -> None:
-        super().__init__(value, fast, cost, tags, size)
-        self.kept_for = kept_for
-
-    @property
-    def kept_until(self) -> float:
-        return self.fast + self.kept_for
-
 
 NO_VERSIONS: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 
-class LeasedEntry(SizedEntry):
-    """An immutable value that is served while a lease is valid.
-
-    `fast` is when it expires. Whoever compares it has seen the class first, and tests the lease as well: the generated
-    body, and `engine.plan`.
+class Entry:
+    """A cached value.
 
     Attributes:
-        lease: the trust in the tiers that it depends on.
+        value: the value, if it may be given to every caller as it is; None if each gets a copy.
+        fast: the clock reading before which a hit returns `value` without further checks; in the past for an entry that
+            is copied, or whose tiers have to be trusted.
+        expires: the clock reading at which it expires.
+        cost: the load time that a hit saves, in seconds.
+        tags: everything that it depends on.
+        checked: the version up to which no write is known to concern it.
+        size: its estimated size in bytes; 0 if sizes are not bounded.
+        copy: makes a copy of the value for one caller; None if the value is immutable.
+        lease: the trust in the tiers that it depends on; None without tiers.
         kept_for: seconds after its expiry in which it may still be served.
         versions: what each tier knows as the versions of the value.
+        failure: the exception of a copy that failed, to be logged when the value is loaded again.
     """
 
-    __slots__ = ("kept_for", "lease", "versions")
+    __slots__ = (
+        "checked", "copy", "cost", "expires", "failure", "fast", "kept_for", "lease", "size", "tags", "value",
+        "versions",
+    )  # fmt: skip
 
     def __init__(
         self,
         value: Any,
-        fast: float,
-        cost: float,
-        tags: tuple[Tag, ...],
-        size: int,
-        lease: Lease,
-        kept_for: float = 0.0,
-    ) -> None:
-        # As SizedEntry.__init__, without the call.
-        self.value = value
-        self.fast = fast
-        self.cost = cost
-        self.tags = tags
-        self.size = size
-        self.lease = lease
-        self.kept_for = kept_for
-        self.versions: Mapping[Any, Any] = NO_VERSIONS
-
-    @property
-    def kept_until(self) -> float:
-        return self.fast + self.kept_for
-
-    def is_valid_at(self, now: float, grace: float = 0.0) -> bool:
-        return now < self.fast + grace and self.lease.is_valid()
-
-    def value_at(self, now: float) -> Any:
-        """The value for a hit, or `MISSING` if the entry has expired or its lease is not valid."""
-        return self.value if now < self.fast and self.lease.is_valid() else MISSING
-
-    def expired_value(self) -> Any:
-        return self.value if self.lease.is_valid() else MISSING
-
-
-class GuardedEntry(SizedEntry):
-    """A mutable value, which is copied at each hit.
-
-    Its `fast` lies in the past, so that the inline test of a hit fails and calls `value_at`; entries of the other kinds
-    pay nothing for it.
-
-    Attributes:
-        copy: makes a copy for one caller.
-        lease: the trust in the tiers that it depends on; None without tiers.
-        failure: the exception of a copy that failed, to be logged when the value is loaded again.
-        kept_for: seconds after its expiry in which it may still be served.
-        versions: what each tier knows as the versions of the value; empty without tiers.
-    """
-
-    __slots__ = ("_expires", "copy", "failure", "kept_for", "lease", "versions")
-
-    def __init__(
-        self,
-        cost: float,
-        tags: tuple[Tag, ...],
-        size: int,
         expires: float,
-        copy: Callable[[], Any],
+        cost: float,
+        tags: tuple[Tag | EntryTag, ...] = (),
+        *,
+        copy: Callable[[], Any] | None = None,
+        size: int = 0,
         lease: Lease | None = None,
         kept_for: float = 0.0,
     ) -> None:
-        # As SizedEntry.__init__, without the call.
-        self.value = None
-        self.fast = -NEVER
+        self.value = value
+        self.expires = expires
+        self.fast = expires if copy is None and lease is None else -NEVER
         self.cost = cost
         self.tags = tags
-        self.size = size
-        self._expires = expires
+        self.checked = 0
         self.copy = copy
+        self.size = size
         self.lease = lease
-        self.failure: Exception | None = None
         self.kept_for = kept_for
         self.versions: Mapping[Any, Any] = NO_VERSIONS
-
-    @property
-    def expires(self) -> float:
-        return self._expires
+        self.failure: Exception | None = None
 
     @property
     def kept_until(self) -> float:
-        return self._expires + self.kept_for
+        """The clock reading at which it is of no more use."""
+        return self.expires + self.kept_for
+
+    def expire_by(self, moment: float) -> None:
+        """Let it expire no later than at this clock reading."""
+        self.expires = min(self.expires, moment)
+        self.fast = min(self.fast, moment)
+
+    def share(self) -> Any:
+        """The value for one caller, or `MISSING` if it cannot be copied."""
+        if self.copy is None:
+            return self.value
+        try:
+            return self.copy()
+        except Exception as error:  # noqa: BLE001 - the user's function; the value is loaded again
+            self.failure = error
+            return MISSING
 
     def is_valid_at(self, now: float, grace: float = 0.0) -> bool:
-        return now < self._expires + grace and (self.lease is None or self.lease.is_valid())
+        """Whether a call at this clock reading would be answered from it, up to so long after its expiry."""
+        return now < self.expires + grace and (self.lease is None or self.lease.is_valid())
 
     def value_at(self, now: float) -> Any:
-        """A copy for one hit, or `MISSING` if the entry has expired or its lease is not valid."""
-        if now >= self._expires:
+        """The value for a hit at this clock reading; `MISSING` if it has expired, or its tiers are not trusted now."""
+        if now >= self.expires:
             return MISSING
         lease = self.lease
         if lease is not None:  # as Lease.is_valid(), without the call
@@ -240,24 +115,17 @@ class GuardedEntry(SizedEntry):
             is_valid = lease.page[0] == lease.stamp and (term is None or term.clock() < term.until)
             if not is_valid and not lease.renew():
                 return MISSING
+        if self.copy is None:
+            return self.value
         try:
             return self.copy()  # repeats share() without a frame (benchmarks.budgets, "protection of a flat dict")
         except Exception as error:  # noqa: BLE001 - as in share()
             self.failure = error
             return MISSING
 
-    def expire_by(self, moment: float) -> None:
-        self._expires = min(self._expires, moment)
-
     def expired_value(self) -> Any:
+        """The value for one caller, whether it has expired or not; `MISSING` if it cannot be used otherwise."""
         return self.share() if self.lease is None or self.lease.is_valid() else MISSING
-
-    def share(self) -> Any:
-        try:
-            return self.copy()
-        except Exception as error:  # noqa: BLE001 - the user's function; the value is loaded again
-            self.failure = error
-            return MISSING
 
 
 class UnsharedEntry(Entry):
@@ -269,156 +137,113 @@ class UnsharedEntry(Entry):
         return MISSING
 
 
-Plain = tuple[Any, ...]
-"""``(value, fast, cost, *tags)``: a stored entry that needs no more of `Entry` than these.
-
-Nearly all entries of immutable values are kept so. The garbage collector forgets an exact tuple as soon as it has seen
-that nothing in it can be part of a cycle, whereas it visits every object with slots in each full collection, and starts
-one whenever a quarter more of these have come: with 1.5 million entries, for 0.3 s. A tuple of the tags in the tuple
-would be seen too late: so long, that full collections came as often as before.
-"""
-
-Stored = Entry | Plain
-"""What a store holds. Its identity is that of the entry.
-
-Hot code tells the two apart by ``type(entry) is tuple``, since `isinstance` takes 60 ns to say no. Type checkers do not
-conclude from it what else an entry is.
-"""
+_TAG_SIZE: Final = 100
+"""Bytes of one tag of an entry, its text and its place in a tuple."""
 
 
-def entry_of(stored: Stored) -> Entry:
-    """A stored entry with attributes and methods: itself, or a new object for a plain one."""
-    return Entry(stored[0], stored[1], stored[2], stored[3:]) if isinstance(stored, tuple) else stored
-
-
-def tags_of(stored: Stored) -> tuple[Tag, ...]:
-    """`Entry.tags` of a stored entry."""
-    return stored[3:] if isinstance(stored, tuple) else stored.tags
-
-
-def expires_of(stored: Stored) -> float:
-    """`Entry.expires` of a stored entry."""
-    return stored[1] if isinstance(stored, tuple) else stored.expires
-
-
-def expiring_by(stored: Stored, moment: float) -> Stored:
-    """An entry that is still to be inserted, so that it expires no later than at this clock reading."""
-    if isinstance(stored, tuple):
-        return (stored[0], min(stored[1], moment), *stored[2:])
-    stored.expire_by(moment)
-    return stored
+def entry_size(stored: Any, key: Hashable, tags: tuple[Tag | EntryTag, ...]) -> int:
+    """Estimate the bytes of an entry: what is stored (the value, or what makes its copies), its key, and its tags."""
+    return size_of(key, tags, stored) + _TAG_SIZE * len(tags)
 
 
 # The store
 
-Key = Hashable
-Lookup = Callable[[Key], Stored | None]
+Lookup = Callable[[Hashable], "Entry | None"]
 
 
-class _Keys(set[Key]):
-    """Several keys under one tag. A single key is stored without a set, which saves 200 bytes an entry."""
+class Tool(Protocol):
+    """What a store knows of its tool.
 
-    __slots__ = ()
+    Attributes:
+        number: its number in the tags of its entries.
+        is_named: whether any of its entries was ever written by its key. Until then none is asked for.
+    """
+
+    number: int
+    is_named: bool
 
 
-def _no_entry(_key: Key) -> None:
+def _no_entry(_key: Hashable) -> None:
     """Takes the place of `Store.lookup` while the store is switched off."""
 
 
 _NO_LOADS: Final[Mapping[Hashable, Any]] = MappingProxyType({})
 
-_TAGS_OF_ENTRY = 8
-"""How many tags are removed from the index in the time of an entry."""
 
-_TAG_SIZE = 70
-_LOWER_TAG_SIZE = 150
-"""What the index of a store takes for a tag, and for each level below the second."""
-
-
-def entry_size(stored: Any, key: Key, tags: tuple[Tag, ...]) -> int:
-    """Estimate the bytes of an entry: what is stored (the value, or what makes its copies), its key, and its tags."""
-    size = size_of(key, tags, stored)
-    for tag in tags:
-        size += _TAG_SIZE + _LOWER_TAG_SIZE * max(tag.count(":") - 1, 0)
-    return size
-
-
-class Dropped(tuple[Any, ...]):
-    """The containers of a store that was emptied. A class of its own, since an entry may be a tuple."""
-
-    __slots__ = ()
+def _let_go(_entry: Entry) -> None:
+    """Nobody is told of an entry that is gone."""
 
 
 class Store:
-    """Entries of one tool in one scope.
+    """Entries of one tool in one scope, and its loads that a reader may join.
 
     Args:
-        maxsize: how many entries it holds at most; the least recently used is evicted first. None for no bound.
-        guard: makes the function that looks up entries, from the one that does so unconditionally.
+        maxsize: how many entries it holds at most; dead ones are dropped first, then the least recently used. None for
+            no bound.
+        tool: the operation whose results it holds.
+        owner: the session it belongs to; None for the global scope.
+        static: tags that every entry depends on.
+        versions: what its entries are checked by.
 
     Attributes:
-        lookup: the entry under a key, or None.
+        flights: loads in flight that a reader may join, by (key, event loop).
+        requests: the requests that tiers were sent for calls, by key. Bounded.
+        is_open: False once its session has ended: nothing is stored any more.
+        lookup: the entry under a key, or None: whether it is current is still to be asked.
         touch: makes a key the most recently used; raises KeyError if it is not there.
         newest: the entry that was used last.
         bytes: the sum of the sizes of the entries.
         sizes: the sum over several stores that this one counts in; None for a store on its own.
         recorded: what `sizes` has on record for it: at least `bytes`.
-        stats: the counters of its owner.
+        stats: the counters of its tool.
         latest: the latest loads that its owner remembers, to be told of evictions: see `core.evidence`.
         session: the id of the session that the entries belong to, which is a part of the keys there; None without one.
+        let_go: told of each entry that was found stale.
     """
 
     __slots__ = (
-        "__weakref__",
-        "_below",
-        "_data",
-        "_exact",
-        "_find",
-        "_gate",
-        "_guard",
-        "_shown",
-        "_unswept",
-        "bytes",
-        "latest",
-        "lookup",
-        "maxsize",
-        "newest",
-        "recorded",
-        "session",
-        "sizes",
-        "stats",
-        "touch",
-    )
+        "__weakref__", "_data", "_gate", "_own", "_shown", "_unswept", "bytes", "flights", "is_open", "latest",
+        "let_go", "lookup", "maxsize", "newest", "owner", "recorded", "requests", "session", "sizes", "static", "stats",
+        "tool", "touch", "versions",
+    )  # fmt: skip
 
     lookup: Lookup
-    touch: Callable[[Key], None]
+    touch: Callable[[Hashable], None]
 
-    def __init__(self, maxsize: int | None, guard: Callable[[Lookup], Lookup] | None = None) -> None:
+    def __init__(
+        self,
+        maxsize: int | None,
+        tool: Any,
+        owner: Any = None,
+        static: tuple[Tag, ...] = (),
+        versions: Versions = VERSIONS,
+    ) -> None:
         self.maxsize = maxsize
-        self._guard = guard
+        self.versions = versions
+        self.tool = tool
+        self.owner = owner
+        self.static = static
+        self._own: Written | None = None if owner is None else VERSIONS.of_session(owner)
+        self.flights: dict[tuple[Hashable, object], Any] = {}
+        self.requests: dict[Hashable, Any] = {}
+        self.is_open = True
         self._shown: tuple[dict[str, Any], str] | None = None
         self._gate: Callable[[Lookup], Lookup] | None = None
         self.sizes: Sizes | None = None
         self.recorded = 0
         self.stats: Any = None
         self.latest: Mapping[Hashable, Any] = _NO_LOADS
-        self.session: str | None = None
+        self.session: str | None = None if owner is None else owner.session_id
+        self.let_go: Callable[[Entry], object] = _let_go
         self._renew()
 
     def _renew(self) -> None:
-        self._data: OrderedDict[Key, Stored] = OrderedDict()
-        self._exact: dict[Tag, Key | _Keys] = {}
-        # Keys whose tag lies strictly below a tag other than the root: only tags of three segments and more need it.
-        self._below: dict[Tag, Key | _Keys] = {}
-        # Keys that `sweep` has not come to yet.
-        self._unswept: list[Any] = []
+        self._data: OrderedDict[Hashable, Entry] = OrderedDict()
+        self._unswept: list[Hashable] = []  # keys that `sweep` has not come to yet
         self.bytes = 0
-        # Guarded once, while it is empty: a new guard, at `switch`, would let entries be found that this one hides.
-        find = self._data.get
-        self._find: Lookup = find if self._guard is None else self._guard(find)
         self.switch(on=True)
         self.touch = self._data.move_to_end
-        self.newest: Stored | None = None
+        self.newest: Entry | None = None
 
     def __del__(self) -> None:
         if self.bytes and self.sizes is not None:
@@ -427,24 +252,71 @@ class Store:
     def __len__(self) -> int:
         return len(self._data)
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: Hashable) -> bool:
         return key in self._data
 
-    def peek(self, key: Key) -> Stored | None:
+    def peek(self, key: Hashable) -> Entry | None:
         """The entry under a key, also while the store is switched off, without counting as a use."""
         return self._data.get(key)
 
-    def keys(self) -> list[Key]:
+    def keys(self) -> list[Hashable]:
         """All keys, least recently used first."""
         return list(self._data)
 
-    def items(self) -> list[tuple[Key, Stored]]:
-        """All keys and entries, least recently used first."""
-        return list(self._data.items())
+    # Whether an entry counts
+
+    def tags_of(self, key: Hashable, tags: tuple[Tag | EntryTag, ...]) -> tuple[Tag | EntryTag, ...]:
+        """What the entry under a key depends on: these tags, and its own if any entry was ever written by its key."""
+        tool = self.tool
+        return (*tags, (tool.number, key)) if tool.is_named else tags
+
+    def is_touched(self, key: Hashable, tags: tuple[Tag | EntryTag, ...], since: int) -> bool:
+        """Whether a write that is newer than this version concerns an entry or a load with these tags."""
+        if since == self.versions.now:
+            return False
+        tags = self.tags_of(key, tags)
+        return self.versions.touches(tags, since) or (self._own is not None and self._own.touches(tags, since))
+
+    def is_held(self, key: Hashable, tags: tuple[Tag | EntryTag, ...]) -> bool:
+        """Whether a write that runs, or may still take effect, keeps an entry with these tags from being stored."""
+        own = self._own
+        if not self.versions.held and (own is None or not own.held):
+            return False
+        tags = self.tags_of(key, tags)
+        return self.versions.holds(tags) or (own is not None and own.holds(tags))
+
+    def is_held_beside(self, hold: Any, key: Hashable, tags: tuple[Tag | EntryTag, ...]) -> bool:
+        """The same for another write than the one that has this hold."""
+        return self.versions.is_held_beside(hold, self.tags_of(key, tags), self._own)
+
+    def is_current(self, key: Hashable, entry: Entry) -> bool:
+        """Whether an entry that was found under a key counts now. If not, it is removed."""
+        now = self.versions.now  # first: a write that comes meanwhile is met the next time
+        if entry.checked == now:
+            return True
+        if self.is_touched(key, entry.tags, entry.checked):
+            with self.versions.lock:
+                if self._data.get(key) is entry:
+                    self.discard(key)
+            self.let_go(entry)
+            return False
+        entry.checked = now
+        return True
+
+    def find(self, key: Hashable) -> Entry | None:
+        """The entry under a key, if it counts now. It may have expired."""
+        entry = self.lookup(key)
+        return entry if entry is not None and self.is_current(key, entry) else None
+
+    def count_current(self, now: float) -> int:
+        """How many entries would be answered at this clock reading."""
+        return sum([now < entry.kept_until and self.is_current(key, entry) for key, entry in list(self._data.items())])
+
+    # Switches
 
     def switch(self, *, on: bool) -> None:
         """Switch lookups on or off. Entries stay, and can be dropped, either way."""
-        self.lookup = self._find if on else _no_entry
+        self.lookup = self._data.get if on else _no_entry
         self._show()
 
     def show_in(self, names: dict[str, Any], name: str) -> None:
@@ -462,7 +334,9 @@ class Store:
             names, name = self._shown
             names[name] = self.lookup if self._gate is None else self._gate(self.lookup)
 
-    def use(self, key: Key, entry: Stored) -> None:
+    # Changes
+
+    def use(self, key: Hashable, entry: Entry) -> None:
         """Make an entry the most recently used. Not needed if it is `newest`, which the caller checks first."""
         try:
             self.touch(key)
@@ -470,42 +344,37 @@ class Store:
             return  # dropped by another thread after this call looked it up
         self.newest = entry
 
-    def insert(self, key: Key, entry: Stored) -> Stored | None:
-        """Insert or replace an entry. Returns the entry that was evicted for it, if one was."""
+    def insert(self, key: Hashable, entry: Entry, now: float) -> tuple[Entry | None, list[Entry]]:
+        """Insert or replace an entry.
+
+        Args:
+            now: the clock reading.
+
+        Returns:
+            The entry that was evicted for it, if one was, and the dead ones that were dropped.
+        """
         data = self._data
         if key in data:
             self.discard(key)
         data[key] = entry
         self.newest = entry
-        if type(entry) is tuple:
-            tags = entry[3:] if len(entry) > 3 else ()
-        else:
-            full: Entry = entry  # type: ignore[assignment]  # see `Stored`
-            tags = full.tags
-            if type(full) is not Entry and full.size:  # the size of an `Entry` is 0, and reading it takes 40 ns
-                self._resize(full.size)
-        if tags:
-            exact = self._exact
-            for tag in tags:
-                if tag in exact:
-                    _link(exact, tag, key)
-                else:
-                    exact[tag] = key
-                if tag.count(":") > 1:
-                    for above in ancestors(tag)[1:]:
-                        _link(self._below, above, key)
-        if self.maxsize is None or len(data) <= self.maxsize:
-            return None
-        key, entry = data.popitem(last=False)
+        if entry.size:
+            self._resize(entry.size)
+        if self.maxsize is None:
+            return None, self.sweep(now)
+        if len(data) <= self.maxsize:
+            return None, []
+        swept = self.sweep(now)
+        if len(data) <= self.maxsize:
+            return None, swept
+        key, oldest = data.popitem(last=False)
         if self.latest:
             self._note_evicted(key, BY_NUMBER)
-        if type(entry) is not tuple:
-            self._forget(key, entry)
-        elif len(entry) > 3:
-            self._unindex(key, entry[3:])
-        return entry
+        if oldest.size:
+            self._resize(-oldest.size)
+        return oldest, swept
 
-    def evict(self) -> Stored:
+    def evict(self) -> Entry:
         """Remove the least recently used entry."""
         key = next(iter(self._data))
         self._note_evicted(key, BY_SIZE)
@@ -513,12 +382,12 @@ class Store:
         assert entry is not None
         return entry
 
-    def _note_evicted(self, key: Key, why: int) -> None:
+    def _note_evicted(self, key: Hashable, why: int) -> None:
         load = self.latest.get(key if self.session is None else (self.session, key))
         if load is not None:
             load.evicted = why
 
-    def shorten(self, keys: Iterable[Key], former: float | None, life: float) -> list[Stored]:
+    def shorten(self, keys: Iterable[Hashable], former: float | None, life: float) -> list[Entry]:
         """Let entries expire no later than `life` seconds after their loads began.
 
         When that was is not noted in an entry. It is known to be no earlier than `former` seconds before the entry
@@ -529,94 +398,36 @@ class Store:
             former: seconds that no entry may have lived so far; None if there was no bound.
 
         Returns:
-            What is not stored any more: entries that were dropped or replaced.
+            What was dropped.
         """
-        garbage: list[Stored] = []
-        data = self._data
+        dropped: list[Entry] = []
         for key in keys:
-            entry = data.get(key)
-            if entry is None:
-                continue
-            if former is None:
+            entry = self._data.get(key)
+            if entry is not None and former is None:
                 self.discard(key)
-            elif isinstance(entry, tuple):
-                shorter = expiring_by(entry, entry[1] - former + life)
-                data[key] = shorter
-                if entry is self.newest:
-                    self.newest = shorter
-            else:
+                dropped.append(entry)
+            elif entry is not None and former is not None:
                 entry.expire_by(entry.expires - former + life)
-                continue
-            garbage.append(entry)
-        return garbage
+        return dropped
 
-    def discard(self, key: Key) -> Stored | None:
+    def discard(self, key: Hashable) -> Entry | None:
         """Remove the entry under a key, if there is one."""
         entry = self._data.pop(key, None)
         if entry is not None:
-            self._forget(key, entry)
+            if entry.size:
+                self._resize(-entry.size)
             if entry is self.newest:
                 self.newest = None
         return entry
 
-    def _forget(self, key: Key, entry: Stored) -> None:
-        """Undo what `insert` has noted of an entry."""
-        if type(entry) is tuple:
-            if len(entry) > 3:
-                self._unindex(key, entry[3:])
-            return
-        full: Entry = entry  # type: ignore[assignment]  # see `Stored`
-        if self.bytes and full.size:
-            self._resize(-full.size)
-        if full.tags:
-            self._unindex(key, full.tags)
+    def sweep(self, now: float) -> list[Entry]:
+        """Remove a few entries that are of no more use: called at each insertion into a full store, or one without a
+        bound.
 
-    def may_meet(self, part: Part) -> bool:
-        """Whether `drop_meeting` may find something: most writes touch nothing in most stores."""
-        below = self._below
-        return (
-            part.is_whole
-            or not self._exact.keys().isdisjoint(part.names)
-            or bool(below and not below.keys().isdisjoint(part.paths))
-        )
-
-    def drop_meeting(self, part: Part, limit: int) -> list[Stored] | None:
-        """Remove the entries with a tag that a part of a write touches. None, with nothing removed, if there are more
-        than `limit`. Tags count as well, eight as an entry.
+        Two keys are examined. So all have been after half as many insertions as there were entries, and a store without
+        a bound holds at most about twice as many entries as have been in use at one time.
         """
-        exact, below = self._exact, self._below
-        found: list[Any] = []
-        if part.is_whole:
-            if len(exact) > limit:
-                return None
-            present = [exact[tag] for tag in exact if part.touches(tag)]
-        else:
-            present = [exact[tag] for tag in exact.keys() & part.names]
-            if below:
-                present += [below[tag] for tag in below.keys() & part.paths]
-        for one in present:
-            if type(one) is not _Keys:
-                found.append(one)
-            elif len(found) + len(one) <= limit:
-                found += one
-            else:
-                return None
-        if len(found) > 1:
-            found = list(dict.fromkeys(found))
-        if found and len(found) > limit:  # the limit may be used up
-            return None
-        tags = sum([len(tags_of(entry)) for key in found if (entry := self._data.get(key))])
-        if tags > _TAGS_OF_ENTRY * max(limit, 0):
-            return None
-        return [entry for key in found if (entry := self.discard(key)) is not None]
-
-    def sweep(self, now: float) -> list[Stored]:
-        """Remove a few entries that are of no more use: called at each insertion into a store without a bound.
-
-        Two keys are examined. So all have been after half as many insertions as there were entries, and the store holds
-        at most about twice as many entries as have been in use at one time.
-        """
-        swept: list[Stored] = []
+        swept: list[Entry] = []
         for _ in range(2):
             if not self._unswept:
                 # Rare, and less than the growth of the mapping: 10 ms for a million entries, in no particular order.
@@ -625,41 +436,30 @@ class Store:
                     break
             key = self._unswept.pop()
             entry = self._data.get(key)
-            if entry is not None and (entry[1] if isinstance(entry, tuple) else entry.kept_until) <= now:
+            if entry is not None and (entry.kept_until <= now or self.is_touched(key, entry.tags, entry.checked)):
                 self.discard(key)
                 swept.append(entry)
         return swept
 
-    def drop_all(self) -> Dropped:
-        """Empty the store in constant time. Returns its containers, the entries first, to be freed in slices."""
+    def drop_all(self) -> OrderedDict[Hashable, Entry]:
+        """Empty the store in constant time. Returns its entries, to be freed in slices."""
         was_on = self.lookup is not _no_entry
-        dropped = Dropped((self._data, self._exact, self._below, self._unswept))
-        if self.newest is not None:  # perhaps not in the mapping: a hit may note an entry just as it is dropped
-            self._unswept.append(self.newest)
+        dropped = self._data
         if self.bytes:
             self._resize(-self.bytes)
         self._renew()
         self.switch(on=was_on)
         return dropped
 
+    def close(self) -> OrderedDict[Hashable, Entry]:
+        """Store nothing any more, since the session has ended. Returns what was dropped."""
+        self.is_open = False
+        return self.drop_all()
+
     def _resize(self, change: int) -> None:
         self.bytes += change
         if self.sizes is not None:
             self.sizes.change(self, change)
-
-    def _unindex(self, key: Key, tags: tuple[Tag, ...]) -> None:
-        exact, below = self._exact, self._below
-        for tag in tags:
-            present = exact.get(tag, _ABSENT)
-            if present is not key and type(present) is not _Keys and present == key:
-                key = present  # the same object under all tags: equal keys may take long to compare
-            if present is key:
-                del exact[tag]
-            else:
-                _unlink(exact, tag, key)
-            if below and tag.count(":") > 1:
-                for above in ancestors(tag)[1:]:
-                    _unlink(below, above, key)
 
 
 class Sizes:
@@ -719,26 +519,3 @@ class Sizes:
         self._heap = [record for record, store in stores if store is not None and store.recorded == -record[0]]
         heapify(self._heap)
         self._limit = max(64, 2 * len(self._heap))
-
-
-_ABSENT: Any = object()  # None is a key like any other: that of a call whose only argument is None
-
-
-def _link(index: dict[Tag, Any], tag: Tag, key: Key) -> None:
-    present = index.get(tag, _ABSENT)
-    if present is _ABSENT:
-        index[tag] = key
-    elif type(present) is _Keys:
-        present.add(key)
-    elif present != key:
-        index[tag] = _Keys((present, key))
-
-
-def _unlink(index: dict[Tag, Any], tag: Tag, key: Key) -> None:
-    present = index.get(tag, _ABSENT)
-    if type(present) is _Keys:
-        present.discard(key)
-        if not present:
-            del index[tag]
-    elif present is not _ABSENT and present == key:
-        del index[tag]

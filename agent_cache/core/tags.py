@@ -30,8 +30,6 @@ __all__ = [
     "MANY_PATHS",
     "ComputedTags",
     "Field",
-    "Part",
-    "Region",
     "Segment",
     "Tag",
     "TagRule",
@@ -46,6 +44,7 @@ __all__ = [
     "root_of",
     "tags_from",
     "unescape",
+    "within_limit",
 ]
 
 
@@ -254,7 +253,7 @@ EVERY_KEY: Final = object()
 """Stands for all keys of a tool in the keys of a region."""
 
 
-def _within_limit(paths: tuple[Tag, ...]) -> tuple[Tag, ...]:
+def within_limit(paths: tuple[Tag, ...]) -> tuple[Tag, ...]:
     """These tags, or the roots of many of them."""
     numbers = Counter(map(root_of, paths))
     whole, left = dict[Tag, None](), len(paths)
@@ -266,109 +265,9 @@ def _within_limit(paths: tuple[Tag, ...]) -> tuple[Tag, ...]:
     return (*whole, *(path for path in paths if root_of(path) not in whole)) if left > len(whole) else tuple(whole)
 
 
-class Part:
-    """What a write names under one root, prepared for finding it in indexes.
-
-    Attributes:
-        is_whole: it names the root itself, and so everything below.
-        paths: the tags below the root that it names. What lies below one of them is touched, too.
-        names: the tags that are touched as they are: `paths` and their ancestors, and the root if a write named no id.
-    """
-
-    __slots__ = ("is_whole", "names", "paths", "root")
-
-    def __init__(self, root: str, paths: set[Tag], names: set[Tag]) -> None:
-        self.root = root
-        self.is_whole = False
-        self.paths = paths
-        self.names = names
-
-    def touches(self, tag: Tag) -> bool:
-        """Whether a write of this changes what depends on a tag."""
-        if self.is_whole:
-            return root_of(tag) == self.root
-        return tag in self.names or not self.paths.isdisjoint(ancestors(tag))
-
-
-class Region:
-    """The tags and keys that a write touches, in every scope or in some sessions only. It does not change.
-
-    Attributes:
-        paths: tags; everything that meets one of them is touched. Of very many, their roots.
-        keys: single entries, as (tool, key). Of very many, (tool, `EVERY_KEY`).
-        owners: sessions that an invalidation with ``scope="session"`` reaches; None for every scope.
-        bare: roots of which only entries that depend on the whole root are touched, because the write named no id.
-        parts: `paths` and `bare` by root. Worked out if they are not given.
-    """
-
-    # No dataclass: a frozen one takes 1 us more to make, which is a tenth of a write.
-    __slots__ = ("bare", "keys", "owners", "parts", "paths")
-
-    def __init__(
-        self,
-        paths: tuple[Tag, ...] = (),
-        keys: tuple[tuple[Any, Hashable], ...] = (),
-        owners: frozenset[object] | None = None,
-        bare: tuple[str, ...] = (),
-        parts: tuple[Part, ...] | None = None,
-    ) -> None:
-        self.paths = paths = paths if len(paths) <= MANY_PATHS else _within_limit(paths)
-        self.keys = keys if len(keys) <= MANY_PATHS else every_key_of(keys)
-        self.owners = owners
-        self.bare = bare
-        self.parts = _parts_of(paths, bare) if parts is None else parts
-
-    def beside(self, other: Region) -> Region:
-        """This region and the tags of another one, in the scopes of this one."""
-        mine, theirs = self.parts, other.parts
-        is_apart = {part.root for part in mine}.isdisjoint([part.root for part in theirs])
-        paths, bare = self.paths + other.paths, self.bare + other.bare
-        return Region(paths, self.keys, self.owners, bare, mine + theirs if is_apart else None)
-
-    def reaches(self, owner: object | None) -> bool:
-        """Whether it concerns the entries of this session, or of the global scope, at all."""
-        return self.owners is None or owner in self.owners
-
-    @property
-    def scopes(self) -> Iterable[object]:
-        """The owners under which it is noted in indexes; None stands for every scope."""
-        return _EVERY_SCOPE if self.owners is None else self.owners
-
-
-_EVERY_SCOPE: Final = (None,)
-
-
 def every_key_of(keys: Iterable[tuple[Any, Hashable]]) -> tuple[tuple[Any, Hashable], ...]:
     """All keys of the tools of these."""
     return tuple({id(tool): (tool, EVERY_KEY) for tool, _ in keys}.values())
-
-
-def _parts_of(paths: Sequence[Tag], bare: Sequence[str]) -> tuple[Part, ...]:
-    if len(paths) == 1 and not bare and paths[0].count(":") == 1:  # the most frequent: 0.5 us instead of 1.2 us
-        root = root_of(paths[0])
-        return (Part(root, {paths[0]}, {paths[0], root}),)
-    parts: dict[str, Part] = {}
-    for path in paths:
-        at = path.find(":")
-        root = path if at < 0 else path[:at]
-        part = parts.get(root)
-        if part is None:
-            part = parts[root] = Part(root, set(), set())
-        if at < 0:
-            part.is_whole = True
-        else:
-            part.paths.add(path)
-            if path.find(":", at + 1) >= 0:
-                part.names.update(ancestors(path))
-    for root in bare:
-        parts.setdefault(root, Part(root, set(), set())).names.add(root)
-    for root, part in parts.items():
-        if part.is_whole:
-            part.is_whole, part.paths, part.names = True, set(), set()
-        elif part.paths:
-            part.names |= part.paths
-            part.names.add(root)
-    return tuple(parts.values())
 
 
 # Rules

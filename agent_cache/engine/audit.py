@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
-from agent_cache.core.coherence import EntryTag, Load, Partition
-from agent_cache.core.store import NEVER, Entry, Lookup, Stored, entry_of, tags_of
-from agent_cache.core.tags import Region, Tag
+from agent_cache.core.store import NEVER, Entry, Lookup, Store
+from agent_cache.core.tags import Tag
+from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.blocking import in_background, run_blocking, start_thread
 from agent_cache.engine.middleware import shown_arguments
 from agent_cache.engine.runtime import INTERCEPTORS, PLACE, ROOT, Call, Operation, Participant, Plan, Proceed, Scope
-from agent_cache.engine.state import LEDGER, LOG, forget_oldest, free, warn_once
+from agent_cache.engine.state import LOG, READERS, forget_oldest, warn_once, write_now
 from agent_cache.engine.store_result import run_uncached
 from agent_cache.engine.tiers import request_of
 from agent_cache.values.canonical import MISSING, size_of
@@ -117,12 +117,11 @@ def sampled_admit(admit: Callable[..., Any], share: float) -> Callable[..., Any]
 
 def _apply(old: Configuration, new: Configuration) -> None:
     if old.audit != new.audit:
-        with LEDGER.lock:
-            configuration = CURRENT.value
-            partitions = list(LEDGER.partitions())
-        for partition in partitions:
-            share = partition.tool.audit_share(configuration)
-            partition.store.sample(sampled_lookup(share) if share else None)
+        configuration = CURRENT.value
+        for tool in READERS.all():
+            share = tool.audit_share(configuration)
+            for store in tool.stores():
+                store.sample(sampled_lookup(share) if share else None)
 
 
 CURRENT.listeners.append(_apply)
@@ -132,7 +131,7 @@ CURRENT.listeners.append(_apply)
 
 _MAX_WRITES: Final = 1_000
 _MAX_LOADS: Final = 10_000
-"""Answers of one partition of which it is known when they were loaded."""
+"""Answers of one store of which it is known when they were loaded."""
 
 
 class _Write(NamedTuple):
@@ -174,7 +173,7 @@ class _History:
 
 
 _history = _History()
-_loads: weakref.WeakKeyDictionary[Partition, dict[Hashable, int]] = weakref.WeakKeyDictionary()
+_loads: weakref.WeakKeyDictionary[Store, dict[Hashable, int]] = weakref.WeakKeyDictionary()
 _audited: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
 
 
@@ -206,7 +205,7 @@ async def note_load(proceed: Proceed, call: Call) -> Entry:
     before = _history.count
     entry = await proceed(call)
     if call.source in ("miss", "hit"):
-        noted = _loads.setdefault(call.plan.partition, {})
+        noted = _loads.setdefault(call.plan.store, {})
         noted.pop(call.key, None)
         noted[call.key] = before
         forget_oldest(noted, _MAX_LOADS)
@@ -291,21 +290,20 @@ def begin_audit(
     Args:
         key: the key of the call, without a tenant.
     """
-    store, qualified = plan.partition.store, plan.qualify(key)
-    found = store.lookup(qualified)
+    store, qualified = plan.store, plan.qualify(key)
+    found = store.find(qualified)
     if found is None or operation in _excluded:
         return
     if operation.is_sync and INTERCEPTORS:
         return  # to a recorder, a call of a thread of ours would be one that has lost its context
     audit = _Audit(operation, plan, key, found)
-    with LEDGER.lock:
+    with VERSIONS.lock:
         for other in [one for one in _running.values() if one.has_lost_its_loop()]:
             other.end()
         if operation in _running:
             return
         _running[operation] = audit
-        audit.load.start()
-        is_there = store.lookup(qualified) is found  # else a write was faster, which has not marked the load
+        is_there = store.find(qualified) is found  # else a write was faster
     if not is_there or not audit.begin(args, kwargs):
         audit.end()
 
@@ -314,7 +312,8 @@ class _Audit:
     """One run of a tool beside a hit.
 
     Attributes:
-        load: lets the writes that overlap it be known.
+        key: the key of the entry, with the tenant.
+        since: the version at which it began: a write after that explains a difference.
     """
 
     __slots__ = (
@@ -325,17 +324,18 @@ class _Audit:
         "_kwargs",
         "_loop",
         "_operation",
-        "_partition",
         "_plan",
         "_session",
+        "_store",
         "_task",
-        "load",
+        "key",
+        "since",
     )
 
-    def __init__(self, operation: Operation[Any], plan: Plan, key: Hashable, found: Stored) -> None:
+    def __init__(self, operation: Operation[Any], plan: Plan, key: Hashable, found: Entry) -> None:
         self._operation: Any = operation
         self._plan = plan
-        self._partition: Partition = plan.partition
+        self._store: Store = plan.store
         self._key = key
         self._found = found
         self._args: tuple[Any, ...] = ()
@@ -343,7 +343,8 @@ class _Audit:
         self._has_written = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | Thread | None = None
-        self.load = Load(self._partition, plan.qualify(key), (*self._partition.static, *tags_of(found)), ())
+        self.key = plan.qualify(key)
+        self.since = VERSIONS.now
         participants = PLACE.get().scope.participants
         self._session = participants[0].session_id if participants else None
 
@@ -394,9 +395,7 @@ class _Audit:
 
     def end(self) -> None:
         """Let the tool be audited again."""
-        with LEDGER.lock:
-            if self.load.is_open:
-                self.load.finish()
+        with VERSIONS.lock:
             if _running.get(self._operation) is self:
                 del _running[self._operation]
 
@@ -427,7 +426,7 @@ class _Audit:
 
     async def _compare(self) -> None:
         operation = self._operation
-        cached = entry_of(self._found).share()
+        cached = self._found.share()
         expected = None if cached is MISSING else self._identity(cached)
         if expected is None:
             warn_once("its results cannot be compared, so its hits cannot be audited", operation.name)
@@ -493,31 +492,28 @@ class _Audit:
 
     def _drop(self) -> bool:
         """Drop the entry, unless a write explains why the answers differ, or it may not be served any more anyway."""
-        load, now = self.load, CLOCK.now()
-        partition = self._partition
-        garbage: list[Any] = []
-        with LEDGER.lock:
-            if LEDGER.timed_holds:
-                garbage = LEDGER.expire_holds(now)
+        store, found, now = self._store, self._found, CLOCK.now()
+        with VERSIONS.lock:
+            VERSIONS.expire(now)
             is_unexplained = (
-                load.is_open
-                and partition.is_open
-                and partition.store.lookup(load.key) is self._found
-                and LEDGER.may_store(load, load.tags)
-                and entry_of(self._found).is_valid_at(now)
+                _running.get(self._operation) is self
+                and store.is_open
+                and store.find(self.key) is found
+                and not store.is_touched(self.key, found.tags, self.since)
+                and not store.is_held(self.key, found.tags)
+                and found.is_valid_at(now)
             )
             if is_unexplained:
-                garbage += LEDGER.invalidate(Region(keys=((self._operation, load.key),)))
-        free(garbage)
+                write_now(keys=((self._operation, self.key),))
         return is_unexplained
 
     async def _drop_in_tiers(self) -> None:
         tiers = self._operation.possible_tiers()
         if tiers:
-            await self._of_tier(self._operation.discard, tiers, self.load.key, self._request())
+            await self._of_tier(self._operation.discard, tiers, self.key, self._request())
 
     def _request(self) -> Any:
-        call = Call(self._operation, self._plan, self.load.key, self._args, self._kwargs, "write")
+        call = Call(self._operation, self._plan, self.key, self._args, self._kwargs, "write")
         for rule in self._operation.tags.early:
             call.tags += rule.make(call.arguments, None)
         return request_of(call)
@@ -534,14 +530,14 @@ class _Audit:
 
     def _report(self, cached: Any, fresh: Any) -> None:
         operation, name = self._operation, self._operation.name
-        since = _loads.get(self._partition, {}).get(self.load.key, 0)
+        since = _loads.get(self._store, {}).get(self.key, 0)
         writes = _history.since(since)
         _log_stale(operation, writes)
         on_stale = CURRENT.value.on_stale
         if on_stale is None:
             return
         arguments = shown_arguments(operation, operation.parameters.named(self._args, self._kwargs))
-        tags = tuple(tag for tag in dict.fromkeys(self.load.tags) if not isinstance(tag, EntryTag))
+        tags = tuple([tag for tag in dict.fromkeys(self._found.tags) if isinstance(tag, str)])
         ran = tuple((write.tool, write.tags) for write in writes)
         hit = StaleHit(name, arguments, cached, fresh, tags, ran, self._session)
         outside = copy_context()  # what it calls is neither audited nor a call of the session

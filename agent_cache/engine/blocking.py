@@ -22,8 +22,8 @@ from contextvars import Context
 from functools import partial, wraps
 from typing import Any, Final, Generic, TypeVar
 
-from agent_cache.engine.runtime import BECOME_LEADER, Flight, Waiters
-from agent_cache.engine.state import LEDGER
+from agent_cache.core.versions import VERSIONS
+from agent_cache.engine.flight import BECOME_LEADER, Flight, Waiters
 
 __all__ = [
     "THREADS",
@@ -121,7 +121,7 @@ def has_running_loop() -> bool:
 
 
 class ThreadFlight(Flight):
-    """A flight that callers in any thread join. All that concerns who waits for it is done under the ledger's lock.
+    """A flight that callers in any thread join. What concerns who waits for it is done under the lock of the versions.
 
     So nobody joins after its last look at the waiters, and of a follower that is interrupted it is known whether it has
     become the leader.
@@ -138,7 +138,7 @@ class ThreadFlight(Flight):
         return waiter
 
     def land(self, outcome: object) -> None:
-        with LEDGER.lock:
+        with VERSIONS.lock:
             if self.is_open:
                 self.finish()
             waiters, self.waiters = self.waiters, None
@@ -147,11 +147,11 @@ class ThreadFlight(Flight):
                     waiter.set_result(outcome)
 
     def leave(self, waiter: Any) -> None:
-        with LEDGER.lock:
+        with VERSIONS.lock:
             super().leave(waiter)
 
     def hand_over(self) -> None:
-        with LEDGER.lock:
+        with VERSIONS.lock:
             while self.waiters:
                 waiter = self.waiters.popleft()
                 if not waiter.done():

@@ -8,10 +8,11 @@ write drops before that step, also one that overlaps the load, is never found.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.store import Entry, Stored, entry_of
+from agent_cache.core.store import Entry
 from agent_cache.engine.runtime import Call, Proceed
 from agent_cache.engine.state import warn_once
 from agent_cache.engine.store_result import ServedEntry, inherit_entry, reload_expired
@@ -27,12 +28,10 @@ async def serve_expired(proceed: Proceed, call: Call) -> Entry:
     """
     if call.is_fresh:
         return await proceed(call)
-    policy, within = call.operation.policy, call.within
+    policy = call.operation.policy
     if policy.grace:
         entry, value = _expired(call, policy.grace)
         if entry is not None:
-            if within is not None:
-                inherit_entry(within, call.plan, call.key, entry)
             reload_expired(call, entry, proceed)
             call.source = "hit"
             call.flight = ServedEntry(entry)  # type: ignore[assignment]  # as much of one as sessions ask for
@@ -45,8 +44,6 @@ async def serve_expired(proceed: Proceed, call: Call) -> Entry:
         entry, value = _expired(call, policy.stale_if_error)
         if entry is None:
             raise
-        if within is not None:
-            inherit_entry(within, call.plan, call.key, entry)
         warn_once("a load failed, so an expired result was returned", call.operation.name, error)
         if call.source != "shared":
             for stats in call.plan.stats:
@@ -56,16 +53,18 @@ async def serve_expired(proceed: Proceed, call: Call) -> Entry:
 
 def _expired(call: Call, kept_for: float) -> tuple[Entry | None, Any]:
     """The entry of a call, and a value for its caller. None if it cannot be used, or expired longer ago than that."""
-    store = call.plan.partition.store
-    found: Stored | None = store.lookup(call.key)
-    entry, now = None if found is None else entry_of(found), CLOCK.now()
-    if entry is None or now >= entry.expires + kept_for:
+    store, within = call.plan.store, call.within
+    entry: Entry | None = store.lookup(call.key)
+    if entry is None or CLOCK.now() >= entry.expires + kept_for:
         return None, MISSING
     value = entry.expired_value()
     if value is MISSING:
         return None, MISSING
-    if found is not store.newest:
-        store.use(call.key, found)
+    is_current = store.is_current if within is None else partial(inherit_entry, within, call.plan)
+    if not is_current(call.key, entry):
+        return None, MISSING
+    if entry is not store.newest:
+        store.use(call.key, entry)
     for stats in call.plan.stats:
         stats.stale += 1
     return entry, value

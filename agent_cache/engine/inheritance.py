@@ -1,9 +1,8 @@
 """What a load inherits from the decorated reads that it makes: their tags, the end of their lives, and their doubts.
 
 A cached read that calls cached reads depends on what they depend on, however they were answered: by a hit, a miss, a
-load of another caller, or a tier. Its load keeps one `Inherited`; each of these reads adds an `Inherits` to it. From
-the moment a tag is inherited, a write to it marks the load, as if the tag were its own. An inner load that a write
-overlaps marks the outer one at once: see `engine.runtime.Flight.dependents`.
+load of another caller, or a tier. Its load keeps one `Inherited`; each of these reads adds its tags when it begins, and
+an `Inherits` when it has ended. An inherited tag is asked for like one of its own, since the outer load began.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from collections.abc import Collection, Hashable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from agent_cache.core.coherence import EntryTag
 from agent_cache.core.lease import CombinedLease, Lease
-from agent_cache.core.store import NEVER, Stored
-from agent_cache.core.tags import EVERY_KEY, Tag, root_of
+from agent_cache.core.store import NEVER, Entry
+from agent_cache.core.tags import Tag, root_of
+from agent_cache.core.versions import EntryTag
 
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Tier, Versions
@@ -48,14 +47,15 @@ class Inherits(NamedTuple):
         owners: the sessions that it belongs to; none for the global scope.
         tenants: the tenants that it belongs to.
         expires: the clock reading at which it expires.
-        is_cached: False for an answer that no write has overlapped, and that was not cached all the same.
+        is_cached: False for an answer that was not cached.
         leases: the trust in the tiers that it depends on, each with these tiers.
         source: knows its versions in the tiers; None without tiers.
         is_copy: whether it is a local copy, which may be as old as the tiers are trusted.
         is_strong: whether it keeps no local copy. Only its versions tell then whether a write is running.
+        is_doubted: whether a tier knows of a write that has overlapped it: who has read it is not stored.
     """
 
-    tags: Sequence[Tag]
+    tags: Sequence[Tag | EntryTag]
     owners: Set[object] = frozenset()
     tenants: Set[Hashable] = frozenset()
     expires: float = NEVER
@@ -64,6 +64,7 @@ class Inherits(NamedTuple):
     source: Source | None = None
     is_copy: bool = False
     is_strong: bool = False
+    is_doubted: bool = False
 
 
 class Inherited:
@@ -74,6 +75,7 @@ class Inherited:
         entries: the tags of single entries among it, which tiers know nothing of.
         expires: the clock reading at which the first of them expires.
         is_cached: whether all of them were cached.
+        is_doubted: whether one of them is in doubt.
         owners, tenants, leases: those of all reads.
         hits: entries that have answered a read, by their id. Another hit of one of them adds nothing.
     """
@@ -88,6 +90,7 @@ class Inherited:
         "expires",
         "hits",
         "is_cached",
+        "is_doubted",
         "leases",
         "owners",
         "tags",
@@ -96,10 +99,11 @@ class Inherited:
 
     def __init__(self) -> None:
         self.tags: dict[Tag, None] = {}
-        self.entries: dict[Tag, None] = {}
-        self.hits: dict[int, Stored] = {}
+        self.entries: dict[EntryTag, None] = {}
+        self.hits: dict[int, Entry] = {}
         self.expires = NEVER
         self.is_cached = True
+        self.is_doubted = False
         self.owners: Set[object] = _NONE
         self.tenants: Set[Hashable] = _NONE
         self.leases: dict[Lease, tuple[Tier, ...]] = {}
@@ -109,7 +113,7 @@ class Inherited:
         self._most_entries = _MAX_TAGS
         self._strong: list[Source] = []
 
-    def add(self, read: Inherits, hit: Stored | None = None) -> list[Tag]:
+    def add(self, read: Inherits, hit: Entry | None = None) -> list[Tag | EntryTag]:
         """Add a read, which this entry has answered. Returns the tags that are new."""
         if hit is not None and len(self.hits) < _MAX_SOURCES:
             self.hits[id(hit)] = hit
@@ -117,6 +121,8 @@ class Inherited:
             self.expires = read.expires
         if not read.is_cached:
             self.is_cached = False
+        if read.is_doubted:
+            self.is_doubted = True
         if read.owners:
             self.owners |= read.owners
         if read.tenants:
@@ -133,11 +139,11 @@ class Inherited:
             self._sources[id(read.source)] = read.source
         return self.add_tags(read.tags)
 
-    def add_tags(self, tags: Sequence[Tag]) -> list[Tag]:
+    def add_tags(self, tags: Sequence[Tag | EntryTag]) -> list[Tag | EntryTag]:
         """Add tags. Returns those that are new."""
-        new = []
+        new: list[Tag | EntryTag] = []
         for tag in tags:
-            known = self.entries if type(tag) is EntryTag else self.tags
+            known: dict[Any, None] = self.entries if type(tag) is tuple else self.tags
             if tag not in known and not (self._is_folded and _wider(tag) in known):
                 known[tag] = None
                 new.append(tag)
@@ -148,7 +154,7 @@ class Inherited:
             self._most_entries = max(_MAX_TAGS, 2 * len(self.entries))  # there may be as many tools
         return new
 
-    def _fold(self, tags: dict[Tag, None], new: list[Tag]) -> dict[Tag, None]:
+    def _fold(self, tags: dict[Any, None], new: list[Any]) -> dict[Any, None]:
         """What tags that are too many count as. Adds it to what is new."""
         folded = dict.fromkeys(map(_wider, tags))
         new += [tag for tag in folded if tag not in tags]
@@ -195,9 +201,6 @@ class Inherited:
         return None if None in versions else [one for one in versions if one is not None]
 
 
-def _wider(tag: Tag) -> Tag:
+def _wider(tag: Tag | EntryTag) -> Tag | EntryTag:
     """The root of a tag; for the tag of an entry, that of all entries of its tool."""
-    if type(tag) is not EntryTag:
-        return root_of(tag)
-    group = tag.group()
-    return tag if group is None else group.entry_tag(EVERY_KEY)  # without a tool nothing can invalidate its entries
+    return tag[:1] if isinstance(tag, tuple) else root_of(tag)

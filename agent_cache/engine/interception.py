@@ -256,7 +256,7 @@ class InterceptedScope(Scope):
                 return super().plan(operation)
             plan = copy(self.outside.plan(operation))
             plan.admit = _no_hit
-            plan.partition = None
+            plan.store = None
             plan.has_detour = True
             self.keep_plan(operation, plan)
         return plan
@@ -278,7 +278,7 @@ class _Beneath(Scope):
             plan = copy(of)
             if of.unsampled is not None:  # no hit is audited here: what the tool does would be recorded
                 plan.admit, plan.unsampled = of.unsampled, None
-                plan.has_detour = of.partition is None or not of.configuration.enabled
+                plan.has_detour = of.store is None or not of.configuration.enabled
             plan.run = partial(_show_call, of.run)
             plan.load = partial(_show_call, of.load)
             plan.uncached = partial(_show_call, of.uncached)

@@ -20,9 +20,8 @@ from typing import Any, Final, NamedTuple
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
-from agent_cache.core.coherence import Partition
 from agent_cache.core.lease import Lease
-from agent_cache.core.store import Entry, LeasedEntry, Stored
+from agent_cache.core.store import Entry, Store
 from agent_cache.engine.audit import note_load, note_write, notes_writes, sampled_admit
 from agent_cache.engine.expired import serve_expired
 from agent_cache.engine.middleware import observe_call
@@ -69,16 +68,16 @@ def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
     if scope.outside_of_load is not scope:
         return _inside_load(scope.outside_of_load.plan(operation), operation)
     configuration = CURRENT.value  # first: a change in another thread meanwhile makes this plan an outdated one
-    partition: Partition | None
+    store: Store | None
     if operation.policy.scope == "global":
-        partition = operation.partition
+        store = operation.store
         tenant = scope.tenant
     else:
-        partition = scope.participants[0].partition_of(operation) if scope.participants else None
+        store = scope.participants[0].store_of(operation) if scope.participants else None
         # A session has one tenant, and its answers stay in it unless they are shared.
         tenant = scope.tenant if operation.policy.remote.share else None
     if scope.bypasses:
-        partition = None
+        store = None
     observers, stats = _of_sessions(operation, scope)
     observe = _observe(observers)
     shared = ROOT.plan(operation) if scope is not ROOT else None
@@ -86,10 +85,10 @@ def read_plan(operation: ReadOperation, scope: Scope) -> Plan:
         stages = _Stages(shared.run, shared.reload, shared.load, shared.uncached, shared.lease)
     else:
         stages = _read_stages(operation, configuration)
-    admit = _no_hit if partition is None else _local_lookup(partition, observe, operation.stats, tenant)
-    share = 0.0 if partition is None or not configuration.enabled else operation.audit_share(configuration)
+    admit = _no_hit if store is None else _local_lookup(store, observe, operation.stats, tenant)
+    share = 0.0 if store is None or not configuration.enabled else operation.audit_share(configuration)
     return Plan(
-        partition=partition,
+        store=store,
         admit=sampled_admit(admit, share) if share else admit,
         unsampled=admit if share else None,
         observe=observe,
@@ -160,28 +159,10 @@ def _observed(run: Run, operation: Operation[Any], configuration: Configuration)
 
 def _inside_load(outside: Plan, operation: ReadOperation) -> Plan:
     """The same plan for a read that the tool of another read makes: that one inherits from local hits."""
-    if outside.partition is None:
+    if outside.store is None:
         return outside
     plan = copy(outside)
-
-    ask = outside.observe if outside.observers else None
-
-    def observe(
-        key: Hashable,
-        entry: Stored,
-        value: Any,
-        now: float,
-        arguments: Mapping[str, Any] | None,
-        parent: Call | None,
-    ) -> Any:
-        if ask is not None:
-            value = ask(key, entry, value, now, arguments, parent)
-        if parent is not None and parent.within is not None:
-            inherit_entry(parent.within, outside, key, entry)  # not `plan`, which refers to this function
-        return value
-
-    plan.observe = observe
-    plan.admit = _local_lookup(plan.partition, observe, operation.stats, plan.tenant)
+    plan.admit = _local_lookup(plan.store, plan.observe, operation.stats, plan.tenant, within=outside)
     if outside.unsampled is not None:
         plan.unsampled = plan.admit
         plan.admit = sampled_admit(plan.admit, operation.audit_share(outside.configuration))
@@ -197,7 +178,7 @@ def write_plan(operation: WriteOperation, scope: Scope) -> Plan:
     run = _RUN_WRITE_AT_ONCE if operation.returns_at_once else _RUN_WRITE
     observed = _observed(run, operation, configuration)
     return Plan(
-        partition=None,
+        store=None,
         admit=_no_hit,
         observe=_observe(observers),
         enter=_enter(observers),
@@ -229,32 +210,35 @@ def _no_hit(_key: Hashable, _arguments: Mapping[str, Any] | None = None) -> Any:
     return MISSING
 
 
-def _local_lookup(partition: Partition, observe: Observe, stats: Stats, tenant: Hashable | None) -> Callable[..., Any]:
-    """Make the gate that answers local hits. `engine.codegen` generates the same steps inline where a scope allows."""
-    store, clock, place_of = partition.store, CLOCK, PLACE.get
+def _local_lookup(
+    store: Store, observe: Observe, stats: Stats, tenant: Hashable | None, within: Plan | None = None
+) -> Callable[..., Any]:
+    """Make the gate that answers local hits. `engine.codegen` generates the same steps inline where a scope allows.
+
+    Args:
+        within: the plan outside of loads, if the load that a call is made in inherits from its hits.
+    """
+    clock, place_of, versions = CLOCK, PLACE.get, store.versions
 
     def local_lookup(key: Hashable, arguments: Mapping[str, Any] | None = None) -> Any:
         entry = store.lookup(key)
         if entry is None:
             return MISSING
         now = clock.now()
-        if type(entry) is tuple:
-            value, cost = entry[0] if now < entry[1] else MISSING, entry[2]
-        elif type(entry) is LeasedEntry:
-            lease, cost = entry.lease, entry.cost
-            term = lease.term
-            is_valid = lease.page[0] == lease.stamp and (term is None or term.clock() < term.until)
-            value = entry.value if is_valid and now < entry.fast else entry.value_at(now)
-        else:
-            full: Entry = entry  # type: ignore[assignment]  # see `Stored`
-            value, cost = full.value if now < full.fast else full.value_at(now), full.cost
+        value = entry.value if now < entry.fast else entry.value_at(now)
         if value is MISSING:
             return MISSING
-        value = observe(key, entry, value, now, arguments, place_of().call)
+        call = place_of().call
+        if within is not None and call is not None and call.within is not None:
+            if not inherit_entry(call.within, within, key, entry):
+                return MISSING
+        elif entry.checked != versions.now and not store.is_current(key, entry):
+            return MISSING
+        value = observe(key, entry, value, now, arguments, call)
         if entry is not store.newest:
             store.use(key, entry)
         stats.hits += 1
-        stats.time_saved += cost
+        stats.time_saved += entry.cost
         return value
 
     if tenant is None:
@@ -316,7 +300,7 @@ def _observe(observers: tuple[CallObserver, ...]) -> Observe:
 
     def observe(
         key: Hashable,
-        entry: Stored,
+        entry: Entry,
         value: Any,
         now: float,
         arguments: Mapping[str, Any] | None,

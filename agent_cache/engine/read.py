@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Awaitable, Collection, Hashable, Mapping
+from collections.abc import Awaitable, Collection, Hashable, Iterable, Mapping
 from functools import partial
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,38 +18,30 @@ from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.asker import UnknownAsker
 from agent_cache.core.bindings import are_one_tool, location_of
-from agent_cache.core.coherence import Partition
 from agent_cache.core.evidence import Evidence
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.policies import ReadPolicy, no_life
-from agent_cache.core.store import Entry, entry_of
-from agent_cache.core.tags import Region
+from agent_cache.core.store import Entry, Store
+from agent_cache.core.tags import Tag, root_of
+from agent_cache.core.versions import VERSIONS, EntryTag
 from agent_cache.engine.audit import begin_audit, note_tool, sampled_lookup
 from agent_cache.engine.blocking import THREADS, in_background
+from agent_cache.engine.flight import BECOME_LEADER, Failure, Flight
 from agent_cache.engine.interception import InterceptedCall
-from agent_cache.engine.runtime import (
-    BECOME_LEADER,
-    PLACE,
-    UNKEYED,
-    CacheKey,
-    Call,
-    Failure,
-    Flight,
-    Operation,
-    Plan,
-    Scope,
-)
+from agent_cache.engine.runtime import PLACE, UNKEYED, CacheKey, Call, Operation, Plan, Scope
 from agent_cache.engine.single_flight import take_over
 from agent_cache.engine.state import (
-    LEDGER,
+    READERS,
     SIZES,
-    drop,
+    clear_tools,
     event_loop,
-    free,
     mark_written,
+    note_evicted,
     run_shielded,
+    uses_of,
     warn_of_unwritten_roots,
     warn_once,
+    write_now,
 )
 from agent_cache.engine.store_result import store_result
 from agent_cache.engine.tiers import request_of
@@ -100,12 +92,15 @@ class ReadOperation(Operation[ReadPolicy]):
         late_roots: roots of the tags that come from the result.
         has_unknown_askers: whether calls ran uncached since nobody knows who made them.
         inherited_tiers: tiers that some answers depend on because of what their loads have read.
-        partition: the store of its answers in the global scope.
+        number: its number in the tags of its entries.
+        is_named: whether any of its entries was ever written by its key.
+        roots: roots that its entries may depend on, also by what its loads have read.
+        store: the store of its answers in the global scope.
     """
 
     __slots__ = (
-        "_early", "_returns", "_tiers", "declared", "evidence", "has_unknown_askers", "inherited_tiers", "is_new",
-        "late_roots", "partition",
+        "_early", "_returns", "_stores", "_tiers", "declared", "evidence", "has_unknown_askers", "inherited_tiers",
+        "inherited_uses", "is_named", "is_new", "late_roots", "number", "roots", "store",
     )  # fmt: skip
 
     is_read = True
@@ -125,16 +120,22 @@ class ReadOperation(Operation[ReadPolicy]):
             for rule in self.tags.early
         )
         _register_name(self)
+        self.is_named = False
+        self.number = READERS.add(self)
+        self.roots = dict.fromkeys(self.tags.roots)
+        self.inherited_uses: list[Any] = []
+        READERS.link(self, self.root_uses)
         self.declared = self.policy
         self.evidence = Evidence(self.name, self.stats, self.policy.maxsize)
         if self.policy.ttl is not no_life:
             EVIDENCE[id(self.evidence)] = self.evidence
-        self.partition = self.new_partition(None)
-        with LEDGER.lock:  # from now on it is found by who sets the ttl of its name
+        self._stores: weakref.WeakSet[Store] = weakref.WeakSet()
+        self.store = self.new_store(None)
+        with VERSIONS.lock:  # from now on it is found by who sets the ttl of its name
             self.set_policy(self.declared.with_ttl(TTLS.get(self.name)))
         share = self.audit_share(CURRENT.value)
         if share:
-            self.partition.store.sample(sampled_lookup(share))
+            self.store.sample(sampled_lookup(share))
         if self.policy.audit:
             note_tool(self)
 
@@ -145,18 +146,31 @@ class ReadOperation(Operation[ReadPolicy]):
         evidence.ttl, evidence.life_varies = policy.longest_ttl, callable(policy.ttl)
         evidence.restart()
 
-    def new_partition(self, owner: Any | None) -> Partition:
-        """Make a store for the answers of one scope, and register it for invalidation."""
-        group = None if owner is None else self.partition.group
-        partition = Partition(self, owner, self.tags.static, self.tags.roots, self.policy.maxsize, group)
-        partition.store.sizes, partition.store.stats = SIZES, self.stats
-        partition.store.latest = self.evidence.latest
-        if owner is not None:
-            partition.store.session = owner.session_id
-        with LEDGER.lock:
-            partition.store.switch(on=CURRENT.value.enabled)
-            LEDGER.register(partition)
-        return partition
+    def new_store(self, owner: Any | None) -> Store:
+        """Make a store for the answers of one scope."""
+        store = Store(self.policy.maxsize, self, owner, self.tags.static)
+        store.sizes, store.stats = SIZES, self.stats
+        store.latest = self.evidence.latest
+        store.let_go = note_evicted
+        with VERSIONS.lock:
+            store.switch(on=CURRENT.value.enabled)
+            self._stores.add(store)
+        return store
+
+    def stores(self) -> list[Store]:
+        """The stores of its answers in all scopes."""
+        with VERSIONS.lock:
+            return list(self._stores)
+
+    def extend(self, tags: Iterable[Tag | EntryTag]) -> None:
+        """Note that its entries depend on these tags, too. The caller holds the lock."""
+        roots = [root_of(tag) for tag in tags if isinstance(tag, str)]
+        if any(root not in self.roots for root in roots):
+            new = [root for root in dict.fromkeys(roots) if root not in self.roots]
+            self.roots.update(dict.fromkeys(new))
+            uses = uses_of(new)
+            self.inherited_uses += uses
+            READERS.link(self, uses)
 
     def tiers(self) -> tuple[Tier, ...]:
         """Tiers behind the local store, nearest first: its own, else the configured ones."""
@@ -172,7 +186,7 @@ class ReadOperation(Operation[ReadPolicy]):
         own = self.tiers()
         if own != tiers and any(tier not in own and tier not in self.inherited_tiers for tier in tiers):
             others = [tier for tier in tiers if tier not in own]
-            with LEDGER.lock:
+            with VERSIONS.lock:
                 self.inherited_tiers = weakref.WeakSet((*self.inherited_tiers, *others))
 
     def _tiers_under(self, configured: Configuration) -> tuple[Tier, ...]:
@@ -218,7 +232,7 @@ class ReadOperation(Operation[ReadPolicy]):
         """Run a call that no local hit has answered: single flight, tiers, the tool."""
         plan = scope.plan(self)
         if key is UNKEYED or plan.has_detour:
-            if scope.interceptor is not None:  # tested here, off the path of a miss: such a plan has no partition
+            if scope.interceptor is not None:  # tested here, off the path of a miss: such a plan has no store
                 return scope.interceptor.play(InterceptedCall(self, scope, key, args, kwargs, is_fresh=is_fresh))
             if key is UNKEYED or plan.unsampled is None:
                 named = None if key is UNKEYED else key
@@ -230,10 +244,10 @@ class ReadOperation(Operation[ReadPolicy]):
                     return _answered(value)
         if plan.tenant is not None:
             key = plan.qualify(key)
-        if plan.partition.flights and plan.follows_at_once and not is_fresh and PLACE.get().call is None:
+        if plan.store.flights and plan.follows_at_once and not is_fresh and PLACE.get().call is None:
             loop = asyncio.get_running_loop()
-            flight = plan.partition.flights.get((key, loop))
-            if flight is not None and flight.may_be_joined() and not LEDGER.timed_holds:
+            flight = plan.store.flights.get((key, loop))
+            if flight is not None and not VERSIONS.timed and flight.may_be_joined():
                 return self._follow(plan, key, args, kwargs, flight, flight.join(loop))
         if self.is_new and self.stats.calls >= _MANY_CALLS:
             self.is_new = False
@@ -282,13 +296,12 @@ class ReadOperation(Operation[ReadPolicy]):
             raise
         if outcome is BECOME_LEADER:
             call = Call(self, plan, key, args, kwargs, "miss")
-            call.tags = flight.tags[len(plan.partition.static) :]
+            call.tags = flight.tags[len(plan.store.static) :]
             return await self._run(call, partial(take_over, plan.load, flight=flight))
         if type(outcome) is Failure:
             self.stats.shared += 1
             outcome.raise_again()
-        entry = entry_of(outcome)
-        value = entry.share()
+        value = outcome.share()
         if value is MISSING:  # it could not be copied for this caller
             return await self._run(Call(self, plan, key, args, kwargs, "uncached"), plan.uncached)
         self.stats.shared += 1
@@ -364,18 +377,18 @@ class ReadOperation(Operation[ReadPolicy]):
         """
         arguments = self.bind("contains", args, kwargs)
         plan = PLACE.get().scope.plan(self)
-        if plan.partition is None:
+        if plan.store is None:
             return False
         try:
-            entry = plan.partition.store.lookup(plan.qualify(self.key_of(arguments)))
+            entry = plan.store.find(plan.qualify(self.key_of(arguments)))
         except Uncacheable:
             return False
-        return entry is not None and entry_of(entry).is_valid_at(CLOCK.now(), self.policy.grace)
+        return entry is not None and entry.is_valid_at(CLOCK.now(), self.policy.grace)
 
     def cache_info(self) -> CacheInfo:
         """Counters and size of the local cache."""
-        with LEDGER.lock:
-            size = sum(len(one.store) for one in self.partition.group.partitions() if not one.is_outdated)
+        now = CLOCK.now()
+        size = sum([store.count_current(now) for store in self.stores()])
         return CacheInfo(self.stats.hits, self.stats.misses, self.policy.maxsize, size)
 
     # Identity
@@ -497,7 +510,10 @@ class ReadOperation(Operation[ReadPolicy]):
         except Uncacheable:
             return False
         mark_written(self.tags.roots)
-        was_there = drop(Region(keys=((self, key),))) > 0
+        was_there = any(store.find(key) is not None for store in self.stores())
+        write_now(keys=((self, key),))
+        with VERSIONS.lock:  # assigned, so that they are freed after the lock
+            _dropped = [store.discard(key) for store in self.stores()]
         for stats in plan.stats:
             stats.invalidations += 1
         tiers = self.possible_tiers()
@@ -518,7 +534,7 @@ class ReadOperation(Operation[ReadPolicy]):
                 was_there |= await tier.discard(request)
             except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
                 warn_once(f"discarding in {type(tier).__name__} failed", self.name, error)
-        drop(Region(keys=((self, key),)))
+        write_now(keys=((self, key),))
         return was_there
 
     async def set(self, value: Any, /, *args: Any, **kwargs: Any) -> bool:
@@ -559,14 +575,14 @@ class ReadOperation(Operation[ReadPolicy]):
             stats=plan.stats,
         )
         await write.complete(fill)
-        return fill is not None and plan.partition.store.peek(key) is fill.entry
+        return fill is not None and plan.store.peek(key) is fill.entry
 
     def _fill(self, call: Call, value: Any) -> Fill | None:
         """A result with its copy, tags and expiry; None if it may not be stored."""
-        partition = call.plan.partition
-        if partition is None or not call.plan.configuration.enabled:
+        store = call.plan.store
+        if store is None or not call.plan.configuration.enabled:
             return None
-        if partition.group.roots.keys() != partition.group.own_roots:
+        if len(self.roots) != len(self.tags.roots):
             return None  # its loads depend on more than its own tags, which a given result does not tell
         fills: list[Fill] = []
         try:
@@ -577,12 +593,9 @@ class ReadOperation(Operation[ReadPolicy]):
             return None
         call.started = CLOCK.now()
         loop = THREADS if self.is_sync else event_loop(self.name)
-        call.flight = Flight(partition, (call.key, loop), (), ())
+        call.flight = Flight(store, (call.key, loop), store.static + call.tags, ())
         store_result(call, Entry(value, 0.0, 0.0), lambda *stored: fills.append(Fill(*stored)))
-        for fill in fills:
-            call.flight.tags = fill.all_tags
-            return fill
-        return None
+        return fills[0] if fills else None
 
     def clear(self) -> int:
         """Drop every local answer of this tool, in every scope; loads in flight are not stored. Returns how many.
@@ -590,11 +603,9 @@ class ReadOperation(Operation[ReadPolicy]):
         What has read them is dropped with them, and not counted.
         """
         mark_written(self.tags.roots)
-        with LEDGER.lock:
-            garbage = LEDGER.clear(self)
-            count = sum(len(dropped[0]) for dropped in garbage)
-            garbage += LEDGER.clear_dependents(self)
-        free(garbage)
+        now = CLOCK.now()
+        count = sum([store.count_current(now) for store in self.stores()])
+        clear_tools((self,))
         return count
 
 
@@ -607,7 +618,7 @@ def _register_name(tool: ReadOperation) -> None:
     """Note a tool that is being decorated. Raises as `check_name`."""
 
     def forget(reference: weakref.ref[ReadOperation], name: str = tool.name) -> None:
-        with LEDGER.lock:
+        with VERSIONS.lock:
             references = _tools.get(name, [])
             if reference in references:
                 references.remove(reference)
@@ -615,7 +626,7 @@ def _register_name(tool: ReadOperation) -> None:
                 _tools.pop(name, None)
 
     reference = weakref.ref(tool, forget)
-    with LEDGER.lock:
+    with VERSIONS.lock:
         _tools.setdefault(tool.name, []).append(reference)
     try:
         check_name(tool)
@@ -660,7 +671,7 @@ def _collect_garbage() -> None:
 
 
 def _conflicting(tool: ReadOperation) -> ReadOperation | None:
-    with LEDGER.lock:
+    with VERSIONS.lock:
         others = [other for reference in _tools[tool.name] if (other := reference()) not in (None, tool)]
     tiers = {id(tier) for tier in tool.tiers()}
     for other in others:

@@ -7,36 +7,30 @@ exists only where no local hit answered; a `Flight` is one load that several cal
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import weakref
-from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.asker import UnknownAsker
-from agent_cache.core.coherence import NO_PLACES, Load, Partition
 from agent_cache.core.lease import Lease
 from agent_cache.core.parameters import Parameters
 from agent_cache.core.policies import ReadPolicy, WritePolicy
-from agent_cache.core.store import Entry, Stored
+from agent_cache.core.store import Entry, Store
 from agent_cache.core.tags import Tag, TagSet
-from agent_cache.engine.inheritance import Inherited, Inherits
-from agent_cache.engine.state import LEDGER, RootUse, forget_oldest, uses_of
+from agent_cache.engine.flight import Flight
+from agent_cache.engine.state import RootUse, forget_oldest, uses_of
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS, Metrics, Stats
 from agent_cache.values.canonical import MISSING
 
 if TYPE_CHECKING:
-    import concurrent.futures
-
-    from agent_cache.remote.protocol import Request, Ticket, Tier, Versions
+    from agent_cache.remote.protocol import Request, Ticket, Tier
 
 __all__ = [
-    "BECOME_LEADER",
     "INTERCEPTORS",
     "PLACE",
     "InsideLoad",
@@ -48,8 +42,6 @@ __all__ = [
     "Call",
     "CallObserver",
     "Enter",
-    "Failure",
-    "Flight",
     "Interceptor",
     "Leave",
     "Observe",
@@ -60,7 +52,6 @@ __all__ = [
     "Replacement",
     "Scope",
     "Stage",
-    "Waiters",
     "closes_generator",
     "count",
     "known_tags",
@@ -94,7 +85,7 @@ class Replacement(NamedTuple):
     kind: str
 
 
-Observe = Callable[[Hashable, Stored, Any, float, Mapping[str, Any] | None, "Call | None"], Any]
+Observe = Callable[[Hashable, Entry, Any, float, Mapping[str, Any] | None, "Call | None"], Any]
 """Shown each local hit: key, entry, value, clock reading, the arguments where the tool's loop guard needs them, and the
 call whose tool makes it. Returns the value that the caller gets, or raises.
 """
@@ -148,7 +139,7 @@ class Participant(Protocol):
         """The observer of this operation's calls. Those of a replay are traced, and not checked for loops."""
         ...
 
-    def partition_of(self, operation: Any) -> Partition:
+    def store_of(self, operation: Any) -> Store:
         """The store of the answers of a session-scoped `ReadOperation`."""
         ...
 
@@ -215,7 +206,7 @@ class Plan:
     """How the calls of one operation run in one scope. Compiled once, by `engine.plan`.
 
     Attributes:
-        partition: the store of the answers; None if they are not stored.
+        store: where the answers are; None if they are not stored.
         admit: the synchronous half. Takes a key, and the arguments as `observe` does; returns the value of a local hit,
             or `MISSING`.
         observe: shows a local hit to the sessions, for callers that found one without `admit`.
@@ -230,8 +221,8 @@ class Plan:
         tenant: the owner of these entries, None without tenants.
         lease: the trust in local copies of what its tiers have; None without tiers.
         configuration: the settings it was compiled under.
-        keeps_plain: whether immutable results are stored as `core.store.Plain`: without tiers, a bound on sizes, and
-            entries that are kept after their expiry.
+        keeps_plain: whether immutable results are stored as they are: without tiers, a bound on sizes, and entries that
+            are kept after their expiry.
         has_detour: whether a call that no lookup has answered needs a second look: its answer is not stored, or some
             lookups find nothing on purpose.
         unsampled: `admit` as it is without audits, of a tool whose hits are audited; else None.
@@ -250,10 +241,10 @@ class Plan:
         "load",
         "observe",
         "observers",
-        "partition",
         "reload",
         "run",
         "stats",
+        "store",
         "tenant",
         "uncached",
         "unsampled",
@@ -262,7 +253,7 @@ class Plan:
     def __init__(
         self,
         *,
-        partition: Partition | None,
+        store: Store | None,
         admit: Callable[..., Any],
         observe: Observe,
         enter: Enter | None,
@@ -280,12 +271,12 @@ class Plan:
         follows_at_once: bool = False,
         unsampled: Callable[..., Any] | None = None,
     ) -> None:
-        self.has_detour = partition is None or unsampled is not None or not configuration.enabled
+        self.has_detour = store is None or unsampled is not None or not configuration.enabled
         self.unsampled = unsampled
         self.configuration = configuration
         self.keeps_plain = keeps_plain
         self.follows_at_once = follows_at_once
-        self.partition: Any = partition
+        self.store: Any = store
         self.admit = admit
         self.observe = observe
         self.enter = enter
@@ -307,7 +298,7 @@ class Plan:
         return any(observer.has_refused(error) for observer in self.observers)
 
     def qualify(self, key: Hashable) -> Hashable:
-        """The key under which the partition stores an entry: with the tenant, where there is one."""
+        """The key under which an entry is stored: with the tenant, where there is one."""
         return key if self.tenant is None else (TENANT, self.tenant, key)
 
 
@@ -575,312 +566,6 @@ def closes_generator(error: BaseException | None) -> bool:
             seen.add(id(one))
             pending += [one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
     return False
-
-
-# Loads that several calls may wait for
-
-
-BECOME_LEADER: Final = object()
-"""Wakes a follower that must run the tool, because the leader was cancelled."""
-
-
-class Failure:
-    """The exception of a load, with the traceback and the context it had when it left the tool."""
-
-    __slots__ = ("context", "error", "traceback")
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-        self.traceback = error.__traceback__
-        self.context = error.__context__  # kept here, since followers in other threads may raise it at this moment
-
-    def raise_again(self) -> NoReturn:
-        """Raise it for one more follower."""
-        error, context = self.error, self.context
-        try:
-            raise BaseException.with_traceback(error, self.traceback)
-        finally:
-            # The exception that this follower was handling does not concern the others. A frozen class refuses to have
-            # its attributes set, and would be replaced by the error about that.
-            BaseException.__setattr__(error, "__context__", context)
-
-
-class Waiters(deque["asyncio.Future[Any] | concurrent.futures.Future[Any]"]):
-    """The futures of the followers of a flight, in the order in which they joined. Those of synchronous tools are
-    `blocking.Waiter`.
-
-    Those of followers that were interrupted are removed when they are the half of all: one by one, from the middle of a
-    deque, would take a time that grows with their number.
-
-    Attributes:
-        gone: how many followers were interrupted since.
-    """
-
-    __slots__ = ("gone",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gone = 0
-
-    def note_gone(self, waiter: asyncio.Future[Any] | concurrent.futures.Future[Any]) -> None:
-        """Pass over a follower that was interrupted."""
-        waiter.cancel()  # it may not have been: its caller is closed, and does not wait any more
-        self.gone += 1
-        if 2 * self.gone > len(self):
-            waiting = [one for one in self if not one.done()]
-            self.clear()
-            self.extend(waiting)
-            self.gone = 0
-
-
-class Flight(Load):
-    """One running load and the callers that wait for it.
-
-    Attributes:
-        id: its key and its event loop, or `blocking.THREADS`.
-        waiters: one future for each follower, in the order they came; None until there is one, and after the landing.
-        waits_for: flights that calls made under this one wait for, or lead: the edges of the wait-for graph.
-        joinable: whether readers find it.
-        result: the entry that followers are answered from, set by `store_result`.
-        stored_tags: everything that the stored entry depends on, None until it is stored: the tags for the tiers.
-        tickets: one from each tier that was asked.
-        life: seconds that the value may live, None for ever. Set by `store_result` where the lives of results vary.
-        inherited: what the load has read through other decorated reads; None as long as it has read nothing.
-        dependents: loads that inherit from this one.
-    """
-
-    __slots__ = (
-        "dependents", "id", "inherited", "joinable", "life", "result", "stored_tags", "tickets", "waiters", "waits_for",
-    )  # fmt: skip
-
-    life: float | None
-
-    def __init__(
-        self,
-        partition: Partition,
-        id: tuple[Hashable, Any],  # noqa: A002 - the attribute's name
-        tags: tuple[Tag, ...],
-        late_roots: tuple[str, ...],
-    ) -> None:
-        # Repeats Load.__init__: one call less is 2.5 % of a miss (benchmarks.budgets, "miss": static tag).
-        self.partition = partition
-        self.key = id[0]
-        self.tags = tags
-        self.late_roots = late_roots
-        self.is_clean = True
-        self.is_open = True
-        self.since = -1
-        self._places = NO_PLACES
-        self.id = id
-        self.waiters: Waiters | None = None
-        self.waits_for: list[Flight] | None = None
-        self.joinable = False
-        self.result: Stored | None = None
-        self.stored_tags: tuple[Tag, ...] | None = None
-        self.tickets: tuple[Ticket, ...] = ()
-        self.inherited: Inherited | None = None
-        self.dependents: list[Flight] | None = None
-
-    def mark_dirty(self) -> None:
-        """Do not store this load, nor any that inherits from it, and let no reader join them any more."""
-        self.is_clean = False
-        self.detach()
-        for dependent in tuple(self.dependents or ()):
-            if dependent.is_open and dependent.is_clean:
-                dependent.mark_dirty()
-
-    def detach(self) -> None:
-        if self.joinable:
-            self.joinable = False
-            self.partition.flights.pop(self.id, None)
-        for dependent in tuple(self.dependents or ()):
-            dependent.detach()
-
-    def dependencies(self) -> Iterable[Tag]:
-        inherited = self.inherited
-        return self.tags if inherited is None else (*self.tags, *inherited.tags, *inherited.entries)
-
-    def may_be_joined(self) -> bool:
-        """Whether a reader that starts now may have its value, by the tickets of the tiers that were asked."""
-        if self.tickets and not all(ticket.is_joinable() for ticket in self.tickets):
-            return False
-        return self.inherited is None or self.inherited.is_trusted()
-
-    def agrees_with(self, asked: tuple[tuple[Tier, Ticket], ...]) -> bool:
-        """Whether a reader that asked the tiers itself saw the versions that this load began with."""
-        # What it has inherited may be older than the versions that it began with.
-        return (
-            len(self.tickets) == len(asked)
-            and self.inherited is None
-            and all(mine.agrees_with(theirs) for (_, mine), theirs in zip(asked, self.tickets, strict=True))
-        )
-
-    @property
-    def versions(self) -> Mapping[Tier, Versions | None]:
-        """The versions of its value in the tiers of its tool, as far as they are known by now."""
-        if self.stored_tags is None:
-            return {}
-        tiers = self.partition.tool.tiers()
-        return {tier: ticket.versions for tier, ticket in zip(tiers, self.tickets, strict=False)}
-
-    def restart(self) -> None:
-        super().restart()
-        self.tickets = ()
-        self.inherited = None
-
-    def add_dependent(self, dependent: Flight) -> None:
-        """Let a load inherit from this one, when it ends."""
-        if self.dependents is None:
-            self.dependents = []
-        self.dependents.append(dependent)
-        owner = self.partition.owner
-        if owner is not None and owner is not dependent.partition.owner:
-            with LEDGER.lock:
-                dependent.detach()  # callers in other sessions are not to have what is this session's
-        # A write in another thread may have marked this load before it could see the dependent.
-        if self.since >= 0:
-            with LEDGER.lock:
-                if not self.is_clean:
-                    dependent.mark_dirty()
-                elif self.late_roots and not self.joinable:
-                    dependent.detach()
-
-    def drop_dependent(self, dependent: Flight) -> None:
-        """Undo `add_dependent`, since the call under that load was interrupted, or has the value no more."""
-        with LEDGER.lock:
-            assert self.dependents is not None
-            self.dependents.remove(dependent)
-            self._pass_on_failure(dependent)
-
-    def pass_on_failure(self) -> None:
-        """Let the dependents inherit from a load that has raised."""
-        with LEDGER.lock:
-            for dependent in tuple(self.dependents or ()):
-                self._pass_on_failure(dependent)
-
-    def _pass_on_failure(self, dependent: Flight) -> None:
-        if not self.is_clean:
-            dependent.mark_dirty()
-            return
-        owner, key = self.partition.owner, self.key
-        read = Inherits(
-            (*self.tags, *self.late_roots, self.partition.group.entry_tag(key)),
-            frozenset() if owner is None else frozenset({owner}),
-            frozenset({key[1]}) if type(key) is tuple and key and key[0] is TENANT else frozenset(),
-            is_cached=False,
-        )
-        dependent.inherit(read if self.inherited is None else self.inherited.beside(read))
-
-    def inherit_tags(self, tags: tuple[Tag, ...]) -> None:
-        """Depend on what a read depends on that is about to be made, as far as it is known. With the lock held."""
-        if self.is_open and self.is_clean:
-            if self.inherited is None:
-                self.inherited = Inherited()
-            LEDGER.add_tags(self, self.inherited.add_tags(tags))
-
-    def inherit(self, read: Inherits, hit: Stored | None = None) -> None:
-        """Depend on what a decorated read depends on that the load has made. The caller holds the lock.
-
-        Nothing happens once the load has ended: a task that it has left behind is no part of it.
-
-        Args:
-            hit: the local entry that has answered it.
-        """
-        if not self.is_open:
-            return
-        inherited = self.inherited
-        if inherited is None:
-            inherited = self.inherited = Inherited()
-        new = inherited.add(read, hit)
-        if read.owners and self.joinable and not read.owners <= {self.partition.owner}:
-            self.detach()
-        if self.is_clean:
-            if new:
-                LEDGER.add_tags(self, new)
-            if read.leases:
-                for tiers in read.leases.values():
-                    self.partition.tool.depend_on(tiers)
-
-    def finish(self) -> None:
-        """End the load, under the lock: no reader joins any more, and writes need not consider it."""
-        partition = self.partition
-        if self.joinable:
-            self.joinable = False
-            partition.flights.pop(self.id, None)
-        self.is_open = False
-        partition.loads.discard(self)
-        if self.since >= 0:
-            self.leave_indexes()
-
-    def land(self, outcome: object) -> None:
-        """Give every follower the outcome."""
-        if self.is_open:
-            with LEDGER.lock:
-                self.finish()
-        # Taken away first: a garbage collection that starts in the loop may close a follower, which leaves then.
-        waiters, self.waiters = self.waiters, None
-        for waiter in waiters or ():
-            if not waiter.done():
-                waiter.set_result(outcome)
-
-    def join(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
-        """Wait for the outcome. Returns a future for this follower alone."""
-        waiter = loop.create_future()
-        if self.waiters is None:
-            self.waiters = Waiters()
-        self.waiters.append(waiter)
-        return waiter
-
-    def leave(self, waiter: asyncio.Future[Any] | concurrent.futures.Future[Any]) -> None:
-        """Remove a follower that was interrupted. If it had just become the leader, the next follower does."""
-        if waiter.done() and not waiter.cancelled() and waiter.result() is BECOME_LEADER:
-            self.hand_over()
-        elif self.waiters:
-            self.waiters.note_gone(waiter)
-
-    def hand_over(self) -> None:
-        """Make the first follower that still waits the leader; without one the flight ends."""
-        if self.waiters and not self._is_on_its_loop():
-            # The garbage collector closes an abandoned call, on whatever thread it runs.
-            try:
-                self.id[1].call_soon_threadsafe(self.hand_over)
-                return
-            except RuntimeError:
-                self.waiters.clear()  # the loop is closed: nobody waits on it any more
-        while self.waiters:
-            waiter = self.waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(BECOME_LEADER)
-                return
-        with LEDGER.lock:
-            self.finish()
-
-    def _is_on_its_loop(self) -> bool:
-        try:
-            return asyncio.get_running_loop() is self.id[1]
-        except RuntimeError:
-            return False
-
-    def would_wait_for(self, other: Flight) -> bool:
-        """Whether this flight, directly or through others, waits for another one (or is it)."""
-        pending, seen = [self], {id(self)}
-        while pending:
-            flight = pending.pop()
-            if flight is other:
-                return True
-            for awaited in tuple(flight.waits_for or ()):  # in one step: other threads remove some
-                if id(awaited) not in seen:
-                    seen.add(id(awaited))
-                    pending.append(awaited)
-        return False
-
-    def wait_for(self, other: Flight) -> None:
-        """Note that something under this flight waits for another one."""
-        if self.waits_for is None:
-            with LEDGER.lock:  # calls of several threads may be made under it
-                if self.waits_for is None:
-                    self.waits_for = []
-        self.waits_for.append(other)
 
 
 # Calls

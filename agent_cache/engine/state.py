@@ -1,36 +1,39 @@
-"""State of the process: the ledger of loads and writes, warnings, and the freeing of dropped entries.
+"""State of the process: its tools by root, warnings, and the freeing of dropped entries.
 
-`LEDGER` is the one instance of `core.coherence.Ledger`. Code that changes it holds `LEDGER.lock`, and afterwards frees
-what was dropped, outside of the lock, with `free`.
+Code that changes a store holds `VERSIONS.lock`, and afterwards frees what was dropped, outside of it, with `free`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Coroutine, Hashable, Iterable, Iterator
 from contextvars import Context
 from itertools import chain, islice
 from time import perf_counter, sleep
 from typing import Any, Protocol, TypeVar
 
+from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
-from agent_cache.core.coherence import Ledger
-from agent_cache.core.store import Dropped, Entry, Sizes, Store, Stored
-from agent_cache.core.tags import Region
+from agent_cache.core.store import Entry, Sizes, Store
+from agent_cache.core.tags import EVERY_KEY, Tag
+from agent_cache.core.versions import VERSIONS, EntryTag
 from agent_cache.errors import NoEventLoopError
 from agent_cache.values.compare import utf8_text
 
 __all__ = [
-    "LEDGER",
     "LOG",
     "SIZES",
     "WITNESSES",
     "RootUse",
     "clear_everything",
-    "drop",
+    "READERS",
+    "clear_tools",
+    "tags_of_keys",
+    "write_now",
     "event_loop",
     "evict_for",
     "forget_oldest",
@@ -55,7 +58,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-LEDGER = Ledger()
 LOG = logging.getLogger("agent_cache")
 LOG.addHandler(logging.NullHandler())
 
@@ -84,7 +86,7 @@ _PAUSE = 0.00005
 
 
 def wait_for_lock() -> None:
-    """Take the ledger's lock, which another thread has, without queueing for it at first.
+    """Take the lock of the versions, which another thread has, without queueing for it at first.
 
     A thread in the queue owns the lock from the moment in which it is released, and runs only when it gets the GIL
     back. Until then the other thread, which has the GIL and misses again a few microseconds later, would queue in turn,
@@ -94,7 +96,7 @@ def wait_for_lock() -> None:
     `acquire` has returned, and a lock that nobody releases stops all other threads for ever. If this is interrupted,
     there is no lock to release, which is a `RuntimeError`.
     """
-    lock = LEDGER.lock
+    lock = VERSIONS.lock
     for _ in range(_ATTEMPTS):
         sleep(_PAUSE)
         if lock.acquire(blocking=False):
@@ -124,7 +126,7 @@ def _described(error: BaseException) -> str:
 def forget_warnings() -> None:
     """Let every warning be logged again."""
     _warned.clear()
-    with LEDGER.lock:
+    with VERSIONS.lock:
         for root in list(_roots.values()):
             root.is_warned_of = False
 
@@ -133,21 +135,64 @@ def forget_warnings() -> None:
 
 
 class RootUse:
-    """Whether a root is written. Kept by the tools that have it.
+    """Who reads and writes a root. Kept by the tools that have it.
 
     Attributes:
+        readers: the read tools whose entries may depend on it, also by what they have read.
         writers: its write tools.
         is_written: whether something that is no write tool has invalidated it.
         is_warned_of: whether a warning says that it is never read, or never written.
     """
 
-    __slots__ = ("__weakref__", "is_warned_of", "is_written", "writers")
+    __slots__ = ("__weakref__", "is_warned_of", "is_written", "readers", "writers")
 
     def __init__(self) -> None:
+        self.readers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.writers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.is_written = False
         self.is_warned_of = False
 
+
+class _Readers:
+    """The read tools of the process.
+
+    Attributes:
+        by_number: by the number in the tags of their entries.
+        links: how often a root was given another read tool.
+    """
+
+    def __init__(self) -> None:
+        self.by_number: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.links = 0
+        self._numbers = itertools.count(1)
+
+    def add(self, tool: Any) -> int:
+        """Note a tool. Returns its number."""
+        number = next(self._numbers)
+        with VERSIONS.lock:
+            self.by_number[number] = tool
+        return number
+
+    def link(self, tool: Any, uses: Iterable[RootUse]) -> None:
+        """Note that a tool depends on roots."""
+        with VERSIONS.lock:
+            for use in uses:
+                use.readers.add(tool)
+                self.links += 1
+
+    def all(self) -> list[Any]:
+        """Every read tool."""
+        with VERSIONS.lock:
+            return list(self.by_number.values())
+
+    def under(self, root: str) -> list[Any]:
+        """Every read tool whose entries may depend on a root."""
+        found = _roots.get(root)
+        with VERSIONS.lock:
+            return [] if found is None else list(found.readers)
+
+
+READERS = _Readers()
 
 _roots: weakref.WeakValueDictionary[str, RootUse] = weakref.WeakValueDictionary()
 _MAX_NAMES = 1_000
@@ -156,7 +201,7 @@ _MAX_NAMES = 1_000
 
 def uses_of(roots: Iterable[str]) -> tuple[RootUse, ...]:
     """The records of these roots, for a tool to keep."""
-    with LEDGER.lock:
+    with VERSIONS.lock:
         return tuple([_roots.get(root) or _roots.setdefault(root, RootUse()) for root in roots])
 
 
@@ -169,8 +214,8 @@ def mark_written(roots: Iterable[str]) -> None:
 
 def live_tools() -> list[Any]:
     """Every decorated tool of the process that something still holds, by name."""
-    with LEDGER.lock:
-        found = {id(partition.tool): partition.tool for partition in LEDGER.partitions()}
+    with VERSIONS.lock:
+        found = {id(tool): tool for tool in READERS.all()}
         found |= {id(writer): writer for use in list(_roots.values()) for writer in list(use.writers)}
     return sorted(found.values(), key=lambda tool: str(tool.name))
 
@@ -197,8 +242,7 @@ def warn_of_unwritten_roots(tool: str, roots: Iterable[str]) -> None:
 
 
 def _is_read(root: str) -> bool:
-    with LEDGER.lock:
-        return bool(LEDGER.tools_under(root))
+    return bool(READERS.under(root))
 
 
 def _is_written(use: RootUse) -> bool:
@@ -209,14 +253,14 @@ def is_writer(name: str) -> bool:
     """Whether a write tool of this name is known."""
     while True:
         try:
-            with LEDGER.lock:
+            with VERSIONS.lock:
                 return any(writer.name == name for use in list(_roots.values()) for writer in use.writers)
         except RuntimeError:
             continue  # another thread has just decorated one
 
 
 def _some_roots() -> list[tuple[str, RootUse]]:
-    with LEDGER.lock:
+    with VERSIONS.lock:
         return list(islice(_roots.items(), _MAX_NAMES))
 
 
@@ -242,20 +286,39 @@ def forget_oldest(mapping: dict[Any, Any], limit: int) -> None:
 # Invalidation from outside of a write tool, and eviction
 
 
-def drop(region: Region) -> int:
-    """Invalidate a region at once. Returns how many local entries were dropped."""
-    with LEDGER.lock:
-        garbage = LEDGER.invalidate(region)
-    count = sum(len(dropped[0]) if type(dropped) is Dropped else len(dropped) for dropped in garbage)
+def write_now(tags: Iterable[Tag] = (), keys: Iterable[tuple[Any, Hashable]] = (), scopes: Any = None) -> None:
+    """Invalidate what depends on these tags and entries, at once.
+
+    Args:
+        tags: tags.
+        keys: entries, as (tool, key).
+        scopes: where, as for `Versions.write`.
+    """
+    VERSIONS.write((*tags, *tags_of_keys(keys)), scopes=scopes)
+
+
+def tags_of_keys(keys: Iterable[tuple[Any, Hashable]]) -> list[EntryTag]:
+    """The tags of entries of these tools. From now on their entries ask for them."""
+    found: list[EntryTag] = []
+    for tool, key in keys:
+        tool.is_named = True  # before it is written: a load that ends meanwhile is to see it
+        found.append((tool.number,) if key is EVERY_KEY else (tool.number, key))
+    return found
+
+
+def clear_tools(tools: Iterable[Any]) -> None:
+    """Drop every entry of these tools, and what has read them; none of their loads in flight is stored or joined."""
+    garbage: list[Any] = []
+    with VERSIONS.lock:
+        tools = list(tools)
+        write_now(keys=[(tool, EVERY_KEY) for tool in tools])
+        garbage += [store.drop_all() for tool in tools for store in tool.stores()]
     free(garbage)
-    return count
 
 
 def clear_everything() -> None:
     """Drop every entry, and let no load in flight be stored."""
-    with LEDGER.lock:
-        garbage = LEDGER.clear()
-    free(garbage)
+    clear_tools(READERS.all())
 
 
 def evict_for(entry: Entry, garbage: list[Any]) -> list[tuple[Store, int]] | None:
@@ -282,6 +345,9 @@ def evict_for(entry: Entry, garbage: list[Any]) -> list[tuple[Store, int]] | Non
         if largest is None:
             break
         number += 1
+        if swept := largest.sweep(CLOCK.now()):  # dead ones before a living one
+            garbage.append(swept)
+            continue
         if number <= _MAX_EVICTED:
             count = 1
             garbage.append(largest.evict())
@@ -295,13 +361,14 @@ def evict_for(entry: Entry, garbage: list[Any]) -> list[tuple[Store, int]] | Non
 def _apply(old: Configuration, new: Configuration) -> None:
     if old.remote is not new.remote or old.backup is not new.backup:
         clear_everything()  # the new tiers have no versions of these entries
-    with LEDGER.lock:
+    with VERSIONS.lock:
         is_on = CURRENT.value.enabled  # another thread may have changed it since; the last one here must set what holds
-        for partition in LEDGER.partitions():
-            partition.store.switch(on=is_on)
+        for tool in READERS.all():
+            for store in tool.stores():
+                store.switch(on=is_on)
 
 
-CURRENT.lock = LEDGER.lock
+CURRENT.lock = VERSIONS.lock
 CURRENT.listeners.append(_apply)
 
 
@@ -311,7 +378,7 @@ CURRENT.listeners.append(_apply)
 class Witness(Protocol):
     """Something that keeps an entry alive, to compare its value with a later one."""
 
-    def let_go(self, entry: Stored, known: dict[Any, Any] | None) -> None:
+    def let_go(self, entry: Entry, known: dict[Any, Any] | None) -> None:
         """Keep what identifies the value instead of the entry, if it is still the one that is kept.
 
         Args:
@@ -326,7 +393,7 @@ WITNESSES: dict[int, Any] = {}
 that lets go of its entry is removed."""
 
 
-def watch(entry: Stored, witness: Witness) -> None:
+def watch(entry: Entry, witness: Witness) -> None:
     """Call `Witness.let_go` soon after the cache has dropped this entry, unless `unwatch` is called before."""
     present = WITNESSES.setdefault(id(entry), witness)
     if type(present) is set:
@@ -335,7 +402,7 @@ def watch(entry: Stored, witness: Witness) -> None:
         WITNESSES[id(entry)] = {present, witness}
 
 
-def unwatch(entry: Stored, witness: Witness) -> None:
+def unwatch(entry: Entry, witness: Witness) -> None:
     """Forget a witness that lets go of its entry."""
     present = WITNESSES.get(id(entry))
     if present is witness:
@@ -350,14 +417,14 @@ def _witnesses_of(present: Any) -> list[Witness]:
     return list(present) if type(present) is set else [present]
 
 
-def note_evicted(entry: Stored) -> None:
+def note_evicted(entry: Entry) -> None:
     """Let no witness keep an entry that was evicted. Called outside of the lock."""
     present = WITNESSES.pop(id(entry), None)
     if present is not None:
         tell_evicted(entry, _witnesses_of(present))
 
 
-def tell_evicted(entry: Stored, witnesses: Iterable[Witness]) -> None:
+def tell_evicted(entry: Entry, witnesses: Iterable[Witness]) -> None:
     """The same for the witnesses that the entry had."""
     for witness in list(witnesses):
         witness.let_go(entry, None)
@@ -383,7 +450,7 @@ def note_dropped(entries: Iterable[Any]) -> None:
             return
 
 
-def _tell(entry: Stored, witnesses: list[Witness]) -> Iterator[None]:
+def _tell(entry: Entry, witnesses: list[Witness]) -> Iterator[None]:
     """Let each witness identify the value, which takes 1 to 50 us."""
     known: dict[Any, Any] = {}
     for witness in witnesses:
@@ -400,21 +467,15 @@ def free(garbage: list[Any]) -> None:
     One value is always freed at once, however large it is: a dict of ten million items takes half a second.
 
     Args:
-        garbage: entries that were evicted, and what was dropped: lists of entries, and the containers
-            of `Store.drop_all`. It is emptied.
+        garbage: entries, lists of entries, and what `Store.drop_all` has returned. It is emptied.
     """
-    count = 0
-    for dropped in garbage:
-        count += sum(map(len, dropped)) if type(dropped) is Dropped else len(dropped) if type(dropped) is list else 1
-    parts = [part for dropped in garbage for part in (dropped if type(dropped) is Dropped else (dropped,))]
-    if (count <= _AT_ONCE or not _in_turns(*parts)) and WITNESSES:
-        for part in parts:
-            if isinstance(part, Entry | tuple):
-                note_evicted(part)
-            elif isinstance(part, dict):
-                note_dropped(part.values())
-            elif isinstance(part, list | deque):  # not `Outdated`, whose stores still have the entries
-                note_dropped(part)
+    count = sum([1 if isinstance(dropped, Entry) else len(dropped) for dropped in garbage])
+    if (count <= _AT_ONCE or not _in_turns(*garbage)) and WITNESSES:
+        for dropped in garbage:
+            if isinstance(dropped, Entry):
+                note_evicted(dropped)
+            else:
+                note_dropped(dropped.values() if isinstance(dropped, dict) else dropped)
     garbage.clear()
 
 
@@ -457,8 +518,6 @@ def _emptied(queue: deque[Any]) -> Iterator[None]:
         while isinstance(container, list | dict | set) and container:
             if isinstance(container, dict):
                 _, value = container.popitem()
-                if isinstance(value, set):  # the keys under one tag
-                    queue.append(value)
             else:
                 value = container.pop()
             if WITNESSES and (present := WITNESSES.pop(id(value), None)) is not None:
@@ -472,7 +531,7 @@ def _emptied(queue: deque[Any]) -> Iterator[None]:
             yield
         elif isinstance(container, Iterator):
             yield from container
-        elif isinstance(container, Entry | tuple):
+        elif isinstance(container, Entry):
             note_evicted(container)
         del container
         yield

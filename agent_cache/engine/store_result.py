@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
 from contextvars import copy_context
 from functools import cache
 from threading import RLock
@@ -18,32 +18,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
-from agent_cache.core.coherence import Partition
 from agent_cache.core.evidence import SHORTEST, LastLoad
 from agent_cache.core.lease import Lease
 from agent_cache.core.policies import refresh_window
-from agent_cache.core.store import (
-    NEVER,
-    Entry,
-    GuardedEntry,
-    KeptEntry,
-    LeasedEntry,
-    Plain,
-    SizedEntry,
-    Store,
-    Stored,
-    UnsharedEntry,
-    entry_of,
-    entry_size,
-    expires_of,
-    tags_of,
-)
-from agent_cache.core.tags import EVERY_KEY, Tag
+from agent_cache.core.store import NEVER, Entry, Store, UnsharedEntry, entry_size
+from agent_cache.core.tags import Tag
+from agent_cache.core.versions import VERSIONS, EntryTag, entry_tag
 from agent_cache.engine.blocking import THREADS, run_blocking, start_thread
+from agent_cache.engine.flight import Flight
 from agent_cache.engine.inheritance import NO_LEASES, Inherited, Inherits, Source
-from agent_cache.engine.runtime import PLACE, Call, Flight, Plan, known_tags
+from agent_cache.engine.runtime import PLACE, Call, Plan, known_tags
 from agent_cache.engine.state import (
-    LEDGER,
     WITNESSES,
     event_loop,
     evict_for,
@@ -71,10 +56,10 @@ __all__ = [
     "insert_if_valid",
     "jitter",
     "lease_of",
-    "let_inherit",
     "load",
     "load_at_once",
     "protected_copy",
+    "read_of",
     "refresh",
     "reload_expired",
     "run_at_once",
@@ -84,7 +69,7 @@ __all__ = [
 ]
 
 Run = Callable[[Call], Awaitable[Entry]]
-Insert = Callable[[Call, Stored, tuple[Tag, ...]], object]
+Insert = Callable[[Call, Entry], object]
 
 
 @cache
@@ -185,12 +170,12 @@ def run_uncached(call: Call) -> Awaitable[Entry]:
     within = call.within
     if within is not None:
         plan = call.plan
-        owner = None if plan.partition is None else plan.partition.owner
-        owners = frozenset() if owner is None else frozenset({owner})
-        tenants = frozenset() if plan.tenant is None else frozenset({plan.tenant})
-        with LEDGER.lock:  # also around the tag: of two that threads make at once, the group would know one
-            tags = (*known_tags(call), call.operation.partition.group.entry_tag(EVERY_KEY))
-            within.inherit(Inherits(tags, owners, tenants, is_cached=False))
+        owner = None if plan.store is None else plan.store.owner
+        owners = _NONE if owner is None else frozenset({owner})
+        tenants = _NONE if plan.tenant is None else frozenset({plan.tenant})
+        every: EntryTag = (call.operation.number,)
+        tags = (*known_tags(call), every)
+        within.inherit(Inherits(tags, owners, tenants, is_cached=False))
     return run_at_once(call) if call.operation.returns_at_once else run_tool(call)
 
 
@@ -205,49 +190,64 @@ class ServedEntry:
         self.result = result
 
 
-def inherit_entry(within: Flight, plan: Plan, key: Hashable, entry: Stored) -> None:
-    """Let a load inherit from a local entry that has answered a read made in it. `key` is qualified."""
-    if not within.is_open or not within.is_clean:
-        return  # of a task that the load has left behind, or it is not stored, whatever it reads
+def inherit_entry(within: Flight, plan: Plan, key: Hashable, entry: Entry) -> bool:
+    """Let a load inherit from a local entry that answers a read made in it, unless a write has been faster.
+
+    Args:
+        key: qualified.
+
+    Returns:
+        Whether the entry counts still, now that the load depends on it.
+    """
+    store: Store = plan.store
     inherited = within.inherited
-    if inherited is not None and id(entry) in inherited.hits:
-        return  # a write since then has marked the load
-    partition: Partition = plan.partition
-    try:
-        if not LEDGER.lock.acquire(False):  # noqa: FBT003 - as in insert_if_valid()
-            wait_for_lock()
-        if partition.store.lookup(key) is entry:
-            tags = (*partition.static, *tags_of(entry), partition.group.entry_tag(key))
-            within.inherit(_inherits(plan, tags, entry, is_copy=True), entry)
-        else:
-            within.mark_dirty()  # a write in another thread was faster
-    finally:
-        try:
-            LEDGER.lock.release()
-        except RuntimeError:
-            pass  # interrupted while it waited
+    if within.is_open and (inherited is None or id(entry) not in inherited.hits):
+        tags = (*entry.tags, entry_tag(store.tool.number, key))
+        within.inherit(_inherits(plan, tags, entry, is_copy=True), entry)
+    return store.is_current(key, entry)
+
+
+def read_of(call: Call, flight: Flight, *, failed: bool = False) -> Inherits:
+    """What a load inherits from a call that has led a flight, or waited for it.
+
+    Args:
+        failed: whether it has no value of it.
+    """
+    plan, store = call.plan, flight.store
+    own = flight.end_tags
+    if own is None or failed:
+        own = flight.tags + flight.late_roots
+    tags = (*own, entry_tag(store.tool.number, flight.key))
+    source = flight if flight.tickets else None
+    entry = flight.result if flight.stored_tags is not None and not failed else None
+    read = _inherits(plan, tags, entry, source, is_cached=flight.is_cached and not failed)
+    if call.operation.policy.remote.is_strong:
+        read = read._replace(is_strong=True)
+    elif not failed and flight.tickets and not all(ticket.is_clean() for ticket in flight.tickets):
+        read = read._replace(is_doubted=True)
+    return read if flight.inherited is None else flight.inherited.beside(read)
 
 
 def _inherits(
     plan: Plan,
-    tags: tuple[Tag, ...],
-    entry: Stored | None,
+    tags: tuple[Tag | EntryTag, ...],
+    entry: Entry | None,
     source: Source | None = None,
     *,
     is_cached: bool = True,
     is_copy: bool = False,
 ) -> Inherits:
     """What a load inherits from an answer with this entry."""
-    partition: Partition = plan.partition
+    store: Store = plan.store
     leases: Mapping[Lease, tuple[Tier, ...]] = NO_LEASES
-    if isinstance(entry, GuardedEntry | LeasedEntry) and entry.lease is not None:
-        leases = {entry.lease: partition.tool.tiers() or tuple(partition.tool.inherited_tiers)}
+    if entry is not None and entry.lease is not None:
+        leases = {entry.lease: store.tool.tiers() or tuple(store.tool.inherited_tiers)}
         source = source or entry
     return Inherits(
         tags,
-        _NONE if partition.owner is None else frozenset({partition.owner}),
+        _NONE if store.owner is None else frozenset({store.owner}),
         _NONE if plan.tenant is None else frozenset({plan.tenant}),
-        NEVER if entry is None else expires_of(entry),
+        NEVER if entry is None else entry.expires,
         is_cached,
         leases,
         source,
@@ -269,7 +269,8 @@ def store_result(call: Call, entry: Entry, insert: Insert | None = None) -> None
     policy, evidence = operation.policy, operation.evidence
     if entry.cost > SHORTEST:
         evidence.earn(entry.cost)
-    tags = call.tags if not operation.late_roots else _result_tags(call, entry.value)
+    tags = flight.tags if not operation.late_roots else _result_tags(call, entry.value)
+    flight.end_tags = tags
     may_live, failure = True, None
     if not policy.life_varies:
         expires = NEVER if policy.ttl is None else call.started + policy.ttl
@@ -281,17 +282,14 @@ def store_result(call: Call, entry: Entry, insert: Insert | None = None) -> None
             expires = min(expires, call.started + ticket.lasts)
     if flight.tickets and may_live and expires != NEVER:
         expires = early_expiry(call, expires, entry.cost)
-    inherited, entry_tags = flight.inherited, tags or ()
+    inherited = flight.inherited
     if inherited is not None:
-        static = flight.partition.static
-        entry_tags += tuple([tag for tag in inherited.tags if tag not in static and tag not in entry_tags])
-        entry_tags += tuple(inherited.entries)
         expires = min(expires, inherited.expires)
-    stored: Stored | None
-    if insert is None and tags is not None and (LEDGER.holds or not flight.is_clean) and _is_refused(call, entry, tags):
+    stored: Entry | None
+    if insert is None and tags is not None and flight.waiters is None and _is_refused(flight, entry.value):
         stored = flight.result = entry  # for the caller that ran the tool alone: it needs no copy
     else:
-        stored = protected_copy(call, entry, entry_tags, expires)
+        stored = protected_copy(call, entry, expires)
     is_failure = False
     if stored is None or tags is None:
         count_unstored(call)
@@ -304,34 +302,34 @@ def store_result(call: Call, entry: Entry, insert: Insert | None = None) -> None
     elif may_live:
         if insert is not None:
             operation.evidence.forget(_key_in_evidence(call))
-            insert(call, stored, tags)
+            insert(call, stored)
         elif evidence.allowance > 0:
-            insert_and_note(call, entry.value, stored, tags)
+            insert_and_note(call, entry.value, stored)
         else:
-            insert_if_valid(call, stored, tags)
+            insert_if_valid(call, stored)
         return
     if insert is None and evidence.allowance > 0:
         _note_unstored(call)
     if call.is_fresh or (policy.kept_for and not is_failure):
-        with LEDGER.lock:  # older than the value that is not to be stored; assigned, so that it is freed afterwards
-            _former = call.flight.partition.store.discard(call.key)
-    if call.flight.dependents:
-        insert_if_valid(call, None, call.operation.late_roots if tags is None else tags)
+        with VERSIONS.lock:  # older than the value that is not to be stored; assigned, so that it is freed afterwards
+            _former = flight.store.discard(call.key)
 
 
-def _is_refused(call: Call, entry: Entry, tags: tuple[Tag, ...]) -> bool:
-    """Whether a value that would be copied is not stored because of a write, nor shared with others. If so, its load is
-    marked, so nobody joins it any more.
+def _is_refused(flight: Flight, value: object) -> bool:
+    """Whether a value that would be copied is not going to be stored because of a write, nor shared with others. If so,
+    nobody joins its load any more.
     """
-    flight = call.flight
-    if type(entry.value) in IMMUTABLE:
+    if type(value) in IMMUTABLE or flight.end_tags is None:
         return False
-    with LEDGER.lock:  # in which callers of other threads join
-        if flight.waiters:
+    store = flight.store
+    if flight.is_clean and flight.since == store.versions.now and not store.versions.held:
+        return False
+    with VERSIONS.lock:  # in which callers of other threads join
+        is_touched = not flight.is_clean or store.is_touched(flight.key, flight.end_tags, flight.since)
+        if flight.waiters or not (is_touched or store.is_held(flight.key, flight.end_tags)):
             return False
-        if not LEDGER.may_store(flight, flight.partition.static + tags):
-            flight.mark_dirty()
-        return not flight.is_clean
+        flight.give_up()
+    return True
 
 
 def _expiry_of(call: Call, value: object) -> tuple[float, Exception | None]:
@@ -360,8 +358,8 @@ _NO_ARGUMENTS: Final[Mapping[str, Any]] = {}
 
 
 def _result_tags(call: Call, value: object) -> tuple[Tag, ...] | None:
-    """The entry's tags beside the static ones. None if they cannot be computed: the result is not stored then."""
-    tags = call.tags
+    """What the entry depends on by its own tags. None if they cannot be computed: the result is not stored then."""
+    tags = call.flight.tags
     for rule in call.operation.tags.late:
         try:
             tags += rule.make(_NO_ARGUMENTS if rule.is_of_result else call.arguments, value)
@@ -375,19 +373,23 @@ def _result_tags(call: Call, value: object) -> tuple[Tag, ...] | None:
     return tags
 
 
-def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: float) -> Stored | None:
+def protected_copy(call: Call, entry: Entry, expires: float) -> Entry | None:
     """Make the entry that hits and followers are answered from; None if its value cannot be copied.
 
     Followers run the tool themselves then: two readers of one generator would each get a part of it.
 
-    An immutable value of a tool without tiers is shared as it is: in a plain tuple, where sizes are not bounded.
+    An immutable value of a tool without tiers is shared as it is.
     """
     flight, plan, value = call.flight, call.plan, entry.value
+    tags: tuple[Tag | EntryTag, ...] = flight.end_tags or flight.tags
+    inherited = flight.inherited
+    if inherited is not None:
+        known = set(tags)
+        tags += tuple([tag for tag in (*inherited.tags, *inherited.entries) if tag not in known])
     is_immutable = type(value) in IMMUTABLE
-    if is_immutable and plan.keeps_plain and flight.inherited is None:  # nearly all: what follows costs twice as much
-        plain: Plain = value, expires, entry.cost
-        flight.result = plain = plain + tags if tags else plain
-        return plain
+    if is_immutable and plan.keeps_plain and inherited is None:  # nearly all: what follows costs twice as much
+        flight.result = made = Entry(value, expires, entry.cost, tags)
+        return made
     flight.result = entry
     operation = call.operation
     copy = None
@@ -404,20 +406,18 @@ def protected_copy(call: Call, entry: Entry, tags: tuple[Tag, ...], expires: flo
     lease = plan.lease
     if lease is not None and len(flight.tickets) == 1 == len(operation.tiers()):
         lease = lease_of(flight.tickets[0], lease)
-    if flight.inherited is not None:
-        lease = flight.inherited.lease_beside(lease)
-    kept_for = operation.policy.kept_for
-    if copy is None:
-        if lease is not None:
-            flight.result = LeasedEntry(value, expires, entry.cost, tags, size, lease, kept_for)
-        elif kept_for:
-            flight.result = KeptEntry(value, expires, entry.cost, tags, size, kept_for)
-        elif size:
-            flight.result = SizedEntry(value, expires, entry.cost, tags, size)
-        else:
-            flight.result = (value, expires, entry.cost, *tags)
-        return flight.result
-    flight.result = GuardedEntry(entry.cost, tags, size, expires, copy, lease, kept_for)
+    if inherited is not None:
+        lease = inherited.lease_beside(lease)
+    flight.result = Entry(
+        value if copy is None else None,
+        expires,
+        entry.cost,
+        tags,
+        copy=copy,
+        size=size,
+        lease=lease,
+        kept_for=operation.policy.kept_for,
+    )
     return flight.result
 
 
@@ -442,103 +442,67 @@ def _accepted_by_cache_if(call: Call, entry: Entry) -> bool:
         return False
 
 
-def insert_if_valid(call: Call, entry: Stored | None, tags: tuple[Tag, ...]) -> bool:
-    """Check for overlapping invalidations, insert, let other loads inherit, and end the flight, in one step.
+def insert_if_valid(call: Call, entry: Entry) -> bool:
+    """Check for overlapping invalidations, insert, and end the flight, in one step.
 
     A ticket that is no longer clean prevents the local insertion, too.
-
-    Args:
-        entry: None if the result is not to be stored.
-        tags: its own dependencies, beside the static tags.
 
     Returns:
         Whether no invalidation overlapped. If so, ``flight.stored_tags`` allows the tiers to store the value.
     """
     flight, plan = call.flight, call.plan
-    partition, key = flight.partition, flight.key
-    store = partition.store
-    all_tags = partition.static + tags
+    store, key = flight.store, flight.key
     # What leaves the store is freed after the lock: the `__del__` of a value may wait for a lock of the user's. Hence
     # these names, which nothing reads.
-    garbage: Sequence[Any] = ()
+    garbage: list[Any] = []
     replaced = evicted = _newest = None
     try:
-        if not LEDGER.lock.acquire(False):  # noqa: FBT003 - 0.08 us less than `with`; as a keyword, more
+        if not VERSIONS.lock.acquire(False):  # noqa: FBT003 - 0.08 us less than `with`; as a keyword, more
             wait_for_lock()
-        if LEDGER.timed_holds:
-            garbage = LEDGER.expire_holds(CLOCK.now())
-        is_untouched = flight.is_clean
-        if is_untouched and (flight.since >= 0 or LEDGER.holds):
-            is_untouched = LEDGER.may_store(flight, all_tags)
+        now = CLOCK.now() if VERSIONS.timed or store.maxsize is None or len(store) >= store.maxsize else 0.0
+        if VERSIONS.timed:
+            VERSIONS.expire(now)
         inherited = flight.inherited
-        if inherited is not None:
-            more = tuple([tag for tag in inherited.tags if tag not in all_tags])
-            all_tags += more
-            is_untouched = is_untouched and not (LEDGER.holds and LEDGER.is_held(more, partition, key))
         configuration = CURRENT.value
         is_valid = (
-            is_untouched
-            and entry is not None
-            and partition.is_open
+            flight.is_clean
+            and not store.is_touched(key, entry.tags, flight.since)
+            and not store.is_held(key, entry.tags)
+            and store.is_open
             and (configuration is plan.configuration or _is_still_enabled(configuration, plan))
             and (inherited is None or _may_depend_on(call, entry, inherited))
         )
-        is_stored = False
-        is_doubted = False
         if is_valid:
-            assert entry is not None
-            flight.stored_tags = all_tags
+            flight.stored_tags = tags = _tags_for_tiers(entry.tags)
+            is_stored = True
             for ticket in flight.tickets:
                 if (note_tags := getattr(ticket, "note_tags", None)) is not None:
-                    note_tags(all_tags)
+                    note_tags(tags)
                 if not ticket.is_clean():
-                    is_doubted = True
-            if not is_doubted:
-                is_stored = True
-                if type(entry) is not tuple and entry.size:  # type: ignore[union-attr]  # see `Stored`
-                    garbage = list(garbage)
-                    is_stored = _make_room(call, store, entry_of(entry), garbage)
+                    is_stored = False
+            if is_stored and entry.size:
+                is_stored = _make_room(call, store, entry, garbage)
             if is_stored:
                 _newest = store.newest
-                replaced = store.lookup(key)
-                if partition.owner is None:
-                    evicted = store.insert(key, entry)
-                else:
-                    evicted, dropped = partition.insert(key, entry)
-                    garbage = [*garbage, *dropped]
+                replaced = store.peek(key)
+                entry.checked = store.versions.now
+                evicted, swept = store.insert(key, entry, now)
+                garbage += swept
                 if evicted is not None:
                     for stats in plan.stats:
                         stats.evictions += 1
-                elif store.maxsize is None and expires_of(entry) != NEVER:
-                    garbage = [*garbage, store.sweep(CLOCK.now())]
-        if flight.dependents:
-            source = flight if flight.tickets else None
-            tags = (*all_tags, partition.group.entry_tag(key))
-            is_strong = call.operation.policy.remote.is_strong  # its ticket lets no local copy be stored
-            read: Inherits | None = None
-            if is_untouched and (is_strong or not is_doubted):
-                read = _inherits(plan, tags, entry, source, is_cached=is_stored or (is_valid and is_strong))
-                if is_strong:
-                    read = read._replace(is_strong=True)
-            _pass_on(flight, read)
-        # As Flight.finish(), without the call, which is 1.5 % of a miss.
-        if flight.joinable:
-            flight.joinable = False
-            partition.flights.pop(flight.id, None)
-        flight.is_open = False
-        partition.loads.discard(flight)
-        if flight.since >= 0:
-            flight.leave_indexes()
+            flight.is_cached = is_stored or call.operation.policy.remote.is_strong
+        flight.finish()
     finally:
         try:
-            LEDGER.lock.release()
+            VERSIONS.lock.release()
         except RuntimeError:
             pass  # interrupted while it waited
     if garbage:
-        free(list(garbage))
+        free(garbage)
     if replaced is not None:
         note_dropped((replaced,))
-        if type(replaced) is GuardedEntry and replaced.failure is not None:
+        if replaced.failure is not None:
             warn_once("copying a hit failed, so it was loaded anew", call.operation.name, replaced.failure)
     if WITNESSES and evicted is not None and (witness := WITNESSES.pop(id(evicted), None)) is not None:
         if type(witness) is set:
@@ -546,6 +510,11 @@ def insert_if_valid(call: Call, entry: Stored | None, tags: tuple[Tag, ...]) -> 
         else:
             witness.let_go(evicted, None)  # without a call: one miss in a session in two evicts an entry of its own
     return is_valid
+
+
+def _tags_for_tiers(tags: tuple[Tag | EntryTag, ...]) -> tuple[Tag, ...]:
+    """The tags that other processes know: not those of single entries."""
+    return tuple([tag for tag in tags if isinstance(tag, str)])
 
 
 # What loads show: see `core.evidence`
@@ -565,26 +534,26 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-def insert_and_note(call: Call, value: object, stored: Stored, tags: tuple[Tag, ...]) -> None:
+def insert_and_note(call: Call, value: object, stored: Entry) -> None:
     """Insert as `insert_if_valid`, and note what the load shows about the tool: why it was needed, and whether its
     result differs from the one before. The processor time of this is subtracted from what the tool may spend on it.
     """
     began = thread_time()
     evidence = call.operation.evidence
-    present, serial = call.flight.partition.store.lookup(call.key), LEDGER.serial
-    is_stored = insert_if_valid(call, stored, tags)
-    expires = expires_of(stored) if is_stored else call.started
+    present, serial = call.flight.store.peek(call.key), VERSIONS.now
+    is_stored = insert_if_valid(call, stored)
+    expires = stored.expires if is_stored else call.started
     _note(call, value, LastLoad(call.started, expires, None, serial, is_stored=is_stored), present)
     evidence.allowance -= thread_time() - began
 
 
 def _note_unstored(call: Call) -> None:
     """Note a load whose result was not stored, since it may not be, or cannot."""
-    present = call.flight.partition.store.lookup(call.key)
-    _note(call, MISSING, LastLoad(call.started, call.started, None, LEDGER.serial, is_stored=False), present)
+    present = call.flight.store.peek(call.key)
+    _note(call, MISSING, LastLoad(call.started, call.started, None, VERSIONS.now, is_stored=False), present)
 
 
-def _note(call: Call, value: object, load: LastLoad, present: Stored | None) -> None:
+def _note(call: Call, value: object, load: LastLoad, present: Entry | None) -> None:
     """Note a load.
 
     Args:
@@ -598,9 +567,8 @@ def _note(call: Call, value: object, load: LastLoad, present: Stored | None) -> 
             load.digest = _digest(call, value)
             # A list: an interrupt while a generator is being closed would be lost.
             evidence.has_writers = any([use.is_written or use.writers for use in operation.root_uses])  # noqa: C419
-            roots = call.flight.partition.group.roots
-            written = max((root.last for root in list(roots.values()) if root is not None), default=0)
-            expires = None if present is None else expires_of(present)
+            written = max([VERSIONS.last(root) for root in operation.roots], default=0)
+            expires = None if present is None else present.expires
             evidence.note(key, load, expires, written, is_miss=call.source == "miss" and not call.is_fresh)
     finally:
         try:
@@ -610,7 +578,7 @@ def _note(call: Call, value: object, load: LastLoad, present: Stored | None) -> 
 
 
 def _key_in_evidence(call: Call) -> Hashable:
-    session = call.flight.partition.store.session
+    session = call.flight.store.session
     return call.key if session is None else (session, call.key)
 
 
@@ -633,41 +601,24 @@ def _is_still_enabled(configuration: Configuration, plan: Plan) -> bool:
     return configuration.enabled and configuration.has_tiers_of(plan.configuration)
 
 
-def _may_depend_on(call: Call, entry: Stored, inherited: Inherited) -> bool:
+def _may_depend_on(call: Call, entry: Entry, inherited: Inherited) -> bool:
     """Whether a result may be stored that depends on these reads.
 
     One that belongs to a session or a tenant is not shared with waiting callers either: they run the tool themselves.
     """
-    is_own = inherited.belongs_to(call.flight.partition.owner, call.plan.tenant)
+    is_own = inherited.belongs_to(call.flight.store.owner, call.plan.tenant)
     if not is_own:
-        call.flight.result = UnsharedEntry(None, 0.0, entry_of(entry).cost)
+        call.flight.result = UnsharedEntry(None, 0.0, entry.cost)
     may_store = (
         is_own
+        and not inherited.is_doubted
         and inherited.is_undisturbed()
         and (inherited.is_cached or call.operation.declared.ttl is not None)
-        and expires_of(entry) > CLOCK.now()
+        and entry.expires > CLOCK.now()
     )
     if not may_store:
         count_unstored(call)
     return may_store
-
-
-def let_inherit(call: Call, entry: Entry, tags: tuple[Tag, ...]) -> None:
-    """Let the loads that depend on this one inherit an entry that is not stored, such as one that has expired."""
-    flight = call.flight
-    with LEDGER.lock:
-        _pass_on(flight, _inherits(call.plan, flight.partition.static + tags, entry) if flight.is_clean else None)
-
-
-def _pass_on(flight: Flight, read: Inherits | None) -> None:
-    """Let the loads that depend on this one inherit what it has read; None marks them, as a write has overlapped it."""
-    if read is not None and flight.inherited is not None:
-        read = flight.inherited.beside(read)
-    for dependent in tuple(flight.dependents or ()):
-        if read is None:
-            dependent.mark_dirty()
-        else:
-            dependent.inherit(read)
 
 
 def _make_room(call: Call, store: Store, entry: Entry, garbage: list[Any]) -> bool:
@@ -699,7 +650,7 @@ def reload_expired(call: Call, entry: Entry, run: Run) -> None:
         run: the stages behind the one that serves it. Tiers are asked first: another process may have reloaded it.
     """
     loop = THREADS if call.operation.is_sync else event_loop(call.operation.name)
-    if entry not in _reloads.get(loop, ()) and (call.key, loop) not in call.plan.partition.flights:
+    if entry not in _reloads.get(loop, ()) and (call.key, loop) not in call.plan.store.flights:
         reload = Call(call.operation, call.plan, call.key, call.args, call.kwargs, "miss")
         reload.tags = call.tags
         _start_reload(reload, entry, run)

@@ -15,8 +15,9 @@ from sys import getsizeof
 from typing import Any, Final
 
 from agent_cache.core.store import UnsharedEntry
-from agent_cache.engine.runtime import PLACE, Call, Flight, Operation
-from agent_cache.engine.state import LEDGER
+from agent_cache.core.versions import VERSIONS
+from agent_cache.engine.flight import Flight
+from agent_cache.engine.runtime import PLACE, Call, Operation
 from agent_cache.values.canonical import MISSING, size_of
 from agent_cache.values.copies import IMMUTABLE, CopyRule, UncopyableError
 
@@ -181,7 +182,7 @@ class Stream:
                 self._drop_taken()
             readers = tuple(self.readers)
         if (has_grown_long or reason) and self._flight is not None:
-            with LEDGER.lock:
+            with VERSIONS.lock:
                 self._flight.detach()
         for reader in others:
             if reader.position:
@@ -199,7 +200,7 @@ class Stream:
     def _may_share(self) -> bool:
         flight = self._flight
         inherited = None if flight is None else flight.inherited
-        return inherited is None or inherited.belongs_to(flight.partition.owner, self.tenant)  # type: ignore[union-attr]
+        return inherited is None or inherited.belongs_to(flight.store.owner, self.tenant)  # type: ignore[union-attr]
 
     def _unshare(self) -> list[Reader]:
         """Leave the stream to the leading call. Returns the other readers."""

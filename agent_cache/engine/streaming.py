@@ -25,17 +25,18 @@ from functools import partial, wraps
 from typing import Any, Final
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.coherence import Partition
 from agent_cache.core.policies import DEFAULT_STREAM_BYTES
-from agent_cache.core.store import Entry, UnsharedEntry
+from agent_cache.core.store import Entry, Store, UnsharedEntry
 from agent_cache.core.tags import Tag
+from agent_cache.core.versions import VERSIONS
 from agent_cache.engine import stream_chunks
+from agent_cache.engine.flight import Flight
 from agent_cache.engine.interception import InterceptedCall, InterceptedScope
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.runtime import PLACE, Call, Flight, Operation, Scope, known_tags
+from agent_cache.engine.runtime import PLACE, Call, Operation, Scope, known_tags
 from agent_cache.engine.single_flight import single_flight, thread_flight
-from agent_cache.engine.state import LEDGER, event_loop, warn_once
-from agent_cache.engine.store_result import count_unstored, insert_if_valid, store_result
+from agent_cache.engine.state import event_loop, warn_once
+from agent_cache.engine.store_result import count_unstored, store_result
 from agent_cache.engine.stream_chunks import END, READER, TOO_LONG, Reader, Stream, reader_here
 from agent_cache.engine.thread_streams import (
     ThreadReader,
@@ -154,16 +155,16 @@ class StreamFlight(Flight):
 
     def __init__(
         self,
-        partition: Partition,
+        store: Store,
         id: tuple[Hashable, Any],  # noqa: A002 - as in Flight
         tags: tuple[Tag, ...],
         late_roots: tuple[str, ...],
     ) -> None:
-        super().__init__(partition, id, tags, late_roots)
+        super().__init__(store, id, tags, late_roots)
         self.stream: LoopStream = self._new_stream()
 
     def _new_stream(self) -> LoopStream:
-        operation = self.partition.tool
+        operation = self.store.tool
         return LoopStream(operation.policy.max_stream_bytes, operation.chunk_rule, self)
 
     def join(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
@@ -432,10 +433,8 @@ async def load_stream(call: Call) -> Entry:
         warn_once("a chunk could not be copied, so its stream was not cached", operation.name, stream.uncopyable)
     count_unstored(call)
     if call.is_fresh or operation.policy.kept_for:
-        with LEDGER.lock:
-            _former = flight.partition.store.discard(call.key)
-    if flight.dependents:
-        insert_if_valid(call, None, call.tags + operation.late_roots)
+        with VERSIONS.lock:
+            _former = flight.store.discard(call.key)
     return entry
 
 
@@ -499,8 +498,7 @@ class _Streaming(Operation[Any]):
             reader.call = call
         if call.within is not None and self.is_read:
             # The tool that reads this stream may have ended before the stream does, since it has left the loop.
-            with LEDGER.lock:
-                call.within.inherit_tags(known_tags(call))
+            call.within.inherit_tags(known_tags(call))
         return await super()._run(call, run)
 
     def is_successful(self, value: Any) -> bool:

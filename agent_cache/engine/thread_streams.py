@@ -21,13 +21,12 @@ from time import monotonic
 from typing import Any, Final
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.coherence import Partition
-from agent_cache.core.store import UnsharedEntry
+from agent_cache.core.store import Store, UnsharedEntry
 from agent_cache.core.tags import Tag
+from agent_cache.core.versions import VERSIONS
 from agent_cache.engine import stream_chunks
 from agent_cache.engine.blocking import THREADS, ThreadFlight, Waiter, has_running_loop, run_blocking
 from agent_cache.engine.runtime import Operation
-from agent_cache.engine.state import LEDGER
 from agent_cache.engine.stream_chunks import END, READER, Reader, Stream, leave_to_itself, reader_here
 from agent_cache.values.canonical import MISSING
 
@@ -146,18 +145,18 @@ class ThreadStreamFlight(ThreadFlight):
 
     def __init__(
         self,
-        partition: Partition,
+        store: Store,
         id: tuple[Hashable, Any],  # noqa: A002 - as in Flight
         tags: tuple[Tag, ...],
         late_roots: tuple[str, ...],
     ) -> None:
-        super().__init__(partition, id, tags, late_roots)
-        operation = partition.tool
+        super().__init__(store, id, tags, late_roots)
+        operation = store.tool
         self.stream = ThreadStream(operation.policy.max_stream_bytes, operation.chunk_rule, self)
         self.stream.leader = reader_here()  # before anybody joins, who may have to continue its call
 
     def join(self, loop: object = THREADS) -> Any:
-        """Wait for the outcome. The caller holds the ledger's lock."""
+        """Wait for the outcome. The caller holds the lock of the versions."""
         waiter = super().join(loop)
         reader = reader_here()
         if reader is not None:
@@ -171,7 +170,7 @@ class ThreadStreamFlight(ThreadFlight):
 
         One that has taken chunks is told.
         """
-        with LEDGER.lock:
+        with VERSIONS.lock:
             waiters, self.waiters = self.waiters, None
             self.finish()
         self.stream.interrupt()

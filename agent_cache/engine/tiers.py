@@ -20,19 +20,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from agent_cache.clock import CLOCK
 from agent_cache.core.keys import PLAIN
 from agent_cache.core.lease import UNTRUSTED, CombinedLease, Lease
-from agent_cache.core.store import NEVER, Entry, GuardedEntry, LeasedEntry
-from agent_cache.core.tags import Region, Tag, root_of
+from agent_cache.core.store import NEVER, Entry
+from agent_cache.core.tags import Tag, root_of
+from agent_cache.core.versions import VERSIONS, EntryTag, entry_tag
 from agent_cache.engine.blocking import call_in_background, has_running_loop, in_background
+from agent_cache.engine.flight import Flight
 from agent_cache.engine.inheritance import Inherits
-from agent_cache.engine.runtime import TENANT, Call, Flight, Proceed, known_tags
-from agent_cache.engine.state import LEDGER, drop, free, warn_once
+from agent_cache.engine.runtime import TENANT, Call, Proceed, known_tags
+from agent_cache.engine.state import READERS, clear_tools, warn_once, write_now
 from agent_cache.engine.store_result import (
     count_unstored,
     early_expiry,
     insert_and_note,
     insert_if_valid,
     lease_of,
-    let_inherit,
     protected_copy,
     refresh,
 )
@@ -63,16 +64,14 @@ async def check_versions(proceed: Proceed, call: Call) -> Entry:
         return await proceed(call)
     (tier,) = tiers
     within = call.within
-    if within is not None:  # before the lookup: a write during it must mark the load
-        with LEDGER.lock:
-            within.inherit_tags(_known_tags(call))
+    if within is not None:  # before the lookup: a write during it must concern the load
+        within.begin_read(call, _known_tags(call))
     found, ticket = await _ask(tier, (), call)
     call.asked = ((tier, ticket),)
     if found is None or call.is_fresh:
         return await proceed(call)
     if within is not None:
-        with LEDGER.lock:
-            within.inherit(_of_found(call, tier, found, ticket))
+        within.inherit(_of_found(call, tier, found, ticket), call=call)
     call.source = "hit"
     call.flight = _NO_FLIGHT
     if found.is_to_refresh:
@@ -80,8 +79,8 @@ async def check_versions(proceed: Proceed, call: Call) -> Entry:
     return Entry(found.value, 0.0, found.cost)
 
 
-def _known_tags(call: Call) -> tuple[Tag, ...]:
-    return *known_tags(call), call.plan.partition.group.entry_tag(call.key)
+def _known_tags(call: Call) -> tuple[Tag | EntryTag, ...]:
+    return *known_tags(call), entry_tag(call.operation.number, call.key)
 
 
 def _of_found(call: Call, tier: Tier, found: Found, ticket: Ticket) -> Inherits:
@@ -90,7 +89,7 @@ def _of_found(call: Call, tier: Tier, found: Found, ticket: Ticket) -> Inherits:
     lease = None if call.plan.lease is None else lease_of(ticket, call.plan.lease)
     source = _Versions({tier: ticket.versions})
     leases = {} if lease is None else {lease: (tier,)}
-    tags = *found.tags, call.plan.partition.group.entry_tag(call.key)
+    tags = *found.tags, entry_tag(call.operation.number, call.key)
     return Inherits(tags, tenants=call.tenants, expires=expires, leases=leases, source=source, is_strong=True)
 
 
@@ -140,13 +139,9 @@ async def consult_tiers(proceed: Proceed, call: Call) -> Entry:
                     life = _life_of_found(call, found)
                     await _offer(call, asked, farther - 1, found.value, found.tags, found.cost, life)
                 return entry
-    if not flight.is_clean and flight.id not in flight.partition.flights:
-        # A write has marked it, or the message of one that a lookup has received. Its tool has not started yet, so it
-        # sees what that write has done; if the write runs still, or came after a ticket, that keeps the result out.
-        tickets = flight.tickets
-        with LEDGER.lock:
-            flight.restart()
-        flight.tickets = tickets
+    # Its tool has not started yet, so it sees what a write has done since, of which a lookup may have received the
+    # message; if the write runs still, or came after a ticket, that keeps the result out.
+    flight.since = flight.store.versions.now
     try:
         entry = await proceed(call)
         if flight.stored_tags is not None:
@@ -170,10 +165,8 @@ async def _claim(tier: Tier, ticket: Ticket, call: Call) -> tuple[Found | None, 
     shared: Any = tier  # `isinstance(tier, SharedLoads)` takes several us
     if not hasattr(shared, "claim"):
         return None, ticket, _keep
-    if LEDGER.holds:  # maybe by the very write that makes this call: nobody could store the value before it ends
-        with LEDGER.lock:
-            if LEDGER.is_held(known_tags(call), flight.partition, flight.key):
-                return None, ticket, _keep
+    if flight.store.is_held(flight.key, known_tags(call)):  # maybe by the very write that makes this call
+        return None, ticket, _keep
     shares = call.operation.policy.remote.shares_loads
     options: dict[str, Any] = {}
     if call.operation.is_sync and has_running_loop():  # the load that it waits for may need this loop
@@ -264,7 +257,7 @@ def _may_wait(flight: Flight) -> bool:
 
 def _keep_versions(flight: Flight, asked: tuple[tuple[Tier, Ticket], ...]) -> None:
     """Keep the versions in the tiers with the local copy, for loads that read it."""
-    if isinstance(flight.result, GuardedEntry | LeasedEntry) and flight.stored_tags is not None:
+    if flight.result is not None and flight.result.lease is not None and flight.stored_tags is not None:
         if len(asked) == 1:  # without a comprehension: nearly always
             ((tier, ticket),) = asked
             flight.result.versions = {tier: ticket.versions}
@@ -326,28 +319,25 @@ def _store_found(call: Call, found: Found) -> Entry:
     call.source = "hit"
     now = CLOCK.now()
     call.started = now - found.age
-    static = call.plan.partition.static
-    tags = tuple([tag for tag in found.tags if tag not in static]) if static else tuple(found.tags)
-    if tags != call.tags:
-        group = call.plan.partition.group
-        if any(root not in group.roots for root in map(root_of, tags)):  # inherited where the value was loaded
-            with LEDGER.lock:
-                LEDGER.extend(group, map(root_of, tags))
+    flight, static = call.flight, call.flight.store.static
+    tags = flight.end_tags = static + tuple([tag for tag in found.tags if tag not in static])
+    if tags != flight.tags:
+        with VERSIONS.lock:
+            call.operation.extend(tags)  # those that were inherited where the value was loaded
     expires = NEVER if found.ttl is None else early_expiry(call, now + found.ttl, found.cost)
     entry = Entry(found.value, expires, found.cost)
-    stored = protected_copy(call, entry, tags, entry.fast)
+    stored = protected_copy(call, entry, expires)
     if found.ttl is not None and found.ttl <= 0:  # in its grace period
-        if call.flight.dependents:
-            let_inherit(call, entry, tags)
+        flight.is_cached = True
         if found.is_to_refresh:
             refresh(call)
         return entry
     if stored is None:
         count_unstored(call)
-    if stored is not None and call.operation.evidence.allowance > 0:
-        insert_and_note(call, found.value, stored, tags)
-    elif stored is not None or call.flight.dependents:
-        insert_if_valid(call, stored, tags)
+    elif call.operation.evidence.allowance > 0:
+        insert_and_note(call, found.value, stored)
+    else:
+        insert_if_valid(call, stored)
     if found.is_to_refresh:
         refresh(call)
     return entry
@@ -411,16 +401,16 @@ def request_of(call: Call) -> Request:
     For a key of texts and numbers the same object is returned again, so that a tier can remember it: no argument can
     have changed since.
     """
-    key, partition = call.key, call.plan.partition
-    if partition is None:
+    key, store = call.key, call.plan.store
+    if store is None:
         return _request_of(call)
-    request: Request | None = partition.requests.get(key)
+    request: Request | None = store.requests.get(key)
     ttl = call.operation.policy.longest_ttl
-    if request is None or request.ttl != ttl or request.tags != partition.static + call.tags:
+    if request is None or request.ttl != ttl or request.tags != store.static + call.tags:
         request = _request_of(call)
         if _is_plain(key) and not is_large((key, request.tags)):
-            make_room(partition.requests, _MAX_REQUESTS)
-            partition.requests[key] = request
+            make_room(store.requests, _MAX_REQUESTS)
+            store.requests[key] = request
     return request
 
 
@@ -430,7 +420,7 @@ def _is_plain(key: Hashable) -> bool:
 
 def _request_of(call: Call) -> Request:
     operation, policy = call.operation, call.operation.policy
-    partition = call.plan.partition
+    store = call.plan.store
     from agent_cache.remote.protocol import Request  # which whoever has a tier has loaded
 
     return Request(
@@ -440,7 +430,7 @@ def _request_of(call: Call) -> Request:
         tags=operation.tags.static + call.tags,
         late_roots=operation.late_roots,
         ttl=policy.longest_ttl,
-        session=partition.owner.session_id if partition is not None and partition.owner is not None else None,
+        session=None if store is None else store.session,
         tenant=call.plan.tenant,
         returns=operation.returns,
         roots=operation.tags.roots,
@@ -550,7 +540,7 @@ class _TierLease(Lease):
 
 def unsubscribe_all() -> None:
     """Unsubscribe from all tiers. Plans that are compiled later subscribe again."""
-    with LEDGER.lock:
+    with VERSIONS.lock:
         ends = list(_subscriptions.values())
         for state in (_subscriptions, _pending, _nearer):
             state.clear()
@@ -565,7 +555,7 @@ def _is_trusted(tier: Tier) -> bool:
 
 async def _catch_up(tier: Tier, roots: tuple[str, ...]) -> None:
     """Invalidate in a nearer tier what is pending for it. If the tier raises, it stays pending and the error passes."""
-    with LEDGER.lock:
+    with VERSIONS.lock:
         pending = _pending.setdefault(tier, _Pending())
         new = [root for root in roots if root not in pending.roots]
         if not new and not pending.paths and not pending.keys:
@@ -577,13 +567,13 @@ async def _catch_up(tier: Tier, roots: tuple[str, ...]) -> None:
     from agent_cache.remote.protocol import WriteIntent
 
     await tier.commit(WriteIntent(os.urandom(16).hex(), tags, keys=tuple(keys)), tags, failed=False, hold=0.0)
-    with LEDGER.lock:
+    with VERSIONS.lock:
         pending.acknowledge(paths, keys)
 
 
 def _subscribe(tier: Tier, nearer: tuple[Tier, ...]) -> bool:
     """Subscribe once to a tier, before any copy of its values is stored. Returns whether that succeeded."""
-    with LEDGER.lock:
+    with VERSIONS.lock:
         known = _nearer.setdefault(tier, weakref.WeakSet())
         for one in nearer:
             if one not in known:
@@ -597,7 +587,7 @@ def _subscribe(tier: Tier, nearer: tuple[Tier, ...]) -> bool:
     except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
         warn_once("subscription failed, so no copies of its values are served", type(tier).__name__, error)
         return False
-    with LEDGER.lock:
+    with VERSIONS.lock:
         if _subscriptions.setdefault(tier, end) is end:
             return True
     end()  # another thread was faster
@@ -617,29 +607,20 @@ def _receive(subscribed: weakref.ref[Tier], touched: Touched | None) -> None:
     tier = subscribed()
     if tier is None:
         return
-    with LEDGER.lock:
+    with VERSIONS.lock:
         for nearer in _nearer.get(tier, ()):
             _pending.setdefault(nearer, _Pending()).add(touched)
     if touched is None:
         _drop_copies_of(tier)
     else:  # also entries of tools without tiers: they depend on the same data
-        drop(Region(touched.tags, _entries_named(touched.keys) if touched.keys else ()))
+        write_now(touched.tags, _entries_named(touched.keys) if touched.keys else ())
 
 
 def _entries_named(keys: tuple[tuple[str, Hashable], ...]) -> tuple[tuple[object, Hashable], ...]:
-    with LEDGER.lock:
-        tools = [group.tool for group in LEDGER.groups()]
+    tools = READERS.all()
     return tuple((tool, key) for name, key in keys for tool in tools if tool.name == name)
 
 
 def _drop_copies_of(tier: Tier) -> None:
     """Drop the entries of every tool that uses this tier."""
-    garbage = []
-    with LEDGER.lock:
-        tools = [group.tool for group in LEDGER.groups()]
-    # Outside of the lock: a tier may have an `__eq__`.
-    using = [tool for tool in tools if tier in tool.tiers() or tier in tool.inherited_tiers]
-    with LEDGER.lock:
-        for tool in using:
-            garbage += LEDGER.clear(tool)
-    free(garbage)
+    clear_tools([tool for tool in READERS.all() if tier in tool.tiers() or tier in tool.inherited_tiers])

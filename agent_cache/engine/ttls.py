@@ -18,9 +18,9 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from agent_cache.core.coherence import Partition, PartitionGroup
-from agent_cache.core.store import Stored
-from agent_cache.engine.state import LEDGER, free
+from agent_cache.core.store import Entry, Store
+from agent_cache.core.versions import VERSIONS
+from agent_cache.engine.state import READERS, free
 
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Tier
@@ -44,7 +44,7 @@ class Ttls:
 
     def renew_lock(self) -> None:
         """In the child of a fork: another thread may have had the lock."""
-        self._lock = threading.RLock()  # one change after the other; taken before that of the ledger
+        self._lock = threading.RLock()  # one change after the other; taken before that of the versions
 
     def get(self, name: str) -> float | None:
         """The ttl of a tool; None if its code decides."""
@@ -53,14 +53,14 @@ class Ttls:
     def set(self, name: str, ttl: float | None) -> None:
         """Set the ttl of all tools of this name in this process; None takes it back."""
         with self._lock:
-            with LEDGER.lock:  # a tool that is being decorated takes it from here, or is changed below
+            with VERSIONS.lock:  # a tool that is being decorated takes it from here, or is changed below
                 if ttl is None:
                     self._by_name.pop(name, None)
                 else:
                     self._by_name[name] = ttl
-                groups = [group for group in LEDGER.groups() if _is_named(group.tool, name)]
-            for group in groups:
-                _change(group, ttl)
+                tools = [tool for tool in READERS.all() if _is_named(tool, name)]
+            for tool in tools:
+                _change(tool, ttl)
 
     def note_published(self, tier: Tier, name: str, ttl: float | None) -> None:
         """Note what a tier is about to be given, so that it is taken back here when the tier has it no more."""
@@ -114,11 +114,9 @@ def _is_named(tool: Any, name: str) -> bool:
     return getattr(tool, "name", None) == name and hasattr(tool, "declared")
 
 
-def _change(group: PartitionGroup, ttl: float | None) -> None:
+def _change(operation: Any, ttl: float | None) -> None:
     """Change the ttl of one tool, and the expiry of its entries if it is shorter now."""
-    garbage: list[Any] = []
-    operation = group.tool
-    with LEDGER.lock:
+    with VERSIONS.lock:
         former, changed = operation.policy, operation.declared.with_ttl(ttl)
         if changed.ttl == former.ttl and changed.bound == former.bound:
             return
@@ -126,25 +124,19 @@ def _change(group: PartitionGroup, ttl: float | None) -> None:
         life = changed.longest_ttl
         if life is None or (former.longest_ttl is not None and life >= former.longest_ttl):
             return
-        for load in (*group.starting, *group.loads):
-            load.mark_dirty()
-        garbage += LEDGER.clear_dependents(operation)
-        partitions = [partition for partition in group.partitions() if not partition.is_outdated]
-        if sum(len(partition.store) for partition in partitions) <= _AT_ONCE:
-            for partition in partitions:
-                garbage.append(partition.store.shorten(partition.store.keys(), former.longest_ttl, life))
-            partitions = []
-    for partition in partitions:
-        garbage += _shorten(partition, former.longest_ttl, life)
-    free(garbage)
+        # What has read its answers lives no longer than these did. Its own entries ask for this tag only if one of them
+        # was ever written by its key: then they are dropped, too.
+        VERSIONS.write(((operation.number,),))
+    for store in operation.stores():
+        free(_shorten(store, former.longest_ttl, life))
 
 
-def _shorten(partition: Partition, former: float | None, life: float) -> list[list[Stored]]:
+def _shorten(store: Store, former: float | None, life: float) -> list[Any]:
     """Change the expiry of many entries. An entry that is stored meanwhile may lose some of its life, and gets none."""
-    with LEDGER.lock:
-        keys = partition.store.keys()
-    garbage = []
+    with VERSIONS.lock:
+        keys = store.keys()
+    dropped: list[Entry] = []
     for start in range(0, len(keys), _AT_ONCE):
-        with LEDGER.lock:
-            garbage.append(partition.store.shorten(keys[start : start + _AT_ONCE], former, life))
-    return garbage
+        with VERSIONS.lock:
+            dropped += store.shorten(keys[start : start + _AT_ONCE], former, life)
+    return [dropped]

@@ -1,10 +1,10 @@
-"""Write tools: invalidate what a side effect touches, before it runs and again when it has ended, however it ended.
+"""Write tools: give what a side effect touches a version, before it runs and when it has ended, however it ended.
 
 The hardest case: a write is cancelled while its request is on the wire, during a read of the same entity. Before the
-side effect its tags are held, and the read's flight is marked and detached: its callers get what it loads, and nothing
-stores it. The cancellation ends the write. In the same step, before anything is awaited, its hold becomes one of
-`doubt` seconds, and entries and flights under its tags are dropped again. Until that hold ends nothing under them is
-stored; its end invalidates once more. The commit to the tiers goes on in a task of its own.
+side effect its tags get a version and are held: the read is not stored, and nobody joins it any more. The cancellation
+ends the write. In the same step, before anything is awaited, its hold becomes one of `doubt` seconds, and its tags get
+a version again. Until that hold ends nothing under them is stored; its end gives them one more. The commit to the tiers
+goes on in a task of its own.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
-from agent_cache.core.coherence import Hold
 from agent_cache.core.policies import WritePolicy
-from agent_cache.core.store import Entry, Stored, expiring_by
-from agent_cache.core.tags import MANY_PATHS, Region, Tag, TagRule, root_of
+from agent_cache.core.store import Entry
+from agent_cache.core.tags import MANY_PATHS, Tag, TagRule, every_key_of, root_of, within_limit
+from agent_cache.core.versions import VERSIONS, EntryTag, Hold, Written, paths_read, paths_written
 from agent_cache.engine.blocking import Background, in_background, start_in_background
 from agent_cache.engine.interception import InterceptedCall
 from agent_cache.engine.runtime import PLACE, CacheKey, Call, Operation, Proceed, Scope
 from agent_cache.engine.state import (
-    LEDGER,
+    READERS,
     event_loop,
-    free,
     mark_written,
     run_shielded,
+    tags_of_keys,
     warn_of_unread_roots,
     warn_once,
 )
@@ -66,14 +66,14 @@ OUTSIDE: Final = WritePolicy(scope="global", settle=0.0, doubt=DOUBT, in_doubt=(
 class WriteOperation(Operation[WritePolicy]):
     """A decorated write tool."""
 
-    __slots__ = ("_without_tiers", "is_new", "late_region")
+    __slots__ = ("_without_tiers", "is_new", "late_roots")
 
     is_read = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.is_new = True  # until its first call
-        self.late_region = _region_of(self.tags.late, None)
+        self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
         self._without_tiers: tuple[object, int] | None = None
         for use in self.root_uses:
             use.writers.add(self)
@@ -120,9 +120,9 @@ class WriteOperation(Operation[WritePolicy]):
         That there are none is remembered until a tier is configured, or a root is given another tool.
         """
         known = self._without_tiers
-        if known is not None and known[0] is CURRENT.once_configured and known[1] == LEDGER.links:
+        if known is not None and known[0] is CURRENT.once_configured and known[1] == READERS.links:
             return {}
-        state = CURRENT.once_configured, LEDGER.links  # first: what changes meanwhile makes it out of date
+        state = CURRENT.once_configured, READERS.links  # first: what changes meanwhile makes it out of date
         found = tiers_under(self.tags.roots, self.own_tiers, in_sessions=in_sessions)
         self._without_tiers = None if found else state
         return found
@@ -181,6 +181,9 @@ async def invalidate(proceed: Proceed, call: Call) -> Entry:
         if has_begun or write.is_open:
             await write.fail(error)
         raise
+    finally:
+        if write.hold is not None:  # its end was interrupted, or had no room on the stack
+            VERSIONS.end(write.hold, (*write.tags, *write.late_roots), write.bare)
     call.tags += write.late_tags
     await committed
     return entry
@@ -211,10 +214,9 @@ def _write_of(call: Call) -> Write | None:
             stats=call.plan.stats,
         )
     paths, bare = _tags_from(operation.tags.early, call.arguments, None, operation.name, call.plan.stats)
-    known = CURRENT.once_configured, LEDGER.links  # before its tiers are looked for: later ones are found at the end
+    known = CURRENT.once_configured, READERS.links  # before its tiers are looked for: later ones are found at the end
     tags = operation.tags
     tiers = operation.find_tiers(in_sessions=owners is not None)
-    late_region = operation.late_region if owners is None else _region_of(tags.late, owners)
     touched = tags.static + paths
     call.tags = touched + bare
     return kind(  # by position: with names it takes 0.5 us more, which is 6 % of a write
@@ -231,7 +233,6 @@ def _write_of(call: Call) -> Write | None:
         call.plan.stats,
         (),
         tiers,
-        late_region,
         known,
     )
 
@@ -245,11 +246,6 @@ def tags_of_intent(call: InterceptedCall) -> tuple[Tag, ...]:
     tags = operation.tags
     paths, bare = _tags_from(tags.early, call.arguments, None, operation.name, ())
     return tuple(dict.fromkeys((*tags.static, *paths, *bare, *(rule.root for rule in tags.late))))
-
-
-def _region_of(late: tuple[TagRule, ...], owners: frozenset[object] | None) -> Region | None:
-    """What a write may touch by these rules, as far as that is known before its result is."""
-    return Region(tuple(rule.root for rule in late), (), owners) if late else None
 
 
 def _tags_from(
@@ -274,7 +270,7 @@ def _tags_from(
         if made == (rule.root,) and not (rule.null_is_all and rule.names_null(arguments)):
             bare += made
         else:
-            # Of very many, `Region` makes the root. It would first look for the roots of each: 3 ms for 20,000.
+            # Of very many, the root: to look for that of each takes 3 ms for 20,000.
             paths += made if len(made) <= MANY_PATHS else (rule.root,)
     return paths, bare
 
@@ -284,29 +280,20 @@ class Fill:
     """A result that was given to `tool.set`, to be stored when a write commits.
 
     Attributes:
-        call: the read that it answers. Its flight watches for other writes while the tiers are given the commit.
-        tags: the tags of the entry beside the static ones.
+        call: the read that it answers.
+        entry: what is to be stored.
     """
 
     call: Call
-    entry: Stored
-    tags: tuple[Tag, ...]
-
-    @property
-    def all_tags(self) -> tuple[Tag, ...]:
-        static: tuple[Tag, ...] = self.call.flight.partition.static
-        return static + self.tags
-
-    @property
-    def region(self) -> Region:
-        """The entry alone."""
-        return Region(keys=((self.call.operation, self.call.key),))
+    entry: Entry
 
 
-def _bounded(fill: Fill) -> Stored:
+def _bounded(fill: Fill) -> Entry:
     """The entry of a result. The ttl of its tool may have been shortened since it was given."""
     life = fill.call.operation.policy.longest_ttl
-    return fill.entry if life is None else expiring_by(fill.entry, fill.call.started + life)
+    if life is not None:
+        fill.entry.expire_by(fill.call.started + life)
+    return fill.entry
 
 
 class Write:
@@ -315,23 +302,24 @@ class Write:
     Args:
         name: the writer, for messages.
         policy: the meaning of its failures.
-        tags: what it touches, as far as that is known before it runs.
+        tags: what it touches, as far as that is known before it runs. Of very many, their roots.
         late: rules that give the rest from its result.
         arguments: of the call, for the late rules.
         bare: roots for which no id was given: only what depends on the whole root changes.
         keys: (tool, key) pairs that it touches instead of tags.
-        entries: the same, as tiers know them.
         owners: sessions it is limited to, None for everything.
         roots: every root that it may touch.
         own_tiers: tiers that the writer itself names.
         stats: counters of failing tag rules.
+        entries: `keys`, as tiers know them.
         tiers: the tiers under its roots, if they are known.
-        late_region: what it may touch by the late rules, None without any.
         known: with `tiers`, which tiers and tools there were before they were looked for.
 
     Attributes:
+        late_roots: roots of the tags that its result names.
         tiers: the tiers to tell of it, and whether each is in use: see `tiers_under`.
         late_tags: what its result has named, once it has succeeded.
+        hold: what it holds, from its begin to its end.
     """
 
     __slots__ = (
@@ -339,19 +327,23 @@ class Write:
         "_entries",
         "_fills",
         "_former",
-        "_hold",
         "_intent",
+        "_keys",
         "_known",
         "_late",
-        "_late_region",
         "_own_tiers",
+        "_owners",
         "_renewal",
         "_roots",
+        "_scopes",
         "_stats",
+        "bare",
+        "hold",
+        "late_roots",
         "late_tags",
         "name",
         "policy",
-        "region",
+        "tags",
         "tiers",
     )
 
@@ -370,27 +362,36 @@ class Write:
         stats: tuple[Stats, ...] = (),
         entries: tuple[Request, ...] = (),
         tiers: dict[Tier, bool] | None = None,
-        late_region: Region | None = None,
         known: tuple[object, int] | None = None,
     ) -> None:
         self.name = name
         self.policy = policy
-        self.region = Region(tags, keys, owners, bare)
+        paths = tags if len(tags) <= MANY_PATHS else within_limit(tags)
+        self._keys = keys if len(keys) <= MANY_PATHS else every_key_of(keys)
+        self.tags: tuple[Tag | EntryTag, ...] = (*paths, *tags_of_keys(self._keys)) if keys else paths
+        self.bare = bare
+        self.late_roots = tuple([rule.root for rule in late]) if late else ()
+        self._owners = owners
+        self._scopes: Sequence[Written] | None = None if owners is None else VERSIONS.scopes_of(owners)
         self._late = late
-        self._late_region = late_region
         self._entries = entries
         self._arguments = arguments or {}
-        self._hold: Hold | None = None
+        self.hold: Hold | None = None
         self._former: Token[Write | None] | None = None
         self._fills: dict[tuple[object, Hashable], Fill] | None = None
         self._roots = roots
         self._own_tiers = own_tiers
-        self._known = known or (CURRENT.once_configured, LEDGER.links)
+        self._known = known or (CURRENT.once_configured, READERS.links)
         self.tiers = self._find_tiers() if tiers is None else tiers
         self._stats = stats
         self.late_tags: tuple[Tag, ...] = ()
         self._intent: WriteIntent | None = None
         self._renewal: asyncio.TimerHandle | asyncio.Task[None] | None = None
+
+    @property
+    def paths(self) -> tuple[Tag, ...]:
+        """Its tags without those of single entries."""
+        return tuple([tag for tag in self.tags if isinstance(tag, str)])
 
     async def begin(self) -> None:
         """Announce the write, hold its tags and drop what they cover. Before the side effect.
@@ -404,12 +405,7 @@ class Write:
 
     def begin_locally(self) -> None:
         """The half of `begin` that does not wait: all of it without tiers, for one coroutine less."""
-        region = self.region
-        held = region if self._late_region is None else region.beside(self._late_region)
-        with LEDGER.lock:
-            self._hold, garbage = LEDGER.begin(self.region, held)
-        if garbage:
-            free(garbage)
+        self.hold = VERSIONS.begin(self.tags, self.bare, self._scopes)
         self._former = WRITING.set(self)
 
     async def complete(self, fill: Fill | None = None) -> None:
@@ -431,44 +427,44 @@ class Write:
     async def abandon(self) -> None:
         """End it, if it is open, since Ctrl-C or an error has come before its side effect, or instead of its end."""
         if self.is_open:
-            await self._end(None, failed=False, hold=0.0)
+            await self._end((), (), failed=False, hold=0.0)
 
     def take(self, fill: Fill) -> bool:
         """Store a result when this write commits, unless another write has overlapped it by then.
 
         Returns:
-            False if the write has ended, does not touch the entry, or would not notice all writes that do.
+            False if the write has ended, or does not touch the entry.
         """
-        tags, partition = fill.all_tags, fill.call.flight.partition
-        with LEDGER.lock:
-            hold = self._hold
-            if hold is None or not hold.region.reaches(partition.owner):
-                return False
-            roots = {root.name for root in (*hold.roots, *hold.watched)}
-            is_noticed = roots.issuperset(map(root_of, tags))
-        region = hold.region
-        is_touched = any(part.touches(tag) for part in region.parts for tag in tags)
-        if is_noticed and (is_touched or (partition.tool, fill.call.key) in region.keys):
-            if self._fills is None:
-                self._fills = {}
-            self._fills[partition, fill.call.key] = fill
-            return True
-        return False
+        flight = fill.call.flight
+        store = flight.store
+        if self.hold is None or not (self._owners is None or store.owner in self._owners):
+            return False
+        own = {path for tag in self.tags for path in paths_written(tag)}.union([root + ":*" for root in self.bare])
+        read = {path for tag in (*fill.entry.tags, (store.tool.number, flight.key)) for path in paths_read(tag)}
+        late = not self._late or not {root_of(tag) for tag in fill.entry.tags if isinstance(tag, str)}.isdisjoint(
+            self.late_roots
+        )
+        if own.isdisjoint(read) and not (self._late and late):
+            return False
+        if self._fills is None:
+            self._fills = {}
+        self._fills[store, flight.key] = fill
+        return True
 
     @property
     def is_open(self) -> bool:
         """Whether it has begun and not ended."""
-        return self._hold is not None
+        return self.hold is not None
 
     def succeed(self, result: Any, *, ok: bool = True) -> Awaitable[None]:
         """Commit after a side effect that returned. The local half is done at once, the rest is to be awaited."""
-        late = None
+        late: tuple[Tag, ...] = ()
+        bare: tuple[str, ...] = ()
         if self._late:
-            paths, bare = _tags_from(self._late, self._arguments, result, self.name, self._stats)
-            self.late_tags = paths + bare
-            late = Region(paths, (), self.region.owners, bare)
+            late, bare = _tags_from(self._late, self._arguments, result, self.name, self._stats)
+            self.late_tags = late + bare
         fills = tuple(self._fills.values()) if ok and self._fills else ()
-        return self._end(late, failed=False, hold=self.policy.settle if ok else 0.0, fills=fills)
+        return self._end(late, bare, failed=False, hold=self.policy.settle if ok else 0.0, fills=fills)
 
     async def fail(self, error: BaseException) -> None:
         """Commit after a side effect that raised, or was cancelled.
@@ -477,18 +473,25 @@ class Write:
         """
         may_wait = not isinstance(error, GeneratorExit)  # a coroutine that is being closed must not wait
         if isinstance(error, self.policy.no_effect):
-            await self._end(None, failed=False, hold=0.0, may_wait=may_wait)
+            await self._end((), (), failed=False, hold=0.0, may_wait=may_wait)
             return
         doubt = self.policy.doubt if self.policy.leaves_in_doubt(error) else 0.0
-        await self._end(self._late_region, failed=True, hold=doubt, may_wait=may_wait)
+        await self._end(self.late_roots, (), failed=True, hold=doubt, may_wait=may_wait)
 
     def _end(
-        self, late: Region | None, *, failed: bool, hold: float, may_wait: bool = True, fills: Sequence[Fill] = ()
+        self,
+        late: tuple[Tag, ...],
+        bare: tuple[str, ...],
+        *,
+        failed: bool,
+        hold: float,
+        may_wait: bool = True,
+        fills: Sequence[Fill] = (),
     ) -> Awaitable[None]:
         """End the write here. Returns the rest, its end in the tiers.
 
         Args:
-            late: what it has touched beside its region, or may have.
+            late, bare: what it has touched beside what it began with, or may have.
             hold: seconds in which all of it is held further on.
         """
         # Contexts of tasks that were started in the write keep it alive: let go of what it refers to.
@@ -498,26 +501,24 @@ class Write:
                 WRITING.reset(former)
             except ValueError:
                 pass  # closed by the garbage collector, in another context than it began in
-        try:
-            current = self._invalidate_locally(late, hold, fills)
-            configured, links = self._known
-            if CURRENT.once_configured is not configured or LEDGER.links != links:  # tiers that have come while it ran
-                self.tiers = self._find_tiers() | self.tiers
-                if self.tiers and self._intent is None:
-                    self._intent = self._make_intent()
-            if self._intent is None:
-                return _ENDED
-            return self._end_in_tiers(self._intent, late, failed=failed, hold=hold, may_wait=may_wait, fills=current)
-        except KeyboardInterrupt:
-            with LEDGER.lock:
-                for fill in fills:
-                    fill.call.flight.finish()
-            raise
+        tags, roots = self.tags + late, self.bare + bare
+        current = self._end_locally(tags, roots, hold, fills)
+        configured, links = self._known
+        if CURRENT.once_configured is not configured or READERS.links != links:  # tiers that have come while it ran
+            self.tiers = self._find_tiers() | self.tiers
+            if self.tiers and self._intent is None:
+                self._intent = self._make_intent()
+        if self._intent is None:
+            for fill in current:
+                insert_if_valid(fill.call, _bounded(fill))
+            return _ENDED
+        return self._end_in_tiers(self._intent, tags, roots, failed=failed, hold=hold, may_wait=may_wait, fills=current)
 
     def _end_in_tiers(
         self,
         intent: WriteIntent,
-        late: Region | None,
+        tags: tuple[Tag | EntryTag, ...],
+        bare: tuple[str, ...],
         *,
         failed: bool,
         hold: float,
@@ -528,55 +529,49 @@ class Write:
 
         if self._renewal is not None:
             self._renewal.cancel()
-        region = self.region if late is None else self.region.beside(late)
-        commits = self._start_commits(intent, region.paths + region.bare, failed=failed, hold=hold)
+        told = (*[tag for tag in tags if isinstance(tag, str)], *bare)
+        commits = self._start_commits(intent, told, failed=failed, hold=hold)
         if commits and not fills:  # those that are on their way need not be waited for, whatever other tiers there are
             commits = {tier: commit for tier, commit in commits.items() if not isinstance(commit, SentCommit)}
             if not commits:
                 return _ENDED
-        return run_shielded(self._finish_commits(commits, late, fills), *commits.values(), may_wait=may_wait)
+        return run_shielded(self._finish_commits(commits, tags, bare, fills), *commits.values(), may_wait=may_wait)
 
-    def _invalidate_locally(self, late: Region | None, hold: float, fills: Sequence[Fill] = ()) -> Sequence[Fill]:
-        """Release the hold, drop the entries, and store results. With tiers these are stored when they have it, too.
+    def _end_locally(
+        self, tags: tuple[Tag | EntryTag, ...], bare: tuple[str, ...], hold: float, fills: Sequence[Fill]
+    ) -> Sequence[Fill]:
+        """Give what it has touched a version, and hold it no more, or for some seconds.
 
         Returns:
-            The results that no other write has overlapped so far.
+            The results that no other write has overlapped so far. They count from the end of this one.
         """
-        garbage: list[Any] = []
-        region = self.region
-        with LEDGER.lock:
-            if fills:  # before the write's own invalidation
+        held = self.hold
+        now = CLOCK.now() if VERSIONS.timed or hold else 0.0
+        with VERSIONS.lock:
+            if VERSIONS.timed:
+                VERSIONS.expire(now)
+            if fills:  # before the write's own end
                 fills = [fill for fill in fills if self._is_current(fill)]
-            if LEDGER.timed_holds:
-                garbage += LEDGER.expire_holds(CLOCK.now())
-            held = self._hold
+                # What loads one of their entries now is older, whatever the write turns out to touch.
+                tags += tuple(tags_of_keys([(fill.call.operation, fill.call.key) for fill in fills]))
             if held is None:
-                garbage += LEDGER.invalidate(region if late is None else region.beside(late))
-            elif hold:
-                settled = region if late is None else region.beside(late)
-                garbage += LEDGER.end(held, region, late, settled, CLOCK.now() + hold)
+                VERSIONS.write(tags, bare, self._scopes)
             else:
-                garbage += LEDGER.end(held, region, late)
-            self._hold = None  # after it: a write whose end is interrupted by Ctrl-C ends again
+                VERSIONS.end(held, tags, bare, now + hold if hold else None)
+            self.hold = None  # after it: a write whose end was interrupted ends again
             for fill in fills:
-                fill.call.flight.finish()
-                garbage += LEDGER.invalidate(fill.region)  # what is loading now is older
                 fill.call.flight.restart()
-        if garbage:
-            free(garbage)
-        if self._intent is None:
-            for fill in fills:
-                insert_if_valid(fill.call, _bounded(fill), fill.tags)
         return fills
 
     def _is_current(self, fill: Fill) -> bool:
         """Whether no other write has touched an entry since this one began, or since its local end."""
-        flight = fill.call.flight
-        if self._hold is not None:
-            return not LEDGER.was_overlapped(self._hold, fill.all_tags, flight.partition, flight.key)
-        if not flight.is_clean:
-            flight.finish()
-        return flight.is_clean
+        flight, tags = fill.call.flight, fill.entry.tags
+        if self.hold is not None:
+            return not (
+                flight.store.is_touched(flight.key, tags, self.hold.since)
+                or flight.store.is_held_beside(self.hold, flight.key, tags)
+            )
+        return not flight.store.is_touched(flight.key, tags, flight.since)
 
     # Tiers
 
@@ -591,23 +586,22 @@ class Write:
             call.flight.tickets = await take_tickets(call)
             for ticket in call.flight.tickets:
                 if ticket.lasts is not None:
-                    fill.entry = expiring_by(fill.entry, call.started + ticket.lasts)
-            insert_if_valid(call, _bounded(fill), fill.tags)
+                    fill.entry.expire_by(call.started + ticket.lasts)
+            insert_if_valid(call, _bounded(fill))
         finally:
-            with LEDGER.lock:
-                call.flight.finish()
+            call.flight.finish()
 
     def _find_tiers(self) -> dict[Tier, bool]:
-        return tiers_under(self._roots, self._own_tiers, in_sessions=self.region.owners is not None)
+        return tiers_under(self._roots, self._own_tiers, in_sessions=self._owners is not None)
 
     def _make_intent(self) -> WriteIntent:
         from agent_cache.remote.protocol import WriteIntent  # which whoever has a tier has loaded
 
         return WriteIntent(
             id=os.urandom(16).hex(),
-            tags=self.region.paths + self.region.bare,
-            late_roots=() if self._late_region is None else self._late_region.paths,
-            keys=tuple((tool.name, key) for tool, key in self.region.keys),
+            tags=self.paths + self.bare,
+            late_roots=self.late_roots,
+            keys=tuple((tool.name, key) for tool, key in self._keys),
             entries=self._entries,
             on_unreachable=self.policy.remote.on_unreachable,
         )
@@ -657,14 +651,15 @@ class Write:
     async def _finish_commits(
         self,
         commits: dict[Tier, Awaitable[None]],
-        late: Region | None = None,
+        tags: tuple[Tag | EntryTag, ...] = (),
+        bare: tuple[str, ...] = (),
         fills: Sequence[Fill] = (),
         *,
         has_begun: bool = True,
     ) -> None:
         await self._send("commit", commits.__getitem__, tuple(commits))
         if has_begun:  # entries filled from a tier between the end and the commit
-            for fill in self._invalidate_locally(late, 0.0, fills):
+            for fill in self._end_locally(tags, bare, 0.0, fills):
                 await self._store(fill)
 
     async def _send(
@@ -724,12 +719,15 @@ class BlockingWrite(Write):
         """
         await announced.end()
         if self._renewal is not None and self._intent is not None:
-            await super()._end_in_tiers(self._intent, None, failed=False, hold=0.0, may_wait=True, fills=())
+            await super()._end_in_tiers(
+                self._intent, self.tags, self.bare, failed=False, hold=0.0, may_wait=True, fills=()
+            )
 
     def _end_in_tiers(
         self,
         intent: WriteIntent,
-        late: Region | None,
+        tags: tuple[Tag | EntryTag, ...],
+        bare: tuple[str, ...],
         *,
         failed: bool,
         hold: float,
@@ -737,7 +735,7 @@ class BlockingWrite(Write):
         fills: Sequence[Fill],
     ) -> Awaitable[None]:
         end = super()._end_in_tiers
-        return start_in_background(end, intent, late, failed=failed, hold=hold, may_wait=may_wait, fills=fills)
+        return start_in_background(end, intent, tags, bare, failed=failed, hold=hold, may_wait=may_wait, fills=fills)
 
 
 class _Ended:
@@ -771,8 +769,7 @@ def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: b
         The others are told like them, but a tier that was given up must not stop a write.
     """
     found: dict[Tier, bool] = {}
-    with LEDGER.lock:
-        readers = [tool for root in roots for tool in LEDGER.tools_under(root)]
+    readers = list(dict.fromkeys(tool for root in roots for tool in READERS.under(root)))
     if in_sessions:
         readers = [tool for tool in readers if tool.policy.remote.share]
     if not in_sessions or any(not tool.own_tiers for tool in readers):

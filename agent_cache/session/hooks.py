@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final
 
 from agent_cache.core.keys import Uncacheable, key_part
-from agent_cache.core.store import NEVER, Stored, entry_of
+from agent_cache.core.store import NEVER, Entry
 from agent_cache.engine.interception import note_answer
 from agent_cache.engine.runtime import PLACE, Call, Operation, Participant, Replacement
 from agent_cache.errors import AgentLoopDetectedError
@@ -244,7 +244,7 @@ class SessionHooks:
     def hit(
         self,
         key: Hashable,
-        entry: Stored,
+        entry: Entry,
         value: Any,
         now: float,
         arguments: Mapping[str, Any] | None,
@@ -276,14 +276,14 @@ class SessionHooks:
         run.calls = number = run.calls + 1
         stats = self.stats
         stats.hits += 1
-        stats.time_saved += entry[2] if type(entry) is tuple else entry.cost  # type: ignore[union-attr]  # see `Stored`
+        stats.time_saved += entry.cost
         self._add((self._name, key, now, inside, number))
         return value
 
     def see(
         self,
         key: Hashable,
-        entry: Stored,
+        entry: Entry,
         value: Any,
         now: float,
         arguments: Mapping[str, Any] | None,
@@ -295,7 +295,7 @@ class SessionHooks:
     def _ask_first(
         self,
         key: Hashable,
-        entry: Stored,
+        entry: Entry,
         value: Any,
         now: float,
         arguments: Mapping[str, Any] | None,
@@ -421,14 +421,14 @@ class SessionHooks:
         if error is not None and (not isinstance(error, Exception) or call.plan.has_refused(error)):
             return None  # an interruption, or the refusal of a call that the tool has made
         run, entry = self._run, None
-        compared: Stored | Image | None = None
+        compared: Entry | Image | None = None
         try:
             if RUNNING_TASKS is None or self._is_sync or run.running != RUNNING_TASKS:
                 run.note_task()
             if error is None:
                 if call.source not in _NOT_STORED and call.flight.stored_tags is not None:
                     flight = call.flight
-                    entry, store = flight.result, flight.partition.store
+                    entry, store = flight.result, flight.store
                     if store.newest is not entry and store.peek(call.key) is not entry:
                         entry = None  # too large for the cache, or dropped by another thread: it is not kept alive here
                     elif detector.record_first(call.loop_key, entry):
@@ -452,7 +452,7 @@ class SessionHooks:
         image = detector.image_of(value) if self._operation.policy.loop.outcome_key is None else None
         return (self._identity.of_result(value), None) if image is None else (None, image)
 
-    def _judge_run(self, verdict: Verdict, value: Any, entry: Stored | None) -> Replacement | None:
+    def _judge_run(self, verdict: Verdict, value: Any, entry: Entry | None) -> Replacement | None:
         """React to a call that has run, and is in the trace already.
 
         Args:
@@ -511,10 +511,10 @@ class SessionHooks:
 
 def _cached_for(call: Call, now: float) -> Any:
     """The cached answer for a call that asked for a fresh one and so has not looked, or `MISSING`."""
-    if not call.is_fresh or call.plan.partition is None:
+    if not call.is_fresh or call.plan.store is None:
         return MISSING
-    entry = call.plan.partition.store.lookup(call.key)
-    return MISSING if entry is None else entry_of(entry).value_at(now)
+    entry = call.plan.store.find(call.key)
+    return MISSING if entry is None else entry.value_at(now)
 
 
 def _name_of(error: BaseException) -> str:

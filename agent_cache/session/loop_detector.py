@@ -40,7 +40,7 @@ from typing import Any, Final, Literal
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.policies import NO_HINTS, LoopHints
-from agent_cache.core.store import Stored, entry_of
+from agent_cache.core.store import Entry
 from agent_cache.engine.state import WITNESSES, forget_oldest, unwatch, watch
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.session.loop_policy import NEVER, LoopPolicy
@@ -316,7 +316,7 @@ class Image:
         return self.copy()
 
 
-Answer = Stored | Image
+Answer = Entry | Image
 
 
 class Answers:
@@ -348,12 +348,12 @@ class Answers:
             return None
         return Image(partial(loads, image), len(image), self.room)
 
-    def image_of_entry(self, entry: Stored) -> Image | None:
+    def image_of_entry(self, entry: Entry) -> Image | None:
         """The image of an entry that the cache has dropped; None if it has none, or a large one."""
         image = _bytes_of(entry)
         if image is None or len(image) > min(_MAX_IMAGE, self.room.left):
             return None
-        return Image(entry.copy, len(image), self.room)  # type: ignore[union-attr]  # a `GuardedEntry`
+        return Image(entry.copy, len(image), self.room)  # type: ignore[arg-type]  # `_bytes_of` says that it has one
 
     def outcome_of(self, answer: Answer | None) -> Hashable | None:
         """The identity of an answer."""
@@ -362,7 +362,7 @@ class Answers:
 
 def _value_of(answer: Answer) -> Any:
     """The value of an answer, for one reader."""
-    return answer.share() if type(answer) is Image else entry_of(answer).share()  # type: ignore[arg-type]  # no `Image`
+    return answer.share()
 
 
 _TREES: Final = frozenset({dict, list, tuple, set, frozenset})
@@ -456,7 +456,7 @@ class CallHistory:
         self.ended = ended
         self.others: dict[Hashable, _Seen] | None = None
 
-    def let_go(self, entry: Stored, known: dict[Any, Any] | None) -> None:
+    def let_go(self, entry: Entry, known: dict[Any, Any] | None) -> None:
         """Keep what identifies the value of an entry that the cache has dropped, and not the entry."""
         if self.entry is not entry:
             return
@@ -473,7 +473,7 @@ class CallHistory:
         identify = self.answers.identify
         if identify not in known:
             try:
-                value = entry_of(entry).share()
+                value = entry.share()
                 known[identify] = identify(value), shown(value)
             except Exception:  # noqa: BLE001 - a value of any class; the outcome is new when it comes again
                 known[identify] = None, ""
@@ -776,7 +776,7 @@ class ToolDetector:
             if call.entry is not None:
                 call.release_entry()
 
-    def hit(self, key: Hashable, entry: Stored) -> Verdict | None:
+    def hit(self, key: Hashable, entry: Entry) -> Verdict | None:
         """As `record`, for an answer from an entry.
 
         Repeats it for the case that the entry is the one of the last time (benchmarks.budgets, "the same in a

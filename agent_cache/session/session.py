@@ -11,14 +11,14 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.coherence import Partition
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.policies import checked_flag, checked_text, configures, count
-from agent_cache.core.store import NEVER
+from agent_cache.core.store import NEVER, Store
+from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.interception import InterceptedScope, Interceptor
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.runtime import MAX_PLANS, PLACE, Operation, Scope, closes_generator, leave_scope
-from agent_cache.engine.state import LEDGER, free
+from agent_cache.engine.state import free
 from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
 from agent_cache.metrics import Metrics
 from agent_cache.session.guard import LoopGuard, OnLoop, OnNotice
@@ -125,7 +125,7 @@ class AgentCacheSession:
         self._deadline = NEVER
         self._tenant_part = None if tenant is None else _tenant_part(tenant)
         self._trace = Trace(count(1, trace_size, "AgentCacheSession: trace_size"))
-        self._partitions: dict[ReadOperation, Partition] = {}
+        self._stores: dict[ReadOperation, Store] = {}
         self._token: Token[Scope] | None = None
         self._scope: Scope | None = None
         self._outer: Scope | None = None
@@ -224,14 +224,14 @@ class AgentCacheSession:
             scope, self._scope = self._scope, None
             outer, self._outer = self._outer, None
             detector, self._detector = self._detector, None
-            partitions, self._partitions = self._partitions, {}
+            stores, self._stores = self._stores, {}
             blocks, self._blocks = self._blocks, None
         if token is None or scope is None or outer is None:
             raise ConfigurationError(f"session {self.session_id!r} is not entered")
         if detector is not None:
             detector.close()
-        for partition in partitions.values():
-            self._close(partition)
+        for store in stores.values():
+            self._close(store)
         self._run.release()
         is_closing = closes_generator(error)
         is_inside = not PLACE.get().scope.is_at(scope)
@@ -385,30 +385,30 @@ class AgentCacheSession:
             deadline=self._deadline,
         )
 
-    def partition_of(self, operation: ReadOperation) -> Partition:
+    def store_of(self, operation: ReadOperation) -> Store:
         """The store of the results of a session-scoped tool. It is closed when the session ends."""
-        oldest: Partition | None = None
+        oldest: Store | None = None
         with self._lock:
-            partition = self._partitions.pop(operation, None)
-            if partition is not None:
-                self._partitions[operation] = partition  # it is the newest, as its plan
+            store = self._stores.pop(operation, None)
+            if store is not None:
+                self._stores[operation] = store  # it is the newest, as its plan
             else:
-                partition = operation.new_partition(self)
+                store = operation.new_store(self)
                 if self._token is None:  # called by a task that has outlived the session
-                    oldest = partition
+                    oldest = store
                 else:
-                    self._partitions[operation] = partition
-                    if len(self._partitions) > MAX_PLANS:
-                        oldest = self._partitions.pop(next(iter(self._partitions)))
+                    self._stores[operation] = store
+                    if len(self._stores) > MAX_PLANS:
+                        oldest = self._stores.pop(next(iter(self._stores)))
         if oldest is not None:
             self._close(oldest)
-        return partition
+        return store
 
     @staticmethod
-    def _close(partition: Partition) -> None:
-        with LEDGER.lock:
-            garbage = LEDGER.unregister(partition)
-        free(garbage)
+    def _close(store: Store) -> None:
+        with VERSIONS.lock:
+            dropped = store.close()
+        free([dropped])
 
     def stop(self, loop: AgentLoopDetectedError) -> None:
         """Stop the run for a loop that stopped it when it was recorded."""

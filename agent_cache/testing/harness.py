@@ -15,9 +15,10 @@ from typing import Any, Literal, Self
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
+from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.audit import forget_audits
 from agent_cache.engine.codegen import GENERATION
-from agent_cache.engine.state import LEDGER, clear_everything, forget_warnings
+from agent_cache.engine.state import READERS, clear_everything, forget_warnings
 from agent_cache.engine.tiers import unsubscribe_all
 from agent_cache.engine.ttls import TTLS
 from agent_cache.metrics import METRICS, clear_evidence
@@ -38,8 +39,7 @@ def reset() -> None:
     forget_audits()
     unsubscribe_all()
     clear_everything()
-    with LEDGER.lock:
-        LEDGER.release_all()
+    VERSIONS.release_all()
     TTLS.clear()
     METRICS.clear()
     clear_evidence()
@@ -47,9 +47,8 @@ def reset() -> None:
 
 
 def loads_in_flight() -> int:
-    """Return the number of runs of read tools that have started and not ended."""
-    with LEDGER.lock:
-        return LEDGER.loads_in_flight()
+    """Return the number of runs of read tools that have started and not ended, and that a call might join."""
+    return sum([len(store.flights) for tool in READERS.all() for store in tool.stores()])
 
 
 @contextmanager

@@ -400,7 +400,9 @@ class Ledger:
                 if 0 <= write.released < read.clock and load.clock < write.released:
                     return f"it began while a {write} was in doubt or settled"
             under_way = write.began < read.started and not over
-            if under_way and write.may_concern(load.tags) and write.began < load.ended < read.started:
+            # What only its result names gets a version at its end, and is not held before that.
+            is_named = write.entry is not None or meet(write.names, load.tags)
+            if under_way and is_named and write.began < load.ended < read.started:
                 return f"it was kept while a {write} is under way"
             if under_way and write.entry is None and meet(write.names, load.tags) and load.ended < read.started:
                 return f"it outlived the beginning of a {write}"
@@ -524,10 +526,12 @@ class Ledger:
             return False
         if source.clock + part.read.reader.ttl <= read.clock:
             return False
-        since, tags = source.read.started, source.tags
+        # A write before a part was read counts as well, if it came after the load that reads it began.
+        since, tags = min(source.read.started, load.read.started), source.tags
         for write in self.writes:
             reaches = write.reaches(part.read) or write.reaches(load.read)
-            if reaches and write.may_concern(tags) and (not 0 < write.ended < since or write.held(source.clock)):
+            clock = min(source.clock, load.clock)
+            if reaches and write.may_concern(tags) and (not 0 < write.ended < since or write.held(clock)):
                 return False
         return not any(
             other.fresh and other.identity == part.read.identity and other.started > since for other in self.reads

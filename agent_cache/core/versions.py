@@ -1,0 +1,353 @@
+"""Versions: the one rule of coherence in a process.
+
+    A write gives the tags that it names a new version, when it begins and when it has ended. A value counts while no
+    tag that it depends on has a newer version than the moment at which its load began.
+
+So a write touches nothing but its own names, and a value is checked where it is used: an entry that nothing lists is
+checked all the same. `Versions.now` grows with each begin and each end. A write of ``a:b:c`` gives versions to the
+paths ``a:b:c``, ``a:b:*`` and ``a:*`` ("something below these was written"); who depends on ``a:b`` asks ``a:b``,
+``a:b:*`` and what lies above, ``a``. In this order, which other threads rely on:
+
+- A write enters its paths, then publishes the new `now`: who sees it sees every path of that write.
+- A reader takes an entry, then reads `now`, then asks for the paths. It may note this `now` in the entry: until the
+  next write one comparison is enough.
+
+Between its begin and its end a write *holds* its paths, and for some time longer if it may still take effect: nothing
+that depends on them is stored, so that what was read of a half-done write is not kept. When the time of a hold is over,
+whoever stores, joins or starts a load next gives its paths a version again, and then removes the hold.
+
+Only the last writes are known: two generations of paths, the older one dropped when the newer is full. What is older
+than both counts as written. `tests/properties/versions_model.py` searches the rule for a stale answer, with each part
+of it taken out.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Final
+
+from agent_cache.core.tags import Tag
+
+__all__ = ["VERSIONS", "EntryTag", "Hold", "Versions", "Written", "entry_tag", "paths_read", "paths_written"]
+
+Path = Hashable
+"""What has a version: a tag, ``tag:*`` for what lies below it, or an `EntryTag`."""
+
+EntryTag = tuple[int, Hashable] | tuple[int]
+"""The tag of the entry under a key of one tool, ``(number of the tool, key)``; ``(number,)`` for all of its entries."""
+
+_BELOW: Final = object()
+"""In the place of a key: an entry of this tool was written."""
+
+GENERATION: Final = 16_000
+"""How many paths one generation has."""
+
+
+def entry_tag(number: int, key: Hashable) -> EntryTag:
+    """The tag of an entry."""
+    return (number, key)
+
+
+def paths_read(tag: Tag | EntryTag) -> tuple[Path, ...]:
+    """The paths whose versions concern what depends on a tag."""
+    if isinstance(tag, tuple):
+        return (tag, (tag[0], _BELOW)) if len(tag) == 1 else (tag, tag[:1])
+    at = tag.find(":")
+    if at < 0:
+        return tag, tag + ":*"
+    last = tag.rfind(":")
+    if at == last:
+        return tag, tag + ":*", tag[:at]
+    return tag, tag + ":*", *_above(tag)
+
+
+def paths_written(tag: Tag | EntryTag) -> tuple[Path, ...]:
+    """The paths that a write of a tag gives a version."""
+    if isinstance(tag, tuple):
+        return (tag,) if len(tag) == 1 else (tag, (tag[0], _BELOW))
+    at = tag.find(":")
+    if at < 0:
+        return (tag,)
+    if at == tag.rfind(":"):
+        return tag, tag[:at] + ":*"
+    return tag, *[above + ":*" for above in _above(tag)]
+
+
+def _above(tag: Tag) -> list[Tag]:
+    """The proper ancestors of a tag."""
+    found = []
+    at = tag.find(":")
+    while at >= 0:
+        found.append(tag[:at])
+        at = tag.find(":", at + 1)
+    return found
+
+
+class Written:
+    """What was written lately, and what is held: in the whole process, or by writes that are limited to one session.
+
+    Attributes:
+        known: the paths that were written lately with their versions, the generation before that, and the version
+            below which nothing is known. Replaced as one, so that a reader has three that belong together.
+        held: how many holds each path has.
+    """
+
+    __slots__ = ("__weakref__", "_rotated", "held", "known")
+
+    def __init__(self) -> None:
+        self.known: tuple[dict[Path, int], dict[Path, int], int] = ({}, {}, 0)
+        self.held: dict[Path, int] = {}
+        self._rotated = 0
+
+    def touches(self, tags: Iterable[Tag | EntryTag], since: int) -> bool:
+        """Whether a write that is newer than this version concerns what depends on any of these tags. Takes no lock."""
+        latest, former, floor = self.known
+        if since < floor:
+            return True
+        if former:
+            for tag in tags:
+                for path in paths_read(tag):
+                    if latest.get(path, 0) > since or former.get(path, 0) > since:
+                        return True
+        elif latest:
+            for tag in tags:
+                for path in paths_read(tag):
+                    if latest.get(path, 0) > since:
+                        return True
+        return False
+
+    def holds(self, tags: Iterable[Tag | EntryTag]) -> bool:
+        """Whether a write that runs, or may still take effect, concerns what depends on any of these tags."""
+        held = self.held
+        return bool(held) and any(path in held for tag in tags for path in paths_read(tag))
+
+    def last(self, tag: Tag) -> int:
+        """The version of the last write that concerns what depends on a tag, as far as it is known."""
+        latest, former, _ = self.known
+        return max([max(latest.get(path, 0), former.get(path, 0)) for path in paths_read(tag)])
+
+    def enter(self, paths: Iterable[Path], version: int) -> dict[Path, int]:
+        """Give paths a version. The caller holds the lock. Returns what is freed, for the caller to free after it."""
+        latest, former, _ = self.known
+        freed: dict[Path, int] = {}
+        if len(latest) >= GENERATION:
+            freed = former
+            self.known = {}, latest, self._rotated
+            self._rotated = version - 1
+            latest = self.known[0]
+        for path in paths:
+            latest[path] = version
+        return freed
+
+
+class Hold:
+    """A write that runs, or one that may still take effect.
+
+    Attributes:
+        paths: what it holds.
+        scopes: where: the whole process, or the sessions that the write is limited to.
+        since: the version that its begin has given.
+        is_released: whether it holds no more.
+    """
+
+    __slots__ = ("is_released", "paths", "scopes", "since")
+
+    def __init__(self, paths: tuple[Path, ...], scopes: Sequence[Written], since: int) -> None:
+        self.paths = paths
+        self.scopes = scopes
+        self.since = since
+        self.is_released = False
+
+
+class Versions(Written):
+    """The versions of everything that is written in this process.
+
+    Attributes:
+        now: the version of the last begin or end of a write.
+        lock: taken around each change. Re-entrant: garbage collection and signals may end a write inside of it. No
+            value, key or callback of a user's is touched under it.
+        timed: the holds with an end: clock reading, number, hold. A heap.
+        running: the holds of writes that run.
+    """
+
+    __slots__ = ("_numbers", "_of_sessions", "lock", "now", "running", "timed")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.RLock()
+        self.now = 1
+        self.timed: list[tuple[float, int, Hold]] = []
+        self.running: set[Hold] = set()
+        self._numbers = itertools.count()
+        self._of_sessions: weakref.WeakKeyDictionary[object, Written] = weakref.WeakKeyDictionary()
+
+    def of_session(self, session: object) -> Written:
+        """What writes that are limited to a session have written."""
+        with self.lock:
+            found = self._of_sessions.get(session)
+            if found is None:
+                found = self._of_sessions[session] = Written()
+            return found
+
+    def scopes_of(self, sessions: Iterable[object] | None) -> Sequence[Written]:
+        """Where a write takes effect: in these sessions, or in the whole process for None."""
+        return (self,) if sessions is None else tuple([self.of_session(session) for session in sessions])
+
+    def write(
+        self, tags: Iterable[Tag | EntryTag], bare: Iterable[str] = (), scopes: Sequence[Written] | None = None
+    ) -> int:
+        """Give what these tags name a new version.
+
+        Args:
+            tags: what was written.
+            bare: roots of which only what depends on the whole root was written.
+            scopes: where; None for the whole process.
+
+        Returns:
+            The version.
+        """
+        return self._enter(_all_paths(tags, bare), (self,) if scopes is None else scopes)
+
+    def _enter(self, paths: Iterable[Path], scopes: Sequence[Written]) -> int:
+        freed: list[object] = []  # after the lock
+        with self.lock:
+            while True:
+                version = self.now + 1
+                for scope in scopes:
+                    freed.append(scope.enter(paths, version))  # noqa: PERF401 - one frame less
+                if self.now < version:  # else a finalizer has written meanwhile
+                    break
+            self.now = version
+        return version
+
+    # Holds
+
+    def begin(
+        self,
+        tags: Iterable[Tag | EntryTag],
+        bare: Iterable[str] = (),
+        scopes: Sequence[Written] | None = None,
+    ) -> Hold:
+        """Begin a write: give what it names a version, and hold it until `end`.
+
+        Args:
+            tags, bare, scopes: as for `write`.
+        """
+        paths = _all_paths(tags, bare)
+        where = (self,) if scopes is None else scopes
+        with self.lock:
+            hold = Hold(paths, where, self._enter(paths, where))
+            self._add(hold)
+            self.running.add(hold)
+        return hold
+
+    def end(
+        self,
+        hold: Hold,
+        tags: Iterable[Tag | EntryTag],
+        bare: Iterable[str] = (),
+        until: float | None = None,
+    ) -> int:
+        """End a write: give what it has written a version, then hold it no more.
+
+        It may be repeated, if it was interrupted.
+
+        Args:
+            hold: what `begin` has returned.
+            tags, bare: all that it has written.
+            until: the clock reading until which all of it is held further on, since the write may still take effect.
+
+        Returns:
+            The version.
+        """
+        paths = _all_paths(tags, bare)
+        with self.lock:
+            if until is not None and not hold.is_released:
+                further = Hold(paths, hold.scopes, self.now)
+                self._add(further)
+                heapq.heappush(self.timed, (until, next(self._numbers), further))
+            version = self._enter(paths, hold.scopes)
+            self._release(hold)
+        return version
+
+    def expire(self, now: float) -> None:
+        """Give what is held until before this clock reading a version, and hold it no more."""
+        with self.lock:
+            while self.timed and self.timed[0][0] <= now:
+                hold = self.timed[0][2]
+                if not hold.is_released:
+                    self._enter(hold.paths, hold.scopes)
+                    self._release(hold)
+                heapq.heappop(self.timed)
+
+    def _add(self, hold: Hold) -> None:
+        for scope in hold.scopes:
+            held = scope.held
+            for path in hold.paths:
+                held[path] = held.get(path, 0) + 1
+
+    def _release(self, hold: Hold) -> None:
+        if hold.is_released:
+            return
+        hold.is_released = True
+        self.running.discard(hold)
+        for scope in hold.scopes:
+            held = scope.held
+            for path in hold.paths:
+                left = held.get(path, 0) - 1
+                if left > 0:
+                    held[path] = left
+                else:
+                    held.pop(path, None)
+
+    def is_held_beside(self, hold: Hold, tags: Iterable[Tag | EntryTag], scope: Written | None) -> bool:
+        """Whether another write holds what depends on these tags. The caller holds the lock."""
+        with self.lock:
+            paths = {path for tag in tags for path in paths_read(tag)}
+            for one in (self,) if scope is None else (self, scope):
+                own = hold.paths if one in hold.scopes and not hold.is_released else ()
+                if any(path in paths and count > own.count(path) for path, count in one.held.items()):
+                    return True
+        return False
+
+    def release_all(self) -> None:
+        """Hold nothing any more. For tests, between which nothing goes on."""
+        with self.lock:
+            for hold in [*self.running, *[hold for _, _, hold in self.timed]]:
+                self._enter(hold.paths, hold.scopes)
+                self._release(hold)
+            self.timed.clear()
+
+    # Forks: the lock is taken around them, so that nothing is half done in the child
+
+    def after_fork(self) -> None:
+        """In the child: what the parent was writing ends there, and nobody would end it here."""
+        try:
+            was_writing = bool(self.running)
+            for hold in list(self.running):
+                self._release(hold)
+            self.now += 1
+            if was_writing:
+                for scope in (self, *self._of_sessions.values()):
+                    scope.known = {}, {}, self.now
+        finally:
+            self.lock.release()
+
+
+def _all_paths(tags: Iterable[Tag | EntryTag], bare: Iterable[str]) -> tuple[Path, ...]:
+    paths = [path for tag in tags for path in paths_written(tag)]
+    paths += [root + ":*" for root in bare]
+    return tuple(paths) if len(paths) < 3 else tuple(dict.fromkeys(paths))
+
+
+VERSIONS: Final = Versions()
+"""Those of this process."""
+
+os.register_at_fork(
+    before=VERSIONS.lock.acquire, after_in_parent=VERSIONS.lock.release, after_in_child=VERSIONS.after_fork
+)

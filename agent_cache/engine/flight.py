@@ -1,0 +1,329 @@
+"""Loads that several callers may wait for: a flight, its followers, and what it has read.
+
+A flight keeps `since`, the version at which it began. Whether a reader that starts now may have its value is asked when
+it would join: no write since then may concern a tag of the flight, nor one of a load that it leads or waits for now.
+Whether its value may be stored is asked once more when it has ended: see `core.versions`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from agent_cache.core.store import Entry, Store
+from agent_cache.core.tags import Tag
+from agent_cache.core.versions import VERSIONS, EntryTag
+from agent_cache.engine.inheritance import Inherited, Inherits
+
+if TYPE_CHECKING:
+    import concurrent.futures
+
+    from agent_cache.remote.protocol import Ticket, Tier, Versions
+
+__all__ = ["BECOME_LEADER", "Failure", "Flight", "Waiters"]
+
+BECOME_LEADER: Final = object()
+"""Wakes a follower that must run the tool, because the leader was cancelled."""
+
+
+class Failure:
+    """The exception of a load, with the traceback and the context it had when it left the tool."""
+
+    __slots__ = ("context", "error", "traceback")
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.traceback = error.__traceback__
+        self.context = error.__context__  # kept here, since followers in other threads may raise it at this moment
+
+    def raise_again(self) -> NoReturn:
+        """Raise it for one more follower."""
+        error, context = self.error, self.context
+        try:
+            raise BaseException.with_traceback(error, self.traceback)
+        finally:
+            # The exception that this follower was handling does not concern the others. A frozen class refuses to have
+            # its attributes set, and would be replaced by the error about that.
+            BaseException.__setattr__(error, "__context__", context)
+
+
+class Waiters(deque["asyncio.Future[Any] | concurrent.futures.Future[Any]"]):
+    """The futures of the followers of a flight, in the order in which they joined. Those of synchronous tools are
+    `blocking.Waiter`.
+
+    Those of followers that were interrupted are removed when they are the half of all: one by one, from the middle of a
+    deque, would take a time that grows with their number.
+
+    Attributes:
+        gone: how many followers were interrupted since.
+    """
+
+    __slots__ = ("gone",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone = 0
+
+    def note_gone(self, waiter: asyncio.Future[Any] | concurrent.futures.Future[Any]) -> None:
+        """Pass over a follower that was interrupted."""
+        waiter.cancel()  # it may not have been: its caller is closed, and does not wait any more
+        self.gone += 1
+        if 2 * self.gone > len(self):
+            waiting = [one for one in self if not one.done()]
+            self.clear()
+            self.extend(waiting)
+            self.gone = 0
+
+
+class Flight:
+    """One running load and the callers that wait for it.
+
+    Attributes:
+        store: where its result goes.
+        id: its key and its event loop, or `blocking.THREADS`.
+        tags: everything that it is known to depend on before it runs, the static tags included.
+        late_roots: roots of the tags that are known only from the result.
+        since: the version at which it began.
+        is_clean: False if its value is not to be stored, whatever is written: somebody has asked for a newer one.
+        is_open: whether it has not ended.
+        waiters: one future for each follower, in the order they came; None until there is one, and after the landing.
+        waits_for: flights that calls made under this one wait for, or lead: the edges of the wait-for graph.
+        joinable: whether readers find it.
+        result: the entry that followers are answered from, set by `store_result`.
+        end_tags: everything that its result depends on itself, static tags included; None until that is known.
+        stored_tags: the same with what it has inherited, if no write has overlapped it: the tags for the tiers. Else
+            None.
+        is_cached: whether its result was cached: see `Inherits`.
+        tickets: one from each tier that was asked.
+        life: seconds that the value may live, None for ever. Set by `store_result` where the lives of results vary.
+        inherited: what the load has read through other decorated reads; None as long as it has read nothing.
+        reading: the decorated reads that it makes now, each with what is known of its tags.
+    """
+
+    __slots__ = (
+        "__weakref__", "end_tags", "id", "inherited", "is_cached", "is_clean", "is_open", "joinable", "key",
+        "late_roots", "life", "reading", "result", "since", "store", "stored_tags", "tags", "tickets", "waiters", "waits_for",
+    )  # fmt: skip
+
+    life: float | None
+
+    def __init__(
+        self,
+        store: Store,
+        id: tuple[Any, Any],  # noqa: A002 - the attribute's name
+        tags: tuple[Tag, ...],
+        late_roots: tuple[str, ...],
+    ) -> None:
+        self.store = store
+        self.key = id[0]
+        self.id = id
+        self.tags = tags
+        self.late_roots = late_roots
+        self.since = store.versions.now
+        self.is_clean = self.is_open = True
+        self.is_cached = self.joinable = False
+        self.waiters: Waiters | None = None
+        self.waits_for: list[Flight] | None = None
+        self.result: Entry | None = None
+        self.end_tags: tuple[Tag, ...] | None = None
+        self.stored_tags: tuple[Tag, ...] | None = None
+        self.tickets: tuple[Ticket, ...] = ()
+        self.inherited: Inherited | None = None
+        self.reading: dict[object, tuple[Tag | EntryTag, ...]] | None = None
+
+    # Whether its value counts
+
+    def dependencies(self) -> tuple[Tag | EntryTag, ...]:
+        """Everything that it is known to depend on by now, the roots of what is not known included."""
+        inherited, own = self.inherited, self.tags + self.late_roots
+        if inherited is not None:
+            own = (*own, *inherited.tags, *inherited.entries)
+        if self.reading:
+            own = (*own, *[tag for tags in list(self.reading.values()) for tag in tags])
+        return own
+
+    def is_current(self) -> bool:
+        """Whether no write since it began concerns it, nor a load that it leads or waits for now."""
+        pending, seen = [self], {id(self)}
+        while pending:
+            flight = pending.pop()
+            if not flight.is_clean or flight.store.is_touched(flight.key, flight.dependencies(), flight.since):
+                return False
+            for under in tuple(flight.waits_for or ()):  # in one step: other threads remove some
+                if id(under) not in seen:
+                    seen.add(id(under))
+                    pending.append(under)
+        return True
+
+    def may_be_joined(self) -> bool:
+        """Whether a reader that starts now may have its value."""
+        if self.tickets and not all(ticket.is_joinable() for ticket in self.tickets):
+            return False
+        return (self.inherited is None or self.inherited.is_trusted()) and self.is_current()
+
+    def agrees_with(self, asked: tuple[tuple[Tier, Ticket], ...]) -> bool:
+        """Whether a reader that asked the tiers itself saw the versions that this load began with."""
+        # What it has inherited may be older than the versions that it began with.
+        return (
+            len(self.tickets) == len(asked)
+            and self.inherited is None
+            and all(mine.agrees_with(theirs) for (_, mine), theirs in zip(asked, self.tickets, strict=True))
+            and self.is_current()
+        )
+
+    @property
+    def versions(self) -> Mapping[Tier, Versions | None]:
+        """The versions of its value in the tiers of its tool, as far as they are known by now."""
+        if self.stored_tags is None:
+            return {}
+        tiers = self.store.tool.tiers()
+        return {tier: ticket.versions for tier, ticket in zip(tiers, self.tickets, strict=False)}
+
+    def give_up(self) -> None:
+        """Do not store its value, and let no reader join it any more: it is older than what is asked for now."""
+        self.is_clean = False
+        self.detach()
+
+    def detach(self) -> None:
+        """Let no reader that starts later join."""
+        if self.joinable:
+            self.joinable = False
+            if self.store.flights.get(self.id) is self:
+                self.store.flights.pop(self.id, None)
+
+    def restart(self) -> None:
+        """Start again with another run of the tool, which earlier writes do not concern."""
+        self.is_clean = self.is_open = True
+        self.since = self.store.versions.now
+        self.tickets = ()
+        self.inherited = self.reading = self.end_tags = self.stored_tags = None
+
+    # What it reads
+
+    def begin_read(self, call: object, tags: tuple[Tag | EntryTag, ...], owner: object | None = None) -> None:
+        """Depend on what a decorated read depends on that is about to be made, as far as it is known, until it has
+        ended.
+
+        Before the read is answered: who asks whether this load may be joined is to see it.
+
+        Args:
+            call: the read.
+            tags: its tags, and the roots of those that are not known.
+            owner: the session that the answer belongs to, if it does not belong to all. Callers in others are not to
+                have what is this session's.
+        """
+        with VERSIONS.lock:
+            if self.reading is None:
+                self.reading = {}
+            self.reading[call] = tags
+            if owner is not None and owner is not self.store.owner:
+                self.detach()
+
+    def inherit_tags(self, tags: tuple[Tag | EntryTag, ...]) -> None:
+        """Depend on these tags, too."""
+        with VERSIONS.lock:
+            if self.is_open:
+                if self.inherited is None:
+                    self.inherited = Inherited()
+                self.store.tool.extend(self.inherited.add_tags(tags))
+
+    def inherit(self, read: Inherits, hit: Entry | None = None, call: object = None) -> None:
+        """Depend on what a decorated read depends on that the load has made.
+
+        Nothing happens once the load has ended: a task that it has left behind is no part of it.
+
+        Args:
+            hit: the local entry that has answered it.
+            call: what was given to `begin_read`.
+        """
+        with VERSIONS.lock:
+            if self.reading:
+                self.reading.pop(call, None)
+            if not self.is_open:
+                return
+            if self.inherited is None:
+                self.inherited = Inherited()
+            new = self.inherited.add(read, hit)
+            if read.owners and not read.owners <= {self.store.owner}:
+                self.detach()
+            if new:
+                self.store.tool.extend(new)
+            for tiers in read.leases.values():
+                self.store.tool.depend_on(tiers)
+
+    # Its followers
+
+    def finish(self) -> None:
+        """End the load: no reader joins any more."""
+        self.detach()
+        self.is_open = False
+
+    def land(self, outcome: object) -> None:
+        """Give every follower the outcome."""
+        if self.is_open:
+            self.finish()
+        # Taken away first: a garbage collection that starts in the loop may close a follower, which leaves then.
+        waiters, self.waiters = self.waiters, None
+        for waiter in waiters or ():
+            if not waiter.done():
+                waiter.set_result(outcome)
+
+    def join(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
+        """Wait for the outcome. Returns a future for this follower alone."""
+        waiter = loop.create_future()
+        if self.waiters is None:
+            self.waiters = Waiters()
+        self.waiters.append(waiter)
+        return waiter
+
+    def leave(self, waiter: asyncio.Future[Any] | concurrent.futures.Future[Any]) -> None:
+        """Remove a follower that was interrupted. If it had just become the leader, the next follower does."""
+        if waiter.done() and not waiter.cancelled() and waiter.result() is BECOME_LEADER:
+            self.hand_over()
+        elif self.waiters:
+            self.waiters.note_gone(waiter)
+
+    def hand_over(self) -> None:
+        """Make the first follower that still waits the leader; without one the flight ends."""
+        if self.waiters and not self._is_on_its_loop():
+            # The garbage collector closes an abandoned call, on whatever thread it runs.
+            try:
+                self.id[1].call_soon_threadsafe(self.hand_over)
+                return
+            except RuntimeError:
+                self.waiters.clear()  # the loop is closed: nobody waits on it any more
+        while self.waiters:
+            waiter = self.waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(BECOME_LEADER)
+                return
+        self.finish()
+
+    def _is_on_its_loop(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self.id[1]
+        except RuntimeError:
+            return False
+
+    def would_wait_for(self, other: Flight) -> bool:
+        """Whether this flight, directly or through others, waits for another one (or is it)."""
+        pending, seen = [self], {id(self)}
+        while pending:
+            flight = pending.pop()
+            if flight is other:
+                return True
+            for awaited in tuple(flight.waits_for or ()):  # in one step: other threads remove some
+                if id(awaited) not in seen:
+                    seen.add(id(awaited))
+                    pending.append(awaited)
+        return False
+
+    def wait_for(self, other: Flight) -> None:
+        """Note that something under this flight waits for another one."""
+        if self.waits_for is None:
+            with VERSIONS.lock:  # calls of several threads may be made under it
+                if self.waits_for is None:
+                    self.waits_for = []
+        self.waits_for.append(other)
