@@ -99,5 +99,5 @@ class Held:
 
 def followers_of(tool: Any) -> int:
     """How many calls wait for loads of a tool."""
-    flights = list(tool.__agent_cache__.partition.flights.values())
+    flights = list(tool.__agent_cache__.store.flights.values())
     return sum(len([one for one in list(flight.waiters or ()) if not one.done()]) for flight in flights)

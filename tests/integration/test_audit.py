@@ -720,7 +720,8 @@ async def test_a_block_of_writing_in_the_tool_is_refused(caplog: pytest.LogCaptu
     @AgentCache("visits", audit=1.0, name="dropping_read")
     async def dropping_read() -> int:
         saved.append("invalidate")
-        return await invalidate("log")
+        await invalidate("log")
+        return 1
 
     for _ in range(2):
         await noting_read()
@@ -1174,7 +1175,7 @@ def test_what_is_no_function_is_refused_at_once(function: Any):
 async def test_without_audits_generated_code_looks_up_entries_as_ever():
     """Also after there were some."""
     shop = Shop()
-    store = shop.get.__agent_cache__.partition.store
+    store = shop.get.__agent_cache__.store
     names = shop.get.__globals__
     (name,) = [each for each in names if each.endswith("lookup")]
     assert names[name] is store.lookup

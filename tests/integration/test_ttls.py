@@ -512,7 +512,7 @@ def test_nothing_outlives_a_ttl_that_another_thread_shortens(clock: FakeClock, n
     for thread in threads:
         thread.join()
     for tool in tools:
-        store = tool.__agent_cache__.partition.store
+        store = tool.__agent_cache__.store
         assert all(entry[1] <= clock.time + 5 for _, entry in store.items())
 
 

@@ -445,7 +445,7 @@ async def test_dropped_entries_of_sessions_stay_dropped_whatever_is_configured_l
     async with AgentCacheSession():
         await get_order(1)
         await get_order(2)
-        assert await invalidate("order") == 2
+        await invalidate("order")
         state = "new"
         with configure(enabled=False):
             pass

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, writing
-from agent_cache.engine.state import LEDGER
 from tests.harness.gates import Gate, cancelled, expire, idle, started
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -389,26 +387,3 @@ async def test_a_write_whose_coroutine_is_closed_is_in_doubt():
     writer.send(None)
     writer.close()
     assert not await shop.is_kept()
-
-
-@pytest.mark.parametrize("named", [1, 0])
-async def test_very_many_writes_in_doubt_that_name_single_entries_hold_the_whole_tool(
-    named: int, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("agent_cache.core.coherence._MAX_TIMED", 10)
-
-    @AgentCache("order:{id}")
-    async def get_order(id: int) -> int:
-        return id
-
-    def keys(args: Any, kwargs: Any) -> Any:
-        return [get_order.cache_key(args[0])] * named
-
-    @AgentCacheInvalidator("none", clear_all=False, key_fn=keys, doubt=60)
-    async def set_order(id: int) -> None:
-        raise TimeoutError
-
-    for id in range(50):
-        with pytest.raises(TimeoutError):
-            await set_order(id)
-    assert len(LEDGER.holds) == len(LEDGER.timed_holds) == (11 if named else 0)

@@ -22,7 +22,6 @@ from agent_cache import (
     invalidate,
     writing,
 )
-from agent_cache.core.store import expires_of
 from agent_cache.testing import JITTER, MemoryServer, MemoryTier
 from tests.harness.gates import Gate, cancelled, idle, started
 
@@ -192,10 +191,10 @@ async def test_jitter_can_be_seeded(clock):
     async def expiries() -> list[float]:
         JITTER.seed(7)
         source = Source(ttl=100, jitter=0.5)
-        store = source.get.__agent_cache__.partition.store
+        store = source.get.__agent_cache__.store
         for order_id in range(20):
             await source.get(order_id)
-        return [expires_of(entry) for order_id in range(20) if (entry := store.lookup(order_id)) is not None]
+        return [entry.expires for order_id in range(20) if (entry := store.lookup(order_id)) is not None]
 
     first = await expiries()
     assert first == await expiries()
@@ -543,7 +542,7 @@ async def test_an_entry_says_for_how_long_it_is_of_use(clock):
         source = Source(ttl=10, grace=20, stale_if_error=30)
         source.now = value
         await source.get(1)
-        entry = source.get.__agent_cache__.partition.store.lookup(1)
+        entry = source.get.__agent_cache__.store.lookup(1)
         assert (entry.expires, entry.kept_until) == (1_010.0, 1_040.0)
 
 

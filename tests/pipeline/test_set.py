@@ -239,19 +239,49 @@ async def test_tags_of_the_given_result_count():
     assert (await find("Mei"))["state"] == "loaded"
 
 
-async def test_an_entry_with_roots_that_the_write_does_not_name_is_dropped_instead():
-    """A write to one of these may have overlapped without a sign."""
+async def test_a_write_fills_an_entry_that_also_depends_on_what_it_does_not_touch():
     shop = Shop(["order:{order_id}", "user"])
     assert await shop.get(1) == "loaded 1"
-    async with writing("cart"):
-        assert not await shop.get.set("new", 1)
-    assert await shop.get(1) == "loaded 2"
     await shop.commit(await shop.write("new"))
-    assert shop.taken == [False]
-    assert await shop.get(1) == "loaded 3"
-    async with writing("order:1", "user"):
-        assert await shop.get.set("new", 1)
+    assert shop.taken == [True]
     assert await shop.get(1) == "new"
+    async with writing("user"):
+        assert await shop.get.set("newer", 1)
+    assert await shop.get(1) == "newer"
+    async with writing("cart"):
+        assert not await shop.get.set("newest", 1), "it touches nothing of the entry"
+    assert await shop.get(1) == "loaded 2"
+
+
+@pytest.mark.parametrize("ends", ["before it", "after it"])
+@pytest.mark.parametrize("begins", ["before it", "in it"])
+async def test_a_write_of_another_root_that_overlaps_prevents_it(begins, ends):
+    """The entry depends on what both have changed, and the result that is given knows of one of them."""
+    shop = Shop(["order:{order_id}", "user:u1"])
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def other() -> None:
+        async with writing("user:u1"):
+            begun.set()
+            await go.wait()
+
+    if begins == "before it":
+        overlapping = await started(other())
+        await begun.wait()
+        write = await shop.write("new")
+    else:
+        write = await shop.write("new")
+        overlapping = await started(other())
+        await begun.wait()
+    assert shop.taken == [True]
+    if ends == "before it":
+        go.set()
+        await overlapping
+    await shop.commit(write)
+    assert await shop.get(1) == "loaded 1"
+    go.set()
+    await overlapping
+    assert await shop.get(1) == "loaded 1" if ends == "before it" else "loaded 2"
 
 
 async def test_an_entry_that_the_write_does_not_touch_is_dropped_instead():

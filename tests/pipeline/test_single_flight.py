@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from agent_cache import AgentCache, AgentCacheSession
-from agent_cache.core.coherence import Partition
-from agent_cache.engine.runtime import Flight
+from agent_cache.core.store import Store
+from agent_cache.engine.flight import Flight
 from tests.harness.gates import Gate, cancelled, expire, idle, started, until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -457,8 +457,7 @@ async def test_a_waiter_that_leaves_is_found_without_a_search(order):
             return self is other
 
     loop = asyncio.get_running_loop()
-    partition = Partition(None, None, (), (), None)
-    flight = Flight(partition, ("key", loop), (), ())
+    flight = Flight(Store(None, None), ("key", loop), (), ())
     with futures_of_class(loop, Waiter):
         waiters = [flight.join(loop) for _ in range(2_000)]
     for waiter in reversed(waiters) if order == "last first" else waiters:

@@ -101,7 +101,7 @@ def test_the_attributes_of_a_tool_reach_the_tier(truth: Truth, here: WatchedTier
     truth.orders["7"] = "changed"
     assert one.get_order.fresh("7") == one.get_order("7") == "changed"
     truth.orders["7"] = "again"
-    assert invalidate_sync("order:7") >= 1
+    invalidate_sync("order:7")
     assert one.get_order("7") == two.get_order("7") == "again"
     with writing("order:7"):
         truth.orders["7"] = "last"

@@ -79,7 +79,7 @@ async def test_requests_that_are_remembered_are_bounded(here: WatchedTier, monke
     for number in range(10):
         await get_order(str(number))
     await get_order("x" * 10_000)
-    assert list(get_order.__agent_cache__.partition.requests) == ["7", "8", "9"]
+    assert list(get_order.__agent_cache__.store.requests) == ["7", "8", "9"]
 
 
 async def test_requests_that_are_remembered_do_not_have_large_tags(here: WatchedTier):
@@ -89,7 +89,7 @@ async def test_requests_that_are_remembered_do_not_have_large_tags(here: Watched
 
     await get_order("x" * 10_000, "7")
     await get_order("x", "8")
-    assert list(get_order.__agent_cache__.partition.requests) == ["8"]
+    assert list(get_order.__agent_cache__.store.requests) == ["8"]
 
 
 # Who is asked

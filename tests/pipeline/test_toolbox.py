@@ -695,7 +695,7 @@ def test_threads_share_one_run():
         calls = [pool.submit(one.call_sync, "get_order", {"order_id": "1"}) for _ in range(8)]
         assert begun.wait(60)
         read: Any = one.box._sync_tools["get_order"].read
-        while not (flights := list(read.partition.flights.values())) or len(flights[0].waiters or ()) < 7:
+        while not (flights := list(read.store.flights.values())) or len(flights[0].waiters or ()) < 7:
             pass
         release.set()
         assert {call.result(60) for call in calls} == {"answer"}
