@@ -527,7 +527,7 @@ async def test_a_task_that_outlives_its_session_sees_nothing_old_and_keeps_nothi
     go.set()
     await task
     assert answers == [1, 2, 3, 4, 5]
-    assert session._partitions == {}
+    assert session._stores == {}
 
 
 async def test_a_load_that_outlives_its_session_is_answered_and_not_kept():
@@ -1045,7 +1045,7 @@ async def test_a_loop_over_a_generator_with_a_session_may_be_left_by_break(aroun
     gc.collect()
     assert not [error for error in errors if isinstance(error, ConfigurationError)]
     (session,) = streams.sessions
-    assert session._partitions == {}
+    assert session._stores == {}
     calls = session.get_metrics()["calls"]
     assert [await streams.runs.read(), await streams.runs.read()] == [2, 3], "outside, nothing is stored"
     assert session.get_metrics()["calls"] == calls
@@ -1116,7 +1116,7 @@ async def test_a_session_in_a_generator_that_is_closed_by_the_end_of_the_loop():
         asyncio.run(main())
 
     await asyncio.to_thread(run)
-    assert streams.sessions[0]._partitions == {}
+    assert streams.sessions[0]._stores == {}
 
 
 async def test_a_fixture_that_enters_in_one_context_and_leaves_in_another_is_still_told_so():
@@ -1231,7 +1231,7 @@ async def test_tools_that_are_decorated_in_a_long_session_are_let_go():
         assert sum(tool() is not None for tool in tools) <= 1_000
         assert session._detector is not None
         assert len(session._detector.tools) <= 1_000
-        assert len(session._partitions) <= 1_000
+        assert len(session._stores) <= 1_000
         metrics = session.get_metrics()
         assert (metrics["hits"], metrics["misses"], metrics["calls"]) == (1_100, 1_100, 3_300)
         # Counters that something counts in, and as many of tools whose plans are gone.

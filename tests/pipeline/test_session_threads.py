@@ -197,8 +197,8 @@ async def _calls_and_stops(tools: Tools, thread: Thread) -> None:
 @at_lines
 def test_two_threads_that_call_a_tool_for_the_first_time_share_its_store(monkeypatch: pytest.MonkeyPatch, every: int):
     runs, made = count(1), []
-    make = ReadOperation.new_partition
-    monkeypatch.setattr(ReadOperation, "new_partition", lambda self, owner: made.append(make(self, owner)) or made[-1])
+    make = ReadOperation.new_store
+    monkeypatch.setattr(ReadOperation, "new_store", lambda self, owner: made.append(make(self, owner)) or made[-1])
 
     @AgentCache("threads", scope="session")
     async def get() -> int:
@@ -217,7 +217,7 @@ def test_two_threads_that_call_a_tool_for_the_first_time_share_its_store(monkeyp
         stored = asyncio.run(shared.inside(get)())
         assert asyncio.run(shared.inside(get.fresh)()) > stored
         assert asyncio.run(shared.inside(get)()) > stored, where
-        assert [len(partition.store) for partition in made] == [1], where
+        assert [len(store) for store in made] == [1], where
         shared.leave()
         assert not made[0].is_open, where
 

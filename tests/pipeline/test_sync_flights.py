@@ -310,7 +310,7 @@ def test_threads_of_one_session_share_its_store_and_its_trace(held):
         calls = [Call(note, 1) for _ in range(4)]
         held.has_begun()
         # its flights are those of the session's own store
-        flights = PLACE.get().scope.participants[0].partition_of(note.__agent_cache__).flights
+        flights = PLACE.get().scope.participants[0].store_of(note.__agent_cache__).flights
         until(lambda: sum(len(flight.waiters or ()) for flight in list(flights.values())) == 3)
         held.ends("one")
         assert [call.result() for call in calls] == ["one"] * 4

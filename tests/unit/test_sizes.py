@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import inspect
 import sys
 import tracemalloc
 from array import array
@@ -16,7 +15,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from agent_cache import AgentCache, configure
-from agent_cache.engine.state import LEDGER
 from agent_cache.values.canonical import size_of
 
 attrs = pytest.importorskip("attrs")
@@ -212,7 +210,7 @@ async def estimated_to_used(resource: Any, make: Callable[[int], Any], copy: Any
         finally:
             tracemalloc.stop()
             gc.enable()
-    (store,) = [one.store for one in LEDGER.partitions() if one.tool.function is inspect.unwrap(tool)]
+    store = tool.__agent_cache__.store
     assert len(store) == count
     return store.bytes / used
 

@@ -1,0 +1,256 @@
+"""The rule of coherence: what a write gives a version, what it holds, and for how long."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from agent_cache.core import versions as module
+from agent_cache.core.versions import Versions, Written, paths_read, paths_written
+from tests.harness.interruptions import interrupted
+
+TAGS = st.lists(st.sampled_from(["a", "b", "7", "*"]), min_size=1, max_size=5).map(":".join)
+
+
+@pytest.fixture
+def versions() -> Versions:
+    return Versions()
+
+
+def meets(one: str, other: str) -> bool:
+    """Equal, or one is a prefix of the other, segment by segment."""
+    first, second = one.split(":"), other.split(":")
+    return all(a == b for a, b in zip(first, second, strict=False))
+
+
+# Tags and paths
+
+
+@given(TAGS, TAGS)
+def test_a_write_concerns_what_depends_on_its_tag_or_above_or_below_it(read: str, written: str):
+    """An id that looks like a path may be found written more often than it was."""
+    is_met = not set(paths_read(read)).isdisjoint(paths_written(written))
+    assert is_met is meets(read, written) or (is_met and "*" in read)
+
+
+@given(TAGS, st.sampled_from(["a", "b"]))
+def test_a_write_of_no_entity_of_a_root_concerns_what_depends_on_the_whole_root(read: str, root: str):
+    versions = Versions()
+    versions.write((), [root])
+    assert versions.touches([read], 1) is (read == root) or "*" in read
+
+
+@pytest.mark.parametrize("read", [(1, "k"), (1,)])
+@pytest.mark.parametrize("written", [(1, "k"), (1, "l"), (1,), (2, "k"), (2,)])
+def test_entries_have_tags_below_that_of_their_tool(read: Any, written: Any):
+    meet = read[0] == written[0] and (len(read) == 1 or len(written) == 1 or read == written)
+    assert set(paths_read(read)).isdisjoint(paths_written(written)) is not meet
+
+
+# Versions
+
+
+def test_a_write_concerns_what_is_older(versions: Versions):
+    before = versions.now
+    version = versions.write(["order:7", "cart"])
+    assert before < version == versions.now
+    assert versions.touches(["user", "order:7"], before)
+    assert not versions.touches(["user", "order:8"], before)
+    assert not versions.touches(["order:7"], version)
+    assert versions.last("order") == versions.last("cart:1") == version
+    assert versions.last("user") == 0
+
+
+def watching(versions: Versions, then: Callable[[Any], None]) -> None:
+    """Call this with each path as soon as it has a version."""
+
+    class Paths(dict[Any, int]):
+        def __setitem__(self, path: Any, version: int) -> None:
+            super().__setitem__(path, version)
+            then(path)
+
+    versions.known = (Paths(), {}, 0)
+
+
+def test_who_sees_a_new_version_sees_all_that_it_was_given_to(versions: Versions):
+    before, seen = versions.now, []
+    watching(versions, lambda path: seen.append((path, versions.now)))
+    versions.end(versions.begin(["a:1", "b"]), ["c"], ["d"])
+    assert {path for path, _ in seen} == {"a:1", "a:*", "b", "c", "d:*"}
+    assert [now for _, now in seen] == [before] * 3 + [before + 1] * 2
+
+
+def test_a_write_in_the_middle_of_another_is_one_of_its_own(versions: Versions):
+    """A finalizer ends a write wherever the garbage collector starts."""
+    before, inner = versions.now, []
+    watching(versions, lambda path: path == "a:1" and not inner and inner.append(versions.write(["c"])))
+    outer = versions.write(["a:1", "b"])
+    assert before < inner[0] < outer == versions.now
+    assert versions.touches(["a:1"], inner[0])
+    assert versions.touches(["b"], inner[0])
+    assert not versions.touches(["c"], inner[0])
+
+
+@given(st.lists(st.one_of(TAGS, st.integers().map("new:{}".format)), max_size=60), st.integers(1, 9))
+def test_what_is_forgotten_counts_as_written(tags: list[str], size: int):
+    versions, moments = Versions(), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "GENERATION", size)
+        for tag in tags:
+            moments.append(versions.now)
+            versions.write([tag])
+    latest, former, floor = versions.known
+    assert len(latest) + len(former) < 2 * (size + 5), "a write adds up to five at once"
+    for number, since in enumerate(moments):
+        for read in {"a", "b:7", "unheard of", *tags}:
+            is_written = any(meets(read, tag) for tag in tags[number:])
+            assert versions.touches([read], since) is (is_written or since < floor) or "*" in read
+    assert not versions.touches(["a", *tags], versions.now)
+
+
+def test_a_generation_that_is_dropped_is_freed_outside_of_the_lock(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "GENERATION", 1)
+    versions, free = Versions(), []
+
+    class Key:
+        def __del__(self) -> None:
+            free.append(not versions.lock._is_owned())
+
+    versions.write([(1, Key())])
+    for number in range(3):
+        versions.write([f"a:{number}"])
+    gc.collect()
+    assert free == [True]
+
+
+# Holds
+
+
+def test_a_write_holds_what_it_names_until_it_ends(versions: Versions):
+    hold = versions.begin(["order:7"], ["cart"])
+    assert versions.holds(["user", "order"])
+    assert versions.holds(["cart"])
+    assert not versions.holds(["order:8", "cart:1"])
+    since = versions.now
+    other = versions.begin(["order:7"])
+    versions.end(hold, ["order:7", "user"], ["cart"])
+    assert versions.touches(["order:7"], since)
+    assert versions.touches(["user"], since)
+    assert versions.holds(["order"])
+    versions.end(other, ["order:7"])
+    assert not versions.held
+    assert not versions.running
+
+
+def test_what_may_still_take_effect_is_held_until_its_time_is_over(versions: Versions):
+    versions.end(versions.begin(["order:7"]), ["order:7", "user:1"], until=5.0)
+    versions.end(versions.begin(["order:8"]), ["order:8"], until=9.0)
+    since = versions.now
+    versions.expire(4.9)
+    assert versions.holds(["order:7"])
+    assert versions.holds(["user:1"])
+    assert versions.now == since
+    versions.expire(5.0)
+    assert not versions.holds(["order:7", "user"])
+    assert versions.touches(["user:1"], since)
+    assert versions.holds(["order:8"])
+    assert not versions.touches(["order:8"], since)
+    versions.expire(100.0)
+    assert not versions.held
+    assert not versions.timed
+
+
+def test_a_write_that_ends_while_others_expire_holds_what_it_names(versions: Versions):
+    """In the middle of it: see above."""
+    versions.end(versions.begin(["a"]), ["a"], until=5.0)
+    open_writes = [versions.begin(["b"])]
+    watching(versions, lambda _: open_writes and versions.end(open_writes.pop(), ["b"], until=1.0))
+    versions.expire(5.0)
+    versions.expire(5.0)
+    assert not versions.held
+
+
+def test_a_write_knows_its_own_hold_from_those_of_others(versions: Versions):
+    one = versions.begin(["order:7"])
+    assert not versions.is_held_beside(one, ["order:7", "cart"], None)
+    versions.begin(["cart"])
+    assert versions.is_held_beside(one, ["order:7", "cart"], None)
+    assert not versions.is_held_beside(one, ["order:7"], None)
+    versions.begin(["order"])
+    assert versions.is_held_beside(one, ["order:7"], None)
+
+
+@pytest.mark.parametrize("until", [None, 5.0])
+def test_an_end_that_was_interrupted_anywhere_is_repeated(until: float | None):
+    for stop in itertools.count(1):
+        versions = Versions()
+        hold = versions.begin(["order:7", "cart"])
+        since = versions.now
+        where = interrupted(lambda: versions.end(hold, ["order:7", "user"], until=until), stop)  # noqa: B023
+        versions.end(hold, ["order:7", "user"], until=until)
+        assert versions.touches(["order:7"], since), where
+        assert versions.touches(["user"], since), where
+        assert not versions.running, where
+        assert until is None or versions.holds(["user"]), where
+        versions.expire(5.0)
+        assert not versions.held, where
+        if where is None:
+            break
+
+
+# Sessions, forks
+
+
+class Session:
+    """Something that writes are limited to."""
+
+
+def test_a_write_that_is_limited_to_sessions_concerns_them_alone(versions: Versions):
+    session, since = Session(), versions.now
+    scopes = versions.scopes_of([session])
+    own: Written = versions.of_session(session)
+    hold = versions.begin(["note"], scopes=scopes)
+    assert versions.now > since
+    assert own.touches(["note"], since)
+    assert own.holds(["note"])
+    assert not versions.touches(["note"], since)
+    assert not versions.held
+    assert not versions.is_held_beside(hold, ["note"], own)
+    other = versions.begin(["note"], scopes=scopes)
+    assert versions.is_held_beside(hold, ["note"], own)
+    versions.end(hold, ["note", "draft"], until=5.0)
+    since = versions.now
+    versions.expire(5.0)
+    assert own.touches(["draft"], since)
+    assert own.holds(["note"])
+    versions.end(other, ["note"])
+    assert not own.held
+    assert versions.scopes_of(None) == (versions,)
+    reference = weakref.ref(own)
+    del own, session, scopes, hold, other
+    gc.collect()
+    assert reference() is None, "it goes with its session"
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_in_a_child_nothing_is_held_by_writes_that_run_in_its_parent(versions: Versions, limited: bool):
+    session = Session()
+    own: Written = versions.of_session(session) if limited else versions
+    scopes = versions.scopes_of([session] if limited else None)
+    versions.end(versions.begin(["cart"], scopes=scopes), ["cart"], until=5.0)
+    versions.begin(["order:7"], scopes=scopes)
+    since = versions.now
+    versions.lock.acquire()
+    versions.after_fork()
+    assert not own.holds(["order:7"])
+    assert own.holds(["cart"]), "this may take effect whatever the process"
+    assert own.touches(["whatever it would have named"], since)
+    assert not own.touches(["order:7", "cart"], versions.now)
+    versions.expire(5.0)
+    assert not own.held
