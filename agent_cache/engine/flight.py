@@ -221,6 +221,12 @@ class Flight:
             if owner is not None and owner is not self.store.owner:
                 self.detach()
 
+    def end_read(self, call: object) -> None:
+        """Take `begin_read` back: the read has not been answered."""
+        with VERSIONS.lock:
+            if self.reading:
+                self.reading.pop(call, None)
+
     def inherit_tags(self, tags: tuple[Tag | EntryTag, ...]) -> None:
         """Depend on these tags, too."""
         with VERSIONS.lock:
