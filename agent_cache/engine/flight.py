@@ -104,7 +104,8 @@ class Flight:
 
     __slots__ = (
         "__weakref__", "end_tags", "id", "inherited", "is_cached", "is_clean", "is_open", "joinable", "key",
-        "late_roots", "life", "reading", "result", "since", "store", "stored_tags", "tags", "tickets", "waiters", "waits_for",
+        "late_roots", "life", "reading", "result", "since", "store", "stored_tags", "tags", "tickets", "waiters",
+        "waits_for",
     )  # fmt: skip
 
     life: float | None

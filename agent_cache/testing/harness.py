@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
 from agent_cache.core.versions import VERSIONS
-from agent_cache.engine.audit import forget_audits
+from agent_cache.engine.audit import audits_running, forget_audits
 from agent_cache.engine.codegen import GENERATION
 from agent_cache.engine.state import READERS, clear_everything, forget_warnings
 from agent_cache.engine.tiers import unsubscribe_all
@@ -47,8 +47,19 @@ def reset() -> None:
 
 
 def loads_in_flight() -> int:
-    """Return the number of runs of read tools that have started and not ended, and that a call might join."""
-    return sum([len(store.flights) for tool in READERS.all() for store in tool.stores()])
+    """Return the number of runs of read tools that have started and not ended: those that a call might join, and
+    audits.
+    """
+    return audits_running() + len(_flights())
+
+
+def calls_waiting() -> int:
+    """Return the number of calls that wait for such a run of another call."""
+    return sum([not one.done() for flight in _flights() for one in list(flight.waiters or ())])
+
+
+def _flights() -> list[Any]:
+    return [flight for tool in READERS.all() for store in tool.stores() for flight in list(store.flights.values())]
 
 
 @contextmanager
