@@ -1,0 +1,809 @@
+"""The rule by which values are dropped in one process, as a model: its text, its parts, and random interleavings of it.
+
+**The rule.** A write gives the tags that it names a new version, when it begins and when it has ended. A value counts
+while no tag that it depends on has a newer version than the moment at which its load began.
+
+*Versions.* `now` grows with each begin and each end of a write. A table has the version of the last write of each path.
+Writing `a:b:c` enters `a:b:c`, `a:b:*` and `a:*` (something below these was written). What is tagged `a:b` asks for
+`a:b`, for `a` (it was written as a whole) and for `a:b:*`. The paths are entered under the lock, then `now` is
+published: who sees the new `now` sees every path of that write. A write that is made by a signal handler or the garbage
+collector while this thread enters its paths has taken the same number: all paths are entered again with a new one.
+
+*Bounded.* The table is a newer and an older generation and a floor: `now` at the rotation before, below which everything
+counts as written. All three are replaced together, as one tuple.
+
+*A load* reads `now` before its tool runs (`since`). It is stored if no tag of it has been written since, and none is
+held. An entry depends on its tags, those that it has inherited, and its own key as a tag, `@tool:key`, which
+`invalidate`, `set` and `clear` write. The entry has one number, `checked`: at first the load's `since`.
+
+*A hit* reads, in this order: the feed of what other processes have written, the entry, (notes its tags in the load that
+it is made for,) `now`, and the table. It counts if `checked` is that `now`, or else if none of its tags has been written
+since `checked`, which then becomes that `now`, in place. An entry that does not count is removed.
+
+*Single flight.* A reader joins a load if no tag that is known of it so far has been written since its `since`: its tags
+and own key; the whole root of each tag that its result will tell; what it has inherited; and the same of all loads that
+it leads or waits for now. A load ends for all its readers in the same step in which nobody can join it any more.
+
+*Inheritance.* A load inherits the tags of each read that its tool makes, returned or raised. They are noted before the
+inner read asks for versions: a hit's are those of the entry; of an inner load it is noted that it runs. When that has
+ended its tags are noted, then the note that it runs is taken away. Nobody inherits a `since`.
+
+*Writes.* The early tags of a write get a version when it begins; they are held until it has ended. Its end is a version
+of the early tags, and of those that its result tells: the root if it has failed before these were known, and what is
+tagged with the root itself (`root:*`) if the result has no id. The end is given, whatever interrupts it.
+
+*Doubt.* A write that may still take effect after its end has its tags, or their roots, held until some time, beginning
+before the `now` of its end. Then they are not released before they have been given a version once more, by who leads a
+load, before its `since` is read, or wants to join one. One reading of the clock decides on both.
+
+*`set` inside of a write.* The result given is stored when the write has ended, unless one of its tags was written since
+the write began, by another one. That is asked in the same locked step that gives the end, and this is its `since`.
+
+*Sessions.* A write with `scope="session"` gives versions to its tags in the session and in those around it, with numbers
+of the same `now`. The entries of a session ask for these too.
+
+**The model.** Reads and writes are generators: where they yield, another thread may go on, or with one event loop only
+where they await something. `PARTS` names what can be taken out of the rule. Values say when each of their sources was
+looked at, so what is wrong with an answer is seen from the answer, and from when writes have begun and ended:
+
+- "stale": it was loaded before a write of what it depends on had ended, and that was before the read started;
+- "stale after doubt": it was loaded before an effect that came late, and the doubt was over before the read started;
+- "kept": it was kept although a write of its early tags had begun when the read started, and runs still;
+- "kept in doubt": the same of a write that has ended in doubt;
+- "dead": what was stored did not count any more; "back": what was removed is there again; "hangs": a read never ends.
+
+Searched, not proved. Not modelled: expiry, grace, tenants, eviction, the order in which asyncio wakes tasks, interrupts
+elsewhere than at the end of a write, and the memory order of builds without a global lock.
+`python -m tests.properties.versions_model` prints a short interleaving for each part that is taken out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
+Steps = Generator[Callable[[], bool] | None, None, T]
+"""It yields None where another thread may go on, or awaits what has to be true before it goes on itself."""
+Name = tuple[str | None, str]
+"""A session, or None for the whole process; and a path in it."""
+Table = tuple[dict[Name, int], dict[Name, int], int]
+"""The newer and the older generation of versions, and the floor."""
+Seen = dict[str, tuple[int, "Write | None"]]
+"""What a value is made of: each tag, when its source was looked at, and the write that gave it, if one did."""
+STEP = None
+
+
+def AWAIT() -> bool:
+    return True
+
+
+class Part(NamedTuple):
+    """A part of the rule, what goes wrong without it, in which of the `SCENES`, and whether one event loop suffices."""
+
+    rule: str
+    effect: str
+    scene: str
+    in_a_loop: bool = False
+
+
+PARTS: dict[str, Part] = {
+    "paths before now": Part("the paths are entered, then `now` is published", "stale", "races"),
+    "paths again": Part("if `now` has moved while they were entered, they are entered again", "stale", "nested writes"),
+    "below": Part("`a:b` asks for `a:b:*`", "stale", "hits", in_a_loop=True),
+    "own key": Part("entries, loads and holds have their own key as a tag", "stale", "by key", in_a_loop=True),
+    "floor": Part("what is below the floor counts as written", "stale", "old", in_a_loop=True),
+    "one tuple": Part("both generations and the floor are read at once", "stale", "old"),
+    "feed before now": Part("the feed is asked before `now` is read", "stale", "feed", in_a_loop=True),
+    "applied, then noted": Part("the feed counts as read when its writes have been applied", "stale", "feed"),
+    "note before now": Part("the tags are noted in the outer load before `now` is read", "stale", "inner joins"),
+    "now before the table": Part("the table is read after `now`", "stale", "old"),
+    "the same now": Part("`checked` becomes the `now` that was read before the table", "stale", "races"),
+    "since checked": Part("asks for writes since `checked`, not since the load's begin", "needless", ""),
+    "in place": Part("`checked` is set in the entry, not in a copy of it", "back", "races"),
+    "since before": Part("`since` is read before the tool runs", "stale", "hits", in_a_loop=True),
+    "store asks": Part("what has been written since is not stored", "dead", "hits", in_a_loop=True),
+    "join asks": Part("a reader asks for what is known of a load", "stale", "joins", in_a_loop=True),
+    "late roots": Part("... for the roots of what its result will tell", "stale", "joins", in_a_loop=True),
+    "inherited": Part("... for what it has inherited", "stale", "inheritance", in_a_loop=True),
+    "loads inside": Part("... for what is known of the loads inside of it", "stale", "inheritance", in_a_loop=True),
+    "inside, then asked": Part("an inner load is noted before its reader asks to join it", "stale", "inner joins"),
+    "one step": Part("joining and the end of a load exclude each other", "hangs", "joins"),
+    "noted at the end": Part("the tags of an inner load are noted", "stale", "inheritance", in_a_loop=True),
+    "noted, then taken": Part("... before the note that it runs is taken away", "stale", "inner races"),
+    "noted if raised": Part("... also if it has raised", "stale", "inheritance", in_a_loop=True),
+    "own since": Part("an outer load does not inherit a `since`", "needless", ""),
+    "begin": Part("the begin of a write is a version", "kept", "hits", in_a_loop=True),
+    "held while running": Part("its early tags are held until it has ended", "kept", "hits", in_a_loop=True),
+    "end": Part("the end of a write is a version", "stale", "hits", in_a_loop=True),
+    "end in any case": Part("it is given although an interrupt comes", "stale", "interrupts", in_a_loop=True),
+    "root if failed": Part("who fails before its id is known writes the root", "stale", "joins", in_a_loop=True),
+    "root:* without id": Part("who has no id writes what the whole root is read for", "stale", "hits", in_a_loop=True),
+    "held in doubt": Part("the tags of a write in doubt are held", "stale after doubt", "doubt", in_a_loop=True),
+    "held before now": Part("... before the `now` of its end is published", "kept in doubt", "doubt"),
+    "version at the lapse": Part("the end of a hold is a version", "stale after doubt", "doubt", in_a_loop=True),
+    "each lapse": Part("... also if others hold the path", "stale after doubt", "doubts", in_a_loop=True),
+    "version, then release": Part("... and then the hold is taken away", "stale after doubt", "doubts"),
+    "held to the version": Part("a hold counts until its version is given", "stale after doubt", "doubt"),
+    "lapsed before join": Part("holds are ended before a join", "stale after doubt", "doubt", in_a_loop=True),
+    "lapsed before since": Part("holds are ended before `since` is read", "needless", ""),
+    "one clock": Part("what is released was over when the versions were given", "stale after doubt", "doubts"),
+    "given asks": Part("a result is dropped if another write has come between", "stale", "given", in_a_loop=True),
+    "given in one step": Part("that is asked in the step that gives the end", "stale", "given"),
+    "given at the end": Part("its `since` is the end of the write", "needless", ""),
+    "session asks": Part("entries of a session ask for its versions", "stale", "sessions", in_a_loop=True),
+    "session moves now": Part("writes of a session move the process's `now`", "stale", "sessions", in_a_loop=True),
+}
+
+
+
+
+class Tool(NamedTuple):
+    """A read tool: it looks at the source of its tag, then makes other reads."""
+
+    tags: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()  # known from the result
+    inner: tuple[str, ...] = ()
+    in_session: bool = False
+    forgives: bool = False  # it answers although an inner read has raised
+
+
+TOOLS = {
+    "entity": Tool(("o:7",)),
+    "item": Tool(("o:7:i",)),
+    "listing": Tool(("o",)),
+    "found": Tool(late=("o:7",)),
+    "user": Tool(("u:1",)),
+    "report": Tool(("r",), inner=("entity", "user")),
+    "book": Tool(("b",), inner=("report", "found")),
+    "front": Tool(late=("u:1",), inner=("entity",)),
+    "careful": Tool(("g",), inner=("found",), forgives=True),
+    "mine": Tool(("o:7",), in_session=True),
+    "my_report": Tool(("r",), inner=("mine",), in_session=True),
+}
+
+
+class Change(NamedTuple):
+    """A write tool."""
+
+    tags: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()  # known from the result
+    doubt: int = 0  # for how long after its end it may take effect
+    in_session: bool = False
+    gives: str = ""  # the read to which it gives its result, by `set`
+    how: str = "here"  # or "remote", by another process; or "abandoned", so that another write may be told to end it
+
+
+CHANGES = {
+    "entity": Change(("o:7",)),
+    "item": Change(("o:7:i",)),
+    "root": Change(("o",)),
+    "both": Change(late=("u:1", "o:7")),
+    "found": Change(late=("o:7",)),
+    "user": Change(("u:1",)),
+    "report": Change(("r",)),
+    "lost": Change(("o:7",), doubt=2),
+    "lost_long": Change(("o:7",), doubt=3),
+    "lost_found": Change(late=("o:7",), doubt=2),
+    "giving": Change(("o:7",), gives="entity"),
+    "invalidate": Change(("@entity:1",)),
+    "clear": Change(("@entity",)),
+    "mine": Change(("o:7",), in_session=True),
+    "remote": Change(("o:7",), how="remote"),
+    "abandoned": Change(("x:1",), how="abandoned"),
+    "x": Change(("x:1",)),
+    "y": Change(("y:1",)),
+}
+SESSIONS = {"outer": ("outer",), "inner": ("inner", "outer")}
+"""Two sessions, and those that a write in one of them reaches."""
+
+
+class Scene(NamedTuple):
+    """Which reads and writes are made, and how many; whether time passes; how many paths a generation may have."""
+
+    reads: str
+    writes: str
+    many: tuple[int, int] = (6, 3)
+    time: float = 0.0
+    interrupts: bool = False
+    generation: int = 1000
+
+
+SCENES = {
+    "hits": Scene("entity item listing found", "entity item root found"),
+    "one tag": Scene("entity", "entity", (10, 3)),
+    "races": Scene("entity entity listing", "found found x", (10, 4)),
+    "inner races": Scene("report report entity", "found found x", (9, 3)),
+    "old": Scene("entity", "found x y", (8, 7), generation=3),
+    "joins": Scene("found entity", "entity found"),
+    "nested writes": Scene("entity", "both abandoned", (8, 5)),
+    "by key": Scene("entity report", "invalidate clear"),
+    "inheritance": Scene("report book front careful entity found", "entity user found report", (7, 3)),
+    "inner hits": Scene("report report entity", "entity", (8, 2)),
+    "inner joins": Scene("front entity", "found", (9, 2)),
+    "interrupts": Scene("entity found report", "entity found", interrupts=True),
+    "doubt": Scene("entity entity found report", "lost lost lost_found entity", (9, 2), time=0.02),
+    "generations": Scene("entity listing", "entity x y", (7, 6), generation=3),
+    "sessions": Scene("mine my_report entity", "mine entity"),
+    "doubts": Scene("entity", "lost lost_long", (10, 3), time=0.05),
+    "given": Scene("entity report", "giving giving entity"),
+    "feed": Scene("entity report", "remote entity"),
+}
+
+
+def ancestors(tag: str) -> list[str]:
+    parts = tag.split(":")
+    return [":".join(parts[:length]) for length in range(1, len(parts))]
+
+
+def roots(tags: Iterable[str]) -> list[str]:
+    return [tag.partition(":")[0] for tag in tags]
+
+
+def written(tags: Iterable[str], chain: Iterable[str | None] = (None,)) -> list[Name]:
+    """The names that a write of these tags enters."""
+    paths = [path for tag in tags for path in (tag, *(f"{above}:*" for above in ancestors(tag)))]
+    return [(session, path) for session in chain for path in paths]
+
+
+def meet(some: Iterable[str], other: str) -> bool:
+    """Whether any of these tags is that one, or is above or below it."""
+    return any(f"{tag}:".startswith(f"{other}:") or f"{other}:".startswith(f"{tag}:") for tag in some)
+
+
+def merge(value: Seen, part: Seen) -> None:
+    """Add what a part is made of; what was looked at twice is as old as the older look."""
+    for tag, look in part.items():
+        value[tag] = min(value.get(tag, look), look, key=lambda look: look[0])
+
+
+def at_once(steps: Steps[T]) -> T:
+    """Let nothing else happen in between."""
+    try:
+        while True:
+            condition = next(steps)
+            assert condition is None or condition(), "it would wait for ever"
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+@dataclass(slots=True)
+class Entry:
+    value: Seen
+    tags: tuple[str, ...]
+    since: int
+    checked: int
+
+
+@dataclass(slots=True)
+class Hold:
+    """Keeps what has a path from being stored: as long as so many writes run, or until the last of these times."""
+
+    running: int = 0
+    untils: list[int] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class Load:
+    """A run of a read tool. Who waits for it has a list there, which gets a reason to go on."""
+
+    tool: str
+    session: str | None
+    since: int = 0
+    inherited: set[str] = field(default_factory=set)
+    inside: list[Load] = field(default_factory=list)  # what it leads or waits for
+    waiters: list[list[str]] = field(default_factory=list)
+    is_running: bool = True
+    has_failed: bool = False
+    value: Seen = field(default_factory=dict)
+    tags: tuple[str, ...] = ()  # when it has ended
+
+
+@dataclass(eq=False, slots=True)
+class Write:
+    """When what has happened to a write, as numbers that grow with each event."""
+
+    early: tuple[str, ...]
+    chain: tuple[str | None, ...]
+    tags: tuple[str, ...] = ()  # what it may have changed
+    begun: int = 0
+    ending: int = 0
+    ended: int = 0
+    until: int = 0  # on the clock: the end of its doubt
+    landed: int = 0  # its effect, after its end
+    lapsed: int = 0  # its doubt
+
+    def reaches(self, session: str | None) -> bool:
+        return self.chain == (None,) or session in self.chain
+
+
+class Failed(Exception):
+    """A read has raised. What it was made of is its argument."""
+
+
+class Cancelled(Exception):
+    """Who runs the tool was cancelled, and another reader goes on with the load."""
+
+
+class Process:
+    """A process under the rule, without some parts of it.
+
+    Attributes:
+        broken: what has gone wrong, and the first sentence about it.
+        happened: how many hits and so on there were.
+    """
+
+    def __init__(self, without: Collection[str] = (), scene: Scene = Scene("", ""), random: Random | None = None):
+        assert PARTS.keys() >= {*without}, f"no parts of the rule: {without}"
+        self.has = {part: part not in without for part in PARTS}
+        self.scene, self.random = scene, random
+        self.now, self.rotated, self.is_locked = 0, 0, False
+        self.table: Table = ({}, {}, 0)
+        self.holds: dict[Name, Hold] = {}
+        self.entries: dict[tuple[str, str | None], Entry] = {}
+        self.loads: dict[tuple[str, str | None], Load] = {}
+        self.feed: list[tuple[str, ...]] = []
+        self.applied = 0  # of the feed
+        self.abandoned: list[tuple[Write, list[Name]]] = []
+        # What is seen from outside
+        self.clock = self.ticks = 0
+        self.writes: list[Write] = []
+        self.removed: list[Seen] = []
+        self.happened: Counter[str] = Counter()
+        self.trace: list[tuple[object, ...]] = []
+        self.broken: dict[str, str] = {}
+
+    def chance(self, share: float) -> bool:
+        return self.random is not None and self.random.random() < share
+
+    def log(self, *words: object) -> int:
+        self.ticks += 1
+        self.trace.append((self.ticks, *words))
+        return self.ticks
+
+    # -- versions ----------------------------------------------------------------------------------------------
+
+    def give(self, names: Collection[Name], first: Callable[[], object] = int, *, nested: bool = False) -> Steps[int]:
+        """Give these names a new version, in one locked step that begins with something else."""
+        while self.is_locked and not nested:
+            yield lambda: not self.is_locked
+        self.is_locked = True
+        first()
+        moves = self.has["session moves now"] or not any(session for session, _ in names)
+        version = self.now + 1
+        if moves and not self.has["paths before now"]:
+            self.now = version
+        before = self.now
+        yield from self.enter(names, version, nested=nested)
+        while self.now != before and self.has["paths again"]:
+            before, version = self.now, self.now + 1
+            yield from self.enter(names, version, nested=nested)
+        newer, _, _ = self.table
+        if len(newer) > self.scene.generation:
+            self.table, self.rotated = ({}, newer, self.rotated), version
+        yield STEP
+        if moves:
+            self.now = max(version, self.now)
+        self.is_locked = nested
+        return version
+
+    def enter(self, names: Collection[Name], version: int, *, nested: bool) -> Steps[None]:
+        for name in names:
+            if self.abandoned and not nested and self.chance(0.5):
+                write, others = self.abandoned.pop()
+                write.ending = self.log("write of", *write.early, "is ended while another one gives versions")
+                yield from self.give(others, nested=True)
+                self.hold(others, running=-1)
+                write.ended = self.log("write of", *write.early, "has ended there")
+            yield STEP
+            self.table[0][name] = version
+
+    def read_names(self, tags: Iterable[str], session: str | None) -> list[Name]:
+        """The names that what has these tags asks for."""
+        paths = []
+        for tag in tags:
+            paths += [tag, *ancestors(tag)]
+            if ":" not in tag or self.has["below"]:
+                paths.append(f"{tag}:*")
+        asked = (None, session) if session and self.has["session asks"] else (None,)
+        return [(each, path) for each in asked for path in paths]
+
+    def touched(
+        self, tags: Iterable[str], since: int, session: str | None, table: Table | None = None
+    ) -> Steps[bool]:
+        """Whether any of these has been written since."""
+        newer, older, floor = table or self.table
+        if not self.has["one tuple"]:
+            yield STEP
+            newer = self.table[0]
+            yield STEP
+            older = self.table[1]
+        if since < floor and self.has["floor"]:
+            return True
+        for name in self.read_names(tags, session):
+            yield STEP
+            if max(newer.get(name, 0), older.get(name, 0)) > since:
+                return True
+        return False
+
+    # -- holds -------------------------------------------------------------------------------------------------
+
+    def hold(self, names: Iterable[Name], *, running: int = 0, until: int = 0) -> None:
+        for name in names:
+            hold = self.holds.setdefault(name, Hold())
+            hold.running += running
+            if until:
+                latest = [*hold.untils, until]
+                hold.untils = latest if self.has["each lapse"] else [max(latest)]
+            if not hold.running and not hold.untils:
+                del self.holds[name]
+
+    def is_held(self, tags: Iterable[str], session: str | None) -> bool:
+        holds = [self.holds[name] for name in self.read_names(tags, session) if name in self.holds]
+        return any(hold.running or max(hold.untils) > self.clock or self.has["held to the version"] for hold in holds)
+
+    def end_holds(self) -> Steps[None]:
+        """Give what was in doubt a version, then take the holds away."""
+        clock = self.clock
+        names = [name for name, hold in self.holds.items() if any(until <= clock for until in hold.untils)]
+        if not self.has["version, then release"]:
+            self.release(names, clock)
+        if names and self.has["version at the lapse"]:
+            yield from self.give(names)
+            yield STEP
+        if names and self.chance(0.3):
+            self.pass_time()  # here it matters most
+            yield STEP
+        self.release(names, clock if self.has["one clock"] else self.clock)
+
+    def release(self, names: Iterable[Name], clock: int) -> None:
+        for name in names:
+            if name in self.holds:
+                hold = self.holds[name]
+                hold.untils = [until for until in hold.untils if until > clock]
+                self.hold([name])
+
+    # -- reads -------------------------------------------------------------------------------------------------
+
+    def read(self, name: str, place: str | None = None, outer: Load | None = None) -> Steps[Seen]:
+        """Call a read tool. `outer` is the load whose tool calls it.
+
+        Raises:
+            Failed: the tool has.
+        """
+        session = place if TOOLS[name].in_session else None
+        started = self.log("read", name, session or "", "starts")
+        entry = yield from self.hit(name, session, outer)
+        value = entry.value if entry else (yield from self.load(name, session, place, outer))
+        self.happened["hits" if entry else "misses"] += 1
+        made_of = ", ".join(f"{tag} of {when}" for tag, (when, _) in value.items())
+        self.log("read", name, f"of {started} returns", "what was kept:" if entry else "a load:", made_of)
+        self.judge(name, value, started, session, is_kept=entry is not None)
+        return value
+
+    def hit(self, name: str, session: str | None, outer: Load | None) -> Steps[Entry | None]:
+        """Find an entry that counts."""
+        if self.has["feed before now"]:
+            yield from self.apply_feed()
+        table, now = self.table, self.now
+        yield STEP
+        if not self.has["feed before now"]:
+            yield from self.apply_feed()
+        entry = self.entries.get((name, session))
+        if entry is None:
+            return None
+        if any(entry.value is value for value in self.removed):
+            self.broken.setdefault("back", f"{name} is there, and it was removed")
+        yield STEP
+        if outer is not None:
+            outer.inherited.update(entry.tags)
+            yield STEP
+        if self.has["note before now"] and self.has["feed before now"]:
+            now = self.now
+            yield STEP
+        if self.has["now before the table"]:
+            table = self.table
+        if entry.checked == now:
+            return entry
+        since = entry.checked if self.has["since checked"] else entry.since
+        is_there = self.entries.get((name, session)) is entry
+        if (yield from self.touched(entry.tags, since, session, table)):
+            if self.entries.get((name, session)) is entry:
+                del self.entries[name, session]
+                self.removed.append(entry.value)
+            return None
+        yield STEP
+        now = now if self.has["the same now"] else self.now
+        if self.has["in place"]:
+            entry.checked = now
+        elif is_there:
+            yield STEP
+            self.entries[name, session] = replace(entry, checked=now)
+        return entry
+
+    def apply_feed(self) -> Steps[None]:
+        """Write here what other processes have written."""
+        end = len(self.feed)
+        rows = self.feed[self.applied : end]
+        if not self.has["applied, then noted"]:
+            self.applied = end
+        for tags in rows:
+            yield from self.give(written(tags))
+        self.applied = max(self.applied, end)
+
+    def load(self, name: str, session: str | None, place: str | None, outer: Load | None) -> Steps[Seen]:
+        """Wait for the load that runs, or lead one."""
+        load = self.loads.get((name, session))
+        if load is None or not (yield from self.join(load, outer)):
+            load = Load(name, session)
+            if outer is not None:
+                outer.inside.append(load)
+        if load.is_running:  # it is new, or its leader was cancelled
+            yield from self.lead(load, place, may_be_cancelled=outer is None)
+        if outer is not None:
+            if not self.has["noted, then taken"]:
+                outer.inside.remove(load)
+                yield STEP
+            if self.has["noted at the end"] and (self.has["noted if raised"] or not load.has_failed):
+                outer.inherited.update(load.tags)
+            if self.has["noted, then taken"]:
+                yield STEP
+                outer.inside.remove(load)
+        if load.has_failed:
+            raise Failed(load.value)
+        return load.value
+
+    def join(self, load: Load, outer: Load | None) -> Steps[bool]:
+        """Wait until a load has ended, or is this reader's to lead. Returns False if it is too old to be joined."""
+        if self.has["lapsed before join"]:
+            yield from self.end_holds()
+        inside = outer.inside if outer is not None else []
+        if self.has["inside, then asked"]:
+            inside.append(load)
+            yield STEP
+        is_old = self.has["join asks"] and (yield from self.touched(self.known(load), load.since, load.session))
+        if is_old or not load.is_running:
+            if self.has["inside, then asked"]:
+                inside.remove(load)
+            return False
+        if not self.has["one step"]:
+            yield STEP
+        reasons: list[str] = []
+        load.waiters.append(reasons)
+        self.happened["joins"] += 1
+        self.log("read", load.tool, "joins a load since version", load.since)
+        if not self.has["inside, then asked"]:
+            yield STEP
+            inside.append(load)
+        yield lambda: bool(reasons)
+        return True
+
+    def tags(self, name: str) -> tuple[str, ...]:
+        """The tags of a read that are known before its load."""
+        return (*TOOLS[name].tags, *((f"@{name}:1",) if self.has["own key"] else ()))
+
+    def known(self, load: Load) -> list[str]:
+        """The tags that a running load is known to depend on."""
+        tags = [*self.tags(load.tool)]
+        if self.has["late roots"]:
+            tags += roots(TOOLS[load.tool].late)
+        if self.has["inherited"]:
+            tags += load.inherited
+        if self.has["loads inside"]:
+            tags += [tag for inner in load.inside for tag in self.known(inner)]
+        return tags
+
+    def lead(self, load: Load, place: str | None, *, may_be_cancelled: bool) -> Steps[None]:
+        """Run the tool of a load, store its result, end it."""
+        name, tool, key = load.tool, TOOLS[load.tool], (load.tool, load.session)
+        if self.has["lapsed before since"]:
+            yield from self.end_holds()
+        load.since = self.now
+        yield STEP
+        if not self.has["lapsed before since"]:
+            yield from self.end_holds()
+        self.loads[key] = load
+        self.happened[name] += 1
+        yield AWAIT
+        look = self.log("read", name, "looks at its source"), None
+        value: Seen = {f"@{name}:1": look, (tool.tags or tool.late)[0]: look}
+        load.has_failed = self.chance(0.25 if name == "found" else 0.05)
+        for inner in () if load.has_failed else tool.inner:
+            yield AWAIT
+            try:
+                merge(value, (yield from self.read(inner, place, load)))
+            except Failed as error:
+                merge(value, error.args[0])
+                load.has_failed |= not tool.forgives
+        yield AWAIT
+        if load.waiters and may_be_cancelled and self.chance(0.1):
+            self.log("read", name, "is cancelled")
+            load.waiters.pop(0).append("it is led by who waits here")
+            raise Cancelled
+        if not self.has["since before"]:
+            load.since = self.now
+        late = roots(tool.late) if load.has_failed else tool.late
+        tags = (*self.tags(name), *late, *sorted(load.inherited))
+        parts = [self.entries[inner, None].since for inner in tool.inner if (inner, None) in self.entries]
+        since = load.since if self.has["own since"] else min([load.since, *parts])
+        if not load.has_failed:
+            yield from self.store(key, tags, value, since)
+        yield STEP
+        load.value, load.tags, load.is_running = value, tags, False
+        if self.loads.get(key) is load:
+            del self.loads[key]
+        for reasons in load.waiters:
+            reasons.append("it has ended")
+
+    def store(self, key: tuple[str, str | None], tags: tuple[str, ...], value: Seen, since: int) -> Steps[None]:
+        """Insert an entry, in one locked step, unless it does not count or is held."""
+        while self.is_locked:
+            yield lambda: not self.is_locked
+        name, session = key
+        is_dead = at_once(self.touched(tags, since, session))
+        if self.is_held(tags, session) or (is_dead and self.has["store asks"]):
+            return
+        if is_dead:
+            self.broken.setdefault("dead", f"{name} is stored, and has been written since {since}")
+        self.happened["stores"] += 1
+        self.entries[key] = Entry(value, tags, since, since)
+
+    # -- writes ------------------------------------------------------------------------------------------------
+
+    def write(self, name: str, place: str | None = None) -> Steps[None]:
+        """Call a write tool."""
+        change = CHANGES[name]
+        write = Write(change.tags, SESSIONS[place] if place and change.in_session else (None,), change.tags)
+        self.writes.append(write)
+        self.log("write", name, place or "", "begins")
+        if change.how == "remote":
+            yield AWAIT
+            write.ending = write.ended = self.log("write", name, "ends elsewhere")
+            self.feed.append(change.tags)
+            return
+        names, begun = written(change.tags, write.chain), self.now
+        running = int(self.has["held while running"])
+        if names and self.has["begin"]:
+            begun = yield from self.give(names, lambda: self.hold(names, running=running))
+        else:
+            self.hold(names, running=running)
+        write.begun = self.log("write", name, "has begun")
+        yield AWAIT
+        looked, since = self.log("write", name, "takes effect"), self.now
+        yield AWAIT
+        if change.how == "abandoned":
+            left = write, names
+            self.abandoned.append(left)
+            while left in self.abandoned and self.chance(0.8):
+                yield AWAIT
+            if left not in self.abandoned:
+                return
+            self.abandoned.remove(left)
+        how = "returns" if not self.chance(0.3) else "has no id" if change.late and self.chance(0.5) else "has failed"
+        late = {
+            "returns": written(change.late),
+            "has no id": [(None, "o:*")] if self.has["root:* without id"] else [],
+            "has failed": written(roots(change.late)) if self.has["root if failed"] else [],
+        }
+        write.tags += ("o:8",) if how == "has no id" else change.late
+        write.ending = self.log("write", name, "is about to end")
+        write.until = self.clock + change.doubt if change.doubt else 0
+        others: list[bool] = []
+
+        def ask() -> None:
+            """Ask whether another write has come between."""
+            if change.gives and self.has["given asks"]:
+                others.append(at_once(self.touched(self.tags(change.gives), begun, None)))
+
+        def first() -> None:
+            if self.has["given in one step"]:
+                ask()
+            if self.has["held before now"]:
+                doubt()
+
+        def doubt() -> None:
+            if write.until and self.has["held in doubt"]:
+                self.hold([*names, *late[how]], until=write.until)
+
+        if not self.has["given in one step"]:
+            ask()
+            yield STEP
+        if not (self.scene.interrupts and self.chance(0.3)):
+            version = yield from self.give([*names, *late[how]] if self.has["end"] else [], first)
+        else:
+            how = "has failed"
+            version = yield from self.give([*names, *late[how]] if self.has["end in any case"] else [])
+        if not self.has["held before now"]:
+            yield STEP
+            doubt()
+        self.hold(names, running=-running)
+        if change.gives and how == "returns" and not any(others):
+            given: Seen = {"o:7": (looked, write), f"@{change.gives}:1": (looked, write)}
+            since = version if self.has["given at the end"] else since
+            yield from self.store((change.gives, None), self.tags(change.gives), given, since)
+        write.ended = self.log("write", name, how)
+        while self.clock < write.until:
+            yield AWAIT
+            if self.clock < write.until and self.chance(0.5):
+                write.landed = self.log("write", name, "takes effect late")
+
+    # -- what must hold ----------------------------------------------------------------------------------------
+
+    def pass_time(self) -> None:
+        self.clock += 1
+        self.log("it is", self.clock)
+        for write in self.writes:
+            if write.until and not write.lapsed and write.until <= self.clock:
+                write.lapsed = self.ticks
+
+    def judge(self, name: str, value: Seen, started: int, session: str | None, *, is_kept: bool) -> None:
+        """Look for what is wrong with an answer."""
+        for write in self.writes:
+            for tag, (when, giver) in value.items():
+                if giver is write or not write.reaches(session) or not meet((*write.early, *write.tags), tag):
+                    continue
+                is_over = 0 < write.ended < started
+                if is_over and when < write.ending:
+                    wrong = "stale"
+                elif 0 < write.lapsed < started and when < write.landed:
+                    wrong = "stale after doubt"
+                elif is_kept and is_over and self.clock < write.until:
+                    wrong = "kept in doubt"
+                elif is_kept and 0 < write.begun < started and not write.ending and meet(write.early, tag):
+                    wrong = "kept"
+                else:
+                    continue
+                at = f"begun at {write.begun}, ended at {write.ended}, late effect at {write.landed}"
+                self.broken.setdefault(wrong, f"{name} of {started} has {tag} of {when}, and a write of it: {at}")
+
+
+def play(scene: Scene, seed: int, *, in_a_loop: bool, without: Collection[str] = ()) -> Process:
+    """Let a random interleaving happen. Now and then a call stands still for a while, in which others may do much."""
+    random = Random(seed)
+    process = Process(without, scene, random)
+    reads, writes = scene.many
+    starts = [(process.read, scene.reads)] * reads + [(process.write, scene.writes)] * writes
+    random.shuffle(starts)
+    actors: dict[Steps[object], Callable[[], bool]] = {}
+    stands_still: dict[Steps[object], int] = {}
+    share = random.choice((0.0, 0.03, 0.1))
+    while starts or actors:
+        ready = [actor for actor, condition in actors.items() if condition()]
+        if starts and len(actors) < 4 and (not ready or random.random() < 0.2):
+            start, names = starts.pop()
+            actors[start(random.choice(names.split()), random.choice([*SESSIONS]))] = AWAIT
+            continue
+        if not ready:
+            process.broken["hangs"] = f"{len(actors)} calls wait for ever"
+            break
+        actor = random.choice([one for one in ready if one not in stands_still] or ready)
+        stands_still = {one: turns - 1 for one, turns in stands_still.items() if turns and one is not actor}
+        if random.random() < share:
+            stands_still[actor] = random.randrange(60)
+        condition = None
+        try:
+            while condition is None:
+                if scene.time and random.random() < scene.time:
+                    process.pass_time()
+                condition = next(actor)
+                if not in_a_loop:
+                    break
+        except (StopIteration, Failed, Cancelled):
+            del actors[actor]
+        else:
+            actors[actor] = condition or AWAIT
+    return process
+
+
+def counterexample(part: str, seeds: Iterable[int], *, in_a_loop: bool) -> tuple[int, Process] | None:
+    """Look for what goes wrong without a part of the rule. Returns the first seed, too."""
+    _, effect, scene, _ = PARTS[part]
+    for seed in seeds:
+        process = play(SCENES[scene], seed, in_a_loop=in_a_loop, without=(part,))
+        if effect in process.broken:
+            return seed, process
+    return None
