@@ -62,6 +62,13 @@ def loads_in_flight() -> int:
     return testing.loads_in_flight()
 
 
+def calls_waiting() -> int:
+    """How many calls wait for a run that another one has started."""
+    with state.LEDGER.lock:
+        loads = [*state.LEDGER._open_loads()]
+    return sum(not one.done() for load in loads for one in [*(load.waiters or ())])
+
+
 def nothing_in_flight() -> bool:
     """Whether there are none."""
     return loads_in_flight() == 0

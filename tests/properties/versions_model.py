@@ -368,7 +368,7 @@ class Process:
 
     def enter(self, names: Sequence[Name], version: int) -> Steps[None]:
         for name in names:
-            if self.chance(self.scene.signals):  # the lock lets its own thread in again
+            if not name[1].startswith("x") and self.chance(self.scene.signals):  # the lock lets its thread in again
                 self.is_locked = False
                 at_once(self.write("x"))
                 self.is_locked = True
