@@ -22,7 +22,7 @@ def shown(seed: int, process: Process) -> str:
     return "\n".join([f"Interleaving {seed}", *process.trace, *wrong, ""])
 
 
-@pytest.mark.parametrize("seeds", [90, *slow(5_000)])
+@pytest.mark.parametrize("seeds", [50, *slow(5_000)])
 @pytest.mark.parametrize("in_a_loop", [False, True], ids=["threads", "one loop"])
 @pytest.mark.parametrize("scene", SCENES)
 def test_the_whole_rule_has_no_counterexample(scene: str, in_a_loop: bool, seeds: int):
@@ -37,7 +37,7 @@ def test_the_whole_rule_has_no_counterexample(scene: str, in_a_loop: bool, seeds
 MISSED = [
     (part, in_a_loop)
     for part, described in PARTS.items()
-    for in_a_loop in ([False] if described.seed_of_loop is None else [False, True])
+    for in_a_loop in ([False] if described.seed_of_loop < 0 else [False, True])
     if described.scene
 ]
 

@@ -85,53 +85,55 @@ class Part(NamedTuple):
     effect: str
     scene: str = ""
     seed: int = 0
-    seed_of_loop: int | None = None
+    seed_of_loop: int = -1
 
 
 PARTS = {
-    "paths before now": Part("the paths are entered, then `now` is published", "stale", "races"),
-    "paths again": Part("... again if `now` has moved meanwhile", "stale", "signals"),
-    "below": Part("`a:b` asks for `a:b:*`", "stale", "hits", 0, 0),
-    "own key": Part("entries, loads and holds have their own key as a tag", "stale", "by key", 0, 0),
-    "floor": Part("what is below the floor counts as written", "stale", "old", 0, 0),
-    "one tuple": Part("both generations and the floor are read at once", "stale", "old"),
-    "note before now": Part("a hit notes its tags in the outer load before it reads `now`", "stale", "inner joins"),
-    "now before table": Part("... and reads the table after that", "stale", "old"),
-    "the same now": Part("`checked` becomes the `now` that was read before the table", "stale", "races"),
+    "paths before now": Part("the paths are entered, then `now` is published", "stale", "races", 34),
+    "paths again": Part("... again if `now` has moved meanwhile", "stale", "signals", 45),
+    "below": Part("`a:b` asks for `a:b:*`", "stale", "hits", 99, 1),
+    "own key": Part("entries, loads and holds have their own key as a tag", "stale", "by key", 2, 1),
+    "floor": Part("what is below the floor counts as written", "stale", "old", 93, 11),
+    "one tuple": Part("both generations and the floor are read at once", "stale", "old", 172),
+    "note before now": Part(
+        "a hit notes its tags in the outer load before it reads `now`", "stale", "inner joins", 1431
+    ),
+    "now before table": Part("... and reads the table after that", "stale", "old", 598),
+    "the same now": Part("`checked` becomes the `now` that was read before the table", "stale", "races", 2),
     "since checked": Part("a hit asks for writes since `checked`, not since the load has begun", "needless"),
-    "in place": Part("`checked` is set in the entry, not in a copy of it", "back", "races"),
-    "since before": Part("`since` is read before the tool runs", "stale", "hits", 0, 0),
-    "store asks": Part("what was written since is not stored", "dead", "hits", 0, 0),
-    "join asks": Part("a reader asks for what is known of a load", "stale", "joins", 0, 0),
-    "late roots": Part("... for the roots of what its result will tell", "stale", "joins", 0, 0),
-    "inherited": Part("... for what it has inherited", "stale", "inheritance", 0, 0),
-    "loads inside": Part("... for what is known of the loads inside of it", "stale", "inheritance", 0, 0),
-    "inside, then asked": Part("an inner load is noted before its reader asks to join it", "stale", "inner joins"),
-    "one step": Part("joining and the end of a load exclude each other", "hangs", "joins"),
-    "noted at the end": Part("the tags of an inner load are noted", "stale", "inheritance", 0, 0),
-    "noted, then taken": Part("... before the note that it runs is taken away", "stale", "inner races"),
-    "noted if raised": Part("... also if it has raised", "stale", "inheritance", 0, 0),
+    "in place": Part("`checked` is set in the entry, not in a copy of it", "back", "races", 85),
+    "since before": Part("`since` is read before the tool runs", "stale", "hits", 202, 125),
+    "store asks": Part("what was written since is not stored", "dead", "hits", 0, 13),
+    "join asks": Part("a reader asks for what is known of a load", "stale", "joins", 59, 2),
+    "late roots": Part("... for the roots of what its result will tell", "stale", "joins", 280, 118),
+    "inherited": Part("... for what it has inherited", "stale", "inheritance", 2, 45),
+    "loads inside": Part("... for what is known of the loads inside of it", "stale", "inheritance", 153, 452),
+    "inside, then asked": Part("an inner load is noted before its reader asks to join it", "stale", "inner asks", 264),
+    "one step": Part("joining and the end of a load exclude each other", "hangs", "joins", 37),
+    "noted at the end": Part("the tags of an inner load are noted", "stale", "inheritance", 51, 7),
+    "noted, then taken": Part("... before the note that it runs is taken away", "stale", "inner races", 1038),
+    "noted if raised": Part("... also if it has raised", "stale", "inheritance", 841, 467),
     "own since": Part("an outer load does not inherit a `since`", "needless"),
-    "begin": Part("the begin of a write is a version", "kept", "hits", 0, 0),
-    "held while running": Part("its early tags are held until it has ended", "kept", "hits", 0, 0),
-    "end": Part("the end of a write is a version", "stale", "hits", 0, 0),
-    "end in any case": Part("... also if it is interrupted", "stale", "interrupts", 0, 0),
-    "root if failed": Part("... of the root if it has failed before its id was known", "stale", "joins", 0, 0),
-    "root:* without id": Part("... of what the whole root is read for if there is no id", "stale", "hits", 0, 0),
-    "held in doubt": Part("the tags of a write in doubt are held", "stale after doubt", "doubt", 0, 0),
-    "held before now": Part("... before the `now` of its end is published", "kept in doubt", "doubt"),
-    "version at the lapse": Part("the end of a doubt is a version", "stale after doubt", "doubt", 0, 0),
-    "each lapse": Part("... also if another doubt goes on", "stale after doubt", "doubts", 0, 0),
-    "version, then release": Part("... and then the hold is taken away", "stale after doubt", "doubts"),
-    "one clock": Part("... if it was over when the version was given", "stale after doubt", "doubts"),
-    "held to the version": Part("a hold counts until its version is given", "stale after doubt", "doubt", 0, 0),
-    "lapsed before join": Part("doubts are ended before a join", "stale after doubt", "doubt", 0, 0),
+    "begin": Part("the begin of a write is a version", "kept", "hits", 482, 45),
+    "held while running": Part("its early tags are held until it has ended", "kept", "hits", 652, 693),
+    "end": Part("the end of a write is a version", "stale", "hits", 127, 12),
+    "end in any case": Part("... also if it is interrupted", "stale", "interrupts", 170, 20),
+    "root if failed": Part("... of the root if it has failed before its id was known", "stale", "joins", 481, 110),
+    "root:* without id": Part("... of what the whole root is read for if there is no id", "stale", "hits", 1339, 455),
+    "held in doubt": Part("the tags of a write in doubt are held", "stale after doubt", "doubt", 23, 24),
+    "held before now": Part("... before the `now` of its end is published", "kept in doubt", "doubt", 427),
+    "version at the lapse": Part("the end of a doubt is a version", "stale after doubt", "doubt", 147, 300),
+    "each lapse": Part("... also if another doubt goes on", "stale after doubt", "doubts", 1716, 387),
+    "version, then release": Part("... and then the hold is taken away", "stale after doubt", "doubts", 644),
+    "one clock": Part("... if it was over when the version was given", "stale after doubt", "doubts", 757),
+    "held to the version": Part("a hold counts until its version is given", "stale after doubt", "doubt", 292, 207),
+    "lapsed before join": Part("doubts are ended before a join", "stale after doubt", "doubt", 636, 411),
     "lapsed before since": Part("doubts are ended before `since` is read", "needless"),
-    "given asks": Part("a given result is dropped if another write has come between", "stale", "given", 0, 0),
-    "given in one step": Part("... which is asked in the step that gives the end", "stale", "given"),
+    "given asks": Part("a given result is dropped if another write has come between", "stale", "given", 13, 21),
+    "given in one step": Part("... which is asked in the step that gives the end", "stale", "given", 1),
     "given at the end": Part("its `since` is the end of the write", "needless"),
-    "session asks": Part("entries of a session ask for its versions", "stale", "sessions", 0, 0),
-    "session moves now": Part("writes of a session move the process's `now`", "stale", "sessions", 0, 0),
+    "session asks": Part("entries of a session ask for its versions", "stale", "sessions", 8, 1),
+    "session moves now": Part("writes of a session move the process's `now`", "stale", "sessions", 55, 1),
 }
 
 
@@ -215,6 +217,7 @@ SCENES = {
     "inheritance": Scene("report book front careful entity found", "entity user found report", (7, 3)),
     "inner races": Scene("report report entity", "found found x", (9, 3)),
     "inner joins": Scene("front entity", "found", (9, 2)),
+    "inner asks": Scene("front entity", "entity", (8, 1)),
     "interrupts": Scene("entity found report", "entity found", interrupts=0.3),
     "doubt": Scene("entity entity found report", "lost lost lost_found entity", (9, 2), time=0.02),
     "doubts": Scene("entity", "lost lost_long", (12, 4), time=0.05),
@@ -302,10 +305,6 @@ class Write:
 
 class Failed(Exception):
     """A read has raised. What it was made of is its argument."""
-
-
-class Cancelled(Exception):
-    """Who runs the tool was cancelled, and another reader goes on with the load."""
 
 
 class Process:
@@ -419,11 +418,10 @@ class Process:
         names = [name for name, hold in self.holds.items() if any(until <= clock for until in hold.untils)]
         if not self.has["version, then release"]:
             self.release(names, clock)
+            yield STEP
         if names and self.has["version at the lapse"]:
             yield from self.give(names)
-            yield STEP
-        if names and self.chance(0.3):
-            self.pass_time()  # here it matters most
+        while names and self.chance(0.9):  # here it matters most if time passes
             yield STEP
         self.release(names, clock if self.has["one clock"] else self.clock)
 
@@ -564,7 +562,7 @@ class Process:
         if load.waiters and may_be_cancelled and self.chance(0.1):
             self.log("read", name, "is cancelled")
             load.waiters.pop(0).append("it is led by who waits here")
-            raise Cancelled
+            raise Failed({})
         if not self.has["since before"]:
             load.since = self.now
         late = roots(tool.late) if load.has_failed else tool.late
@@ -634,7 +632,7 @@ class Process:
         if not asks:
             ask()
             yield STEP
-        version = yield from self.give(ends, *([ask] if asks else []), *([doubt] if holds else []))
+        version = yield from self.give(ends, *(each for each, is_inside in ((ask, asks), (doubt, holds)) if is_inside))
         if not holds:
             yield STEP
             doubt()
@@ -709,6 +707,6 @@ def play(scene: Scene, seed: int, *, in_a_loop: bool, without: Collection[str] =
                 if not in_a_loop:
                     break
             actors[actor] = condition or AWAIT
-        except (StopIteration, Failed, Cancelled):
+        except (StopIteration, Failed):
             del actors[actor]
     return process
