@@ -609,12 +609,12 @@ class Process:
         yield AWAIT
         is_interrupted, has_id = self.chance(self.scene.interrupts), not change.late or not self.chance(0.2)
         how = "has failed" if is_interrupted or self.chance(0.15) else "returns" if has_id else "has no id"
-        late = {
+        late: dict[str, list[Name]] = {
             "returns": written(change.late),
             "has no id": [(None, "o:*")] if self.has["root:* without id"] else [],
             "has failed": written(roots(change.late)) if self.has["root if failed"] else [],
-        }[how]
-        ends = [*names, *late] if self.has["end in any case" if is_interrupted else "end"] else []
+        }
+        ends = [*names, *late[how]] if self.has["end in any case" if is_interrupted else "end"] else []
         write.tags += ("o:8",) if how == "has no id" else change.late
         write.ending = self.log("write", name, "is about to end")
         write.until = self.clock + change.doubt if change.doubt else 0
