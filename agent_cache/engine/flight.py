@@ -138,7 +138,8 @@ class Flight:
 
     def dependencies(self) -> tuple[Tag | EntryTag, ...]:
         """Everything that it is known to depend on by now, the roots of what is not known included."""
-        inherited, own = self.inherited, self.tags + self.late_roots
+        inherited = self.inherited
+        own: tuple[Tag | EntryTag, ...] = self.tags + self.late_roots
         if inherited is not None:
             own = (*own, *inherited.tags, *inherited.entries)
         if self.reading:

@@ -25,7 +25,7 @@ from agent_cache.metrics import METRICS, clear_evidence
 from agent_cache.remote.protocol import Found, Listener, Request, SharedTtls, Ticket, Tier, WriteIntent
 from agent_cache.session.session import WATCHERS
 
-__all__ = ["FakeClock", "FaultyTier", "Order", "loads_in_flight", "reset", "without_codegen"]
+__all__ = ["FakeClock", "FaultyTier", "Order", "calls_waiting", "loads_in_flight", "reset", "without_codegen"]
 
 
 def reset() -> None:
