@@ -8,6 +8,7 @@ Whether its value may be stored is asked once more when it has ended: see `core.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -22,10 +23,14 @@ if TYPE_CHECKING:
 
     from agent_cache.remote.protocol import Ticket, Tier, Versions
 
-__all__ = ["BECOME_LEADER", "Failure", "Flight", "Waiters"]
+__all__ = ["ALONE", "BECOME_LEADER", "Failure", "Flight", "Waiters"]
 
 BECOME_LEADER: Final = object()
 """Wakes a follower that must run the tool, because the leader was cancelled."""
+
+
+ALONE: weakref.WeakSet[Flight] = weakref.WeakSet()
+"""Flights that no reader may join any more, or ever could, for `agent_cache.testing`; also some that have ended."""
 
 
 class Failure:
@@ -194,6 +199,8 @@ class Flight:
             self.joinable = False
             if self.store.flights.get(self.id) is self:
                 self.store.flights.pop(self.id, None)
+            if self.is_open:
+                ALONE.add(self)
 
     def restart(self) -> None:
         """Start again with another run of the tool, which earlier writes do not concern."""
@@ -265,8 +272,8 @@ class Flight:
 
     def finish(self) -> None:
         """End the load: no reader joins any more."""
-        self.detach()
         self.is_open = False
+        self.detach()
 
     def land(self, outcome: object) -> None:
         """Give every follower the outcome."""

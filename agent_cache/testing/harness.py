@@ -18,6 +18,7 @@ from agent_cache.config import CURRENT
 from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.audit import audits_running, forget_audits
 from agent_cache.engine.codegen import GENERATION
+from agent_cache.engine.flight import ALONE
 from agent_cache.engine.state import READERS, clear_everything, forget_warnings
 from agent_cache.engine.tiers import unsubscribe_all
 from agent_cache.engine.ttls import TTLS
@@ -47,10 +48,8 @@ def reset() -> None:
 
 
 def loads_in_flight() -> int:
-    """Return the number of runs of read tools that have started and not ended: those that a call might join, and
-    audits.
-    """
-    return audits_running() + len(_flights())
+    """Return the number of runs of read tools that have started and not ended, audits included."""
+    return audits_running() + len([flight for flight in _flights() if flight.is_open])
 
 
 def calls_waiting() -> int:
@@ -59,7 +58,8 @@ def calls_waiting() -> int:
 
 
 def _flights() -> list[Any]:
-    return [flight for tool in READERS.all() for store in tool.stores() for flight in list(store.flights.values())]
+    found = [flight for tool in READERS.all() for store in tool.stores() for flight in list(store.flights.values())]
+    return [*found, *list(ALONE)]
 
 
 @contextmanager
