@@ -37,8 +37,8 @@ class Entry:
 
     Attributes:
         value: the value, if it may be given to every caller as it is; None if each gets a copy.
-        fast: the clock reading before which a hit returns `value` without further checks; in the past for an entry that
-            is copied, or whose tiers have to be trusted.
+        fast: the clock reading before which a hit returns `value`, if there is no `lease`; in the past if each gets a
+            copy.
         expires: the clock reading at which it expires.
         cost: the load time that a hit saves, in seconds.
         tags: everything that it depends on.
@@ -70,7 +70,7 @@ class Entry:
     ) -> None:
         self.value = value
         self.expires = expires
-        self.fast = expires if copy is None and lease is None else -NEVER
+        self.fast = expires if copy is None else -NEVER
         self.cost = cost
         self.tags = tags
         self.checked = 0
@@ -436,7 +436,10 @@ class Store:
                     break
             key = self._unswept.pop()
             entry = self._data.get(key)
-            if entry is not None and (entry.kept_until <= now or self.is_touched(key, entry.tags, entry.checked)):
+            if entry is not None and (
+                entry.expires + entry.kept_for <= now
+                or (entry.checked != self.versions.now and self.is_touched(key, entry.tags, entry.checked))
+            ):
                 self.discard(key)
                 swept.append(entry)
         return swept

@@ -151,13 +151,17 @@ class Hold:
     Attributes:
         paths: what it holds.
         scopes: where: the whole process, or the sessions that the write is limited to.
+        late: roots of what its result may name, which it does not hold.
         since: the version that its begin has given.
         is_released: whether it holds no more.
     """
 
-    __slots__ = ("is_released", "paths", "scopes", "since")
+    __slots__ = ("is_released", "late", "paths", "scopes", "since")
 
-    def __init__(self, paths: tuple[Path, ...], scopes: Sequence[Written], since: int) -> None:
+    def __init__(
+        self, paths: tuple[Path, ...], scopes: Sequence[Written], since: int, late: tuple[str, ...] = ()
+    ) -> None:
+        self.late = late
         self.paths = paths
         self.scopes = scopes
         self.since = since
@@ -232,16 +236,18 @@ class Versions(Written):
         tags: Iterable[Tag | EntryTag],
         bare: Iterable[str] = (),
         scopes: Sequence[Written] | None = None,
+        late: tuple[str, ...] = (),
     ) -> Hold:
         """Begin a write: give what it names a version, and hold it until `end`.
 
         Args:
             tags, bare, scopes: as for `write`.
+            late: roots of what its result may name.
         """
         paths = _all_paths(tags, bare)
         where = (self,) if scopes is None else scopes
         with self.lock:
-            hold = Hold(paths, where, self._enter(paths, where))
+            hold = Hold(paths, where, self._enter(paths, where), late)
             self._add(hold)
             self.running.add(hold)
         return hold
@@ -328,13 +334,10 @@ class Versions(Written):
     def after_fork(self) -> None:
         """In the child: what the parent was writing ends there, and nobody would end it here."""
         try:
-            was_writing = bool(self.running)
             for hold in list(self.running):
+                self._enter((*hold.paths, *hold.late), hold.scopes)
                 self._release(hold)
             self.now += 1
-            if was_writing:
-                for scope in (self, *self._of_sessions.values()):
-                    scope.known = {}, {}, self.now
         finally:
             self.lock.release()
 

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.store import NEVER, Entry, Lookup, Store
-from agent_cache.core.tags import Tag
-from agent_cache.core.versions import VERSIONS
+from agent_cache.core.tags import Tag, root_of
+from agent_cache.core.versions import VERSIONS, EntryTag
 from agent_cache.engine.blocking import in_background, run_blocking, start_thread
 from agent_cache.engine.middleware import shown_arguments
 from agent_cache.engine.runtime import INTERCEPTORS, PLACE, ROOT, Call, Operation, Participant, Plan, Proceed, Scope
@@ -166,6 +166,11 @@ class _History:
         running = [self._write(call, NEVER) for call in list(self.running)]
         return [*(write for write in list(self.ended) if write.number >= number), *running]
 
+    def may_touch(self, tags: Iterable[Tag | EntryTag]) -> bool:
+        """Whether a write runs whose result may name what depends on any of these tags."""
+        roots = {root_of(tag) for tag in tags if isinstance(tag, str)}
+        return any(not roots.isdisjoint(call.operation.late_roots) for call in list(self.running))
+
     def _write(self, call: Call, number: float) -> _Write:
         operation = call.operation
         tags = tuple(dict.fromkeys((*operation.tags.static, *call.tags)))
@@ -262,6 +267,11 @@ _running: dict[Operation[Any], _Audit] = {}
 
 _excluded: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
 """Tools that have written while they were audited."""
+
+
+def audits_running() -> int:
+    """How many audits have begun and not ended."""
+    return len(_running)
 
 
 def forget_audits() -> None:
@@ -501,6 +511,7 @@ class _Audit:
                 and store.find(self.key) is found
                 and not store.is_touched(self.key, found.tags, self.since)
                 and not store.is_held(self.key, found.tags)
+                and not _history.may_touch(found.tags)
                 and found.is_valid_at(now)
             )
             if is_unexplained:

@@ -8,6 +8,7 @@ Whether its value may be stored is asked once more when it has ended: see `core.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -22,10 +23,14 @@ if TYPE_CHECKING:
 
     from agent_cache.remote.protocol import Ticket, Tier, Versions
 
-__all__ = ["BECOME_LEADER", "Failure", "Flight", "Waiters"]
+__all__ = ["ALONE", "BECOME_LEADER", "Failure", "Flight", "Waiters"]
 
 BECOME_LEADER: Final = object()
 """Wakes a follower that must run the tool, because the leader was cancelled."""
+
+
+ALONE: weakref.WeakSet[Flight] = weakref.WeakSet()
+"""Flights that no reader may join any more, or ever could, for `agent_cache.testing`; also some that have ended."""
 
 
 class Failure:
@@ -104,7 +109,8 @@ class Flight:
 
     __slots__ = (
         "__weakref__", "end_tags", "id", "inherited", "is_cached", "is_clean", "is_open", "joinable", "key",
-        "late_roots", "life", "reading", "result", "since", "store", "stored_tags", "tags", "tickets", "waiters", "waits_for",
+        "late_roots", "life", "reading", "result", "since", "store", "stored_tags", "tags", "tickets", "waiters",
+        "waits_for",
     )  # fmt: skip
 
     life: float | None
@@ -137,7 +143,8 @@ class Flight:
 
     def dependencies(self) -> tuple[Tag | EntryTag, ...]:
         """Everything that it is known to depend on by now, the roots of what is not known included."""
-        inherited, own = self.inherited, self.tags + self.late_roots
+        inherited = self.inherited
+        own: tuple[Tag | EntryTag, ...] = self.tags + self.late_roots
         if inherited is not None:
             own = (*own, *inherited.tags, *inherited.entries)
         if self.reading:
@@ -192,6 +199,8 @@ class Flight:
             self.joinable = False
             if self.store.flights.get(self.id) is self:
                 self.store.flights.pop(self.id, None)
+            if self.is_open:
+                ALONE.add(self)
 
     def restart(self) -> None:
         """Start again with another run of the tool, which earlier writes do not concern."""
@@ -220,6 +229,12 @@ class Flight:
             self.reading[call] = tags
             if owner is not None and owner is not self.store.owner:
                 self.detach()
+
+    def end_read(self, call: object) -> None:
+        """Take `begin_read` back: the read has not been answered."""
+        with VERSIONS.lock:
+            if self.reading:
+                self.reading.pop(call, None)
 
     def inherit_tags(self, tags: tuple[Tag | EntryTag, ...]) -> None:
         """Depend on these tags, too."""
@@ -257,8 +272,8 @@ class Flight:
 
     def finish(self) -> None:
         """End the load: no reader joins any more."""
-        self.detach()
         self.is_open = False
+        self.detach()
 
     def land(self, outcome: object) -> None:
         """Give every follower the outcome."""

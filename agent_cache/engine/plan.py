@@ -225,7 +225,7 @@ def _local_lookup(
         if entry is None:
             return MISSING
         now = clock.now()
-        value = entry.value if now < entry.fast else entry.value_at(now)
+        value = entry.value if now < entry.fast and entry.lease is None else entry.value_at(now)
         if value is MISSING:
             return MISSING
         call = place_of().call

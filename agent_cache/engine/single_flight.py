@@ -21,7 +21,7 @@ from agent_cache.clock import CLOCK
 from agent_cache.core.store import Entry, Store
 from agent_cache.core.versions import VERSIONS, entry_tag
 from agent_cache.engine.blocking import THREADS, ThreadFlight, Waiter, has_running_loop
-from agent_cache.engine.flight import BECOME_LEADER, Failure, Flight
+from agent_cache.engine.flight import ALONE, BECOME_LEADER, Failure, Flight
 from agent_cache.engine.runtime import Call, Proceed
 from agent_cache.engine.state import wait_for_lock
 from agent_cache.engine.store_result import ServedEntry, inherit_entry, read_of, run_uncached
@@ -61,6 +61,8 @@ def single_flight(proceed: Proceed, call: Call, kind: type[Flight] = Flight) -> 
     if present is None or call.is_fresh:
         flight.joinable = True
         flights[ident] = flight
+    else:
+        ALONE.add(flight)
     if under is not None:
         under.wait_for(flight)
     return _lead(call, proceed, flight, under, within)
@@ -118,6 +120,8 @@ async def thread_flight(
                 if is_joinable:
                     own.joinable = True
                     flights[ident] = own
+                else:
+                    ALONE.add(own)
                 if under is not None:
                     under.wait_for(own)
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Coroutine, Hashable, Iterable, Iterator
@@ -193,6 +194,16 @@ class _Readers:
 
 
 READERS = _Readers()
+
+
+def _forget_flights() -> None:
+    """In a forked child: the loads of the parent's other threads never end here."""
+    for tool in list(READERS.by_number.values()):
+        for store in tool.stores():
+            store.flights.clear()
+
+
+os.register_at_fork(after_in_child=_forget_flights)
 
 _roots: weakref.WeakValueDictionary[str, RootUse] = weakref.WeakValueDictionary()
 _MAX_NAMES = 1_000

@@ -201,10 +201,15 @@ def inherit_entry(within: Flight, plan: Plan, key: Hashable, entry: Entry) -> bo
     """
     store: Store = plan.store
     inherited = within.inherited
-    if within.is_open and (inherited is None or id(entry) not in inherited.hits):
-        tags = (*entry.tags, entry_tag(store.tool.number, key))
-        within.inherit(_inherits(plan, tags, entry, is_copy=True), entry)
-    return store.is_current(key, entry)
+    if not within.is_open or (inherited is not None and id(entry) in inherited.hits):
+        return store.is_current(key, entry)
+    tags = (*entry.tags, entry_tag(store.tool.number, key))
+    within.begin_read(entry, tags, store.owner)
+    if not store.is_current(key, entry):
+        within.end_read(entry)
+        return False
+    within.inherit(_inherits(plan, tags, entry, is_copy=True), entry, call=entry)
+    return True
 
 
 def read_of(call: Call, flight: Flight, *, failed: bool = False) -> Inherits:

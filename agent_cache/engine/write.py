@@ -405,7 +405,7 @@ class Write:
 
     def begin_locally(self) -> None:
         """The half of `begin` that does not wait: all of it without tiers, for one coroutine less."""
-        self.hold = VERSIONS.begin(self.tags, self.bare, self._scopes)
+        self.hold = VERSIONS.begin(self.tags, self.bare, self._scopes, self.late_roots)
         self._former = WRITING.set(self)
 
     async def complete(self, fill: Fill | None = None) -> None:

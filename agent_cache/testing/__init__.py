@@ -9,7 +9,7 @@ from typing import Final
 from agent_cache.engine.audit import sampling
 from agent_cache.engine.store_result import jitter
 from agent_cache.remote.memory import MemoryServer, MemoryTier
-from agent_cache.testing.harness import FakeClock, FaultyTier, loads_in_flight, reset, without_codegen
+from agent_cache.testing.harness import FakeClock, FaultyTier, calls_waiting, loads_in_flight, reset, without_codegen
 
 __all__ = [
     "FakeClock",
@@ -18,6 +18,7 @@ __all__ = [
     "MemoryServer",
     "MemoryTier",
     "SAMPLING",
+    "calls_waiting",
     "loads_in_flight",
     "reset",
     "without_codegen",

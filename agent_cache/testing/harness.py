@@ -16,8 +16,9 @@ from typing import Any, Literal, Self
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
 from agent_cache.core.versions import VERSIONS
-from agent_cache.engine.audit import forget_audits
+from agent_cache.engine.audit import audits_running, forget_audits
 from agent_cache.engine.codegen import GENERATION
+from agent_cache.engine.flight import ALONE
 from agent_cache.engine.state import READERS, clear_everything, forget_warnings
 from agent_cache.engine.tiers import unsubscribe_all
 from agent_cache.engine.ttls import TTLS
@@ -25,7 +26,7 @@ from agent_cache.metrics import METRICS, clear_evidence
 from agent_cache.remote.protocol import Found, Listener, Request, SharedTtls, Ticket, Tier, WriteIntent
 from agent_cache.session.session import WATCHERS
 
-__all__ = ["FakeClock", "FaultyTier", "Order", "loads_in_flight", "reset", "without_codegen"]
+__all__ = ["FakeClock", "FaultyTier", "Order", "calls_waiting", "loads_in_flight", "reset", "without_codegen"]
 
 
 def reset() -> None:
@@ -47,8 +48,18 @@ def reset() -> None:
 
 
 def loads_in_flight() -> int:
-    """Return the number of runs of read tools that have started and not ended, and that a call might join."""
-    return sum([len(store.flights) for tool in READERS.all() for store in tool.stores()])
+    """Return the number of runs of read tools that have started and not ended, audits included."""
+    return audits_running() + len([flight for flight in _flights() if flight.is_open])
+
+
+def calls_waiting() -> int:
+    """Return the number of calls that wait for such a run of another call."""
+    return sum([not one.done() for flight in _flights() for one in list(flight.waiters or ())])
+
+
+def _flights() -> list[Any]:
+    found = [flight for tool in READERS.all() for store in tool.stores() for flight in list(store.flights.values())]
+    return [*found, *list(ALONE)]
 
 
 @contextmanager

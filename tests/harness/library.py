@@ -62,6 +62,11 @@ def loads_in_flight() -> int:
     return testing.loads_in_flight()
 
 
+def calls_waiting() -> int:
+    """How many calls wait for a run that another one has started."""
+    return testing.calls_waiting()
+
+
 def nothing_in_flight() -> bool:
     """Whether there are none."""
     return loads_in_flight() == 0

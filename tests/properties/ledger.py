@@ -558,8 +558,11 @@ class Ledger:
         )
 
     def _parts_parted(self, one: Load, other: Load) -> bool:
-        """The same for what they have read, and read: also before one of them took over."""
+        """The same for what they have read, and read: also before one of them took over, as the flight is older then."""
         since, clock = min(one.read.started, other.read.started), min(one.read.clock, other.read.clock)
+        for load in self.loads:
+            if load.read.identity == one.read.identity and not 0 < load.ended < since:
+                since, clock = min(since, load.read.started), min(clock, load.read.clock)
         for inner in (*self.reads_within(one.read), *self.reads_within(other.read)):
             if Part(inner).belongs_to_another(one.read):
                 return True

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from agent_cache import AgentCacheSession, bypass, configure
-from agent_cache.config import Change
 from tests.harness import library
 from tests.properties.ledger import (
     Broken,
@@ -77,6 +76,13 @@ class Place(Terse):
         return self.name
 
 
+class Layer(NamedTuple):
+    """Settings, for as long as a block lasts, which has begun."""
+
+    settings: dict[str, object]
+    block: AbstractContextManager[object]
+
+
 @dataclass(eq=False)
 class Stage:
     """Everything that one example needs, and the moves it can make."""
@@ -88,7 +94,7 @@ class Stage:
     writes: list[Write] = field(default_factory=list)
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
-    layers: list[Change] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)
     sessions: int = 0
     loads_before: int = field(default_factory=library.loads_in_flight)
 
@@ -302,7 +308,8 @@ class Stage:
 
     def configure(self, **settings: object) -> None:
         """Enter a layer of the configuration."""
-        self.layers.append(configure(**settings).__enter__())  # type: ignore[arg-type]  # settings of any kind
+        self.layers.append(Layer(settings, configure(**settings)))  # type: ignore[arg-type]  # settings of any kind
+        self.layers[-1].block.__enter__()
         self.ledger.change_configuration(len(self.layers))
 
     def is_caching(self) -> bool:
@@ -310,9 +317,9 @@ class Stage:
         said = [layer.settings["enabled"] for layer in self.layers if "enabled" in layer.settings]
         return not said or bool(said[-1])
 
-    def leave_layer(self, layer: Change) -> None:
+    def leave_layer(self, layer: Layer) -> None:
         """Leave a layer, which need not be the last one."""
-        layer.__exit__(None, None, None)
+        layer.block.__exit__(None, None, None)
         self.layers.remove(layer)
         self.ledger.change_configuration(len(self.layers))
 

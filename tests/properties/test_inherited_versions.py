@@ -9,10 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
-from agent_cache.remote.protocol import Request, Ticket, Versions
 from agent_cache.testing import FakeClock, MemoryServer, MemoryTier
 from tests.contract.workbench import commit, read, store_over, write
 from tests.harness.slow import slow
@@ -20,13 +20,15 @@ from tests.harness.slow import slow
 ENTITIES = ("order:1", "order:2", "user:1")
 Seen = dict[str, int]
 """A value: the version of each entity when the load looked at it."""
+Answer = tuple[Seen, tuple[str, ...], Any]
+"""A value, its tags, and the versions that a tier gave its load."""
 
 
 @dataclass(frozen=True)
 class Tool:
     """A read: what it looks at itself, which tags it has, and which reads its load makes."""
 
-    request: Request
+    request: Any
     looks_at: tuple[str, ...] = ()
     late: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
@@ -69,7 +71,7 @@ class Schedule:
     async def run(self, steps: int = 150) -> None:
         server = MemoryServer()
         self.tiers = [self.make(server), self.make(server)]
-        self.copies: list[dict[str, tuple[Seen, tuple[str, ...], Versions | None]]] = [{}, {}]
+        self.copies: list[dict[str, Answer]] = [{}, {}]
         self.writers: dict[object, bool] = {}
         self.dead: dict[str, int] = {}
         running: list[AsyncIterator[None]] = []
@@ -124,13 +126,11 @@ class Schedule:
     # Reads
 
     async def _read_alone(self, process: int) -> AsyncIterator[None]:
-        result: list[tuple[Seen, tuple[str, ...], Versions | None]] = []
+        result: list[Answer] = []
         async for _ in self._read(process, self.random.choice([*TOOLS]), result):
             yield
 
-    async def _read(
-        self, process: int, name: str, result: list[tuple[Seen, tuple[str, ...], Versions | None]]
-    ) -> AsyncIterator[None]:
+    async def _read(self, process: int, name: str, result: list[Answer]) -> AsyncIterator[None]:
         tier, one = self.tiers[process], TOOLS[name]
         if name in self.copies[process] and self.random.random() < 0.4:
             result.append(self.copies[process][name])
@@ -139,8 +139,6 @@ class Schedule:
         if found is not None:
             self.found += 1
             self._check(name, found.value)
-            if {*found.tags} != self._tags_of(one):
-                self.stale.append(f"{name}: found with the tags {found.tags}")
             self._keep(process, name, found.value, found.tags, ticket, result)
             return
         yield
@@ -148,7 +146,7 @@ class Schedule:
         tags, inherited = [*one.request.tags, *one.late], []
         for inner in one.inner:
             yield
-            inside: list[tuple[Seen, tuple[str, ...], Versions | None]] = []
+            inside: list[Answer] = []
             async for _ in self._read(process, inner, inside):
                 yield
             ((value, inner_tags, versions),) = inside
@@ -162,13 +160,7 @@ class Schedule:
         self._keep(process, name, seen, tuple(dict.fromkeys(tags)), ticket, result)
 
     def _keep(
-        self,
-        process: int,
-        name: str,
-        seen: Seen,
-        tags: tuple[str, ...],
-        ticket: Ticket,
-        result: list[tuple[Seen, tuple[str, ...], Versions | None]],
+        self, process: int, name: str, seen: Seen, tags: tuple[str, ...], ticket: Any, result: list[Answer]
     ) -> None:
         answer = seen, tags, ticket.versions
         if ticket.is_clean():
@@ -181,9 +173,6 @@ class Schedule:
             for entity, version in seen.items()
             if version < self.least[entity]
         ]
-
-    def _tags_of(self, one: Tool) -> set[str]:
-        return {*one.request.tags, *one.late}.union(*(self._tags_of(TOOLS[inner]) for inner in one.inner))
 
 
 async def play(seeds: range, make: Callable[[MemoryServer], MemoryTier]) -> list[Schedule]:

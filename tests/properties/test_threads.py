@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from agent_cache import AgentCache, AgentCacheInvalidator
-from agent_cache.engine.state import LEDGER
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.harness import library
 from tests.harness.threads import PATIENCE, Call, until
@@ -140,13 +139,6 @@ class World:
             self.runs.remove(run)
         run.gate.set_result(error)
 
-    @staticmethod
-    def waiting() -> int:
-        """How many calls wait for a load of others."""
-        with LEDGER.lock:
-            loads: list[Any] = list(LEDGER._open_loads())
-        return sum(not one.done() for load in loads for one in list(load.waiters or ()))
-
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(PATIENCE)
@@ -220,7 +212,7 @@ class Threads(RuleBasedStateMachine):
 
         def stands_still() -> bool:
             live = sum(not one.end.is_over() for one in (*self.reads, *self.writes))
-            return live == len(self.world.runs) + self.world.waiting()
+            return live == len(self.world.runs) + library.calls_waiting()
 
         until(lambda: stands_still() and stands_still())
         for one in [one for one in self.writes if one.end.is_over()]:
