@@ -244,13 +244,14 @@ def test_in_a_child_nothing_is_held_by_writes_that_run_in_its_parent(versions: V
     own: Written = versions.of_session(session) if limited else versions
     scopes = versions.scopes_of([session] if limited else None)
     versions.end(versions.begin(["cart"], scopes=scopes), ["cart"], until=5.0)
-    versions.begin(["order:7"], scopes=scopes)
+    versions.begin(["order:7"], scopes=scopes, late=("user",))
     since = versions.now
     versions.lock.acquire()
     versions.after_fork()
     assert not own.holds(["order:7"])
     assert own.holds(["cart"]), "this may take effect whatever the process"
-    assert own.touches(["whatever it would have named"], since)
-    assert not own.touches(["order:7", "cart"], versions.now)
+    assert own.touches(["order:7"], since)
+    assert own.touches(["user:1"], since), "it may have named it"
+    assert not own.touches(["order:8"], since)
     versions.expire(5.0)
     assert not own.held
