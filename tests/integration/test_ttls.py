@@ -513,7 +513,8 @@ def test_nothing_outlives_a_ttl_that_another_thread_shortens(clock: FakeClock, n
         thread.join()
     for tool in tools:
         store = tool.__agent_cache__.store
-        assert all(entry[1] <= clock.time + 5 for _, entry in store.items())
+        entries = list(map(store.peek, store.keys()))
+        assert all(entry.expires <= clock.time + 5 for entry in entries)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 
 from agent_cache.core.lease import Lease
-from agent_cache.core.store import NEVER, Entry, GuardedEntry, LeasedEntry
+from agent_cache.core.store import NEVER, Entry
 from agent_cache.values.canonical import MISSING
 from agent_cache.values.copies import UncopyableError, auto_copier, copy_rule_named
 from tests.harness.slow import slow
@@ -189,8 +189,8 @@ def test_an_entry_ends_when_it_expires_and_not_before():
     assert Entry(None, NEVER, 0.0).value_at(1e300) is None, "None is a value"
 
 
-def test_a_guarded_entry_never_passes_the_inline_test_and_gives_copies_until_it_expires():
-    entry = GuardedEntry(0.5, (), 0, 10.0, [1].copy)
+def test_a_mutable_entry_never_passes_the_inline_test_and_gives_copies_until_it_expires():
+    entry = Entry(None, 10.0, 0.5, copy=[1].copy)
     assert not (entry.fast > -1e300)
     first = entry.value_at(9.9)
     first.append(2)
@@ -201,7 +201,7 @@ def test_a_guarded_entry_never_passes_the_inline_test_and_gives_copies_until_it_
 
 def test_an_entry_of_a_tier_is_served_only_while_its_lease_is_valid():
     lease = Lease(page := [1], stamp=1)
-    entry = LeasedEntry("value", 10.0, 0.5, (), 0, lease)
+    entry = Entry("value", 10.0, 0.5, lease=lease)
     assert entry.value_at(9.9) == "value"
     assert entry.value_at(10.0) is MISSING
     page[0] = 2
@@ -213,7 +213,7 @@ def test_an_entry_of_a_tier_is_served_only_while_its_lease_is_valid():
 
 
 def test_a_mutable_entry_of_a_tier_is_copied_only_while_its_lease_is_valid():
-    entry = GuardedEntry(0.5, (), 0, NEVER, [1].copy, Lease(page := [1], stamp=1))
+    entry = Entry(None, NEVER, 0.5, copy=[1].copy, lease=Lease(page := [1], stamp=1))
     assert entry.value_at(4.9) == [1]
     assert entry.value_at(4.9) is not entry.value_at(4.9)
     page[0] = 2
@@ -230,7 +230,7 @@ def test_an_entry_asks_its_lease_where_the_page_says_no(is_mutable: bool):
             return self.answer
 
     lease = Asked()
-    entry = GuardedEntry(0.5, (), 0, 10.0, [1].copy, lease) if is_mutable else LeasedEntry([1], 10.0, 0.5, (), 0, lease)
+    entry = Entry([1], 10.0, 0.5, copy=[1].copy if is_mutable else None, lease=lease)
     assert entry.value_at(9.9) == [1]
     assert entry.expired_value() == [1]
     Asked.answer = False
@@ -239,7 +239,7 @@ def test_an_entry_asks_its_lease_where_the_page_says_no(is_mutable: bool):
 
 
 def test_an_entry_of_a_tier_expires_and_is_kept_as_others_are():
-    entry = LeasedEntry("value", 10.0, 0.5, ("order:7",), 70, Lease(), kept_for=5.0)
+    entry = Entry("value", 10.0, 0.5, ("order:7",), size=70, lease=Lease(), kept_for=5.0)
     assert (entry.expires, entry.kept_until, entry.tags, entry.size) == (10.0, 15.0, ("order:7",), 70)
     entry.expire_by(8.0)
     assert (entry.expires, entry.kept_until) == (8.0, 13.0)

@@ -12,14 +12,16 @@ from hypothesis import given, strategies as st
 from agent_cache import ConfigurationError, tags_from
 from agent_cache.core.tags import (
     EVERY_KEY,
-    Region,
+    MANY_PATHS,
     TagSet,
     ancestors,
     escape,
+    every_key_of,
     meet,
     parse_tag,
     parse_tags,
     root_of,
+    within_limit,
 )
 
 SEGMENTS = st.text(alphabet="ab:%5A2", max_size=4)
@@ -310,19 +312,6 @@ def test_each_item_of_a_text_or_a_mapping_is_refused():
             tags_of("order:{id[]}", {"id": value})
 
 
-@pytest.mark.parametrize("path", ["order:7", "order", "order:7:lines", "a%3Ab:7"])
-def test_a_write_of_one_tag_touches_what_it_touches_among_others(path: str):
-    """The most frequent region is prepared without a loop."""
-    (alone,) = Region((path,)).parts
-    first, _other = Region((path, "other:1")).parts
-    assert (alone.root, alone.is_whole, alone.paths, alone.names) == (
-        first.root,
-        first.is_whole,
-        first.paths,
-        first.names,
-    )
-
-
 TEXTS = st.text(alphabet="ab:%\0", max_size=4)
 
 
@@ -348,20 +337,18 @@ def test_ids_are_escaped_one_by_one_and_together():
 
 def test_a_write_of_very_many_tags_names_the_roots_of_most_of_them():
     """So each step of a write is bounded, whatever it names."""
-    many = [f"order:{number}" for number in range(3_000)]
-    region = Region((*many, "user:1", "cart"))
-    assert sorted(region.paths) == ["cart", "order", "user:1"]
-    assert {part.root: part.is_whole for part in region.parts} == {"order": True, "user": False, "cart": True}
+    many = tuple(f"order:{number}" for number in range(3_000))
+    assert sorted(within_limit((*many, "user:1", "cart"))) == ["cart", "order", "user:1"]
     in_many_roots = tuple(f"root{root}:{number}" for root in range(10) for number in range(300 + root))
-    region = Region(in_many_roots)
-    assert len(region.paths) <= 2_000
-    below = {root: [path for path in region.paths if root_of(path) == root] for root in map(root_of, region.paths)}
+    named = within_limit(in_many_roots)
+    assert len(named) <= MANY_PATHS
+    below = {root: [path for path in named if root_of(path) == root] for root in map(root_of, named)}
     assert all(any(meet(path, tag) for path in below[root_of(tag)]) for tag in in_many_roots)
-    assert [part.root for part in region.parts if part.is_whole] == ["root9", "root8", "root7", "root6"]
+    assert sorted(path for path in named if ":" not in path) == ["root6", "root7", "root8", "root9"]
     alone = tuple(f"root{number}:1" for number in range(3_000))
-    assert Region(alone).paths == alone, "there is nothing to be won"
+    assert within_limit(alone) == alone, "there is nothing to be won"
 
 
 def test_a_write_of_very_many_entries_names_all_of_their_tools():
-    region = Region(keys=tuple((tool, number) for number in range(1_500) for tool in ("a", "b")))
-    assert region.keys == (("a", EVERY_KEY), ("b", EVERY_KEY))
+    keys = tuple((tool, number) for number in range(1_500) for tool in ("a", "b"))
+    assert every_key_of(keys) == (("a", EVERY_KEY), ("b", EVERY_KEY))

@@ -63,8 +63,7 @@ def test_a_write_concerns_what_is_older(versions: Versions):
     assert versions.touches(["user", "order:7"], before)
     assert not versions.touches(["user", "order:8"], before)
     assert not versions.touches(["order:7"], version)
-    assert versions.last("order") == versions.last("cart:1") == version
-    assert versions.last("user") == 0
+    assert [versions.last(tag) for tag in ("order", "cart:1", "user")] == [version, version, 0]
 
 
 def watching(versions: Versions, then: Callable[[Any], None]) -> None:
@@ -140,7 +139,6 @@ def test_a_write_holds_what_it_names_until_it_ends(versions: Versions):
     since = versions.now
     other = versions.begin(["order:7"])
     versions.end(hold, ["order:7", "user"], ["cart"])
-    assert versions.touches(["order:7"], since)
     assert versions.touches(["user"], since)
     assert versions.holds(["order"])
     versions.end(other, ["order:7"])
@@ -153,7 +151,6 @@ def test_what_may_still_take_effect_is_held_until_its_time_is_over(versions: Ver
     versions.end(versions.begin(["order:8"]), ["order:8"], until=9.0)
     since = versions.now
     versions.expire(4.9)
-    assert versions.holds(["order:7"])
     assert versions.holds(["user:1"])
     assert versions.now == since
     versions.expire(5.0)
@@ -163,7 +160,6 @@ def test_what_may_still_take_effect_is_held_until_its_time_is_over(versions: Ver
     assert not versions.touches(["order:8"], since)
     versions.expire(100.0)
     assert not versions.held
-    assert not versions.timed
 
 
 def test_a_write_that_ends_while_others_expire_holds_what_it_names(versions: Versions):
@@ -228,10 +224,8 @@ def test_a_write_that_is_limited_to_sessions_concerns_them_alone(versions: Versi
     since = versions.now
     versions.expire(5.0)
     assert own.touches(["draft"], since)
-    assert own.holds(["note"])
     versions.end(other, ["note"])
     assert not own.held
-    assert versions.scopes_of(None) == (versions,)
     reference = weakref.ref(own)
     del own, session, scopes, hold, other
     gc.collect()
