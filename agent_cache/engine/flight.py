@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 
     from agent_cache.remote.protocol import Ticket, Tier, Versions
 
-__all__ = ["ALONE", "BECOME_LEADER", "Failure", "Flight", "Waiters"]
+__all__ = ["ALONE", "BECOME_LEADER", "STRANDED", "Failure", "Flight", "Waiters"]
 
 BECOME_LEADER: Final = object()
 """Wakes a follower that must run the tool, because the leader was cancelled."""
 
+
+STRANDED: Final[list[Flight]] = []
+"""Flights whose leader had no room on the stack, or was interrupted, before it could wake those that wait for them."""
 
 ALONE: weakref.WeakSet[Flight] = weakref.WeakSet()
 """Flights that no reader may join any more, or ever could, for `agent_cache.testing`; also some that have ended."""
@@ -89,6 +92,7 @@ class Flight:
         store: where its result goes.
         id: its key and its event loop, or `blocking.THREADS`.
         tags: everything that it is known to depend on before it runs, the static tags included.
+        leader: the call whose tool runs, until it has ended the flight or given it up.
         late_roots: roots of the tags that are known only from the result.
         since: the version at which it began.
         is_clean: False if its value is not to be stored, whatever is written: somebody has asked for a newer one.
@@ -109,8 +113,8 @@ class Flight:
 
     __slots__ = (
         "__weakref__", "end_tags", "id", "inherited", "is_cached", "is_clean", "is_open", "joinable", "key",
-        "late_roots", "life", "reading", "result", "since", "store", "stored_tags", "tags", "tickets", "waiters",
-        "waits_for",
+        "late_roots", "leader", "life", "reading", "result", "since", "store", "stored_tags", "tags", "tickets",
+        "waiters", "waits_for",
     )  # fmt: skip
 
     life: float | None
@@ -130,6 +134,7 @@ class Flight:
         self.since = store.versions.now
         self.is_clean = self.is_open = True
         self.is_cached = self.joinable = False
+        self.leader: object = None
         self.waiters: Waiters | None = None
         self.waits_for: list[Flight] | None = None
         self.result: Entry | None = None

@@ -21,7 +21,7 @@ from agent_cache.core.parameters import Parameters
 from agent_cache.core.policies import ReadPolicy, WritePolicy
 from agent_cache.core.store import Entry, Store
 from agent_cache.core.tags import Tag, TagSet
-from agent_cache.engine.flight import Flight
+from agent_cache.engine.flight import STRANDED, Flight
 from agent_cache.engine.state import RootUse, forget_oldest, uses_of
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS, Metrics, Stats
@@ -853,6 +853,12 @@ class Operation(Generic[P]):
             return replacement.answer
         finally:
             call.depth = 0
+            flight = call.leading
+            if flight is not None and flight.leader is call and flight.is_open:
+                # Nothing could end it: there was no room on the stack. Without a call, as there is none here either.
+                flight.is_open = flight.joinable = False
+                flight.store.flights.pop(flight.id, None)
+                STRANDED.append(flight)
             try:
                 PLACE.reset(token)
             except ValueError:

@@ -21,7 +21,7 @@ from agent_cache.clock import CLOCK
 from agent_cache.core.store import Entry, Store
 from agent_cache.core.versions import VERSIONS, entry_tag
 from agent_cache.engine.blocking import THREADS, ThreadFlight, Waiter, has_running_loop
-from agent_cache.engine.flight import ALONE, BECOME_LEADER, Failure, Flight
+from agent_cache.engine.flight import ALONE, BECOME_LEADER, STRANDED, Failure, Flight
 from agent_cache.engine.runtime import Call, Proceed
 from agent_cache.engine.state import wait_for_lock
 from agent_cache.engine.store_result import ServedEntry, inherit_entry, read_of, run_uncached
@@ -41,6 +41,8 @@ def single_flight(proceed: Proceed, call: Call, kind: type[Flight] = Flight) -> 
     under = call.leading
     if VERSIONS.timed:
         VERSIONS.expire(CLOCK.now())
+    if STRANDED:
+        _wake_stranded()
     try:
         ident = call.key, asyncio.get_running_loop()
     except RuntimeError:
@@ -58,6 +60,7 @@ def single_flight(proceed: Proceed, call: Call, kind: type[Flight] = Flight) -> 
     flight = kind(store, ident, store.static + call.tags, call.operation.late_roots)
     if call.asked:
         flight.tickets = tuple([ticket for _, ticket in call.asked])
+    flight.leader, call.leading = call, flight
     if present is None or call.is_fresh:
         flight.joinable = True
         flights[ident] = flight
@@ -91,6 +94,8 @@ async def thread_flight(
     ident = call.key, THREADS
     if VERSIONS.timed:
         VERSIONS.expire(CLOCK.now())
+    if STRANDED:
+        _wake_stranded()
     within = _noted(call)
     waiter: Waiter | None = None
     stored: Entry | None = None
@@ -117,6 +122,7 @@ async def thread_flight(
                 flight = own = kind(store, ident, store.static + call.tags, call.operation.late_roots)
                 if call.asked:
                     own.tickets = tuple([ticket for _, ticket in call.asked])
+                own.leader, call.leading = call, own
                 if is_joinable:
                     own.joinable = True
                     flights[ident] = own
@@ -130,7 +136,7 @@ async def thread_flight(
             except RuntimeError:
                 pass  # interrupted while it waited
         if own is not None:
-            call.leading = call.flight = own
+            call.flight = own
             call.source = "miss"
             entry = await proceed(call)
             if own.is_open or own.waiters:
@@ -175,6 +181,12 @@ def _noted(call: Call) -> Flight | None:
     return within
 
 
+def _wake_stranded() -> None:
+    """Let those lead that wait for a flight whose leader could not wake them."""
+    while STRANDED:
+        STRANDED.pop().hand_over()
+
+
 def _may_wait(under: Flight, flight: Flight) -> bool:
     """Note that something under a flight waits for another one, unless it would wait for itself."""
     with VERSIONS.lock:
@@ -185,6 +197,7 @@ def _may_wait(under: Flight, flight: Flight) -> bool:
 
 
 async def _lead(call: Call, proceed: Proceed, flight: Flight, under: Flight | None, within: Flight | None) -> Entry:
+    flight.leader = call
     call.leading = call.flight = flight
     call.source = "miss"
     try:
@@ -215,6 +228,8 @@ def _give_up(call: Call, flight: Flight, within: Flight | None, error: BaseExcep
         flight.land(flight.result)
     else:
         flight.hand_over()
+    if flight.leader is call:
+        flight.leader = None
 
 
 async def _follow(
