@@ -47,8 +47,7 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "markupsafe": ("report.page",),
     "msgspec": (
         "values.copies",
-        "values.schema",
-        "values.tagged",
+        "values.typed",
         "recording",
         "resume",
         "advise",

@@ -34,6 +34,7 @@ from re import Pattern
 from typing import Any, Final
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
+from agent_cache.recording.tagged import RESULT_WRITERS, encode, encode_sorted, exact_json, is_utf8
 from agent_cache.values.canonical import (
     MAX_DEPTH,
     MISSING,
@@ -49,7 +50,6 @@ from agent_cache.values.canonical import (
     native_base,
     text_of_standard_value,
 )
-from agent_cache.values.tagged import RESULT_WRITERS, encode, encode_sorted, exact_json, is_utf8
 
 __all__ = ["earlier_arguments", "is_omitted", "plain_arguments"]
 
