@@ -2,14 +2,9 @@
 
 The encoding is tagged and length-prefixed. Two values have equal bytes if and only if they have the same types and the
 same structure: ``1``, ``True`` and ``1.0`` differ, and so do ``[1]`` and ``(1,)``, ``0.0`` and ``-0.0``. The order of
-dict and set members does not count.
-
-An object is encoded by the fields that its class *declares* (dataclass, NamedTuple, Enum, attrs, msgspec, pydantic),
-never by `repr` and never by address. A class that declares none gives its values no identity: `Uncacheable` is raised,
-and the caller decides.
-
-This module knows every type that the package handles without importing any that a program may not use: the table of
-standard types and the declared fields serve all other walks over values, too.
+dict and set members does not count. An object is encoded by the fields that its class *declares* (dataclass,
+NamedTuple, Enum, attrs, msgspec, pydantic), never by `repr` or address. A value whose class declares none has no
+identity.
 """
 
 from __future__ import annotations
@@ -30,16 +25,13 @@ from operator import attrgetter
 from re import Pattern
 from types import (
     BuiltinFunctionType,
-    CodeType,
-    FrameType,
     FunctionType,
     MappingProxyType,
     MemberDescriptorType,
     MethodType,
     ModuleType,
     SimpleNamespace,
-    TracebackType,
-)
+)  # fmt: skip
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
@@ -75,8 +67,7 @@ def full_name(kind: type) -> str:
 
 # Immutable types of the standard library
 #
-# A value of one of them can only be there if its module has been loaded, so they are recognised without an import:
-# nobody pays for `decimal` or `ipaddress` (12 ms in all) who does not use them.
+# A value of one of them can only be there if its module has been loaded, so they are recognised without an import.
 
 STANDARD: Final[dict[str, str]] = {
     **dict.fromkeys(("IPv4Address", "IPv4Network", "IPv6Address", "IPv6Network"), "ipaddress"),
@@ -94,27 +85,22 @@ _text_functions: dict[type, Callable[[Any], str | None]] = {}
 def text_of_standard_value(kind: type) -> Callable[[Any], str | None] | None:
     """Function that gives the text by which values of an immutable standard type differ; None for any other type.
 
-    The function gives None for a value without identity. A class of the user's own that bears such a name is no such
-    type.
+    The function gives None for a value without identity.
     """
-    known = _text_functions.get(kind)
-    if known is not None:
-        return known
+    if kind in _text_functions:
+        return _text_functions[kind]
     module, name = kind.__module__, kind.__name__
     home = STANDARD.get(name)
     if home is None or module not in (home, f"{home}._local"):  # Python 3.13 has paths in pathlib._local
         return None
-    if getattr(sys.modules.get(module), name, None) is not kind:
+    if getattr(sys.modules.get(module), name, None) is not kind:  # a class of the user's own that bears such a name
         return None
     text = _text_functions[kind] = _TEXTS.get(name, str)
     return text
 
 
-def _text_of_ipv6_address(address: Any) -> str:
-    """The text as Python writes it before 3.13, where an IPv4-mapped address does not end in dots.
-
-    Two processes of different versions would not agree on a digest.
-    """
+def _text_of_ipv6(address: Any) -> str:
+    """The text as Python wrote it before 3.13, so that processes of all versions agree on it."""
     number = int(address)
     if number >> 32 != 0xFFFF:
         return str(address)
@@ -124,19 +110,15 @@ def _text_of_ipv6_address(address: Any) -> str:
 
 def _text_of_zone(zone: Any) -> str | None:
     """The key, unless the rules were read from a file of the caller's: then the key is a mere label."""
-    from pickle import PicklingError  # a module that few processes need
-
     try:
-        zone.__reduce__()  # documented to fail for what `ZoneInfo.from_file` has made
-    except PicklingError:
+        return zone.key if type(zone)(zone.key) is zone else None
+    except Exception:  # noqa: BLE001 - there is no key, or no such zone
         return None
-    key: str | None = zone.key
-    return key
 
 
 _TEXTS: dict[str, Callable[[Any], str | None]] = {
-    "IPv6Address": _text_of_ipv6_address,
-    "IPv6Network": lambda network: f"{_text_of_ipv6_address(network.network_address)}/{network.prefixlen}",
+    "IPv6Address": _text_of_ipv6,
+    "IPv6Network": lambda network: f"{_text_of_ipv6(network.network_address)}/{network.prefixlen}",
     "ZoneInfo": _text_of_zone,
 }
 """Functions for the types whose `str` does not give it."""
@@ -148,8 +130,7 @@ PYDANTIC_STATE = ("__pydantic_extra__", "__pydantic_private__")
 """Attributes of a pydantic model that hold what its class does not declare."""
 
 PYDANTIC_FIELDS_SET = "__pydantic_fields_set__"
-"""Attribute of a pydantic model: the names of the fields that were given, and not left at their defaults. A tool that
-calls ``model_dump(exclude_unset=True)`` sees the difference."""
+"""Attribute of a pydantic model: the names of the fields that were given, and not left at their defaults."""
 
 _CONTAINERS = (dict, list, set, frozenset, str, bytes, bytearray, int, float, complex, deque, Enum)
 
@@ -175,11 +156,7 @@ def declared_names(kind: Any) -> tuple[str, ...] | None:
 
 
 def is_member(value: Any, kind: Any) -> bool:
-    """Whether this is a member that its Enum names.
-
-    Of one that `_missing_` has made, neither name nor value need tell it from the next. A combination of flags is made
-    by `Flag` itself: its name tells which.
-    """
+    """Whether this is a member that its Enum names. Two that `_missing_` has made can share name and value."""
     return value is kind.__members__.get(value._name_)
 
 
@@ -189,9 +166,6 @@ def declared_fields(value: Any, kind: type) -> list[tuple[str, Any]] | None:
     None if it declares nothing, or if the value has state beside what is declared: the fields alone would be a guess
     then. A model of pydantic's has all its attributes here: clients of model providers set some that no field declares,
     and make models whose required fields are missing. Reading fields of any class may raise anything.
-
-    Args:
-        kind: ``type(value)``. What ``value.__class__`` says does not count: a proxy says what it stands for.
     """
     if issubclass(kind, Enum):
         if value._name_ is None:
@@ -237,18 +211,13 @@ def _is_computed(kind: type, name: str) -> bool:
 _CACHED_HASHES = frozenset({"_attrs_cached_hash", "__msgspec_cached_hash__"})
 """Where attrs and msgspec keep a hash that they have calculated from the fields, with ``cache_hash=True``."""
 
+_KIND_OF_TYPE = 0b111 << 7
 _MADE_BY_CLASS = 1 << 9
-_KIND_OF_TYPE = _MADE_BY_CLASS | 1 << 8 | 1 << 7
-"""Bits of `type.__flags__`: on the heap, immutable, not to be instantiated. A class statement sets the first alone;
-`copyreg` knows its classes by that, too."""
+"""Bits of `type.__flags__`. Of three, a class statement sets the last alone; `copyreg` knows its classes by that."""
 
 
 def native_base(kind: type) -> type | None:
-    """The nearest base that is written in C and keeps state which no field declares; None if there is none.
-
-    A `datetime` has its date, an exception its ``args``, a `functools.partial` its function. A base in C has
-    other flags than a class statement sets, or a constructor in C; one that is no larger than `object` has no state.
-    """
+    """The nearest base that is written in C and keeps state which no field declares: `datetime`, an exception, ..."""
     for base in kind.__mro__:
         is_native = base.__flags__ & _KIND_OF_TYPE != _MADE_BY_CLASS
         is_native |= getattr(vars(base).get("__new__"), "__self__", None) is base
@@ -265,15 +234,11 @@ def has_native_state(kind: type) -> bool:
 _Slots = tuple[MemberDescriptorType, ...]
 
 
-def _slots_beside(kind: type, names: Iterable[str]) -> _Slots:
-    """The slots of a class and its bases that hold none of these fields.
-
-    They are found as descriptors: a private name is mangled, and a slot can be shadowed by one of a subclass.
-    """
-    attributes = [vars(base) for base in kind.__mro__]
-    of_fields = {id(next((found[name] for found in attributes if name in found), None)) for name in names}
-    slots = [pair for found in attributes for pair in found.items() if isinstance(pair[1], MemberDescriptorType)]
-    return tuple(slot for name, slot in slots if id(slot) not in of_fields and name not in _CACHED_HASHES)
+def _slots_beside(kind: type, names: Container[str]) -> _Slots:
+    """The slots of a class and its bases that hold none of these fields."""
+    slots = [pair for base in kind.__mro__ for pair in vars(base).items() if isinstance(pair[1], MemberDescriptorType)]
+    others = [(name, slot) for name, slot in slots if name not in names or getattr(kind, name, None) is not slot]
+    return tuple(slot for name, slot in others if name not in _CACHED_HASHES)
 
 
 def _slots_set(value: Any, slots: _Slots) -> dict[str, Any]:
@@ -317,8 +282,7 @@ def _layout_of(kind: type) -> _Layout | None:
 class Default:
     """Stands for the default object of a parameter, in a key or a digest: a sentinel such as ``UNSET = object()``.
 
-    Such an object has no identity of its own. That it is the default of its parameter identifies it, in every process,
-    together with the attributes that it has, if any.
+    That it is the default of its parameter identifies it, in every process, together with the attributes that it has.
     """
 
     __slots__ = ("value",)
@@ -335,11 +299,7 @@ class Default:
 
     @staticmethod
     def may_stand_for(value: Any) -> bool:
-        """Whether this describes a value completely.
-
-        Not a container or an object with fields: these are known by their content. Not an object of a class written in
-        C that has state, such as a generator or a lock.
-        """
+        """Whether this describes a value completely: it is known by no content, and has no state that only C sees."""
         kind = type(value)
         is_content = issubclass(kind, (*_CONTAINERS, tuple, type)) or declared_names(kind) is not None
         return not (is_content or hasattr(kind, "__pydantic_fields__") or has_native_state(kind))
@@ -366,6 +326,8 @@ def serial_of(value: Any) -> int:
         raise Uncacheable(
             f"an object of type {full_name(type(value))} cannot be told apart from others of its type"
         ) from None
+    if found is not None:
+        _forget(id(value), found[1])
     # No lock: of two threads that number one object, the first wins, and a reference is told before its object goes.
     return _serials.setdefault(id(value), (next(_next_serial), reference))[0]
 
@@ -381,7 +343,7 @@ def _forget(address: int, reference: weakref.ref[Any]) -> None:
 class Encoder:
     """One walk over one value. Classes are written by serial number, so two classes of one name never meet."""
 
-    __slots__ = ("depth", "is_plain", "nodes", "path")
+    __slots__ = ("depth", "is_plain", "nodes")
 
     leaves: ClassVar[Mapping[type, Callable[[Any], bytes]]]
     """Functions that write values of exactly these types."""
@@ -394,7 +356,6 @@ class Encoder:
         self.depth = 0
         self.nodes = 0
         self.is_plain = True
-        self.path: set[int] = set()
 
     def encode(self, value: Any) -> bytes:
         """Write a value and all that it contains.
@@ -414,11 +375,8 @@ class Encoder:
         text_of = text_of_standard_value(kind)
         if text_of is not None:
             return _standard(kind, text_of(value))
-        if id(value) in self.path:
-            raise Uncacheable(f"an argument of type {full_name(kind)} contains itself")
         if self.depth >= MAX_DEPTH:
-            raise Uncacheable(f"an argument is nested more than {MAX_DEPTH} levels deep")
-        self.path.add(id(value))
+            raise Uncacheable(f"an argument is nested more than {MAX_DEPTH} levels deep, or contains itself")
         self.depth += 1
         try:
             return self._compound(value, kind)
@@ -430,7 +388,6 @@ class Encoder:
             raise Uncacheable(f"reading a value of type {full_name(kind)} raised {type(error).__name__}") from error
         finally:
             self.depth -= 1
-            self.path.discard(id(value))
 
     def _compound(self, value: Any, kind: type) -> bytes:
         if kind is dict:
@@ -443,10 +400,7 @@ class Encoder:
         if kind is deque:
             return self._ordered(b"q", map(self.encode, (value.maxlen, *value)))
         if kind is MappingProxyType:
-            (behind,) = gc.get_referents(value)
-            if type(behind) is dict:
-                return self._unordered(b"m", self._pairs(behind.items()))
-            return self._ordered(b"M", [self.encode(behind)])  # its order may count, or what a missing key does
+            return self._ordered(b"m", [self.encode(value | {})])
         if kind is SimpleNamespace:
             return self._unordered(b"v", self._pairs(vars(value).items()))
         if kind is slice:
@@ -554,9 +508,8 @@ def blake2b(data: bytes, **options: Any) -> hashlib.blake2b:
 def lasting_digest(tool: str, identity: tuple[Any, ...], *, namespace: str, version: int) -> tuple[str | None, bool]:
     """Digest of a call, and whether equal calls have it for as long as this process lives.
 
-    The digest is None if a part of the call has no identity outside this process: a function, an object known by its
-    address, a class that cannot be found under its name. It may change if there is a class in it, whose name may come
-    to lead elsewhere.
+    The digest is None if a part of the call has no identity outside this process: a function, or a class that cannot be
+    found under its name. If there is a class in it, its name may come to lead elsewhere.
 
     Args:
         tool: ``module:qualname`` of the tool.
@@ -616,22 +569,16 @@ def _portable_name(name: str) -> str:
         return name
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
-    if spec is not None and spec.name:
-        return f"{spec.name}:{qualname}"
-    return f"{_script(str(getattr(main, '__file__', '')))}:{qualname}"
+    return f"{_script(str(getattr(main, '__file__', ''))) if spec is None or not spec.name else spec.name}:{qualname}"
 
 
 @functools.lru_cache(maxsize=4)
 def _script(path: str) -> str:
-    from pathlib import Path
-
     try:
-        text = Path(path).read_bytes()
+        with open(path, "rb") as file:  # noqa: PTH123 - what `pathlib` takes to import, this module saves
+            return f"__main__@{blake2b(file.read(), digest_size=16).hexdigest()}"
     except OSError:
-        raise Uncacheable(
-            "a name in __main__ means nothing to other processes if there is no file to know it by"
-        ) from None
-    return f"__main__@{blake2b(text, digest_size=16).hexdigest()}"
+        raise Uncacheable("a name in __main__ means nothing elsewhere if there is no file to know it by") from None
 
 
 # Sizes
@@ -646,9 +593,7 @@ _MAX_KEY = 2_000
 
 _LEAVES = frozenset({str, bytes, bytearray, int, float, bool, complex, type(None), date, datetime, time, timedelta})
 
-_SHARED_TYPES = (
-    type, Enum, ModuleType, FunctionType, MethodType, BuiltinFunctionType, CodeType, FrameType, TracebackType,
-)  # fmt: skip
+_SHARED_TYPES = (type, Enum, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
 """What values refer to and do not own."""
 
 
@@ -660,12 +605,9 @@ def is_large(key: Hashable) -> bool:
 def size_of(*parts: Any) -> int:
     """Estimate the bytes of an entry that consists of these objects, for `configure(max_bytes=...)`.
 
-    Everything that they contain counts, each object once; classes, functions, modules and enum members do not. What an
-    object refers to is read from the interpreter, so that no code of the object's class runs.
-
-    Of each container the first 256 members are measured, and 10,000 objects in all, depth first. Where a container is
-    left unfinished, its other members are taken to be like those measured (Knuth 1975, "Estimating the efficiency of
-    backtrack programs").
+    Everything that they contain counts, each object once; classes, functions, modules and enum members do not. Of each
+    container the first 256 members are measured, and 10,000 objects in all, depth first; the others are taken to be
+    like those (Knuth 1975, "Estimating the efficiency of backtrack programs").
     """
     return _OVERHEAD + round(_measured(parts, len(parts), set(), MAX_DEPTH))
 
@@ -697,33 +639,19 @@ def _measured(members: Iterable[Any], count: int, seen: set[int], levels: int) -
 
 
 def _members(one: Any, kind: Any) -> tuple[Iterable[Any], int]:
-    """What an object consists of, and how many parts that are."""
-    found: list[Any] = []
+    """What an object consists of, and how many parts that are. No code of its class runs."""
     if kind is dict:
         return itertools.chain.from_iterable(one.items()), 2 * len(one)
     if kind in _GROUPS or kind is deque:
         return one, len(one)
-    try:
-        if kind is partial:  # not its function, which may be a method of anything
-            found = [one.args, one.keywords]
-        elif kind is BuiltinFunctionType:
-            found = [one.__self__]
-        elif hasattr(kind, "__struct_fields__"):  # the collector does not know the members of a Struct with gc=False
-            found = [getattr(one, name, None) for name in kind.__struct_fields__]
-        elif kind.__module__ != "numpy":
-            found = gc.get_referents(one)
-        elif one.base is not None:
-            found = [one.base]
-    except Exception:  # noqa: BLE001, S110 - an attribute of any class; an estimate goes on without it
-        pass
+    found = gc.get_referents(one)
+    if not found and "__struct_fields__" in vars(kind):  # the collector does not know those of a Struct with gc=False
+        found = [getattr(one, name, None) for name in kind.__struct_fields__]
     return found, len(found)
 
 
 def make_room(table: dict[Any, Any], limit: int) -> bool:
-    """Drop the oldest items of a dict until it has less than `limit`. Returns whether there were any to drop.
-
-    The dict may be read and written by any thread meanwhile.
-    """
+    """Drop the oldest items of a dict until it has less than `limit`. Returns whether there were any to drop."""
     has_dropped = False
     while len(table) >= limit:
         try:

@@ -11,15 +11,16 @@ other types may occur. Neither `__init__` nor a validator runs for an object: th
 from __future__ import annotations
 
 import collections.abc
-import functools
 import inspect
 import math
 import sys
 import types
 import typing
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
+from functools import partial
 from importlib import import_module
 from itertools import chain
 from typing import Any, ClassVar, Final, NamedTuple
@@ -91,7 +92,7 @@ class Returns:
     def resolve(self) -> Any:
         """The annotation with every name in it looked up; `Any` if there is none or a name means nothing here."""
         function = inspect.unwrap(self._function)
-        while isinstance(function, functools.partial):
+        while isinstance(function, partial):
             function = function.func
         if not hasattr(function, "__code__"):
             function = getattr(function, "__func__", None) or getattr(function, "__call__", function)  # noqa: B004 - an object that is called: its method has the annotations
@@ -299,8 +300,8 @@ _TEXTS: Final[dict[Any, tuple[Callable[[Any], str], Callable[[str], Any]]]] = {
     ),
     int: (lambda value: f"{value:x}", _read_int),
     float: (float.hex, float.fromhex),
-    bytes: (bytes.hex, bytes.fromhex),
-    bytearray: (bytearray.hex, bytearray.fromhex),
+    bytes: (lambda value: b64encode(value).decode(), partial(b64decode, validate=True)),
+    bytearray: (lambda value: b64encode(value).decode(), lambda text: bytearray(b64decode(text, validate=True))),
     date: (date.isoformat, date.fromisoformat),
 }
 _PARTS: Final[dict[Any, tuple[Callable[[Any], Iterable[Any]], Callable[..., Any]]]] = {
