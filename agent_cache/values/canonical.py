@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_DEPTH", "MISSING", "PYDANTIC_FIELDS_SET", "PYDANTIC_STATE", "STANDARD", "Default", "Encoder", "Missing",
     "blake2b", "canonical", "declared_fields", "declared_names", "full_name", "has_native_state", "is_large",
-    "is_member", "is_model", "lasting_digest", "make_room", "native_base", "segment_digest", "serial_of", "size_of",
+    "is_member", "is_model", "lasting_digest", "make_room", "segment_digest", "serial_of", "size_of",
     "text_of_standard_value",
 ]  # fmt: skip
 
@@ -216,19 +216,14 @@ _MADE_BY_CLASS = 1 << 9
 """Bits of `type.__flags__`. Of three, a class statement sets the last alone; `copyreg` knows its classes by that."""
 
 
-def native_base(kind: type) -> type | None:
-    """The nearest base that is written in C and keeps state which no field declares: `datetime`, an exception, ..."""
-    for base in kind.__mro__:
-        is_native = base.__flags__ & _KIND_OF_TYPE != _MADE_BY_CLASS
-        is_native |= getattr(vars(base).get("__new__"), "__self__", None) is base
-        if is_native and base is not tuple and base.__basicsize__ > object.__basicsize__:
-            return base
-    return None
-
-
 def has_native_state(kind: type) -> bool:
-    """Whether a base that is written in C keeps state which no field declares."""
-    return native_base(kind) is not None
+    """Whether a base that is written in C keeps state which no field declares, as those of a `datetime` do."""
+    return any(
+        (base.__flags__ & _KIND_OF_TYPE != _MADE_BY_CLASS or getattr(vars(base).get("__new__"), "__self__", 0) is base)
+        and base is not tuple
+        and base.__basicsize__ > object.__basicsize__
+        for base in kind.__mro__
+    )
 
 
 _Slots = tuple[MemberDescriptorType, ...]
@@ -374,7 +369,9 @@ class Encoder:
             return leaf(value)
         text_of = text_of_standard_value(kind)
         if text_of is not None:
-            return _standard(kind, text_of(value))
+            if (text := text_of(value)) is None:
+                raise Uncacheable(f"a value of type {full_name(kind)} was made without the name it would be known by")
+            return _text(b"$", f"{kind.__name__} {text}")
         if self.depth >= MAX_DEPTH:
             raise Uncacheable(f"an argument is nested more than {MAX_DEPTH} levels deep, or contains itself")
         self.depth += 1
@@ -450,12 +447,6 @@ def _float(value: float) -> bytes:
     return b"f" + struct.pack(">d", value)
 
 
-def _standard(kind: type, text: str | None) -> bytes:
-    if text is None:
-        raise Uncacheable(f"a value of type {full_name(kind)} was made without the name it would be known by")
-    return _text(b"$", f"{kind.__name__} {text}")
-
-
 _GROUPS: Final = {list: (b"[", True), tuple: (b"(", True), set: (b"<", False), frozenset: (b"=", False)}
 _PLAIN_TREE: Final = frozenset({str, int, float, bool, type(None), complex, dict, *_GROUPS})
 
@@ -480,26 +471,21 @@ Encoder.leaves = {
 
 
 def canonical(value: Any) -> bytes:
-    """Encode a value so that equal bytes mean equal type-exact structure, in this process.
-
-    Raises:
-        Uncacheable: as `Encoder.encode`.
-    """
+    """Encode a value so that equal bytes mean equal type-exact structure, in this process."""
     return Encoder().encode(value)
 
 
-# Digests that every process of a fleet agrees on
+# Digests that every process of a fleet agrees on, whatever its machine and its Python
 #
 # A key of this process names classes by serial numbers. In a digest they are named by module and qualified name, and
-# only if that name leads to them: equal digests mean the same types and the same structure on every machine and Python
-# version. A digest does not show what it was made of.
+# only if that name leads to them.
 
 _DIGEST_SIZE = 24
 """Bytes of a digest. Nobody finds two calls that share one: that would take 2**96 attempts."""
 
 
 def blake2b(data: bytes, **options: Any) -> hashlib.blake2b:
-    """`hashlib.blake2b`. Its module, which takes 1 ms, is loaded for the first digest: of a session, or of a tier."""
+    """`hashlib.blake2b`. Its module, which takes 1 ms, is loaded for the first digest."""
     import hashlib
 
     return hashlib.blake2b(data, **options)
@@ -561,8 +547,7 @@ class _StableEncoder(Encoder):
 def _portable_name(name: str) -> str:
     """The name by which other processes know ``module:qualname``.
 
-    Every script is called ``__main__``. One that was started with ``-m`` has a name of its own; another is known by
-    the content of its file, so that two scripts do not meet.
+    A script that was started with ``-m`` has a name of its own; another is known by the content of its file.
     """
     module, colon, qualname = name.partition(":")
     if not colon or module not in {"__main__", "__mp_main__"}:
@@ -584,14 +569,11 @@ def _script(path: str) -> str:
 # Sizes
 
 _MAX_MEASURED = 10_000
-_MAX_MEMBERS = 256
 _OVERHEAD = 250
 """Entry, mapping slot and LRU link: 230 to 290 bytes by tracemalloc, as the mapping's tables are more or less full."""
 
 _MAX_KEY = 2_000
 """Bytes of a key that is remembered beyond its entry."""
-
-_LEAVES = frozenset({str, bytes, bytearray, int, float, bool, complex, type(None), date, datetime, time, timedelta})
 
 _SHARED_TYPES = (type, Enum, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
 """What values refer to and do not own."""
@@ -605,49 +587,35 @@ def is_large(key: Hashable) -> bool:
 def size_of(*parts: Any) -> int:
     """Estimate the bytes of an entry that consists of these objects, for `configure(max_bytes=...)`.
 
-    Everything that they contain counts, each object once; classes, functions, modules and enum members do not. Of each
-    container the first 256 members are measured, and 10,000 objects in all, depth first; the others are taken to be
-    like those (Knuth 1975, "Estimating the efficiency of backtrack programs").
+    Everything that they contain counts, each object once; classes, functions, modules and enum members do not. What an
+    object refers to is read from the interpreter, level by level. Of a level 10,000 objects are measured, evenly
+    spread; the others are taken to be like them.
     """
-    return _OVERHEAD + round(_measured(parts, len(parts), set(), MAX_DEPTH))
+    total, share, seen = float(_OVERHEAD), 1.0, set[int]()
+    level: list[Any] = [*parts]
+    while level and len(seen) < 10 * _MAX_MEASURED:
+        level = [*{id(one): one for one in level if id(one) not in seen and _is_owned(one)}.values()]
+        if len(level) > _MAX_MEASURED:
+            share *= len(level) / _MAX_MEASURED
+            level = [level[place * len(level) // _MAX_MEASURED] for place in range(_MAX_MEASURED)]
+        seen.update(map(id, level))
+        total += share * sum(map(_own_size, level))
+        keys = [one.copy() for one in level if type(one) is dict]  # which the collector leaves out if they are texts
+        level = [*gc.get_referents(*level), *itertools.chain.from_iterable(keys)]
+    return round(total)
 
 
-def _measured(members: Iterable[Any], count: int, seen: set[int], levels: int) -> float:
-    total: float = 0
-    taken = 0
+def _is_owned(one: Any) -> bool:
+    kind = type(one)
+    is_copier = kind is BuiltinFunctionType and type(one.__self__) in (dict, list, set)  # of a flat value
+    return is_copier or not issubclass(kind, _SHARED_TYPES)
+
+
+def _own_size(one: Any) -> int:
     try:
-        for one in itertools.islice(members, _MAX_MEMBERS):
-            if len(seen) >= _MAX_MEASURED:
-                break
-            taken += 1
-            if id(one) in seen:
-                continue
-            seen.add(id(one))
-            kind = type(one)
-            # The bound `copy` of a container is what entries of flat values keep.
-            if issubclass(kind, _SHARED_TYPES) and type(getattr(one, "__self__", None)) not in (dict, list, set):
-                continue
-            try:
-                total += sys.getsizeof(one, 64)
-            except Exception:  # noqa: BLE001 - a user's __sizeof__; an estimate goes on without it
-                total += 64
-            if kind not in _LEAVES and levels:
-                total += _measured(*_members(one, kind), seen, levels - 1)
-    except RuntimeError:  # another thread changes the size of a container: what has been seen of it counts
-        return total
-    return total * count / taken if taken else 0
-
-
-def _members(one: Any, kind: Any) -> tuple[Iterable[Any], int]:
-    """What an object consists of, and how many parts that are. No code of its class runs."""
-    if kind is dict:
-        return itertools.chain.from_iterable(one.items()), 2 * len(one)
-    if kind in _GROUPS or kind is deque:
-        return one, len(one)
-    found = gc.get_referents(one)
-    if not found and "__struct_fields__" in vars(kind):  # the collector does not know those of a Struct with gc=False
-        found = [getattr(one, name, None) for name in kind.__struct_fields__]
-    return found, len(found)
+        return sys.getsizeof(one, 64)
+    except Exception:  # noqa: BLE001 - a user's __sizeof__; an estimate goes on without it
+        return 64
 
 
 def make_room(table: dict[Any, Any], limit: int) -> bool:

@@ -20,14 +20,14 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from importlib import import_module
 from itertools import chain
 from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
-from agent_cache.errors import AgentCacheError, UncacheableArgumentsError as Uncacheable
+from agent_cache.errors import AgentCacheError
 from agent_cache.values.canonical import (
     MAX_DEPTH,
     PYDANTIC_FIELDS_SET,
@@ -39,22 +39,13 @@ from agent_cache.values.canonical import (
     full_name,
     is_member,
     is_model,
-    make_room,
     text_of_standard_value,
-)
+)  # fmt: skip
 
 __all__ = [
-    "JSON",
-    "MESSAGE_PACK",
-    "Schema",
-    "Undecodable",
-    "Unencodable",
-    "ReturnedChunks",
-    "Returns",
-    "Wire",
-    "hints_of",
+    "JSON", "MESSAGE_PACK", "ReturnedChunks", "Returns", "Schema", "Undecodable", "Unencodable", "Wire", "hints_of",
     "schema_of",
-]
+]  # fmt: skip
 
 
 class Unencodable(AgentCacheError):
@@ -495,10 +486,9 @@ class Schema:
                 return data, True
         except Unencodable:
             raise
-        except (Uncacheable, Undecodable) as error:
-            raise Unencodable(f"a value of type {name} would not come back: {error}") from error
         except Exception as error:
-            raise Unencodable(f"writing a value of type {name} raised {type(error).__name__}") from error
+            reason = error if isinstance(error, AgentCacheError) else type(error).__name__
+            raise Unencodable(f"a value of type {name} would not come back: {reason}") from error
         raise Unencodable(f"a value of type {name} would not come back as it is")
 
     def load(self, data: bytes, wire: Wire, *, is_tagged: bool) -> Any:
@@ -509,12 +499,9 @@ class Schema:
         """
         try:
             return self._read(data, wire, is_tagged=is_tagged)
-        except Undecodable:
-            raise
-        except Unencodable as error:
-            raise Undecodable(str(error)) from error
         except Exception as error:
-            raise Undecodable(f"not the data of such a value ({type(error).__name__})") from error
+            reason = str(error) if isinstance(error, AgentCacheError) else type(error).__name__
+            raise Undecodable(f"not the data of such a value: {reason}") from error
 
     def _read(self, data: bytes, wire: Wire, *, is_tagged: bool) -> Any:
         plain = wire.decode(data)
@@ -555,23 +542,15 @@ def _plain_types(value: Any, max_parts: int) -> set[type] | None:
 
 
 _OPEN: Final = _Plan(Any)
-_MAX_SCHEMAS: Final = 1024
-_schemas: dict[Any, Schema] = {}
+_schema = lru_cache(maxsize=1024, typed=True)(Schema)
 
 
 def schema_of(returns: Any) -> Schema:
     """The schema of an annotation, or of the `Returns` of a function. Each is made once."""
     if isinstance(returns, Returns):
-        if returns.schema is None:
-            returns.schema = Schema(returns.resolve())
-        found: Schema = returns.schema
-        return found
+        returns.schema = returns.schema or Schema(returns.resolve())
+        return returns.schema
     try:
-        known = _schemas.get(returns)
+        return _schema(returns)
     except TypeError:  # an annotation with metadata that has no hash
         return Schema(returns)
-    if known is None:
-        known = Schema(returns)
-        make_room(_schemas, _MAX_SCHEMAS)
-        _schemas[returns] = known
-    return known
