@@ -13,7 +13,7 @@ _MAX_SHOWN: Final = 80
 _MAX_LEAVES: Final = 1_000
 """Parts of a nested result that `is_empty` reads."""
 
-_BRACKETS: Final[dict[type, str]] = {list: "[]", tuple: "()", set: "{}", dict: "{}"}
+_BRACKETS: Final[dict[type, tuple[str, str]]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), dict: ("{", "}")}
 _SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
@@ -36,7 +36,7 @@ def signature_of(error: BaseException) -> bytes | None:
     inner: list[Any] = []
     try:
         if isinstance(error, BaseExceptionGroup):
-            inner = sorted(map(signature_of, error.exceptions))  # type: ignore[type-var]  # one without text raises
+            inner = sorted(map(signature_of, error.exceptions))  # one without text raises
         return fingerprint((id(type(error)), error.message if inner else str(error), inner))  # type: ignore[attr-defined]
     except Exception:  # noqa: BLE001 - the text of any class; an error without one equals no other
         return None

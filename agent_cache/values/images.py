@@ -31,6 +31,7 @@ _FUNCTIONS: Final = (FunctionType, BuiltinFunctionType, MethodDescriptorType)
 _MAX_LEVELS: Final = 32
 """Levels that are read from MessagePack, which takes as much of the interpreter's stack. A pickle takes none."""
 
+_shallow: Callable[[Any], Any] = Struct.__copy__  # type: ignore[attr-defined]  # what `copy.copy` calls
 _pack, _unpack = msgpack.Encoder().encode, msgpack.Decoder().decode
 
 
@@ -74,11 +75,11 @@ class _ObjectPickler(Pickler):
         if not issubclass(kind, Struct) or kind.__reduce__ is not Struct.__reduce__:
             return NotImplemented
         state = {name: getattr(part, name) for name in kind.__struct_fields__ if hasattr(part, name)}
-        blank = Struct.__copy__(part)
+        blank = _shallow(part)
         for name in state:
             force_setattr(blank, name, None)
         self._keep(blank)
-        return Struct.__copy__, (blank,), state | getattr(part, "__dict__", {}), None, None, _set_state
+        return _shallow, (blank,), state | getattr(part, "__dict__", {}), None, None, _set_state
 
 
 def _set_state(made: Any, state: dict[str, Any]) -> None:

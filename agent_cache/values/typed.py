@@ -23,7 +23,7 @@ from enum import Enum
 from functools import lru_cache, partial
 from importlib import import_module
 from itertools import chain
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, cast
 
 import msgspec
 
@@ -40,7 +40,7 @@ from agent_cache.values.canonical import (
     is_member,
     is_model,
     text_of_standard_value,
-)  # fmt: skip
+)
 
 __all__ = [
     "JSON", "MESSAGE_PACK", "ReturnedChunks", "Returns", "Schema", "Undecodable", "Unencodable", "Wire", "hints_of",
@@ -211,7 +211,7 @@ class _Plan:
                 self._texts[kind] = ""  # while it is read: it may name itself
                 self._texts[kind] = f"{kind.__name__}={self._read(kind.__value__)}"
             return str(kind.__name__)
-        return self._read_class(kind) if isinstance(kind, type) else "?"
+        return f"{self._read_class(kind)}[{','.join(texts)}]" if isinstance(kind, type) else "?"
 
     def _read_class(self, kind: Any) -> str:
         name: str = kind.__qualname__
@@ -365,7 +365,7 @@ def _unpacked(data: Any, plan: _Plan, levels: int) -> Any:
         return each(data)
     if kind is not dict:
         return data
-    tag, content = next(iter(data.items())) if len(data) == 1 else ("", None)
+    tag, content = next(iter(data.items())) if len(data) == 1 else ("", cast("Any", None))
     if tag[:1] != "$":
         return dict(zip(data, each(data.values()), strict=True))
     if tag == "$dict":
@@ -548,8 +548,9 @@ _schema = lru_cache(maxsize=1024, typed=True)(Schema)
 def schema_of(returns: Any) -> Schema:
     """The schema of an annotation, or of the `Returns` of a function. Each is made once."""
     if isinstance(returns, Returns):
-        returns.schema = returns.schema or Schema(returns.resolve())
-        return returns.schema
+        if returns.schema is None:
+            returns.schema = Schema(returns.resolve())
+        return cast("Schema", returns.schema)
     try:
         return _schema(returns)
     except TypeError:  # an annotation with metadata that has no hash
