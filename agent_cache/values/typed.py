@@ -11,8 +11,10 @@ other types may occur. Neither `__init__` nor a validator runs for an object: th
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import inspect
 import math
+import os
 import sys
 import types
 import typing
@@ -58,10 +60,10 @@ class Undecodable(AgentCacheError):
 
 # Annotations as they are written
 
-_STREAMS: Final = frozenset(
-    getattr(collections.abc, name)
-    for name in ("AsyncGenerator", "AsyncIterable", "AsyncIterator", "Generator", "Iterable", "Iterator")
-)
+_STREAMS: Final = frozenset({
+    collections.abc.AsyncGenerator, collections.abc.AsyncIterable, collections.abc.AsyncIterator,
+    collections.abc.Generator, collections.abc.Iterable, collections.abc.Iterator,
+})  # fmt: skip
 
 
 class Returns:
@@ -92,11 +94,9 @@ class Returns:
         # A class local to the function around the tool is known to a tool that makes objects of it.
         free = getattr(getattr(function, "__code__", None), "co_freevars", ())
         for name, cell in zip(free, getattr(function, "__closure__", None) or (), strict=False):
-            try:
+            with contextlib.suppress(ValueError):  # it is not set yet
                 names[name] = cell.cell_contents
-            except ValueError:
-                continue
-        hint = _evaluated(_annotations_of(function), names, only="return").get("return", Any)
+        hint = _evaluated(function, names, only="return").get("return", Any)
         if typing.get_origin(hint) in (collections.abc.Awaitable, collections.abc.Coroutine):
             hint = typing.get_args(hint)[-1]
         return hint
@@ -121,47 +121,38 @@ def hints_of(kind: type) -> dict[str, Any]:
     except Exception:  # noqa: BLE001 - one name is missing: the others may be well
         found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
-        found |= _evaluated(_annotations_of(base), {**vars(sys.modules.get(base.__module__, typing)), **vars(base)})
+        found |= _evaluated(base, {**vars(sys.modules.get(base.__module__, typing)), **vars(base)})
     return found
 
 
-def _annotations_of(owner: Any) -> dict[str, Any]:
-    try:
-        return inspect.get_annotations(owner)
-    except Exception:  # noqa: BLE001 - Python 3.14 evaluates them here
-        return {}
-
-
-def _evaluated(annotations: dict[str, Any], names: dict[str, Any], only: str | None = None) -> dict[str, Any]:
+def _evaluated(owner: Any, names: dict[str, Any], only: str = "") -> dict[str, Any]:
+    """The annotations of a function or class, each by itself."""
     found = {}
-    for name, annotation in annotations.items():
-        if only is None or name == only:
-            holder = type("Holder", (), {"__annotations__": {name: annotation}})
-            try:
-                found[name] = typing.get_type_hints(holder, names, {}, include_extras=True)[name]
-            except Exception:  # noqa: BLE001 - the user's text may evaluate to anything, a raised error included
-                found[name] = Any
+    with contextlib.suppress(Exception):  # Python 3.14 evaluates them here
+        found = {name: hint for name, hint in inspect.get_annotations(owner).items() if only in ("", name)}
+    for name, hint in found.items():
+        holder = type("Holder", (), {"__annotations__": {name: hint}})
+        try:
+            found[name] = typing.get_type_hints(holder, names, {}, include_extras=True)[name]
+        except Exception:  # noqa: BLE001 - the user's text may evaluate to anything, a raised error included
+            found[name] = Any
     return found
 
 
 # Annotations as they are read
 
 _KINDS: Final[dict[Any, tuple[type, ...]]] = {
+    **{kind: (kind,) for kind in (type(None), bool, str, bytes, bytearray, datetime, time, timedelta)},
+    **{kind: (kind,) for kind in (list, tuple, set, frozenset, dict)},
+    **dict.fromkeys((collections.abc.Mapping, collections.abc.MutableMapping), (dict,)),
+    **dict.fromkeys((collections.abc.Set, collections.abc.MutableSet), (set, frozenset)),
+    **dict.fromkeys((collections.abc.Sequence, collections.abc.MutableSequence), (list, tuple)),
+    **dict.fromkeys((collections.abc.Collection, collections.abc.Iterable), (list, tuple, set, frozenset)),
     None: (type(None),),
     int: (int, bool),  # the numeric tower of PEP 484, which tools lean on
     float: (float, int, bool),
     complex: (complex, float, int, bool),
     date: (date, datetime),
-    collections.abc.Sequence: (list, tuple),
-    collections.abc.MutableSequence: (list,),
-    collections.abc.Collection: (list, tuple, set, frozenset),
-    collections.abc.Iterable: (list, tuple, set, frozenset),
-    collections.abc.Set: (set, frozenset),
-    collections.abc.MutableSet: (set,),
-    collections.abc.Mapping: (dict,),
-    collections.abc.MutableMapping: (dict,),
-    **{kind: (kind,) for kind in (type(None), bool, str, bytes, bytearray, datetime, time, timedelta)},
-    **{kind: (kind,) for kind in (list, tuple, set, frozenset, dict)},
 }
 """The types of values that an annotation allows, if it is no class with fields."""
 
@@ -205,32 +196,30 @@ class _Plan:
         if kind in _KINDS:
             self.kinds.update(_KINDS[kind])
             self.is_open |= not texts and not _GROUPS.isdisjoint(_KINDS[kind])
-            return f"{getattr(kind, '__name__', kind)}[{','.join(texts)}]"
-        if type(kind).__name__ == "TypeAliasType":
-            if kind not in self._texts:
-                self._texts[kind] = ""  # while it is read: it may name itself
-                self._texts[kind] = f"{kind.__name__}={self._read(kind.__value__)}"
-            return str(kind.__name__)
-        return f"{self._read_class(kind)}[{','.join(texts)}]" if isinstance(kind, type) else "?"
+        elif type(kind).__name__ == "TypeAliasType" and kind not in self._texts:
+            self._texts[kind] = ""  # while it is read: it may name itself
+            self._texts[kind] = f"{kind.__name__}={self._read(kind.__value__)}"
+        elif isinstance(kind, type):
+            self._read_class(kind)
+        return f"{getattr(kind, '__qualname__', None) or getattr(kind, '__name__', kind)}[{','.join(texts)}]"
 
-    def _read_class(self, kind: Any) -> str:
-        name: str = kind.__qualname__
-        if name in {"Path", "PurePath"} and kind.__module__.startswith("pathlib"):
-            self.kinds.update(getattr(sys.modules["pathlib"], each) for each in STANDARD if each.endswith("Path"))
-        elif kind not in self.kinds:
-            self.kinds.add(kind)
+    def _read_class(self, kind: Any) -> None:
+        if kind in self.kinds:
+            return
+        self.kinds.add(kind)
+        if issubclass(kind, os.PathLike) and kind.__name__ in {"Path", "PurePath"}:
+            self.kinds.update(getattr(sys.modules["pathlib"], name) for name in STANDARD if name.endswith("Path"))
+        elif text_of_standard_value(kind) is None:
             # A TypedDict may have other keys; a model holds whatever its class and its client let pass.
             self.is_open |= typing.is_typeddict(kind) or is_model(kind)
-            if text_of_standard_value(kind) is None and kind not in self._texts:
-                self.classes[name] = None if name in self.classes else kind
-                self._texts[kind] = ""
-                fields = [f"{field}:{self._read(hint)}" for field, hint in _fields_of(kind).items()]
-                self._texts[kind] = f"{name}<{_form(kind)}{','.join(fields)}>"
-        generic = getattr(kind, "__pydantic_generic_metadata__", None)
-        if generic and generic["origin"] is not None:
-            # `Answer[T]` is a class of its own. Clients make objects of `Answer`, as one for each `T` costs memory.
-            name += str([self._read(each) for each in (generic["origin"], *generic["args"])])
-        return name
+            name = kind.__qualname__
+            self.classes[name] = None if name in self.classes else kind
+            fields = [f"{field}:{self._read(hint)}" for field, hint in _fields_of(kind).items()]
+            self._texts[kind] = f"{name}<{_form(kind)}{','.join(fields)}>"
+            generic = getattr(kind, "__pydantic_generic_metadata__", None) or {"origin": None}
+            if generic["origin"] is not None:
+                # `Answer[T]` is a class of its own. Clients make objects of `Answer`, as one each costs memory.
+                self._texts[kind] += str([self._read(each) for each in (generic["origin"], *generic["args"])])
 
 
 def _fields_of(kind: Any) -> dict[str, Any]:
@@ -487,8 +476,7 @@ class Schema:
         except Unencodable:
             raise
         except Exception as error:
-            reason = error if isinstance(error, AgentCacheError) else type(error).__name__
-            raise Unencodable(f"a value of type {name} would not come back: {reason}") from error
+            raise Unencodable(f"a value of type {name} would not come back: {_reason(error)}") from error
         raise Unencodable(f"a value of type {name} would not come back as it is")
 
     def load(self, data: bytes, wire: Wire, *, is_tagged: bool) -> Any:
@@ -500,8 +488,7 @@ class Schema:
         try:
             return self._read(data, wire, is_tagged=is_tagged)
         except Exception as error:
-            reason = str(error) if isinstance(error, AgentCacheError) else type(error).__name__
-            raise Undecodable(f"not the data of such a value: {reason}") from error
+            raise Undecodable(f"not the data of such a value: {_reason(error)}") from error
 
     def _read(self, data: bytes, wire: Wire, *, is_tagged: bool) -> Any:
         plain = wire.decode(data)
@@ -514,6 +501,11 @@ class Schema:
 
     def _allows(self, kinds: set[type] | None) -> bool:
         return kinds is not None and (self._plan.is_open or kinds <= self._plan.kinds)
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong, without a value: other errors may show one."""
+    return str(getattr(error, "reason", error)) if isinstance(error, AgentCacheError) else type(error).__name__
 
 
 def _plain_types(value: Any, max_parts: int) -> set[type] | None:
