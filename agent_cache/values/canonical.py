@@ -448,7 +448,8 @@ def _float(value: float) -> bytes:
 
 
 _GROUPS: Final = {list: (b"[", True), tuple: (b"(", True), set: (b"<", False), frozenset: (b"=", False)}
-_PLAIN_TREE: Final = frozenset({str, int, float, bool, type(None), complex, dict, *_GROUPS})
+_SCALARS: Final = frozenset({str, int, float, bool, type(None), bytes})
+_PLAIN_TREE: Final = frozenset({*_SCALARS, complex, dict, *_GROUPS}) - {bytes}
 
 Encoder.leaves = {
     type(None): lambda _: b"N",
@@ -581,7 +582,9 @@ _SHARED_TYPES = (type, Enum, ModuleType, FunctionType, MethodType, BuiltinFuncti
 
 def is_large(key: Hashable) -> bool:
     """Whether a key is too large for tables that are bounded by number: a key holds the arguments of its call."""
-    return (sys.getsizeof(key) if type(key) in (str, int) else size_of(key)) > _MAX_KEY
+    parts = key if type(key) is tuple else (key,)
+    is_flat = _SCALARS.issuperset(map(type, parts))  # nearly always
+    return (sum(map(sys.getsizeof, parts)) if is_flat else size_of(key)) > _MAX_KEY
 
 
 def size_of(*parts: Any) -> int:
@@ -594,7 +597,10 @@ def size_of(*parts: Any) -> int:
     total, share, seen = float(_OVERHEAD), 1.0, set[int]()
     level: list[Any] = [*parts]
     while level and len(seen) < 10 * _MAX_MEASURED:
-        level = [*{id(one): one for one in level if id(one) not in seen and _is_owned(one)}.values()]
+        level = [one for place, one in {id(one): one for one in level}.items() if place not in seen]
+        shared = {kind for kind in {*map(type, level)} if issubclass(kind, _SHARED_TYPES)}
+        if shared:
+            level = [one for one in level if type(one) not in shared or _is_copier(one)]
         if len(level) > _MAX_MEASURED:
             share *= len(level) / _MAX_MEASURED
             level = [level[place * len(level) // _MAX_MEASURED] for place in range(_MAX_MEASURED)]
@@ -605,10 +611,9 @@ def size_of(*parts: Any) -> int:
     return round(total)
 
 
-def _is_owned(one: Any) -> bool:
-    kind = type(one)
-    is_copier = kind is BuiltinFunctionType and type(one.__self__) in (dict, list, set)  # of a flat value
-    return is_copier or not issubclass(kind, _SHARED_TYPES)
+def _is_copier(one: Any) -> bool:
+    """Whether a function is the bound `copy` of a container, which entries of flat values keep."""
+    return type(one) is BuiltinFunctionType and type(one.__self__) in (dict, list, set)
 
 
 def _own_size(one: Any) -> int:
