@@ -157,10 +157,8 @@ def _is_frozen_record(kind: Any) -> bool:
     known = _records.get(kind)
     if known is None:
         settings = vars(kind).get("__dataclass_params__") or getattr(kind, "__struct_config__", None)
-        own = [pair for base in kind.__mro__ for pair in vars(base).items() if pair[0][:2] != "__"]
-        has_methods = any(hasattr(each, "__get__") and not isinstance(each, _WITHOUT_OBJECT) for _, each in own)
+        own = [each for base in kind.__mro__ for name, each in vars(base).items() if name[:2] != "__"]
+        without_object = (MemberDescriptorType, classmethod, staticmethod)
+        has_methods = any(hasattr(each, "__get__") and not isinstance(each, without_object) for each in own)
         known = _records[kind] = settings is not None and settings.frozen and not has_methods
     return known
-
-
-_WITHOUT_OBJECT: Final = (MemberDescriptorType, classmethod, staticmethod)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from io import BytesIO
 from pickle import Pickler, PicklingError, Unpickler, loads
@@ -48,21 +49,17 @@ class _ObjectPickler(Pickler):
     def __init__(self, file: BytesIO, is_immutable: Callable[[Any], bool]) -> None:
         super().__init__(file, 5)
         self._is_immutable = is_immutable
-        self.kept: list[Any] = []
-        self._places: dict[int, int] = {}
+        self.kept: dict[int, tuple[int, Any]] = {}
 
     def _keep(self, part: Any) -> int:
-        place = self._places.setdefault(id(part), len(self.kept))
-        if place == len(self.kept):
-            self.kept.append(part)
-        return place
+        return self.kept.setdefault(id(part), (len(self.kept), part))[0]
 
     def persistent_id(self, part: Any) -> int | None:
         """The place of a part that is kept as it is; None for one of which the image makes a copy."""
         kind = type(part)
         if kind in _BUILTIN:
             return None
-        if id(part) in self._places or isinstance(part, _FUNCTIONS) or self._is_immutable(part):
+        if id(part) in self.kept or isinstance(part, _FUNCTIONS) or self._is_immutable(part):
             return self._keep(part)
         own_way = getattr(part, "__deepcopy__", None)
         if own_way is not None and not (is_model(kind) and own_way.__func__.__module__ == "pydantic.main"):
@@ -89,24 +86,28 @@ def _set_state(made: Any, state: dict[str, Any]) -> None:
 
 def copier_from_image(value: Any, is_immutable: Callable[[Any], bool]) -> Callable[[], Any] | None:
     """A function that makes copies of a mutable value; None if there is something in it that cannot be pickled."""
-    image = BytesIO()
-    try:
-        if type(value) in _BUILTIN:
+    if type(value) in _BUILTIN:
+        image = BytesIO()
+        with suppress(Exception):  # there are objects in it, or too many levels
             _TreePickler(image, 5).dump(value)
             return partial(loads, image.getvalue())
-    except Exception:  # noqa: BLE001, S110 - there are objects in it
-        pass
-    try:
-        pickler = _ObjectPickler(image := BytesIO(), is_immutable)
+    pickler = _ObjectPickler(image := BytesIO(), is_immutable)
+    with suppress(Exception):  # whatever a value does when it is pickled, `copy.deepcopy` may copy it
         pickler.dump(value)
-    except Exception:  # noqa: BLE001 - whatever a value does when it is pickled, `copy.deepcopy` may copy it
-        return None
-    return partial(_revived, image.getvalue(), tuple(pickler.kept))
+        return partial(_revived, image.getvalue(), tuple(part for _, part in pickler.kept.values()))
+    return None
+
+
+class _ObjectReader(Unpickler):
+    kept: tuple[Any, ...]
+
+    def persistent_load(self, place: Any) -> Any:
+        return self.kept[place]
 
 
 def _revived(image: bytes, kept: tuple[Any, ...]) -> Any:
-    reader = Unpickler(BytesIO(image))  # noqa: S301 - it was made here, and names no class
-    reader.persistent_load = kept.__getitem__  # type: ignore[method-assign]  # as its documentation says
+    reader = _ObjectReader(BytesIO(image))
+    reader.kept = kept
     return reader.load()
 
 
