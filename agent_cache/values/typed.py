@@ -1,11 +1,12 @@
 """Values as bytes and back, by the return annotation of their tool: what a tier stores.
 
-A tree of texts, numbers, lists and dicts is written as it is. In any other value, what JSON does not know names its
-type: ``{"$tuple": [1, 2]}``, ``{"$object": ["Order", {"id": "7"}]}``. What is written is read again at once, and must
-be the same value, of the same types, or it is refused. msgspec makes bytes of the data.
+Most values have a *direct* form: what msgspec writes for them, and reads back by the annotation, pydantic's models with
+the help of pydantic. In the *tagged* form of any other, what JSON does not know names its type: ``{"$tuple": [1, 2]}``,
+``{"$object": ["Order", {"id": "7"}]}``. What is written is read again at once, and must be the same value, of the same
+types, or it is refused.
 
 Data counts as hostile. No name in it is imported: it only chooses among the classes that the annotation names, and no
-other types may occur. Neither `__init__` nor a validator runs for an object: they have seen it before.
+other types may occur.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import collections.abc
 import contextlib
 import inspect
+import marshal
 import math
 import os
 import sys
@@ -156,6 +158,7 @@ _KINDS: Final[dict[Any, tuple[type, ...]]] = {
 }
 """The types of values that an annotation allows, if it is no class with fields."""
 
+_HASHED_WELL: Final = frozenset({"str[]", "bytes[]", "bool[]", "NoneType[]", "date[]", "datetime[]", "timedelta[]"})
 _QUALIFIERS: Final = frozenset(
     getattr(typing, name, None) for name in ("Annotated", "ClassVar", "Final", "NotRequired", "ReadOnly", "Required")
 )
@@ -167,6 +170,8 @@ class _Plan:
     Attributes:
         kinds: the types of which there may be values, wherever it says.
         is_open: whether there may be values of all builtin types somewhere.
+        has_direct: whether msgspec may read data by it. Not if a forger could choose members of a set or keys that have
+            one hash, which takes Python seconds, or if a class that has changed could misread its data.
         classes: those with fields, by the names that data has for them; None where two have one name.
         text: its structure, alike in every process. It goes down to the fields of every class.
     """
@@ -174,6 +179,7 @@ class _Plan:
     def __init__(self, annotation: Any) -> None:
         self.kinds: set[Any] = set()
         self.is_open = False
+        self.has_direct = True
         self.classes: dict[str, Any] = {}
         self._texts: dict[Any, str] = {}
         text = self._read(annotation)
@@ -195,6 +201,8 @@ class _Plan:
             return "|".join(sorted({*texts}))
         if kind in _KINDS:
             self.kinds.update(_KINDS[kind])
+            is_hashed = bool(texts) and not {set, frozenset, dict}.isdisjoint(_KINDS[kind])
+            self.has_direct &= not is_hashed or {*texts[0].split("|")} <= _HASHED_WELL
             self.is_open |= not texts and not _GROUPS.isdisjoint(_KINDS[kind])
         elif type(kind).__name__ == "TypeAliasType" and kind not in self._texts:
             self._texts[kind] = ""  # while it is read: it may name itself
@@ -212,10 +220,11 @@ class _Plan:
         elif text_of_standard_value(kind) is None:
             # A TypedDict may have other keys; a model holds whatever its class and its client let pass.
             self.is_open |= typing.is_typeddict(kind) or is_model(kind)
+            self.has_direct &= _has_direct_form(kind)
             name = kind.__qualname__
             self.classes[name] = None if name in self.classes else kind
             fields = [f"{field}:{self._read(hint)}" for field, hint in _fields_of(kind).items()]
-            self._texts[kind] = f"{name}<{_form(kind)}{','.join(fields)}>"
+            self._texts[kind] = f"{name}<{_form(kind)}{_has_direct_form(kind)}{','.join(fields)}>"
             generic = getattr(kind, "__pydantic_generic_metadata__", None) or {"origin": None}
             if generic["origin"] is not None:
                 # `Answer[T]` is a class of its own. Clients make objects of `Answer`, as one each costs memory.
@@ -232,11 +241,20 @@ def _fields_of(kind: Any) -> dict[str, Any]:
     return hints
 
 
+def _has_direct_form(kind: Any) -> bool:
+    """Whether msgspec writes all fields of objects, under their names."""
+    config = getattr(kind, "__struct_config__", None)
+    if config is not None:
+        is_plain = not (config.array_like or config.omit_defaults or config.tag is not None)
+        return is_plain and bool(kind.__struct_fields__ == kind.__struct_encode_fields__)
+    return not is_model(kind) or all(field.validation_alias is None for field in kind.__pydantic_fields__.values())
+
+
 def _form(kind: Any) -> str:
     """What tells two classes of the same fields apart."""
     if issubclass(kind, Enum):
         values = {name: member._value_ for name, member in kind.__members__.items()}
-        return str(values if _SCALARS.issuperset(map(type, values.values())) else [*values])  # others show an address
+        return str(values if _PLAIN.issuperset(map(type, values.values())) else [*values])  # others show an address
     return str(sorted(kind.__required_keys__) if typing.is_typeddict(kind) else declared_names(kind))
 
 
@@ -304,7 +322,7 @@ _STATE_OF_MODEL: Final = (*PYDANTIC_STATE, PYDANTIC_FIELDS_SET)
 def _pack(value: Any) -> Any:
     """Write a value as plain data that JSON carries exactly."""
     kind = type(value)
-    if kind in _SCALARS and kind is not bytes and _stands_for_itself(value, kind):
+    if kind in _PLAIN and _stands_for_itself(value, kind):
         return value
     if kind is list:
         return [_pack(each) for each in value]
@@ -399,12 +417,27 @@ def _made(kind: Any, fields: dict[str, Any], state: list[Any]) -> Any:
 
 
 class Wire(NamedTuple):
-    """One serialisation of plain data. `openers` are the bytes that lists and dicts begin with; others may look so."""
+    """One serialisation of msgspec's. `openers` are the bytes that lists and dicts begin with; others may look so."""
 
     name: str
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
+    reader: Callable[[Any], Callable[[bytes], Any]]
     openers: bytes
+
+
+def _model_to_data(value: Any) -> Any:
+    """The fields of a model. One that was not set may have another default where it is read."""
+    kind = type(value)
+    if not is_model(kind) or len(value.model_fields_set) < len(kind.__pydantic_fields__):
+        raise NotImplementedError(kind.__qualname__)
+    return {name: getattr(value, name) for name in kind.__pydantic_fields__}
+
+
+def _model_from_data(kind: Any, data: Any) -> Any:
+    if is_model(kind):
+        return kind.model_validate(data)
+    raise NotImplementedError(kind.__qualname__)
 
 
 def _refuse_extension(code: int, data: memoryview) -> Any:  # noqa: ARG001 - msgspec calls it with both
@@ -413,17 +446,24 @@ def _refuse_extension(code: int, data: memoryview) -> Any:  # noqa: ARG001 - msg
 
 MESSAGE_PACK: Final = Wire(
     "msgpack",
-    msgspec.msgpack.Encoder().encode,
+    msgspec.msgpack.Encoder(enc_hook=_model_to_data).encode,
     msgspec.msgpack.Decoder(ext_hook=_refuse_extension).decode,
+    lambda kind: msgspec.msgpack.Decoder(kind, dec_hook=_model_from_data, ext_hook=_refuse_extension).decode,
     bytes([*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF]),
 )
 """Binary, and the fastest."""
 
-JSON: Final = Wire("json", msgspec.json.Encoder().encode, msgspec.json.Decoder().decode, b"[{")
+JSON: Final = Wire(
+    "json",
+    msgspec.json.Encoder(enc_hook=_model_to_data).encode,
+    msgspec.json.Decoder().decode,
+    lambda kind: msgspec.json.Decoder(kind, dec_hook=_model_from_data).decode,
+    b"[{",
+)
 """Text that people and other programs can read."""
 
 MAX_PARTS: Final = 1_000_000
-_SCALARS: Final = frozenset({str, int, float, bool, type(None), bytes})
+_PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 _TEXT: Final = frozenset({str})
 
 
@@ -453,6 +493,7 @@ class Schema:
         except Exception:  # noqa: BLE001 - it is no annotation, so it stands for none
             self.annotation, self._plan = Any, _OPEN
         self.fingerprint = self._plan.text.encode("utf-8", "surrogatepass")
+        self._readers: dict[str, Callable[[bytes], Any] | None] = {}
 
     def dump(self, value: Any, wire: Wire, max_parts: int = MAX_PARTS) -> tuple[bytes, bool]:
         """Write a value: the data, and whether it is in the tagged form.
@@ -460,18 +501,18 @@ class Schema:
         Raises:
             Unencodable: if it would not come back as it is, or has more than `max_parts` parts.
         """
-        if self._allows(_plain_types(value, max_parts)):
-            try:
-                data = wire.encode(value)
-                if wire.decode(data) == value:
-                    return data, False
-            except Exception:  # noqa: BLE001, S110 - a large integer, or half of a character
-                pass
         name = full_name(type(value))
         try:
-            content = _ExactEncoder().encode(value)  # which bounds depth and parts, so it is the first to look
+            # What bounds depth and parts is the first to look. marshal writes the types of plain values, too, in C.
+            exact = _marshalled if _is_plain(value, max_parts) else _exact
+            content = exact(value)
+            with contextlib.suppress(Exception):  # it has no direct form, for whatever reason
+                data = wire.encode(value)
+                if exact(self._read(data, wire, is_tagged=False)) == content:
+                    return data, False
+            content = content if exact is _exact else _exact(value)
             data = wire.encode(_pack(value))
-            if _ExactEncoder().encode(self._read(data, wire, is_tagged=True)) == content:
+            if _exact(self._read(data, wire, is_tagged=True)) == content:
                 return data, True
         except Unencodable:
             raise
@@ -491,16 +532,28 @@ class Schema:
             raise Undecodable(f"not the data of such a value: {_reason(error)}") from error
 
     def _read(self, data: bytes, wire: Wire, *, is_tagged: bool) -> Any:
-        plain = wire.decode(data)
         if is_tagged:
-            return _unpack(plain, self._plan)
-        has_many = len(data) - len(data.translate(None, wire.openers)) > MAX_DEPTH  # else it cannot be nested deeper
-        if (has_many or not self._plan.is_open) and not self._allows(_plain_types(plain, len(data))):
-            raise Undecodable("the return annotation does not allow a value of such a type")
-        return plain
+            return _unpack(wire.decode(data), self._plan)
+        if wire.name not in self._readers:
+            self._readers[wire.name] = None
+            with contextlib.suppress(Exception):  # msgspec cannot tell the annotation's types apart
+                reader = wire.decode if self._plan.text == "*" else wire.reader(self.annotation)
+                self._readers[wire.name] = reader if self._plan.has_direct else None
+        read = self._readers[wire.name]
+        if read is None:
+            raise Undecodable("the return annotation has no direct form")
+        value = read(data)
+        if len(data) - len(data.translate(None, wire.openers)) > MAX_DEPTH:  # else it cannot be nested deeper
+            _is_plain(value, len(data))
+        return value
 
-    def _allows(self, kinds: set[type] | None) -> bool:
-        return kinds is not None and (self._plan.is_open or kinds <= self._plan.kinds)
+
+def _exact(value: Any) -> bytes:
+    return _ExactEncoder().encode(value)
+
+
+def _marshalled(value: Any) -> bytes:
+    return marshal.dumps(value, 2)
 
 
 def _reason(error: Exception) -> str:
@@ -508,24 +561,22 @@ def _reason(error: Exception) -> str:
     return str(getattr(error, "reason", error)) if isinstance(error, AgentCacheError) else type(error).__name__
 
 
-def _plain_types(value: Any, max_parts: int) -> set[type] | None:
-    """The types in a tree of lists and dicts, with text for keys, of texts, numbers, bytes and None; else None.
+def _is_plain(value: Any, max_parts: int) -> bool:
+    """Whether a value is a tree of lists and dicts, with text for keys, of texts, numbers and None.
 
     Raises:
         Unencodable: if it has more than `max_parts`, or they are nested deeper than `MAX_DEPTH`.
     """
-    found: set[type] = set()
     level: list[Any] = [value]  # all at once: what is done for each container by itself costs more than the encoding
     parts = 0
     for _ in range(MAX_DEPTH + 1):
-        found.update(map(type, level))
-        level = [each for each in level if type(each) not in _SCALARS]
+        level = [each for each in level if type(each) not in _PLAIN]
         if not level:
-            return found
+            return True
         dicts = [each for each in level if type(each) is dict]
         lists = [each for each in level if type(each) is list]
         if len(dicts) + len(lists) < len(level) or not _TEXT.issuperset(map(type, chain.from_iterable(dicts))):
-            return None
+            return False
         parts += 2 * sum(map(len, dicts)) + sum(map(len, lists))
         if parts > max_parts:  # a list that contains itself twice has 2**depth
             raise Unencodable(f"the value has more than {max_parts} parts")
