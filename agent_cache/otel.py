@@ -31,9 +31,7 @@ from agent_cache.engine.state import warn_once
 from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import CounterFamily, ToolLabels, counter_families
 from agent_cache.session.session import WATCHERS, AgentCacheSession
-from agent_cache.values.arguments import plain_arguments
 from agent_cache.values.compare import utf8_text
-from agent_cache.values.tagged import encode
 
 try:
     from opentelemetry import context, metrics, trace
@@ -392,6 +390,9 @@ class _Spans:
         span.add_event("exception", {"exception.type": kind, "exception.message": text})
 
     def _set_content(self, span: Span, name: str, other_name: str, value: Any) -> None:
+        from agent_cache.recording.arguments import plain_arguments
+        from agent_cache.recording.tagged import encode
+
         assert self._redaction is not None
         try:
             plain = plain_arguments({"value": value}, is_identity=False)[0]

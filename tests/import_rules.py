@@ -46,9 +46,8 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "litellm": ("recording.litellm", "recording.results"),
     "markupsafe": ("report.page",),
     "msgspec": (
-        "values.copies",
-        "values.schema",
-        "values.tagged",
+        "values.images",
+        "values.typed",
         "recording",
         "resume",
         "advise",

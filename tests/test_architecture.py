@@ -114,7 +114,7 @@ def test_a_tree_that_keeps_the_rules_is_let_through(tmp_path: Path):
             "engine/scope.py": "import contextvars",
             "core/sizes.py": "Size = int",
             "remote/redis.py": "import redis.asyncio\nfrom . import codecs",
-            "values/schema.py": "import msgspec",
+            "values/typed.py": "import msgspec",
             "cli.py": "from agent_cache import AgentCache\ndef main():\n    import rich",
             "integrations/langchain/tools.py": "import langchain_core\nfrom agent_cache import AgentCache",
             "integrations/agents/tools.py": "import agents",
@@ -201,7 +201,7 @@ def test_the_first_calls_load_nothing_that_the_import_has_left_out(package: Path
         [sys.executable, "-c", FIRST_CALLS], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
     imported, outside, inside = (set(ast.literal_eval(line)) for line in run.stdout.splitlines())
-    put_off = {"difflib", "hashlib", "pickle", "random", f"{PACKAGE}.remote.protocol", f"{PACKAGE}.values.annotations"}
+    put_off = {"difflib", "hashlib", "pickle", "random", f"{PACKAGE}.remote.protocol", f"{PACKAGE}.values.typed"}
     assert not put_off & imported
     assert not {name for name in outside if name.startswith(PACKAGE)} | (put_off & outside)
     assert not {name for name in inside if name.startswith(PACKAGE)} | (put_off & inside) - {"hashlib"}

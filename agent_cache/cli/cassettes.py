@@ -46,7 +46,7 @@ from agent_cache.recording.litellm import fixture_line, from_cassette, is_fixtur
 from agent_cache.recording.prices import model_calls, savings_of
 from agent_cache.recording.recorder import recorded_function
 from agent_cache.recording.results import check_outcome, problems_of, read_value
-from agent_cache.values.tagged import encode
+from agent_cache.recording.tagged import encode
 
 __all__ = ["add_options", "load_cassette", "redaction_rules", "run", "secret_places", "secrets_in"]
 

@@ -213,7 +213,7 @@ class ReadOperation(Operation[ReadPolicy]):
     def returns(self) -> Any:
         """The return annotation, for codecs: a `Returns`, made for the first tier that asks for it."""
         if self._returns is None:
-            from agent_cache.values.annotations import Returns
+            from agent_cache.values.typed import Returns
 
             self._returns = Returns(self.function)
         return self._returns

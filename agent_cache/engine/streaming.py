@@ -527,7 +527,7 @@ class StreamingRead(_Streaming, ReadOperation):
     def returns(self) -> Any:
         """The annotation of the tuple of its chunks."""
         if self._returns is None:
-            from agent_cache.values.annotations import ReturnedChunks
+            from agent_cache.values.typed import ReturnedChunks
 
             self._returns = ReturnedChunks(self.function)
         return self._returns

@@ -40,7 +40,7 @@ from agent_cache.recording.functions import ActiveCall, RecordedFunction
 from agent_cache.recording.player import Matcher, Player, call_data, described, differences, nearest_to
 from agent_cache.recording.recorder import NO_CONTEXT, CassetteWriter, Recorder
 from agent_cache.recording.redaction import Redaction, redaction_of
-from agent_cache.values.tagged import decode, encode
+from agent_cache.recording.tagged import decode, encode
 
 __all__ = ["FORK_VARIABLE", "WORLDS", "Branch", "Saved", "World", "fork"]
 

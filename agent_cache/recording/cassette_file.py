@@ -38,6 +38,7 @@ from typing import Any, BinaryIO, Literal, TypeAlias, TypeVar, overload
 import msgspec
 
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
+from agent_cache.recording.arguments import plain_arguments
 from agent_cache.recording.cassette_layout import (
     LEAST_SHARED,
     Prefixes,
@@ -49,8 +50,7 @@ from agent_cache.recording.cassette_layout import (
     order_of_lines,
 )
 from agent_cache.recording.redaction import Redaction
-from agent_cache.values.arguments import plain_arguments
-from agent_cache.values.tagged import encode, encode_sorted
+from agent_cache.recording.tagged import encode, encode_sorted
 
 try:
     import fcntl

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from agent_cache.values.tagged import encode
+from agent_cache.recording.tagged import encode
 
 __all__ = [
     "LEAST_SHARED",

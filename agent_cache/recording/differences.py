@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
-from agent_cache.values.tagged import encode_sorted
+from agent_cache.recording.tagged import encode_sorted
 
 __all__ = ["changes", "common_length", "likeness"]
 

@@ -54,7 +54,7 @@ from agent_cache.recording.pairing import (
     shown_path,
 )
 from agent_cache.recording.redaction import Redaction
-from agent_cache.values.tagged import encode_sorted
+from agent_cache.recording.tagged import encode_sorted
 
 __all__ = ["Baseline", "DriftDetector", "DriftEvent", "DriftReport", "DriftSeverity", "Tolerance"]
 

@@ -28,8 +28,9 @@ from agent_cache.recording.results import (
     redact_response,
     value_outcome,
 )
-from agent_cache.values.schema import Schema, schema_of
-from agent_cache.values.tagged import Undecodable, decode, encode, exact_json
+from agent_cache.recording.schema import Schema, schema_of
+from agent_cache.recording.tagged import decode, encode, exact_json
+from agent_cache.values.typed import Undecodable
 
 __all__ = ["Raised", "check_edit", "edited_call", "is_edited_response"]
 

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from agent_cache.errors import ConfigurationError, RecordedError, recorded_error
-from agent_cache.values.annotations import hints_of
+from agent_cache.recording.schema import schema_of
+from agent_cache.recording.tagged import exact_json
 from agent_cache.values.compare import utf8_text
-from agent_cache.values.schema import schema_of
-from agent_cache.values.tagged import exact_json
+from agent_cache.values.typed import hints_of
 
 __all__ = ["REGISTERED", "Failure", "error_data", "name_of", "read_error", "register"]
 

@@ -24,15 +24,16 @@ from agent_cache.core.policies import checked_choice, checked_function
 from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, report_escape
 from agent_cache.engine.runtime import PLACE
 from agent_cache.errors import ConfigurationError, UncacheableArgumentsError
+from agent_cache.recording.annotations import annotation_of_chunks
+from agent_cache.recording.arguments import earlier_arguments, is_omitted, plain_arguments
 from agent_cache.recording.cassette_file import RecordedCall, digest_of_asker, with_asker
 from agent_cache.recording.prices import NO_TOKENS, Members, Tokens, asked_model, larger, members_of, tokens_of
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.results import redact_chunks
-from agent_cache.values.annotations import Returns, annotation_of_chunks
-from agent_cache.values.arguments import earlier_arguments, is_omitted, plain_arguments
+from agent_cache.recording.schema import Schema, schema_of
 from agent_cache.values.canonical import Default, make_room
 from agent_cache.values.compare import utf8_text
-from agent_cache.values.schema import Schema, schema_of
+from agent_cache.values.typed import Returns
 
 __all__ = [
     "CURRENT_CALL",

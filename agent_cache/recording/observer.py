@@ -15,7 +15,7 @@ from agent_cache.recording.functions import ActiveCall
 from agent_cache.recording.http.exchange import Http
 from agent_cache.recording.recorder import CallLog, Recorder
 from agent_cache.recording.redaction import Redaction, redaction_of
-from agent_cache.values.tagged import decode, encode
+from agent_cache.recording.tagged import decode, encode
 
 __all__ = ["CallListener", "observe"]
 

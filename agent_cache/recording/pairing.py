@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.cassette_file import RecordedCall
-from agent_cache.values.tagged import encode, encode_sorted
+from agent_cache.recording.tagged import encode, encode_sorted
 
 __all__ = [
     "ANY_KEY",

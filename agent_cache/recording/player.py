@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from agent_cache.errors import CassetteError, DivergenceError, ReplayExhausted, UncacheableArgumentsError
+from agent_cache.recording.arguments import plain_arguments
 from agent_cache.recording.cassette import Cassette, redacted_identity
 from agent_cache.recording.cassette_file import EARLIER, RecordedCall, digest_of, with_asker
 from agent_cache.recording.differences import changes, common_length, likeness
@@ -28,8 +29,7 @@ from agent_cache.recording.lanes import Lanes, Turns, checkpoint, wait_for_cance
 from agent_cache.recording.prices import Savings, model_calls, savings_of
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.results import check_outcome, read_value
-from agent_cache.values.arguments import plain_arguments
-from agent_cache.values.tagged import encode, encode_sorted
+from agent_cache.recording.tagged import encode, encode_sorted
 
 __all__ = ["ROOT_PLACE", "Matcher", "Player", "call_data", "described", "place_of"]
 

@@ -25,6 +25,7 @@ from agent_cache.engine.interception import InterceptedCall, replay_into_session
 from agent_cache.engine.runtime import PLACE, Call, Operation
 from agent_cache.engine.streaming import proceed_stream
 from agent_cache.errors import CassetteError, ConfigurationError, UncacheableArgumentsError
+from agent_cache.recording.arguments import plain_arguments
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.cassette_file import (
     Header,
@@ -48,9 +49,8 @@ from agent_cache.recording.player import ROOT_PLACE, Matcher, Player, place_of
 from agent_cache.recording.redaction import Redaction, redact_key
 from agent_cache.recording.results import problems_of, value_outcome
 from agent_cache.recording.streams import failure_outcome, is_stream, leave_call, recorded_stream, replayed_stream
-from agent_cache.values.arguments import plain_arguments
+from agent_cache.recording.tagged import encode
 from agent_cache.values.compare import utf8_text
-from agent_cache.values.tagged import encode
 
 __all__ = [
     "NO_CONTEXT",

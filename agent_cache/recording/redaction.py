@@ -20,6 +20,7 @@ from urllib.parse import quote
 import msgspec
 
 from agent_cache.errors import ConfigurationError
+from agent_cache.recording.annotations import is_positional
 from agent_cache.recording.credentials import (
     OAUTH_PARAMETERS,
     NameKind,
@@ -34,7 +35,6 @@ from agent_cache.recording.credentials import (
     names_several,
     squash,
 )
-from agent_cache.values.annotations import is_positional
 from agent_cache.values.canonical import MAX_DEPTH, declared_names
 
 __all__ = ["REDACTED", "Redaction", "redact_error", "redact_key", "redaction_of", "without_secret_fields"]

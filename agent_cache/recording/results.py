@@ -22,8 +22,9 @@ from agent_cache.recording.differences import common_length
 from agent_cache.recording.exceptions import REGISTERED, Failure, error_data, name_of
 from agent_cache.recording.http.bodies import ResponseShape, map_response
 from agent_cache.recording.redaction import Redaction, redact_error, without_secret_fields
-from agent_cache.values.schema import Schema, schema_of
-from agent_cache.values.tagged import Undecodable, Unencodable, decode, encode, exact_json
+from agent_cache.recording.schema import Schema, schema_of
+from agent_cache.recording.tagged import decode, encode, exact_json
+from agent_cache.values.typed import Undecodable, Unencodable
 
 __all__ = [
     "Stream",

@@ -21,7 +21,7 @@ from agent_cache.recording.lanes import checkpoint, is_cancellation
 from agent_cache.recording.player import Player, call_data
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.results import error_outcome, value_outcome
-from agent_cache.values.schema import schema_of
+from agent_cache.recording.schema import schema_of
 
 __all__ = ["failure_outcome", "is_stream", "leave_call", "recorded_stream", "replayed_stream"]
 

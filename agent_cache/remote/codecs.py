@@ -17,8 +17,7 @@ from hashlib import blake2b
 from typing import Any, Protocol, runtime_checkable
 
 from agent_cache.errors import ConfigurationError
-from agent_cache.values.schema import JSON, MESSAGE_PACK, Wire, schema_of
-from agent_cache.values.tagged import Undecodable, Unencodable
+from agent_cache.values.typed import JSON, MESSAGE_PACK, Undecodable, Unencodable, Wire, schema_of
 
 __all__ = [
     "Codec",

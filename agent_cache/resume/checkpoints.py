@@ -4,7 +4,7 @@
                     "created_at": "2026-01-01T12:00:00Z", "framework": "langchain", "state": {"messages": [...]}}}
 
 ``state`` has the fields of the state by name, each as plain data that gives the value back as it was
-(`agent_cache.values.schema`). ``redacted`` names the fields from which secrets were removed, if there
+(`agent_cache.recording.schema`). ``redacted`` names the fields from which secrets were removed, if there
 are any. ``framework`` chooses among the classes that this program knows: `LangChainState`,
 `OpenAIAgentsState`, and those given to `register_state`. No name that is found in a file is imported. The state of any
 other framework, and one that its class cannot take any more, is a `CustomState` that keeps all of it.
@@ -26,10 +26,10 @@ import msgspec
 
 from agent_cache.errors import CheckpointError, ConfigurationError
 from agent_cache.recording.redaction import Redaction
-from agent_cache.values.annotations import hints_of
+from agent_cache.recording.schema import Schema, schema_of
+from agent_cache.recording.tagged import decode, encode, is_utf8
 from agent_cache.values.canonical import declared_fields, declared_names, full_name, is_model
-from agent_cache.values.schema import Schema, schema_of
-from agent_cache.values.tagged import Undecodable, Unencodable, decode, encode, is_utf8
+from agent_cache.values.typed import Undecodable, Unencodable, hints_of
 
 __all__ = [
     "Checkpoint",

@@ -56,6 +56,7 @@ from agent_cache.recording.recorder import Recorder, recorded_function, show_in_
 from agent_cache.recording.redaction import redact_key, redaction_of
 from agent_cache.recording.results import check_outcome, value_outcome
 from agent_cache.recording.streams import failure_outcome, is_stream, leave_call
+from agent_cache.recording.tagged import decode, encode
 from agent_cache.remote.codecs import EncryptedCodec, MessagePackCodec, Undecodable
 from agent_cache.resume.checkpoints import Checkpoint, checkpoint_line, checkpoint_of, state_data
 from agent_cache.resume.journal import (
@@ -81,7 +82,6 @@ from agent_cache.resume.journal_log import (
 )
 from agent_cache.tools import bypass, invalidate, invalidate_sync
 from agent_cache.values.compare import utf8_text
-from agent_cache.values.tagged import decode, encode
 
 __all__ = ["Journal", "NotDone", "idempotency_key"]
 

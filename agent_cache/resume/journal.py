@@ -40,8 +40,8 @@ from agent_cache.recording.cassette_file import (
     now_text,
     write_whole,
 )
+from agent_cache.recording.tagged import encode
 from agent_cache.resume.checkpoints import Checkpoint, checkpoint_of
-from agent_cache.values.tagged import encode
 
 __all__ = [
     "Intent",

@@ -27,9 +27,9 @@ from agent_cache.recording.lanes import checkpoint
 from agent_cache.recording.player import Matcher, Player
 from agent_cache.recording.recorder import CallLog
 from agent_cache.recording.redaction import Redaction
+from agent_cache.recording.tagged import decode, encode
 from agent_cache.remote.codecs import EncryptedCodec, Undecodable
 from agent_cache.resume.journal import Intent, JournalFile, JournalLine, OpenCall, StoredJournal, is_answer
-from agent_cache.values.tagged import decode, encode
 
 __all__ = [
     "UNREDACTED",

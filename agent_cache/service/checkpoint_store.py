@@ -38,11 +38,11 @@ from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.cassette_file import RecordedCall, write_whole
 from agent_cache.recording.drift import Baseline, DriftEvent, DriftReport, Tolerance
 from agent_cache.recording.redaction import Redaction
+from agent_cache.recording.tagged import encode
 from agent_cache.resume.checkpoints import Checkpoint
 from agent_cache.resume.event_replay import events_after
 from agent_cache.resume.journal import StoredJournal, branch_journal, read_journal, sync_directory
 from agent_cache.service.checkpoint_index import CheckpointEntry, CheckpointIndex, Row, open_journal
-from agent_cache.values.tagged import encode
 
 try:
     import fcntl

@@ -2,14 +2,9 @@
 
 The encoding is tagged and length-prefixed. Two values have equal bytes if and only if they have the same types and the
 same structure: ``1``, ``True`` and ``1.0`` differ, and so do ``[1]`` and ``(1,)``, ``0.0`` and ``-0.0``. The order of
-dict and set members does not count.
-
-An object is encoded by the fields that its class *declares* (dataclass, NamedTuple, Enum, attrs, msgspec, pydantic),
-never by `repr` and never by address. A class that declares none gives its values no identity: `Uncacheable` is raised,
-and the caller decides.
-
-This module knows every type that the package handles without importing any that a program may not use: the tables of
-standard types and of declared fields serve all other walks over values, too.
+dict and set members does not count. An object is encoded by the fields that its class *declares* (dataclass,
+NamedTuple, Enum, attrs, msgspec, pydantic), never by `repr` or address. A value whose class declares none has no
+identity.
 """
 
 from __future__ import annotations
@@ -17,13 +12,11 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
-import os
 import struct
 import sys
-import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum, Flag
@@ -32,16 +25,13 @@ from operator import attrgetter
 from re import Pattern
 from types import (
     BuiltinFunctionType,
-    CodeType,
-    FrameType,
     FunctionType,
     MappingProxyType,
     MemberDescriptorType,
     MethodType,
     ModuleType,
     SimpleNamespace,
-    TracebackType,
-)
+)  # fmt: skip
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
@@ -50,32 +40,11 @@ if TYPE_CHECKING:
     import hashlib
 
 __all__ = [
-    "Default",
-    "Encoder",
-    "MAX_DEPTH",
-    "MISSING",
-    "Missing",
-    "PYDANTIC_FIELDS_SET",
-    "PYDANTIC_STATE",
-    "STANDARD",
-    "blake2b",
-    "canonical",
-    "declared_fields",
-    "declared_names",
-    "declared_values",
-    "full_name",
-    "has_native_state",
-    "is_large",
-    "is_member",
-    "is_model",
-    "lasting_digest",
-    "make_room",
-    "native_base",
-    "segment_digest",
-    "serial_of",
-    "size_of",
+    "MAX_DEPTH", "MISSING", "PYDANTIC_FIELDS_SET", "PYDANTIC_STATE", "STANDARD", "Default", "Encoder", "Missing",
+    "blake2b", "canonical", "declared_fields", "declared_names", "full_name", "has_native_state", "is_large",
+    "is_member", "is_model", "lasting_digest", "make_room", "segment_digest", "serial_of", "size_of",
     "text_of_standard_value",
-]
+]  # fmt: skip
 
 
 class Missing(Enum):
@@ -98,21 +67,14 @@ def full_name(kind: type) -> str:
 
 # Immutable types of the standard library
 #
-# A value of one of them can only be there if its module has been loaded, so they are recognised without an import:
-# nobody pays for `decimal` or `ipaddress` (12 ms in all) who does not use them.
+# A value of one of them can only be there if its module has been loaded, so they are recognised without an import.
 
 STANDARD: Final[dict[str, str]] = {
+    **dict.fromkeys(("IPv4Address", "IPv4Network", "IPv6Address", "IPv6Network"), "ipaddress"),
+    **dict.fromkeys(("PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath"), "pathlib"),
     "Decimal": "decimal",
     "Fraction": "fractions",
-    "IPv4Address": "ipaddress",
-    "IPv4Network": "ipaddress",
-    "IPv6Address": "ipaddress",
-    "IPv6Network": "ipaddress",
-    "PosixPath": "pathlib",
-    "PurePosixPath": "pathlib",
-    "PureWindowsPath": "pathlib",
     "UUID": "uuid",
-    "WindowsPath": "pathlib",
     "ZoneInfo": "zoneinfo",
 }
 """Name of each type, and the module that it is imported from."""
@@ -123,28 +85,22 @@ _text_functions: dict[type, Callable[[Any], str | None]] = {}
 def text_of_standard_value(kind: type) -> Callable[[Any], str | None] | None:
     """Function that gives the text by which values of an immutable standard type differ; None for any other type.
 
-    The function gives None for a value without identity. A class of the user's own that bears such a name is no such
-    type.
+    The function gives None for a value without identity.
     """
-    known = _text_functions.get(kind)
-    if known is not None:
-        return known
+    if kind in _text_functions:
+        return _text_functions[kind]
     module, name = kind.__module__, kind.__name__
     home = STANDARD.get(name)
     if home is None or module not in (home, f"{home}._local"):  # Python 3.13 has paths in pathlib._local
         return None
-    if getattr(sys.modules.get(module), name, None) is not kind:
+    if getattr(sys.modules.get(module), name, None) is not kind:  # a class of the user's own that bears such a name
         return None
     text = _text_functions[kind] = _TEXTS.get(name, str)
     return text
 
 
-def _text_of_ipv6_address(address: Any) -> str:
-    """The text as every Python before 3.13 writes it.
-
-    Since then an IPv4-mapped address ends in dots, ``::ffff:1.2.3.4``, and two processes of different versions would
-    not agree on a digest.
-    """
+def _text_of_ipv6(address: Any) -> str:
+    """The text as Python wrote it before 3.13, so that processes of all versions agree on it."""
     number = int(address)
     if number >> 32 != 0xFFFF:
         return str(address)
@@ -152,25 +108,17 @@ def _text_of_ipv6_address(address: Any) -> str:
     return f"::ffff:{number >> 16 & 0xFFFF:x}:{number & 0xFFFF:x}{scope}"
 
 
-def _text_of_ipv6_network(network: Any) -> str:
-    return f"{_text_of_ipv6_address(network.network_address)}/{network.prefixlen}"
-
-
 def _text_of_zone(zone: Any) -> str | None:
     """The key, unless the rules were read from a file of the caller's: then the key is a mere label."""
-    from pickle import PicklingError  # a module that few processes need
-
     try:
-        zone.__reduce__()  # documented to fail for what `ZoneInfo.from_file` has made
-    except PicklingError:
+        return zone.key if type(zone)(zone.key) is zone else None
+    except Exception:  # noqa: BLE001 - there is no key, or no such zone
         return None
-    key: str | None = zone.key
-    return key
 
 
 _TEXTS: dict[str, Callable[[Any], str | None]] = {
-    "IPv6Address": _text_of_ipv6_address,
-    "IPv6Network": _text_of_ipv6_network,
+    "IPv6Address": _text_of_ipv6,
+    "IPv6Network": lambda network: f"{_text_of_ipv6(network.network_address)}/{network.prefixlen}",
     "ZoneInfo": _text_of_zone,
 }
 """Functions for the types whose `str` does not give it."""
@@ -182,10 +130,9 @@ PYDANTIC_STATE = ("__pydantic_extra__", "__pydantic_private__")
 """Attributes of a pydantic model that hold what its class does not declare."""
 
 PYDANTIC_FIELDS_SET = "__pydantic_fields_set__"
-"""Attribute of a pydantic model: the names of the fields that were given, and not left at their defaults. A tool that
-calls ``model_dump(exclude_unset=True)`` sees the difference."""
+"""Attribute of a pydantic model: the names of the fields that were given, and not left at their defaults."""
 
-_CONTAINERS = (dict, list, set, frozenset, tuple, str, bytes, bytearray, int, float, complex, deque)
+_CONTAINERS = (dict, list, set, frozenset, str, bytes, bytearray, int, float, complex, deque, Enum)
 
 
 def is_model(kind: Any) -> bool:
@@ -195,9 +142,9 @@ def is_model(kind: Any) -> bool:
 
 def declared_names(kind: Any) -> tuple[str, ...] | None:
     """Names of the fields that a NamedTuple, dataclass, msgspec or attrs class declares; None for any other class."""
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return tuple(kind._fields)
-    if issubclass(kind, (*_CONTAINERS, Enum)):
+    if issubclass(kind, tuple):
+        return tuple(kind._fields) if hasattr(kind, "_fields") else None
+    if issubclass(kind, _CONTAINERS):
         return None
     if is_dataclass(kind):
         return tuple(field.name for field in fields(kind))
@@ -208,13 +155,9 @@ def declared_names(kind: Any) -> tuple[str, ...] | None:
     return None
 
 
-def is_member(value: Any, kind: type) -> bool:
-    """Whether this is a member that its Enum names.
-
-    Of one that `_missing_` has made, neither name nor value need tell it from the next. A combination of flags is made
-    by `Flag` itself: its name tells which.
-    """
-    return value is kind.__members__.get(value._name_)  # type: ignore[attr-defined]  # `kind` is an Enum
+def is_member(value: Any, kind: Any) -> bool:
+    """Whether this is a member that its Enum names. Two that `_missing_` has made can share name and value."""
+    return value is kind.__members__.get(value._name_)
 
 
 def declared_fields(value: Any, kind: type) -> list[tuple[str, Any]] | None:
@@ -223,119 +166,41 @@ def declared_fields(value: Any, kind: type) -> list[tuple[str, Any]] | None:
     None if it declares nothing, or if the value has state beside what is declared: the fields alone would be a guess
     then. A model of pydantic's has all its attributes here: clients of model providers set some that no field declares,
     and make models whose required fields are missing. Reading fields of any class may raise anything.
-
-    Args:
-        kind: ``type(value)``. What ``value.__class__`` says does not count: a proxy says what it stands for.
     """
     if issubclass(kind, Enum):
         if value._name_ is None:
             return [("", value._value_)]
         return [("name", value._name_)] if issubclass(kind, Flag) or is_member(value, kind) else None
-    if issubclass(kind, _CONTAINERS) and not issubclass(kind, tuple):
-        return None
     layout = _layouts.get(kind) or _layout_of(kind)
-    return None if layout is None else layout.fields(value)
-
-
-def declared_values(value: Any, kind: type) -> Sequence[Any] | None:
-    """The values of `declared_fields`, for comparisons of two values of one class. None for an Enum, and if reading
-    raises.
-    """
-    if kind in _text_functions:
+    if layout is None:
         return None
-    try:
-        layout = _layouts.get(kind) or _layout_of(kind)
-        return None if layout is None else layout.values(value)
-    except Exception:  # noqa: BLE001 - reading fields of any class may run anything
+    names, read, hidden = layout
+    if read is None:
+        return _fields_of_model(value, kind, hidden)
+    return None if _has_more(value, kind, names, hidden) else list(zip(names, read(value), strict=True))
+
+
+def _fields_of_model(value: Any, kind: Any, hidden: _Slots) -> list[tuple[str, Any]] | None:
+    attributes, names = value.__dict__, kind.__pydantic_fields__  # read anew: a model can be rebuilt
+    if _has_more(value, kind, attributes, hidden):
         return None
+    found = [(name, attributes[name]) for name in names if name in attributes]
+    if len(attributes) > len(found):
+        others = sorted(attributes.keys() - names)
+        found += [(name, attributes[name]) for name in others if not _is_computed(kind, name)]
+    found += [(name, state) for name in PYDANTIC_STATE if (state := getattr(value, name, None))]
+    given = value.__pydantic_fields_set__
+    if given != {*names, *(value.__pydantic_extra__ or ())}:  # where all were given, the fields alone tell it
+        found.append((PYDANTIC_FIELDS_SET, sorted(given)))
+    return found
 
 
-_CACHED_HASHES = frozenset({"_attrs_cached_hash", "__msgspec_cached_hash__"})
-"""Where attrs and msgspec keep a hash that they have calculated from the fields, with ``cache_hash=True``."""
-
-_KIND_OF_TYPE = 0b111 << 7
-_MADE_BY_CLASS = 1 << 9
-"""Bits of `type.__flags__`: not to be instantiated, immutable, on the heap. A class statement sets the last alone;
-`copyreg` knows its classes by that, too."""
-
-
-def native_base(kind: type) -> type | None:
-    """The nearest base that is written in C and keeps state which no field declares; None if there is none.
-
-    A `datetime` has its date, an exception its ``args``, a `functools.partial` its function. A base in C has
-    other flags than a class statement sets, or a constructor in C; one that is no larger than `object` has no state.
-    """
-    for base in kind.__mro__:
-        is_native = base.__flags__ & _KIND_OF_TYPE != _MADE_BY_CLASS
-        is_native |= getattr(vars(base).get("__new__"), "__self__", None) is base
-        if is_native and base is not tuple and base.__basicsize__ > object.__basicsize__:
-            return base
-    return None
-
-
-def has_native_state(kind: type) -> bool:
-    """Whether a base that is written in C keeps state which no field declares."""
-    return native_base(kind) is not None
-
-
-def _undeclared_slots(kind: type, names: Iterable[str]) -> tuple[MemberDescriptorType, ...]:
-    """The slots of a class and its bases that hold none of these fields.
-
-    They are found as descriptors: a private name is mangled, and a slot can be shadowed by one of a subclass.
-    """
-    attributes = [vars(base) for base in kind.__mro__]
-    of_fields = {id(next((found[name] for found in attributes if name in found), None)) for name in names}
-    return tuple(
-        attribute
-        for found in attributes
-        for name, attribute in found.items()
-        if isinstance(attribute, MemberDescriptorType) and id(attribute) not in of_fields and name not in _CACHED_HASHES
-    )
-
-
-class _Layout:
-    """The fields of one class, and how to read them from its values."""
-
-    __slots__ = ("_hidden", "_read", "names")
-
-    def __init__(self, kind: type, names: tuple[str, ...]) -> None:
-        self.names = names
-        self._hidden = _undeclared_slots(kind, names)
-        self._read: Callable[[Any], Sequence[Any] | None]
-        if issubclass(kind, tuple):
-            self._read = lambda value: items if len(items := tuple.__getitem__(value, _ALL)) == len(names) else None
-        elif len(names) > 1:
-            self._read = attrgetter(*names)
-        else:
-            self._read = lambda value: [getattr(value, name) for name in names]
-
-    def fields(self, value: Any) -> list[tuple[str, Any]] | None:
-        """Names and values of the fields, in order. None if there is state beside them."""
-        values = self.values(value)
-        return None if values is None else list(zip(self.names, values, strict=True))
-
-    def values(self, value: Any) -> Sequence[Any] | None:
-        """The values alone."""
-        return None if self._has_more(value, self.names) else self._read(value)
-
-    def _has_more(self, value: Any, names: Collection[str]) -> bool:
-        """Whether a value has state beside these fields."""
-        state = getattr(value, "__dict__", None)
-        if state:
-            others = state.keys() - names
-            if others and not all(_is_computed(type(value), name) for name in others):
-                return True
-        if self._hidden:
-            for slot in self._hidden:
-                try:
-                    slot.__get__(value)
-                except AttributeError:
-                    continue
-                return True
-        return False
-
-
-_ALL = slice(None)
+def _has_more(value: Any, kind: type, names: Container[str], hidden: _Slots) -> bool:
+    """Whether a value has state beside these fields."""
+    for name in getattr(value, "__dict__", ()):
+        if name not in names and not _is_computed(kind, name):
+            return True
+    return bool(hidden) and bool(_slots_set(value, hidden))
 
 
 def _is_computed(kind: type, name: str) -> bool:
@@ -343,55 +208,66 @@ def _is_computed(kind: type, name: str) -> bool:
     return name in _CACHED_HASHES or isinstance(getattr(kind, name, None), functools.cached_property)
 
 
-class _ModelLayout(_Layout):
-    """The fields of a pydantic model, read anew for each value: a model can be rebuilt."""
+_CACHED_HASHES = frozenset({"_attrs_cached_hash", "__msgspec_cached_hash__"})
+"""Where attrs and msgspec keep a hash that they have calculated from the fields, with ``cache_hash=True``."""
 
-    __slots__ = ()
+_KIND_OF_TYPE = 0b111 << 7
+_MADE_BY_CLASS = 1 << 9
+"""Bits of `type.__flags__`. Of three, a class statement sets the last alone; `copyreg` knows its classes by that."""
 
-    def __init__(self, kind: type) -> None:
-        super().__init__(kind, (*PYDANTIC_STATE, PYDANTIC_FIELDS_SET))
 
-    def fields(self, value: Any) -> list[tuple[str, Any]] | None:
-        kind, attributes = type(value), value.__dict__
-        names = kind.__pydantic_fields__
-        if self._has_more(value, attributes):
-            return None
-        found = [(name, attributes[name]) for name in names if name in attributes]
-        if len(attributes) > len(found):
-            others = sorted(attributes.keys() - names)
-            found += [(name, attributes[name]) for name in others if not _is_computed(kind, name)]
-        found += [(name, state) for name in PYDANTIC_STATE if (state := getattr(value, name, None))]
-        given = value.__pydantic_fields_set__
-        if given != {*names, *(value.__pydantic_extra__ or ())}:  # where all were given, the fields alone tell it
-            found.append((PYDANTIC_FIELDS_SET, sorted(given)))
-        return found
+def has_native_state(kind: type) -> bool:
+    """Whether a base that is written in C keeps state which no field declares, as those of a `datetime` do."""
+    return any(
+        (base.__flags__ & _KIND_OF_TYPE != _MADE_BY_CLASS or getattr(vars(base).get("__new__"), "__self__", 0) is base)
+        and base is not tuple
+        and base.__basicsize__ > object.__basicsize__
+        for base in kind.__mro__
+    )
 
-    def values(self, value: Any) -> Sequence[Any] | None:
-        state, names = value.__dict__, type(value).__pydantic_fields__
-        if value.__pydantic_extra__ or value.__pydantic_private__ or len(state) != len(names) or self._hidden:
-            fields = self.fields(value)  # which fields there are tells it apart
-            return None if fields is None else [part for pair in fields for part in pair]
+
+_Slots = tuple[MemberDescriptorType, ...]
+
+
+def _slots_beside(kind: type, names: Container[str]) -> _Slots:
+    """The slots of a class and its bases that hold none of these fields."""
+    slots = [pair for base in kind.__mro__ for pair in vars(base).items() if isinstance(pair[1], MemberDescriptorType)]
+    others = [(name, slot) for name, slot in slots if name not in names or getattr(kind, name, None) is not slot]
+    return tuple(slot for name, slot in others if name not in _CACHED_HASHES)
+
+
+def _slots_set(value: Any, slots: _Slots) -> dict[str, Any]:
+    found = {}
+    for slot in slots:
         try:
-            return [state[name] for name in names]
-        except KeyError:  # one is missing, and there is another attribute
-            return [part for pair in self.fields(value) or () for part in pair]
+            found[slot.__name__] = slot.__get__(value)
+        except AttributeError:
+            continue
+    return found
 
+
+_Layout = tuple[tuple[str, ...], Callable[[Any], Iterable[Any]] | None, _Slots]
+"""The fields of a class, how to read them, None for a model, and its slots beside them."""
 
 _layouts: weakref.WeakKeyDictionary[type, _Layout] = weakref.WeakKeyDictionary()
 
 
 def _layout_of(kind: type) -> _Layout | None:
     names = declared_names(kind)
-    layout: _Layout
-    if names is not None:
-        layout = _Layout(kind, names)
-    elif hasattr(kind, "__pydantic_fields__") and not issubclass(kind, (*_CONTAINERS, Enum)):
-        layout = _ModelLayout(kind)
-    else:  # not remembered: a decorator may be about to make it a dataclass
-        return None
+    read: Callable[[Any], Iterable[Any]] | None = None
+    if names is None:
+        if not is_model(kind) or issubclass(kind, (*_CONTAINERS, tuple)):
+            return None  # not remembered: a decorator may be about to make it a dataclass
+        names = (*PYDANTIC_STATE, PYDANTIC_FIELDS_SET)
+    elif issubclass(kind, tuple):
+        read = tuple.__iter__
+    elif len(names) > 1:
+        read = attrgetter(*names)
+    else:
+        read = lambda value: [getattr(value, name) for name in names]  # noqa: E731
     if has_native_state(kind):
         return None
-    _layouts[kind] = layout
+    layout = _layouts[kind] = (names, read, _slots_beside(kind, names))
     return layout
 
 
@@ -401,8 +277,7 @@ def _layout_of(kind: type) -> _Layout | None:
 class Default:
     """Stands for the default object of a parameter, in a key or a digest: a sentinel such as ``UNSET = object()``.
 
-    Such an object has no identity of its own. That it is the default of its parameter identifies it, in every process,
-    together with the attributes that it has, if any.
+    That it is the default of its parameter identifies it, in every process, together with the attributes that it has.
     """
 
     __slots__ = ("value",)
@@ -415,33 +290,18 @@ class Default:
 
     def attributes(self) -> dict[str, Any]:
         """The attributes of the object."""
-        found = dict(getattr(self.value, "__dict__", ()))
-        for slot in _undeclared_slots(type(self.value), ()):
-            try:
-                found[slot.__name__] = slot.__get__(self.value)
-            except AttributeError:
-                continue
-        return found
+        return {**getattr(self.value, "__dict__", {}), **_slots_set(self.value, _slots_beside(type(self.value), ()))}
 
     @staticmethod
     def may_stand_for(value: Any) -> bool:
-        """Whether this describes a value completely.
-
-        Not a container or an object with fields: these are known by their content. Not an object of a class written in
-        C that has state, such as a generator or a lock.
-        """
+        """Whether this describes a value completely: it is known by no content, and has no state that only C sees."""
         kind = type(value)
-        return not (
-            issubclass(kind, (*_CONTAINERS, Enum, type))
-            or declared_names(kind) is not None
-            or hasattr(kind, "__pydantic_fields__")
-            or has_native_state(kind)
-        )
+        is_content = issubclass(kind, (*_CONTAINERS, tuple, type)) or declared_names(kind) is not None
+        return not (is_content or hasattr(kind, "__pydantic_fields__") or has_native_state(kind))
 
 
 # Serial numbers: the identity of an object for as long as it lives
 
-_lock = threading.RLock()  # re-entrant: a garbage collection that starts inside forgets other objects
 _serials: dict[int, tuple[int, weakref.ref[Any]]] = {}
 _next_serial = itertools.count(1)
 
@@ -455,57 +315,42 @@ def serial_of(value: Any) -> int:
     found = _serials.get(id(value))
     if found is not None and found[1]() is value:
         return found[0]
-    address = id(value)
-
-    def forget(reference: weakref.ref[Any]) -> None:
-        with _lock:
-            entry = _serials.get(address)
-            if entry is not None and entry[1] is reference:
-                del _serials[address]
-
     try:
-        reference = weakref.ref(value, forget)
+        reference = weakref.ref(value, partial(_forget, id(value)))
     except TypeError:
         raise Uncacheable(
             f"an object of type {full_name(type(value))} cannot be told apart from others of its type"
         ) from None
-    with _lock:
-        found = _serials.get(address)
-        if found is not None and found[1]() is value:
-            return found[0]
-        serial = next(_next_serial)
-        _serials[address] = (serial, reference)
-    return serial
+    if found is not None:
+        _forget(id(value), found[1])
+    # No lock: of two threads that number one object, the first wins, and a reference is told before its object goes.
+    return _serials.setdefault(id(value), (next(_next_serial), reference))[0]
 
 
-def _after_fork() -> None:
-    """Replace the lock in the child: another thread of the parent may have held it."""
-    global _lock  # noqa: PLW0603
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+def _forget(address: int, reference: weakref.ref[Any]) -> None:
+    if address in _serials and _serials[address][1] is reference:
+        del _serials[address]
 
 
 # Canonical bytes
-
-MAX_NODES = 100_000
-"""Parts of one argument. A list that contains itself twice has 2**depth parts, so `MAX_DEPTH` alone bounds nothing."""
 
 
 class Encoder:
     """One walk over one value. Classes are written by serial number, so two classes of one name never meet."""
 
-    __slots__ = ("depth", "is_plain", "nodes", "path")
+    __slots__ = ("depth", "is_plain", "nodes")
 
     leaves: ClassVar[Mapping[type, Callable[[Any], bytes]]]
     """Functions that write values of exactly these types."""
+
+    max_nodes: ClassVar = 100_000
+    """Parts of one argument. A list that contains itself twice has 2**depth parts, so `MAX_DEPTH` alone bounds nothing.
+    """
 
     def __init__(self) -> None:
         self.depth = 0
         self.nodes = 0
         self.is_plain = True
-        self.path: set[int] = set()
 
     def encode(self, value: Any) -> bytes:
         """Write a value and all that it contains.
@@ -514,8 +359,8 @@ class Encoder:
             Uncacheable: if the value, or anything in it, has no identity, is cyclic, or is larger than the bounds.
         """
         self.nodes += 1
-        if self.nodes > MAX_NODES:
-            raise Uncacheable(f"an argument has more than {MAX_NODES} parts")
+        if self.nodes > self.max_nodes:
+            raise Uncacheable(f"an argument has more than {self.max_nodes} parts")
         kind = type(value)
         if kind not in _PLAIN_TREE:
             self.is_plain = False
@@ -524,12 +369,11 @@ class Encoder:
             return leaf(value)
         text_of = text_of_standard_value(kind)
         if text_of is not None:
-            return _standard(kind, text_of(value))
-        if id(value) in self.path:
-            raise Uncacheable(f"an argument of type {full_name(type(value))} contains itself")
+            if (text := text_of(value)) is None:
+                raise Uncacheable(f"a value of type {full_name(kind)} was made without the name it would be known by")
+            return _text(b"$", f"{kind.__name__} {text}")
         if self.depth >= MAX_DEPTH:
-            raise Uncacheable(f"an argument is nested more than {MAX_DEPTH} levels deep")
-        self.path.add(id(value))
+            raise Uncacheable(f"an argument is nested more than {MAX_DEPTH} levels deep, or contains itself")
         self.depth += 1
         try:
             return self._compound(value, kind)
@@ -541,37 +385,28 @@ class Encoder:
             raise Uncacheable(f"reading a value of type {full_name(kind)} raised {type(error).__name__}") from error
         finally:
             self.depth -= 1
-            self.path.discard(id(value))
 
     def _compound(self, value: Any, kind: type) -> bytes:
         if kind is dict:
             return self._unordered(b"{", self._pairs(value.items()))
-        if kind is list:
-            return self._ordered(b"[", map(self.encode, value))
-        if kind is tuple:
-            return self._ordered(b"(", map(self.encode, value))
-        if kind is set:
-            return self._unordered(b"<", map(self.encode, value))
-        if kind is frozenset:
-            return self._unordered(b"=", map(self.encode, value))
+        if kind in _GROUPS:
+            tag, is_ordered = _GROUPS[kind]
+            return (self._ordered if is_ordered else self._unordered)(tag, map(self.encode, value))
         if kind is OrderedDict and not vars(value):
             return self._ordered(b"O", self._pairs(value.items()))
         if kind is deque:
-            return self._ordered(b"q", [self.encode(value.maxlen), *map(self.encode, value)])
+            return self._ordered(b"q", map(self.encode, (value.maxlen, *value)))
         if kind is MappingProxyType:
-            (behind,) = gc.get_referents(value)
-            if type(behind) is dict:
-                return self._unordered(b"m", self._pairs(behind.items()))
-            # Its order may count, or what it does about a missing key.
-            return self._ordered(b"M", [self.encode(behind)])
+            return self._ordered(b"m", [self.encode(value | {})])
         if kind is SimpleNamespace:
             return self._unordered(b"v", self._pairs(vars(value).items()))
         if kind is slice:
             return self._ordered(b":", map(self.encode, (value.start, value.stop, value.step)))
         if kind is datetime or kind is time:
-            zone = value.tzinfo
             naive = value.replace(tzinfo=None).isoformat()
-            return self._ordered(b"D" if kind is datetime else b"t", map(self.encode, (naive, value.fold, zone)))
+            return self._ordered(
+                b"D" if kind is datetime else b"t", map(self.encode, (naive, value.fold, value.tzinfo))
+            )
         if kind is Default:
             return self._unordered(b"!", self._pairs(value.attributes().items()))
         if issubclass(kind, type):
@@ -612,13 +447,9 @@ def _float(value: float) -> bytes:
     return b"f" + struct.pack(">d", value)
 
 
-def _standard(kind: type, text: str | None) -> bytes:
-    if text is None:
-        raise Uncacheable(f"a value of type {full_name(kind)} was made without the name it would be known by")
-    return _text(b"$", f"{kind.__name__} {text}")
-
-
-_PLAIN_TREE = frozenset({str, int, float, bool, type(None), complex, dict, list, tuple, set, frozenset})
+_GROUPS: Final = {list: (b"[", True), tuple: (b"(", True), set: (b"<", False), frozenset: (b"=", False)}
+_SCALARS: Final = frozenset({str, int, float, bool, type(None), bytes})
+_PLAIN_TREE: Final = frozenset({*_SCALARS, complex, dict, *_GROUPS}) - {bytes}
 
 Encoder.leaves = {
     type(None): lambda _: b"N",
@@ -641,26 +472,21 @@ Encoder.leaves = {
 
 
 def canonical(value: Any) -> bytes:
-    """Encode a value so that equal bytes mean equal type-exact structure, in this process.
-
-    Raises:
-        Uncacheable: as `Encoder.encode`.
-    """
+    """Encode a value so that equal bytes mean equal type-exact structure, in this process."""
     return Encoder().encode(value)
 
 
-# Digests that every process of a fleet agrees on
+# Digests that every process of a fleet agrees on, whatever its machine and its Python
 #
 # A key of this process names classes by serial numbers. In a digest they are named by module and qualified name, and
-# only if that name leads to them: equal digests mean the same types and the same structure on every machine and Python
-# version. A digest does not show what it was made of.
+# only if that name leads to them.
 
 _DIGEST_SIZE = 24
 """Bytes of a digest. Nobody finds two calls that share one: that would take 2**96 attempts."""
 
 
 def blake2b(data: bytes, **options: Any) -> hashlib.blake2b:
-    """`hashlib.blake2b`. Its module, which takes 1 ms, is loaded for the first digest: of a session, or of a tier."""
+    """`hashlib.blake2b`. Its module, which takes 1 ms, is loaded for the first digest."""
     import hashlib
 
     return hashlib.blake2b(data, **options)
@@ -669,9 +495,8 @@ def blake2b(data: bytes, **options: Any) -> hashlib.blake2b:
 def lasting_digest(tool: str, identity: tuple[Any, ...], *, namespace: str, version: int) -> tuple[str | None, bool]:
     """Digest of a call, and whether equal calls have it for as long as this process lives.
 
-    The digest is None if a part of the call has no identity outside this process: a function, an object known by its
-    address, a class that cannot be found under its name. It may change if there is a class in it, whose name may come
-    to lead elsewhere.
+    The digest is None if a part of the call has no identity outside this process: a function, or a class that cannot be
+    found under its name. If there is a class in it, its name may come to lead elsewhere.
 
     Args:
         tool: ``module:qualname`` of the tool.
@@ -717,127 +542,78 @@ class _StableEncoder(Encoder):
             found = getattr(found, attribute, None)
         if found is not kind:
             raise Uncacheable(f"the class {full_name(kind)} is not what is found under that name")
-        name = _portable_name(f"{kind.__module__}:{kind.__qualname__}").encode("utf-8", "surrogatepass")
-        return b"%d:%b" % (len(name), name)
+        return _text(b"", _portable_name(f"{kind.__module__}:{kind.__qualname__}"))
 
 
 def _portable_name(name: str) -> str:
     """The name by which other processes know ``module:qualname``.
 
-    Every script is called ``__main__``. One that was started with ``-m`` has a name of its own; another is known by
-    the content of its file, so that two scripts do not meet.
+    A script that was started with ``-m`` has a name of its own; another is known by the content of its file.
     """
     module, colon, qualname = name.partition(":")
     if not colon or module not in {"__main__", "__mp_main__"}:
         return name
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
-    if spec is not None and spec.name:
-        return f"{spec.name}:{qualname}"
-    return f"{_script(str(getattr(main, '__file__', '')))}:{qualname}"
+    return f"{_script(str(getattr(main, '__file__', ''))) if spec is None or not spec.name else spec.name}:{qualname}"
 
 
 @functools.lru_cache(maxsize=4)
 def _script(path: str) -> str:
-    from pathlib import Path
-
     try:
-        text = Path(path).read_bytes()
+        with open(path, "rb") as file:  # noqa: PTH123 - what `pathlib` takes to import, this module saves
+            return f"__main__@{blake2b(file.read(), digest_size=16).hexdigest()}"
     except OSError:
-        raise Uncacheable(
-            "a name in __main__ means nothing to other processes if there is no file to know it by"
-        ) from None
-    return f"__main__@{blake2b(text, digest_size=16).hexdigest()}"
+        raise Uncacheable("a name in __main__ means nothing elsewhere if there is no file to know it by") from None
 
 
 # Sizes
 
 _MAX_MEASURED = 10_000
-_MAX_MEMBERS = 256
 _OVERHEAD = 250
 """Entry, mapping slot and LRU link: 230 to 290 bytes by tracemalloc, as the mapping's tables are more or less full."""
 
 _MAX_KEY = 2_000
 """Bytes of a key that is remembered beyond its entry."""
 
-_LEAVES = frozenset({str, bytes, bytearray, int, float, bool, complex, type(None), date, datetime, time, timedelta})
-_COLLECTIONS = frozenset({list, tuple, set, frozenset, deque})
-
-_SHARED_TYPES = (
-    type,
-    Enum,
-    ModuleType,
-    FunctionType,
-    MethodType,
-    BuiltinFunctionType,
-    CodeType,
-    FrameType,
-    TracebackType,
-)
+_SHARED_TYPES = (type, Enum, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
 """What values refer to and do not own."""
 
 
 def is_large(key: Hashable) -> bool:
     """Whether a key is too large for tables that are bounded by number: a key holds the arguments of its call."""
-    return (sys.getsizeof(key) if type(key) in (str, int) else size_of(key)) > _MAX_KEY
+    parts = key if type(key) is tuple else (key,)
+    is_flat = _SCALARS.issuperset(map(type, parts))  # nearly always
+    return (sum(map(sys.getsizeof, parts)) if is_flat else size_of(key)) > _MAX_KEY
 
 
 def size_of(*parts: Any) -> int:
     """Estimate the bytes of an entry that consists of these objects, for `configure(max_bytes=...)`.
 
     Everything that they contain counts, each object once; classes, functions, modules and enum members do not. What an
-    object refers to is read from the interpreter, so that no code of the object's class runs.
-
-    Of each container the first 256 members are measured, and 10,000 objects in all, depth first. Where a container is
-    left unfinished, its other members are taken to be like those measured (Knuth 1975, "Estimating the efficiency of
-    backtrack programs").
+    object refers to is read from the interpreter, level by level. Of a level 10,000 objects are measured, evenly
+    spread; the others are taken to be like them.
     """
-    total, seen = _OVERHEAD, set[int]()
-    levels: list[_Level] = []
-    members, length, taken, before = iter(parts), len(parts), 0, total
-    while True:
-        try:
-            for one in members:
-                taken += 1
-                if id(one) in seen:
-                    continue
-                seen.add(id(one))
-                kind = type(one)
-                if issubclass(kind, _SHARED_TYPES) and not _is_copier(one, kind):
-                    continue
-                total += _own_size(one)
-                if kind in _LEAVES:
-                    if len(seen) < _MAX_MEASURED:
-                        continue
-                    return _extrapolated(total, [*levels, (members, length, taken, before)])
-                inner, count = _members(one, kind)
-                if count:
-                    levels.append((members, length, taken, before))
-                    members, length, taken, before = itertools.islice(inner, _MAX_MEMBERS), count, 0, total
-                    break
-            else:
-                if 0 < taken < length:
-                    total = _extrapolated(total, [(members, length, taken, before)])
-                if not levels:
-                    return total
-                members, length, taken, before = levels.pop()
-        except RuntimeError:  # another thread changes the size of a container: what has been seen of it counts
-            members = iter(())
+    total, share, seen = float(_OVERHEAD), 1.0, set[int]()
+    level: list[Any] = [*parts]
+    while level and len(seen) < 10 * _MAX_MEASURED:
+        level = [one for place, one in {id(one): one for one in level}.items() if place not in seen]
+        shared = {kind for kind in {*map(type, level)} if issubclass(kind, _SHARED_TYPES)}
+        if shared:
+            level = [one for one in level if type(one) not in shared or _is_copier(one)]
+        if len(level) > _MAX_MEASURED:
+            share *= len(level) / _MAX_MEASURED
+            level = [level[place * len(level) // _MAX_MEASURED] for place in range(_MAX_MEASURED)]
+        seen.update(map(id, level))
+        total += share * sum(map(_own_size, level))
+        keys = [one.copy() for one in level if type(one) is dict]  # which the collector leaves out if they are texts
+        level = [*gc.get_referents(*level), *itertools.chain.from_iterable(keys)]
+    return round(total)
 
 
-_Level = tuple[Iterator[Any], int, int, int]
-"""Members of an object, how many there are, how many have been measured, and the total before the first of them."""
-
-
-def _extrapolated(total: int, levels: list[_Level]) -> int:
-    for _, length, taken, before in reversed(levels):
-        total = before + (total - before) * max(length, taken) // taken
-    return total
-
-
-def _is_copier(one: Any, kind: type) -> bool:
+def _is_copier(one: Any) -> bool:
     """Whether a function is the bound `copy` of a container, which entries of flat values keep."""
-    return kind is BuiltinFunctionType and type(one.__self__) in (dict, list, set)
+    return type(one) is BuiltinFunctionType and type(one.__self__) in (dict, list, set)
 
 
 def _own_size(one: Any) -> int:
@@ -847,36 +623,8 @@ def _own_size(one: Any) -> int:
         return 64
 
 
-def _members(one: Any, kind: type) -> tuple[Iterator[Any], int]:
-    """What an object consists of, and how many parts that are."""
-    if kind is dict:
-        return itertools.chain.from_iterable(one.items()), 2 * len(one)
-    if kind in _COLLECTIONS:
-        return iter(one), len(one)
-    found = _referents(one, kind)
-    return iter(found), len(found)
-
-
-def _referents(one: Any, kind: type) -> list[Any]:
-    if kind is partial:  # not its function, which may be a method of anything
-        return [one.args, one.keywords]
-    if kind is BuiltinFunctionType:
-        return [one.__self__]
-    try:
-        if hasattr(kind, "__struct_fields__"):  # the collector does not know the members of a Struct with gc=False
-            return [getattr(one, name, None) for name in kind.__struct_fields__]
-        if kind.__module__ == "numpy":
-            return [] if one.base is None else [one.base]
-    except Exception:  # noqa: BLE001 - an attribute of any class; an estimate goes on without it
-        return []
-    return gc.get_referents(one)
-
-
 def make_room(table: dict[Any, Any], limit: int) -> bool:
-    """Drop the oldest items of a dict until it has less than `limit`. Returns whether there were any to drop.
-
-    The dict may be read and written by any thread meanwhile.
-    """
+    """Drop the oldest items of a dict until it has less than `limit`. Returns whether there were any to drop."""
     has_dropped = False
     while len(table) >= limit:
         try:

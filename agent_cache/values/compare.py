@@ -10,13 +10,11 @@ from agent_cache.values.canonical import MISSING, blake2b, canonical
 __all__ = ["escaped", "fingerprint", "is_empty", "shortened", "shown", "signature_of", "utf8_text"]
 
 _MAX_SHOWN: Final = 80
-
 _MAX_LEAVES: Final = 1_000
 """Parts of a nested result that `is_empty` reads."""
 
 _BRACKETS: Final[dict[type, tuple[str, str]]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), dict: ("{", "}")}
 _SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
-_COLLECTIONS: Final = frozenset({*_BRACKETS, frozenset})
 
 
 def fingerprint(value: object) -> bytes | None:
@@ -31,35 +29,27 @@ def fingerprint(value: object) -> bytes | None:
 
 
 def signature_of(error: BaseException) -> bytes | None:
-    """16 bytes that two errors share if they have the same type and message. None if the error has no text.
+    """16 bytes that two errors share if they have the same type and message, and for a group the same errors in it.
 
-    Of a group they also cover the errors in it, in any order.
+    None if the text cannot be had.
     """
+    inner: list[Any] = []
     try:
-        return _signature_of(error)
+        if isinstance(error, BaseExceptionGroup):
+            inner = sorted(map(signature_of, error.exceptions))  # one without text raises
+        return fingerprint((id(type(error)), error.message if inner else str(error), inner))  # type: ignore[attr-defined]
     except Exception:  # noqa: BLE001 - the text of any class; an error without one equals no other
         return None
 
 
-def _signature_of(error: BaseException) -> bytes | None:
-    if isinstance(error, BaseExceptionGroup):
-        inner = sorted(map(_signature_of, error.exceptions))  # type: ignore[type-var]  # one without text raises
-        return fingerprint((id(type(error)), error.message, inner))
-    return fingerprint(f"{id(type(error))} {error}")
-
-
 def shown(value: object) -> str:
-    """A value as short text for people, whatever its `repr` does.
-
-    Of a large value no more is read than is shown, but for the quotes of a text.
-    """
+    """A value as short text for people, whatever its `repr` does. Of a large value no more is read than is shown."""
     if value is MISSING:
         return ""
     try:
-        text = _text(value, _MAX_SHOWN + 1)
+        return shortened(_text(value, _MAX_SHOWN + 1), _MAX_SHOWN)
     except Exception:  # noqa: BLE001 - the repr of any class; the text is only for a message
         return f"<{type(value).__qualname__}>"
-    return shortened(text, _MAX_SHOWN)
 
 
 def shortened(text: str, most: int) -> str:
@@ -68,22 +58,15 @@ def shortened(text: str, most: int) -> str:
 
 
 def escaped(text: object, *, keep: str = "") -> str:
-    """The text with every character escaped that is not printable, but for those in `keep`: controls, and marks that
-    turn text around.
-    """
-    found = str(text)
-    if found.isprintable():
-        return found
-    return "".join(
-        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in found
-    )
+    """The text with every character escaped that is not printable, but for those in `keep`."""
+    chars = str(text)
+    if chars.isprintable():
+        return chars
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in chars)
 
 
 def utf8_text(text: str) -> str:
-    r"""The text with each half of a surrogate pair escaped, as ``\ud83d``: UTF-8 cannot hold one.
-
-    `json.loads` gives them. A text without any is returned as it is.
-    """
+    r"""The text with each half of a surrogate pair escaped, as ``\ud83d``: UTF-8 cannot hold one."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -101,30 +84,24 @@ def _text(value: Any, room: int) -> str:
     text, end = _BRACKETS[kind]
     for number, part in enumerate(value):
         text += ", " if number else ""
-        if len(text) >= room:
-            return text
-        text += _text(part, room - len(text))
-        if kind is dict:
-            text += ": "
+        for each, before in ((part, ""), (value[part], ": ")) if kind is dict else ((part, ""),):
+            text += before
             if len(text) >= room:
                 return text
-            text += _text(value[part], room - len(text))
+            text += _text(each, room - len(text))
     return text + (",)" if kind is tuple and len(value) == 1 else end)
 
 
 def is_empty(value: object) -> bool:
     """Whether a result has no content: None, False, 0, an empty text or collection, or a collection of such."""
     pending: list[Any] = [value]
-    seen = 0
-    while pending:
-        found = pending.pop()
+    for found in pending:
         kind = type(found)
         if kind in _SCALARS:
             if found:
                 return False
-        elif kind not in _COLLECTIONS or seen + len(found) > _MAX_LEAVES:
+        elif (kind not in _BRACKETS and kind is not frozenset) or len(pending) + len(found) > _MAX_LEAVES:
             return False
         else:
-            seen += len(found)
             pending.extend(found.values() if kind is dict else found)
     return True

@@ -28,8 +28,8 @@ import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator
 from agent_cache.recording import Cassette, CassetteError, DivergenceError, cached_llm_call, intercept, record, replay
-from agent_cache.values.arguments import plain_arguments
-from agent_cache.values.tagged import encode_sorted
+from agent_cache.recording.arguments import plain_arguments
+from agent_cache.recording.tagged import encode_sorted
 from tests.harness.slow import slow
 
 BERLIN, PARIS = ZoneInfo("Europe/Berlin"), ZoneInfo("Europe/Paris")

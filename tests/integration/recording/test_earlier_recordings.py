@@ -142,7 +142,7 @@ def test_a_value_that_was_not_recorded_is_not_guessed(earlier):
 
 
 def test_that_an_object_was_known_by_its_class_is_said_once(earlier, caplog, monkeypatch):
-    monkeypatch.setattr("agent_cache.values.arguments._warned", set())
+    monkeypatch.setattr("agent_cache.recording.arguments._warned", set())
     for _ in range(2):
         with replay(earlier):
             for name in ("client", "nested", "unset", "order"):

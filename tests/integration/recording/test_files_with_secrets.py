@@ -21,7 +21,7 @@ from urllib.parse import quote
 import pytest
 
 from agent_cache.recording import Redaction
-from agent_cache.values.tagged import encode
+from agent_cache.recording.tagged import encode
 from benchmarks.recorded_runs import RETAIL_SETS, SHELL_SETS, data_directory
 
 ALPHANUMERIC = string.ascii_letters + string.digits

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agent_cache.recording import CassetteError, DivergenceError, intercept, record, replay
-from agent_cache.values.arguments import plain_arguments
+from agent_cache.recording.arguments import plain_arguments
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
 

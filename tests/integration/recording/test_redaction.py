@@ -29,7 +29,7 @@ from agent_cache.recording import (
 )
 from agent_cache.recording.cassette_file import digest_of
 from agent_cache.recording.credentials import _FAMILIES, _mixed_forms, _rules, looks_random
-from agent_cache.values.tagged import encode
+from agent_cache.recording.tagged import encode
 from tests.harness.searches import searched
 from tests.harness.slow import slow
 

@@ -92,8 +92,8 @@ async def test_a_tool_that_gives_another_answer_in_the_replay_is_a_difference(
 @pytest.mark.parametrize("number", range(len(FORMS)), ids=[name for name, _ in FORMS])
 def test_no_form_of_a_credential_survives_redaction(number: int) -> None:
     """Without any data, too."""
-    from agent_cache.values.arguments import plain_arguments
-    from agent_cache.values.tagged import encode
+    from agent_cache.recording.arguments import plain_arguments
+    from agent_cache.recording.tagged import encode
 
     redaction = Redaction()
     for seed in range(20):

@@ -22,8 +22,9 @@ from agent_cache.recording import (
     register,
     replay,
 )
-from agent_cache.values.arguments import plain_arguments
-from agent_cache.values.tagged import Unencodable, pack
+from agent_cache.recording.arguments import plain_arguments
+from agent_cache.recording.tagged import pack
+from agent_cache.values.typed import Unencodable
 
 pydantic = pytest.importorskip("pydantic")
 msgspec = pytest.importorskip("msgspec")

@@ -1,37 +1,36 @@
-"""A return annotation made ready for use: values to data and back, each proved at the moment it is written.
+"""A return annotation made ready for recordings: values to plain data and back, each proved when it is written.
 
 Most values have a *direct* form: what msgspec writes for them, and reads back by the annotation, in C. Whether a value
 has one is tried, not derived: what was written is read again, and must be identical. If it is not (a tuple that the
 annotation does not name, an `int` in a field of `float`, a time zone), the value is written in the tagged form of
-`agent_cache.values.tagged`, and tried again. A value that fails both is refused.
+`agent_cache.recording.tagged`, and tried again. A value that fails both is refused.
 """
 
 from __future__ import annotations
 
 import marshal
 import math
-import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
-from functools import cached_property
 from itertools import chain
 from typing import Any
 
 import msgspec
 
-from agent_cache.values.annotations import DICTS, Returns, fingerprint, hashes_only, is_positional, node_of
+from agent_cache.recording.annotations import DICTS, is_positional, node_of
+from agent_cache.recording.tagged import decode, encode, pack, unpack
 from agent_cache.values.canonical import (
     MAX_DEPTH,
-    declared_values,
+    declared_fields,
     full_name,
     is_model,
     make_room,
     text_of_standard_value,
 )
-from agent_cache.values.tagged import Undecodable, Unencodable, pack, unpack
+from agent_cache.values.typed import Returns, Undecodable, Unencodable
 
-__all__ = ["JSON", "MESSAGE_PACK", "Schema", "Wire", "schema_of"]
+__all__ = ["Schema", "schema_of"]
 
 MAX_PARTS = 1_000_000
 MAX_LEVELS = 3 * MAX_DEPTH + 2
@@ -39,94 +38,6 @@ MAX_LEVELS = 3 * MAX_DEPTH + 2
 innermost, such as a time, is two."""
 
 _MARK = "$typed"
-
-
-# Serialisations
-
-_FEW = 100
-"""Containers that may be of any kind and in any order: reading them takes no time."""
-
-_NUMBERS: frozenset[type] = frozenset({int, float})
-_HASHED: frozenset[type] = frozenset({str, bytes, bool, type(None), date, datetime, timedelta})
-
-
-class Wire:
-    """One serialisation of msgspec's: functions for plain data and for data of one type.
-
-    Args:
-        openers: bytes that lists and dicts begin with. Others may look so.
-        keys: types of the keys of a large dict.
-        hashed: types of which nobody can choose many that have one hash: text and bytes, whose hashes are secret to a
-            process, times, and numbers of 64 bits. Numbers can be chosen to take one way through a table: 340 kB of
-            them cost some seconds. Sign values where that is a threat.
-        blanks: bytes that may stand before data.
-        long_number: looks for numbers that may have more bits, of which any number has one hash. None: there are none.
-    """
-
-    __slots__ = ("_blanks", "_openers", "_parts", "decode", "encode", "hashed", "long_number", "name", "typed")
-
-    def __init__(
-        self,
-        name: str,
-        encode: Callable[[Any], bytes],
-        decode: Callable[[bytes], Any],
-        typed: Callable[[Any], Callable[[bytes], Any]],
-        *,
-        openers: tuple[bytes, bytes],
-        keys: Any,
-        hashed: frozenset[type],
-        blanks: bytes = b"",
-        long_number: Callable[[bytes], object] | None = None,
-    ) -> None:
-        self.name = name
-        self.encode = encode
-        self.decode = decode
-        self.typed = typed
-        self.hashed = hashed
-        self.long_number = long_number
-        self._blanks = blanks
-        lists, dicts = openers
-        read_dict = typed(dict[keys, msgspec.Raw])
-        self._openers = lists + dicts
-        self._parts: dict[int, Callable[[bytes], Collection[msgspec.Raw]]] = {
-            **dict.fromkeys(lists, typed(list[msgspec.Raw])),
-            **dict.fromkeys(dicts, lambda data: read_dict(data).values()),
-        }
-
-    def __repr__(self) -> str:
-        return f"<{self.name}>"
-
-    def check(self, data: bytes, levels: int) -> bool:
-        """Refuse data that is nested too deep, or was chosen to be slow. Returns whether it has many containers.
-
-        Where a dict has many keys, they are of types whose hashes cannot be made equal at will: msgspec would take
-        lists for keys, and anyone can calculate the hashes of tuples.
-
-        Raises:
-            Undecodable: if it is.
-        """
-        if not self._may_be_bad(data, levels):  # nearly always
-            return False
-        level = [*self._parts_of(data)]
-        has_many = bool(level)
-        for left in range(levels - 1, -1, -1):
-            level = [part for each in level if self._may_be_bad(each, left) for part in self._parts_of(each)]
-            if not level:
-                return has_many
-        raise Undecodable(f"data is nested more than {levels} levels deep")
-
-    def _may_be_bad(self, data: Any, levels: int) -> bool:
-        # What has few bytes that might open a container is neither deep nor slow.
-        few = min(levels, _FEW)
-        if len(memoryview(data)) <= few:
-            return False
-        data = bytes(data)
-        return len(data) - len(data.translate(None, self._openers)) > few
-
-    def _parts_of(self, data: Any) -> Collection[msgspec.Raw]:
-        data = bytes(data)
-        read = self._parts.get(data.lstrip(self._blanks)[0])
-        return () if read is None else read(data)
 
 
 def _model_to_data(value: Any) -> Any:
@@ -187,35 +98,6 @@ def _model_from_data(kind: Any, data: Any) -> Any:
     raise NotImplementedError(kind.__qualname__)
 
 
-def _refuse_extension(code: int, data: memoryview) -> Any:  # noqa: ARG001 - msgspec calls it with both
-    raise ValueError("an extension type that no encoder here writes")
-
-
-MESSAGE_PACK = Wire(
-    "msgpack",
-    msgspec.msgpack.Encoder(enc_hook=_model_to_data).encode,
-    msgspec.msgpack.Decoder(ext_hook=_refuse_extension).decode,
-    lambda kind: msgspec.msgpack.Decoder(kind, dec_hook=_model_from_data, ext_hook=_refuse_extension).decode,
-    openers=(bytes([*range(0x90, 0xA0), 0xDC, 0xDD]), bytes([*range(0x80, 0x90), 0xDE, 0xDF])),
-    keys=str | int | float | bool | None,
-    hashed=_HASHED | _NUMBERS,
-)
-"""Binary, and the fastest."""
-
-JSON = Wire(
-    "json",
-    msgspec.json.Encoder(enc_hook=_model_to_data).encode,
-    msgspec.json.Decoder().decode,
-    lambda kind: msgspec.json.Decoder(kind, dec_hook=_model_from_data).decode,
-    openers=(b"[", b"{"),
-    keys=str,
-    hashed=_HASHED,
-    blanks=b" \t\r\n",
-    long_number=re.compile(rb"[0-9]{19}").search,
-)
-"""Text that people and other programs can read."""
-
-
 # Schemas
 
 
@@ -229,7 +111,6 @@ class Schema:
 
     Attributes:
         annotation, beside: as given.
-        fingerprint: bytes that differ if the annotation, or the fields of a class in it, differ.
     """
 
     def __init__(self, annotation: Any, beside: tuple[type, ...] = ()) -> None:
@@ -241,42 +122,6 @@ class Schema:
         except Exception:  # noqa: BLE001 - it is no annotation, so it stands for none
             self.annotation = Any
             self._node = node_of(Any, bound)
-        self._readers: dict[Wire, Callable[[bytes], Any] | None] = {}
-
-    @cached_property
-    def fingerprint(self) -> bytes:
-        return fingerprint(self._node).encode("utf-8", "surrogatepass")
-
-    def dump(self, value: Any, wire: Wire, max_parts: int = MAX_PARTS) -> tuple[bytes, bool]:
-        """Write a value: the data, and whether it is in the tagged form.
-
-        Raises:
-            Unencodable: if it would not come back as it is, or has more than `max_parts` parts.
-        """
-        types = _weigh(value, max_parts)
-        if self._reader(wire) is not None and not any(map(_omits_defaults, types)):
-            try:
-                data = wire.encode(value)
-                if _identical(value, self._read(data, wire, is_tagged=False), types):
-                    return data, False
-            except Exception:  # noqa: BLE001, S110 - the value has no direct form, for whatever reason
-                pass
-        return self._proved(
-            value, types, lambda: wire.encode(pack(value)), lambda data: self._read(data, wire, is_tagged=True)
-        ), True
-
-    def load(self, data: bytes, wire: Wire, *, is_tagged: bool) -> Any:
-        """Read what `dump` wrote for the same annotation.
-
-        Raises:
-            Undecodable: for any other data.
-        """
-        try:
-            return self._read(data, wire, is_tagged=is_tagged)
-        except Undecodable:
-            raise
-        except Exception as error:
-            raise Undecodable(f"not the data of such a value ({type(error).__name__})") from error
 
     def to_plain(self, value: Any) -> Any:
         """Write a value as plain data that JSON carries exactly: ``null``, booleans, text, numbers, lists and dicts.
@@ -289,7 +134,7 @@ class Schema:
             # Read by a class that has changed, these would be another value: plain data has no fingerprint.
             if not any(is_positional(kind) or _omits_defaults(kind) for kind in types):
                 plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_model_to_data)
-                is_carried = _identical(JSON.decode(JSON.encode(plain)), plain, _weigh(plain, MAX_PARTS))
+                is_carried = _identical(decode(encode(plain)), plain, _weigh(plain, MAX_PARTS))
                 if is_carried and not _is_marked(plain) and _identical(value, self._converted(plain), types):
                     return plain
         except Exception:  # noqa: BLE001, S110 - the value has no direct form, for whatever reason
@@ -318,48 +163,6 @@ class Schema:
     def _converted(self, plain: Any) -> Any:
         return msgspec.convert(plain, self.annotation, strict=True, str_keys=True, dec_hook=_model_from_data)
 
-    def _read(self, data: bytes, wire: Wire, *, is_tagged: bool) -> Any:
-        has_many = len(data) > _FEW and wire.check(data, MAX_LEVELS if is_tagged else MAX_DEPTH)
-        if is_tagged:
-            value = unpack(wire.decode(data), self._node)
-            if has_many:
-                _weigh(value, len(data) + 1)
-            return value
-        read = self._reader(wire)
-        if read is None:
-            raise Undecodable("the return annotation has no direct form")
-        return read(data)
-
-    def _reader(self, wire: Wire) -> Callable[[bytes], Any] | None:
-        """Function that reads the direct form. None if msgspec cannot tell the annotation's types apart, or would build
-        sets and dicts that a forger can make slow.
-        """
-        try:
-            return self._readers[wire]
-        except KeyError:
-            pass
-        read: Callable[[bytes], Any] | None
-        try:
-            read = wire.decode if self._node.anything else self._typed_reader(wire)
-        except Exception:  # noqa: BLE001 - it evaluates annotations, which may raise anything
-            read = None
-        self._readers[wire] = read
-        return read
-
-    def _typed_reader(self, wire: Wire) -> Callable[[bytes], Any] | None:
-        if hashes_only(wire.hashed, self._node):
-            return wire.typed(self.annotation)
-        if wire.long_number is None or not hashes_only(wire.hashed | _NUMBERS, self._node):
-            return None
-        read, has_long = wire.typed(self.annotation), wire.long_number
-
-        def bounded(data: bytes) -> Any:
-            if has_long(data):
-                raise Undecodable("a number in it may have been chosen for its hash")
-            return read(data)
-
-        return bounded
-
     def _proved(self, value: Any, types: set[type], write: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
         """Data of a value in the tagged form, if it is read as the same value."""
         name = full_name(type(value))
@@ -382,11 +185,8 @@ _MAX_SCHEMAS = 1024
 
 def schema_of(returns: Any) -> Schema:
     """The schema of an annotation, or of the `Returns` of a function. Each is made once."""
-    if type(returns) is Returns:
-        if returns.schema is None:
-            returns.schema = Schema(returns.resolve())
-        found: Schema = returns.schema
-        return found
+    if isinstance(returns, Returns):
+        returns = returns.resolve()
     try:
         known = _schemas.get(returns)
     except TypeError:  # an annotation with metadata that has no hash
@@ -436,7 +236,7 @@ def _weigh(value: Any, max_parts: int, max_depth: int = MAX_DEPTH) -> set[type]:
         dicts = [each for each in level if type(each) in DICTS]
         others = [each for each in level if type(each) in _LISTS]
         if len(dicts) + len(others) < len(level):
-            others += [declared_values(each, type(each)) or () for each in level if type(each) not in _PARTLESS]
+            others += [_declared_values(each, type(each)) or () for each in level if type(each) not in _PARTLESS]
         parts += 2 * sum(map(len, dicts)) + sum(map(len, others))
         if parts > max_parts:
             raise Unencodable(f"the value has more than {max_parts} parts")
@@ -487,17 +287,30 @@ def _same(one: Any, other: Any) -> bool:
         return is_same and _same_zone(one.tzinfo, other.tzinfo)
     if kind is complex:
         return _same_float(one.real, other.real) and _same_float(one.imag, other.imag)
-    first = declared_values(one, kind)
+    first = _declared_values(one, kind)
     if first is None:
         text_of = text_of_standard_value(kind)
         return one is other if text_of is None else _same_text(one, other, text_of)
-    second = declared_values(other, kind)
+    second = _declared_values(other, kind)
     if second is None or len(first) != len(second):
         return False
     fields_set = getattr(one, "__pydantic_fields_set__", None)
     if fields_set is not None and fields_set != other.__pydantic_fields_set__:
         return False
     return all(map(_same, first, second))
+
+
+def _declared_values(value: Any, kind: type) -> Sequence[Any] | None:
+    """The values of the declared fields, those of a model with their names. None for an Enum, and if reading raises."""
+    try:
+        if issubclass(kind, Enum) or text_of_standard_value(kind) is not None:
+            return None
+        declared = declared_fields(value, kind)
+    except Exception:  # noqa: BLE001 - reading fields of any class may run anything
+        return None
+    if declared is None or not is_model(kind):
+        return declared and [part for _, part in declared]
+    return [part for pair in declared for part in pair]
 
 
 def _has_same_beside(one: Any, other: Any) -> bool:

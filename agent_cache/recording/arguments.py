@@ -34,6 +34,7 @@ from re import Pattern
 from typing import Any, Final
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
+from agent_cache.recording.tagged import RESULT_WRITERS, encode, encode_sorted, exact_json, is_utf8
 from agent_cache.values.canonical import (
     MAX_DEPTH,
     MISSING,
@@ -46,10 +47,8 @@ from agent_cache.values.canonical import (
     has_native_state,
     is_member,
     is_model,
-    native_base,
     text_of_standard_value,
 )
-from agent_cache.values.tagged import RESULT_WRITERS, encode, encode_sorted, exact_json, is_utf8
 
 __all__ = ["earlier_arguments", "is_omitted", "plain_arguments"]
 
@@ -113,6 +112,19 @@ _URL_PACKAGES: Final = frozenset({"httpx", "httpx2", "starlette", "yarl"})
 
 
 # Names
+
+
+_KIND_OF_TYPE: Final = 0b111 << 7
+
+
+def _native_base(kind: type) -> type | None:
+    """The nearest base that is written in C and keeps state which no field declares; None if there is none."""
+    for base in kind.__mro__:
+        is_native = base.__flags__ & _KIND_OF_TYPE != _ON_HEAP
+        is_native |= getattr(vars(base).get("__new__"), "__self__", None) is base
+        if is_native and base is not tuple and base.__basicsize__ > object.__basicsize__:
+            return base
+    return None
 
 
 def _class_name(kind: type) -> str:
@@ -268,7 +280,7 @@ class _Walk:
 
         The methods of the base are called, not those of the class.
         """
-        native = native_base(kind)
+        native = _native_base(kind)
         for base, read in _CONTENTS.items():
             if issubclass(kind, base) and native in (base, None):
                 return base, self.plain(read(value))

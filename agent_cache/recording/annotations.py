@@ -1,45 +1,30 @@
 """Annotations as nodes: what may stand at each place of a value.
 
-A node decides two things only, as builtin values describe themselves in data (`agent_cache.values.tagged`): whether a
+A node decides two things only, as builtin values describe themselves in data (`recording.tagged`): whether a
 type is allowed at its place, and to which class an object belongs. Members of a union are merged into one node: nothing
 is ever tried out, and data cannot choose a class that the annotation does not name.
 
-An annotation may be text (``from __future__ import annotations``), and may name something that is imported for type
-checkers only. Such a name means nothing at run time: the annotation then counts as missing, as `Any` does.
+A name in an annotation that means nothing at run time counts as `Any`.
 """
 
 from __future__ import annotations
 
 import collections
 import collections.abc
-import functools
 import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from enum import Enum
 from typing import Any
 
-from agent_cache.values.canonical import STANDARD, declared_names, is_model, text_of_standard_value
+from agent_cache.values.canonical import STANDARD, is_model, text_of_standard_value
+from agent_cache.values.typed import Returns, hints_of
 
-__all__ = [
-    "ANYTHING",
-    "DICTS",
-    "Node",
-    "Record",
-    "ReturnedChunks",
-    "Returns",
-    "annotation_of_chunks",
-    "fingerprint",
-    "hashes_only",
-    "hints_of",
-    "is_positional",
-    "node_of",
-    "standard_type",
-]
+__all__ = ["ANYTHING", "DICTS", "Node", "Record", "annotation_of_chunks", "is_positional", "node_of", "standard_type"]
 
 
 DICTS: frozenset[type] = frozenset({dict, collections.Counter, collections.OrderedDict, collections.defaultdict})
@@ -47,61 +32,6 @@ DICTS: frozenset[type] = frozenset({dict, collections.Counter, collections.Order
 
 Bindings = Mapping[Any, Any]
 """Types that stand for type variables. Under `Any`, the classes that may also stand where anything may."""
-
-
-# Annotations as they are written
-
-
-class Returns:
-    """The return annotation of a function, to be passed wherever an annotation is asked for.
-
-    It is read at the first value: a decorator costs no import, and the names in it may be defined later.
-    """
-
-    __slots__ = ("_function", "schema")
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self.schema: Any = None
-        """Kept by `schema_of`."""
-
-    def __repr__(self) -> str:
-        return f"Returns({self._function!r})"
-
-    def resolve(self) -> Any:
-        """The annotation with every name in it looked up; `Any` if there is none or a name means nothing here."""
-        function = inspect.unwrap(self._function)
-        while isinstance(function, functools.partial):
-            function = function.func
-        if not hasattr(function, "__code__"):
-            function = getattr(function, "__func__", None) or getattr(function, "__call__", function)  # noqa: B004 - an object that is called: its method has the annotations
-        annotations = _annotations_of(function)
-        if "return" not in annotations:
-            return Any
-        names = dict(getattr(function, "__globals__", {}))
-        names |= {parameter.__name__: parameter for parameter in getattr(function, "__type_params__", ())}
-        # A class local to the function around the tool is known to the tool if its body uses it, as it does to return
-        # one.
-        free = getattr(getattr(function, "__code__", None), "co_freevars", ())
-        for name, cell in zip(free, getattr(function, "__closure__", None) or (), strict=False):
-            try:
-                names[name] = cell.cell_contents
-            except ValueError:
-                continue
-        hint = _evaluated({"return": annotations["return"]}, names)["return"]
-        if typing.get_origin(hint) in (collections.abc.Awaitable, collections.abc.Coroutine):
-            hint = typing.get_args(hint)[-1]
-        return hint
-
-
-class ReturnedChunks(Returns):
-    """The annotation of all chunks of a generator function, as a tuple."""
-
-    __slots__ = ()
-
-    def resolve(self) -> Any:
-        """A tuple of what the annotation of the function names as its chunks."""
-        return tuple[annotation_of_chunks(super().resolve()), ...]  # type: ignore[misc]  # known at run time alone
 
 
 _STREAMS = frozenset(
@@ -140,36 +70,6 @@ def _with_types(annotation: Any, bound: Bindings) -> Any:
         return bound.get(annotation, Any)
     parameters = getattr(annotation, "__parameters__", ())
     return annotation[tuple(bound.get(each, Any) for each in parameters)] if parameters else annotation
-
-
-def hints_of(kind: type) -> dict[str, Any]:
-    """Declared names of a class and their types, inherited ones included; `Any` where a name means nothing."""
-    try:
-        return typing.get_type_hints(kind, include_extras=True)
-    except Exception:  # noqa: BLE001 - one name is missing: the others may be well
-        found: dict[str, Any] = {}
-    for base in reversed(kind.__mro__):
-        module = sys.modules.get(base.__module__)
-        found |= _evaluated(_annotations_of(base), {**(vars(module) if module else {}), **vars(base)})
-    return found
-
-
-def _annotations_of(owner: Any) -> Mapping[str, Any]:
-    try:
-        return inspect.get_annotations(owner)
-    except Exception:  # noqa: BLE001 - Python 3.14 evaluates them here
-        return {}
-
-
-def _evaluated(annotations: Mapping[str, Any], names: dict[str, Any]) -> dict[str, Any]:
-    found = {}
-    for name, annotation in annotations.items():
-        holder = type("Holder", (), {"__annotations__": {name: annotation}})
-        try:
-            found[name] = typing.get_type_hints(holder, names, {}, include_extras=True)[name]
-        except Exception:  # noqa: BLE001 - the user's text may evaluate to anything, a raised error included
-            found[name] = Any
-    return found
 
 
 # Nodes
@@ -489,115 +389,3 @@ def is_positional(kind: Any) -> bool:
     if getattr(kind, "__struct_config__", None) is not None:
         return bool(kind.__struct_config__.array_like)
     return issubclass(kind, tuple) and hasattr(kind, "_fields")
-
-
-# Hashing
-
-
-def hashes_only(kinds: frozenset[type], node: Node) -> bool:
-    """Whether members of sets and keys of dicts are of these types, or of an Enum, wherever they stand in a value.
-
-    Keys that may be anything are those that the data has.
-    """
-    return all(
-        not hashed.anything
-        and hashed.leaves <= kinds
-        and not hashed.lists
-        and not hashed.dicts
-        and all(issubclass(record.kind, Enum) for record in hashed.records)
-        for hashed in _hashed(node, set())
-    )
-
-
-def _hashed(node: Node, seen: set[object]) -> Iterator[Node]:
-    if not node.lists.isdisjoint({set, frozenset}):
-        yield node.item or ANYTHING
-    if node.key is not None and not node.key.anything:
-        yield node.key
-    within = [each for each in (node.item, *(node.fixed or ()), node.key, node.value) if each is not None]
-    for records in (node.dicts, *((record,) for record in node.records)):
-        identity = frozenset(record.identity for record in records)
-        if identity not in seen:
-            seen.add(identity)
-            within += (node.named_values if records is node.dicts else records[0].nodes).values()
-    for each in within:
-        yield from _hashed(each, seen)
-
-
-# Fingerprints
-
-
-def fingerprint(node: Node) -> str:
-    """The structure of an annotation as text, alike on every Python version: two processes that have the same text
-    mean the same.
-
-    It goes down to the fields of every class; a class is only named where it occurs again.
-    """
-    return _text(node, set())
-
-
-def _text(node: Node, seen: set[type]) -> str:
-    parts = ["*"] if node.anything else []
-    parts += sorted(kind.__name__ for kind in node.leaves)
-    parts += sorted(f"={kind.__name__}:{value!r}" for kind, value in node.literals)
-    if node.lists:
-        parts.append("".join(sorted(kind.__name__ for kind in node.lists)))
-        if node.fixed is not None:
-            parts.append(f"({','.join(_text(each, seen) for each in node.fixed)})")
-        if node.item is not None:
-            parts.append(f"[{_text(node.item, seen)}]")
-    if node.value is not None:
-        kinds = (
-            "" if not node.mappings or dict in node.mappings else ",".join(sorted(k.__name__ for k in node.mappings))
-        )
-        parts.append(f"{kinds}{{{'' if node.key is None else _text(node.key, seen)}:{_text(node.value, seen)}}}")
-    if node.dicts:
-        parts.append(_text_of_dicts(node, seen))
-    parts += [_text_of_record(one, seen) for one in sorted(node.records, key=lambda record: record.kind.__qualname__)]
-    return "|".join(parts)
-
-
-def _text_of_dicts(node: Node, seen: set[type]) -> str:
-    kinds = [record.kind for record in node.dicts]
-    name = "|".join(sorted(kind.__qualname__ for kind in kinds))
-    if seen.issuperset(kinds):
-        return name
-    seen.update(kinds)
-    required = sorted(",".join(sorted(record.required)) for record in node.dicts) if node.named_values else [""]
-    return f"<{name};{required};{_text_of_fields(node.named_values, seen)}>"
-
-
-def _text_of_record(record: Record, seen: set[type]) -> str:
-    name = record.kind.__qualname__
-    if record.kind in seen:
-        return str(name)
-    seen.add(record.kind)
-    members = getattr(record.kind, "__members__", None)
-    if members is not None:
-        return f"{name}<{','.join(f'{member}={_literal(each._value_)}' for member, each in members.items())}>"
-    return f"{name}<{_layout(record.kind)}{_text_of_fields(record.nodes, seen)}>"
-
-
-def _layout(kind: Any) -> str:
-    """Where the fields of a class are in data, as far as that is not under their names."""
-    names = declared_names(kind) or ()
-    layout = [",".join(names)] if is_positional(kind) else []
-    if is_model(kind):
-        aliases = {name: field.validation_alias for name, field in kind.__pydantic_fields__.items()}
-        layout += [f"{name}={alias!r}" for name, alias in sorted(aliases.items()) if alias is not None]
-    config = getattr(kind, "__struct_config__", None)
-    if config is not None:
-        renamed = sorted(zip(names, kind.__struct_encode_fields__, strict=True))
-        layout += [f"{name}={field}" for name, field in renamed if name != field]
-        if config.tag is not None:
-            layout.append(f"{config.tag_field}={config.tag!r}")
-    return f"{';'.join(layout)}:" if layout else ""
-
-
-def _literal(value: object) -> str:
-    """The `repr` of a value if it depends on nothing else: others print an address."""
-    return repr(value) if type(value) in {str, int, float, bool, bytes, type(None)} else type(value).__qualname__
-
-
-def _text_of_fields(nodes: dict[str, Node], seen: set[type]) -> str:
-    return ",".join(f"{name}:{_text(node, seen)}" for name, node in sorted(nodes.items()))

@@ -5,7 +5,7 @@ with one key, its tag: ``{"$tuple": [1, 2]}``. A dict that happens to look so is
 ``{"$dict": [[key, value]]}``. `pack` writes results, which `unpack` reads back exactly:
 ``{"$datetime": ["2026-01-01T00:00:00", 0, null]}``. An object is ``{"$object": [name of the class, fields]}``; the name
 only chooses among the classes that the annotation allows at that place. The arguments of recorded calls have a form of
-their own (`agent_cache.values.arguments`).
+their own (`agent_cache.recording.arguments`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from typing import Any
 
 import msgspec
 
-from agent_cache.errors import AgentCacheError
-from agent_cache.values.annotations import ANYTHING, DICTS, Node, Record, standard_type
+from agent_cache.recording.annotations import ANYTHING, DICTS, Node, Record, standard_type
 from agent_cache.values.canonical import (
     PYDANTIC_FIELDS_SET,
     PYDANTIC_STATE,
@@ -37,11 +36,10 @@ from agent_cache.values.canonical import (
     is_model,
     text_of_standard_value,
 )
+from agent_cache.values.typed import Undecodable, Unencodable
 
 __all__ = [
     "RESULT_WRITERS",
-    "Undecodable",
-    "Unencodable",
     "decode",
     "encode",
     "encode_sorted",
@@ -50,14 +48,6 @@ __all__ = [
     "pack",
     "unpack",
 ]
-
-
-class Unencodable(AgentCacheError):
-    """A value has no form that gives it back as it was. The text names types, never the value."""
-
-
-class Undecodable(AgentCacheError):
-    """Data is not what an encoder wrote for this return annotation: broken, forged, foreign or of another version."""
 
 
 # Writing of results
