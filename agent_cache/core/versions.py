@@ -153,10 +153,10 @@ class Hold:
         scopes: where: the whole process, or the sessions that the write is limited to.
         late: roots of what its result may name, which it does not hold.
         since: the version that its begin has given.
-        is_released: whether it holds no more.
+        added, released: how many of its places (each path in each scope) are counted, and were given up again.
     """
 
-    __slots__ = ("is_released", "late", "paths", "scopes", "since")
+    __slots__ = ("added", "late", "paths", "released", "scopes", "since")
 
     def __init__(
         self, paths: tuple[Path, ...], scopes: Sequence[Written], since: int, late: tuple[str, ...] = ()
@@ -165,7 +165,7 @@ class Hold:
         self.paths = paths
         self.scopes = scopes
         self.since = since
-        self.is_released = False
+        self.added = self.released = 0
 
 
 class Versions(Written):
@@ -248,8 +248,12 @@ class Versions(Written):
         where = (self,) if scopes is None else scopes
         with self.lock:
             hold = Hold(paths, where, self._enter(paths, where), late)
-            self._add(hold)
-            self.running.add(hold)
+            try:
+                self._add(hold)
+                self.running.add(hold)
+            except BaseException:  # the caller does not know it
+                self._release(hold)
+                raise
         return hold
 
     def end(
@@ -273,10 +277,10 @@ class Versions(Written):
         """
         paths = _all_paths(tags, bare)
         with self.lock:
-            if until is not None and not hold.is_released:
+            if until is not None and hold in self.running:
                 further = Hold(paths, hold.scopes, self.now)
-                self._add(further)
                 heapq.heappush(self.timed, (until, next(self._numbers), further))
+                self._add(further)
             version = self._enter(paths, hold.scopes)
             self._release(hold)
         return version
@@ -285,38 +289,47 @@ class Versions(Written):
         """Give what is held until before this clock reading a version, and hold it no more."""
         with self.lock:
             while self.timed and self.timed[0][0] <= now:
-                hold = self.timed[0][2]
-                if not hold.is_released:
-                    self._enter(hold.paths, hold.scopes)
-                    self._release(hold)
-                heapq.heappop(self.timed)
+                item = self.timed[0]
+                self._enter(item[2].paths, item[2].scopes)
+                self._release(item[2])
+                if self.timed[0] is item:
+                    heapq.heappop(self.timed)
+                else:  # a finalizer has ended a write meanwhile
+                    self.timed.remove(item)
+                    heapq.heapify(self.timed)
+
+    # An interrupt can come wherever something has been called, and at the end of a turn of a loop. So a place and the
+    # number of places change with no call between them.
 
     def _add(self, hold: Hold) -> None:
+        paths = hold.paths
         for scope in hold.scopes:
             held = scope.held
-            for path in hold.paths:
-                held[path] = held.get(path, 0) + 1
+            for path in paths:
+                if path in held:
+                    held[path] += 1
+                else:
+                    held[path] = 1
+                hold.added += 1
 
     def _release(self, hold: Hold) -> None:
-        if hold.is_released:
-            return
-        hold.is_released = True
+        """Hold no more. May be repeated, if it was interrupted."""
         self.running.discard(hold)
-        for scope in hold.scopes:
-            held = scope.held
-            for path in hold.paths:
-                left = held.get(path, 0) - 1
-                if left > 0:
-                    held[path] = left
-                else:
-                    held.pop(path, None)
+        size = len(hold.paths)
+        while hold.released < hold.added:
+            held, path = hold.scopes[hold.released // size].held, hold.paths[hold.released % size]
+            if held[path] > 1:
+                held[path] -= 1
+            else:
+                del held[path]
+            hold.released += 1
 
     def is_held_beside(self, hold: Hold, tags: Iterable[Tag | EntryTag], scope: Written | None) -> bool:
         """Whether another write holds what depends on these tags. The caller holds the lock."""
         with self.lock:
             paths = {path for tag in tags for path in paths_read(tag)}
             for one in (self,) if scope is None else (self, scope):
-                own = hold.paths if one in hold.scopes and not hold.is_released else ()
+                own = hold.paths if one in hold.scopes and hold in self.running else ()
                 if any(path in paths and count > own.count(path) for path, count in one.held.items()):
                     return True
         return False

@@ -558,7 +558,7 @@ class Ledger:
         )
 
     def _parts_parted(self, one: Load, other: Load) -> bool:
-        """The same for what they have read, and read: also before one of them took over, as the flight is older then."""
+        """The same for what they have read, and read: also before one took over, as the flight is older then."""
         since, clock = min(one.read.started, other.read.started), min(one.read.clock, other.read.clock)
         for load in self.loads:
             if load.read.identity == one.read.identity and not 0 < load.ended < since:
