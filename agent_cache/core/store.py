@@ -170,6 +170,10 @@ def _no_entry(_key: Hashable) -> None:
 _NO_LOADS: Final[Mapping[Hashable, Any]] = MappingProxyType({})
 
 
+_NEWEST: Final = object()
+"""The key of the newest entry in what was dropped."""
+
+
 def _let_go(_entry: Entry) -> None:
     """Nobody is told of an entry that is gone."""
 
@@ -420,15 +424,15 @@ class Store:
                 self.newest = None
         return entry
 
-    def sweep(self, now: float) -> list[Entry]:
+    def sweep(self, now: float, most: int = 2) -> list[Entry]:
         """Remove a few entries that are of no more use: called at each insertion into a full store, or one without a
         bound.
 
-        Two keys are examined. So all have been after half as many insertions as there were entries, and a store without
+        At most two keys are examined, if nothing else is said. So all have been after half as many insertions as there were entries, and a store without
         a bound holds at most about twice as many entries as have been in use at one time.
         """
         swept: list[Entry] = []
-        for _ in range(2):
+        for _ in range(most):
             if not self._unswept:
                 # Rare, and less than the growth of the mapping: 10 ms for a million entries, in no particular order.
                 self._unswept = list(dict.__iter__(self._data))
@@ -448,6 +452,8 @@ class Store:
         """Empty the store in constant time. Returns its entries, to be freed in slices."""
         was_on = self.lookup is not _no_entry
         dropped = self._data
+        if self.newest is not None:  # perhaps not in the mapping: a hit may note an entry just as it is dropped
+            dropped[_NEWEST] = self.newest
         if self.bytes:
             self._resize(-self.bytes)
         self._renew()

@@ -152,19 +152,17 @@ class Hold:
         paths: what it holds.
         scopes: where: the whole process, or the sessions that the write is limited to.
         late: roots of what its result may name, which it does not hold.
-        since: the version that its begin has given.
+        since: the version that its begin has given; 0 before.
         added, released: how many of its places (each path in each scope) are counted, and were given up again.
     """
 
     __slots__ = ("added", "late", "paths", "released", "scopes", "since")
 
-    def __init__(
-        self, paths: tuple[Path, ...], scopes: Sequence[Written], since: int, late: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, paths: tuple[Path, ...], scopes: Sequence[Written], late: tuple[str, ...] = ()) -> None:
         self.late = late
         self.paths = paths
         self.scopes = scopes
-        self.since = since
+        self.since = 0
         self.added = self.released = 0
 
 
@@ -231,29 +229,29 @@ class Versions(Written):
 
     # Holds
 
-    def begin(
+    def new_hold(
         self,
         tags: Iterable[Tag | EntryTag],
         bare: Iterable[str] = (),
         scopes: Sequence[Written] | None = None,
         late: tuple[str, ...] = (),
     ) -> Hold:
-        """Begin a write: give what it names a version, and hold it until `end`.
+        """Make the hold of a write that is about to begin.
 
         Args:
             tags, bare, scopes: as for `write`.
             late: roots of what its result may name.
         """
-        paths = _all_paths(tags, bare)
-        where = (self,) if scopes is None else scopes
+        return Hold(_all_paths(tags, bare), (self,) if scopes is None else scopes, late)
+
+    def begin(self, hold: Hold) -> Hold:
+        """Begin a write: give what it names a version, and hold it until `end`, which follows also if this is
+        interrupted.
+        """
         with self.lock:
-            hold = Hold(paths, where, self._enter(paths, where), late)
-            try:
-                self._add(hold)
-                self.running.add(hold)
-            except BaseException:  # the caller does not know it
-                self._release(hold)
-                raise
+            self.running.add(hold)
+            hold.since = self._enter(hold.paths, hold.scopes)
+            self._add(hold)
         return hold
 
     def end(
@@ -278,7 +276,7 @@ class Versions(Written):
         paths = _all_paths(tags, bare)
         with self.lock:
             if until is not None and hold in self.running:
-                further = Hold(paths, hold.scopes, self.now)
+                further = Hold(paths, hold.scopes)
                 heapq.heappush(self.timed, (until, next(self._numbers), further))
                 self._add(further)
             version = self._enter(paths, hold.scopes)

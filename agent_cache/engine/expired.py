@@ -13,6 +13,7 @@ from typing import Any
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.store import Entry
+from agent_cache.engine.flight import Flight
 from agent_cache.engine.runtime import Call, Proceed
 from agent_cache.engine.state import warn_once
 from agent_cache.engine.store_result import ServedEntry, inherit_entry, reload_expired
@@ -28,9 +29,9 @@ async def serve_expired(proceed: Proceed, call: Call) -> Entry:
     """
     if call.is_fresh:
         return await proceed(call)
-    policy = call.operation.policy
+    policy, within = call.operation.policy, call.within  # which its load changes
     if policy.grace:
-        entry, value = _expired(call, policy.grace)
+        entry, value = _expired(call, within, policy.grace)
         if entry is not None:
             reload_expired(call, entry, proceed)
             call.source = "hit"
@@ -41,7 +42,7 @@ async def serve_expired(proceed: Proceed, call: Call) -> Entry:
     except Exception as error:
         if not policy.stale_if_error or call.plan.has_refused(error):
             raise
-        entry, value = _expired(call, policy.stale_if_error)
+        entry, value = _expired(call, within, policy.stale_if_error)
         if entry is None:
             raise
         warn_once("a load failed, so an expired result was returned", call.operation.name, error)
@@ -51,9 +52,9 @@ async def serve_expired(proceed: Proceed, call: Call) -> Entry:
         return Entry(value, 0.0, 0.0)
 
 
-def _expired(call: Call, kept_for: float) -> tuple[Entry | None, Any]:
+def _expired(call: Call, within: Flight | None, kept_for: float) -> tuple[Entry | None, Any]:
     """The entry of a call, and a value for its caller. None if it cannot be used, or expired longer ago than that."""
-    store, within = call.plan.store, call.within
+    store = call.plan.store
     entry: Entry | None = store.lookup(call.key)
     if entry is None or CLOCK.now() >= entry.expires + kept_for:
         return None, MISSING

@@ -204,8 +204,7 @@ class Flight:
             self.joinable = False
             if self.store.flights.get(self.id) is self:
                 self.store.flights.pop(self.id, None)
-            if self.is_open:
-                ALONE.add(self)
+            ALONE.add(self)
 
     def restart(self) -> None:
         """Start again with another run of the tool, which earlier writes do not concern."""
@@ -277,8 +276,10 @@ class Flight:
 
     def finish(self) -> None:
         """End the load: no reader joins any more."""
-        self.is_open = False
-        self.detach()
+        self.joinable = False
+        if self.store.flights.get(self.id) is self:
+            self.store.flights.pop(self.id, None)
+        self.is_open = False  # last: after an interrupt the call that leads it ends it
 
     def land(self, outcome: object) -> None:
         """Give every follower the outcome."""

@@ -141,6 +141,7 @@ async def thread_flight(
             entry = await proceed(call)
             if own.is_open or own.waiters:
                 own.land(own.result)
+            own.leader = None
             if within is not None:
                 within.inherit(read_of(call, own), call=call)
             return entry
@@ -204,6 +205,7 @@ async def _lead(call: Call, proceed: Proceed, flight: Flight, under: Flight | No
         entry = await proceed(call)
         if flight.is_open or flight.waiters:
             flight.land(flight.result)
+        flight.leader = None
         if within is not None:
             within.inherit(read_of(call, flight), call=call)
     except BaseException as error:

@@ -46,6 +46,7 @@ __all__ = [
     "mark_written",
     "note_dropped",
     "note_evicted",
+    "note_stale",
     "run_shielded",
     "tell_evicted",
     "unwatch",
@@ -70,6 +71,9 @@ SIZES = Sizes()
 
 _MAX_EVICTED = 500
 """Entries that one insertion evicts one by one: 1 ms."""
+
+_SWEPT = 64
+"""Entries that one eviction examines for dead ones."""
 
 _AT_ONCE = 500
 """Entries that are freed without slices: up to 0.3 ms, if their values are small."""
@@ -356,7 +360,7 @@ def evict_for(entry: Entry, garbage: list[Any]) -> list[tuple[Store, int]] | Non
         if largest is None:
             break
         number += 1
-        if swept := largest.sweep(CLOCK.now()):  # dead ones before a living one
+        if swept := largest.sweep(CLOCK.now(), _SWEPT):  # dead ones before a living one
             garbage.append(swept)
             continue
         if number <= _MAX_EVICTED:
@@ -439,6 +443,12 @@ def tell_evicted(entry: Entry, witnesses: Iterable[Witness]) -> None:
     """The same for the witnesses that the entry had."""
     for witness in list(witnesses):
         witness.let_go(entry, None)
+
+
+def note_stale(entry: Entry) -> None:
+    """Let no witness keep an entry that was found stale."""
+    if WITNESSES:
+        note_dropped((entry,))
 
 
 def note_dropped(entries: Iterable[Any]) -> None:

@@ -405,7 +405,8 @@ class Write:
 
     def begin_locally(self) -> None:
         """The half of `begin` that does not wait: all of it without tiers, for one coroutine less."""
-        self.hold = VERSIONS.begin(self.tags, self.bare, self._scopes, self.late_roots)
+        self.hold = VERSIONS.new_hold(self.tags, self.bare, self._scopes, self.late_roots)
+        VERSIONS.begin(self.hold)
         self._former = WRITING.set(self)
 
     async def complete(self, fill: Fill | None = None) -> None:

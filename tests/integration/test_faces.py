@@ -634,7 +634,7 @@ async def test_an_answer_whose_size_cannot_be_read_is_kept_all_the_same():
 
 async def test_room_that_was_made_is_room_again_when_answers_go():
     texts = Texts()
-    with configure(max_bytes=10_000):
+    with configure(max_bytes=12_000):
         for _ in range(5):
             await texts.keeps((3_000, 0), (3_000, 1))
             await invalidate("text")

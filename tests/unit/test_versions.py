@@ -12,10 +12,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from agent_cache.core import versions as module
-from agent_cache.core.versions import Versions, Written, paths_read, paths_written
+from agent_cache.core.versions import Hold, Versions, Written, paths_read, paths_written
 from tests.harness.interruptions import interrupted
 
 TAGS = st.lists(st.sampled_from(["a", "b", "7", "*"]), min_size=1, max_size=5).map(":".join)
+
+
+def begun(versions: Versions, *tags: Any, **options: Any) -> Hold:
+    """The hold of a write that has begun."""
+    return versions.begin(versions.new_hold(*tags, **options))
 
 
 @pytest.fixture
@@ -80,7 +85,7 @@ def watching(versions: Versions, then: Callable[[Any], None]) -> None:
 def test_who_sees_a_new_version_sees_all_that_it_was_given_to(versions: Versions):
     before, seen = versions.now, []
     watching(versions, lambda path: seen.append((path, versions.now)))
-    versions.end(versions.begin(["a:1", "b"]), ["c"], ["d"])
+    versions.end(begun(versions, ["a:1", "b"]), ["c"], ["d"])
     assert {path for path, _ in seen} == {"a:1", "a:*", "b", "c", "d:*"}
     assert [now for _, now in seen] == [before] * 3 + [before + 1] * 2
 
@@ -132,12 +137,12 @@ def test_a_generation_that_is_dropped_is_freed_outside_of_the_lock(monkeypatch: 
 
 
 def test_a_write_holds_what_it_names_until_it_ends(versions: Versions):
-    hold = versions.begin(["order:7"], ["cart"])
+    hold = begun(versions, ["order:7"], ["cart"])
     assert versions.holds(["user", "order"])
     assert versions.holds(["cart"])
     assert not versions.holds(["order:8", "cart:1"])
     since = versions.now
-    other = versions.begin(["order:7"])
+    other = begun(versions, ["order:7"])
     versions.end(hold, ["order:7", "user"], ["cart"])
     assert versions.touches(["user"], since)
     assert versions.holds(["order"])
@@ -147,8 +152,8 @@ def test_a_write_holds_what_it_names_until_it_ends(versions: Versions):
 
 
 def test_what_may_still_take_effect_is_held_until_its_time_is_over(versions: Versions):
-    versions.end(versions.begin(["order:7"]), ["order:7", "user:1"], until=5.0)
-    versions.end(versions.begin(["order:8"]), ["order:8"], until=9.0)
+    versions.end(begun(versions, ["order:7"]), ["order:7", "user:1"], until=5.0)
+    versions.end(begun(versions, ["order:8"]), ["order:8"], until=9.0)
     since = versions.now
     versions.expire(4.9)
     assert versions.holds(["user:1"])
@@ -164,8 +169,8 @@ def test_what_may_still_take_effect_is_held_until_its_time_is_over(versions: Ver
 
 def test_a_write_that_ends_while_others_expire_holds_what_it_names(versions: Versions):
     """In the middle of it: see above."""
-    versions.end(versions.begin(["a"]), ["a"], until=5.0)
-    open_writes = [versions.begin(["b"])]
+    versions.end(begun(versions, ["a"]), ["a"], until=5.0)
+    open_writes = [begun(versions, ["b"])]
     watching(versions, lambda _: open_writes and versions.end(open_writes.pop(), ["b"], until=1.0))
     versions.expire(5.0)
     versions.expire(5.0)
@@ -173,12 +178,12 @@ def test_a_write_that_ends_while_others_expire_holds_what_it_names(versions: Ver
 
 
 def test_a_write_knows_its_own_hold_from_those_of_others(versions: Versions):
-    one = versions.begin(["order:7"])
+    one = begun(versions, ["order:7"])
     assert not versions.is_held_beside(one, ["order:7", "cart"], None)
-    versions.begin(["cart"])
+    begun(versions, ["cart"])
     assert versions.is_held_beside(one, ["order:7", "cart"], None)
     assert not versions.is_held_beside(one, ["order:7"], None)
-    versions.begin(["order"])
+    begun(versions, ["order"])
     assert versions.is_held_beside(one, ["order:7"], None)
 
 
@@ -186,7 +191,7 @@ def test_a_write_knows_its_own_hold_from_those_of_others(versions: Versions):
 def test_an_end_that_was_interrupted_anywhere_is_repeated(until: float | None):
     for stop in itertools.count(1):
         versions = Versions()
-        hold = versions.begin(["order:7", "cart"])
+        hold = begun(versions, ["order:7", "cart"])
         since = versions.now
         where = interrupted(lambda: versions.end(hold, ["order:7", "user"], until=until), stop)  # noqa: B023
         versions.end(hold, ["order:7", "user"], until=until)
@@ -211,14 +216,14 @@ def test_a_write_that_is_limited_to_sessions_concerns_them_alone(versions: Versi
     session, since = Session(), versions.now
     scopes = versions.scopes_of([session])
     own: Written = versions.of_session(session)
-    hold = versions.begin(["note"], scopes=scopes)
+    hold = begun(versions, ["note"], scopes=scopes)
     assert versions.now > since
     assert own.touches(["note"], since)
     assert own.holds(["note"])
     assert not versions.touches(["note"], since)
     assert not versions.held
     assert not versions.is_held_beside(hold, ["note"], own)
-    other = versions.begin(["note"], scopes=scopes)
+    other = begun(versions, ["note"], scopes=scopes)
     assert versions.is_held_beside(hold, ["note"], own)
     versions.end(hold, ["note", "draft"], until=5.0)
     since = versions.now
@@ -237,8 +242,8 @@ def test_in_a_child_nothing_is_held_by_writes_that_run_in_its_parent(versions: V
     session = Session()
     own: Written = versions.of_session(session) if limited else versions
     scopes = versions.scopes_of([session] if limited else None)
-    versions.end(versions.begin(["cart"], scopes=scopes), ["cart"], until=5.0)
-    versions.begin(["order:7"], scopes=scopes, late=("user",))
+    versions.end(begun(versions, ["cart"], scopes=scopes), ["cart"], until=5.0)
+    begun(versions, ["order:7"], scopes=scopes, late=("user",))
     since = versions.now
     versions.lock.acquire()
     versions.after_fork()
