@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
     from sybil import Example
 
-pytest_plugins = ["tests.harness.empty_library", "tests.harness.fixtures", "tests.harness.time_limit"]
+pytest_plugins = [
+    "tests.harness.collecting",
+    "tests.harness.empty_library",
+    "tests.harness.fixtures",
+    "tests.harness.time_limit",
+]
 
 # A shared two-core machine stalls for longer than any deadline that is worth setting; `timeout` bounds what hangs.
 settings.register_profile("agent-cache", deadline=None)
