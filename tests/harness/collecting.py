@@ -18,7 +18,7 @@ import pytest
 
 
 class Plain:
-    """Imports the library as it is: pytest would rewrite its assertions like those of tests, since it brings a plugin."""
+    """Imports the library as it is: since it brings a plugin, pytest would rewrite its assertions, as of tests."""
 
     @classmethod
     def find_spec(
@@ -45,7 +45,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 def read_tests(config: pytest.Config, worker: int, workers: int) -> None:
-    """Import all tests, beginning at the share of this worker. What cannot be imported is told where it is collected."""
+    """Import all tests, from the share of this worker on. What cannot be imported is told where it is collected."""
     root = config.rootpath
     names = [".".join(path.relative_to(root).with_suffix("").parts) for path in sorted(root.glob("tests/**/test_*.py"))]
     begin = len(names) * worker // workers
