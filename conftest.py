@@ -16,6 +16,7 @@ import os
 import random
 import sys
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,11 +24,15 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from sybil import Example
 
-pytest_plugins = ["tests.harness.empty_library", "tests.harness.fixtures", "tests.harness.time_limit"]
+pytest_plugins = [
+    "tests.harness.collecting",
+    "tests.harness.empty_library",
+    "tests.harness.fixtures",
+    "tests.harness.time_limit",
+]
 
 # A shared two-core machine stalls for longer than any deadline that is worth setting; `timeout` bounds what hangs.
 settings.register_profile("agent-cache", deadline=None)
@@ -38,6 +43,8 @@ settings.load_profile("agent-cache-ci" if os.environ.get("CI") else "agent-cache
 # Else each worker rewrites all assertions, and each of the hundreds of processes that tests start compiles the package.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# No test talks to the world: to read the certificates of its authorities is most of the work of making a client.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "tests" / "harness" / "authority.pem")
 
 MODULE = pytest.StashKey["Path"]()
 

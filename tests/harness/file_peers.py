@@ -22,6 +22,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from tests.harness.forks import Spoken
+
 __all__ = ["ENTITIES", "Peer", "Truth"]
 
 ENTITIES = 64
@@ -52,13 +54,7 @@ class Peer:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.harness.file_peers", str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
+        self._process = _started("-m", "tests.harness.file_peers", str(folder))
         self.pid = self._process.pid
         self._is_stopped = False
         self.events: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -112,7 +108,10 @@ class Peer:
         """Have it do nothing until `resume`."""
         self._is_stopped = True
         os.kill(self.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+        if isinstance(self._process, Spoken):
+            self._process.wait_until_stopped()
+        else:
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Have it go on."""
@@ -143,6 +142,22 @@ class Peer:
         except OSError:
             pass
         self._process.stdout.close()
+        if isinstance(self._process, Spoken):
+            self._process.close()
+
+
+def _started(*command: str) -> Spoken | subprocess.Popen[str]:
+    if sys.platform == "linux":
+        return Spoken(
+            *command, imports=["agent_cache.remote.file", "tests.contract.workbench", "tests.harness.file_steps"]
+        )
+    return subprocess.Popen(
+        [sys.executable, *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
 
 
 class Process:

@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from typing import IO, Any, Self
 
 import pytest
 
-__all__ = ["Forked", "Piped", "forks"]
+__all__ = ["Forked", "Piped", "Spoken", "forks", "piped_python"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,6 +56,7 @@ class Forks:
             pass_fds=[theirs.fileno()],
         )
         theirs.close()
+        self._lock = threading.Lock()
 
     def start(
         self,
@@ -93,8 +95,9 @@ class Forks:
 
     def ask(self, request: Mapping[str, object], streams: Sequence[IO[Any]] = ()) -> int:
         """Send a request. Returns the number that answers it."""
-        socket.send_fds(self._connection, [json.dumps(request).encode()], [each.fileno() for each in streams])
-        answer = self._connection.recv(100)
+        with self._lock:
+            socket.send_fds(self._connection, [json.dumps(request).encode()], [each.fileno() for each in streams])
+            answer = self._connection.recv(100)
         assert answer, "the process that forks has ended"
         return int(answer)
 
@@ -123,6 +126,10 @@ class Forked:
             self.returncode = self._parent.ask({"wait": self.pid})
         return self.returncode
 
+    def wait_until_stopped(self) -> None:
+        """Wait until SIGSTOP has stopped it."""
+        self._parent.ask({"stopped": self.pid})
+
     def send_signal(self, number: int) -> None:
         """Send it a signal."""
         os.kill(self.pid, number)
@@ -132,9 +139,56 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+class Spoken:
+    """A program that was started with pipes for its text, as `subprocess.Popen` gives it.
+
+    Attributes:
+        pid: the number of its process.
+        stdin: what it reads.
+        stdout: what it prints. Its errors go to where those of this process go.
+    """
+
+    def __init__(self, *command: object, imports: Sequence[str] = ()) -> None:
+        stdin, stdout = os.pipe(), os.pipe()
+        ends = [os.fdopen(stdin[0], "rb"), os.fdopen(stdout[1], "wb"), os.fdopen(os.dup(2), "wb")]
+        self._forked = forks().start(*command, streams=ends, imports=imports)
+        for end in ends:
+            end.close()
+        self.pid = self._forked.pid
+        self.stdin, self.stdout = os.fdopen(stdin[1], "w"), os.fdopen(stdout[0])
+        self._ended = os.fdopen(os.pidfd_open(self.pid), "rb", buffering=0)
+
+    def poll(self) -> int | None:
+        """How it has ended; None as long as it runs."""
+        return self.wait() if self._has_ended(0) else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end."""
+        if not self._has_ended(timeout):
+            raise subprocess.TimeoutExpired("a forked program", timeout or 0)
+        return self._forked.wait()
+
+    def wait_until_stopped(self) -> None:
+        """Wait until SIGSTOP has stopped it."""
+        self._forked.wait_until_stopped()
+
+    def kill(self) -> None:
+        """End it at once."""
+        if not self._has_ended(0):
+            self._forked.kill()
+
+    def close(self) -> None:
+        """Leave open nothing but its pipes."""
+        self._ended.close()
+
+    def _has_ended(self, timeout: float | None) -> bool:
+        return self._forked.returncode is not None or bool(select.select([self._ended], [], [], timeout)[0])
+
+
 class Piped:
     """A program that was started with pipes, as `asyncio.create_subprocess_exec` gives it."""
 
+    pid: int
     stdin: asyncio.StreamWriter
     stdout: asyncio.StreamReader
     stderr: asyncio.StreamReader
@@ -147,7 +201,8 @@ class Piped:
         self._forked = forks().start(*command, streams=ends, **options)
         for end in ends:
             end.close()
-        self._ended = os.pidfd_open(self._forked.pid)
+        self.pid = self._forked.pid
+        self._ended = os.pidfd_open(self.pid)
         flow = functools.partial(asyncio.streams.FlowControlMixin, loop=loop)
         writing, protocol = await loop.connect_write_pipe(flow, os.fdopen(stdin[1], "wb"))
         self.stdin = asyncio.StreamWriter(writing, protocol, None, loop)
@@ -189,6 +244,19 @@ class Piped:
         os.close(self._ended)
 
 
+async def piped_python(*command: object, imports: Sequence[str] = ()) -> Piped | asyncio.subprocess.Process:
+    """Start Python with pipes. On systems other than Linux it is no fork."""
+    if sys.platform == "linux":
+        return await Piped.start(*command, limit=1 << 16, imports=imports)
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *map(str, command),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+
+
 def _serve(connection: socket.socket) -> list[str] | None:
     """Answer requests. Returns, in a fork, the command that it is to run; and None where no further request comes."""
     while True:
@@ -198,6 +266,9 @@ def _serve(connection: socket.socket) -> list[str] | None:
         request = json.loads(message)
         if "wait" in request:
             answer = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
+        elif "stopped" in request:
+            os.waitid(os.P_PID, request["stopped"], os.WSTOPPED | os.WNOWAIT)
+            answer = 0
         else:
             for name in request["imports"]:
                 importlib.import_module(name)
@@ -239,7 +310,23 @@ def _run(command: list[str]) -> None:
             runpy.run_path(path, run_name="__main__")
 
 
+def _end(code: int) -> None:
+    """End as Python does, but leave out that it clears every module, which takes longer than most programs."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    gc.collect()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
+
+
 if __name__ == "__main__":
     found = _serve(socket.socket(fileno=int(sys.argv[1])))
     if found is not None:
-        _run(found)
+        try:
+            _run(found)
+        except SystemExit as exit:
+            if exit.code is not None and not isinstance(exit.code, int):
+                raise
+            _end(exit.code or 0)
+        _end(0)

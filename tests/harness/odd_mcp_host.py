@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.harness.mcp_host import RELAY, text_of
+from tests.harness.forks import Piped
+from tests.harness.mcp_host import RELAY, piped, text_of
 
 ODD_SERVER = (sys.executable, str(Path(__file__).with_name("odd_mcp_server.py")))
 
@@ -18,7 +20,7 @@ ODD_SERVER = (sys.executable, str(Path(__file__).with_name("odd_mcp_server.py"))
 class RawHost:
     """A host that parses nothing but what it is asked to."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Piped | asyncio.subprocess.Process) -> None:
         self.process = process
 
     async def send(self, *lines: bytes) -> None:
@@ -48,8 +50,8 @@ class RawHost:
     async def ended(self) -> tuple[int, str]:
         """Close the host's side. Returns the exit code, and what was printed to standard error."""
         self.process.stdin.close()
-        _, errors = await self.process.communicate()
-        return self.process.returncode, errors.decode(errors="replace")
+        _, errors = await asyncio.gather(self.process.stdout.read(), self.process.stderr.read())
+        return await self.process.wait(), errors.decode(errors="replace")
 
 
 def call_of(tool: str, key: str, id: bytes | None, more: bytes = b"") -> bytes:
@@ -63,16 +65,12 @@ def call_of(tool: str, key: str, id: bytes | None, more: bytes = b"") -> bytes:
 @asynccontextmanager
 async def raw_relay(*options: Any) -> AsyncIterator[RawHost]:
     """A relay in front of the server."""
-    process = await asyncio.create_subprocess_exec(
-        *map(str, (*RELAY, *options)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        limit=1 << 26,
-    )
+    process = await piped((*RELAY, *options), limit=1 << 26, environment=os.environ)
     try:
         yield RawHost(process)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+        if isinstance(process, Piped):
+            process.close()

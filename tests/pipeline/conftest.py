@@ -97,6 +97,3 @@ def steps() -> Iterator[list[Callable[[str], None]]]:
     end = show_steps(show)
     yield seen
     end()
-
-
-pytest.register_assert_rewrite("tests.contract")  # its modules are no test files, and their asserts are to be explained

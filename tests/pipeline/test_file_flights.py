@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from tests.harness.forks import Piped, piped_python
 from tests.harness.slow import slow
 
 _PROGRAM = """
@@ -46,7 +45,7 @@ asyncio.run(main())
 class Process:
     """A process that calls the tool when it is told to, and reports what it does."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Piped | asyncio.subprocess.Process) -> None:
         self._process = process
         self._line: asyncio.Future[str] | None = None
         self.kill = process.kill
@@ -75,6 +74,8 @@ class Process:
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
+        if isinstance(self._process, Piped):
+            self._process.close()
 
 
 Start = Callable[..., Awaitable[list[Process]]]
@@ -86,11 +87,9 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     started: list[Process] = []
 
     async def start(count: int, *, lease: float = 30.0, flight: str = "fleet") -> list[Process]:
-        command = sys.executable, "-c", _PROGRAM, str(tmp_path / "cache"), str(lease), flight
-        environment, pipe = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, asyncio.subprocess.PIPE
         for _ in range(count):
-            process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env=environment)
-            started.append(Process(process))
+            command = "-c", _PROGRAM, tmp_path / "cache", lease, flight
+            started.append(Process(await piped_python(*command, imports=["asyncio", "agent_cache.remote.file"])))
         for each in started:
             await each.says("ready")
             each.tell()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 pytest.importorskip("redis")
 
+from tests.harness.forks import Piped, piped_python
 from tests.harness.servers import Server
 from tests.harness.slow import slow
 from tests.harness.stopwatch import Stopwatch
@@ -21,16 +20,14 @@ from tests.harness.tiers import server_time, until
 class Process:
     """A `tests.harness.loader_process`."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Piped | asyncio.subprocess.Process) -> None:
         self._process = process
         self.pid = process.pid
 
     @classmethod
     async def start(cls, url: str, flight: str, kind: str, lease: float) -> Process:
-        command = sys.executable, "-m", "tests.harness.loader_process", url, flight, kind, str(lease)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        pipe = asyncio.subprocess.PIPE
-        return cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env=environment))
+        command = "-m", "tests.harness.loader_process", url, flight, kind, lease
+        return cls(await piped_python(*command, imports=["agent_cache.remote.redis", "redis.asyncio"]))
 
     def call(self, timeout: float | None = None) -> None:
         """Let it call the tool."""
@@ -52,6 +49,8 @@ class Process:
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
+        if isinstance(self._process, Piped):
+            self._process.close()
 
 
 Start = Callable[..., Awaitable[list[Process]]]

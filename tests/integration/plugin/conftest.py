@@ -56,10 +56,21 @@ PLUGINS = [
     for name in ("agent_cache.pytest_plugin.plugin", "pytest_asyncio.plugin", "anyio.pytest_plugin")
     if importlib.util.find_spec(name.partition(".")[0])
 ]
+# What suites do without: parts of pytest that are set up for each run here, and plugins that take long to import.
+UNUSED = ["doctest", "faulthandler", "junitxml", "legacypath", "pastebin", "setuponly", "setupplan", "stepwise"]
+HERE = [part for name in UNUSED for part in ("-p", f"no:{name}")]
+APART = [part for name in ("anyio", "hypothesispytest", "pytest_cov", "valkey") for part in ("-p", f"no:{name}")]
+RECORDED: dict[tuple[object, ...], dict[str, bytes]] = {}
 
 
 class Suite:
-    """Files of a suite, and runs of it."""
+    """Files of a suite, and runs of it.
+
+    Attributes:
+        options_apart: arguments of each run in a process of its own.
+    """
+
+    options_apart = APART
 
     def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pytester = pytester
@@ -83,15 +94,26 @@ class Suite:
         """
         self.log.unlink(missing_ok=True)
         if apart:
-            others = ("-p", "no:hypothesispytest", "-p", "no:pytest_cov")  # which take long to import
-            result = self.pytester.runpytest_subprocess(*others, *arguments)
+            result = self.pytester.runpytest_subprocess(*self.options_apart, *arguments)
         else:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-                result = self.pytester.runpytest_inprocess(*arguments, plugins=PLUGINS.copy())
+                result = self.pytester.runpytest_inprocess(*HERE, *arguments, plugins=PLUGINS.copy())
         if outcomes:
             result.assert_outcomes(**outcomes)
         return result
+
+    def record(self, *arguments: str, **outcomes: int) -> None:
+        """Have what a run of these files records: of the same files it runs once, and its cassettes are copied."""
+        files = {str(path.relative_to(self.path)): path.read_bytes() for path in self.path.rglob("*.py")}
+        answer = os.environ.get("ANSWER")
+        run = (arguments, answer, (self.path / "pytest.ini").read_bytes(), *sorted(files.items()))
+        if run not in RECORDED:
+            self.run(*arguments, **outcomes)
+            RECORDED[run] = {name: (self.path / name).read_bytes() for name in self.cassettes}
+        for name, recorded in RECORDED[run].items():
+            (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.path / name).write_bytes(recorded)
 
     @property
     def live(self) -> list[str]:

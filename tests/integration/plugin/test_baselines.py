@@ -14,7 +14,7 @@ from agent_cache.pytest_plugin.markers import BASELINE_MODES
 from agent_cache.recording import Cassette, intercept, record
 from agent_cache.recording.drift import DriftSeverity
 from tests.harness.http_server import http_server
-from tests.harness.slow import slow
+from tests.harness.slow import slow, slow_rows
 
 pytest_plugins = ["pytester"]
 
@@ -88,7 +88,7 @@ def test_a_live_run_is_accepted_once_and_compared_ever_after(suite, apart):
 
 def test_the_command_that_the_report_shows_accepts_the_run(suite):
     suite.write("test_order.py", ORDER)
-    suite.run("--agent-baseline=once", passed=1)
+    suite.record("--agent-baseline=once", passed=1)
     suite.write("test_order.py", OTHER_WRITE)
     result = suite.run(failed=1)
     command = next(line for line in result.outlines if line.strip().endswith("--replace"))
@@ -152,25 +152,26 @@ def test_a_replayed_run_is_compared_too(suite):
 
 def test_a_divergence_of_the_replay_comes_first(suite):
     suite.write("test_order.py", with_marker(ORDER, "agent_baseline\n    @pytest.mark.agent_cassette"))
-    suite.run("--agent-record-mode=once", "--agent-baseline=once", passed=1)
+    suite.record("--agent-record-mode=once", "--agent-baseline=once", passed=1)
     suite.write("test_order.py", with_marker(OTHER_WRITE, "agent_baseline\n    @pytest.mark.agent_cassette"))
     result = suite.run(failed=1)
     result.stdout.fnmatch_lines(["*DivergenceError: *W2*", "*Captured agent baseline call*", "CRITICAL: *"])
 
 
 @pytest.mark.parametrize(("text", "fail_on", "outcome"), [
-    (OTHER_WRITE, "critical", "failed"), (OTHER_READ, "critical", "passed"), (OTHER_READ, "warning", "failed"),
+    (OTHER_READ, "critical", "passed"), (OTHER_READ, "warning", "failed"),
+    *slow_rows((OTHER_WRITE, "critical", "failed")),
 ])  # fmt: skip
 def test_the_test_says_how_severe_a_drift_must_be(text: str, fail_on: str, outcome: str, suite):
     suite.write("test_order.py", ORDER)
-    suite.run("--agent-baseline=once", passed=1)
+    suite.record("--agent-baseline=once", passed=1)
     suite.write("test_order.py", with_marker(text, f'agent_baseline(fail_on="{fail_on}")'))
     suite.run(**{outcome: 1})
 
 
 def test_a_tolerance_is_an_object_or_a_file_beside_the_test(suite):
     suite.write("test_order.py", ORDER)
-    suite.run("--agent-baseline=once", passed=1)
+    suite.record("--agent-baseline=once", passed=1)
     suite.environment.setenv("ANSWER", "late")
     suite.run(failed=1)
     suite.write("drift.toml", 'ignore = ["shop:get_order:result"]')
@@ -196,11 +197,13 @@ def test_a_misspelt_tolerance_is_an_error_that_names_the_key_and_nothing_runs(su
     ("marker", "text"),
     [
         ("agent_baseline(7)", "takes paths of baselines, got 7"),
-        ('agent_baseline("")', "takes paths of baselines, got ''"),
-        ('agent_baseline(path="x")', "does not know 'path'*"),
         ('agent_baseline(fail_on="error")', "fail_on must be one of info, warning, critical, got 'error'"),
-        ("agent_baseline(tolerance=0.2)", "tolerance must be a Tolerance, or the path of a file of one, got 0.2"),
-        ('agent_baseline(http="no")', "http*'no'*"),
+        *slow_rows(
+            ('agent_baseline("")', "takes paths of baselines, got ''"),
+            ('agent_baseline(path="x")', "does not know 'path'*"),
+            ("agent_baseline(tolerance=0.2)", "tolerance must be a Tolerance, or the path of a file of one, got 0.2"),
+            ('agent_baseline(http="no")', "http*'no'*"),
+        ),
     ],
 )
 def test_bad_arguments_of_the_marker_are_clear_errors(marker: str, text: str, suite):
@@ -382,7 +385,7 @@ def test_a_test_that_fails_or_is_skipped_accepts_nothing_and_says_what_has_drift
     suite.run("--agent-baseline=once", skipped=1)
     assert suite.cassettes == []
     suite.write("test_order.py", ORDER)
-    suite.run("--agent-baseline=once", passed=1)
+    suite.record("--agent-baseline=once", passed=1)
     suite.write("test_order.py", f"{OTHER_WRITE}        assert False, 'of itself'\n")
     result = suite.run(failed=1)
     result.stdout.fnmatch_lines(["*of itself*", "*Captured agent baseline call*", "CRITICAL: *cancel_order*"])
@@ -390,7 +393,7 @@ def test_a_test_that_fails_or_is_skipped_accepts_nothing_and_says_what_has_drift
 
 def test_an_expected_drift_is_an_expected_failure(suite):
     suite.write("test_order.py", ORDER)
-    suite.run("--agent-baseline=once", passed=1)
+    suite.record("--agent-baseline=once", passed=1)
     suite.write("test_order.py", with_marker(OTHER_WRITE, 'agent_baseline\n    @pytest.mark.xfail(reason="known")'))
     suite.run(xfailed=1)
 
@@ -427,15 +430,17 @@ def record_another_agent(path: Path) -> None:
     ("damage", "text"),
     [
         (lambda path: path.write_text(path.read_text()[:-40]), "*1.jsonl*"),
-        (lambda path: path.write_text("<<<<<<< HEAD\n"), "*1.jsonl*"),
-        (lambda path: path.rename(path.with_suffix(".txt")), "*there is no accepted run in this folder*"),
         (record_another_agent, "*another agent*"),
+        *slow_rows(
+            (lambda path: path.write_text("<<<<<<< HEAD\n"), "*1.jsonl*"),
+            (lambda path: path.rename(path.with_suffix(".txt")), "*there is no accepted run in this folder*"),
+        ),
     ],
-    ids=["torn", "in conflict", "gone", "of another agent"],
+    ids=["torn", "of another agent", "in conflict", "gone"],
 )
 def test_a_baseline_that_cannot_be_used_fails_the_test(damage, text: str, suite):
     suite.write("test_order.py", ORDER)
-    suite.run("--agent-baseline=once", passed=1)
+    suite.record("--agent-baseline=once", passed=1)
     damage(suite.path / BASELINE / "1.jsonl")
     result = suite.run()
     assert result.ret == pytest.ExitCode.TESTS_FAILED
@@ -487,10 +492,10 @@ REQUEST = """
     ("markers", "options"),
     [
         ("@pytest.mark.agent_baseline('base', http=True)", []),
-        ("@pytest.mark.agent_baseline('base')\n    @pytest.mark.agent_cassette(http=True)", []),
         ("@pytest.mark.agent_baseline('base')\n    @pytest.mark.agent_cassette", ["-o", "agent_http=true"]),
+        *slow_rows(("@pytest.mark.agent_baseline('base')\n    @pytest.mark.agent_cassette(http=True)", [])),
     ],
-    ids=["of a live run", "by the cassette's marker", "by the cassette"],
+    ids=["of a live run", "by the cassette", "by the cassette's marker"],
 )
 def test_requests_are_compared_too(markers: str, options: list[str], suite):
     with http_server() as server:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.slow import slow
+
 pytest_plugins = ["pytester"]
 
 UNITTEST = """
@@ -216,7 +218,9 @@ def test_what_is_blocked_is_blocked_there(suite, text):
     assert suite.live == []
 
 
-@pytest.mark.parametrize("kind", POOLS)
+@pytest.mark.parametrize(
+    "kind", ["asyncio", "a loop of the module", "a fixture", *slow("a loop in the test", "unittest", "anyio")]
+)
 def test_a_divergence_in_a_worker_fails_the_test_and_hangs_nobody(suite, kind):
     if kind == "anyio":
         pytest.importorskip("anyio")

@@ -15,7 +15,7 @@ import agent_cache
 from agent_cache.pytest_plugin.markers import MODES
 from agent_cache.recording import Cassette
 from agent_cache.recording.api import MODES as MODES_OF_RECORD
-from tests.harness.slow import slow
+from tests.harness.slow import slow, slow_rows
 
 pytest_plugins = ["pytester"]
 
@@ -61,7 +61,8 @@ def test_a_suite_that_does_not_use_it_does_not_load_the_library(suite):
 
 def test_that_the_library_was_imported_before_pytest_is_no_warning(suite):
     suite.write("test_order.py", ORDER)
-    script = "import sys, agent_cache.recording, pytest; sys.exit(pytest.main(['--agent-record-mode=once']))"
+    arguments = ["--agent-record-mode=once", *suite.options_apart]
+    script = f"import sys, agent_cache.recording, pytest; sys.exit(pytest.main({arguments}))"
     run = subprocess.run([sys.executable, "-c", script], cwd=suite.path, capture_output=True, text=True, timeout=100)
     assert run.returncode == 0, run.stdout + run.stderr
     assert suite.cassettes == [CASSETTE]
@@ -95,7 +96,7 @@ def test_without_a_recording_nothing_runs_and_the_error_says_how_to_record(suite
 
 def test_a_call_that_was_not_recorded_fails_and_does_not_run(suite):
     suite.write("test_order.py", ORDER)
-    suite.run("--agent-record-mode=once", passed=1)
+    suite.record("--agent-record-mode=once", passed=1)
     suite.write("test_order.py", ORDER.replace('await cancel_order("W1")', 'await cancel_order("W2")'))
     result = suite.run(failed=1)
     result.stdout.fnmatch_lines(
@@ -110,7 +111,7 @@ def test_a_call_that_was_not_recorded_fails_and_does_not_run(suite):
 
 def test_a_swallowed_divergence_fails_the_test_and_names_the_place(suite):
     suite.write("test_order.py", ORDER)
-    suite.run("--agent-record-mode=once", passed=1)
+    suite.record("--agent-record-mode=once", passed=1)
     suite.write(
         "test_order.py",
         """
@@ -133,7 +134,7 @@ def test_a_swallowed_divergence_fails_the_test_and_names_the_place(suite):
 
 def test_when_the_test_fails_of_itself_what_diverged_is_shown_too(suite):
     suite.write("test_order.py", ORDER)
-    suite.run("--agent-record-mode=once", passed=1)
+    suite.record("--agent-record-mode=once", passed=1)
     suite.write(
         "test_order.py",
         """
@@ -162,7 +163,7 @@ def test_when_the_test_fails_of_itself_what_diverged_is_shown_too(suite):
 
 def test_calls_that_are_left_over_fail_the_test_itself(suite):
     suite.write("test_order.py", ORDER)
-    suite.run("--agent-record-mode=once", passed=1)
+    suite.record("--agent-record-mode=once", passed=1)
     suite.write("test_order.py", ORDER.partition("        await cancel")[0])
     result = suite.run(failed=1)
     result.stdout.fnmatch_lines(
@@ -178,7 +179,7 @@ def test_calls_that_are_left_over_fail_the_test_itself(suite):
 
 def test_an_agent_that_calls_nothing_any_more_fails(suite):
     suite.write("test_order.py", ORDER)
-    suite.run("--agent-record-mode=once", passed=1)
+    suite.record("--agent-record-mode=once", passed=1)
     empty = "import pytest\n@pytest.mark.agent_cassette({})\ndef test_cancel():\n    pass\n"
     suite.write("test_order.py", empty.format("strict=True, allow_unplayed=True"))
     suite.run(failed=1).stdout.fnmatch_lines(["*3 of 3 recorded calls were not made:"])
@@ -207,7 +208,7 @@ def test_calls_of_a_strict_test_come_in_their_order(suite):
 
 def test_an_expected_divergence_is_an_xfail(suite):
     suite.write("test_order.py", ORDER)
-    suite.run("--agent-record-mode=once", passed=1)
+    suite.record("--agent-record-mode=once", passed=1)
     suite.write(
         "test_order.py",
         """
@@ -226,16 +227,15 @@ def test_an_expected_divergence_is_an_xfail(suite):
 @pytest.mark.parametrize(
     ("mode", "outcome", "live", "steps"),
     [
-        ("none", "failed", 0, 3),
         ("once", "failed", 0, 3),
         ("new_episodes", "passed", 1, 4),
-        ("all", "passed", 4, 4),
         ("rewrite", "passed", 4, 4),
+        *slow_rows(("none", "failed", 0, 3), ("all", "passed", 4, 4)),
     ],
 )
 def test_the_modes_with_a_cassette_that_lacks_a_call(suite, mode, outcome, live, steps):
     suite.write("test_order.py", ORDER)
-    suite.run("--agent-record-mode=once", passed=1)
+    suite.record("--agent-record-mode=once", passed=1)
     suite.write("test_order.py", ORDER + '        await get_order("W2")\n')
     suite.run(f"--agent-record-mode={mode}", **{outcome: 1})
     assert len(suite.live) == live
@@ -244,7 +244,7 @@ def test_the_modes_with_a_cassette_that_lacks_a_call(suite, mode, outcome, live,
 
 def test_new_episodes_keeps_what_is_not_called_any_more(suite):
     suite.write("test_order.py", ORDER)
-    suite.run("--agent-record-mode=once", passed=1)
+    suite.record("--agent-record-mode=once", passed=1)
     suite.write("test_order.py", ORDER.partition("        await cancel")[0])
     suite.run("--agent-record-mode=new_episodes", passed=1)
     assert (suite.live, len(Cassette.load(suite.path / CASSETTE))) == ([], 3)
@@ -252,7 +252,7 @@ def test_new_episodes_keeps_what_is_not_called_any_more(suite):
 
 def test_a_skipped_test_leaves_its_recording_alone(suite):
     suite.write("test_order.py", ORDER)
-    suite.run("--agent-record-mode=once", passed=1)
+    suite.record("--agent-record-mode=once", passed=1)
     before = (suite.path / CASSETTE).read_bytes()
     suite.write(
         "test_order.py",
@@ -271,7 +271,7 @@ def test_a_skipped_test_leaves_its_recording_alone(suite):
 
 def test_a_fixture_that_fails_leaves_the_recording_alone(suite):
     suite.write("test_order.py", ORDER)
-    suite.run("--agent-record-mode=once", passed=1)
+    suite.record("--agent-record-mode=once", passed=1)
     before = (suite.path / CASSETTE).read_bytes()
     suite.write(
         "test_order.py",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.slow import slow_but
+
 pytest_plugins = ["pytester"]
 
 CALLS = {
@@ -25,7 +27,7 @@ TEST = """
 """
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("call", slow_but(["a tool that reads", "a stream", "a thread"], CALLS))
 def test_what_would_run_live_outside_of_a_recording_fails(suite, call):
     suite.write("test_live.py", TEST.format(mark="", call=call))
     suite.run(passed=1)
@@ -37,7 +39,7 @@ def test_what_would_run_live_outside_of_a_recording_fails(suite, call):
     assert suite.live == []
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("call", slow_but(["a tool that writes", "a thread"], CALLS))
 def test_inside_of_a_recording_the_recording_decides(suite, call):
     suite.write("test_live.py", TEST.format(mark="@pytest.mark.agent_cassette", call=call))
     suite.run("--agent-block-live", "--agent-record-mode=once", passed=1)
@@ -122,9 +124,9 @@ TWO = """
 def orphaned(suite):
     """A suite with one cassette too many."""
     suite.write("test_ask.py", TWO)
-    suite.run("--agent-record-mode=once", passed=2)
+    suite.record("--agent-record-mode=once", passed=2)
     suite.write("test_ask.py", TWO.replace("test_two", "test_three"))
-    suite.run("--agent-record-mode=once", passed=2)
+    suite.record("--agent-record-mode=once", passed=2)
     return suite
 
 
@@ -206,7 +208,7 @@ ESCAPING = """
 """
 
 
-@pytest.mark.parametrize("call", ESCAPES.values(), ids=ESCAPES)
+@pytest.mark.parametrize("call", slow_but(["a pool", "a pool with a loop"], ESCAPES))
 def test_a_replay_refuses_what_a_thread_without_its_context_calls(suite, call):
     suite.write("test_live.py", ESCAPING.format(mark="@pytest.mark.agent_cassette", call=call))
     suite.run("--agent-record-mode=once", passed=1)
@@ -215,7 +217,7 @@ def test_a_replay_refuses_what_a_thread_without_its_context_calls(suite, call):
     assert suite.live == []
 
 
-@pytest.mark.parametrize("call", ESCAPES.values(), ids=ESCAPES)
+@pytest.mark.parametrize("call", slow_but(["a pool with a loop and a stream"], ESCAPES))
 def test_a_thread_without_a_context_is_no_way_around_the_live_guard(suite, call):
     suite.write("test_live.py", ESCAPING.format(mark="", call=call).replace('ask("first")', "pass"))
     suite.run(passed=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent_cache.recording import Cassette, intercept, record
+from tests.harness.slow import slow_rows
 
 pytest_plugins = ["pytester"]
 
@@ -22,13 +23,15 @@ ASK = """
     ("mark", "path"),
     [
         ("@pytest.mark.agent_cassette", "cassettes/test_ask/test_it.jsonl"),
-        ("@pytest.mark.agent_cassette()", "cassettes/test_ask/test_it.jsonl"),
-        ('@pytest.mark.agent_cassette("named")', "cassettes/test_ask/named.jsonl"),
-        ('@pytest.mark.agent_cassette(name="named")', "cassettes/test_ask/named.jsonl"),
         ('@pytest.mark.agent_cassette("deep/named.jsonl")', "cassettes/test_ask/deep/named.jsonl"),
         ('@pytest.mark.agent_cassette(path="fixtures/x.jsonl")', "fixtures/x.jsonl"),
         ('@pytest.mark.replay("fixtures/x.jsonl")', "fixtures/x.jsonl"),
-        ('@pytest.mark.replay(path="fixtures/x.jsonl")', "fixtures/x.jsonl"),
+        *slow_rows(
+            ("@pytest.mark.agent_cassette()", "cassettes/test_ask/test_it.jsonl"),
+            ('@pytest.mark.agent_cassette("named")', "cassettes/test_ask/named.jsonl"),
+            ('@pytest.mark.agent_cassette(name="named")', "cassettes/test_ask/named.jsonl"),
+            ('@pytest.mark.replay(path="fixtures/x.jsonl")', "fixtures/x.jsonl"),
+        ),
     ],
 )
 def test_the_path_of_a_cassette(suite, mark, path):
@@ -156,14 +159,16 @@ FIXTURE = """
 @pytest.mark.parametrize(
     ("arguments", "fixture", "mark", "ini", "records"),
     [
-        ((), None, "", "", False),
         ((), None, "", "agent_record_mode = once", True),
-        ((), None, "mode='once'", "agent_record_mode = none", True),
         ((), None, "mode='none'", "agent_record_mode = once", False),
         ((), {"mode": "once"}, "mode='none'", "", True),
-        ((), {"mode": "none"}, "mode='once'", "", False),
-        (("--agent-record-mode=once",), {"mode": "none"}, "mode='none'", "agent_record_mode = none", True),
         (("--agent-record-mode=none",), {"mode": "once"}, "mode='once'", "agent_record_mode = once", False),
+        *slow_rows(
+            ((), None, "", "", False),
+            ((), None, "mode='once'", "agent_record_mode = none", True),
+            ((), {"mode": "none"}, "mode='once'", "", False),
+            (("--agent-record-mode=once",), {"mode": "none"}, "mode='none'", "agent_record_mode = none", True),
+        ),
     ],
 )
 def test_the_command_line_goes_before_the_fixture_before_the_marker_before_the_ini_file(
@@ -205,14 +210,16 @@ def test_the_policy_of_a_marker_runs_a_tool_live(suite):
     [
         ("agent_cassette(mode='onec')", "mode must be one of none, once, new_episodes, all, rewrite, got 'onec'"),
         ("agent_cassette(record_mode='once')", "does not know 'record_mode'; it knows mode, strict"),
-        ("agent_cassette(strict='yes')", "strict must be True or False"),
-        ("agent_cassette('a', 'b')", "takes one name"),
         ("agent_cassette('a', path='b')", "a name or a path"),
-        ("agent_cassette(7)", "name of a cassette must be a text"),
-        ("agent_cassette('')", "name of a cassette must be a text"),
         ("replay", "needs the path of a cassette"),
-        ("replay(7)", "path must be the path"),
         ("agent_live", "needs a reason"),
+        *slow_rows(
+            ("agent_cassette(strict='yes')", "strict must be True or False"),
+            ("agent_cassette('a', 'b')", "takes one name"),
+            ("agent_cassette(7)", "name of a cassette must be a text"),
+            ("agent_cassette('')", "name of a cassette must be a text"),
+            ("replay(7)", "path must be the path"),
+        ),
     ],
 )
 def test_a_marker_that_cannot_work_stops_the_collection_and_names_the_test(suite, mark, message):
