@@ -428,8 +428,9 @@ class Store:
         """Remove a few entries that are of no more use: called at each insertion into a full store, or one without a
         bound.
 
-        At most two keys are examined, if nothing else is said. So all have been after half as many insertions as there were entries, and a store without
-        a bound holds at most about twice as many entries as have been in use at one time.
+        Args:
+            most: how many keys are examined. With two, all have been after half as many insertions as there were
+                entries, and a store without a bound holds at most about twice as many as have been in use at one time.
         """
         swept: list[Entry] = []
         for _ in range(most):
