@@ -31,7 +31,7 @@ import weakref
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Final
 
-from agent_cache.core.tags import Tag
+from agent_cache.core.tags import Tag, ancestors
 
 __all__ = ["VERSIONS", "EntryTag", "Hold", "Versions", "Written", "entry_tag", "paths_read", "paths_written"]
 
@@ -63,7 +63,7 @@ def paths_read(tag: Tag | EntryTag) -> tuple[Path, ...]:
     last = tag.rfind(":")
     if at == last:
         return tag, tag + ":*", tag[:at]
-    return tag, tag + ":*", *_above(tag)
+    return tag, tag + ":*", *ancestors(tag)
 
 
 def paths_written(tag: Tag | EntryTag) -> tuple[Path, ...]:
@@ -75,17 +75,7 @@ def paths_written(tag: Tag | EntryTag) -> tuple[Path, ...]:
         return (tag,)
     if at == tag.rfind(":"):
         return tag, tag[:at] + ":*"
-    return tag, *[above + ":*" for above in _above(tag)]
-
-
-def _above(tag: Tag) -> list[Tag]:
-    """The proper ancestors of a tag."""
-    found = []
-    at = tag.find(":")
-    while at >= 0:
-        found.append(tag[:at])
-        at = tag.find(":", at + 1)
-    return found
+    return tag, *[above + ":*" for above in ancestors(tag)]
 
 
 class Written:
