@@ -1,14 +1,13 @@
 """Images of results: bytes that copies are made from. They never leave this process.
 
 An image is a pickle that names no class: what is immutable, such as a class or a date, is kept beside it, and shared.
-Trees of builtins are read from MessagePack, once they are read more often.
+A tree of builtins that is read more often has one of MessagePack.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from io import BytesIO
 from pickle import Pickler, PicklingError, Unpickler, loads
@@ -50,6 +49,7 @@ class _ObjectPickler(Pickler):
         super().__init__(file, 5)
         self._is_immutable = is_immutable
         self.kept: dict[int, tuple[int, Any]] = {}
+        self._copied = set(_BUILTIN)
 
     def _keep(self, part: Any) -> int:
         return self.kept.setdefault(id(part), (len(self.kept), part))[0]
@@ -57,13 +57,15 @@ class _ObjectPickler(Pickler):
     def persistent_id(self, part: Any) -> int | None:
         """The place of a part that is kept as it is; None for one of which the image makes a copy."""
         kind = type(part)
-        if kind in _BUILTIN:
+        if kind in self._copied:
             return None
         if id(part) in self.kept or isinstance(part, _FUNCTIONS) or self._is_immutable(part):
             return self._keep(part)
         own_way = getattr(part, "__deepcopy__", None)
         if own_way is not None and not (is_model(kind) and own_way.__func__.__module__ == "pydantic.main"):
             raise PicklingError(kind.__name__)
+        if not issubclass(kind, Struct):  # of which blank ones are kept
+            self._copied.add(kind)
         return None
 
     def reducer_override(self, part: Any) -> Any:
@@ -87,15 +89,17 @@ def _set_state(made: Any, state: dict[str, Any]) -> None:
 def copier_from_image(value: Any, is_immutable: Callable[[Any], bool]) -> Callable[[], Any] | None:
     """A function that makes copies of a mutable value; None if there is something in it that cannot be pickled."""
     if type(value) in _BUILTIN:
-        image = BytesIO()
-        with suppress(Exception):  # there are objects in it, or too many levels
-            _TreePickler(image, 5).dump(value)
+        try:
+            _TreePickler(image := BytesIO(), 5).dump(value)
             return partial(loads, image.getvalue())
-    pickler = _ObjectPickler(image := BytesIO(), is_immutable)
-    with suppress(Exception):  # whatever a value does when it is pickled, `copy.deepcopy` may copy it
+        except Exception:  # noqa: BLE001, S110 - there are objects in it, or too many levels
+            pass
+    try:
+        pickler = _ObjectPickler(image := BytesIO(), is_immutable)
         pickler.dump(value)
-        return partial(_revived, image.getvalue(), tuple(part for _, part in pickler.kept.values()))
-    return None
+    except Exception:  # noqa: BLE001 - whatever a value does when it is pickled, `copy.deepcopy` may copy it
+        return None
+    return partial(_revived, image.getvalue(), tuple(part for _, part in pickler.kept.values()))
 
 
 class _ObjectReader(Unpickler):
@@ -120,16 +124,15 @@ def faster_than_pickle(copier: partial[Any]) -> Callable[[], Any]:
     if copier.func is not loads:
         return copier
     tree = copier()  # nobody else has this one
-    level, seen, count = [tree], set[int](), 0
+    containers = level = [tree]
     for _ in range(_MAX_LEVELS):
-        seen.update(map(id, level))
-        count += len(level)
-        if len(seen) < count or not _TREE.issuperset(map(type, level)):
+        if len({*map(id, containers)}) < len(containers):
             break
         level = [part for part in gc.get_referents(*level) if type(part) not in _PLAIN]
         if not level:
             try:
-                return partial(_unpack, _pack(tree))
+                return partial(_unpack, _pack(tree)) if _TREE.issuperset(map(type, containers)) else copier
             except (OverflowError, UnicodeEncodeError):
                 break  # an integer of more than 64 bits, or text that was cut in the middle of a character
+        containers = [*containers, *level]
     return copier
