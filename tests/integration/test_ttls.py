@@ -284,8 +284,10 @@ async def test_a_ttl_at_run_time_does_not_store_what_depends_on_an_uncached_read
 # Loads that run
 
 
-@pytest.mark.parametrize(("ttl", "is_stored"), [(10, False), (1000, True)])
-async def test_a_load_that_runs_is_stored_unless_the_ttl_is_shorter_now(name: str, ttl: float, is_stored: bool):
+@pytest.mark.parametrize(("ttl", "lives"), [(10, 10), (1000, 1000), (None, 100)])
+async def test_a_load_that_runs_is_stored_with_the_ttl_of_now(
+    clock: FakeClock, name: str, ttl: float | None, lives: float
+):
     running, may_end = asyncio.Event(), asyncio.Event()
 
     @AgentCache(name, name=name, ttl=100)
@@ -299,7 +301,10 @@ async def test_a_load_that_runs_is_stored_unless_the_ttl_is_shorter_now(name: st
     set_ttl(tool, ttl)
     may_end.set()
     assert await call == 1
-    assert tool.contains() is is_stored
+    clock.advance(lives - 1)
+    assert tool.contains()
+    clock.advance(1)
+    assert not tool.contains()
 
 
 async def test_a_result_that_was_given_before_its_write_has_ended_has_the_new_ttl(clock: FakeClock, name: str):
