@@ -284,9 +284,9 @@ async def test_a_ttl_at_run_time_does_not_store_what_depends_on_an_uncached_read
 # Loads that run
 
 
-@pytest.mark.parametrize("ttl", [10, 1000])
-async def test_a_load_that_runs_is_stored_with_the_ttl_that_its_tool_has_by_then(
-    clock: FakeClock, name: str, ttl: float
+@pytest.mark.parametrize(("ttl", "lives"), [(10, 10), (1000, 1000), (None, 100)])
+async def test_a_load_that_runs_is_stored_with_the_ttl_of_now(
+    clock: FakeClock, name: str, ttl: float | None, lives: float
 ):
     running, may_end = asyncio.Event(), asyncio.Event()
 
@@ -301,7 +301,7 @@ async def test_a_load_that_runs_is_stored_with_the_ttl_that_its_tool_has_by_then
     set_ttl(tool, ttl)
     may_end.set()
     assert await call == 1
-    clock.advance(ttl - 1)
+    clock.advance(lives - 1)
     assert tool.contains()
     clock.advance(1)
     assert not tool.contains()

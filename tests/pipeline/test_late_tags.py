@@ -149,7 +149,7 @@ async def test_a_result_that_tags_cannot_be_made_of_drops_the_root(resource):
 
 
 async def test_while_it_runs_what_is_kept_is_served_and_what_is_loaded_is_kept_until_it_ends():
-    """It may name anything under its root, but nothing is known to be old yet: what it names is older than its end."""
+    """It may name anything under its root, but nothing is known to be old yet. What it names is older than its end."""
     users = Users()
     await users.find("ann")
     writer = await started(users.change())

@@ -207,10 +207,10 @@ def test_a_session_asks_for_what_was_written_in_it_too():
     session = Session()
     store = Store(None, SimpleNamespace(number=TOOL, is_named=False), session)
     insert(store, "k", made("value", "note"))
-    hold = VERSIONS.begin(["note"], scopes=VERSIONS.scopes_of([Session()]))
+    hold = VERSIONS.begin(VERSIONS.new_hold(["note"], scopes=VERSIONS.scopes_of([Session()])))
     assert store.find("k") is not None
     VERSIONS.end(hold, ["note"])
-    hold = VERSIONS.begin(["note"], scopes=VERSIONS.scopes_of([session]))
+    hold = VERSIONS.begin(VERSIONS.new_hold(["note"], scopes=VERSIONS.scopes_of([session])))
     assert store.find("k") is None
     assert store.is_held("k", ("note",))
     assert not store.is_held_beside(hold, "k", ("note",))
