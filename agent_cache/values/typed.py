@@ -201,8 +201,9 @@ class _Plan:
             return "|".join(sorted({*texts}))
         if kind in _KINDS:
             self.kinds.update(_KINDS[kind])
-            is_hashed = bool(texts) and not {set, frozenset, dict}.isdisjoint(_KINDS[kind])
-            self.has_direct &= not is_hashed or {*texts[0].split("|")} <= _HASHED_WELL
+            hashed = {*texts[0].split("|")} if texts else {"*"}
+            is_safe = hashed <= _HASHED_WELL or (hashed == {"*"} and dict in _KINDS[kind])
+            self.has_direct &= is_safe or {set, frozenset, dict}.isdisjoint(_KINDS[kind])
             self.is_open |= not texts and not _GROUPS.isdisjoint(_KINDS[kind])
         elif type(kind).__name__ == "TypeAliasType" and kind not in self._texts:
             self._texts[kind] = ""  # while it is read: it may name itself

@@ -15,6 +15,7 @@ from decimal import Decimal
 from ipaddress import ip_address, ip_network
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, NewType, TypeVar, Union
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -493,6 +494,43 @@ def test_data_that_no_encoder_wrote_is_undecodable(data, returns):
     assert {
         name for name in set(sys.modules) - loaded if not name.startswith(("zoneinfo", "tzdata", "importlib"))
     } == set()
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    a: int
+
+
+@pytest.mark.parametrize(
+    ("returns", "value", "wires"),
+    [
+        (set[tuple[int, int]], {(1, 2)}, {MESSAGE_PACK, JSON}),
+        (dict[str, set[Member]], {"a": {Member(1)}}, {MESSAGE_PACK, JSON}),
+        (dict[Decimal, int], {Decimal(1): 1}, {MESSAGE_PACK, JSON}),
+        (list[frozenset[UUID]], [frozenset({UUID(int=1)})], {MESSAGE_PACK, JSON}),
+        (Page[set[Spot]], Page([{Spot(1)}]), {MESSAGE_PACK, JSON}),
+        (set[int], {2**62}, {MESSAGE_PACK, JSON}),
+        (dict[int, str], {-1: "a"}, {MESSAGE_PACK, JSON}),
+        (dict[date, int], {date(2026, 1, 1): 1}, set()),
+        (dict[datetime, int], {WHEN: 1}, set()),
+        (set, {"a"}, {MESSAGE_PACK, JSON}),
+        (set[str], {"a"}, set()),
+        (dict[str, set[bytes]], {"a": {b"a"}}, set()),
+        (dict[str, Any], {"a": [1]}, set()),
+        (Tree, Tree([Tree([])]), set()),
+    ],
+)
+@pytest.mark.parametrize("wire", [MESSAGE_PACK, JSON])
+def test_hashes_that_anybody_can_choose_are_looked_at_before_anything_is_built(returns, value, wires, wire):
+    """Only the tagged form does. That of numbers, tuples and objects of them can be chosen; that of text cannot."""
+    data, is_tagged = schema_of(returns).dump(value, wire)
+    assert same(schema_of(returns).load(data, wire, is_tagged=is_tagged), value)
+    if wire in wires:
+        assert is_tagged
+        with pytest.raises(Undecodable, match="no direct form"):
+            schema_of(returns).load(wire.encode(value), wire, is_tagged=False)
+    else:
+        assert not is_tagged
 
 
 def test_what_is_innermost_may_be_tagged_too():
