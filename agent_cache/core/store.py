@@ -24,6 +24,7 @@ from agent_cache.core.lease import Lease
 from agent_cache.core.tags import Tag
 from agent_cache.core.versions import VERSIONS, EntryTag, Versions, Written
 from agent_cache.values.canonical import MISSING, size_of
+from agent_cache.values.copies import faster
 
 __all__ = ["NEVER", "Entry", "Lookup", "Sizes", "Store", "Tool", "UnsharedEntry", "entry_size"]
 
@@ -49,10 +50,11 @@ class Entry:
         kept_for: seconds after its expiry in which it may still be served.
         versions: what each tier knows as the versions of the value.
         failure: the exception of a copy that failed, to be logged when the value is loaded again.
+        copies: how many hits have got a copy, up to the second: from then on `copy` is the fastest one for its value.
     """
 
     __slots__ = (
-        "checked", "copy", "cost", "expires", "failure", "fast", "kept_for", "lease", "size", "tags", "value",
+        "checked", "copies", "copy", "cost", "expires", "failure", "fast", "kept_for", "lease", "size", "tags", "value",
         "versions",
     )  # fmt: skip
 
@@ -80,6 +82,7 @@ class Entry:
         self.kept_for = kept_for
         self.versions: Mapping[Any, Any] = NO_VERSIONS
         self.failure: Exception | None = None
+        self.copies = 0
 
     @property
     def kept_until(self) -> float:
@@ -117,6 +120,10 @@ class Entry:
                 return MISSING
         if self.copy is None:
             return self.value
+        if self.copies < 2:
+            self.copies += 1
+            if self.copies == 2:
+                self.copy = faster(self.copy)
         try:
             return self.copy()  # repeats share() without a frame (benchmarks.budgets, "protection of a flat dict")
         except Exception as error:  # noqa: BLE001 - as in share()
