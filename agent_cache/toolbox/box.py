@@ -16,10 +16,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from agent_cache.config import Configuration
-from agent_cache.core.asker import Apart, Injected, UnknownAsker, asker_in
+from agent_cache.core.asker import Apart, UnknownAsker, asker_in
+from agent_cache.core.contexts import Injected
 from agent_cache.core.keys import ALIASES, Uncacheable, key_part
 from agent_cache.core.parameters import JsonArguments, Named
-from agent_cache.core.policies import ReadPolicy, WritePolicy, checked_choice, checked_text, configures, no_life
+from agent_cache.core.policies import (
+    ReadPolicy,
+    WritePolicy,
+    checked_choice,
+    checked_text,
+    configures,
+    no_life,
+    plain_result,
+)
 from agent_cache.core.tags import ComputedTags, TagSet, unescape
 from agent_cache.engine.blocking import run_blocking
 from agent_cache.engine.plan import read_plan, write_plan
@@ -364,6 +373,7 @@ class Toolbox:
             elif read is not None:
                 key = read.key_of(Named(given, vary))
         except (Uncacheable, TypeError, ValueError) as error:
+            plain_result(vary.who if type(vary) is Apart else vary, f"{tool.operation.name}: vary")
             if not isinstance(error, Uncacheable):
                 given, error = {"arguments": arguments}, Uncacheable("the arguments are no JSON object")
             if read is not None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, Read, Toolbox, UncacheableArgumentsError, Write
-from agent_cache.core.asker import Injected, asker_in
+from agent_cache.core.asker import asker_in
+from agent_cache.core.contexts import Injected
 
 
 class RunContext:
