@@ -18,13 +18,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from agent_cache.core.asker import Apart, asker_in
+from agent_cache.core.asker import Apart, UnknownAsker, asker_in
 from agent_cache.core.called import getters_of, may_read_request
 from agent_cache.core.contexts import CONTEXTS, GETTERS, Injected, Role, got_by, is_context
 from agent_cache.core.keys import Part, Uncacheable, key_part
 from agent_cache.errors import ConfigurationError
 from agent_cache.values.canonical import Default, serial_of
-from agent_cache.values.program import note_program
 
 __all__ = [
     "POSITIONAL",
@@ -373,7 +372,6 @@ class Parameters:
             for one in signature.parameters.values()
             if (role := injected_role(one.annotation, one.default, hinted or function)) is not None
         }
-        note_program(getattr(function, "__module__", None) or "")
         return cls(
             tuple(
                 Parameter(
@@ -528,7 +526,7 @@ class Named(dict[str, Any]):
     """The arguments of a tool that is known by name.
 
     Attributes:
-        vary: what else identifies the call, None without.
+        vary: what else identifies the call, None without. An `UnknownAsker` if that cannot be told.
         is_read: whether one that is not there is None to a template, which stands for the whole root then. To a write,
             None names nothing below the root, and an argument that is not there may name anything.
     """
@@ -583,6 +581,8 @@ class JsonArguments(Parameters):
         vary = getattr(arguments, "vary", None)
         if type(vary) is Apart:
             vary = [vary.who, vary.where]
+        elif type(vary) is UnknownAsker:
+            vary = None
         others = {"vary": vary, "form": self._form}
         return [("arguments", dict(arguments)), *((name, one) for name, one in others.items() if one is not None)]
 
@@ -592,6 +592,8 @@ class JsonArguments(Parameters):
 
     def varied(self, arguments: Mapping[str, Any]) -> Any:
         vary = getattr(arguments, "vary", None)
+        if type(vary) is UnknownAsker:
+            raise vary
         return vary.who if type(vary) is Apart else vary
 
     @staticmethod
