@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
+import json
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 
 from agent_cache import AgentCacheError, ConfigurationError, Toolbox
@@ -143,7 +146,8 @@ async def _relay(options: argparse.Namespace) -> int:
     box, settings = _settings(options)
     relay = Relay(box, settings, record_to=options.record, replay_from=options.replay, strict=options.strict)
     if options.url is None:
-        code = await serve(relay, options.server, reads_in_thread=options.stdin_in_thread)
+        who = _identity_of(options.server)  # a tier may be shared with the processes of others
+        code = await serve(relay, options.server, vary=who, reads_in_thread=options.stdin_in_thread)
     else:
         from agent_cache.cli import mcp_http
 
@@ -153,6 +157,11 @@ async def _relay(options: argparse.Namespace) -> int:
     for finding in relay.findings:
         print(f"agent-cache mcp: {finding}", file=sys.stderr)
     return 1 if relay.findings else code
+
+
+def _identity_of(command: Sequence[str]) -> str:
+    """A hash of how a server is started: the command, its arguments, and the directory."""
+    return hashlib.sha256(json.dumps([*command, str(Path.cwd())]).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _stats_line(metrics: dict[str, Any]) -> str:

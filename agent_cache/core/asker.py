@@ -1,34 +1,41 @@
-"""Who asks: the fields of an injected context that tell the callers of a tool apart.
+"""Who asks: what an injected context says of the caller of a tool.
 
-A framework hands a tool more than the model's arguments: dependencies, a runtime, a request. Most of that differs from
-call to call and decides nothing. This module knows which part of it says who asks, by one table:
+Who asks is part of the key, and what cannot be told apart is not shared:
 
-- *everything plain* of what the user passes for a run: ``deps``, ``context``, ``configurable``, a dependency, the
-  authenticated user of a server, an access token;
-- *fields named for someone* of what holds other things as well: states and metadata. `user_id`, ``user:lang``,
-  `account`;
-- nothing of ids of runs, threads, checkpoints, steps and requests, of stores, and of names that begin with ``__``.
-
-Plain are texts, numbers, truth values, None, dates, members of an `Enum`, the immutable types of the standard library,
-and containers and records of these: dataclasses, named tuples, attrs, msgspec and pydantic. Clients and connections are
-passed over. Where they are all that there is, nobody knows who asks: `UnknownAsker`.
+- Of what the user passes for a run (``deps``, ``context``, ``configurable``, a dependency, an access token) everything
+  counts, at every depth. Of what holds other things as well (states, metadata) the *fields named for someone* do.
+- *Values* count, and what is in containers, records, objects of the user's own program and their classes, and objects
+  of other packages that hold nothing but values.
+- *Clients* are passed over: all other objects of other packages and of the standard library, functions, classes and
+  modules. What a field named for someone has is none.
+- Ids of runs, threads, steps and requests are passed over beside anything that counts.
+- Whatever else there is, and a context of which nothing counts, makes the asker unknown: `UnknownAsker`.
 """
 
 from __future__ import annotations
 
 import re
-import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set, ValuesView
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import itemgetter
-from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
-from typing import Any, Final, Literal, NamedTuple
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
+from typing import Any, Final, NamedTuple
+from weakref import ReferenceType
 
+from agent_cache.core.contexts import Injected, Place, places_in, sent_by
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
 from agent_cache.values.canonical import (
+    MAX_DEPTH,
     PYDANTIC_STATE,
     blake2b,
     declared_names,
@@ -37,24 +44,9 @@ from agent_cache.values.canonical import (
     is_model,
     text_of_standard_value,
 )
+from agent_cache.values.program import is_own, is_standard
 
-__all__ = [
-    "CONTEXTS",
-    "GETTERS",
-    "Apart",
-    "Injected",
-    "Role",
-    "UnknownAsker",
-    "asker_in",
-    "got_by",
-    "identifying_headers",
-    "is_context",
-]
-
-Role = Literal["object", "request", "config", "state", "value", "headers", "none"]
-"""What an injected parameter is: a framework's context, one whose request the tool reads, the config of a runnable, the
-state of a graph, a value that the user or a dependency provides, the headers of a request, or nothing of the asker.
-"""
+__all__ = ["Apart", "UnknownAsker", "asker_in", "fields_in"]
 
 
 class UnknownAsker(Uncacheable):
@@ -64,13 +56,6 @@ class UnknownAsker(Uncacheable):
         prefix = f"{self.tool}: " if self.tool else ""
         options = "give the tool vary= to say what of its context counts, or shared=True if nothing does"
         return f"{prefix}{self.reason}; {options}"
-
-
-class Injected(NamedTuple):
-    """A value that a framework injects."""
-
-    role: Role
-    value: Any
 
 
 class Apart(NamedTuple):
@@ -85,134 +70,30 @@ class Apart(NamedTuple):
     where: Any
 
 
-# Contexts
-
-CONTEXTS: Final[dict[str, tuple[Role, frozenset[str]]]] = {
-    "RunContext": ("object", frozenset({"pydantic_ai", "agno"})),
-    "RunContextWrapper": ("object", frozenset({"agents"})),
-    "ToolContext": ("object", frozenset({"agents", "google.adk", "strands"})),
-    "CallbackContext": ("object", frozenset({"google.adk"})),
-    "InvocationContext": ("object", frozenset({"google.adk"})),
-    "ReadonlyContext": ("object", frozenset({"google.adk"})),
-    "CancellationToken": ("none", frozenset({"autogen_core"})),
-    "ToolRuntime": ("object", frozenset({"langchain", "langgraph"})),
-    "Runtime": ("object", frozenset({"langgraph"})),
-    "RunnableConfig": ("config", frozenset({"langchain_core"})),
-    "InjectedToolArg": ("value", frozenset({"langchain_core"})),
-    "InjectedToolCallId": ("none", frozenset({"langchain_core"})),
-    "InjectedState": ("state", frozenset({"langchain", "langgraph"})),
-    "InjectedStore": ("none", frozenset({"langchain", "langgraph"})),
-    "Context": ("object", frozenset({"fastmcp", "mcp", "google.adk", "llama_index", "workflows.context.context"})),
-}
-"""The role of each context, and the packages and modules that define it, or re-export it. LlamaIndex's is defined in
-its package `workflows`, a name that others use, too."""
-
-
-def is_context(name: str, module: str) -> bool:
-    """Whether a class of this name and module is a framework's context."""
-    return name in CONTEXTS and any(f"{module}.".startswith(f"{package}.") for package in CONTEXTS[name][1])
-
-
-@lru_cache(maxsize=256)
-def _module_of_context(kind: Any) -> str | None:
-    """The module of the framework's class that this one is, or derives from."""
-    found = (base.__module__ for base in kind.__mro__ if is_context(base.__name__, base.__module__))
-    return next(found, None)
-
-
-_PLACES: Final[tuple[tuple[tuple[str, ...], bool], ...]] = (
-    (("deps",), True),
-    (("context",), True),
-    (("dependencies",), True),
-    (("user_id",), True),
-    (("tenant_id",), True),
-    (("client_id",), True),
-    (("server_info", "user"), True),
-    (("state",), False),
-    (("session", "state"), False),
-    (("session_state",), False),
-    (("invocation_state",), False),
-    (("metadata",), False),
-    (("custom_metadata",), False),
-)
-"""Attributes of contexts that may say who asks: with everything plain in them, or with the fields named for someone."""
-
-GETTERS: Final[dict[str, tuple[Role, tuple[str, ...]]]] = {
-    "get_access_token": ("value", ("fastmcp.server.dependencies", "mcp.server.auth.middleware.auth_context")),
-    "get_http_headers": ("headers", ("fastmcp.server.dependencies",)),
-    "get_http_request": ("headers", ("fastmcp.server.dependencies",)),
-    "get_context": ("object", ("fastmcp.server.dependencies",)),
-    "get_runtime": ("object", ("langgraph.runtime",)),
-    "get_config": ("config", ("langgraph.config",)),
-    "ensure_config": ("config", ("langchain_core.runnables.config",)),
-    "get_current_run_context": ("object", ("pydantic_ai._run_context",)),
-}
-"""Functions by which a tool asks for its context in place of taking it, and the modules that have them."""
-
-
-def got_by(getter: str) -> list[Injected]:
-    """What a tool gets that calls a function of `GETTERS` now."""
-    role, modules = GETTERS[getter]
-    found = []
-    for module in modules:
-        call = getattr(sys.modules.get(module), "get_http_request" if role == "headers" else getter, None)
-        try:
-            value = None if call is None else call()
-        except Exception:  # noqa: BLE001 - there is no run, or no request, here
-            value = None
-        if value is not None:
-            found.append(Injected(role, value))
-    return found
-
-
-# Headers
-
-_TRANSPORT: Final = frozenset({
-    "accept", "accept-encoding", "connection", "date", "host", "last-event-id", "mcp-method", "mcp-name",
-    "mcp-protocol-version", "mcp-session-id", "te", "traceparent", "tracestate", "transfer-encoding", "user-agent",
-    "x-request-id",
-})  # fmt: skip
-"""Headers that say how a request travels. Every other one may say who sends it."""
-
-
-def identifying_headers(headers: Mapping[str, Any]) -> dict[str, str]:
-    """The headers of a request that may say who sends it, by their names in lower case."""
-    named = {str(name).lower(): str(value) for name, value in headers.items()}
-    return {name: named[name] for name in named if name not in _TRANSPORT and not name.startswith("content-")}
-
-
-def _sent(request: Any) -> Any:
-    """What a request says of its sender: headers, and the query of its URL."""
-    headers = getattr(request, "headers", None)
-    if isinstance(headers, Mapping):  # first: a request of Starlette's is a mapping, too, of the scope of a call
-        query = getattr(getattr(request, "url", None), "query", "")
-        return {"headers": identifying_headers(headers), "query": str(query)}
-    return identifying_headers(request) if isinstance(request, Mapping) else request
-
-
 # Names
 
 _IDS: Final = frozenset({
-    "checkpoint", "checkpoint_id", "checkpoint_map", "checkpoint_ns", "request_id", "run_id", "run_step", "span_id",
-    "step", "thread_id", "tool_call_id", "trace_id",
+    "checkpoint", "checkpoint_id", "checkpoint_map", "checkpoint_ns", "orig_class", "request_id", "run_id", "run_step",
+    "span_id", "step", "thread_id", "tool_call_id", "trace_id",
 })  # fmt: skip
-_WHO: Final = re.compile(
-    r"(?:^|_)(?:user|username|tenant|account|customer|organi[sz]ation|org|company|workspace|team|member|employee|patient|"
-    r"principal|subject|identity|login|email|client_id|api_key|authorization|(?:access|auth|bearer|id)_token)"
-    r"(?:_(?:id|name|key|uuid|email))?$"
+_SOMEONE: Final = re.compile(
+    r"(?:(?:^|_)(?:user|username|owner|actor|principal|subject|account|member|customer|tenant|org|organi[sz]ation|company|"
+    r"workspace|team|employee|patient|auth|authorization|claims|identity|profile|requester|caller|email|login|client_id|"
+    r"api_key|(?:access|auth|bearer|id)_token)(?:_?(?:ids?|key|name|uuid|email|info|data|context|details|record))?"
+    r"|(?:^|_)session|^(?:sub|uid|token))$"
 )
 
 
 @lru_cache(maxsize=4096)
 def _named_for_a_run(name: str) -> bool:
-    return name.startswith("__") or _words(name).removeprefix("langgraph_") in _IDS
+    return name.startswith("__pregel") or _words(name).removeprefix("langgraph_") in _IDS
 
 
 @lru_cache(maxsize=4096)
 def _named_for_someone(name: str) -> bool:
     if name.startswith("user:"):  # the state that ADK keeps for each user
         return True
-    return _WHO.search(_words(name)) is not None
+    return _SOMEONE.search(_words(name)) is not None
 
 
 def _words(name: str) -> str:
@@ -220,232 +101,333 @@ def _words(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", name).lower().strip("_")
 
 
+def _may_be_connection(name: str) -> bool:
+    return name.lower().endswith("session")
+
+
 # Values
 
 _BUILTINS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
-_MOMENTS: Final = frozenset({date, datetime, time, timedelta, timezone})
-_SEQUENCES: Final = (list, tuple, set, frozenset, deque)
-_NO_DATA: Final = (BuiltinFunctionType, FunctionType, MethodType, ModuleType, type)
+_MOMENTS: Final = (date, datetime, time, timedelta, timezone)
+_CONTAINERS: Final = (Sequence, Set, ValuesView)
+_FUNCTIONS: Final = (BuiltinFunctionType, FunctionType, MethodType, ModuleType, ReferenceType, partial, type)
 _NOTHING: Final = object()
-_MAX_NODES: Final = 10_000
-_MAX_DEPTH: Final = 30
-_MAX_STATE: Final = 256
-"""Members of a mapping in a state. A larger one is data, in which nobody is named."""
 
 
 @lru_cache(maxsize=1024)
 def _leaf_of(kind: Any) -> Callable[[Any], Any] | None:
-    """What makes builtins of plain values of a class, which are the same in every process; None of other classes."""
+    """What makes builtins of values of a class, which are the same in every process; None of other classes."""
     if kind in _BUILTINS:
         return lambda value: value
-    if kind in _MOMENTS:
+    if issubclass(kind, _MOMENTS):
         return lambda value: (kind.__name__, repr(value))
     if issubclass(kind, Enum):
         return lambda value: (full_name(kind), value._name_ or repr(value._value_))
-    text = text_of_standard_value(kind)
-    if text is not None:
-        return lambda value: (kind.__name__, text(value) or repr(value))
+    for base in kind.__mro__:
+        if (text := text_of_standard_value(base)) is not None:  # a subclass may write itself in a shorter way
+            return lambda value: (kind.__name__, base.__str__(value) if text is str else text(value) or repr(value))
     for base in (str, int, float, bytes):
         if issubclass(kind, base) and declared_names(kind) is None:
             return base.__str__ if base is str else base
     secret: Callable[[Any], Any] | None = getattr(kind, "get_secret_value", None)
-    return str if secret is None and kind.__name__.lower().endswith("url") else secret
+    if secret is not None or kind.__name__.lower().endswith("url"):
+        return secret or str
+    has_fields = kind.__dictoffset__ or _slots_of(kind) or issubclass(kind, (*_FUNCTIONS, *_CONTAINERS, Mapping))
+    has_text = kind.__str__ is not object.__str__ or kind.__repr__ is not object.__repr__
+    if has_text and _is_compared(kind) and kind.__hash__ is not None and (not has_fields or kind is range):
+        return lambda value: (kind.__name__, _text(value))  # of NumPy, of an extension in Rust
+    return None
 
 
-def _record(value: Any, kind: type) -> list[tuple[Any, Any]] | None:
-    """Names and values of what is data by its class; None of anything else."""
-    if isinstance(value, Mapping):
-        return list(value.items())
-    if kind.__name__ == "State" and callable(getattr(kind, "to_dict", None)):  # of ADK
-        return list(value.to_dict().items())
-    names = declared_names(kind)
-    if names is not None:
-        found = [(name, getattr(value, name)) for name in names if hasattr(value, name)]
-        return found + [pair for pair in getattr(value, "__dict__", {}).items() if pair[0] not in names]
-    if is_model(kind):
-        found = list(value.__dict__.items())
-        for state in PYDANTIC_STATE:
-            found += (getattr(value, state, None) or {}).items()
-        return found
-    return list(vars(value).items()) if kind is SimpleNamespace else None
+def _is_compared(kind: Any) -> bool:
+    """Whether objects of a class are compared by what they are."""
+    return kind.__eq__ is not object.__eq__
+
+
+def _text(value: Any) -> str:
+    text = str(value)
+    if text.startswith("<"):  # what has no form as text, by convention
+        raise _unreadable(value)
+    return text
+
+
+def _unreadable(value: Any) -> UnknownAsker:
+    return UnknownAsker(f" is a {full_name(type(value))}, which cannot be compared")
+
+
+# Objects
 
 
 @lru_cache(maxsize=1024)
-def _described(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The slots of a class, and its properties that are named for someone."""
-    members = [(name, attribute) for base in kind.__mro__ for name, attribute in vars(base).items()]
-    slots = [name for name, attribute in members if isinstance(attribute, MemberDescriptorType)]
-    properties = [name for name, found in members if isinstance(found, property) and _named_for_someone(name)]
-    return tuple(slots), tuple(properties)
+def _members_of(kind: Any) -> dict[str, Any]:
+    return {name: found for base in reversed(kind.__mro__) for name, found in vars(base).items()}
 
 
-def _attributes(value: Any, kind: Any, *, with_properties: bool) -> list[tuple[str, Any]]:
-    """The attributes of an object that is no data by its class, and its properties that are named for someone."""
-    slots, properties = _described(kind)
-    read = [(name, _attribute(value, (name,))) for name in (*slots, *(properties if with_properties else ()))]
-    return [*getattr(value, "__dict__", {}).items(), *(pair for pair in read if pair[1] is not _NOTHING)]
+@lru_cache(maxsize=1024)
+def _slots_of(kind: Any) -> tuple[str, ...]:
+    slots = [found for found in _members_of(kind).values() if isinstance(found, MemberDescriptorType)]
+    return tuple(slot.__name__ for slot in slots if "__slots__" in vars(slot.__objclass__))
 
 
-class _Fields:
-    """The fields of all contexts of one call."""
+@lru_cache(maxsize=1024)
+def _properties_of(kind: Any) -> tuple[str, ...]:
+    """Those that are named for someone."""
+    found = [name for name, one in _members_of(kind).items() if isinstance(one, property)]
+    return tuple(name for name in found if _named_for_someone(name) and not _may_be_connection(name))
 
-    __slots__ = ("_depth", "_nodes", "_path", "_plain", "_skipped", "doubtful", "found", "is_named")
 
-    def __init__(self) -> None:
-        self.found: list[tuple[str, Any]] = []
-        self.doubtful: str | None = None
-        self.is_named = False  # whether a field that is named for someone has a value
-        self._plain = self._skipped = self._nodes = self._depth = 0
-        self._path: set[int] = set()
+@lru_cache(maxsize=1024)
+def _data_of(kind: Any) -> tuple[str, ...]:
+    """The attributes of a class of the user's own that are data, but for defaults of fields."""
+    fields = {*(declared_names(kind) or ()), "model_config"}
+    return tuple(
+        name
+        for name, found in _members_of(kind).items()
+        if not (name.startswith("__") or name in fields or hasattr(type(found), "__get__")) and _is_data(found)
+    )
 
-    def add(self, injected: Injected) -> None:
-        role, value = injected
-        if value is None:
-            return
-        match role:
-            case "object" | "request":
-                self._context(value, with_request=role == "request")
-            case "config" if isinstance(value, Mapping):
-                self._config(value)
-            case "state":
-                self._place("state", value, is_whole=False)
-            case "value" | "config":
-                self._place("value", value, is_whole=True)
-            case "headers":
-                self._place("headers", _sent(value), is_whole=True)
 
-    def _context(self, context: Any, *, with_request: bool) -> None:
-        kind: Any = type(context)
-        module = _module_of_context(kind)
-        if module is None:
-            is_config = isinstance(context, Mapping) and "configurable" in context
-            return self._config(context) if is_config else self._place("", context, is_whole=True)
-        is_of_mcp = module.partition(".")[0] in ("fastmcp", "mcp")
-        is_known = is_of_mcp
-        for path, is_whole in _PLACES:
-            found = _attribute(context, path)
-            if found is not _NOTHING:
-                is_known = True
-                self._place(".".join(path), found, is_whole=is_whole)
-        config = _attribute(context, ("config",))
-        if isinstance(config, Mapping):
-            self._config(config)
-        if is_of_mcp:
-            for one in got_by("get_access_token"):
-                self.add(one)
-            if with_request:
-                request = _attribute(context, ("request_context", "request"))
-                self._place("headers", None if request is _NOTHING else _sent(request), is_whole=True)
-        if not is_known:
-            self._place("", context, is_whole=True)
-        return None
+def _hides(kind: Any, items: list[tuple[str, Any]]) -> bool:
+    """Whether an object in which nothing counts has data elsewhere: behind descriptors, as of an object-relational
+    mapper, or behind what computes its attributes.
+    """
+    kinds = {type(found) for found in _members_of(kind).values()}
+    plain = (MemberDescriptorType, GetSetDescriptorType, property)
+    return any(hasattr(one, "__set__") and one not in plain for one in kinds) or (property in kinds and not items)
 
-    def _config(self, config: Mapping[str, Any]) -> None:
-        self._place("configurable", config.get("configurable"), is_whole=True)
-        self._place("metadata", config.get("metadata"), is_whole=False)
 
-    def _place(self, name: str, value: Any, *, is_whole: bool) -> None:
-        """Take what says who asks of a value at a place that may say it."""
-        if value is None:
-            return
-        self._plain = self._skipped = 0
-        node = self._node(value, is_whole=is_whole, is_opened=True)
-        if node is not _NOTHING:
-            self.found.append((name, node))
-        if is_whole and self._skipped and not (self._plain and _is_data(value)):
-            self.doubtful = full_name(type(value))
+def _inside(value: Any, kind: Any) -> dict[str, Any]:
+    return getattr(value, "__dict__", {}) if kind.__dictoffset__ else {}
 
-    def _node(self, value: Any, *, is_whole: bool, is_opened: bool) -> Any:
-        """What counts of a value, as builtins; `_NOTHING` if nothing does.
 
-        Args:
-            is_whole: whether all that is plain counts, or only fields that are named for someone.
-            is_opened: whether an object that is no data by its class is looked into nevertheless.
-        """
-        self._nodes += 1
-        if self._nodes > _MAX_NODES:
-            if is_whole:
-                raise UnknownAsker(f"its context has more than {_MAX_NODES} fields")
-            return _NOTHING
-        kind: Any = type(value)
-        leaf = _leaf_of(kind)
-        if leaf is not None:
-            self._plain += is_whole
-            return leaf(value) if is_whole else _NOTHING
-        if id(value) in self._path or self._depth >= _MAX_DEPTH:
-            return _NOTHING
-        self._path.add(id(value))
-        self._depth += 1
+def _attributes(value: Any, kind: Any, *, is_opened: bool) -> list[tuple[str, Any]]:
+    """What an object has that is no data by its class. A property of another package may need a request."""
+    found = dict(_inside(value, kind))
+    for name in (*_slots_of(kind), *(_properties_of(kind) if is_opened else ())):
         try:
-            if isinstance(value, _SEQUENCES) and declared_names(kind) is None:
-                return self._members(value) if is_whole else _NOTHING
-            return self._named(value, kind, is_whole=is_whole, is_opened=is_opened)
-        finally:
-            self._depth -= 1
-            self._path.discard(id(value))
-
-    def _members(self, value: Iterable[Any]) -> Any:
-        nodes = [self._node(one, is_whole=True, is_opened=False) for one in value]
-        kept = [node for node in nodes if node is not _NOTHING]
-        if not kept:
-            return _NOTHING
-        return ("set", *sorted(map(repr, kept))) if isinstance(value, set | frozenset) else tuple(kept)
-
-    def _named(self, value: Any, kind: type, *, is_whole: bool, is_opened: bool) -> Any:
-        items = _record(value, kind)
-        is_record = items is not None
-        if items is None:
-            if isinstance(value, _NO_DATA) or (self._depth > 2 and not is_opened and not is_whole):
-                self._skipped += 1
-                return _NOTHING
-            items = _attributes(value, kind, with_properties=is_opened)
-            if not (is_opened and is_whole and items) or has_native_state(kind):
-                self._skipped += 1
-        elif not is_whole and len(items) > _MAX_STATE:
-            return _NOTHING
-        counts_all = is_whole and (is_record or is_opened)
-        kept = []
-        for name, item in items:
-            is_text = isinstance(name, str)
-            if is_text and _named_for_a_run(name):
-                continue
-            is_someone = is_text and _named_for_someone(name)
-            if not is_record and not is_opened and not is_someone:
-                continue  # a client: nothing inside of it but what says who
-            node = self._node(item, is_whole=counts_all or is_someone, is_opened=is_someone)
-            if node is _NOTHING:
-                continue
-            self.is_named |= is_someone and item is not None
-            kept.append((name if is_text else f"key {self._key(name)!r}", node))
-        kept.sort(key=_first)
-        return kept or _NOTHING
-
-    def _key(self, key: Any) -> Any:
-        found = self._node(key, is_whole=True, is_opened=False) if isinstance(key, tuple) else _NOTHING
-        kind: Any = type(key)
-        leaf = _leaf_of(kind)
-        return leaf(key) if leaf is not None else full_name(kind) if found is _NOTHING else found
+            one = getattr(value, name, _NOTHING)
+        except Exception as error:
+            if is_own(kind):
+                raise UnknownAsker(f".{name} raises {type(error).__name__}") from error
+            continue
+        found |= {} if one is _NOTHING else {name: one}
+    return list(found.items())
 
 
-_first: Final = itemgetter(0)
+_OF_REQUESTS: Final = ("COOKIES", "auth", "session", "state", "user")
+"""What frameworks of the web add to a request."""
+
+
+def _record(value: Any, kind: Any) -> list[tuple[Any, Any]] | None:
+    """Names and values of what is data by its class; None of anything else."""
+    names, inside = declared_names(kind), _inside(value, kind)
+    if names is not None:
+        found = [(name, getattr(value, name)) for name in names if hasattr(value, name)]
+        return found + [pair for pair in inside.items() if pair[0] not in names]
+    if is_model(kind):
+        kept = (getattr(value, state, None) or {} for state in PYDANTIC_STATE)
+        return [*inside.items(), *(pair for pairs in kept for pair in pairs.items())]
+    if "Request" in kind.__name__ and hasattr(value, "headers") and not is_own(kind):
+        around = {**(value if isinstance(value, Mapping) else {}), **inside}
+        return [*sent_by(value).items(), *((name, around[name]) for name in _OF_REQUESTS if name in around)]
+    if isinstance(value, Mapping):
+        return [*value.items(), *(inside.items() if isinstance(value, dict) or is_own(kind) else ())]
+    if kind.__name__ == "State" and not is_own(kind):  # of ADK, of Starlette
+        return list((value.to_dict() if hasattr(value, "to_dict") else value._state).items())
+    return list(inside.items()) if kind is SimpleNamespace else None
 
 
 def _is_data(value: Any) -> bool:
     """Whether a value is data by its class: it says by itself what it consists of."""
     kind: Any = type(value)
-    return _leaf_of(kind) is not None or isinstance(value, _SEQUENCES) or _record(value, kind) is not None
+    return _leaf_of(kind) is not None or isinstance(value, _CONTAINERS) or _record(value, kind) is not None
 
 
-def _attribute(value: Any, path: tuple[str, ...]) -> Any:
-    """What is found at a path; `_NOTHING` if it cannot be read here."""
-    for name in path:
+# The fields of a call
+
+_MAX_FIELDS: Final = 10_000
+_MAX_SMALL: Final = 256
+"""Fields of a mapping in a state, and of an object of another package. What is larger is data in which nobody is named,
+and a client."""
+
+
+class _Fields:
+    """The fields of all contexts of one call."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, Any]] = []
+        self.passed: list[str] = []  # the names of those of which nothing counts
+        self.doubtful: str | None = None
+        self.is_named = False  # whether a field that is named for someone has a value
+        self._values = self._clients = self._ids = self._nodes = 0
+        self._limit = _MAX_FIELDS
+        self._is_strict = False  # in an object of another package, which is a client if one is in it
+        self._path: set[int] = set()
+
+    def add(self, place: Place) -> None:
+        """Take what says who asks of a value that may say it."""
+        value, is_whole = place.value, place.is_whole
+        if value is None:
+            return
+        self._values = self._clients = self._ids = 0
         try:
-            value = getattr(value, name, _NOTHING)
-        except Exception:  # noqa: BLE001 - a property of a framework, which may need a request
+            node = self._node(value, is_whole=is_whole, is_opened=True)
+        except UnknownAsker as error:
+            raise _within(place.name or "its context", error) from error.__cause__
+        if node is not _NOTHING:
+            self.found.append((place.name, node))
+        is_empty = not self._values and (self._clients or (self._ids and not place.has_ids))
+        if is_whole and (is_empty or (self._clients and not _is_data(value))):
+            self.doubtful = full_name(type(value))
+
+    def _node(self, value: Any, *, is_whole: bool, is_opened: bool = False) -> Any:
+        """What counts of a value, as builtins; `_NOTHING` if nothing does.
+
+        Args:
+            is_whole: as for `Place`.
+            is_opened: whether it is looked into even if it is a client.
+        """
+        self._nodes += 1
+        kind: Any = type(value)
+        leaf = _leaf_of(kind)
+        if leaf is not None and self._nodes <= self._limit:
+            self._values += is_whole
+            return leaf(value) if is_whole else _NOTHING
+        if id(value) in self._path:
             return _NOTHING
-        if value is _NOTHING:
-            return value
-    return value
+        if self._nodes > self._limit or len(self._path) >= MAX_DEPTH:
+            if is_whole:
+                raise UnknownAsker(f" has more than {_MAX_FIELDS} fields, or {MAX_DEPTH} levels")
+            return _NOTHING
+        self._path.add(id(value))
+        try:
+            if value.__class__ is not kind and isinstance(value.__class__, type):  # a proxy: what it stands for
+                kind = value.__class__
+                if kind in _BUILTINS:
+                    return self._node(kind(value), is_whole=is_whole)
+            if isinstance(value, _CONTAINERS) and declared_names(kind) is None:
+                return self._members(value, kind, is_opened=is_opened) if is_whole else _NOTHING
+            items = _record(value, kind)
+            if items is None:
+                return self._object(value, kind, is_whole=is_whole, is_opened=is_opened)
+            if not is_whole and len(items) > _MAX_SMALL:
+                return _NOTHING
+            self._values += is_whole and not items  # what is empty can be compared
+            return self._pairs(items, kind, is_whole=is_whole)
+        finally:
+            self._path.discard(id(value))
+
+    def _members(self, value: Any, kind: Any, *, is_opened: bool) -> Any:
+        nodes = [self._node(one, is_whole=True, is_opened=is_opened) for one in value]
+        self._values += not nodes
+        kept = [node for node in nodes if node is not _NOTHING]
+        made = ("set", *sorted(map(repr, kept))) if isinstance(value, Set) and kept else tuple(kept)
+        if is_own(kind) and (items := _attributes(value, kind, is_opened=True)):
+            return made, self._pairs(items, kind, is_whole=True)
+        return made or _NOTHING
+
+    def _object(self, value: Any, kind: Any, *, is_whole: bool, is_opened: bool) -> Any:
+        """What counts of an object that is no data by its class."""
+        if isinstance(value, _FUNCTIONS):
+            self._clients += 1
+            return _NOTHING
+        before, is_opened = self._values, is_opened or is_own(kind)
+        items = _attributes(value, kind, is_opened=is_opened)
+        if not is_opened:
+            return self._of_another_package(value, kind, items, is_whole=is_whole)
+        if not is_whole:
+            items = [pair for pair in items if _named_for_someone(pair[0])]
+        node = self._pairs(items, kind, is_whole=is_whole)
+        is_lazy = hasattr(kind, "__getattr__") and all(one is None or isinstance(one, _FUNCTIONS) for _, one in items)
+        if is_whole and (is_lazy or (self._values == before and _hides(kind, items))):
+            raise _unreadable(value)
+        if not items or has_native_state(kind):
+            self._client()
+        return node
+
+    def _of_another_package(self, value: Any, kind: Any, items: list[tuple[str, Any]], *, is_whole: bool) -> Any:
+        """All of an object that holds nothing but values; of a client, what it says of its user."""
+        if is_whole and not items and _is_compared(kind):
+            raise _unreadable(value)
+        if is_whole and items and (_is_compared(kind) or not is_standard(kind)):
+            before = self._values, self._ids, self.is_named
+            outer = self._is_strict, self._nodes, self._limit
+            self._is_strict, self._limit = True, min(self._limit, self._nodes + _MAX_SMALL)
+            try:
+                return self._pairs(items, kind, is_whole=True)
+            except UnknownAsker:
+                self._values, self._ids, self.is_named = before
+            finally:
+                self._is_strict, self._nodes, self._limit = outer
+        self._client()
+        named = [pair for pair in items if _named_for_someone(pair[0]) and pair[1] is not None]
+        return self._pairs([pair for pair in named if _leaf_of(type(pair[1]))], kind, is_whole=False)
+
+    def _client(self) -> Any:
+        if self._is_strict:
+            raise UnknownAsker(" is a client")
+        self._clients += 1
+        return _NOTHING
+
+    def _pairs(self, items: list[tuple[Any, Any]], kind: Any, *, is_whole: bool) -> Any:
+        kept: list[tuple[str, Any]] = []
+        for key, item in items:
+            if isinstance(key, str) and _named_for_a_run(key):
+                self._ids += 1
+                continue
+            name = key if isinstance(key, str) else f"key {self._key(key)!r}"
+            is_someone, before = _named_for_someone(name), self._values
+            is_no_client = is_someone and not _may_be_connection(name)
+            try:
+                node = self._node(item, is_whole=is_whole or is_someone, is_opened=is_no_client)
+                if is_no_client and self._values == before:
+                    raise _unreadable(item)
+            except UnknownAsker as error:
+                raise _within(name, error) from error.__cause__
+            if node is not _NOTHING:
+                self.is_named |= is_someone and item is not None
+                kept.append((name, node))
+            elif len(self._path) == 1:
+                self.passed.append(name)
+        if is_whole and is_own(kind) and not issubclass(kind, tuple):
+            kept += self._of_class(kind, {name for name, _ in items})
+        kept.sort(key=_first)
+        return kept or _NOTHING
+
+    def _of_class(self, kind: Any, known: Container[Any]) -> list[tuple[str, Any]]:
+        """What counts of the data of a class. It makes no object comparable."""
+        data = [(name, getattr(kind, name)) for name in _data_of(kind) if name not in known]
+        before = self._values
+        node = self._pairs(data, type, is_whole=True)
+        self._values = before
+        return [] if node is _NOTHING else node
+
+    def _key(self, key: Any) -> Any:
+        found = self._node(key, is_whole=True)
+        return full_name(type(key)) if found is _NOTHING else found
+
+
+_first: Final = itemgetter(0)
+
+
+def _within(name: str, error: UnknownAsker) -> UnknownAsker:
+    """The same error, of a field around it."""
+    return UnknownAsker(f"{name}{error.reason}" if error.reason[0] in " ." else f"{name}.{error.reason}")
+
+
+def _fields_of(contexts: Iterable[Injected]) -> _Fields:
+    fields = _Fields()
+    try:
+        for injected in contexts:
+            for place in places_in(injected):
+                fields.add(place)
+    except UnknownAsker:
+        raise
+    except Exception as error:
+        raise UnknownAsker(f"reading its context raised {type(error).__name__}") from error
+    if fields.doubtful is not None and not fields.is_named:
+        raise UnknownAsker(f"nothing in a {fields.doubtful} says who asks in a form that can be compared")
+    return fields
 
 
 def asker_in(contexts: Iterable[Injected]) -> str | None:
@@ -455,17 +437,19 @@ def asker_in(contexts: Iterable[Injected]) -> str | None:
         contexts: what the framework has injected into the call.
 
     Raises:
-        UnknownAsker: if something there may say who asks, and nothing of it can be compared.
+        UnknownAsker: if something there may say who asks, and cannot be compared.
     """
-    fields = _Fields()
-    try:
-        for injected in contexts:
-            fields.add(injected)
-        image = repr(fields.found) if fields.found else None
-    except UnknownAsker:
-        raise
-    except Exception as error:
-        raise UnknownAsker(f"reading its context raised {type(error).__name__}") from error
-    if fields.doubtful is not None and not fields.is_named:
-        raise UnknownAsker(f"nothing in a {fields.doubtful} says who asks in a form that can be compared")
-    return None if image is None else blake2b(image.encode(), digest_size=16).hexdigest()
+    found = _fields_of(contexts).found
+    return blake2b(repr(found).encode(), digest_size=16).hexdigest() if found else None
+
+
+def fields_in(contexts: Iterable[Injected]) -> str:
+    """The names of the fields that count, and of those that do not, for `explain`.
+
+    Raises:
+        UnknownAsker: as `asker_in`.
+    """
+    fields = _fields_of(contexts)
+    counted = [name for _, node in fields.found if isinstance(node, list) for name, _ in node]
+    counted += [place or "its value" for place, node in fields.found if not isinstance(node, list)]
+    return f"{', '.join(counted) or 'nothing'}{'; not: ' if fields.passed else ''}{', '.join(fields.passed)}"

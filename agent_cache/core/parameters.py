@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import ast
 import builtins
-import functools
 import inspect
 import sys
 import types
 import typing
-from collections import ChainMap, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from agent_cache.core.asker import CONTEXTS, GETTERS, Apart, Injected, Role, asker_in, got_by, is_context
+from agent_cache.core.asker import Apart, UnknownAsker, asker_in
+from agent_cache.core.called import getters_of, may_read_request
+from agent_cache.core.contexts import CONTEXTS, GETTERS, Injected, Role, got_by, is_context
 from agent_cache.core.keys import Part, Uncacheable, key_part
 from agent_cache.errors import ConfigurationError
 from agent_cache.values.canonical import Default, serial_of
@@ -39,7 +40,6 @@ __all__ = [
 
 
 _DEPENDENCIES = frozenset({"docket", "fastapi", "fast_depends", "fastmcp", "mcp", "uncalled_for"})
-_HOMES_OF_GETTERS = frozenset({"fastmcp", "langchain", "langchain_core", "langgraph", "mcp", "pydantic_ai"})
 _TRANSPARENT = frozenset({"Annotated", "Optional", "Union"})
 _ROLES_OF_DEPENDENCIES: dict[str, Role] = {
     "_CurrentContext": "object",
@@ -72,84 +72,22 @@ def takes_context(function: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):  # a builtin
         return True
     roles = (injected_role(one.annotation, one.default, function) for one in parameters)
-    return any(role not in (None, "none") for role in roles) or bool(_getters_of(function))
+    return any(role not in (None, "none") for role in roles) or bool(getters_of(function))
 
 
 def reads_request(function: Callable[..., Any]) -> bool:
     """Whether a tool of a server may read the request of its client: its headers, or what a dependency makes of it."""
-    if any(GETTERS[one][0] == "headers" for one in _getters_of(function)) or _reads_request_itself(function):
+    if any(GETTERS[one][0] in ("headers", "request") for one in getters_of(function)):
         return True
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin
         return True
-    roles = (injected_role(one.annotation, one.default, function) for one in parameters)
-    return any(role in ("headers", "request", "value") for role in roles)
-
-
-def _reads_request_itself(function: Callable[..., Any]) -> bool:
-    return any("request_context" in names for names, _ in _bodies_of(function))
-
-
-def _getters_of(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The functions of `GETTERS` that a tool calls, or the functions that it calls by their names."""
-    found = {
-        name
-        for names, scope in _bodies_of(function)
-        for name in names & GETTERS.keys()
-        if name not in scope or _package(getattr(scope[name], "__module__", None) or "") in _HOMES_OF_GETTERS
-    }
-    return tuple(sorted(found))
-
-
-_MAX_BODIES = 50
-"""Functions that are looked into for one tool."""
-
-
-def _bodies_of(function: Callable[..., Any]) -> Iterator[tuple[set[str], Mapping[str, Any]]]:
-    """The names in the body of a function, and what they name there; then those of the functions of the user's that it
-    calls by their names.
-    """
-    pending: list[Any] = [_function_within(function)]
-    for number, body in enumerate(pending):
-        code = getattr(body, "__code__", None)
-        if code is None or number >= _MAX_BODIES:
-            continue
-        names = _names_in(code)
-        cells = zip(code.co_freevars, body.__closure__ or (), strict=False)
-        scope = ChainMap({name: _content(cell) for name, cell in cells}, body.__globals__)
-        yield names, scope
-        called = (_function_within(scope[name]) for name in names if isinstance(scope.get(name), types.FunctionType))
-        pending += [
-            one for one in called if _package(one.__module__ or "") not in _HOMES_OF_GETTERS and one not in pending
-        ]
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it is empty yet
-        return None
-
-
-def _names_in(code: types.CodeType) -> set[str]:
-    inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return {*code.co_names, *code.co_freevars}.union(*inner)
-
-
-_MAX_WRAPPERS = 32
-
-
-def _function_within(function: Any) -> Any:
-    """The function whose body runs when this is called."""
-    for _ in range(_MAX_WRAPPERS):
-        inner = getattr(function, "__wrapped__", None) or getattr(function, "__func__", None)
-        if inner is None and isinstance(function, functools.partial):
-            inner = function.func
-        if inner is None:
-            break
-        function = inner
-    return function if inspect.isroutine(function) else type(function).__call__
+    roles = {one.name: injected_role(one.annotation, one.default, function) for one in parameters}
+    return any(
+        role in ("headers", "request", "value") or (role == "object" and may_read_request(function, name))
+        for name, role in roles.items()
+    )
 
 
 def _role_of_dependency(value: Any) -> Role | None:
@@ -355,7 +293,7 @@ class Parameters:
         surplus: the name of the parameter that takes surplus keywords, if there is one.
         owner: the qualified name of the class that a method was defined in; empty for any other function.
         contexts: the parameters that a framework fills in with what may say who asks, and what that is.
-        getters: the functions by which the tool asks for such a context, names in `core.asker.GETTERS`.
+        getters: the functions by which the tool asks for such a context, names in `core.contexts.GETTERS`.
     """
 
     __slots__ = (
@@ -434,8 +372,6 @@ class Parameters:
             for one in signature.parameters.values()
             if (role := injected_role(one.annotation, one.default, hinted or function)) is not None
         }
-        getters = _getters_of(function)
-        reads_request_itself = "object" in roles.values() and _reads_request_itself(function)
         return cls(
             tuple(
                 Parameter(
@@ -458,11 +394,11 @@ class Parameters:
             ),
             _owner(function) if receiver is not None else "",
             {
-                name: "request" if role == "object" and reads_request_itself else role
+                name: "request" if role == "object" and may_read_request(function, name) else role
                 for name, role in roles.items()
                 if role != "none" and name not in ignored
             },
-            getters,
+            getters_of(function),
         )
 
     @property
@@ -590,7 +526,7 @@ class Named(dict[str, Any]):
     """The arguments of a tool that is known by name.
 
     Attributes:
-        vary: what else identifies the call, None without.
+        vary: what else identifies the call, None without. An `UnknownAsker` if that cannot be told.
         is_read: whether one that is not there is None to a template, which stands for the whole root then. To a write,
             None names nothing below the root, and an argument that is not there may name anything.
     """
@@ -645,6 +581,8 @@ class JsonArguments(Parameters):
         vary = getattr(arguments, "vary", None)
         if type(vary) is Apart:
             vary = [vary.who, vary.where]
+        elif type(vary) is UnknownAsker:
+            vary = None
         others = {"vary": vary, "form": self._form}
         return [("arguments", dict(arguments)), *((name, one) for name, one in others.items() if one is not None)]
 
@@ -654,6 +592,8 @@ class JsonArguments(Parameters):
 
     def varied(self, arguments: Mapping[str, Any]) -> Any:
         vary = getattr(arguments, "vary", None)
+        if type(vary) is UnknownAsker:
+            raise vary
         return vary.who if type(vary) is Apart else vary
 
     @staticmethod

@@ -32,6 +32,7 @@ __all__ = [
     "configures",
     "count",
     "no_life",
+    "plain_result",
     "refresh_window",
     "seconds",
     "LoopHints",
@@ -138,6 +139,18 @@ def checked_share(value: Any, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise ConfigurationError(f"{what} must be a share of the hits, a number from 0 to 1, got {value!r}")
     return float(value)
+
+
+def plain_result(value: Any, what: str) -> Any:
+    """What a function has returned.
+
+    Raises:
+        ConfigurationError: if that is a coroutine.
+    """
+    if inspect.iscoroutine(value):
+        value.close()
+        raise ConfigurationError(f"{what} has returned a coroutine, but its result is needed at once")
+    return value
 
 
 def checked_function(value: Any, what: str) -> None:

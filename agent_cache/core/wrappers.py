@@ -17,6 +17,7 @@ from typing import Any, Final
 from agent_cache.core.bindings import called_by
 from agent_cache.core.keys import Part
 from agent_cache.core.parameters import POSITIONAL, Parameter, Parameters, default_part
+from agent_cache.values.program import note_program
 
 __all__ = ["OMITTED", "OMITTED_PART", "PassedOn", "parameters_of"]
 
@@ -50,6 +51,7 @@ def parameters_of(
     Raises:
         ConfigurationError: as `Parameters.of`.
     """
+    note_program(getattr(tool, "__module__", None) or "")
     if tool is decorated and not hasattr(tool, "__wrapped__") and not hasattr(tool, "__signature__"):
         return Parameters.of(tool, skip_args, name, ignore)
     shown = inspect.signature(tool)

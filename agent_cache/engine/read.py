@@ -20,7 +20,7 @@ from agent_cache.core.asker import UnknownAsker
 from agent_cache.core.bindings import are_one_tool, location_of
 from agent_cache.core.evidence import Evidence
 from agent_cache.core.keys import Uncacheable, key_part
-from agent_cache.core.policies import ReadPolicy, no_life
+from agent_cache.core.policies import ReadPolicy, no_life, plain_result
 from agent_cache.core.store import Entry, Store
 from agent_cache.core.tags import Tag, root_of
 from agent_cache.core.versions import VERSIONS, EntryTag
@@ -459,23 +459,30 @@ class ReadOperation(Operation[ReadPolicy]):
         given, vary = super().asker_of(arguments), self.policy.vary
         if vary is None:
             return given
-        arguments = self.parameters.for_functions(arguments)
-        try:
-            own = vary(arguments) if self.policy.vary_takes_arguments else vary()
-        except Exception as error:
-            raise Uncacheable(f"vary= raised {type(error).__name__}", self.name) from error
+        own = self.varied(self.parameters.for_functions(arguments))
         return own if given is None else (own, given)
 
-    def part_by_vary(self, arguments: Mapping[str, Any]) -> Hashable:
-        """The part of the key that `vary=` returns."""
+    def varied(self, arguments: Mapping[str, Any]) -> Any:
+        """What `vary=` returns."""
         vary = self.policy.vary
         assert vary is not None
         try:
-            return canonical(vary(arguments) if self.policy.vary_takes_arguments else vary())
+            found = vary(arguments) if self.policy.vary_takes_arguments else vary()
         except Uncacheable:
             raise
         except Exception as error:
             raise Uncacheable(f"vary= raised {type(error).__name__}", self.name) from error
+        return plain_result(found, f"{self.name}: vary=")
+
+    def part_by_vary(self, arguments: Mapping[str, Any]) -> Hashable:
+        """The part of the key that `vary=` returns."""
+        found = self.varied(arguments)
+        try:
+            return canonical(found)
+        except Uncacheable:
+            raise
+        except Exception as error:
+            raise Uncacheable(f"what vary= returned raised {type(error).__name__}", self.name) from error
 
     def cache_key(self, /, *args: Any, **kwargs: Any) -> CacheKey:
         """Identity of the call that these arguments would make, here and now.

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
-from agent_cache.core.asker import UnknownAsker
 from agent_cache.core.lease import Lease
 from agent_cache.core.parameters import Parameters
 from agent_cache.core.policies import ReadPolicy, WritePolicy
@@ -807,22 +806,20 @@ class Operation(Generic[P]):
     def asker_of(self, arguments: Mapping[str, Any]) -> Any:
         """Who makes a call, as far as it tells callers apart; None if nothing does.
 
-        What `vary=` returns, or the fields of the contexts among the arguments that say who asks. None, too, where
-        nothing in a context can be compared. Equal in every process for equal fields.
+        What `vary=` returns, or the fields of the contexts among the arguments that say who asks. Equal in every
+        process for equal fields.
 
         Args:
             arguments: the arguments by name, contexts included.
 
         Raises:
             UncacheableArgumentsError: if `vary=` raises.
+            UnknownAsker: if a context may say it, in a form that cannot be compared.
         """
-        try:
-            varied = self.parameters.varied(arguments)
-            if varied is not None:
-                return varied
-            return self.parameters.asker(arguments) if self.heeds_contexts else None
-        except UnknownAsker:
-            return None
+        varied = self.parameters.varied(arguments)
+        if varied is not None:
+            return varied
+        return self.parameters.asker(arguments) if self.heeds_contexts else None
 
     def is_successful(self, value: Any) -> bool:
         """Whether a call that returned this value achieved its purpose."""

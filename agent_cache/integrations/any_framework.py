@@ -11,14 +11,16 @@ import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from types import CellType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from agent_cache import ConfigurationError, Read, Toolbox, Write
+from agent_cache import ConfigurationError, Read, Toolbox, UncacheableArgumentsError, Write
 from agent_cache.core.parameters import Parameters
 from agent_cache.engine.state import warn_once
 from agent_cache.toolbox import Pass, ToolInfo, ToolTable
 from agent_cache.toolbox.rules import compiled_tags
+from agent_cache.values.canonical import canonical
 
 __all__ = ["explain", "wrap"]
 
@@ -75,6 +77,8 @@ def wrap(
     described = schema if schema is not None else arguments.schema
     heeds_contexts = vary is None and not shared and parameters.may_say_who_asks
     returns = returned_by(function)
+    if vary is None and not shared:
+        note_function(box, tool, function)
 
     async def call_tool(*args: Any, **kwargs: Any) -> Any:
         bound = arguments.bind(args, kwargs)
@@ -137,16 +141,24 @@ _MADE: WeakKeyDictionary[Toolbox, dict[str, tuple[Any, dict[str, Any]]]] = WeakK
 
 def note_function(box: Toolbox, name: str, function: Any) -> None:
     """Warn once if a toolbox gets another function of a name, or the same one made around other values: to the toolbox
-    it is one tool, so that they share their answers.
+    it is one tool, so that they share their answers. What it is made around are the values of its closure, the defaults
+    of its parameters, the arguments of a partial function, and the attributes of the object that it is a method of.
     """
-    inner = getattr(function, "__func__", function)
+    around: dict[str, Any] = {}
+    while isinstance(function, functools.partial):
+        around |= {f"argument {place}": one for place, one in enumerate(function.args)} | function.keywords
+        function = function.func
+    owner = getattr(function, "__self__", None) if inspect.ismethod(function) else function
+    inner = getattr(function, "__func__", function) if inspect.isroutine(function) else type(function).__call__
     code = getattr(inner, "__code__", None)
     if code is None:
         return
-    cells = zip(code.co_freevars, inner.__closure__ or (), strict=True)
-    around = {free: _identity(cell) for free, cell in cells}
-    if inner is not function:
-        around["self"] = id(function.__self__)
+    if owner is not inner:
+        around |= getattr(owner, "__dict__", None) or {"self": owner}
+    around |= dict(zip(code.co_freevars, inner.__closure__ or (), strict=True))
+    names = code.co_varnames[: code.co_argcount]
+    around |= dict(zip(reversed(names), reversed(inner.__defaults__ or ()), strict=False))
+    around = {free: _identity(value) for free, value in (around | (inner.__kwdefaults__ or {})).items()}
     former_code, former = _MADE.setdefault(box, {}).setdefault(name, (code, around))
     if former_code != code:
         warn_once("another function of this name shares its answers: give one of them another name, or vary=", name)
@@ -155,12 +167,16 @@ def note_function(box: Toolbox, name: str, function: Any) -> None:
         warn_once(f"it was made anew around other values ({others}): if answers depend on them, give vary=", name)
 
 
-def _identity(cell: Any) -> Any:
+def _identity(value: Any) -> Any:
+    if isinstance(value, CellType):
+        try:
+            return _identity(value.cell_contents)
+        except ValueError:  # it is empty yet
+            return None
     try:
-        value = cell.cell_contents
-    except ValueError:  # it is empty yet
-        return None
-    return value if type(value) in (str, int, float, bool, bytes) else id(value)
+        return canonical(value)
+    except (UncacheableArgumentsError, TypeError):
+        return id(value)
 
 
 class _Arguments:

@@ -23,8 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from agent_cache import AgentLoopDetectedError, Toolbox
 from agent_cache.clock import CLOCK
-from agent_cache.core.asker import Apart, asker_in, got_by
+from agent_cache.core.asker import Apart, asker_in
+from agent_cache.core.called import may_provide_user
+from agent_cache.core.contexts import Injected, got_by
 from agent_cache.core.parameters import reads_request, takes_context
+from agent_cache.integrations.any_framework import note_function
 from agent_cache.integrations.checked_arguments import Check, as_tool_gets, check_of
 from agent_cache.integrations.mcp_results import (
     PRIVATE,
@@ -171,6 +174,8 @@ class AgentCacheMiddleware(Middleware):
         fresh = _Tool.of(found, leaf, now, passes=is_boxed, requested=version, shared=shared, check=check)
         if known is not None and not is_same:
             self.forget()
+        elif known is None and fresh.function is not None and self._vary is None and not shared:
+            note_function(self.box, name if found.version is None else f"{name} {found.version}", fresh.function)
         self._known[server, name, version] = fresh
         return fresh
 
@@ -184,9 +189,21 @@ class AgentCacheMiddleware(Middleware):
             sent = _sent_by_client() if tool.reads_request and self._vary is None else None
             here = context.fastmcp_context
             named = here.client_id if tool.gets_context and here is not None else None
-            who += [one for one in (holder, sent, named) if one is not None]
+            meta = context.message.meta if tool.gets_context else None
+            said = asker_in([Injected("state", {**meta, "client_id": None})]) if meta else None
+            who += [one for one in (holder, sent, named, said) if one is not None]
         where = [one for one in (tool.version, tool.forwarded) if one is not None]
         return Apart(who or None, where or None) if who or where else None
+
+    def _unread(self, tool: _Tool) -> Any:
+        """What may say who asks and is not known before the tool runs; None if nothing does."""
+        if not tool.depends_on_user or tool.is_shared or self._vary is not None or got_by("get_http_request"):
+            return None
+        return (Injected("value", _ValueOfDependency()),)
+
+
+class _ValueOfDependency:
+    """Stands for what a dependency of a tool will make of a context variable."""
 
 
 def _sent_by_client() -> str | None:
@@ -242,6 +259,7 @@ class _Tool:
         is_shared: whether all clients share its answers.
         gets_context: whether it may ask its context for the name of the client.
         reads_request: whether the request of the client may decide the answer.
+        depends_on_user: whether a context variable may decide it, by a dependency.
         check: what its arguments are to its function, None where that cannot be known.
         passes: whether it caches its own calls, or a server below does.
         may_be_task: whether a call may be answered with a task that goes on.
@@ -253,6 +271,7 @@ class _Tool:
     forwarded: Any
     is_shared: bool
     reads_request: bool
+    depends_on_user: bool
     gets_context: bool
     schema: Mapping[str, Any]
     annotations: Any
@@ -275,6 +294,7 @@ class _Tool:
             is_shared=shared,
             gets_context=function is None or takes_context(function),
             reads_request=function is None or reads_request(function),
+            depends_on_user=function is not None and may_provide_user(function),
             schema=tool.parameters,
             annotations=_hints(tool),
             function=function,
@@ -327,6 +347,7 @@ class _Call:
                 schema=tool.schema,
                 annotations=tool.annotations,
                 vary=self.middleware._identity(self.context, tool),
+                context=self.middleware._unread(tool),
                 returns=dict,
                 failed=fails,
                 store_if=is_kept,

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias, get_type_hints
 
 from agent_cache import AgentLoopDetectedError, Toolbox
-from agent_cache.core.asker import Apart, Injected
+from agent_cache.core.asker import Apart
+from agent_cache.core.contexts import Injected
 from agent_cache.core.parameters import injected_role, takes_context
 from agent_cache.errors import ConfigurationError
 from agent_cache.integrations.any_framework import note_function
@@ -144,7 +145,7 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
                 self._tools.clear()
             known = self._tools[id(tool)] = _Tool(tool)
             if self._vary is None:
-                note_function(self.box, tool.name, getattr(tool, "coroutine", None) or getattr(tool, "func", None))
+                note_function(self.box, tool.name, _function_of(tool))
         return known
 
 
@@ -163,7 +164,18 @@ _MAX_TOOLS = 1000
 class _Tool:
     """What the toolbox has to know of a tool, worked out once."""
 
-    __slots__ = ("annotations", "check", "gets_context", "is_decorated", "names", "schema", "server", "states", "tool")
+    __slots__ = (
+        "annotations",
+        "check",
+        "gets_context",
+        "has_session",
+        "is_decorated",
+        "names",
+        "schema",
+        "server",
+        "states",
+        "tool",
+    )
 
     def __init__(self, tool: BaseTool | None) -> None:
         self.tool = tool
@@ -174,7 +186,7 @@ class _Tool:
         self.names: frozenset[str] | None = None
         self.gets_context = tool is None or _gets_context(tool)
         self.states = () if tool is None else _states_in(tool)
-        self.server = None if tool is None else _server_of(tool)
+        self.server, self.has_session = (None, False) if tool is None else _server_of(tool)
         if tool is None:
             return
         found = tool.tool_call_schema
@@ -201,7 +213,7 @@ class _Tool:
 
     def varied(self, vary: Any) -> Any:
         """What a call varies by: what the user says, and the server that answers."""
-        return vary if self.server is None else Apart(vary, self.server)
+        return vary if self.server is None or (self.has_session and vary is not None) else Apart(vary, self.server)
 
     def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
         """The arguments as the tool gets them; the model sends them unchecked. Others than it names are left out."""
@@ -228,12 +240,17 @@ def _is_decorated(tool: BaseTool) -> bool:
 _FUNCTIONS = ("func", "coroutine")
 
 
+def _function_of(tool: BaseTool) -> Any:
+    """What runs when a tool is called: of a class of the user's, a method."""
+    return getattr(tool, "coroutine", None) or getattr(tool, "func", None) or tool._run
+
+
 def _gets_context(tool: BaseTool) -> bool:
     """Whether a tool gets anything injected that may say who asks; True of one whose function is LangChain's own."""
     functions = [found for name in _FUNCTIONS if (found := getattr(tool, name, None)) is not None]
     if not functions:
         overridden = [name for name in ("_run", "_arun") if getattr(type(tool), name) is not getattr(BaseTool, name)]
-        functions = [getattr(type(tool), name) for name in overridden]
+        functions = [getattr(tool, name) for name in overridden]  # of which class they are methods
     is_known = all(function.__module__.partition(".")[0] != "langchain_core" for function in functions)
     if not functions or not is_known or any(map(takes_context, functions)):
         return True
@@ -241,20 +258,21 @@ def _gets_context(tool: BaseTool) -> bool:
     return any(injected_role(hint, None, functions[0]) not in (None, "none") for hint in hints.values())
 
 
-def _server_of(tool: BaseTool) -> list[str] | None:
-    """What a tool of langchain-mcp-adapters sends to its server beside the arguments; None of any other tool, and of
-    one that has an open session, of which nothing is known.
+def _server_of(tool: BaseTool) -> tuple[list[str] | None, bool]:
+    """What a tool of langchain-mcp-adapters sends to its server beside the arguments, None of any other tool; and
+    whether it has an open session, of which nothing is known but that it is that one.
     """
     function: Any = getattr(tool, "coroutine", None)
     if not getattr(function, "__module__", "").startswith("langchain_mcp_adapters."):
-        return None
+        return None, False
     around = inspect.getclosurevars(function).nonlocals
     connection, interceptors = around.get("connection"), around.get("tool_interceptors") or ()
-    if around.get("session") is not None or not isinstance(connection, Mapping):
-        return None
+    session = around.get("session")
+    if session is not None or not isinstance(connection, Mapping):
+        return [alone(function if session is None else session), *map(alone, interceptors)], True
     is_opaque = connection.get("auth") is not None or connection.get("httpx_client_factory") is not None
     sent = {name: connection.get(name) for name in ("command", "args", "env", "cwd", "url", "headers")}
-    return [alone(function) if is_opaque else identity_of_sent(sent), *map(alone, interceptors)]
+    return [alone(function) if is_opaque else identity_of_sent(sent), *map(alone, interceptors)], False
 
 
 def _states_in(tool: BaseTool) -> tuple[str, ...]:

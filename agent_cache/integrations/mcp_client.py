@@ -28,7 +28,7 @@ from agent_cache.integrations.mcp_results import (
     notice,
     requested_version,
 )
-from agent_cache.integrations.server_identity import identity_of_transport
+from agent_cache.integrations.server_identity import identity_of_client, identity_of_transport
 from agent_cache.relay.messages import Pages
 from agent_cache.toolbox import ToolInfo
 
@@ -50,7 +50,8 @@ class CachedClient:
     The schemas and annotations of the tools come from a listing of its own, made before the first call, and again when
     the server says that its tools have changed. A call that carries ``input_responses`` or ``request_state`` is passed
     on. ``read_timeout_seconds``, ``progress_callback`` and ``meta`` are no part of the key; a hit makes no progress.
-    What FastMCP's client sends to its server, credentials included, belongs to the key; of a session that is unknown.
+    What the client sends to its server, credentials included, belongs to the key. Where it does not show that, as a
+    session does not, it shares no answers with other clients, unless `vary` says as whom it is connected.
 
     Args:
         session: the client. It is opened and closed by its owner. Make one `CachedClient` of it.
@@ -151,9 +152,10 @@ class CachedClient:
         return Apart(given, where) if where else given
 
     def _server(self) -> str | None:
-        """What a client of FastMCP's sends to its server beside the calls; of others nothing is known."""
-        transport = getattr(self._client, "transport", None) if self._is_of_fastmcp else None
-        return None if transport is None else identity_of_transport(transport)
+        """What the client sends to its server beside the calls; None where `vary` says it."""
+        if self._is_of_fastmcp:
+            return identity_of_transport(self._client.transport)
+        return identity_of_client(self._client) if self._vary is None else None
 
     async def _known(self) -> dict[str, ToolInfo]:
         session = self._client if self._is_session else self._client.session  # another one after a reconnection

@@ -173,7 +173,7 @@ class _Copies:
         first = self._functions.setdefault(name, function or tool)
         owner = None if first is (function or tool) else agent
         if owner is None and self._vary is None:
-            note_function(self._box, name, function)
+            note_function(self._box, name, function or tool.on_invoke_tool)
         returns = returned_by(function, include_extras=True)
         heeds_context = self._vary is None and not self._shared and _gets_context(tool)
         schema, annotations = made.params_json_schema, tool.mcp_annotations

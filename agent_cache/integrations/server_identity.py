@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, Final
 
-__all__ = ["alone", "identity_of_sent", "identity_of_transport"]
+__all__ = ["alone", "identity_of_client", "identity_of_sent", "identity_of_transport"]
 
 _ALONE: Final[weakref.WeakKeyDictionary[Any, str]] = weakref.WeakKeyDictionary()
 
@@ -42,6 +42,19 @@ _STDIO: Final = frozenset(
         "UvxStdioTransport",
     }
 )
+
+
+def identity_of_client(client: Any) -> str:
+    """The same of a client of the SDK, where it was made of a URL or a command. A session does not show what it sends,
+    nor does a transport that the user has made: it is itself alone.
+    """
+    server = getattr(client, "server", None)
+    if isinstance(server, str):
+        return identity_of_sent({"url": server})
+    if type(server).__module__ == "mcp.client.stdio":
+        return identity_of_sent({name: getattr(server, name) for name in ("command", "args", "env", "cwd")})
+    is_of_process = type(server).__module__.startswith("mcp.server.")
+    return alone(server if is_of_process else client)
 
 
 def identity_of_transport(transport: Any) -> str:

@@ -74,6 +74,7 @@ __all__ = [
     "check_version",
     "converted",
     "digest_of",
+    "UNKNOWN_ASKER",
     "digest_of_asker",
     "digest_of_key",
     "finished_lines",
@@ -171,7 +172,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         key: the key that ``cache_key=`` returned; it identifies the call instead of its arguments.
         digest: hexadecimal digest of name and arguments, or of name and key.
         asker: hexadecimal digest of who asks: of all that keeps the answers of callers apart in the cache. Empty if
-            nothing does. Calls of two askers are two calls.
+            nothing does, and `UNKNOWN_ASKER` if that cannot be told. Calls of two askers are two calls.
         after: in a log, id of the last call that had been written when this one started, 0 if there was none: that
             call, and those on the lines above it, had ended. Otherwise 0.
         lane: number of what made it: one task, or one context that a thread runs in; 0 is the task that entered the
@@ -265,6 +266,10 @@ def digest_of(name: str, arguments: dict[str, Any]) -> bytes:
 def digest_of_key(name: str, key: str) -> bytes:
     """Digest of a call by the redacted key that ``cache_key=`` returned."""
     return blake2b(encode_sorted([name, key]), digest_size=12, person=b"key").digest()
+
+
+UNKNOWN_ASKER = "unknown"
+"""The asker of a call whose context may say who makes it, in a form that cannot be compared: it is no recorded call."""
 
 
 def digest_of_asker(parts: Mapping[str, Any]) -> str:

@@ -110,6 +110,7 @@ class RecordedFunction:
         self._cache_key = cache_key
         self._key = key
         self._vary = vary
+        self.is_read = False
         self._schemas: dict[tuple[type, ...], Schema] = {}
         every = () if self.parameters is None else self.parameters.all
         self._recorded_names = tuple(one.name for one in every if one.in_key and not one.is_receiver)
@@ -181,13 +182,15 @@ class RecordedFunction:
             return None
 
     def asker_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Who asks, by the user's ``vary=``; None without one.
+        """Who asks, by the user's ``vary=``, else by the contexts among the arguments; None without any.
 
         Raises:
             UncacheableArgumentsError: if that raises.
+            UnknownAsker: if a context may say it, in a form that cannot be compared.
         """
         if self._vary is None:
-            return None
+            parameters = self.parameters
+            return parameters.asker(self.bind(args, kwargs)) if parameters and parameters.may_say_who_asks else None
         try:
             return self._vary(*args, **kwargs)
         except Exception as error:

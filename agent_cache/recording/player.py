@@ -654,6 +654,14 @@ _ANOTHER_ASKER = (
 )
 
 
+def by_nobody(call: ActiveCall) -> str:
+    """Why a call has no recorded answer whose asker is unknown."""
+    return (
+        f"the context of {call.function.name} may say who asks, in a form that cannot be compared, so no recorded call "
+        "is known to be this one; give the tool vary= to say what of its context counts, or shared=True if nothing does"
+    )
+
+
 def nearest_to(matcher: Matcher, call: ActiveCall) -> int | None:
     """Index of the recorded call of the same name with the most equal arguments, preferably one that was not played.
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from agent_cache.core.asker import UnknownAsker
 from agent_cache.core.tags import root_of, unescape
 from agent_cache.engine.interception import InterceptedCall, replay_into_sessions
 from agent_cache.engine.runtime import PLACE, Call, Operation
@@ -28,6 +29,7 @@ from agent_cache.errors import CassetteError, ConfigurationError, UncacheableArg
 from agent_cache.recording.arguments import plain_arguments
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.cassette_file import (
+    UNKNOWN_ASKER,
     Header,
     PartialFile,
     RecordedCall,
@@ -45,7 +47,7 @@ from agent_cache.recording.cassette_file import (
 from agent_cache.recording.exceptions import read_error
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction
 from agent_cache.recording.lanes import Lanes, cancellations
-from agent_cache.recording.player import ROOT_PLACE, Matcher, Player, place_of
+from agent_cache.recording.player import ROOT_PLACE, Matcher, Player, by_nobody, place_of
 from agent_cache.recording.redaction import Redaction, redact_key
 from agent_cache.recording.results import problems_of, value_outcome
 from agent_cache.recording.streams import failure_outcome, is_stream, leave_call, recorded_stream, replayed_stream
@@ -228,6 +230,8 @@ class Recorder:
                 if self._is_told_apart(function, known):
                     return known
             return digest_of_asker(found) if found else ""
+        except UnknownAsker:
+            return "" if self._needs_no_identity(function) else UNKNOWN_ASKER
         except UncacheableArgumentsError as error:
             if self._needs_no_identity(function):
                 return ""
@@ -418,6 +422,10 @@ class Recorder:
         policy = self._policy_of(call.function) if self._policy else "stub"
         if policy == "forbid":
             raise player.miss(call, f"{call.function.name} was called, and the policy forbids it")
+        if call.asker == UNKNOWN_ASKER and policy == "stub" and self._answers:
+            if self._writer is None or (index is not None and not call.function.is_read):
+                raise player.miss(call, by_nobody(call))
+            index = None
         if index is not None and policy == "stub" and self._answers:
             player.take(call, index)
         elif index is not None:
@@ -740,6 +748,7 @@ def function_of(operation: Operation[Any]) -> RecordedFunction:
         found = RecordedFunction(
             operation.function, operation.name, "tool", parameters=operation.parameters.shown, key=key
         )
+        found.is_read = operation.is_read
         operation.recorded = found
     return found
 
@@ -749,7 +758,13 @@ def _asker_of_tool(function: RecordedFunction, call: InterceptedCall, arguments:
     parts: dict[str, Any] = {}
     if (tenant := call.scope.tenant) is not None:
         parts["tenant"] = tenant
-    if (asker := call.operation.asker_of(arguments)) is not None:
+    try:
+        asker = call.operation.asker_of(arguments)
+    except UnknownAsker:
+        if not parts:
+            raise
+        asker = None
+    if asker is not None:
         parts["asker"] = asker
     if (key := function.asker_by_key(arguments)) is not None:
         parts["key"] = key

@@ -28,6 +28,7 @@ from agent_cache import (
     invalidate,
     writing,
 )
+from agent_cache.core.asker import Apart
 from agent_cache.integrations.mcp_results import requested_version
 from agent_cache.recording import CassetteError, Player, intercept, record, replay
 from agent_cache.relay.messages import (
@@ -40,7 +41,7 @@ from agent_cache.relay.messages import (
     result_line,
 )
 from agent_cache.relay.relay_settings import RelaySettings, write_of_notification
-from agent_cache.toolbox.box import every_tag, has_tier
+from agent_cache.toolbox.box import every_tag
 
 __all__ = ["HostRequest", "HostSession", "Relay", "listed_tools"]
 
@@ -146,9 +147,8 @@ class Relay:
 
     Attributes:
         identity: a hash of what this process sends to the server by itself: its address, and credentials that the host
-            does not know. None if there is nothing of the kind. A recording is without it, unless its file of rules
-            names a tier that others may use: so it is replayed without the server's address and credentials. The
-            transport sets it.
+            does not know; or of the command that starts it. A recording is without it: so it is replayed without the
+            server's address and credentials. The transport sets it.
         is_taped: whether a cassette is recorded or replayed.
         is_replay: whether there is no server.
         observed: the notifications of the server that have to be shown to `observe` before they are passed on.
@@ -263,12 +263,12 @@ class Relay:
         The request has got its response, unless it was cancelled, when the task ends; it may have got it long before,
         if the server answered by a task of the protocol.
         """
-        if self.identity is not None and (self._tape is None or has_tier(self.box)):
-            request.vary = f"{self.identity} {request.vary or ''}"
         meta = request.params.get("_meta")
         version = requested_version(meta) if isinstance(meta, dict) else None
         if version is not None:
             request.vary = [request.vary, version]
+        if self.identity is not None:
+            request.vary = Apart(request.vary, self.identity)
         return asyncio.get_running_loop().create_task(self._answer_in_session(request), context=self._inside.copy())
 
     async def _answer_in_session(self, request: HostRequest) -> None:
@@ -572,7 +572,7 @@ async def _forwarded(run: _Run, method: str, params: dict[str, Any]) -> Any:  # 
 
 
 def _who_asks(run: _Run, *_: Any) -> Any:
-    return run.vary
+    return run.vary.who if type(run.vary) is Apart else run.vary
 
 
 async def _all_pages(request: HostRequest, envelope: dict[str, Any]) -> dict[str, Any]:

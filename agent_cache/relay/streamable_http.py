@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 import httpx2
 import msgspec
 
+from agent_cache.core.contexts import TRANSPORT
 from agent_cache.errors import ConfigurationError
 
 __all__ = [
@@ -48,10 +49,7 @@ _HOP_BY_HOP: Final = frozenset({
 })  # fmt: skip
 """RFC 9110, 7.6.1: they are between two neighbours, not between host and server."""
 
-_NEUTRAL: Final = frozenset({
-    b"accept", b"accept-encoding", b"connection", b"date", b"host", b"last-event-id", b"mcp-method", b"mcp-name",
-    b"mcp-session-id", b"te", b"traceparent", b"tracestate", b"transfer-encoding", b"user-agent", b"x-request-id",
-})  # fmt: skip
+_NEUTRAL: Final = frozenset(name.encode() for name in TRANSPORT)
 """Headers of the transport, as are those that begin with ``content-``. Every other one may tell who asks: a server
 takes its credentials where it likes."""
 

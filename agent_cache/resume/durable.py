@@ -43,6 +43,7 @@ from agent_cache.errors import (
 from agent_cache.recording.api import Block
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.cassette_file import (
+    UNKNOWN_ASKER,
     RecordedCall,
     digest_of,
     digest_of_key,
@@ -51,7 +52,7 @@ from agent_cache.recording.cassette_file import (
 )
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction
 from agent_cache.recording.http.exchange import Http
-from agent_cache.recording.player import Player, call_data, described, place_of
+from agent_cache.recording.player import Player, by_nobody, call_data, described, place_of
 from agent_cache.recording.recorder import Recorder, recorded_function, show_in_sessions
 from agent_cache.recording.redaction import redact_key, redaction_of
 from agent_cache.recording.results import check_outcome, value_outcome
@@ -346,7 +347,10 @@ class _JournalRecorder(Recorder):
         return index
 
     def _look_up(self, call: ActiveCall, index: int | None, player: Player) -> None:
-        if index is not None:
+        if index is not None and call.asker == UNKNOWN_ASKER:
+            if not call.function.is_read:
+                self._refuse(call, CassetteError(by_nobody(call), self.path or ""))
+        elif index is not None:
             player.take(call, index)
         elif player.error is not None and not self._writer.is_over:
             self._refuse(call, player.error)

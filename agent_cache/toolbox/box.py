@@ -16,10 +16,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from agent_cache.config import Configuration
-from agent_cache.core.asker import Apart, Injected, UnknownAsker, asker_in
+from agent_cache.core.asker import Apart, UnknownAsker, asker_in
+from agent_cache.core.contexts import Injected
 from agent_cache.core.keys import ALIASES, Uncacheable, key_part
 from agent_cache.core.parameters import JsonArguments, Named
-from agent_cache.core.policies import ReadPolicy, WritePolicy, checked_choice, checked_text, configures, no_life
+from agent_cache.core.policies import (
+    ReadPolicy,
+    WritePolicy,
+    checked_choice,
+    checked_text,
+    configures,
+    no_life,
+    plain_result,
+)
 from agent_cache.core.tags import ComputedTags, TagSet, unescape
 from agent_cache.engine.blocking import run_blocking
 from agent_cache.engine.plan import read_plan, write_plan
@@ -50,7 +59,7 @@ from agent_cache.values.compare import is_empty
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Toolbox", "has_rule", "has_tier", "rule_named"]
+__all__ = ["Toolbox", "has_rule", "rule_named"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -364,10 +373,12 @@ class Toolbox:
             elif read is not None:
                 key = read.key_of(Named(given, vary))
         except (Uncacheable, TypeError, ValueError) as error:
+            plain_result(vary.who if type(vary) is Apart else vary, f"{tool.operation.name}: vary")
             if not isinstance(error, Uncacheable):
                 given, error = {"arguments": arguments}, Uncacheable("the arguments are no JSON object")
             if read is not None:
                 key = read.unkeyed(error)
+            vary = error if type(error) is UnknownAsker else vary
         return tool.operation, key, given, vary
 
     def _with_asker(self, operation: ReadOperation | WriteOperation, vary: Any, context: Any) -> Any:
@@ -380,10 +391,12 @@ class Toolbox:
         contexts = context if is_several else (Injected("object", context),)
         try:
             asker = asker_in(contexts)
-        except UnknownAsker:
-            if not operation.is_read or PLACE.get().scope.tenant is not None:
+        except UnknownAsker as unknown:
+            if PLACE.get().scope.tenant is not None:
                 return vary
-            raise
+            if operation.is_read:
+                raise
+            return unknown
         if asker is None:
             return vary
         if type(vary) is Apart:
@@ -502,11 +515,6 @@ def has_rule(box: Toolbox, name: str) -> bool:
 def every_tag(box: Toolbox) -> tuple[tuple[str], ...]:
     """The roots that the rules of a toolbox name, as `writing` takes them."""
     return tuple((unescape(root),) for root in box._roots)
-
-
-def has_tier(box: Toolbox) -> bool:
-    """Whether the file of a toolbox names a tier, so that other processes may be given its answers."""
-    return box._tier is not None
 
 
 def rule_named(full_name: str) -> Rule | None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import ctypes
+import decimal
 import enum
 import functools
+import io
 import itertools
 import logging
 import threading
@@ -12,7 +16,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 
@@ -138,6 +142,65 @@ class Secret:
         return self._text
 
 
+class Regional:
+    def __init__(self) -> None:
+        self.region = "eu"
+
+
+@dataclass
+class Ticketing:
+    region: str = "eu"
+    base_url: ClassVar[str] = "https://x"
+
+
+class Marked(dict[str, str]):
+    def __init__(self, name: str) -> None:
+        super().__init__(lang="en")
+        self.owned_by = name
+
+
+class Ident:
+    __slots__ = ("__id",)
+
+    def __init__(self, name: str) -> None:
+        self.__id = name
+
+
+class RowId(uuid.UUID):
+    pass
+
+
+class Money(decimal.Decimal):
+    def __str__(self) -> str:
+        return "some money"
+
+
+class Proxy:
+    """Says that it is what it stands for, as werkzeug's and wrapt's do."""
+
+    def __init__(self, inner: Any) -> None:
+        object.__setattr__(self, "_Proxy__inner", lambda: inner)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(object.__getattribute__(self, "_Proxy__inner")())
+
+    def __getattribute__(self, name: str) -> Any:
+        inner = object.__getattribute__(self, "_Proxy__inner")()
+        return type(inner) if name == "__class__" else getattr(inner, name)
+
+    def __str__(self) -> str:
+        return str(object.__getattribute__(self, "_Proxy__inner")())
+
+
+def of_package(name: str, **attributes: Any) -> Any:
+    """An object of a class that an installed package defines."""
+    kind = type(name, (), {"__module__": pytest.__name__})
+    made = kind()
+    made.__dict__.update(attributes)
+    return made
+
+
 @dataclass
 class Anonymous:
     """Deps whose user hides in an object that is no data."""
@@ -167,6 +230,29 @@ DEPS: dict[str, Callable[[str], Any]] = {
     "a secret": lambda name: Anonymous(Secret(name)),
     "bytes": lambda name: {"key": name.encode()},
     "a path": lambda name: Path("/home") / name,
+    "a plain object beside a constant": lambda name: {"lang": "en", "desk": Plain(name)},
+    "a plain object in a named tuple": lambda name: Pair("eu", types.SimpleNamespace(owner=Plain(name))),
+    "plain objects in a list": lambda name: {"lang": "en", "people": [Plain(name)]},
+    "a plain object as a key": lambda name: {"lang": "en", Plain(name): 1},
+    "an attribute of a dict of one's own": lambda name: {"lang": "en", "session": Marked(name)},
+    "a mangled slot": lambda name: {"lang": "en", "handle": Ident(name)},
+    "an attribute of the class": lambda name: type("Desk", (Regional,), {"tenant_id": name})(),
+    "a class variable of a dataclass": lambda name: type("Desk", (Ticketing,), {"base_url": name})(),
+    "a subclass of UUID": lambda name: {"lang": "en", "id": RowId(uuid.uuid5(uuid.NAMESPACE_DNS, name).hex)},
+    "a subclass of Decimal": lambda name: {"lang": "en", "id": Money(len(name))},
+    "a range": lambda name: {"lang": "en", "rows": range(len(name))},
+    "a bytearray": lambda name: {"lang": "en", "user_id": bytearray(name.encode())},
+    "a view of a dict": lambda name: {"lang": "en", "roles": {name: 1}.keys()},
+    "an argparse namespace": lambda name: {"lang": "en", "options": argparse.Namespace(handle=name)},
+    "a name with two underscores": lambda name: {"lang": "en", "__handle": name},
+    "a proxy of a text": lambda name: {"lang": "en", "user_id": Proxy(name)},
+    "a proxy of a plain object": lambda name: {"lang": "en", "current": Proxy(Plain(name))},
+    "a user of another package's class": lambda name: {"lang": "en", "user": of_package("Principal", _raw={"s": name})},
+    "values of another package's class": lambda name: {"lang": "en", "claims_of": of_package("Claims", raw=[name])},
+    "a request of another package": lambda name: {
+        "lang": "en",
+        "http": of_package("WebRequest", headers={"Authorization": name, "TraceParent": uuid.uuid4()}, stream=Client()),
+    },
 }
 
 
@@ -346,6 +432,134 @@ OPAQUE: dict[str, Callable[[], Any]] = {
     "an exception": lambda: ValueError("ada"),
     "a partial function": lambda: functools.partial(print, "ada"),
 }
+
+
+class Stored:
+    """As of an object-relational mapper, when what was loaded has expired."""
+
+    class Column:
+        def __get__(self, row: Any, kind: Any) -> Any:
+            return self
+
+        def __set__(self, row: Any, value: Any) -> None: ...
+
+    name = Column()
+
+    def __init__(self) -> None:
+        self._state = threading.Lock()
+
+
+class Lazy:
+    def __init__(self) -> None:
+        self.__dict__.update(_loaded=None, _load=lambda: "ada")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+class Absent:
+    @property
+    def name(self) -> str:
+        return "ada"
+
+
+def nested(depth: int) -> Any:
+    return {"inner": nested(depth - 1)} if depth else "ada"
+
+
+UNREADABLE: dict[str, tuple[str, Callable[[], Any]]] = {
+    "a function in a field named for someone": ("deps.user", lambda: {"user": lambda: "ada"}),
+    "a method in one": ("deps.current_user", lambda: {"current_user": Regional().__init__}),
+    "a client in one": ("deps.session.owner", lambda: {"session": {"owner": Client()}}),
+    "an object of C in one": ("deps.principal", lambda: {"principal": object()}),
+    "a row that has expired": ("deps.row", lambda: {"row": Stored()}),
+    "a user that is not loaded": ("deps.x", lambda: {"x": Lazy()}),
+    "an object that computes all": ("deps.x", lambda: {"x": Absent()}),
+    "what is nested too deep": ("deps.inner.inner", lambda: {"inner": nested(150)}),
+    "too many fields": ("deps.rows", lambda: {"rows": list(range(20_000))}),
+    "a property that fails": ("deps.auth.user_id", lambda: {"auth": Broken()}),
+    "an object of C that is compared by what it is": ("deps.x", lambda: {"x": Unhashable()}),
+}
+
+
+class Unhashable(ctypes.c_int):
+    __slots__ = ()
+    __module__ = "ctypes"
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+async def test_one_field_that_cannot_be_compared_keeps_all_from_being_shared(
+    kind: str, caplog: pytest.LogCaptureFixture
+):
+    read, (field_name, made) = reads_of("async"), UNREADABLE[kind]
+    with caplog.at_level(logging.WARNING):
+        answers = [await read(RunContext({"lang": "en", "tenant_id": 1, **made()})) for _ in range(2)]
+    assert answers == [0, 1]
+    assert get_metrics()["uncached"] == 2
+    (warning,) = caplog.messages
+    assert f"UnknownAsker: {field_name}" in warning
+    assert "vary=" in warning
+
+
+INFRASTRUCTURE: dict[str, Callable[[], Any]] = {
+    "a logger": lambda: logging.getLogger("x"),
+    "a lock": threading.Lock,
+    "a file": io.StringIO,
+    "a function": lambda: print,
+    "a class": lambda: Client,
+    "a module": lambda: logging,
+    "a client of one's own": Client,
+    "a client of another package": lambda: of_package(
+        "HttpClient", headers={"x": uuid.uuid4()}, _pool=threading.Lock()
+    ),
+    "a session of another package": lambda: of_package("AsyncSession", sync=threading.Lock(), started=uuid.uuid4()),
+}
+
+
+@pytest.mark.parametrize("kind", INFRASTRUCTURE)
+async def test_one_user_has_her_hits_with_a_context_made_anew_around(kind: str):
+    read, made = reads_of("async"), INFRASTRUCTURE[kind]
+    assert [
+        await read(RunContext({"user": "ada", "lang": "en", "session": made(), "x": made()})) for _ in range(3)
+    ] == [0] * 3
+    assert get_metrics()["uncached"] == 0
+
+
+IDS = ["run_id", "request_id", "trace_id", "span_id", "thread_id", "step", "checkpoint_id", "tool_call_id"]
+
+
+@pytest.mark.parametrize("name", IDS)
+async def test_an_id_of_a_run_as_the_only_field_says_who_asks_for_all_that_is_known(name: str):
+    read = reads_of("async")
+    assert [await read(RunContext({name: user})) for user in ("ada", "bob")] == [0, 1]
+    assert get_metrics()["uncached"] == 2
+    assert [await read(RunContext({name: user, "lang": "en"})) for user in ("ada", "bob")] == [2, 2]
+
+
+NAMES = [
+    "user", "user_id", "userId", "userid", "user_ids", "user_info", "userinfo", "user_profile", "current_user",
+    "x_user_id", "owner", "actor", "principal", "subject", "sub", "uid", "account", "account_id", "member", "customer",
+    "customer_email", "tenant", "org", "organization", "organisation_id", "workspace", "auth", "session", "token",
+    "access_token", "claims", "identity", "profile", "requester", "caller", "email", "user_email", "login", "username",
+    "user_name",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_field_of_a_state_that_is_named_for_someone_counts(name: str):
+    runs = itertools.count()
+
+    @AgentCache("ticket")
+    async def read(runtime: ToolRuntime) -> int:
+        return next(runs)
+
+    states = [{name: one, "turn": uuid.uuid4(), "progress_token": uuid.uuid4()} for one in ("ada", "bob", "ada")]
+    assert [await read(ToolRuntime(state=state)) for state in states] == [0, 1, 0]
 
 
 @pytest.mark.parametrize("kind", OPAQUE)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, Read, Toolbox, UncacheableArgumentsError, Write
-from agent_cache.core.asker import Injected, asker_in
+from agent_cache.core.asker import UnknownAsker, asker_in
+from agent_cache.core.contexts import Injected
 
 
 class RunContext:
@@ -37,7 +38,8 @@ def test_of_reads_and_writes_the_user_fields_of_their_contexts_count():
         assert ada != bob
         assert asker_of(decorated, ctx=RunContext(Deps("ada")), number=8) == ada
         assert asker_of(decorated, ctx=RunContext(None), number=7) is None
-        assert asker_of(decorated, ctx=RunContext(object()), number=7) is None
+        with pytest.raises(UnknownAsker, match="shared=True"):
+            asker_of(decorated, ctx=RunContext(object()), number=7)
     for decorator in (AgentCache("s", shared=True), AgentCacheInvalidator("s", shared=True)):
         assert asker_of(decorator(tool), ctx=RunContext(Deps("ada")), number=7) is None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 pytest.importorskip("httpx2", reason="the relay over HTTP needs it")
@@ -36,8 +38,9 @@ TELLING = [
     "cache-control", "priority", "x-request-id-of-user", "x-amzn-oidc-data", "cf-access-jwt-assertion", "from",
 ]  # fmt: skip
 NEUTRAL = [
-    "accept-encoding", "content-language", "date", "last-event-id", "mcp-method", "mcp-name", "traceparent",
-    "tracestate", "user-agent", "x-request-id",
+    "accept-encoding", "b3", "cf-ray", "content-language", "date", "last-event-id", "mcp-method", "mcp-name",
+    "traceparent", "sentry-trace", "tracestate", "user-agent", "x-amzn-trace-id", "x-b3-traceid", "x-cloud-trace-context",
+    "x-correlation-id", "x-request-id",
 ]  # fmt: skip
 
 
@@ -124,6 +127,34 @@ async def test_hosts_over_stdio_share_the_answers_of_one_user_alone(application,
         async with started((*RELAY, "--config", rules, "--url", url, *options), greets=False) as host:
             found.append(await host.call("get", key="a"))
     assert found == ["nothing (1)", "nothing (2)", "nothing (1)"]
+
+
+SERVER_OF_ONE_USER = """
+import json, os, sys
+tool = {"name": "whoami", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}
+text = " ".join([*sys.argv[1:], os.path.basename(os.getcwd())])
+results = {"tools/list": {"tools": [tool]}, "tools/call": {"content": [{"type": "text", "text": text}]}}
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" in message:
+        result = results.get(message["method"], {})
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("part", ["argument", "directory"])
+async def test_relays_of_a_command_share_the_answers_of_one_user_alone(rules, tmp_path, part, monkeypatch):
+    rules, found = shared(rules, tmp_path), []
+    for user in ("ada", "bob", "ada"):
+        (tmp_path / user).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / (user if part == "directory" else "."))
+        command = (sys.executable, "-c", SERVER_OF_ONE_USER, user if part == "argument" else "eve")
+        async with started((*RELAY, "--config", rules, "--", *command), greets=False) as host:
+            answers = [await host.call("whoami", key="a") for _ in range(2)]
+        found.append([user in one for one in answers])
+    assert found == [[True, True]] * 3
+    kept = b"".join(each.read_bytes() for each in tmp_path.glob("answers.db*"))
+    assert b"bob" in kept  # where they have been shared, that is one user's
 
 
 async def test_relays_that_listen_share_the_answers_of_one_user_and_of_one_address_alone(application, rules, tmp_path):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import types
 from collections.abc import Callable
@@ -92,6 +93,105 @@ async def by_helper() -> str:
     return f"{next(RUNS)}{who()[:0]}"
 
 
+class Desk:
+    """The user's own, whose methods read the request."""
+
+    def __init__(self) -> None:
+        self.name = get_http_headers().get("x-user", "")
+
+    @classmethod
+    def opened(cls) -> Desk:
+        return cls()
+
+    @staticmethod
+    def user() -> str:
+        return get_http_headers().get("x-user", "")
+
+    @property
+    def owner(self) -> str:
+        return self.user()
+
+    def of(self, ctx: Context) -> str:
+        assert ctx.request_context is not None
+        return str(ctx.request_context.request)
+
+
+class Service:
+    """As `Desk`, for all users."""
+
+    def who(self) -> str:
+        return get_http_headers().get("x-user", "")
+
+    def of(self, ctx: Context) -> str:
+        assert ctx.request_context is not None
+        return str(ctx.request_context.request)
+
+    @functools.cached_property
+    def never(self) -> str:
+        return get_http_headers().get("x-user", "")
+
+
+SERVICE, PARTIAL, TABLE, headers_of = Service(), functools.partial(get_http_headers), {"h": who}, get_http_headers
+
+
+async def by_method() -> str:
+    """Tickets of the current user."""
+    return f"{next(RUNS)}{SERVICE.who()[:0]}"
+
+
+async def by_method_that_gets_the_context(ctx: Context) -> str:
+    """Tickets of the current user."""
+    return f"{next(RUNS)}{SERVICE.of(ctx)[:0]}"
+
+
+async def by_class_method() -> str:
+    """Tickets of the current user."""
+    return f"{next(RUNS)}{Desk.opened().name[:0]}"
+
+
+async def by_constructor() -> str:
+    """Tickets of the current user."""
+    return f"{next(RUNS)}{Desk().name[:0]}"
+
+
+async def by_property() -> str:
+    """Tickets of the current user."""
+    return f"{next(RUNS)}{Desk.opened().owner[:0]}"
+
+
+async def by_partial() -> str:
+    """Tickets of the current user."""
+    return f"{next(RUNS)}{str(PARTIAL())[:0]}"
+
+
+async def by_table() -> str:
+    """Tickets of the current user."""
+    return f"{next(RUNS)}{TABLE['h']()[:0]}"
+
+
+async def by_another_name() -> str:
+    """Tickets of the current user."""
+    return f"{next(RUNS)}{str(headers_of())[:0]}"
+
+
+async def by_context_of_a_call() -> str:
+    """Tickets of the current user."""
+    context = dependencies.get_context().request_context
+    assert context is not None
+    return f"{next(RUNS)}{str(context.request)[:0]}"
+
+
+async def by_opaque_call(ctx: Context) -> str:
+    """Tickets of the current user."""
+    return f"{next(RUNS)}{repr(ctx)[:0]}"
+
+
+async def by_messages_alone(ctx: Context) -> str:
+    """Tickets of everybody."""
+    await ctx.report_progress(1, 2)
+    return str(next(RUNS))
+
+
 async def by_dependency(user: str = Depends(who)) -> str:
     """Tickets of the current user."""
     return str(next(RUNS))
@@ -151,6 +251,21 @@ async def test_users_by_their_access_tokens(function: Any, decorated: bool):
             [by_headers, by_request, by_injected_headers, by_request_of_the_context, by_helper],
             ["x-user", "authorization", "cookie"],
         ),
+        *itertools.product(
+            [
+                by_method,
+                by_method_that_gets_the_context,
+                by_class_method,
+                by_constructor,
+                by_property,
+                by_partial,
+                by_table,
+                by_another_name,
+                by_context_of_a_call,
+                by_opaque_call,
+            ],
+            ["x-user"],
+        ),
         (by_dependency, "x-user"),
     ],
     ids=lambda one: getattr(one, "__name__", one),
@@ -176,8 +291,9 @@ async def test_one_client_has_its_hits_in_memory_and_over_http(function: Any, de
 
 
 @WAYS
-async def test_a_tool_that_takes_nothing_of_a_client_is_shared(decorated: bool):
-    with over_http(server_of(of_all, decorated=decorated)) as url:
+@pytest.mark.parametrize("function", [of_all, by_messages_alone], ids=lambda one: one.__name__)
+async def test_a_tool_that_takes_nothing_of_a_client_is_shared(function: Any, decorated: bool):
+    with over_http(server_of(function, decorated=decorated)) as url:
         assert [await ask(url, headers={"x-user": user}) for user in ("ada", "bob")] == ["0", "0"]
 
 
@@ -187,6 +303,19 @@ async def test_a_tool_that_takes_nothing_of_a_client_is_shared(decorated: bool):
 async def test_shared_gives_all_clients_the_same_answer(options: dict[str, Any]):
     with over_http(server_of(by_context, decorated=False, auth=tokens("ada", "bob"), **options)) as url:
         assert [await ask(url, auth=user) for user in ("ada", "bob")] == ["0", "0"]
+
+
+TRACES = [
+    "traceparent", "x-request-id", "x-correlation-id", "x-amzn-trace-id", "x-amz-cf-id", "x-cloud-trace-context",
+    "cf-ray", "sentry-trace", "b3", "x-b3-traceid", "x-b3-spanid",
+]  # fmt: skip
+
+
+@WAYS
+async def test_the_traces_of_balancers_cost_no_hit(decorated: bool):
+    with over_http(server_of(by_headers, decorated=decorated)) as url:
+        sent = [dict.fromkeys(TRACES, str(number)) for number in range(2)]
+        assert [await ask(url, headers={"x-user": "ada", **one}) for one in sent] == ["0", "0"]
 
 
 @WAYS

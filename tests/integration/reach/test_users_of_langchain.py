@@ -260,6 +260,18 @@ class Lookup(BaseTool):
         return str(next(RUNS))
 
 
+class OfItsOwn(BaseTool):
+    name: str = "my_tickets"
+    description: str = "Tickets of the current user."
+
+    def who(self) -> Any:
+        return get_config()
+
+    def _run(self) -> str:
+        self.who()
+        return str(next(RUNS))
+
+
 class Injected(BaseModel):
     """Arguments, one of which is injected."""
 
@@ -285,7 +297,9 @@ def of_runnable() -> BaseTool:
 
 
 @pytest.mark.filterwarnings("ignore:This API is in beta")
-@pytest.mark.parametrize("made", [Lookup, BySchema, of_runnable], ids=["a class", "a schema", "a runnable"])
+@pytest.mark.parametrize(
+    "made", [Lookup, OfItsOwn, BySchema, of_runnable], ids=["a class", "a method of a class", "a schema", "a runnable"]
+)
 async def test_tools_that_are_no_functions(made: Callable[[], BaseTool]):
     agent, _ = agent_of(made())
     users = ("ada", "bob", "ada")

@@ -370,3 +370,131 @@ async def test_a_cassette_of_another_package_does_not_know_who_asked(tmp_path):
     with replay(path):
         assert await agent(by_vary, ["ada", "bob"]) == ["mail", "other mail"]
     assert not RUNS
+
+
+# Askers that cannot be told
+
+
+class RunContext:
+    __module__ = "pydantic_ai.tools"
+
+    def __init__(self, deps):
+        self.deps = deps
+
+
+class Hidden:
+    """Holds its user where nobody can compare it."""
+
+    def __init__(self, user):
+        self.user = lambda: user
+
+
+@AgentCache("mail", name="askers:by_context")
+async def by_context(ctx: RunContext) -> str:
+    return answer("mail")
+
+
+@AgentCacheInvalidator("mail", name="askers:write_by_context")
+async def write_by_context(ctx: RunContext) -> str:
+    return answer("sent")
+
+
+@intercept(name="askers:intercepted_by_context")
+async def intercepted_by_context(ctx: RunContext) -> str:
+    return answer("look")
+
+
+async def box_by_context(ctx):
+    async def run():
+        return answer("box")
+
+    return await BOX.call("read", {}, run, context=ctx)
+
+
+async def box_write_by_context(ctx):
+    async def run():
+        return answer("paid")
+
+    return await BOX.call("pay", {}, run, context=ctx)
+
+
+READS = {"read": by_context, "read of a toolbox": box_by_context}
+WRITES = {
+    "write": write_by_context,
+    "write of a toolbox": box_write_by_context,
+    "intercepted": intercepted_by_context,
+}
+
+
+def of_user(tool, deps):
+    async def call(_):
+        return await tool(RunContext(deps(USER.get())))
+
+    return call
+
+
+@pytest.mark.parametrize("way", READS | WRITES)
+async def test_users_in_a_context_have_lines_of_their_own(tmp_path, way):
+    path, call = tmp_path / "run.jsonl", of_user((READS | WRITES)[way], lambda user: {"user": user})
+    with record(path):
+        recorded = await agent(call, ["ada", "bob"])
+    with replay(path):
+        assert await agent(call, ["bob", "ada"]) == recorded[::-1]
+
+
+@pytest.mark.parametrize("way", READS | WRITES)
+@pytest.mark.parametrize("strict", [False, True])
+async def test_a_replay_refuses_a_call_whose_asker_cannot_be_told(tmp_path, way, strict):
+    path, call = tmp_path / "run.jsonl", of_user((READS | WRITES)[way], Hidden)
+    with record(path):
+        assert [one.rpartition(" ")[2] for one in await agent(call, ["ada", "bob"])] == ["ada", "bob"]
+    assert {one["asker"] for one in calls_of(path)} == {"unknown"}
+    with pytest.raises(DivergenceError, match=r"vary=.*shared=True"), replay(path, strict=strict):
+        await agent(call, ["bob"])
+    assert RUNS.total() == 2
+
+
+@pytest.mark.parametrize("way", READS)
+async def test_a_resumed_run_makes_a_read_again_whose_asker_cannot_be_told(tmp_path, way):
+    call = of_user(READS[way], Hidden)
+    with pytest.raises(Killed):
+        async with AgentCacheSession("job", journal=Journal(tmp_path)):
+            await agent(call, ["ada"])
+            raise Killed
+    async with AgentCacheSession("job", journal=Journal(tmp_path)):
+        (found,) = await agent(call, ["bob"])
+    assert found.endswith("bob")
+
+
+@pytest.mark.parametrize("way", WRITES)
+async def test_a_resumed_run_neither_repeats_nor_answers_a_write_whose_asker_cannot_be_told(tmp_path, way):
+    call = of_user(WRITES[way], Hidden)
+    with pytest.raises(Killed):
+        async with AgentCacheSession("job", journal=Journal(tmp_path)):
+            await agent(call, ["ada"])
+            raise Killed
+    with pytest.raises(CassetteError, match=r"vary=.*shared=True"):
+        async with AgentCacheSession("job", journal=Journal(tmp_path)):
+            await agent(call, ["bob"])
+    assert RUNS.total() == 1
+
+
+async def test_a_tenant_says_who_asks_where_a_context_does_not(tmp_path):
+    path, call = tmp_path / "run.jsonl", in_tenant(of_user(by_context, Hidden))
+    with record(path):
+        recorded = await agent(call, ["ada", "bob"])
+    with replay(path, strict=True):
+        assert await agent(call, ["bob", "ada"]) == recorded[::-1]
+
+
+async def test_a_context_that_is_shared_needs_no_asker(tmp_path):
+    path = tmp_path / "run.jsonl"
+
+    @AgentCacheInvalidator("mail", shared=True, name="askers:shared")
+    async def shared(ctx: RunContext) -> str:
+        return answer("sent")
+
+    with record(path):
+        recorded = await agent(of_user(shared, Hidden), ["ada"])
+    with replay(path, strict=True):
+        assert await agent(of_user(shared, Hidden), ["bob"]) == recorded
