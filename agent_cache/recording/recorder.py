@@ -20,21 +20,21 @@ from typing import Any
 
 import msgspec
 
+from agent_cache.core.asker import UnknownAsker
 from agent_cache.core.tags import root_of, unescape
 from agent_cache.engine.interception import InterceptedCall, replay_into_sessions
 from agent_cache.engine.runtime import PLACE, Call, Operation
 from agent_cache.engine.streaming import proceed_stream
-from agent_cache.core.asker import UnknownAsker
 from agent_cache.errors import CassetteError, ConfigurationError, UncacheableArgumentsError
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.cassette_file import (
+    UNKNOWN_ASKER,
     Header,
     PartialFile,
     RecordedCall,
     Trailer,
     call_line,
     digest_of,
-    UNKNOWN_ASKER,
     digest_of_asker,
     digest_of_key,
     header_line,

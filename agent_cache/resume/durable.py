@@ -43,11 +43,11 @@ from agent_cache.errors import (
 from agent_cache.recording.api import Block
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.cassette_file import (
+    UNKNOWN_ASKER,
     RecordedCall,
     digest_of,
     digest_of_key,
     now_text,
-    UNKNOWN_ASKER,
     with_asker,
 )
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction
