@@ -15,7 +15,7 @@ Who asks is part of the key, and what cannot be told apart is not shared:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set, ValuesView
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set, ValuesView
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
 from functools import lru_cache, partial
@@ -76,7 +76,7 @@ _IDS: Final = frozenset({
     "checkpoint", "checkpoint_id", "checkpoint_map", "checkpoint_ns", "orig_class", "request_id", "run_id", "run_step",
     "span_id", "step", "thread_id", "tool_call_id", "trace_id",
 })  # fmt: skip
-_SOMEONE: Final = re.compile(
+_NAMES: Final = re.compile(
     r"(?:(?:^|_)(?:user|username|owner|actor|principal|subject|account|member|customer|tenant|org|organi[sz]ation|company|"
     r"workspace|team|employee|patient|auth|authorization|claims|identity|profile|requester|caller|email|login|client_id|"
     r"api_key|(?:access|auth|bearer|id)_token)(?:_?(?:ids?|key|name|uuid|email|info|data|context|details|record))?"
@@ -84,16 +84,22 @@ _SOMEONE: Final = re.compile(
 )
 
 
-@lru_cache(maxsize=4096)
-def _named_for_a_run(name: str) -> bool:
-    return name.startswith("__pregel") or _words(name).removeprefix("langgraph_") in _IDS
+_RUN, _SOMEONE, _SESSION, _NOTHING = object(), object(), object(), object()
+"""What a name may mean: an id of a run, someone, someone or a connection, nothing that is known here."""
 
 
 @lru_cache(maxsize=4096)
+def _meaning_of(name: str) -> object:
+    words = _words(name)
+    if name.startswith("__pregel") or words.removeprefix("langgraph_") in _IDS:
+        return _RUN
+    if not name.startswith("user:") and _NAMES.search(words) is None:  # the state that ADK keeps for each user
+        return _NOTHING
+    return _SESSION if words.endswith("session") else _SOMEONE
+
+
 def _named_for_someone(name: str) -> bool:
-    if name.startswith("user:"):  # the state that ADK keeps for each user
-        return True
-    return _SOMEONE.search(_words(name)) is not None
+    return _meaning_of(name) in (_SOMEONE, _SESSION)
 
 
 def _words(name: str) -> str:
@@ -101,24 +107,18 @@ def _words(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", name).lower().strip("_")
 
 
-def _may_be_connection(name: str) -> bool:
-    return name.lower().endswith("session")
-
-
 # Values
 
 _BUILTINS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _MOMENTS: Final = (date, datetime, time, timedelta, timezone)
-_CONTAINERS: Final = (Sequence, Set, ValuesView)
 _FUNCTIONS: Final = (BuiltinFunctionType, FunctionType, MethodType, ModuleType, ReferenceType, partial, type)
-_NOTHING: Final = object()
 
 
 @lru_cache(maxsize=1024)
 def _leaf_of(kind: Any) -> Callable[[Any], Any] | None:
     """What makes builtins of values of a class, which are the same in every process; None of other classes."""
     if kind in _BUILTINS:
-        return lambda value: value
+        return kind
     if issubclass(kind, _MOMENTS):
         return lambda value: (kind.__name__, repr(value))
     if issubclass(kind, Enum):
@@ -132,7 +132,9 @@ def _leaf_of(kind: Any) -> Callable[[Any], Any] | None:
     secret: Callable[[Any], Any] | None = getattr(kind, "get_secret_value", None)
     if secret is not None or kind.__name__.lower().endswith("url"):
         return secret or str
-    has_fields = kind.__dictoffset__ or _slots_of(kind) or issubclass(kind, (*_FUNCTIONS, *_CONTAINERS, Mapping))
+    has_fields = (
+        kind.__dictoffset__ or _slots_of(kind) or issubclass(kind, (*_FUNCTIONS, Sequence, Set, ValuesView, Mapping))
+    )
     has_text = kind.__str__ is not object.__str__ or kind.__repr__ is not object.__repr__
     if has_text and _is_compared(kind) and kind.__hash__ is not None and (not has_fields or kind is range):
         return lambda value: (kind.__name__, _text(value))  # of NumPy, of an extension in Rust
@@ -173,7 +175,7 @@ def _slots_of(kind: Any) -> tuple[str, ...]:
 def _properties_of(kind: Any) -> tuple[str, ...]:
     """Those that are named for someone."""
     found = [name for name, one in _members_of(kind).items() if isinstance(one, property)]
-    return tuple(name for name in found if _named_for_someone(name) and not _may_be_connection(name))
+    return tuple(name for name in found if _meaning_of(name) is _SOMEONE)
 
 
 @lru_cache(maxsize=1024)
@@ -183,17 +185,18 @@ def _data_of(kind: Any) -> tuple[str, ...]:
     return tuple(
         name
         for name, found in _members_of(kind).items()
-        if not (name.startswith("__") or name in fields or hasattr(type(found), "__get__")) and _is_data(found)
+        if not (name.startswith("__") or name in fields or hasattr(type(found), "__get__")) and _is_data(type(found))
     )
 
 
-def _hides(kind: Any, items: list[tuple[str, Any]]) -> bool:
+@lru_cache(maxsize=1024)
+def _hides(kind: Any, *, is_empty: bool) -> bool:
     """Whether an object in which nothing counts has data elsewhere: behind descriptors, as of an object-relational
-    mapper, or behind what computes its attributes.
+    mapper, or behind what computes its attributes, if it is empty.
     """
     kinds = {type(found) for found in _members_of(kind).values()}
     plain = (MemberDescriptorType, GetSetDescriptorType, property)
-    return any(hasattr(one, "__set__") and one not in plain for one in kinds) or (property in kinds and not items)
+    return any(hasattr(one, "__set__") and one not in plain for one in kinds) or (property in kinds and is_empty)
 
 
 def _inside(value: Any, kind: Any) -> dict[str, Any]:
@@ -214,33 +217,50 @@ def _attributes(value: Any, kind: Any, *, is_opened: bool) -> list[tuple[str, An
     return list(found.items())
 
 
-_OF_REQUESTS: Final = ("COOKIES", "auth", "session", "state", "user")
-"""What frameworks of the web add to a request."""
-
-
-def _record(value: Any, kind: Any) -> list[tuple[Any, Any]] | None:
-    """Names and values of what is data by its class; None of anything else."""
-    names, inside = declared_names(kind), _inside(value, kind)
+@lru_cache(maxsize=1024)
+def _reader_of(kind: Any) -> Callable[[Any], list[tuple[Any, Any]]] | None:
+    """What gives names and values of objects that are data by their class; None of any other class."""
+    names = declared_names(kind)
+    if kind is dict:
+        return lambda value: list(value.items())
     if names is not None:
-        found = [(name, getattr(value, name)) for name in names if hasattr(value, name)]
-        return found + [pair for pair in inside.items() if pair[0] not in names]
+        return lambda value: _declared(value, kind, names)
     if is_model(kind):
-        kept = (getattr(value, state, None) or {} for state in PYDANTIC_STATE)
-        return [*inside.items(), *(pair for pairs in kept for pair in pairs.items())]
-    if "Request" in kind.__name__ and hasattr(value, "headers") and not is_own(kind):
-        around = {**(value if isinstance(value, Mapping) else {}), **inside}
-        return [*sent_by(value).items(), *((name, around[name]) for name in _OF_REQUESTS if name in around)]
-    if isinstance(value, Mapping):
-        return [*value.items(), *(inside.items() if isinstance(value, dict) or is_own(kind) else ())]
+        return lambda value: [*value.__dict__.items(), *_extra(value)]
+    if "Request" in kind.__name__ and not is_own(kind):
+        return _sent_with
+    if issubclass(kind, Mapping):
+        has_more = issubclass(kind, dict) or is_own(kind)
+        return lambda value: [*value.items(), *(_inside(value, kind).items() if has_more else ())]
     if kind.__name__ == "State" and not is_own(kind):  # of ADK, of Starlette
-        return list((value.to_dict() if hasattr(value, "to_dict") else value._state).items())
-    return list(inside.items()) if kind is SimpleNamespace else None
+        return lambda value: list((value.to_dict() if hasattr(value, "to_dict") else value._state).items())
+    return (lambda value: list(value.__dict__.items())) if kind is SimpleNamespace else None
 
 
-def _is_data(value: Any) -> bool:
-    """Whether a value is data by its class: it says by itself what it consists of."""
-    kind: Any = type(value)
-    return _leaf_of(kind) is not None or isinstance(value, _CONTAINERS) or _record(value, kind) is not None
+def _declared(value: Any, kind: Any, names: Collection[str]) -> list[tuple[str, Any]]:
+    found = [(name, getattr(value, name)) for name in names if hasattr(value, name)]
+    return found + [pair for pair in _inside(value, kind).items() if pair[0] not in names]
+
+
+def _extra(model: Any) -> list[tuple[str, Any]]:
+    return [pair for state in PYDANTIC_STATE for pair in (getattr(model, state, None) or {}).items()]
+
+
+def _sent_with(request: Any) -> list[tuple[str, Any]]:
+    """What a request says of its sender, with what a framework of the web has added to it."""
+    around = {**(request if isinstance(request, Mapping) else {}), **vars(request)}
+    added = ("COOKIES", "auth", "session", "state", "user")
+    return [*sent_by(request).items(), *((name, around[name]) for name in added if name in around)]
+
+
+@lru_cache(maxsize=1024)
+def _is_container(kind: Any) -> bool:
+    return issubclass(kind, Sequence | Set | ValuesView) and declared_names(kind) is None
+
+
+def _is_data(kind: Any) -> bool:
+    """Whether objects of a class say by themselves what they consist of."""
+    return _leaf_of(kind) is not None or _is_container(kind) or _reader_of(kind) is not None
 
 
 # The fields of a call
@@ -277,8 +297,8 @@ class _Fields:
         if node is not _NOTHING:
             self.found.append((place.name, node))
         is_empty = not self._values and (self._clients or (self._ids and not place.has_ids))
-        if is_whole and (is_empty or (self._clients and not _is_data(value))):
-            self.doubtful = full_name(type(value))
+        if is_whole and (is_empty or (self._clients and not _is_data(type(value)))):
+            self.doubtful = f"{place.name or 'its context'}, a {full_name(type(value))},"
 
     def _node(self, value: Any, *, is_whole: bool, is_opened: bool = False) -> Any:
         """What counts of a value, as builtins; `_NOTHING` if nothing does.
@@ -289,27 +309,31 @@ class _Fields:
         """
         self._nodes += 1
         kind: Any = type(value)
-        leaf = _leaf_of(kind)
-        if leaf is not None and self._nodes <= self._limit:
+        if kind in _BUILTINS and self._nodes <= self._limit:
             self._values += is_whole
-            return leaf(value) if is_whole else _NOTHING
-        if id(value) in self._path:
-            return _NOTHING
+            return value if is_whole else _NOTHING
         if self._nodes > self._limit or len(self._path) >= MAX_DEPTH:
             if is_whole:
                 raise UnknownAsker(f" has more than {_MAX_FIELDS} fields, or {MAX_DEPTH} levels")
             return _NOTHING
+        leaf = _leaf_of(kind)
+        if leaf is not None or id(value) in self._path:  # what is around it counts already
+            self._values += is_whole
+            if leaf is None or not is_whole:
+                return _NOTHING
+            return self._with_attributes(leaf(value), value, kind)
         self._path.add(id(value))
         try:
             if value.__class__ is not kind and isinstance(value.__class__, type):  # a proxy: what it stands for
                 kind = value.__class__
                 if kind in _BUILTINS:
                     return self._node(kind(value), is_whole=is_whole)
-            if isinstance(value, _CONTAINERS) and declared_names(kind) is None:
+            if _is_container(kind):
                 return self._members(value, kind, is_opened=is_opened) if is_whole else _NOTHING
-            items = _record(value, kind)
-            if items is None:
+            reader = _reader_of(kind)
+            if reader is None:
                 return self._object(value, kind, is_whole=is_whole, is_opened=is_opened)
+            items = reader(value)
             if not is_whole and len(items) > _MAX_SMALL:
                 return _NOTHING
             self._values += is_whole and not items  # what is empty can be compared
@@ -322,9 +346,12 @@ class _Fields:
         self._values += not nodes
         kept = [node for node in nodes if node is not _NOTHING]
         made = ("set", *sorted(map(repr, kept))) if isinstance(value, Set) and kept else tuple(kept)
-        if is_own(kind) and (items := _attributes(value, kind, is_opened=True)):
-            return made, self._pairs(items, kind, is_whole=True)
-        return made or _NOTHING
+        return self._with_attributes(made or _NOTHING, value, kind)
+
+    def _with_attributes(self, node: Any, value: Any, kind: Any) -> Any:
+        """The same with what an object of a class of the user's own has beside its value."""
+        inside = _inside(value, kind) if is_own(kind) and not issubclass(kind, Enum) else None
+        return (node, self._pairs(list(inside.items()), kind, is_whole=True)) if inside else node
 
     def _object(self, value: Any, kind: Any, *, is_whole: bool, is_opened: bool) -> Any:
         """What counts of an object that is no data by its class."""
@@ -339,7 +366,7 @@ class _Fields:
             items = [pair for pair in items if _named_for_someone(pair[0])]
         node = self._pairs(items, kind, is_whole=is_whole)
         is_lazy = hasattr(kind, "__getattr__") and all(one is None or isinstance(one, _FUNCTIONS) for _, one in items)
-        if is_whole and (is_lazy or (self._values == before and _hides(kind, items))):
+        if is_whole and (is_lazy or (self._values == before and _hides(kind, is_empty=not items))):
             raise _unreadable(value)
         if not items or has_native_state(kind):
             self._client()
@@ -353,8 +380,8 @@ class _Fields:
             before = self._values, self._ids, self.is_named
             outer = self._is_strict, self._nodes, self._limit
             self._is_strict, self._limit = True, min(self._limit, self._nodes + _MAX_SMALL)
-            try:
-                return self._pairs(items, kind, is_whole=True)
+            try:  # what may be a client first
+                return self._pairs(sorted(items, key=lambda pair: _is_data(type(pair[1]))), kind, is_whole=True)
             except UnknownAsker:
                 self._values, self._ids, self.is_named = before
             finally:
@@ -372,27 +399,32 @@ class _Fields:
     def _pairs(self, items: list[tuple[Any, Any]], kind: Any, *, is_whole: bool) -> Any:
         kept: list[tuple[str, Any]] = []
         for key, item in items:
-            if isinstance(key, str) and _named_for_a_run(key):
-                self._ids += 1
-                continue
             name = key if isinstance(key, str) else f"key {self._key(key)!r}"
-            is_someone, before = _named_for_someone(name), self._values
-            is_no_client = is_someone and not _may_be_connection(name)
+            meaning = _meaning_of(name)
+            if meaning is _RUN:
+                self._ids += 1
+                self._pass(name)
+                continue
+            is_someone, before = meaning is not _NOTHING, self._values
             try:
-                node = self._node(item, is_whole=is_whole or is_someone, is_opened=is_no_client)
-                if is_no_client and self._values == before:
+                node = self._node(item, is_whole=is_whole or is_someone, is_opened=meaning is _SOMEONE)
+                if meaning is _SOMEONE and self._values == before:
                     raise _unreadable(item)
             except UnknownAsker as error:
                 raise _within(name, error) from error.__cause__
             if node is not _NOTHING:
                 self.is_named |= is_someone and item is not None
                 kept.append((name, node))
-            elif len(self._path) == 1:
-                self.passed.append(name)
-        if is_whole and is_own(kind) and not issubclass(kind, tuple):
+            else:
+                self._pass(name)
+        if is_whole and kind is not dict and is_own(kind) and not issubclass(kind, tuple):
             kept += self._of_class(kind, {name for name, _ in items})
         kept.sort(key=_first)
         return kept or _NOTHING
+
+    def _pass(self, name: str) -> None:
+        if len(self._path) == 1:
+            self.passed.append(name)
 
     def _of_class(self, kind: Any, known: Container[Any]) -> list[tuple[str, Any]]:
         """What counts of the data of a class. It makes no object comparable."""
@@ -426,7 +458,7 @@ def _fields_of(contexts: Iterable[Injected]) -> _Fields:
     except Exception as error:
         raise UnknownAsker(f"reading its context raised {type(error).__name__}") from error
     if fields.doubtful is not None and not fields.is_named:
-        raise UnknownAsker(f"nothing in a {fields.doubtful} says who asks in a form that can be compared")
+        raise UnknownAsker(f"nothing in {fields.doubtful} says who asks in a form that can be compared")
     return fields
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
 
 __all__ = [
@@ -65,7 +64,7 @@ _PLACES: Final = {
 }
 """Attributes of contexts that may say who asks: with everything in them, or with the fields named for someone."""
 
-_GET: Final = {name: attrgetter(name) for name in (*_PLACES, "config", "request_context.request")}
+_PATHS: Final = {name: name.split(".") for name in (*_PLACES, "config", "request_context.request")}
 
 GETTERS: Final[dict[str, tuple[Role, tuple[str, ...]]]] = {
     "get_access_token": ("value", ("fastmcp.server.dependencies", "mcp.server.auth.middleware.auth_context")),
@@ -195,7 +194,11 @@ _NOTHING: Final = object()
 
 
 def _at(context: Any, name: str) -> Any:
-    try:
-        return _GET[name](context)
-    except Exception:  # noqa: BLE001 - it has none, or a property needs a request
-        return _NOTHING
+    for part in _PATHS[name]:
+        try:
+            context = getattr(context, part, _NOTHING)
+        except Exception:  # noqa: BLE001 - a property of a framework, which may need a request
+            return _NOTHING
+        if context is _NOTHING:
+            break
+    return context

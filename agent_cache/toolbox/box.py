@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from agent_cache.config import Configuration
-from agent_cache.core.asker import Apart, UnknownAsker, asker_in
+from agent_cache.core.asker import Apart, UnknownAsker, asker_in, fields_in
 from agent_cache.core.contexts import Injected
 from agent_cache.core.keys import ALIASES, Uncacheable, key_part
 from agent_cache.core.parameters import JsonArguments, Named
@@ -115,6 +115,7 @@ class Toolbox:
         self._roots = roots_of(self._rules, namespace)
         self._every_root = Write(templates_of(self._roots))
         self._tier: Any = None
+        self._fields: dict[str, str] = {}  # what counts of the contexts of a tool, by its name, for `explain`
         self._tools: dict[Any, _Tool] = {}
         self._sync_tools: dict[Any, _Tool] = {}
         self._lock = RLock()  # a handler of the log may call the toolbox
@@ -190,7 +191,7 @@ class Toolbox:
                 rows.append(ToolRow(info.name, "decorated", "", "", "its decorator"))
                 continue
             found = self._find(info.name, info.annotations)
-            rows.append(_row_of(info, found))
+            rows.append(_row_of(info, found, self._fields.get(f"{self.namespace}:{info.name}")))
             if any(tool.read is not None and tool.read.has_unknown_askers for tool in self._compiled_of(info.name)):
                 problems.append(
                     f"{info.name!r} ran uncached: its context may say who asks in a form that cannot be compared; give "
@@ -391,6 +392,8 @@ class Toolbox:
         contexts = context if is_several else (Injected("object", context),)
         try:
             asker = asker_in(contexts)
+            if operation.name not in self._fields:
+                self._fields[operation.name] = fields_in(contexts)
         except UnknownAsker as unknown:
             if PLACE.get().scope.tenant is not None:
                 return vary
@@ -720,7 +723,7 @@ def _defaults_in(schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return found or None
 
 
-def _row_of(info: ToolInfo, found: Found) -> ToolRow:
+def _row_of(info: ToolInfo, found: Found, fields: str | None) -> ToolRow:
     rule, why = found.rule, found.why
     tags = ttl = ""
     if isinstance(rule, Read | Write):
@@ -731,5 +734,5 @@ def _row_of(info: ToolInfo, found: Found) -> ToolRow:
         life = rule.decorator.policy.ttl
         ttl = "" if life is None else "by result" if callable(life) else f"{life:.12g} s"
         if info.takes_context and rule.decorator.policy.heeds_contexts:
-            why += "; by who asks, as its context says"
+            why += f"; by who asks, as its context says{f' ({fields})' if fields else ''}"
     return ToolRow(info.name, rule.kind, tags, ttl, why)

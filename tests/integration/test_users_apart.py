@@ -159,6 +159,29 @@ class Marked(dict[str, str]):
         self.owned_by = name
 
 
+class Token(str):
+    def __new__(cls, name: str) -> Token:
+        made = super().__new__(cls, "token")
+        made.owned_by = name
+        return made
+
+    owned_by: str
+
+
+class Rows(list[int]):
+    def __init__(self, name: str) -> None:
+        super().__init__([1])
+        self.owned_by = name
+
+
+class Member:
+    """As of an object-relational mapper, with references in both directions."""
+
+    def __init__(self, name: str) -> None:
+        self.profile = types.SimpleNamespace(user=self, account=types.SimpleNamespace(owner=self))
+        self.title = name
+
+
 class Ident:
     __slots__ = ("__id",)
 
@@ -235,6 +258,9 @@ DEPS: dict[str, Callable[[str], Any]] = {
     "plain objects in a list": lambda name: {"lang": "en", "people": [Plain(name)]},
     "a plain object as a key": lambda name: {"lang": "en", Plain(name): 1},
     "an attribute of a dict of one's own": lambda name: {"lang": "en", "session": Marked(name)},
+    "an attribute of a text of one's own": lambda name: {"lang": "en", "token": Token(name)},
+    "an attribute of a list of one's own": lambda name: {"lang": "en", "rows": Rows(name)},
+    "a user who is referred to by what she has": lambda name: {"lang": "en", "user": Member(name)},
     "a mangled slot": lambda name: {"lang": "en", "handle": Ident(name)},
     "an attribute of the class": lambda name: type("Desk", (Regional,), {"tenant_id": name})(),
     "a class variable of a dataclass": lambda name: type("Desk", (Ticketing,), {"base_url": name})(),
@@ -738,6 +764,30 @@ async def test_explain_says_of_which_tools_the_context_counts():
     mine, ours, other = box.explain([*infos, ToolInfo("my_other")])
     assert "context" in mine.why
     assert "context" not in ours.why + other.why
+
+
+async def test_explain_says_which_fields_have_counted():
+    desk = Desk(Read("ticket"))
+    await desk.call(RunContext({"user": "ada", "lang": "en", "client": Client(), "run_id": 1}))
+    (row,) = desk.box.explain([ToolInfo("my_tickets", takes_context=True)])
+    assert row.why.endswith("(lang, user; not: client, run_id)")
+
+
+@pytest.mark.parametrize("make", ["decorated", "toolbox"])
+async def test_a_vary_that_returns_a_coroutine_is_refused(make: str):
+    async def later(*_: Any) -> str:
+        return "ada"
+
+    if make == "decorated":
+        read: Any = reads_of("async", vary=lambda given: later())
+    else:
+        desk = Desk(Read("ticket"))
+
+        def read(ctx: Any) -> Any:
+            return desk.call(None, vary=later())
+
+    with pytest.raises(ConfigurationError, match=r"vary.* returned a coroutine"):
+        await read(RunContext(None))
 
 
 async def test_a_write_by_name_runs_whatever_its_context_is():

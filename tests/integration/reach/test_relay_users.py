@@ -39,8 +39,8 @@ TELLING = [
 ]  # fmt: skip
 NEUTRAL = [
     "accept-encoding", "b3", "cf-ray", "content-language", "date", "last-event-id", "mcp-method", "mcp-name",
-    "traceparent", "sentry-trace", "tracestate", "user-agent", "x-amzn-trace-id", "x-b3-traceid", "x-cloud-trace-context",
-    "x-correlation-id", "x-request-id",
+    "sentry-trace", "traceparent", "tracestate", "user-agent", "x-amzn-trace-id", "x-b3-traceid",
+    "x-cloud-trace-context", "x-correlation-id", "x-request-id",
 ]  # fmt: skip
 
 
