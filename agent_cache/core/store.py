@@ -234,7 +234,7 @@ class Store:
         self.tool = tool
         self.owner = owner
         self.static = static
-        self._own: Written | None = None if owner is None else VERSIONS.of_session(owner)
+        self._own: Written | None = None if owner is None else versions.of_session(owner)
         self.flights: dict[tuple[Hashable, object], Any] = {}
         self.requests: dict[Hashable, Any] = {}
         self.is_open = True

@@ -318,7 +318,7 @@ class Versions(Written):
             paths = {path for tag in tags for path in paths_read(tag)}
             for one in (self,) if scope is None else (self, scope):
                 own = hold.paths if one in hold.scopes and hold in self.running else ()
-                if any(path in paths and count > own.count(path) for path, count in one.held.items()):
+                if any(path in paths and count > own.count(path) for path, count in list(one.held.items())):
                     return True
         return False
 

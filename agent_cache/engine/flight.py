@@ -171,7 +171,7 @@ class Flight:
 
     def may_be_joined(self) -> bool:
         """Whether a reader that starts now may have its value."""
-        if self.tickets and not all(ticket.is_joinable() for ticket in self.tickets):
+        if not self.is_open or (self.tickets and not all(ticket.is_joinable() for ticket in self.tickets)):
             return False
         return (self.inherited is None or self.inherited.is_trusted()) and self.is_current()
 
@@ -179,7 +179,8 @@ class Flight:
         """Whether a reader that asked the tiers itself saw the versions that this load began with."""
         # What it has inherited may be older than the versions that it began with.
         return (
-            len(self.tickets) == len(asked)
+            self.is_open
+            and len(self.tickets) == len(asked)
             and self.inherited is None
             and all(mine.agrees_with(theirs) for (_, mine), theirs in zip(asked, self.tickets, strict=True))
             and self.is_current()

@@ -605,13 +605,14 @@ class ReadOperation(Operation[ReadPolicy]):
         return fills[0] if fills else None
 
     def clear(self) -> int:
-        """Drop every local answer of this tool, in every scope; loads in flight are not stored. Returns how many.
+        """Drop every local answer of this tool, in every scope; loads in flight are not stored.
+
+        Returns how many, stale ones included.
 
         What has read them is dropped with them, and not counted.
         """
         mark_written(self.tags.roots)
-        now = CLOCK.now()
-        count = sum([store.count_current(now) for store in self.stores()])
+        count = sum([len(store) for store in self.stores()])
         clear_tools((self,))
         return count
 

@@ -117,7 +117,9 @@ async def thread_flight(
                 elif not has_running_loop() and (under is None or _may_wait(under, flight)):
                     waiter = flight.join()
             elif may_be_stored and not (call.is_fresh or call.asked):
-                stored = store.find(call.key)
+                found = store.lookup(call.key)  # a stale one is not freed under the lock
+                if found is not None and not store.is_touched(call.key, found.tags, found.checked):
+                    stored = found
             if waiter is None and stored is None:
                 flight = own = kind(store, ident, store.static + call.tags, call.operation.late_roots)
                 if call.asked:
