@@ -125,7 +125,7 @@ def identifying_headers(headers: Mapping[str, Any]) -> dict[str, str]:
 
 def sent_by(request: Any) -> Any:
     """What a request says of its sender: headers, and the query of its URL."""
-    headers = getattr(request, "headers", None)
+    headers: Any = getattr(request, "headers", None)
     if hasattr(headers, "items"):  # first: a request of Starlette's is a mapping, too, of the scope of a call
         query = getattr(getattr(request, "url", None), "query", "")
         return {"headers": identifying_headers(headers), "query": str(query)}
@@ -166,7 +166,8 @@ def places_in(injected: Injected) -> Iterator[Place]:
 
 
 def _in_context(context: Any, *, with_request: bool) -> Iterator[Place]:
-    module = _module_of_context(type(context))
+    kind: Any = type(context)
+    module = _module_of_context(kind)
     if module is None and isinstance(context, Mapping) and "configurable" in context:
         yield from _in_config(context)
         return

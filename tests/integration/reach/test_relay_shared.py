@@ -80,8 +80,8 @@ async def test_a_relay_gets_the_answers_of_another_and_sees_its_writes(remote, s
 async def test_relays_share_a_file_that_lies_beside_their_rules(rules, server, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     rules.write_text(f'remote = "sqlite:///answers.db"\n{RULES}')
+    monkeypatch.chdir(tmp_path / "elsewhere")  # hosts start their servers anywhere
     async with relayed("--config", rules, server=server) as one:
-        monkeypatch.chdir(tmp_path / "elsewhere")  # hosts start their servers anywhere
         async with relayed("--config", rules, server=server) as two:
             assert await one.call("get_value", key="a") == "get_value (1)"
             assert await two.call("get_value", key="a") == "get_value (1)"
