@@ -118,8 +118,7 @@ _FUNCTIONS: Final = (BuiltinFunctionType, FunctionType, MethodType, ModuleType, 
 def _leaf_of(kind: Any) -> Callable[[Any], Any] | None:
     """What makes builtins of values of a class, which are the same in every process; None of other classes."""
     if kind in _BUILTINS:
-        made: Callable[[Any], Any] = kind
-        return made
+        return lambda value: value
     if issubclass(kind, _MOMENTS):
         return lambda value: (kind.__name__, repr(value))
     if issubclass(kind, Enum):
@@ -388,10 +387,9 @@ class _Fields:
             finally:
                 self._is_strict, self._nodes, self._limit = outer
         self._client()
-        named = [pair for pair in items if _named_for_someone(pair[0]) and pair[1] is not None]
-        kinds: list[Any] = [type(value) for _, value in named]
-        leaves = [pair for pair, one in zip(named, kinds, strict=True) if _leaf_of(one)]
-        return self._pairs(leaves, kind, is_whole=False)
+        kinds: list[Any] = [type(one) for _, one in items]
+        named = [pair for pair, of in zip(items, kinds, strict=True) if _leaf_of(of) and of is not type(None)]
+        return self._pairs([pair for pair in named if _named_for_someone(pair[0])], kind, is_whole=False)
 
     def _client(self) -> Any:
         if self._is_strict:

@@ -188,9 +188,11 @@ class AgentCacheMiddleware(Middleware):
             holder = None if token is None else hashlib.sha256(token.token.encode()).hexdigest()
             sent = _sent_by_client() if tool.reads_request and self._vary is None else None
             here = context.fastmcp_context
-            named = here.client_id if tool.gets_context and here is not None else None
-            meta = context.message.meta if tool.gets_context else None
-            said = asker_in([Injected("state", {**meta, "client_id": None})]) if meta else None
+            named = said = None
+            if tool.gets_context and here is not None:
+                meta = getattr(here.request_context, "meta", None)
+                named = here.client_id
+                said = asker_in([Injected("state", {**meta, "client_id": None})]) if meta else None
             who += [one for one in (holder, sent, named, said) if one is not None]
         where = [one for one in (tool.version, tool.forwarded) if one is not None]
         return Apart(who or None, where or None) if who or where else None

@@ -79,7 +79,7 @@ def cached(agent: AnyAgent, box: Toolbox, vary: Vary | None = None, *, shared: b
     Args:
         box: the rules.
         vary: called with the context of each call; what it returns (JSON) belongs to the key. A tenant, a user. Without
-            it, the plain fields of the run's ``context`` belong to the key of a tool that gets it.
+            it, what can be compared in the run's ``context`` belongs to the key of a tool that gets it.
         shared: whether all users share the answers of tools that get the context.
 
     Raises:

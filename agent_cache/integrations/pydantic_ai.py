@@ -60,7 +60,7 @@ class AgentCacheToolset(WrapperToolset[Any]):
         wrapped: the toolset.
         box: the rules. A tool has the name that this toolset gives it.
         vary: called with the `RunContext` of each call; what it returns (JSON) belongs to the key. A tenant, a user.
-            Without it, the plain fields of ``deps`` belong to the key of a tool that gets the context.
+            Without it, what can be compared in ``deps`` belongs to the key of a tool that gets the context.
         shared: whether all users share the answers of tools that get the context.
 
     Raises:
@@ -210,7 +210,7 @@ class AgentCacheCapability(AbstractCapability[Any]):
     Args:
         box: the rules.
         vary: called with the `RunContext` of each call; what it returns (JSON) belongs to the key. A tenant, a user.
-            Without it, the plain fields of ``deps`` belong to the key of a tool that gets the context.
+            Without it, what can be compared in ``deps`` belongs to the key of a tool that gets the context.
         shared: whether all users share the answers of tools that get the context.
 
     Raises:

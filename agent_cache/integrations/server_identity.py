@@ -54,7 +54,7 @@ def identity_of_client(client: Any) -> str:
     if type(server).__module__ == "mcp.client.stdio":
         return identity_of_sent({name: getattr(server, name) for name in ("command", "args", "env", "cwd")})
     is_of_process = type(server).__module__.startswith("mcp.server.")
-    return alone(server if is_of_process else client)
+    return alone(server if is_of_process else getattr(client, "session", client))
 
 
 def identity_of_transport(transport: Any) -> str:

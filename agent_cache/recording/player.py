@@ -658,7 +658,8 @@ def by_nobody(call: ActiveCall) -> str:
     """Why a call has no recorded answer whose asker is unknown."""
     return (
         f"the context of {call.function.name} may say who asks, in a form that cannot be compared, so no recorded call "
-        "is known to be this one; give the tool vary= to say what of its context counts, or shared=True if nothing does"
+        "is known to be this one; give a read vary= to say what of its context counts, or the tool shared=True if "
+        "nothing does"
     )
 
 

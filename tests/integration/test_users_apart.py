@@ -842,3 +842,44 @@ async def test_a_wrapped_function_keeps_two_users_apart_unless_it_is_shared():
     assert [await ours(RunContext(Deps(user))) for user in users] == [4, 4, 4]
     rows = explain([tickets, ours], box)
     assert "context" in rows[0].why + rows[1].why
+
+
+def _closure(user: str) -> Any:
+    async def my_tickets() -> str:
+        return user
+
+    return my_tickets
+
+
+async def _tickets_of(user: str) -> str:
+    return user
+
+
+class Clerk:
+    def __init__(self, user: str) -> None:
+        self.user = user
+
+    async def __call__(self) -> str:
+        return self.user
+
+    async def tickets(self) -> str:
+        return self.user
+
+
+MADE: dict[str, Callable[[str], Any]] = {
+    "a closure": _closure,
+    "a method": lambda user: Clerk(user).tickets,
+    "an object": Clerk,
+    "a partial function": lambda user: functools.partial(_tickets_of, user),
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_functions_that_are_wrapped_for_each_user_are_warned_of(kind: str, caplog: pytest.LogCaptureFixture):
+    box = Toolbox({"my_*": Read("ticket")}, namespace="wrapped for users")
+    for users, warnings in [(("ada", "ada"), 0), (("bob",), 1)]:
+        for user in users:
+            wrap(MADE[kind](user), box=box, name="my_tickets")
+        assert caplog.text.count("made anew around other values") == warnings
+    wrap(MADE[kind]("cleo"), box=box, name="my_tickets", vary=lambda given: "cleo")
+    assert caplog.text.count("made anew around other values") == 1

@@ -114,3 +114,20 @@ async def test_two_accounts_at_one_server_share_nothing_and_one_has_her_hits():
             seen += [one.content[0]["text"] for one in tool_messages(await agent.ainvoke(ASK))]
         assert server.calls == 2
     assert seen[0] == seen[2] != seen[1]
+
+
+async def test_two_open_sessions_share_nothing_unless_vary_says_who_asks():
+    box = Toolbox({"get_me": Read("me", ttl=60)}, namespace="sessions")
+    call = ("get_me", {})
+    with contextlib.closing(WhoAmI()) as server:
+        for options, runs in [({}, 3), ({"vary": lambda request: request.runtime.config["configurable"]["user"]}, 2)]:
+            before = server.calls
+            for user in ("ada", "bob", "ada"):
+                connection = {"transport": "streamable_http", "url": server.url, "headers": {"x-user": user}}
+                async with create_session(connection) as session:
+                    await session.initialize()
+                    tools, middleware = await load_mcp_tools(session), [AgentCacheMiddleware(box, **options)]
+                    agent = create_agent(model_of(call), tools, middleware=middleware)
+                    result = await agent.ainvoke(ASK, {"configurable": {"user": user}})
+                    assert user in str(tool_messages(result)[-1].content)
+            assert server.calls == before + runs

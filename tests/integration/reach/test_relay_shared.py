@@ -80,16 +80,15 @@ async def test_a_relay_gets_the_answers_of_another_and_sees_its_writes(remote, s
 async def test_relays_share_a_file_that_lies_beside_their_rules(rules, server, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     rules.write_text(f'remote = "sqlite:///answers.db"\n{RULES}')
-    async with relayed("--config", rules, server=server) as one:
-        monkeypatch.chdir(tmp_path / "elsewhere")  # hosts start their servers anywhere
-        async with relayed("--config", rules, server=server) as two:
-            assert await one.call("get_value", key="a") == "get_value (1)"
-            assert await two.call("get_value", key="a") == "get_value (1)"
-            assert await one.call("get_value", key="a") == "get_value (1)"
-            await two.call("set_value", key="a")
-            assert await one.call("get_value", key="a") == "get_value (3)"  # at once: no message is awaited
-            latest = await two.call("get_value", key="a")
-            assert await one.end() == await two.end() == 0
+    monkeypatch.chdir(tmp_path / "elsewhere")  # hosts start their servers anywhere
+    async with relayed("--config", rules, server=server) as one, relayed("--config", rules, server=server) as two:
+        assert await one.call("get_value", key="a") == "get_value (1)"
+        assert await two.call("get_value", key="a") == "get_value (1)"
+        assert await one.call("get_value", key="a") == "get_value (1)"
+        await two.call("set_value", key="a")
+        assert await one.call("get_value", key="a") == "get_value (3)"  # at once: no message is awaited
+        latest = await two.call("get_value", key="a")
+        assert await one.end() == await two.end() == 0
     assert list((tmp_path / "elsewhere").iterdir()) == []
     async with relayed("--config", rules, server=server) as later:  # what is in the file survives the relays
         assert await later.call("get_value", key="a") == latest

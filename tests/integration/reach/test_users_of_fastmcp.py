@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import itertools
 import types
@@ -14,6 +16,7 @@ import pytest
 
 pytest.importorskip("fastmcp", reason="the FastMCP adapter is tested where FastMCP is installed")
 
+import httpx2
 from fastmcp import Client, Context, FastMCP
 from fastmcp.client.transports import StreamableHttpTransport
 from fastmcp.dependencies import CurrentContext, CurrentFastMCP, CurrentHeaders, Depends, Progress
@@ -21,11 +24,15 @@ from fastmcp.server import dependencies
 from fastmcp.server.auth.providers.jwt import StaticTokenVerifier
 from fastmcp.server.dependencies import CurrentAccessToken, get_access_token, get_http_headers, get_http_request
 from fastmcp.server.providers.proxy import FastMCPProxy, ProxyClient
+from mcp import ClientSession
+from mcp.client.client import Client as SdkClient
+from mcp.client.streamable_http import streamable_http_client
 
 from agent_cache import AgentCache, Read, Toolbox, get_metrics
 from agent_cache.integrations.fastmcp import AgentCacheMiddleware
 from agent_cache.integrations.mcp_client import CachedClient
 from tests.integration.reach.mcp_shop import over_http
+from tests.integration.reach.user_servers import WhoAmI
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -323,6 +330,123 @@ async def test_clients_that_name_themselves_are_apart(decorated: bool):
     async with Client(server_of(by_context, decorated=decorated)) as client:
         answers = [(await client.call_tool("my_tickets", meta={"client_id": one})).data for one in ("a", "b", "a")]
     assert answers == ["0", "1", "0"]
+
+
+USER = contextvars.ContextVar("user", default="nobody")
+
+
+def user_of_variable() -> str:
+    return USER.get()
+
+
+class OfVariable:
+    def __init__(self) -> None:
+        self.user = user_of_variable()
+
+
+def of_settings() -> str:
+    return "settings"
+
+
+async def by_variable(user: str = Depends(user_of_variable)) -> str:
+    """Tickets of the current user."""
+    return str(next(RUNS))
+
+
+async def by_object_of_variable(user: Any = Depends(OfVariable)) -> str:
+    """Tickets of the current user."""
+    return str(next(RUNS))
+
+
+async def by_settings(settings: str = Depends(of_settings)) -> str:
+    """Tickets of everybody."""
+    return str(next(RUNS))
+
+
+@pytest.mark.parametrize("function", [by_variable, by_object_of_variable], ids=lambda one: one.__name__)
+async def test_a_dependency_of_a_context_variable_is_nobody_where_there_is_no_request(
+    function: Any, caplog: pytest.LogCaptureFixture
+):
+    async with Client(server_of(function, decorated=False)) as client:
+        answers = [(await client.call_tool("my_tickets")).data for _ in range(2)]
+    assert answers == ["0", "1"]
+    (warning,) = [message for message in caplog.messages if "vary=" in message]
+    assert "my_tickets" in warning
+    options: list[dict[str, Any]] = [{"shared": True}, {"vary": lambda context: USER.get()}]
+    for one in options:
+        async with Client(server_of(function, decorated=False, **one)) as client:
+            assert len({(await client.call_tool("my_tickets")).data for _ in range(2)}) == 1
+
+
+async def test_another_dependency_costs_no_hit():
+    async with Client(server_of(by_settings, decorated=False)) as client:
+        assert [(await client.call_tool("my_tickets")).data for _ in range(2)] == ["0", "0"]
+
+
+@WAYS
+async def test_users_in_the_metadata_of_a_request_are_apart(decorated: bool):
+    async with Client(server_of(by_context, decorated=decorated)) as client:
+        metas = [{"user_id": one, "turn": number} for number, one in enumerate(["ada", "bob", "ada"])]
+        assert [(await client.call_tool("my_tickets", meta=meta)).data for meta in metas] == ["0", "1", "0"]
+
+
+async def test_servers_that_are_made_for_each_user_over_one_box_are_warned_of(caplog: pytest.LogCaptureFixture):
+    box = Toolbox({"my_*": Read("ticket", ttl=60)}, namespace="desk of all")
+    for user in ("ada", "bob"):
+        server: FastMCP[Any] = FastMCP("desk", middleware=[AgentCacheMiddleware(box)])
+
+        server.tool(Named(user).call, name="my_tickets")
+        async with Client(server) as client:
+            await client.call_tool("my_tickets")
+    assert caplog.text.count("it was made anew around other values (user)") == 1
+
+
+class Named:
+    def __init__(self, user: str) -> None:
+        self.user = user
+
+    def call(self) -> str:
+        return self.user
+
+
+async def session_of(url: str, user: str, box: Toolbox, **options: Any) -> str:
+    async with (
+        httpx2.AsyncClient(headers={"authorization": user}) as http,
+        streamable_http_client(url, http_client=http) as streams,
+        ClientSession(*streams[:2]) as session,
+    ):
+        await session.initialize()
+        client = CachedClient(session, box, **options)
+        answers = [(await client.call_tool("get_me", {})).content[0].text for _ in range(2)]
+    assert answers[0] == answers[1]
+    return str(answers[0])
+
+
+async def client_of(url: str, user: str, box: Toolbox, **options: Any) -> str:
+    async with SdkClient(f"{url}?user={user}") as inner:
+        return str((await CachedClient(inner, box, **options).call_tool("get_me", {})).content[0].text)
+
+
+async def transport_of(url: str, user: str, box: Toolbox, **options: Any) -> str:
+    async with (
+        httpx2.AsyncClient(headers={"authorization": user}) as http,
+        SdkClient(streamable_http_client(url, http_client=http)) as inner,
+    ):
+        return str((await CachedClient(inner, box, **options).call_tool("get_me", {})).content[0].text)
+
+
+@pytest.mark.parametrize("ask_as", [session_of, client_of, transport_of], ids=lambda one: one.__name__)
+async def test_two_accounts_of_a_client_of_the_sdk_share_nothing(ask_as: Any):
+    with contextlib.closing(WhoAmI()) as server:
+        box = Toolbox({"get_me": Read("me", ttl=60)}, namespace=f"accounts {ask_as.__name__}")
+        for user in ("ada", "bob", "ada"):
+            assert user in await ask_as(server.url, user, box)
+        assert server.calls == (2 if ask_as is client_of else 3)  # the others do not show whose they are
+        before = server.calls
+        for user in ("cleo", "dan", "cleo"):
+            vary = {"vary": lambda client, user=user: user}
+            assert user in await ask_as(server.url, user, box, **vary)
+        assert server.calls == before + 2
 
 
 async def test_two_accounts_of_fastmcps_client_share_nothing():

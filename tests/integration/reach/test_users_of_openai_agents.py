@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator
@@ -175,6 +176,43 @@ async def test_the_agent_that_is_handed_off_to_keeps_users_apart_too():
         handing_off = ScriptedModel([[function_call("transfer_to_clerk", {}, call_id="c0")]])
         seen.append(await answer(cached(Agent("front", handoffs=[clerk], model=handing_off), box), Context(user)))
     assert seen == ["0", "1", "0"]
+
+
+class Invoker:
+    def __init__(self, user: str) -> None:
+        self.user = user
+
+    async def __call__(self, ctx: ToolContext[Any], raw: str) -> str:
+        return self.user
+
+
+async def _tickets_of(user: str, ctx: ToolContext[Any], raw: str) -> str:
+    return user
+
+
+def _closure(user: str) -> Callable[..., Any]:
+    async def invoke(ctx: ToolContext[Any], raw: str) -> str:
+        return user
+
+    return invoke
+
+
+INVOKERS: dict[str, Callable[[str], Any]] = {
+    "an object": Invoker,
+    "a partial function": lambda user: functools.partial(_tickets_of, user),
+    "a closure": _closure,
+}
+
+
+@pytest.mark.parametrize("kind", INVOKERS)
+def test_invokers_that_are_made_for_each_user_are_warned_of(kind: str, caplog: pytest.LogCaptureFixture):
+    box = Toolbox({"my_*": Read("ticket")}, namespace="desk")
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    for users, warnings in [(("ada", "ada"), 0), (("bob",), 1)]:
+        for user in users:
+            tool = FunctionTool("my_tickets", "Tickets of a user.", schema, INVOKERS[kind](user))
+            cached(Agent("desk", tools=[tool]), box)
+        assert caplog.text.count("made anew around other values") == warnings
 
 
 # MCP servers
