@@ -11,13 +11,14 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import strategies as st
 
 from agent_cache.core import coherence
 from agent_cache.core.coherence import Ledger, Load, Partition
 from agent_cache.core.store import NEVER, Entry
 from agent_cache.core.tags import Region, meet
 from tests.harness.interruptions import interrupted
+from tests.harness.searches import searched
 
 
 class Joined(Load):
@@ -675,7 +676,7 @@ def test_holds_that_are_over_are_released_a_few_at_a_time_and_hold_until_then(le
 SEGMENTS = st.sampled_from(["order", "order:7", "order:8", "order:7:lines", "order:7:lines:1", "order:70", "cart:7"])
 
 
-@given(st.lists(SEGMENTS), st.lists(SEGMENTS), st.lists(SEGMENTS))
+@searched(30, 100, st.lists(SEGMENTS), st.lists(SEGMENTS), st.lists(SEGMENTS))
 def test_what_holds_and_what_was_written_is_what_meets(tags: list[str], held: list[str], written: list[str]):
     """A result with many tags is compared with all of them at once."""
     ledger = Ledger()

@@ -26,6 +26,7 @@ from agent_cache.values.annotations import Returns, annotation_of_chunks
 from agent_cache.values.canonical import MAX_DEPTH
 from agent_cache.values.schema import JSON, MESSAGE_PACK, schema_of
 from agent_cache.values.tagged import Undecodable, Unencodable
+from tests.harness.batches import in_batches
 from tests.harness.processes import run_python
 from tests.harness.searches import searched
 from tests.harness.typed import ANNOTATED, Frozen, Line, Parcel, Rights, Row, Spot, Status, Tree, same
@@ -60,7 +61,7 @@ WHEN = datetime(2026, 1, 1)  # noqa: DTZ001 - many tools say no zone
 # -- What comes back ------------------------------------------------------------------------------------------
 
 
-@searched(30, 100, ANNOTATED)
+@searched(15, 100, ANNOTATED)
 def test_any_value_of_any_annotation_comes_back_the_same(case):
     annotation, value = case
     schema = schema_of(annotation)
@@ -108,12 +109,12 @@ UNSAID = [
 
 @pytest.mark.parametrize("wire", [MESSAGE_PACK, JSON])
 @pytest.mark.parametrize("returns", [Any, None, object, "a text", dict | Any])
-@pytest.mark.parametrize("value", UNSAID)
+@in_batches("value", UNSAID, size=40)
 def test_builtin_values_come_back_where_no_annotation_says_what_they_are(value, returns, wire):
     assert same(roundtrip(value, returns, wire), value)
 
 
-@pytest.mark.parametrize("value", [*UNSAID, {"$typed": 1}, [float("nan")], {"a": "\ud800"}])
+@in_batches("value", [*UNSAID, {"$typed": 1}, [float("nan")], {"a": "\ud800"}], size=40)
 def test_builtin_values_come_back_from_what_json_carries(value):
     plain = schema_of(Any).to_plain(value)
     assert same(schema_of(Any).from_plain(json.loads(json.dumps(plain, allow_nan=False))), value)
