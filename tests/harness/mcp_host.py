@@ -155,9 +155,9 @@ def text_of(result: dict[str, Any]) -> str:
 async def piped(command: Sequence[Any], **options: Any) -> Piped | asyncio.subprocess.Process:
     """Start a command with pipes; a relay is forked, because its imports take most of its time."""
     if tuple(command[: len(RELAY)]) == RELAY:
-        imports = ["asyncio", "agent_cache.cli.mcp_relay"]
+        imports = ["asyncio", "agent_cache.cli.mcp_relay", "agent_cache.remote.file"]
         if "--url" in command:
-            imports.append("agent_cache.relay.streamable_http")
+            imports += ["agent_cache.relay.streamable_http", "httpx2", "anyio._backends._asyncio"]
         return await Piped.start(*command[1:], imports=imports, **options)
     return await asyncio.create_subprocess_exec(
         *map(str, command),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import pytest
 
@@ -22,3 +22,13 @@ def slow_but(quick: Collection[str], values: Mapping[str, object]) -> list[objec
     assert set(quick) <= set(values)
     marks = {name: () if name in quick else pytest.mark.slow for name in values}
     return [pytest.param(value, id=name, marks=marks[name]) for name, value in values.items()]
+
+
+def crossed(one: Iterable[object], other: Iterable[object]) -> list[object]:
+    """All pairs, of which those that have the first value of neither only run with `-m slow`."""
+    (first, *more), (second, *others) = one, other
+    quick = [*((first, each) for each in (second, *others)), *((each, second) for each in more)]
+    return [
+        *(pytest.param(*pair) for pair in quick),
+        *slow_rows(*((each, with_it) for each in more for with_it in others)),
+    ]

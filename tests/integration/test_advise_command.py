@@ -23,6 +23,7 @@ from tests.harness.shop_days import written
 from tests.harness.slow import slow
 
 ROOT = Path(__file__).parents[2]
+IMPORTS = ["agent_cache.cli.advise", "agent_cache.cli.mcp_relay", "agent_cache.advise.check"]
 
 
 def day(seed: int, agents: int = 30) -> list[shop_days.Call]:
@@ -46,8 +47,7 @@ def agent_cache(folder: Path, *arguments: object) -> Ran:
     """Run the command in a folder, with warnings as errors."""
     environment = {**os.environ, "NO_COLOR": "", "PYTHONWARNINGS": "error"}
     environment.pop("COLUMNS", None)
-    imports = ["agent_cache.cli.advise", "agent_cache.cli.mcp_relay", "agent_cache.advise.check"]
-    return Ran(forks().run("-m", "agent_cache", *arguments, folder=folder, environment=environment, imports=imports))
+    return Ran(forks().run("-m", "agent_cache", *arguments, folder=folder, environment=environment, imports=IMPORTS))
 
 
 @pytest.fixture(scope="module")
@@ -88,14 +88,15 @@ def flat(text: str) -> str:
 # The rules
 
 
-def test_the_rules_of_a_day_give_no_stale_answer_on_the_next_one(folder: Path, advised: dict[str, Path]) -> None:
-    for target in ("advised.py", "advised_box.py", "advised_box.py:toolbox", "advised.toml"):
-        ran = agent_cache(folder, "advise", "--check", target, "other.jsonl", "--format", "json")
-        assert ran.code == 0, (target, ran.out, ran.err)
-        found = ran.json
-        assert found["stale"] == 0
-        assert found["hits"] > 100
-        assert found["without_rule"] == found["without_calls"] == found["stale_answers"] == []
+@pytest.mark.usefixtures("advised")
+@pytest.mark.parametrize("target", ["advised.py", "advised.toml", *slow("advised_box.py", "advised_box.py:toolbox")])
+def test_the_rules_of_a_day_give_no_stale_answer_on_the_next_one(folder: Path, target: str) -> None:
+    ran = agent_cache(folder, "advise", "--check", target, "other.jsonl", "--format", "json")
+    assert ran.code == 0, (ran.out, ran.err)
+    found = ran.json
+    assert found["stale"] == 0
+    assert found["hits"] > 100
+    assert found["without_rule"] == found["without_calls"] == found["stale_answers"] == []
 
 
 def test_the_python_form_is_decorated_functions_of_these_names_and_parameters(advised: dict[str, Path]) -> None:
@@ -487,7 +488,7 @@ import contextlib, io, json, sys
 from agent_cache.cli.main import main
 
 found = []
-for arguments in json.loads(sys.stdin.read()):
+for arguments in json.loads(sys.argv[1]):
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = main(["advise", *arguments])
     found.append([code, out.getvalue(), err.getvalue()])
@@ -501,15 +502,8 @@ def test_bad_use_is_said_in_one_line(shop: Path) -> None:
     (shop / "empty.py").write_text("")
     (shop / "bad.toml").write_text('namespace = "x"\n[tools.a]\ntags = ["b"]\n')
     (shop / "nocalls.jsonl").write_text("")
-    done = subprocess.run(  # one process for all: each takes longer to start than to fail
-        [sys.executable, "-c", ONE_AFTER_ANOTHER],
-        cwd=shop,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        input=json.dumps([arguments for arguments, _ in MISTAKES]),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    arguments = json.dumps([arguments for arguments, _ in MISTAKES])
+    done = forks().run("-c", ONE_AFTER_ANOTHER, arguments, folder=shop, imports=IMPORTS)
     for (arguments, message), (code, out, err) in zip(MISTAKES, json.loads(done.stdout), strict=True):
         assert (code, out) == (2, ""), arguments
         [line] = [line for line in err.splitlines() if line.startswith("agent-cache")]
@@ -581,7 +575,7 @@ def is_inert(text: str) -> bool:
     return all(character.isprintable() or character == "\n" for character in text)
 
 
-@pytest.mark.parametrize("form", ["python", "toolbox", "toml", "json"])
+@pytest.mark.parametrize("form", ["toolbox", "toml", *slow("python", "json")])
 def test_hostile_names_stay_inert(hostile: Path, form: str) -> None:
     ran = agent_cache(hostile, "advise", "hostile.jsonl", "--format", form)
     assert ran.code == 0, ran.err
@@ -685,9 +679,11 @@ def on_a_terminal(folder: Path, *arguments: object) -> str:
     master, slave = pty.openpty()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "80"}
     environment.pop("NO_COLOR", None)
-    command = [sys.executable, "-m", "agent_cache", *map(str, arguments)]
-    with subprocess.Popen(command, cwd=folder, env=environment, stdout=slave, stderr=slave) as process:
-        os.close(slave)
+    command = ["-m", "agent_cache", *arguments]
+    with Path(os.devnull).open("rb") as nothing, os.fdopen(slave, "wb", buffering=0) as screen:
+        streams = (nothing, screen, screen)
+        process = forks().start(*command, streams=streams, folder=folder, environment=environment, imports=IMPORTS)
+    with os.fdopen(master, "rb", buffering=0):
         found = b""
         while True:
             try:
@@ -697,13 +693,13 @@ def on_a_terminal(folder: Path, *arguments: object) -> str:
             if not part:
                 break
             found += part
-        assert process.wait(100) in (0, 1)
-    os.close(master)
+        assert process.wait() in (0, 1)
     return found.decode()
 
 
 def test_a_terminal_shows_progress_and_a_pipe_does_not(tmp_path: Path) -> None:
-    calls = day(5, 200)
+    first = day(5, 1)[0]
+    calls = [{**first, "time": first["time"] + number} for number in range(2_100)]
     written(tmp_path / "large.jsonl", [{**call, "padding": "x" * 400} for call in calls])
     assert (tmp_path / "large.jsonl").stat().st_size > 1_000_000
     shown = on_a_terminal(tmp_path, "advise", "large.jsonl")

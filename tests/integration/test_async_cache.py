@@ -14,12 +14,13 @@ from types import SimpleNamespace
 
 import cache as upstream
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import strategies as st
 
 from agent_cache import AsyncCache, ConfigurationError
 from agent_cache.testing import FakeClock
 from tests.harness.gates import idle
 from tests.harness.loads import HeldLoader, begun, nothing_is_left, turn
+from tests.harness.searches import searched
 
 # What async-cache promises: every test of this part passes on its class and on ours.
 
@@ -414,7 +415,9 @@ async def test_a_ttl_may_be_a_timedelta_or_infinite():
         assert await cache.get("for ever") == 2
 
 
-@given(
+@searched(
+    30,
+    100,
     st.integers(1, 4),
     st.lists(
         st.one_of(

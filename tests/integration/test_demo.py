@@ -22,6 +22,7 @@ import agent_cache
 from agent_cache.cli.demo import EXAMPLE, READS, AnswerChecker, Call, draw, has_room, play, show_picture
 from agent_cache.cli.main import main
 from tests.harness.processes import run_python
+from tests.harness.slow import slow
 
 KINDS = {"hit", "miss", "shared", "write", "stopped"}
 
@@ -94,7 +95,7 @@ def test_a_write_drops_what_only_its_result_names(facts):
     assert [call["outcome"] for call in seen] == ["hit", "miss"]
 
 
-@pytest.mark.parametrize("seed", range(1, 13))
+@pytest.mark.parametrize("seed", [1, 2, 3, *slow(*range(4, 13))])
 def test_any_seed_shows_everything_and_is_right(seed):
     run = play(nullcontext, seed=seed, is_fast=True)
     assert {call.outcome for call in run.calls} == KINDS
@@ -102,7 +103,7 @@ def test_any_seed_shows_everything_and_is_right(seed):
     assert 5 < run.seconds < 9
 
 
-@pytest.mark.parametrize("seed", range(1, 13))
+@pytest.mark.parametrize("seed", [1, 2, 3, *slow(*range(4, 13))])
 def test_at_any_seed_a_forgotten_invalidation_is_caught(seed):
     assert play(nullcontext, seed=seed, is_fast=True, sabotage=True).answers["stale"] > 0
 

@@ -81,20 +81,35 @@ STUBS = {
 HEAD = "from typing import Generic, TypeVar\nT = TypeVar('T')\n"
 
 
-@pytest.fixture
-def frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand-ins for the frameworks, with the classes where the frameworks define them."""
+@pytest.fixture(scope="module")
+def stand_ins() -> dict[str, types.ModuleType]:
+    """Those of the frameworks, with the classes where the frameworks define them."""
+    made: dict[str, types.ModuleType] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        forget_frameworks(patch)
+        for name, source in STUBS.items():
+            module = made[name] = types.ModuleType(name)
+            module.__path__ = []
+            patch.setitem(sys.modules, name, module)
+            package, _, leaf = name.rpartition(".")
+            if package:
+                setattr(made[package], leaf, module)
+            exec(HEAD + source, vars(module))
+    return made
+
+
+def forget_frameworks(patch: pytest.MonkeyPatch) -> None:
     for name in [*sys.modules]:
         if name.partition(".")[0] in {stub.partition(".")[0] for stub in STUBS}:
-            monkeypatch.delitem(sys.modules, name)
-    for name, source in STUBS.items():
-        module = types.ModuleType(name)
-        module.__path__ = []
+            patch.delitem(sys.modules, name)
+
+
+@pytest.fixture
+def frameworks(stand_ins: dict[str, types.ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins are what is imported."""
+    forget_frameworks(monkeypatch)
+    for name, module in stand_ins.items():
         monkeypatch.setitem(sys.modules, name, module)
-        package, _, leaf = name.rpartition(".")
-        if package:
-            setattr(sys.modules[package], leaf, module)
-        exec(HEAD + source, vars(module))
 
 
 @pytest.fixture

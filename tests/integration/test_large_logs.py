@@ -65,7 +65,7 @@ def write(path, form, size):
 @pytest.mark.parametrize(
     ("form", "room"),
     [
-        ("lines", True),
+        pytest.param("lines", True, marks=pytest.mark.slow),
         pytest.param("lines", False, marks=pytest.mark.slow),
         ("unsorted", True),
         pytest.param("document", True, marks=pytest.mark.slow),

@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 
 from agent_cache import AgentCache, AgentCacheSession, get_metrics
 from tests.harness import library
 from tests.harness.gates import Gate, idle
+from tests.harness.searches import searched
 from tests.harness.structure import VALUES, Pair, Place, Point, same, spoil
 
 
@@ -340,8 +340,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 @pytest.mark.parametrize("kind", library.CALL_BODIES)
-@settings(max_examples=50)
-@given(value=VALUES)
+@searched(15, 50, value=VALUES)
 def test_no_spoilt_answer_is_ever_seen_again(loop: asyncio.AbstractEventLoop, kind: str, value: Any):
     truth = copy.deepcopy(value)
 

@@ -27,6 +27,7 @@ from agent_cache import (
 )
 from agent_cache.recording import record, replay
 from agent_cache.testing import MemoryServer, MemoryTier
+from tests.harness.slow import slow
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -144,7 +145,9 @@ BELOW: dict[str, Decorator] = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    "call", ["by position", "two by keyword", *slow("by keyword", "two by position", "one of each")]
+)
 @pytest.mark.parametrize("below", BELOW)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_tool_does_what_it_does_undecorated(kind: str, below: str, call: str):

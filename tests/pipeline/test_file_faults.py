@@ -381,7 +381,8 @@ def test_a_process_can_be_started_while_the_log_is_missing(tmp_path: Path, start
 # One process
 
 
-def test_loops_and_threads_share_a_tier(tmp_path: Path, truth: Truth):
+@pytest.mark.parametrize("writes", [25, *slow(59)])
+def test_loops_and_threads_share_a_tier(tmp_path: Path, truth: Truth, writes: int):
     from agent_cache import AgentCache, AgentCacheInvalidator
 
     tier = FileTier(tmp_path / "cache", lease=LEASE)
@@ -398,7 +399,7 @@ def test_loops_and_threads_share_a_tier(tmp_path: Path, truth: Truth):
         truth[order] = number
 
     async def work(own: int) -> None:
-        for number in range(1, 60):
+        for number in range(1, writes + 1):
             await put(own, number)
             ended[own] = number
             for order in range(8):

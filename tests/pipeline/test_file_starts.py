@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import FileTier
 from tests.contract.workbench import load, read, value_of
+from tests.harness.forks import forks
 
 STARTED = """
 import asyncio, json, resource, sys
@@ -77,9 +76,7 @@ def test_a_process_that_starts_on_a_full_disk_runs_without_the_file_until_it_can
 
     if not is_new:
         assert asyncio.run(asked()) == "loaded here"
-    done = subprocess.run(
-        [sys.executable, "-c", STARTED, str(path), limit], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = forks().run("-c", STARTED, path, limit, imports=["asyncio", "agent_cache.remote"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == '["loaded without the file", "written", 1, false, 0, true, "written"]'
     assert asyncio.run(asked()) == "written"

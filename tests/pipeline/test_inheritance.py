@@ -24,6 +24,7 @@ from agent_cache.testing import MemoryServer, MemoryTier
 from tests.contract.workbench import writing as written_by
 from tests.harness import library
 from tests.harness.gates import Gate, cancelled, started
+from tests.harness.slow import crossed
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -230,8 +231,13 @@ async def test_nobody_joins_a_load_that_has_read_a_tool_that_is_cleared():
     assert await page() == "cancelled"
 
 
-@pytest.mark.parametrize("drop", ["the call", "the tool", "the tool by a write"])
-@pytest.mark.parametrize("inner", ["fails", "is bypassed", "has no key", "is one of many", "comes from a tier"])
+@pytest.mark.parametrize(
+    ("inner", "drop"),
+    crossed(
+        ["fails", "is bypassed", "has no key", "is one of many", "comes from a tier"],
+        ["the call", "the tool", "the tool by a write"],
+    ),
+)
 async def test_an_inner_read_of_which_no_entry_is_kept_apart(inner: str, drop: str, server: MemoryServer):
     """An outer answer goes with every call of the inner tool that is invalidated, if nobody knows with which."""
     runs: list[str] = []

@@ -29,6 +29,7 @@ from agent_cache import (
 from agent_cache.engine import stream_chunks, thread_streams
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.harness import library
+from tests.harness.slow import slow
 from tests.harness.threads import Call, Held, followers_of, until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -403,7 +404,8 @@ def test_threads_that_leave_at_any_time_do_not_disturb_the_others():
     assert library.nothing_in_flight()
 
 
-def test_tools_that_stream_each_other_neither_wait_for_each_other_nor_lose_a_chunk():
+@pytest.mark.parametrize("streams", [40, *slow(100)])
+def test_tools_that_stream_each_other_neither_wait_for_each_other_nor_lose_a_chunk(streams: int):
     """Under threads that leave early, writes that overlap, and streams that grow too long to be joined."""
 
     @AgentCache("left", max_stream_bytes=200)
@@ -427,7 +429,7 @@ def test_tools_that_stream_each_other_neither_wait_for_each_other_nor_lose_a_chu
 
     def work(seed: int) -> None:
         choices = random.Random(seed)
-        for _ in range(100):
+        for _ in range(streams):
             is_left, depth, most = choices.random() < 0.5, choices.randrange(4), choices.randrange(12)
             stream = (left if is_left else right)(depth)
             found = list(itertools.islice(stream, most) if most else stream)

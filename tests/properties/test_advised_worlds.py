@@ -78,7 +78,7 @@ def log_of(world: dict[str, Any], seed: int, calls: int) -> list[LoggedCall]:
     return log
 
 
-@searched(5, 25, worlds(), st.integers(0, 1_000))
+@searched(3, 25, worlds(), st.integers(0, 1_000))
 def test_tags_learned_from_one_log_hold_on_another(world: dict[str, Any], seed: int) -> None:
     advice = mine(log_of(world, seed, 900))
     outcome = replay(log_of(world, seed + 1, 900), rules_of(advice))
@@ -86,7 +86,7 @@ def test_tags_learned_from_one_log_hold_on_another(world: dict[str, Any], seed: 
     assert outcome.reads > 0
 
 
-@searched(4, 10, worlds(), st.integers(0, 1_000))
+@searched(3, 10, worlds(), st.integers(0, 1_000))
 def test_the_same_log_gives_the_same_advice(world: dict[str, Any], seed: int) -> None:
     log = log_of(world, seed, 200)
     assert mine(log) == mine(list(log))
@@ -112,7 +112,7 @@ CALLS = st.builds(
 )
 
 
-@searched(30, 150, st.lists(CALLS, max_size=60))
+@searched(15, 150, st.lists(CALLS, max_size=60))
 def test_whatever_a_log_holds_its_advice_can_be_used(log: list[LoggedCall]) -> None:
     """Names, values and forms of every kind: the templates compile, and a replay of the log itself is not stale."""
     advice = mine(log)

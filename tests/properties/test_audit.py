@@ -345,7 +345,7 @@ class AuditsOfRightTags(Audits):
 
 
 SEARCH = settings(
-    max_examples=max(1, settings.default.max_examples * 8 // 100),
+    max_examples=max(1, settings.default.max_examples * 4 // 100),
     stateful_step_count=30,
     phases=set(Phase) - {Phase.explain},
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -449,13 +449,13 @@ MACHINES = (
     LayersOverATier,
 )
 SEARCH = settings(
-    max_examples=max(1, settings.default.max_examples * 6 // 100),  # So a profile still decides how long to look.
+    max_examples=max(1, settings.default.max_examples * 3 // 100),  # So a profile still decides how long to look.
     stateful_step_count=40,
     phases=set(Phase) - {Phase.explain},  # To explain costs far more than to shrink, and every move is in the report.
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 pytestmark = pytest.mark.timeout(600)  # To find takes seconds; to make what was found small may take minutes.
-LONG_SEARCH = settings(SEARCH, max_examples=10 * SEARCH.max_examples)
+LONG_SEARCH = settings(SEARCH, max_examples=20 * SEARCH.max_examples)
 SHORT_SEARCH = settings(SEARCH, max_examples=max(1, SEARCH.max_examples // 2))
 BY_NAME = (TagsFromTheResult, SeveralTags, ExpiredAnswers, OneCallManyCallers, Sessions, ReadsWithinReads, Layers)
 """The machines that run over a toolbox each time: one for each option that a rule passes on. `-m slow` runs all."""

@@ -27,7 +27,7 @@ from tests.properties.fleet.state import Configuration, Copy, Faults, State
 from tests.properties.fleet.stutter import Stutter
 from tests.properties.fleet.trust import Trust
 
-LARGE = (  # half a second and more each; the others cover most parts of the protocol and most faults
+LARGE = (  # a quarter of a second and more each; the others cover most parts of the protocol and most faults
     "entity and root read, entity written",
     "entity read in both processes, root written",
     "tags from read results, entity written",
@@ -62,6 +62,9 @@ LARGE = (  # half a second and more each; the others cover most parts of the pro
     "a read over an entity's and a root's",
     "a read over an entity's with the same tag from its result",
     "a shared load",
+    "a read over an entity's, the root written",
+    "a read over a root's",
+    "a write is cut off",
 )
 
 
@@ -101,10 +104,13 @@ def test_the_model_of_channels_keeps_copies_and_leaves_channels():
         assert not explore(Model(whole.start, whole.steps, lambda state: "it is" if is_there(state) else None)).holds  # noqa: B023
 
 
-LONG = (  # a second and more
+LONG = (  # half a second and more
     "a count of writers for their ids",
     "no waiting for the own commit",
     "the later of two inherited versions",
+    "no recheck of covered tags",
+    "no recheck of S and D",
+    "a shared load under a hold",
 )
 
 
@@ -251,10 +257,11 @@ REACHED: dict[str, tuple[str, Callable[[State], bool]]] = {
 }
 
 
-REACHED_LATE = (  # a second and more
+REACHED_LATE = (  # half a second and more
     "a copy is kept locally after a write",
     "a read over another is stored after a write, and kept",
     "two armed writes overlap, and both die",
+    "a value that was loaded after a write is found",
 )
 
 

@@ -164,7 +164,7 @@ READ = Step("read")
 ROUNDS = Step("group", inside=(READ, Step("once", inside=(READ, READ)), Step("once", inside=(READ,))))
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @example(ROUNDS)
 @given(PROGRAMS)
 def test_a_fork_at_any_call_in_a_sandbox_equals_the_original(program):
@@ -211,7 +211,7 @@ def agents(draw: st.DrawFn) -> Agents:
     return Agents(tuple(turns), (number, draw(st.integers(0, len(turns[number]) - 1))))
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(agents())
 def test_what_changes_before_the_fork_is_refused_and_what_changes_after_it_runs(agents):
     check_changed(agents)

@@ -223,7 +223,7 @@ class RechecksNothingThatIsCovered(MemoryTier):
         await super().store(ticket, value, tags, cost, age=age, inherited=inherited)
 
 
-@pytest.mark.parametrize("broken", [InheritsNothing, FetchesAnew, TakesTheLater, RechecksNothingThatIsCovered])
+@pytest.mark.parametrize("broken", [InheritsNothing, FetchesAnew, *slow(TakesTheLater, RechecksNothingThatIsCovered)])
 async def test_a_broken_rule_is_found_by_these_schedules(broken):
     for start in range(0, 600, 50):
         if any("<" in line for each in await play(range(start, start + 50), broken) for line in each.stale):

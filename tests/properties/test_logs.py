@@ -366,7 +366,7 @@ def read(text, name="log", **how):
 
 
 @pytest.mark.parametrize("write", WITH_BOTH_TIMES, ids=lambda write: write.__name__)
-@searched(5, 40, histories())
+@searched(3, 40, histories())
 def test_every_form_gives_the_same_calls(write, calls):
     found, notes = read(write(calls))
     assert shown(found) == shown(calls)
@@ -374,7 +374,7 @@ def test_every_form_gives_the_same_calls(write, calls):
     assert not [note for note in notes if note.level == "problem"]
 
 
-@searched(15, 40, histories())
+@searched(8, 40, histories())
 def test_items_of_the_responses_api_give_the_same_calls(calls):
     found, notes = read(response_items(calls))
     assert shown(found) == shown(calls)
@@ -382,7 +382,7 @@ def test_items_of_the_responses_api_give_the_same_calls(calls):
     assert not [note for note in notes if note.level == "problem"]
 
 
-@searched(15, 40, histories())
+@searched(8, 40, histories())
 def test_a_history_that_each_request_repeats_is_counted_once(calls):
     found, notes = read(requests_with_their_history(calls))
     assert sorted(shown(found)) == sorted(shown(calls))
@@ -402,7 +402,7 @@ def without_times(calls, write):
 
 
 @pytest.mark.parametrize("write", [rows, conversations, anthropic_messages], ids=lambda write: write.__name__)
-@searched(8, 25, histories())
+@searched(4, 25, histories())
 def test_runs_without_times_come_one_after_another(write, calls):
     # The names of these writers' time fields may not be names of results.
     calls = [call for call in calls if not {"timestamp", "started", "ended"} & set(str(call.result).split("'"))]
@@ -414,7 +414,7 @@ def test_runs_without_times_come_one_after_another(write, calls):
         assert any("no call has a time" in note.text for note in notes)
 
 
-@searched(15, 40, histories(), st.sampled_from(WITH_BOTH_TIMES), st.sampled_from(["utf-16", "utf-8-sig", "gzip"]))
+@searched(8, 40, histories(), st.sampled_from(WITH_BOTH_TIMES), st.sampled_from(["utf-16", "utf-8-sig", "gzip"]))
 def test_compression_and_encoding_change_nothing(calls, write, how):
     text = write(calls)
     found, _ = read(gzip.compress(text.encode()) if how == "gzip" else text.encode(how))
@@ -422,7 +422,7 @@ def test_compression_and_encoding_change_nothing(calls, write, how):
 
 
 @pytest.mark.parametrize("mode", ["memory", "spooled", "merged", "sorted"])
-@searched(10, 40, histories(), st.randoms(use_true_random=False), st.booleans())
+@searched(5, 40, histories(), st.randoms(use_true_random=False), st.booleans())
 def test_the_time_line_depends_neither_on_the_order_of_files_nor_on_how_it_is_sorted(mode, calls, chance, is_shuffled):
     parts = [[], [], []]
     for call in calls:
@@ -450,7 +450,7 @@ def test_the_time_line_depends_neither_on_the_order_of_files_nor_on_how_it_is_so
 
 
 @searched(
-    30,
+    15,
     150,
     histories(),
     st.sampled_from([*WITH_BOTH_TIMES, requests_with_their_history, response_items]),
@@ -487,7 +487,7 @@ json_values = st.recursive(
 
 
 @searched(
-    50, 300, st.lists(json_values, max_size=4), st.booleans(), st.sampled_from([None, "messages", "spans", "calls"])
+    25, 300, st.lists(json_values, max_size=4), st.booleans(), st.sampled_from([None, "messages", "spans", "calls"])
 )
 def test_no_shape_of_a_record_raises(records, is_document, form):
     found, _ = read(json.dumps(records, indent=1) if is_document else lines(records), form=form)

@@ -241,7 +241,7 @@ def own_answers(tasks: list[list[int]], seen: list[list[Any]], shared: set[int])
     ]
 
 
-@searched(25, 150, runs(), CHOICES, CHOICES, CHOICES)
+@searched(13, 150, runs(), CHOICES, CHOICES, CHOICES)
 def test_every_call_gets_its_own_outcome_however_it_is_scheduled(run, first, second, third):
     plan, tasks = run
     shared = shared_keys(tasks)
@@ -257,7 +257,7 @@ def test_every_call_gets_its_own_outcome_however_it_is_scheduled(run, first, sec
             assert sorted_answers(tasks, replayed, shared) == sorted_answers(tasks, recorded, shared)
 
 
-@searched(15, 60, runs(), CHOICES)
+@searched(8, 60, runs(), CHOICES)
 def test_the_same_schedule_is_no_divergence_for_a_strict_replay(run, choices):
     """What ran one after the other is replayed so; what is left over would be an error."""
     plan, tasks = run
@@ -272,7 +272,7 @@ def test_the_same_schedule_is_no_divergence_for_a_strict_replay(run, choices):
             assert Stage(plan, choices, is_live=False).run(in_turn, nodes_live) == recorded
 
 
-@searched(20, 100, runs(), CHOICES, CHOICES, st.integers(0, 3))
+@searched(10, 100, runs(), CHOICES, CHOICES, st.integers(0, 3))
 def test_no_schedule_is_a_divergence_for_a_strict_replay(run, first, second, workers):
     """Neither of tasks at once, nor of workers on a queue, which get other work each time."""
     plan, tasks = run

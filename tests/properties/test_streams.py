@@ -147,7 +147,7 @@ async def _play(schedule: list[tuple[str, int, int]]) -> None:
     await world.finish()
 
 
-@searched(30, 150, SCHEDULES)
+@searched(15, 150, SCHEDULES)
 def test_no_interleaving_gives_a_reader_what_a_write_has_replaced(schedule: list[tuple[str, int, int]]):
     """Nor parts of two runs; and whatever happens, nothing is left over and what is stored is right."""
     with library.fresh_library():

@@ -250,7 +250,7 @@ class ThreadsOverATier(Threads):
 
 
 SEARCH = settings(
-    max_examples=max(1, settings.default.max_examples * 6 // 100),
+    max_examples=max(1, settings.default.max_examples * 3 // 100),
     stateful_step_count=30,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     deadline=None,

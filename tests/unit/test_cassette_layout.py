@@ -90,7 +90,7 @@ def overlapping(events: list[str], parents: dict[str, str]) -> dict[str, str]:
     return found
 
 
-@searched(20, 60, st.lists(st.integers(0, 7), max_size=60))
+@searched(10, 60, st.lists(st.integers(0, 7), max_size=60))
 def test_a_log_becomes_a_file_that_says_the_same(choices):
     log, events = log_of(choices)
     with TemporaryDirectory() as folder:
@@ -115,7 +115,7 @@ def test_a_log_becomes_a_file_that_says_the_same(choices):
         assert again.read_bytes() == new.read_bytes()
 
 
-@searched(20, 60, st.lists(st.integers(0, 7), max_size=60), st.randoms(use_true_random=False))
+@searched(10, 60, st.lists(st.integers(0, 7), max_size=60), st.randoms(use_true_random=False))
 def test_the_lines_of_a_lane_do_not_depend_on_when_it_ran(choices, chooser):
     """Calls of different lanes may come in any other order: each lane has the same lines in the same order."""
     log, _ = log_of(choices)
@@ -153,7 +153,7 @@ JSON = st.recursive(
 PADDING = "x" * 200
 
 
-@searched(8, 60, st.lists(st.tuples(st.integers(0, 3), st.lists(JSON, max_size=5)), max_size=12))
+@searched(4, 60, st.lists(st.tuples(st.integers(0, 3), st.lists(JSON, max_size=5)), max_size=12))
 def test_what_was_left_out_is_put_back(turns):
     """Each turn begins as some earlier one, in full or in part, and goes on with what is new."""
     writer, reader = PrefixWriter(), PrefixReader()

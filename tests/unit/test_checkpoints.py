@@ -262,7 +262,7 @@ def test_a_line_without_a_field_is_an_error_that_names_it(name):
 
 
 @searched(
-    25,
+    13,
     100,
     st.sampled_from(["id", "sequence", "after", "label", "importance", "created_at", "framework", "state"]),
     st.recursive(st.none() | st.booleans() | st.integers() | st.text() | st.floats(), lambda each: st.lists(each)),
@@ -282,7 +282,7 @@ plain = st.recursive(
 )
 
 
-@searched(12, 50, st.dictionaries(st.text(), plain), st.sampled_from(["custom", "elsewhere", "langchain"]))
+@searched(6, 50, st.dictionaries(st.text(), plain), st.sampled_from(["custom", "elsewhere", "langchain"]))
 def test_whatever_plain_state_comes_back_with_its_types(data, framework):
     made = checkpoint(CustomState(data, framework))
     back = again(made)

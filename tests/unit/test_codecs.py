@@ -212,7 +212,7 @@ def test_every_missing_byte_is_seen(maker):
                     codec.decode(part, Frozen)
 
 
-@given(st.data())
+@searched(30, 100, st.data())
 def test_noise_is_undecodable(data):
     codec = MAKERS[data.draw(st.sampled_from(["msgpack", "json", "compressed", "signed"]))]()
     noise = data.draw(st.binary(max_size=200))
@@ -279,7 +279,7 @@ HOSTILE = st.recursive(
 )
 
 
-@searched(150, 1000, st.sampled_from(PLAIN), st.sampled_from(KINDS), HOSTILE, st.sampled_from([0, 1]))
+@searched(75, 1000, st.sampled_from(PLAIN), st.sampled_from(KINDS), HOSTILE, st.sampled_from([0, 1]))
 def test_forged_data_is_undecodable_or_a_value_of_the_annotation(maker, returns, plain, form):
     codec = maker()
     data = (msgspec.msgpack if maker is MessagePackCodec else msgspec.json).encode(plain)
@@ -291,7 +291,7 @@ def test_forged_data_is_undecodable_or_a_value_of_the_annotation(maker, returns,
         codec.encode(value, returns)  # refuses what is not of the annotation
 
 
-@searched(100, 500, st.sampled_from(PLAIN), st.sampled_from(KINDS), st.binary(max_size=60), st.integers(0, 5))
+@searched(50, 500, st.sampled_from(PLAIN), st.sampled_from(KINDS), st.binary(max_size=60), st.integers(0, 5))
 def test_forged_noise_is_undecodable_or_a_value_of_the_annotation(maker, returns, data, form):
     codec = maker()
     try:
@@ -302,7 +302,7 @@ def test_forged_noise_is_undecodable_or_a_value_of_the_annotation(maker, returns
         codec.encode(value, returns)
 
 
-@searched(40, 300, ANNOTATED, ANNOTATED)
+@searched(20, 300, ANNOTATED, ANNOTATED)
 def test_a_value_of_one_annotation_forged_into_another_is_undecodable_or_fits(one, other):
     codec = MessagePackCodec()
     (annotation, value), (wanted, _) = one, other

@@ -357,7 +357,7 @@ def described(value: Any) -> list[Any]:
     return found
 
 
-@searched(25, 150, values())
+@searched(13, 150, values())
 def test_a_copy_is_what_the_tool_gave_and_shares_nothing_that_can_be_changed(value: Any):
     """`copy.deepcopy` makes the same, but that it gives up a cycle through a NamedTuple or a Struct."""
     make = auto_copier(value)
@@ -825,7 +825,7 @@ PLAIN = st.recursive(
 )
 
 
-@searched(40, 200, PLAIN)
+@searched(20, 200, PLAIN)
 def test_an_image_gives_back_a_plain_tree(value: Any):
     make = auto_copier([[value]])
     assert make is not None

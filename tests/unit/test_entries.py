@@ -14,12 +14,16 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given
 
 from agent_cache.core.lease import Lease
 from agent_cache.core.store import NEVER, Entry
 from agent_cache.values.canonical import MISSING
+<<<<<<< HEAD
 from agent_cache.values.copies import UncopyableError, auto_copier, copy_rule_named, faster
+=======
+from agent_cache.values.copies import UncopyableError, auto_copier, copy_rule_named
+from tests.harness.searches import searched
+>>>>>>> faster
 from tests.harness.slow import slow
 from tests.harness.structure import VALUES, WHEN, Colour, Pair, Place, Point, same, spoil
 
@@ -35,7 +39,7 @@ def test_what_is_immutable_is_shared_as_it_is(value: Any):
     assert auto_copier(value) is None
 
 
-@given(VALUES)
+@searched(30, 100, VALUES)
 def test_a_copy_is_exactly_what_the_tool_gave_and_nobody_can_spoil_the_next_one(value: Any):
     truth = copy.deepcopy(value)
     make = auto_copier(value)
@@ -49,7 +53,7 @@ def test_a_copy_is_exactly_what_the_tool_gave_and_nobody_can_spoil_the_next_one(
         spoil(given)
 
 
-@given(VALUES)
+@searched(30, 100, VALUES)
 def test_parts_that_were_one_object_are_one_in_the_copy(value: Any):
     make = auto_copier([value, value])
     assert make is not None

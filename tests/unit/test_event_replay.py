@@ -216,7 +216,7 @@ async def test_stopping_a_replay_leaves_drift_tracking_on(tmp_path):
 # Any interleaving of the calls of several tasks
 
 
-@searched(30, 100, st.lists(st.tuples(st.sampled_from(["call", "checkpoint"]), st.integers(0, 3)), max_size=30))
+@searched(15, 100, st.lists(st.tuples(st.sampled_from(["call", "checkpoint"]), st.integers(0, 3)), max_size=30))
 def test_only_what_ended_after_the_checkpoint_is_replayed_whatever_the_tasks_do(schedule):
     """Each task makes its next call, or ends the one that it is in, when it is its turn."""
     observer = Observer()

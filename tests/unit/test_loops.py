@@ -763,7 +763,7 @@ def containers(held: object, path: str = "") -> Iterator[tuple[str, int]]:
                 yield from containers(member, f"{path}{name}.")
 
 
-@pytest.mark.parametrize("last", [2_499, *slow(5_999, 19_999)])
+@pytest.mark.parametrize("last", [2_199, *slow(5_999, 19_999)])
 def test_memory_is_bounded_however_long_the_session(last: int) -> None:
     """Calls, outcomes of one call, answers kept alive, order, blocks: all of it is full long before the end, and what
     there is then is all there will be.
@@ -1028,7 +1028,7 @@ _POLICIES = st.sampled_from(
 
 
 @searched(
-    80, 600, steps=st.lists(st.one_of(_STEPS, _LOOPS, _HITS), max_size=4), policy=_POLICIES, with_entries=st.booleans()
+    40, 600, steps=st.lists(st.one_of(_STEPS, _LOOPS, _HITS), max_size=4), policy=_POLICIES, with_entries=st.booleans()
 )
 def test_the_detector_agrees_with_the_contract_written_out(
     steps: list[list[Event | None]], policy: LoopPolicy, with_entries: bool
@@ -1054,7 +1054,7 @@ def test_the_detector_agrees_with_the_contract_written_out(
         assert verdict is None or verdict.kind in met
 
 
-@searched(50, 200, sizes=st.lists(st.integers(1, 40), min_size=1, max_size=30))
+@searched(25, 200, sizes=st.lists(st.integers(1, 40), min_size=1, max_size=30))
 def test_work_that_always_brings_news_is_never_stopped(sizes: list[int]) -> None:
     """Whatever is fanned out, paged or asked: no verdict without a signature that came back."""
     run, numbers = Run(), count()

@@ -22,7 +22,7 @@ class NoText:
         return None  # type: ignore[return-value]
 
 
-@searched(40, 100, near_pairs())
+@searched(20, 100, near_pairs())
 def test_two_outcomes_have_one_fingerprint_if_and_only_if_they_are_the_same(pair: tuple[Any, Any]):
     one, other = pair
     first, second = fingerprint(one), fingerprint(other)
@@ -67,7 +67,7 @@ _VALUES = st.recursive(
 )
 
 
-@searched(30, 100, _VALUES)
+@searched(15, 100, _VALUES)
 @example("x" * 90 + "'")
 @example(b"x" * 90 + b"'")
 @example("'" + "x" * 90 + '"')

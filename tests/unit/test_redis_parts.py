@@ -12,7 +12,7 @@ import redis
 import redis.asyncio
 import redis.asyncio.sentinel
 import redis.sentinel
-from hypothesis import given, strategies as st
+from hypothesis import strategies as st
 
 from agent_cache import AgentCache, AgentCacheInvalidator
 from agent_cache.errors import ConfigurationError
@@ -52,7 +52,7 @@ def written(value: object) -> bytes:
     return b"*%d\r\n" % len(value) + b"".join(map(written, value))
 
 
-@searched(30, 100, st.lists(values, max_size=5), st.lists(st.integers(1, 30) | st.just(1000), min_size=1, max_size=20))
+@searched(15, 100, st.lists(values, max_size=5), st.lists(st.integers(1, 30) | st.just(1000), min_size=1, max_size=20))
 def test_replies_are_the_same_however_they_are_cut(replies, sizes):
     data = b"".join(map(written, replies))
     parser, got, at, turn = Replies(1000), [], 0, 0
@@ -87,7 +87,7 @@ def test_a_list_that_says_to_be_endless_is_read_as_far_as_it_goes():
     assert parser.feed(b"*%d\r\n$1\r\na\r\n" % 10**30) == []
 
 
-@given(st.integers(1, 500))
+@searched(30, 100, st.integers(1, 500))
 def test_what_is_too_long_is_skipped_without_being_kept(size):
     parser = Replies(10)
     data = b"*3\r\n" + written(b"a") + written(b"x" * (10 + size)) + written(b"b")
@@ -125,7 +125,7 @@ CELLS = {b"t:{ns:a b}:S": b"id 1", b"t:{ns:order}:T0": b"id 2"}
 
 
 @searched(
-    30,
+    15,
     100,
     st.dictionaries(
         st.binary(min_size=1, max_size=9).filter(lambda key: b"\n" not in key), st.just(b"id x"), min_size=1
@@ -140,7 +140,7 @@ def test_a_value_comes_back_as_it_was(cells, loaded, late, payload):
     assert unpack_value(head + payload) == (header, head, payload)
 
 
-@given(st.data())
+@searched(30, 100, st.data())
 def test_a_damaged_value_is_bad_or_says_something_else(data):
     good = pack_header(Header(CELLS, 100.0, 60.0, 0.0, 0.5, b"")) + b"payload"
     at = data.draw(st.integers(0, len(good) - 1))
@@ -153,7 +153,7 @@ def test_a_damaged_value_is_bad_or_says_something_else(data):
         pass
 
 
-@given(st.binary(max_size=200))
+@searched(30, 100, st.binary(max_size=200))
 def test_junk_is_bad_and_nothing_else(junk):
     try:
         unpack_value(junk)
@@ -180,7 +180,7 @@ def test_the_short_look_agrees_with_the_long_one():
 paths = st.lists(st.sampled_from(["order", "order:7", "order:8", "user", "user:7"]), min_size=1, max_size=3)
 
 
-@given(paths, paths, st.booleans())
+@searched(30, 100, paths, paths, st.booleans())
 def test_a_write_is_published_where_whoever_depends_on_it_listens(read, written, names_entry):
     """To the whole root, or to its parts."""
     keyspace = Keyspace("ns")

@@ -954,7 +954,7 @@ def perform(target: Any, operation: Any) -> None:
         setattr(target, other, found)
 
 
-@searched(25, 100, st.dictionaries(names, values), operations, operations, st.booleans())
+@searched(13, 100, st.dictionaries(names, values), operations, operations, st.booleans())
 def test_whatever_hooks_do_is_done_as_if_they_had_no_draft_or_not_at_all(attributes, before, hook, fails):
     target, expected = types.SimpleNamespace(**copy.deepcopy(attributes)), types.SimpleNamespace(**attributes)
     for operation in before:

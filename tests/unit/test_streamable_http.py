@@ -18,7 +18,7 @@ LINES = st.sampled_from(
 
 
 @searched(
-    30,
+    15,
     100,
     st.lists(st.tuples(LINE_ENDS, st.lists(LINES, min_size=1, max_size=4)), max_size=5),
     st.lists(st.integers(1, 9), min_size=1, max_size=9),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import strategies as st
 
 from agent_cache import ConfigurationError, tags_from
 from agent_cache.core.tags import (
@@ -23,6 +23,7 @@ from agent_cache.core.tags import (
     root_of,
     within_limit,
 )
+from tests.harness.searches import searched
 
 SEGMENTS = st.text(alphabet="ab:%5A2", max_size=4)
 """Ids with everything in them that the separator, or its escape, is written with."""
@@ -46,14 +47,14 @@ def only(when: str, *tags: str) -> dict[str, list[str]]:
 # -- Tags ----------------------------------------------------------------------------------------------------
 
 
-@given(SEGMENTS)
+@searched(30, 100, SEGMENTS)
 def test_an_escaped_segment_is_one_segment_and_can_be_read_back(segment: str):
     escaped = escape(segment)
     assert ":" not in escaped
     assert escaped.replace("%3A", ":").replace("%25", "%") == segment
 
 
-@given(PATHS, PATHS)
+@searched(30, 100, PATHS, PATHS)
 def test_a_write_concerns_what_lies_below_it_above_it_and_nothing_beside_it(one: list[str], other: list[str]):
     shorter, longer = sorted((one, other), key=len)
     related = longer[: len(shorter)] == shorter
@@ -63,7 +64,7 @@ def test_a_write_concerns_what_lies_below_it_above_it_and_nothing_beside_it(one:
     assert (first == second) is (one == other)
 
 
-@given(PATHS)
+@searched(30, 100, PATHS)
 def test_the_ancestors_of_a_tag_are_its_proper_prefixes_the_root_first(path: list[str]):
     tag = parse_tag(path)
     assert ancestors(tag) == [parse_tag(path[:length]) for length in range(1, len(path))]
@@ -184,7 +185,7 @@ def test_a_parameter_called_result_wins():
     assert tags_of("order:{result}", {"result": "argument"}, "result") == only("early", "order:argument")
 
 
-@given(st.text(max_size=8), st.text(max_size=8))
+@searched(30, 100, st.text(max_size=8), st.text(max_size=8))
 def test_values_with_different_texts_are_different_tags_and_none_reaches_beyond_its_root(one: str, other: str):
     for template in ("order:{a}", "order:x-{a}", "order:{a}:lines"):
         (first,), (second,) = (tags_of(template, {"a": value})["early"] for value in (one, other))
@@ -194,7 +195,11 @@ def test_values_with_different_texts_are_different_tags_and_none_reaches_beyond_
         assert first.count(":") == template.count(":")
 
 
-@given(st.text(min_size=1, max_size=8).filter(lambda text: ":" not in text and "{" not in text and "}" not in text))
+@searched(
+    30,
+    100,
+    st.text(min_size=1, max_size=8).filter(lambda text: ":" not in text and "{" not in text and "}" not in text),
+)
 def test_a_template_and_a_tag_written_by_hand_agree(root: str):
     assert tags_of(root) == only("static", parse_tag(root))
     assert tags_of(f"{root}:{{a}}", {"a": "x:y"}) == only("early", parse_tag((root, "x:y")))
@@ -315,7 +320,7 @@ def test_each_item_of_a_text_or_a_mapping_is_refused():
 TEXTS = st.text(alphabet="ab:%\0", max_size=4)
 
 
-@given(st.lists(TEXTS | st.lists(TEXTS, max_size=3), max_size=4))
+@searched(30, 100, st.lists(TEXTS | st.lists(TEXTS, max_size=3), max_size=4))
 def test_many_tags_are_parsed_as_each_of_them(given_tags: list[Any]):
     try:
         expected: object = tuple(dict.fromkeys(map(parse_tag, given_tags)))

@@ -22,6 +22,7 @@ import pytest
 
 from agent_cache.values.canonical import MAX_DEPTH
 from agent_cache.values.typed import JSON, MESSAGE_PACK, ReturnedChunks, Returns, Undecodable, Unencodable, schema_of
+from tests.harness.batches import in_batches
 from tests.harness.processes import run_python
 from tests.harness.searches import searched
 from tests.harness.typed import ANNOTATED, Frozen, Line, Parcel, Rights, Row, Spot, Status, Tree, same
@@ -56,7 +57,7 @@ WHEN = datetime(2026, 1, 1)  # noqa: DTZ001 - many tools say no zone
 # -- What comes back ------------------------------------------------------------------------------------------
 
 
-@searched(30, 100, ANNOTATED)
+@searched(15, 100, ANNOTATED)
 def test_any_value_of_any_annotation_comes_back_the_same(case):
     annotation, value = case
     for wire in (MESSAGE_PACK, JSON):
@@ -101,7 +102,7 @@ UNSAID = [
 
 @pytest.mark.parametrize("wire", [MESSAGE_PACK, JSON])
 @pytest.mark.parametrize("returns", [Any, None, object, "a text", dict | Any])
-@pytest.mark.parametrize("value", UNSAID)
+@in_batches("value", UNSAID, size=40)
 def test_builtin_values_come_back_where_no_annotation_says_what_they_are(value, returns, wire):
     assert same(roundtrip(value, returns, wire), value)
 

@@ -14,6 +14,7 @@ from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
 from agent_cache.core.bindings import called_by
 from agent_cache.recording import CassetteError, cached_llm_call, intercept, record, replay
 from agent_cache.resume import Journal
+from tests.harness.slow import slow
 
 DECORATORS = {
     "AgentCache": AgentCache("page:{q}"),
@@ -115,7 +116,7 @@ def warned(caplog):
     return caplog
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [False, *slow(True)])
 @pytest.mark.parametrize("deco", DECORATORS)
 @pytest.mark.parametrize("factory", OF_TEXT)
 def test_what_two_bind_tells_their_calls_apart(tmp_path, deco, factory, strict, warned):

@@ -237,7 +237,7 @@ def compared(baseline: Baseline, cassette: Cassette) -> list[DriftEvent] | None:
         return None
 
 
-examples = pytest.mark.parametrize("examples", [12, *slow(500)])
+examples = pytest.mark.parametrize("examples", [6, *slow(500)])
 seeds = st.integers(0, 999)
 chances = st.randoms(use_true_random=False)
 
@@ -332,7 +332,7 @@ def test_no_recording_of_a_baseline_drifts_from_it(examples: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["write", "read"])
-@pytest.mark.parametrize("examples", [12, *slow(25)])
+@pytest.mark.parametrize("examples", [6, *slow(25)])
 def test_a_write_that_is_missing_is_critical_and_a_read_is_not(kind: str, examples: int) -> None:
     @settings(max_examples=examples, deadline=None)
     @given(programs(), seeds)

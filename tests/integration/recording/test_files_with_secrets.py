@@ -23,6 +23,7 @@ import pytest
 from agent_cache.recording import Redaction
 from agent_cache.recording.tagged import encode
 from benchmarks.recorded_runs import RETAIL_SETS, SHELL_SETS, data_directory
+from tests.harness.batches import in_batches
 
 ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -300,10 +301,10 @@ def written(text: object) -> str:
     return encode(redaction.apply({"result": text})).decode() if redaction.may_change(raw) else raw.decode()
 
 
-@pytest.mark.parametrize("kind", FILES)
 @pytest.mark.parametrize(
     "around", [str, lambda text: json.dumps({"output": text}), lambda text: {"stdout": text, "code": 0}]
 )
+@in_batches("kind", FILES)
 def test_no_secret_of_a_file_is_written_down(kind, around):
     secrets = Secrets(kind)
     text = written(around(FILES[kind](secrets)))
@@ -312,10 +313,10 @@ def test_no_secret_of_a_file_is_written_down(kind, around):
     assert not left, f"{left} in {text}"
 
 
-@pytest.mark.parametrize("prefix", SHAPES)
 @pytest.mark.parametrize(
     "around", ["{}", "use {} now", "a={};b", '{{"k": "{}"}}', "x/{}", "({})", "\\n{}\\n", "a%20{}"]
 )
+@in_batches("prefix", SHAPES)
 def test_no_token_of_a_known_form_is_written_down(prefix, around):
     secrets = Secrets(prefix)
     text = written(around.format(token_of(prefix, secrets)))
@@ -480,8 +481,8 @@ def recorded_calls() -> Iterator[dict[str, object]]:
 PASSWORDS_IN_TASKS = ("jU5t_a_sna_3lpm1dg347_u_4_m0r846", "A:4@r%uL`M-^M0c0AbcM-MFE07b34c`_6N")
 
 
-def test_nothing_of_one_in_eight_recorded_calls_of_agents_is_redacted():
-    nothing_is_redacted(islice(recorded_calls(), 0, None, 8))
+def test_nothing_of_one_in_twenty_four_recorded_calls_of_agents_is_redacted():
+    nothing_is_redacted(islice(recorded_calls(), 0, None, 24))
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ from agent_cache.recording import (
     replay,
 )
 from tests.harness.http_server import COOKIE, HttpServer, http_server
+from tests.harness.slow import slow
 
 CLIENTS = ("urllib.request", "urllib3", "requests", "httpx", "httpx async", "httpx2", "httpx2 async", "aiohttp")
 
@@ -158,8 +159,8 @@ def calls_of(path: Path) -> list[Any]:
 # Every client, every answer
 
 KINDS = (
-    "json", "gzip", "events", "lines", "pieces", "binary", "latin", "cookie", "redirect", "empty", "missing", "busy",
-    "cut", "reset",
+    "json", "gzip", "events", "pieces", "binary", "cookie", "redirect", "missing", "cut", "reset",
+    *slow("lines", "latin", "empty", "busy"),
 )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def all_runs(data: Path) -> list[list[Run]]:
     return [load_runs(data, name) for name in RETAIL_SETS]
 
 
-@pytest.fixture(scope="module", params=[40, *slow(8)])
+@pytest.fixture(scope="module", params=[80, *slow(8)])
 def every(request: pytest.FixtureRequest) -> int:
     """Only each such run of a set is made."""
     return request.param

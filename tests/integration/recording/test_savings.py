@@ -4,11 +4,12 @@ import sys
 from decimal import Decimal
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import strategies as st
 
 from agent_cache.recording import Cassette, RecordedCall, Savings, cached_llm_call, intercept, prices, record, replay
 from agent_cache.recording.cassette_file import digest_of
 from agent_cache.recording.prices import model_calls, savings_of
+from tests.harness.searches import searched
 
 DAY = "2026-01-01T12:00:00Z"
 
@@ -202,7 +203,7 @@ amounts = st.builds(
 ).map(lambda one: one if one.cost is not None else Savings(one.calls, 1, 1, None, one.calls, 0.5))  # fmt: skip
 
 
-@given(st.lists(amounts))
+@searched(30, 100, st.lists(amounts))
 def test_sums_lose_neither_money_nor_what_has_no_price(parts):
     whole = sum(parts, Savings())
     assert whole.calls == sum(one.calls for one in parts)
@@ -223,7 +224,7 @@ def trees(draw):
     return parents, kinds
 
 
-@given(trees())
+@searched(30, 100, trees())
 def test_the_tokens_of_each_model_call_are_counted_once(tree):
     """Above each model call, itself included, at most one counts; and each path to one has one that does."""
     parents, kinds = tree

@@ -17,6 +17,7 @@ from agent_cache import AgentCacheSession
 from agent_cache.cli.main import main
 from agent_cache.recording import Cassette, Redaction, fork, intercept, record, replay
 from agent_cache.resume import Journal
+from tests.harness.slow import crossed
 
 S = "Zq9x7Kp2Lm4Tv8Wd3"
 HEX = "0123456789abcdef" * 4
@@ -60,10 +61,11 @@ def test_a_name_of_a_secret_is_known_in_every_spelling(given: str, path: Path) -
     assert base64.b64encode(S.encode()).decode() not in text
 
 
-@pytest.mark.parametrize("name", [one for name in ("passwords", "api_keys", "access_tokens", "secrets", "tokens", "client_secrets") for one in spellings(name)])  # fmt: skip
-@pytest.mark.parametrize(
-    "several", [lambda one: [one, "x"], lambda one: (one,), lambda one: {one}, lambda one: {"prod": one, "count": 3}]
-)
+SEVERAL = ("passwords", "api_keys", "access_tokens", "secrets", "tokens", "client_secrets")
+FORMS = [lambda one: [one, "x"], lambda one: (one,), lambda one: {one}, lambda one: {"prod": one, "count": 3}]
+
+
+@pytest.mark.parametrize(("name", "several"), crossed((one for name in SEVERAL for one in spellings(name)), FORMS))
 def test_several_secrets_under_one_name_are_secrets(name: str, several: Callable[[str], Any], path: Path) -> None:
     assert S not in written(path, {name: several(S)})
     assert S not in written(path, f"read {name}: {several(S)!r} of it")

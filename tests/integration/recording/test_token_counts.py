@@ -4,11 +4,12 @@ import json
 from types import SimpleNamespace as Some
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import strategies as st
 
 from agent_cache.recording import Cassette, cached_llm_call, record, replay
 from agent_cache.recording.functions import Usage
 from agent_cache.recording.prices import Tokens, asked_model, larger
+from tests.harness.searches import searched
 
 # Of 1000 input tokens 800 were read from the prompt cache and 100 written to it. The output has 50 tokens.
 CACHED = Tokens(1000, 50, 800, 100)
@@ -390,7 +391,7 @@ reports = st.recursive(
 )
 
 
-@given(st.lists(reports, max_size=4))
+@searched(30, 100, st.lists(reports, max_size=4))
 def test_no_report_makes_a_part_larger_than_the_whole(chunks):
     tokens = counted(*chunks)
     assert all(type(count) is int and count >= 0 for count in tokens)
@@ -398,7 +399,7 @@ def test_no_report_makes_a_part_larger_than_the_whole(chunks):
     assert tokens.cache_write_1h <= tokens.cache_write
 
 
-@given(*[st.integers(0, 9)] * 4)
+@searched(30, 100, *[st.integers(0, 9)] * 4)
 def test_parts_that_exceed_the_whole_are_cut(total, read, written, hour):
     details = {"cached_tokens": read, "cache_write_tokens": written, "ephemeral_1h_input_tokens": hour}
     tokens = counted({"usage": {"prompt_tokens": total, "prompt_tokens_details": details}})
@@ -413,7 +414,7 @@ def consistent(draw):
     return Tokens(read + written + fresh, draw(st.integers(0, 9)), read, written, draw(st.integers(0, written)))
 
 
-@given(consistent(), consistent(), consistent())
+@searched(30, 100, consistent(), consistent(), consistent())
 def test_the_order_of_chunks_changes_neither_sum_nor_output(one, two, three):
     some, other = larger(larger(one, two), three), larger(three, larger(two, one))
     assert (some.input, some.output) == (other.input, other.output)
@@ -421,7 +422,7 @@ def test_the_order_of_chunks_changes_neither_sum_nor_output(one, two, three):
     assert some.cache_read + some.cache_write <= some.input
 
 
-@given(st.integers(0, 500), st.integers(0, 500), st.integers(0, 500), st.integers(0, 500))
+@searched(30, 100, st.integers(0, 500), st.integers(0, 500), st.integers(0, 500), st.integers(0, 500))
 def test_providers_that_count_apart_and_those_that_count_together_are_told_the_same(fresh, read, written, output):
     tokens = Tokens(fresh + read + written, output, read, written)
     apart = {"cache_read_input_tokens": read, "cache_creation_input_tokens": written}

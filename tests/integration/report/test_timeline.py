@@ -135,7 +135,7 @@ def test_tasks_that_follow_each_other_share_rows(tmp_path: Path):
     assert [(track.label, track.rows) for track in timeline.tracks] == [("500 tasks", 1)]
 
 
-@searched(15, 60, st.data())
+@searched(8, 60, st.data())
 def test_no_two_bars_overlap_and_each_is_below_what_encloses_it(data: st.DataObject):
     run = TimedRun()
     for number in range(1, data.draw(st.integers(1, 25)) + 1):

@@ -124,7 +124,7 @@ def test_an_empty_run_is_a_document_too(tmp_path: Path):
     assert document["otherData"]["notes"] == ["The run has no calls."]
 
 
-@searched(20, 100, st.data())
+@searched(10, 100, st.data())
 def test_any_run_is_drawn_right(data: st.DataObject):
     run = TimedRun()
     times = st.one_of(st.integers(0, 40), st.floats(0, 40))

@@ -21,6 +21,7 @@ from agent_cache.recording import Cassette, intercept
 from agent_cache.resume import CustomState, InDoubtError, Journal, JournalError, NotDone
 from agent_cache.resume.journal import read_journal
 from tests.harness.forks import forks
+from tests.harness.slow import slow
 
 ROOT = Path(__file__).parents[3]
 carried_out: list[str] = []
@@ -143,7 +144,7 @@ async def test_a_line_torn_at_any_byte_is_dropped_and_the_run_goes_on(tmp_path, 
     tried = 0
     for number in range(max(1, len(lines) - 2), len(lines)):
         whole, line = b"".join(lines[:number]), lines[number]
-        for cut in range(0, len(line), 1 if len(line) < 100 else 7):
+        for cut in range(0, len(line), 1 if len(line) < 100 else 11):
             await resumes_after_a_cut(tmp_path / f"{number}", whole, line, cut)
             tried += 1
     assert tried > 10
@@ -511,7 +512,7 @@ LIMITED = """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no limits of files there")
-@pytest.mark.parametrize("room", [0, 100, *range(300, 1500, 150)])
+@pytest.mark.parametrize("room", [0, 100, 300, 750, 1350, *slow(450, 600, 900, 1050, 1200)])
 async def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, room):
     """A run that has room again goes on behind the last whole line, and asks about a write without an end."""
     path = await crash(tmp_path, until=1)
