@@ -15,36 +15,30 @@ Who asks is part of the key, and what cannot be told apart is not shared:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set, ValuesView
-from datetime import date, datetime, time, timedelta, timezone
+from collections.abc import Container, Iterable, Mapping, Set
 from enum import Enum
-from functools import lru_cache, partial
+from functools import lru_cache
 from operator import itemgetter
-from types import (
-    BuiltinFunctionType,
-    FunctionType,
-    GetSetDescriptorType,
-    MemberDescriptorType,
-    MethodType,
-    ModuleType,
-    SimpleNamespace,
-)
 from typing import Any, Final, NamedTuple
-from weakref import ReferenceType
 
 from agent_cache.core.contexts import Injected, Place, places_in, sent_by
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
-from agent_cache.values.canonical import (
-    MAX_DEPTH,
-    PYDANTIC_STATE,
-    blake2b,
-    declared_names,
-    full_name,
-    has_native_state,
-    is_model,
-    text_of_standard_value,
+from agent_cache.values.canonical import MAX_DEPTH, blake2b, full_name, has_native_state
+from agent_cache.values.contents import (
+    BUILTINS,
+    FUNCTIONS,
+    attributes_of,
+    data_of,
+    hides_data,
+    inside,
+    is_compared,
+    is_container,
+    is_data,
+    is_own,
+    is_standard,
+    leaf_of,
+    reader_of,
 )
-from agent_cache.values.program import is_own, is_standard
 
 __all__ = ["Apart", "UnknownAsker", "asker_in", "fields_in"]
 
@@ -102,165 +96,13 @@ def _named_for_someone(name: str) -> bool:
     return _meaning_of(name) in (_SOMEONE, _SESSION)
 
 
+def _is_of_someone(name: str) -> bool:
+    return _meaning_of(name) is _SOMEONE
+
+
 def _words(name: str) -> str:
     """A name as ``words_with_underscores``, however it is spelt."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", name).lower().strip("_")
-
-
-# Values
-
-_BUILTINS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
-_MOMENTS: Final = (date, datetime, time, timedelta, timezone)
-_FUNCTIONS: Final = (BuiltinFunctionType, FunctionType, MethodType, ModuleType, ReferenceType, partial, type)
-
-
-@lru_cache(maxsize=1024)
-def _leaf_of(kind: Any) -> Callable[[Any], Any] | None:
-    """What makes builtins of values of a class, which are the same in every process; None of other classes."""
-    if kind in _BUILTINS:
-        return lambda value: value
-    if issubclass(kind, _MOMENTS):
-        return lambda value: (kind.__name__, repr(value))
-    if issubclass(kind, Enum):
-        return lambda value: (full_name(kind), value._name_ or repr(value._value_))
-    for base in kind.__mro__:
-        if (text := text_of_standard_value(base)) is not None:  # a subclass may write itself in a shorter way
-            return lambda value: (kind.__name__, base.__str__(value) if text is str else text(value) or repr(value))
-    for base in (str, int, float, bytes):
-        if issubclass(kind, base) and declared_names(kind) is None:
-            return base.__str__ if base is str else base
-    secret: Callable[[Any], Any] | None = getattr(kind, "get_secret_value", None)
-    if secret is not None or kind.__name__.lower().endswith("url"):
-        return secret or str
-    has_fields = (
-        kind.__dictoffset__ or _slots_of(kind) or issubclass(kind, (*_FUNCTIONS, Sequence, Set, ValuesView, Mapping))
-    )
-    has_text = kind.__str__ is not object.__str__ or kind.__repr__ is not object.__repr__
-    if has_text and _is_compared(kind) and kind.__hash__ is not None and (not has_fields or kind is range):
-        return lambda value: (kind.__name__, _text(value))  # of NumPy, of an extension in Rust
-    return None
-
-
-def _is_compared(kind: Any) -> bool:
-    """Whether objects of a class are compared by what they are."""
-    return kind.__eq__ is not object.__eq__
-
-
-def _text(value: Any) -> str:
-    text = str(value)
-    if text.startswith("<"):  # what has no form as text, by convention
-        raise _unreadable(value)
-    return text
-
-
-def _unreadable(value: Any) -> UnknownAsker:
-    return UnknownAsker(f" is a {full_name(type(value))}, which cannot be compared")
-
-
-# Objects
-
-
-@lru_cache(maxsize=1024)
-def _members_of(kind: Any) -> dict[str, Any]:
-    return {name: found for base in reversed(kind.__mro__) for name, found in vars(base).items()}
-
-
-@lru_cache(maxsize=1024)
-def _slots_of(kind: Any) -> tuple[str, ...]:
-    slots = [found for found in _members_of(kind).values() if isinstance(found, MemberDescriptorType)]
-    return tuple(slot.__name__ for slot in slots if "__slots__" in vars(slot.__objclass__))
-
-
-@lru_cache(maxsize=1024)
-def _properties_of(kind: Any) -> tuple[str, ...]:
-    """Those that are named for someone."""
-    found = [name for name, one in _members_of(kind).items() if isinstance(one, property)]
-    return tuple(name for name in found if _meaning_of(name) is _SOMEONE)
-
-
-@lru_cache(maxsize=1024)
-def _data_of(kind: Any) -> tuple[str, ...]:
-    """The attributes of a class of the user's own that are data, but for defaults of fields."""
-    fields = {*(declared_names(kind) or ()), "model_config"}
-    return tuple(
-        name
-        for name, found in _members_of(kind).items()
-        if not (name.startswith("__") or name in fields or hasattr(type(found), "__get__")) and _is_data(type(found))
-    )
-
-
-@lru_cache(maxsize=1024)
-def _hides(kind: Any, *, is_empty: bool) -> bool:
-    """Whether an object in which nothing counts has data elsewhere: behind descriptors, as of an object-relational
-    mapper, or behind what computes its attributes, if it is empty.
-    """
-    kinds = {type(found) for found in _members_of(kind).values()}
-    plain = (MemberDescriptorType, GetSetDescriptorType, property)
-    return any(hasattr(one, "__set__") and one not in plain for one in kinds) or (property in kinds and is_empty)
-
-
-def _inside(value: Any, kind: Any) -> dict[str, Any]:
-    return getattr(value, "__dict__", {}) if kind.__dictoffset__ else {}
-
-
-def _attributes(value: Any, kind: Any, *, is_opened: bool) -> list[tuple[str, Any]]:
-    """What an object has that is no data by its class. A property of another package may need a request."""
-    found = dict(_inside(value, kind))
-    for name in (*_slots_of(kind), *(_properties_of(kind) if is_opened else ())):
-        try:
-            one = getattr(value, name, _NOTHING)
-        except Exception as error:
-            if is_own(kind):
-                raise UnknownAsker(f".{name} raises {type(error).__name__}") from error
-            continue
-        found |= {} if one is _NOTHING else {name: one}
-    return list(found.items())
-
-
-@lru_cache(maxsize=1024)
-def _reader_of(kind: Any) -> Callable[[Any], list[tuple[Any, Any]]] | None:
-    """What gives names and values of objects that are data by their class; None of any other class."""
-    names = declared_names(kind)
-    if kind is dict:
-        return lambda value: list(value.items())
-    if names is not None:
-        return lambda value: _declared(value, kind, names)
-    if is_model(kind):
-        return lambda value: [*value.__dict__.items(), *_extra(value)]
-    if "Request" in kind.__name__ and not is_own(kind):
-        return _sent_with
-    if issubclass(kind, Mapping):
-        has_more = issubclass(kind, dict) or is_own(kind)
-        return lambda value: [*value.items(), *(_inside(value, kind).items() if has_more else ())]
-    if kind.__name__ == "State" and not is_own(kind):  # of ADK, of Starlette
-        return lambda value: list((value.to_dict() if hasattr(value, "to_dict") else value._state).items())
-    return (lambda value: list(value.__dict__.items())) if kind is SimpleNamespace else None
-
-
-def _declared(value: Any, kind: Any, names: Collection[str]) -> list[tuple[str, Any]]:
-    found = [(name, getattr(value, name)) for name in names if hasattr(value, name)]
-    return found + [pair for pair in _inside(value, kind).items() if pair[0] not in names]
-
-
-def _extra(model: Any) -> list[tuple[str, Any]]:
-    return [pair for state in PYDANTIC_STATE for pair in (getattr(model, state, None) or {}).items()]
-
-
-def _sent_with(request: Any) -> list[tuple[str, Any]]:
-    """What a request says of its sender, with what a framework of the web has added to it."""
-    around = {**(request if isinstance(request, Mapping) else {}), **vars(request)}
-    added = ("COOKIES", "auth", "session", "state", "user")
-    return [*sent_by(request).items(), *((name, around[name]) for name in added if name in around)]
-
-
-@lru_cache(maxsize=1024)
-def _is_container(kind: Any) -> bool:
-    return issubclass(kind, Sequence | Set | ValuesView) and declared_names(kind) is None
-
-
-def _is_data(kind: Any) -> bool:
-    """Whether objects of a class say by themselves what they consist of."""
-    return _leaf_of(kind) is not None or _is_container(kind) or _reader_of(kind) is not None
 
 
 # The fields of a call
@@ -269,6 +111,22 @@ _MAX_FIELDS: Final = 10_000
 _MAX_SMALL: Final = 256
 """Fields of a mapping in a state, and of an object of another package. What is larger is data in which nobody is named,
 and a client."""
+
+
+def _unreadable(value: Any) -> UnknownAsker:
+    return UnknownAsker(f" is a {full_name(type(value))}, which cannot be compared")
+
+
+@lru_cache(maxsize=1024)
+def _is_request(kind: Any) -> bool:
+    return "Request" in kind.__name__ and not is_own(kind)
+
+
+def _sent_with(request: Any) -> list[tuple[str, Any]]:
+    """What a request says of its sender, with what a framework of the web has added to it."""
+    around = {**(request if isinstance(request, Mapping) else {}), **vars(request)}
+    added = ("COOKIES", "auth", "session", "state", "user")
+    return [*sent_by(request).items(), *((name, around[name]) for name in added if name in around)]
 
 
 class _Fields:
@@ -292,12 +150,13 @@ class _Fields:
         self._values = self._clients = self._ids = 0
         try:
             node = self._node(value, is_whole=is_whole, is_opened=True)
-        except UnknownAsker as error:
+        except Uncacheable as error:
             raise _within(place.name or "its context", error) from error.__cause__
         if node is not _NOTHING:
             self.found.append((place.name, node))
+        kind: Any = type(value)
         is_empty = not self._values and (self._clients or (self._ids and not place.has_ids))
-        if is_whole and (is_empty or (self._clients and not _is_data(type(value)))):
+        if is_whole and (is_empty or (self._clients and not is_data(kind) and not _is_request(kind))):
             self.doubtful = f"{place.name or 'its context'}, a {full_name(type(value))},"
 
     def _node(self, value: Any, *, is_whole: bool, is_opened: bool = False) -> Any:
@@ -309,14 +168,14 @@ class _Fields:
         """
         self._nodes += 1
         kind: Any = type(value)
-        if kind in _BUILTINS and self._nodes <= self._limit:
+        if kind in BUILTINS and self._nodes <= self._limit:
             self._values += is_whole
             return value if is_whole else _NOTHING
         if self._nodes > self._limit or len(self._path) >= MAX_DEPTH:
             if is_whole:
                 raise UnknownAsker(f" has more than {_MAX_FIELDS} fields, or {MAX_DEPTH} levels")
             return _NOTHING
-        leaf = _leaf_of(kind)
+        leaf = leaf_of(kind)
         if leaf is not None or id(value) in self._path:  # what is around it counts already
             self._values += is_whole
             if leaf is None or not is_whole:
@@ -326,11 +185,11 @@ class _Fields:
         try:
             if value.__class__ is not kind and isinstance(value.__class__, type):  # a proxy: what it stands for
                 kind = value.__class__
-                if kind in _BUILTINS:
+                if kind in BUILTINS:
                     return self._node(kind(value), is_whole=is_whole)
-            if _is_container(kind):
+            if is_container(kind):
                 return self._members(value, kind, is_opened=is_opened) if is_whole else _NOTHING
-            reader = _reader_of(kind)
+            reader = _sent_with if _is_request(kind) else reader_of(kind)
             if reader is None:
                 return self._object(value, kind, is_whole=is_whole, is_opened=is_opened)
             items = reader(value)
@@ -350,23 +209,23 @@ class _Fields:
 
     def _with_attributes(self, node: Any, value: Any, kind: Any) -> Any:
         """The same with what an object of a class of the user's own has beside its value."""
-        inside = _inside(value, kind) if is_own(kind) and not issubclass(kind, Enum) else None
-        return (node, self._pairs(list(inside.items()), kind, is_whole=True)) if inside else node
+        found = inside(value, kind) if is_own(kind) and not issubclass(kind, Enum) else None
+        return (node, self._pairs(list(found.items()), kind, is_whole=True)) if found else node
 
     def _object(self, value: Any, kind: Any, *, is_whole: bool, is_opened: bool) -> Any:
         """What counts of an object that is no data by its class."""
-        if isinstance(value, _FUNCTIONS):
+        if isinstance(value, FUNCTIONS):
             self._clients += 1
             return _NOTHING
         before, is_opened = self._values, is_opened or is_own(kind)
-        items = _attributes(value, kind, is_opened=is_opened)
+        items = attributes_of(value, kind, is_computed=_is_of_someone if is_opened else None)
         if not is_opened:
             return self._of_another_package(value, kind, items, is_whole=is_whole)
         if not is_whole:
             items = [pair for pair in items if _named_for_someone(pair[0])]
         node = self._pairs(items, kind, is_whole=is_whole)
-        is_lazy = hasattr(kind, "__getattr__") and all(one is None or isinstance(one, _FUNCTIONS) for _, one in items)
-        if is_whole and (is_lazy or (self._values == before and _hides(kind, is_empty=not items))):
+        is_lazy = hasattr(kind, "__getattr__") and all(one is None or isinstance(one, FUNCTIONS) for _, one in items)
+        if is_whole and (is_lazy or (self._values == before and hides_data(kind, is_empty=not items))):
             raise _unreadable(value)
         if not items or has_native_state(kind):
             self._client()
@@ -374,21 +233,21 @@ class _Fields:
 
     def _of_another_package(self, value: Any, kind: Any, items: list[tuple[str, Any]], *, is_whole: bool) -> Any:
         """All of an object that holds nothing but values; of a client, what it says of its user."""
-        if is_whole and not items and _is_compared(kind):
+        if is_whole and not items and is_compared(kind):
             raise _unreadable(value)
-        if is_whole and items and (_is_compared(kind) or not is_standard(kind)):
+        if is_whole and items and (is_compared(kind) or not is_standard(kind)):
             before = self._values, self._ids, self.is_named
             outer = self._is_strict, self._nodes, self._limit
             self._is_strict, self._limit = True, min(self._limit, self._nodes + _MAX_SMALL)
             try:  # what may be a client first
-                return self._pairs(sorted(items, key=lambda pair: _is_data(type(pair[1]))), kind, is_whole=True)
-            except UnknownAsker:
+                return self._pairs(sorted(items, key=lambda pair: is_data(type(pair[1]))), kind, is_whole=True)
+            except Uncacheable:
                 self._values, self._ids, self.is_named = before
             finally:
                 self._is_strict, self._nodes, self._limit = outer
         self._client()
         kinds: list[Any] = [type(one) for _, one in items]
-        named = [pair for pair, of in zip(items, kinds, strict=True) if _leaf_of(of) and of is not type(None)]
+        named = [pair for pair, of in zip(items, kinds, strict=True) if leaf_of(of) and of is not type(None)]
         return self._pairs([pair for pair in named if _named_for_someone(pair[0])], kind, is_whole=False)
 
     def _client(self) -> Any:
@@ -411,7 +270,7 @@ class _Fields:
                 node = self._node(item, is_whole=is_whole or is_someone, is_opened=meaning is _SOMEONE)
                 if meaning is _SOMEONE and self._values == before:
                     raise _unreadable(item)
-            except UnknownAsker as error:
+            except Uncacheable as error:
                 raise _within(name, error) from error.__cause__
             if node is not _NOTHING:
                 self.is_named |= is_someone and item is not None
@@ -429,7 +288,7 @@ class _Fields:
 
     def _of_class(self, kind: Any, known: Container[Any]) -> list[tuple[str, Any]]:
         """What counts of the data of a class. It makes no object comparable."""
-        data = [(name, getattr(kind, name)) for name in _data_of(kind) if name not in known]
+        data = [(name, getattr(kind, name)) for name in data_of(kind) if name not in known]
         before = self._values
         node = self._pairs(data, type, is_whole=True)
         self._values = before
@@ -443,7 +302,7 @@ class _Fields:
 _first: Final = itemgetter(0)
 
 
-def _within(name: str, error: UnknownAsker) -> UnknownAsker:
+def _within(name: str, error: Uncacheable) -> UnknownAsker:
     """The same error, of a field around it."""
     return UnknownAsker(f"{name}{error.reason}" if error.reason[0] in " ." else f"{name}.{error.reason}")
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from agent_cache.core.contexts import GETTERS
-from agent_cache.values.program import is_own
+from agent_cache.values.contents import is_own
 
 __all__ = ["getters_of", "may_provide_user", "may_read_request"]
 

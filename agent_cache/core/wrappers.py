@@ -17,7 +17,7 @@ from typing import Any, Final
 from agent_cache.core.bindings import called_by
 from agent_cache.core.keys import Part
 from agent_cache.core.parameters import POSITIONAL, Parameter, Parameters, default_part
-from agent_cache.values.program import note_program
+from agent_cache.values.contents import note_program
 
 __all__ = ["OMITTED", "OMITTED_PART", "PassedOn", "parameters_of"]
 
