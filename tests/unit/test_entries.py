@@ -18,12 +18,8 @@ import pytest
 from agent_cache.core.lease import Lease
 from agent_cache.core.store import NEVER, Entry
 from agent_cache.values.canonical import MISSING
-<<<<<<< HEAD
 from agent_cache.values.copies import UncopyableError, auto_copier, copy_rule_named, faster
-=======
-from agent_cache.values.copies import UncopyableError, auto_copier, copy_rule_named
 from tests.harness.searches import searched
->>>>>>> faster
 from tests.harness.slow import slow
 from tests.harness.structure import VALUES, WHEN, Colour, Pair, Place, Point, same, spoil
 

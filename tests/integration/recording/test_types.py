@@ -22,15 +22,10 @@ from agent_cache.recording import (
     register,
     replay,
 )
-<<<<<<< HEAD
 from agent_cache.recording.arguments import plain_arguments
 from agent_cache.recording.tagged import pack
 from agent_cache.values.typed import Unencodable
-=======
-from agent_cache.values.arguments import plain_arguments
-from agent_cache.values.tagged import Unencodable, pack
 from tests.harness.slow import crossed
->>>>>>> faster
 
 pydantic = pytest.importorskip("pydantic")
 msgspec = pytest.importorskip("msgspec")
