@@ -16,6 +16,7 @@ import os
 import random
 import sys
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,9 @@ sys.dont_write_bytecode = False
 # No test talks to the world: to read the certificates of its authorities is most of the work of making a client.
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "tests" / "harness" / "authority.pem")
 
+# Of a function with more cases than these, those between run with `-m slow`, unless a test is asked for by its name.
+CASES = 5
+
 MODULE = pytest.StashKey["Path"]()
 
 
@@ -70,8 +74,19 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return None if seed is None else f"order of files: --shuffle-files {seed}"
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Shuffle files, and leave the tests of one in their order: it is a file's own, and fixtures of modules last."""
+    """Mark cases as slow, and shuffle files, but leave the tests of one in their order: fixtures of modules last."""
+    if not any("::" in argument for argument in config.args):
+        cases = defaultdict(list)
+        for item in items:
+            if item.get_closest_marker("slow") is None:
+                cases[item.nodeid.partition("[")[0]].append(item)
+        for of_one in cases.values():
+            by_default = {round(i * (len(of_one) - 1) / (CASES - 1)) for i in range(CASES)}
+            for number, item in enumerate(of_one):
+                if len(of_one) > CASES and number not in by_default:
+                    item.add_marker(pytest.mark.slow)
     seed = config.getoption("shuffle_files")
     if seed is not None:
         files = sorted({item.path for item in items})

@@ -63,6 +63,7 @@ def metadata(wheel: zipfile.ZipFile) -> Message:
     return message_from_string(document(wheel, "METADATA"))
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: zipfile.ZipFile):
     source = {
         path.relative_to(ROOT).as_posix()
@@ -72,6 +73,7 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: zipfile.ZipFi
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == source
 
 
+@pytest.mark.slow
 def test_the_recorded_runs_are_in_the_sdist_and_not_in_the_wheel(wheel: zipfile.ZipFile, tmp_path: Path):
     data = {path.relative_to(ROOT).as_posix() for path in (ROOT / "benchmarks" / "data").rglob("*") if path.is_file()}
     assert len(data) >= 14

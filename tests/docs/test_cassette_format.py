@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from agent_cache import AgentCache, AgentCacheSession
 from agent_cache.recording import Redaction, cached_llm_call, intercept, record, register
@@ -37,6 +38,7 @@ def named(line: str) -> set[str]:
     return set(re.findall(r'`(?:\{?")?(\w+)', " ".join(table_after(line))))
 
 
+@pytest.mark.slow
 def test_every_line_has_the_fields_of_its_table():
     assert named("## Header") == set(Header.__struct_fields__)
     assert named("## A call") == set(CallLine.__struct_fields__)

@@ -86,6 +86,7 @@ def run(command: str, project: Path, environment: dict[str, str]) -> str:
     ).stdout  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [*TUTORIALS, *slow(*(page for page in PAGES if page not in TUTORIALS))])
 def test_a_terminal_shows_what_the_page_shows(page: str, tmp_path: Path, environment: dict[str, str]) -> None:
     """Every command prints what stands below it."""

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from agent_cache.recording import RecordedCall
 from agent_cache.resume.journal import Intent, JournalHeader, OpenCall, _CallLine, _Other
 
@@ -25,6 +27,7 @@ def in_sentence(start: str) -> set[str]:
     return set(re.findall(r"`(\w+)`", sentence.removeprefix(start)))
 
 
+@pytest.mark.slow
 def test_the_header_has_the_fields_of_its_table():
     assert named("## Header") == set(JournalHeader.__struct_fields__)
 

@@ -241,6 +241,7 @@ def test_the_tables_fit_into_eighty_columns(folder: Path, tmp_path: Path) -> Non
     assert max(map(len, table.splitlines())) <= 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["python", "toml", *slow("toolbox")])
 def test_answers_that_are_json_as_text_are_parsed_for_their_tags(tmp_path: Path, form: str) -> None:
     calls = [{**call, "result": json.dumps(call["result"])} if "result" in call else call for call in day(6)]
@@ -263,6 +264,7 @@ def test_answers_that_are_json_as_text_are_parsed_for_their_tags(tmp_path: Path,
     assert f"user:{user_id}" in tags_of(rule, logged)
 
 
+@pytest.mark.slow
 def test_runs_that_begin_anew_get_rules_of_a_session(tmp_path: Path) -> None:
     calls = []
     for number in range(40):
@@ -333,6 +335,7 @@ def shop(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_tags_written_by_hand_pass(shop: Path) -> None:
     for target in ("shop", "shop.py", str(shop / "shop.py")):
         ran = agent_cache(shop, "advise", "--check", target, "day.jsonl")
@@ -394,6 +397,7 @@ def test_a_tool_that_is_never_called_fails_by_itself(shop: Path) -> None:
     assert agent_cache(shop, "advise", "--check", "more", "day.jsonl", "--fail-on", "stale").code == 0
 
 
+@pytest.mark.slow
 def test_tools_are_found_by_their_names(shop: Path, tmp_path: Path) -> None:
     package = tmp_path / "store"
     (package / "deep").mkdir(parents=True)
@@ -427,6 +431,7 @@ def test_a_module_with_a_toolbox_is_checked_by_its_rules(shop: Path) -> None:
         assert "it is left alone" in ran.out
 
 
+@pytest.mark.slow
 def test_functions_that_a_toolbox_decorates_are_no_second_tools(shop: Path) -> None:
     (shop / "decorated.py").write_text(
         "from agent_cache import Pass, Read, Toolbox, Write\n"
@@ -448,6 +453,7 @@ def test_functions_that_a_toolbox_decorates_are_no_second_tools(shop: Path) -> N
         assert ran.code == 0, (prefix, ran.out)
 
 
+@pytest.mark.slow
 def test_a_reader_that_closes_the_pipe_is_no_error(folder: Path) -> None:
     command = f"{sys.executable} -m agent_cache advise day.jsonl --format json | head -c 10"
     done = subprocess.run(
@@ -575,6 +581,7 @@ def is_inert(text: str) -> bool:
     return all(character.isprintable() or character == "\n" for character in text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["toolbox", "toml", *slow("python", "json")])
 def test_hostile_names_stay_inert(hostile: Path, form: str) -> None:
     ran = agent_cache(hostile, "advise", "hostile.jsonl", "--format", form)
@@ -608,6 +615,7 @@ def test_hostile_names_stay_inert(hostile: Path, form: str) -> None:
     assert checked.code == 0, checked.out
 
 
+@pytest.mark.slow
 def test_a_hostile_log_is_inert_in_the_findings_of_a_check(hostile: Path) -> None:
     (hostile / "forgetful.py").write_text(
         "from agent_cache import Read, Toolbox, Watch\n"
@@ -697,6 +705,7 @@ def on_a_terminal(folder: Path, *arguments: object) -> str:
     return found.decode()
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_progress_and_a_pipe_does_not(tmp_path: Path) -> None:
     first = day(5, 1)[0]
     calls = [{**first, "time": first["time"] + number} for number in range(2_100)]
@@ -708,6 +717,7 @@ def test_a_terminal_shows_progress_and_a_pipe_does_not(tmp_path: Path) -> None:
     assert "\r" not in agent_cache(tmp_path, "advise", "large.jsonl").err
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_nothing_from_a_log_that_it_would_interpret(hostile: Path) -> None:
     pytest.importorskip("rich")
     for arguments in (("hostile.jsonl",), ("--check", "forgetful:box", "hostile.jsonl")):

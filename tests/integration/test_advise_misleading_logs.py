@@ -60,6 +60,7 @@ def advised(capsys: pytest.CaptureFixture[str], log: Path, *options: str) -> tup
     return code, printed.out, " ".join(printed.err.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["one after another", "at the same time"])
 def test_runs_that_begin_anew_are_warned_of_with_an_example_and_the_rules_are_still_written(
     order: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -237,6 +238,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_cached", [True, False])
 def test_a_recording_of_a_cache_is_no_proof_of_its_tags_and_one_without_the_cache_finds_what_is_missing(
     is_cached: bool, tmp_path: Path

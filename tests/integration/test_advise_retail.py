@@ -52,6 +52,7 @@ def _share_of_oracle(advice: Advice, log: Sequence[LoggedCall]) -> float:
     return outcome.hits / replay(log, "oracle", advice=advice).hits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, *slow(2, 3)])
 def test_other_interleavings_have_no_stale_answer_and_most_hits(
     log_of: Callable[[int], list[LoggedCall]], advice: Advice, seed: int

@@ -178,6 +178,7 @@ def test_two_writes_are_told_apart_by_which_of_them_still_runs():
     assert not is_right(39)
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_plain_text():
     code, out, err = output_of("demo", "--fast")
     assert (code, err) == (0, "")
@@ -277,6 +278,7 @@ def test_the_lines_to_copy_run():
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "height"),
     [(80, 24), pytest.param(100, 30, marks=pytest.mark.slow), pytest.param(120, 50, marks=pytest.mark.slow)],

@@ -546,6 +546,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.slow
 def test_the_environment_switches_caching_off_and_wins():
     """Over `configure(enabled=True)`, and over `testing.reset()`, which restores the default."""
     program = PROGRAM.format(reset=True, configure=True)

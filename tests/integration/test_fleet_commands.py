@@ -135,6 +135,7 @@ def test_stats_tells_entries_that_only_wait_to_expire(valkey, run):
     assert (counted["entries"], counted["current"]) == (4, 2)  # the entity, and the list of all
 
 
+@pytest.mark.slow
 async def test_stats_adds_up_the_hit_rates_of_the_processes_that_live(valkey, run):
     async with fleet(valkey.url):
         for order_id in "aab":
@@ -154,6 +155,7 @@ async def test_stats_adds_up_the_hit_rates_of_the_processes_that_live(valkey, ru
         assert "33.3%" in out
 
 
+@pytest.mark.slow
 def test_stats_looks_into_a_sample_and_counts_the_rest(valkey, run):
     with_entries(valkey.url, orders=150, carts=150)
     found = facts(run, "stats", "--url", valkey.url, "--sample", "60")
@@ -441,6 +443,7 @@ def test_the_doctor_finds_nothing_wrong_with_a_fit_server_and_leaves_nothing_beh
     assert "nothing is wrong" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "name", "says"),
     [
@@ -595,6 +598,7 @@ def test_a_registry_and_a_heartbeat_of_another_type_count_as_none(valkey, run):
     assert (found["roots"]["order"]["writers"], found["processes"]) == (0, 0)
 
 
+@pytest.mark.slow
 def test_the_doctor_finds_replicas_without_a_fence_and_that_a_replica_is_none(fit, start_server, run):
     fit.config_set(repl_diskless_sync_delay=0)  # five seconds, for more replicas to come
     replica = start_server(**GOOD, replicaof=f"127.0.0.1 {fit.port}")
@@ -756,6 +760,7 @@ def test_an_id_may_be_a_url(valkey, run):
     assert (code, out) == (0, "cleared page:https%3A//example.com/\n")
 
 
+@pytest.mark.slow
 def test_the_commands_work_on_all_of_a_cluster(cluster, run):
     url = cluster.primaries[0].url
     with_entries(url, orders=20, carts=20, cluster=True)
@@ -838,6 +843,7 @@ def without_redis(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[ob
     return json.loads(made.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "code", "says"), WITHOUT_REDIS)
 def test_without_redis_py_a_command_names_the_extra_and_the_others_work(without_redis, command, code, says):
     *ended, printed = without_redis[command]

@@ -53,6 +53,7 @@ def write(path, form, size):
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is measured from /proc")
 @pytest.mark.parametrize(
     ("size", "limit"),
@@ -85,6 +86,7 @@ def test_memory_does_not_depend_on_the_size(tmp_path, form, room, size, limit):
     assert ran.stdout == f"{count}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is measured from /proc")
 @pytest.mark.parametrize(
     ("size", "limit"), [(5_000_000, 4_500), pytest.param(60_000_000, 40_000, marks=pytest.mark.slow)]

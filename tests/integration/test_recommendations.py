@@ -102,6 +102,7 @@ def actions(name: str) -> list[str]:
 SEEDS = [1, *slow(2, 3, 4, 5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     ("keys", "gap", "ttl"),
@@ -125,6 +126,7 @@ def test_a_ttl_that_is_too_short_for_what_never_changes_is_raised(
     assert found.compared >= 225
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     ("keys", "gap", "ttl", "between"),
@@ -159,6 +161,7 @@ def test_a_ttl_of_what_moves_is_shortened_step_by_step_until_1_percent_is_stale(
     assert shares[-1] < 0.02, shares
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     ("keys", "gap", "maxsize"),
@@ -212,6 +215,7 @@ def test_what_is_as_it_should_be_is_kept(
     assert actions(name) == ["keep"], of(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("share", [0.9, *slow(0.5, 0.02)])
 def test_a_call_that_changes_all_the_time_keeps_a_ttl_from_being_raised_for_the_others(
@@ -491,6 +495,7 @@ def test_a_share_that_is_none_is_refused(max_stale: Any):
         recommendations(max_stale=max_stale)
 
 
+@pytest.mark.slow
 def test_the_share_of_stale_answers_decides(clock: testing.FakeClock, name: str):
     source = Source(clock, 2_000, 1)
     tool = tool_of(source, name, ttl=400, maxsize=1_000)

@@ -1205,6 +1205,7 @@ async def test_calls_that_have_ended_are_cut_out_between_those_that_run():
     await asyncio.gather(first, *tasks)
 
 
+@pytest.mark.slow
 async def test_tools_that_are_decorated_in_a_long_session_are_let_go():
     """What a session keeps of each tool has a bound, and its totals stay exact."""
     tools: list[weakref.ref[Any]] = []
@@ -1239,6 +1240,7 @@ async def test_tools_that_are_decorated_in_a_long_session_are_let_go():
         assert metrics["tools"]["(others)"]["calls"] > 0
 
 
+@pytest.mark.slow
 async def test_a_tool_whose_plan_was_dropped_has_its_answers_and_its_history_still():
     runs = Runs("session")
 
@@ -1458,6 +1460,7 @@ async def test_sessions_that_share_an_answer_let_it_go_together():
         assert await kept.alive() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", DROPS)
 async def test_a_session_keeps_no_answer_of_many_that_are_freed_in_slices(how: str):
     kept = Kept(maxsize=None)

@@ -178,6 +178,7 @@ def put(order, number):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("writes", [2, *slow(4)])
 @pytest.mark.parametrize("end", ["asyncio.run(tier.aclose())", *slow("pass")])
@@ -440,6 +441,7 @@ async def test_a_tier_that_is_forgotten_frees_the_same(tmp_path: Path):
     assert not [one for one in _open_files() if one.startswith(str(tmp_path)) and not one.endswith(".page")]
 
 
+@pytest.mark.slow
 def test_a_program_that_closes_nothing_ends_without_a_warning(tmp_path: Path):
     code = f"""
 import asyncio

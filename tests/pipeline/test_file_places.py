@@ -194,6 +194,7 @@ def test_a_folder_that_everybody_may_write_into_is_refused(tmp_path: Path, mode:
     tmp_path.chmod(0o700)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "mode", "says"),
     [("file", 0o400, "may not write"), ("folder", 0o555, "may not write"), ("folder", 0o644, "may not look into")],

@@ -111,6 +111,7 @@ async def test_one_that_nobody_has_any_more_does_not_count(clock, server: Memory
         gc.enable()
 
 
+@pytest.mark.slow
 async def test_names_that_no_tool_has_are_forgotten(clock, server: MemoryServer):
     kept = made("kept", name="kept of many")
     for number in range(1_200):

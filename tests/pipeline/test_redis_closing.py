@@ -159,6 +159,7 @@ gc.collect()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [True, *slow(False)])
 async def test_a_loop_that_ends_in_the_middle_of_a_write_says_nothing_and_commits_it(valkey: Server, *, keep: bool):
     """Whether its tier is used again or not."""

@@ -23,6 +23,7 @@ from tests.harness.slow import slow
 from tests.harness.tiers import making, until
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["async", *slow("sync")])
 async def test_a_client_of_a_cluster_is_a_template(cluster, kind):
     made = redis.RedisCluster if kind == "sync" else redis.asyncio.RedisCluster
@@ -179,6 +180,7 @@ async def test_heartbeats_go_on_while_the_slot_of_their_key_moves(cluster: Clust
         assert list(steps) == []
 
 
+@pytest.mark.slow
 async def test_a_slot_that_moves_atomically_takes_its_root_with_it(cluster: Cluster):
     slot = slot_of("{agent_cache:order}")
     target = cluster.another_than(cluster.primary_for("{agent_cache:order}"))

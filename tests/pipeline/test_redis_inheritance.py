@@ -253,6 +253,7 @@ async def test_a_lookup_waits_for_the_commit_of_its_process_to_what_the_value_ha
     assert await lookup == "old"  # it was not sent in this test
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outer_tier", [True, *slow(False)])
 async def test_a_hit_of_what_has_read_a_lot_asks_for_each_connection_once(make, valkey, outer_tier):
     """And is still trusted no longer than all that it has read, whose messages go on arriving."""

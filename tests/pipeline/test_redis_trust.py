@@ -437,6 +437,7 @@ async def write_until(elsewhere: RedisTier, condition: Callable[[], bool]) -> No
                 pass
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("splits_early")
 async def test_a_process_listens_to_the_parts_of_a_busy_root_that_its_copies_depend_on(make: Make, own_valkey: Server):
     tier, elsewhere = make(own_valkey.url), make(own_valkey.url)
@@ -580,6 +581,7 @@ async def test_parts_without_a_copy_are_left_and_a_lost_connection_begins_with_t
     await until_async(lambda: _is(shop.get("1"), "new"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("splits_early")
 async def test_no_copy_depends_on_a_part_that_was_left(make: Make, own_valkey: Server, monkeypatch):
     """Also where it is not known which copies depend on idle roots, so that these are kept."""
@@ -631,6 +633,7 @@ async def test_a_busy_root_that_nothing_is_read_of_is_left_with_all_its_parts(ma
     assert subscriptions(own_valkey) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("splits_early")
 async def test_parts_that_are_not_needed_any_more_are_left(make: Make, own_valkey: Server, monkeypatch):
     """Also where a root was about to be split as the first copy was asked for that is not known by its channels."""

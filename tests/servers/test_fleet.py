@@ -18,6 +18,7 @@ from benchmarks.fleet.faults import FAULTS, Fault, Scene
 BRIEF = Fleet(processes=2, operations=2_000, writes=0.05)
 
 
+@pytest.mark.slow
 def test_processes_without_a_server_between_them_are_caught():
     outcome = run(FAULTS["none"], Fleet(processes=2, operations=2_000, writes=0.05, in_memory=True))
     assert outcome.complaints == ()

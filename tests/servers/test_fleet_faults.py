@@ -81,6 +81,7 @@ def test_without_a_begin_a_writer_that_dies_leaves_what_is_stale():
     assert promises.complaint(case.fault, outcome, fleet) == "stale reads"
 
 
+@pytest.mark.slow
 def test_every_part_can_still_be_taken_out():
     """In a process of its own, which is never whole again."""
     run_python(

@@ -76,6 +76,7 @@ def test_rules_learned_from_one_log_leave_no_answer_stale_in_others(world: type[
         assert outcomes["oracle"].stale == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "seed"), [(Inventory, 2), (Projects, 4), (Projects, 5), (Station, 1), (Station, 9), (Directory, 10)]
 )
@@ -92,6 +93,7 @@ def test_rules_hold_where_a_log_shows_too_little(
         assert outcome.hits > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [Bank, *slow(Inventory, Airline, Repositories)], ids=lambda world: world.__name__)
 @pytest.mark.parametrize("change", ["overlap", "untold"])
 @logs_of
@@ -103,6 +105,7 @@ def test_rules_hold_when_calls_overlapped_and_when_nothing_said_what_writes(
         assert replay(played(world, seed), rules_of(advice)).stale_answers == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [Bank, Repositories, *slow(Airline)], ids=lambda world: world.__name__)
 def test_a_short_log_gives_whole_roots_and_no_stale_answer(world: type[World]) -> None:
     advice = mine(play(world, 7, 60))
@@ -133,6 +136,7 @@ def test_ids_in_lists_of_arguments_and_deep_in_results_are_found() -> None:
     assert paths(advice, "reserve_for_shipment", "get_stock") == {("result[reserved][product_id]", "product_id")}
 
 
+@pytest.mark.slow
 def test_a_composite_key_needs_all_its_parts() -> None:
     advice = learned(Repositories, 0, 2_000)
     assert paths(advice, "update_issue", "get_issue") == {("repo:number", "repo:number")}

@@ -57,6 +57,7 @@ def never_told(tools: Tools) -> Tools:
 NEVER_TOLD = Contender("never told", "no-such-distribution", never_told)
 
 
+@pytest.mark.slow
 def test_every_call_of_the_recorded_runs_that_reads_or_writes_a_record_is_made(
     data: Path, trace: Sequence[TraceRun]
 ) -> None:
@@ -73,6 +74,7 @@ def test_records_become_dicts_and_other_text_stays_text() -> None:
     assert from_text("sara_doe_496") == "sara_doe_496"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contender", [OURS[0], *slow(*OURS[1:])], ids=lambda one: one.name)
 async def test_no_answer_of_ours_is_wrong(contender: Contender, trace: Sequence[TraceRun], store: RetailStore) -> None:
     judgement = await judge(contender, trace[::12], store, agents=16)
@@ -91,6 +93,7 @@ async def test_a_peer_is_told_what_each_write_changed(peer: Contender, trace: Se
     assert (judgement.calls, judgement.different) == (count_calls(trace[::3]), 0)
 
 
+@pytest.mark.slow
 async def test_wrong_answers_are_found(trace: Sequence[TraceRun], store: RetailStore) -> None:
     judgement = await judge(NEVER_TOLD, trace[::3], store, agents=16)
     assert judgement.different > 0

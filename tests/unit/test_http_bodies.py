@@ -41,6 +41,7 @@ def received(headers: dict[str, str], *pieces: bytes) -> dict[str, Any]:
     return body.data()
 
 
+@pytest.mark.slow
 @searched(15, 100, JSON, st.sampled_from(LAYOUTS), st.booleans(), st.sampled_from(["", "\n"]))
 @example({"a": [], "b": {}}, {"indent": 2}, False, "")
 def test_a_spelling_that_is_known_gives_every_byte_back(value, layout, is_ascii, end):

@@ -763,6 +763,7 @@ def containers(held: object, path: str = "") -> Iterator[tuple[str, int]]:
                 yield from containers(member, f"{path}{name}.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [2_199, *slow(5_999, 19_999)])
 def test_memory_is_bounded_however_long_the_session(last: int) -> None:
     """Calls, outcomes of one call, answers kept alive, order, blocks: all of it is full long before the end, and what

@@ -59,6 +59,7 @@ def test_what_is_there_twice_counts_once():
     assert size_of(cycle) < 2_000
 
 
+@pytest.mark.slow
 def test_what_lies_beyond_the_bound_is_extrapolated():
     small, large = (size_of([str(number) * 10 for number in range(count)]) for count in (5_000, 500_000))
     assert large / small == pytest.approx(100, rel=0.3)
@@ -231,6 +232,7 @@ def test_a_function_counts_for_nothing_it_belongs_to():
     assert size_of({"x": "x" * 1_000}.copy) > 1_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [100, 1_000, 100_000])
 def test_what_lies_beside_a_large_container_is_measured_by_itself(count: int):
     """A page of rows with a few texts around it."""
@@ -242,6 +244,7 @@ def test_what_lies_beside_a_large_container_is_measured_by_itself(count: int):
     assert alone / count == pytest.approx(size_of(row(1_000)) - NOTHING - names, rel=0.2)
 
 
+@pytest.mark.slow
 def test_a_value_with_too_many_objects_is_extrapolated():
     """A thousand rows of a thousand numbers each."""
     table = [[float(number + each * 1_000) for number in range(1_000)] for each in range(1_000)]

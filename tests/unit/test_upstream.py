@@ -76,6 +76,7 @@ def project(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_where_nothing_is_in_the_way_it_is_the_class_that_everyone_imports(site: Path):
     same = "import cache, agent_cache; print(agent_cache.AsyncCache.__mro__[1] is cache.AsyncCache)"
     assert run(same, site) == ["True"]

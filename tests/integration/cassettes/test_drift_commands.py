@@ -275,6 +275,7 @@ def test_wrong_usage_is_the_exit_code_2(arguments: tuple[str, ...], command):
     assert exit_.value.code == 2
 
 
+@pytest.mark.slow
 def test_it_works_as_a_program_whatever_the_encoding_of_its_output():
     environment = os.environ | {
         "PYTHONPATH": str(Path(agent_cache.__file__).parents[1]), "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0",

@@ -103,6 +103,7 @@ def long_cassette(path: Path, count: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", [1_000, *slow(20_000)])
 def test_a_long_cassette_is_shown_in_bounded_memory(tmp_path, monkeypatch, calls):
     path = long_cassette(tmp_path / "long.jsonl", calls)
@@ -273,6 +274,7 @@ def make(kind: type) -> Any:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -388,6 +390,7 @@ def test_a_wrong_usage_is_2(arguments, capsys):
     assert "usage: " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_that_has_no_rich_and_a_reader_that_stops(cassette, tmp_path):
     path = cassette("a.jsonl", *[f"q{at}" for at in range(1500)])
     (tmp_path / "rich.py").write_text("raise ImportError")

@@ -97,6 +97,7 @@ def test_a_missing_file_is_an_error(tmp_path, command):
     assert command("text", tmp_path / "none.jsonl")[0] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 @pytest.mark.parametrize("is_whole", [False, *slow(True)], ids=["what has changed", "and nothing else"])
 def test_git_shows_what_has_changed_and_nothing_else(tmp_path, is_whole):

@@ -226,6 +226,7 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "cassettes").rglob("*.*"))
 
 
+@pytest.mark.slow
 def test_prune_asks_before_it_deletes(suite, command, document):
     before = files(suite)
     code, out, _ = command("prune", suite)
@@ -242,12 +243,14 @@ def test_prune_asks_before_it_deletes(suite, command, document):
     assert command("prune", suite)[:2] == (0, "There is nothing to prune.\n")
 
 
+@pytest.mark.slow
 def test_prune_spares_what_is_being_recorded(suite, document):
     with record(suite / "cassettes" / "test_pay" / "test_it.jsonl"):
         names = [Path(one["path"]).name for one in document("prune", suite, "--yes")[1]["cassettes"]]
     assert not [name for name in names if name.startswith("test_it.jsonl.partial") and not name.endswith(".old")]
 
 
+@pytest.mark.slow
 def test_where_tests_cannot_be_collected_nothing_is_deleted(suite, command):
     (suite / "test_broken.py").write_text("import nothing_like_that")
     before = files(suite)

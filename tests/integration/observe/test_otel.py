@@ -1037,6 +1037,7 @@ def test_a_hit_runs_through_the_same_frames_as_without(hits, instrument):
         assert frames_of(lambda: get_stock("tea")) == inside
 
 
+@pytest.mark.slow
 def test_global_providers_may_be_set_later():
     code = """
 import agent_cache

@@ -97,6 +97,7 @@ def test_the_command_that_the_report_shows_accepts_the_run(suite):
     assert suite.cassettes == [f"{BASELINE}/1.jsonl"]
 
 
+@pytest.mark.slow
 def test_a_run_is_accepted_instead_of_the_old_ones_or_beside_them(suite):
     suite.write("test_order.py", ORDER)
     suite.run("--agent-baseline=accept", passed=1)
@@ -183,6 +184,7 @@ def test_a_tolerance_is_an_object_or_a_file_beside_the_test(suite):
     suite.run(passed=1)
 
 
+@pytest.mark.slow
 def test_a_misspelt_tolerance_is_an_error_that_names_the_key_and_nothing_runs(suite):
     suite.write("drift.toml", 'fail_at = "critical"')
     suite.write("test_order.py", with_marker(ORDER, 'agent_baseline(tolerance="drift.toml")'))
@@ -214,6 +216,7 @@ def test_bad_arguments_of_the_marker_are_clear_errors(marker: str, text: str, su
     assert suite.live == []
 
 
+@pytest.mark.slow
 def test_a_baseline_is_at_the_path_of_the_marker(suite):
     suite.write("sub/test_order.py", with_marker(ORDER, 'agent_baseline("approved/cancel.jsonl")'))
     suite.run("--agent-baseline=once", passed=1)
@@ -229,6 +232,7 @@ def test_a_baseline_is_at_the_path_of_the_marker(suite):
     suite.run(passed=1)
 
 
+@pytest.mark.slow
 def test_several_baselines_are_read_and_none_is_written(suite):
     marker = 'agent_baseline("one.jsonl", "two")'
     suite.write("test_order.py", with_marker(ORDER, 'agent_baseline("one.jsonl")'))
@@ -365,6 +369,7 @@ def test_a_runner_that_outlives_the_test_is_in_both_recordings(suite):
         ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_live_run_is_refused_where_live_calls_are(suite):
     suite.write("test_order.py", ORDER)
     result = suite.run("--agent-baseline=once", "--agent-block-live", failed=1)
@@ -377,6 +382,7 @@ def test_a_live_run_is_refused_where_live_calls_are(suite):
     suite.run("--agent-block-live", passed=1)
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_or_is_skipped_accepts_nothing_and_says_what_has_drifted(suite):
     suite.write("test_order.py", f"{ORDER}        assert False, 'of itself'\n")
     for mode in ("once", "add", "accept"):
@@ -426,6 +432,7 @@ def record_another_agent(path: Path) -> None:
         balance()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
@@ -488,6 +495,7 @@ REQUEST = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("markers", "options"),
     [

@@ -206,6 +206,7 @@ def test_it_is_recorded_and_replayed_there(suite, text, arguments, count, calls)
     assert suite.live == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [UNITTEST, STRICT, ANYIO], ids=["unittest", "asyncio strict", "anyio"])
 def test_what_is_blocked_is_blocked_there(suite, text):
     if "anyio" in text:
@@ -218,6 +219,7 @@ def test_what_is_blocked_is_blocked_there(suite, text):
     assert suite.live == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["asyncio", "a loop of the module", "a fixture", *slow("a loop in the test", "unittest", "anyio")]
 )

@@ -46,6 +46,7 @@ def test_the_plugin_is_light(tmp_path: Path):
     assert not {"asyncio", "sqlite3", "msgspec", "ssl"} & loaded
 
 
+@pytest.mark.slow
 def test_a_suite_that_does_not_use_it_does_not_load_the_library(suite):
     suite.write(
         "test_plain.py",
@@ -59,6 +60,7 @@ def test_a_suite_that_does_not_use_it_does_not_load_the_library(suite):
     suite.run("-p", "no:asyncio", "-o", "addopts=", "-W", "ignore", apart=True, passed=1)
 
 
+@pytest.mark.slow
 def test_that_the_library_was_imported_before_pytest_is_no_warning(suite):
     suite.write("test_order.py", ORDER)
     arguments = ["--agent-record-mode=once", *suite.options_apart]

@@ -27,6 +27,7 @@ REFUSED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mark", "options"),
     [

@@ -27,6 +27,7 @@ TEST = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", slow_but(["a tool that reads", "a stream", "a thread"], CALLS))
 def test_what_would_run_live_outside_of_a_recording_fails(suite, call):
     suite.write("test_live.py", TEST.format(mark="", call=call))
@@ -208,6 +209,7 @@ ESCAPING = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", slow_but(["a pool", "a pool with a loop"], ESCAPES))
 def test_a_replay_refuses_what_a_thread_without_its_context_calls(suite, call):
     suite.write("test_live.py", ESCAPING.format(mark="@pytest.mark.agent_cassette", call=call))

@@ -19,6 +19,7 @@ ASK = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mark", "path"),
     [
@@ -156,6 +157,7 @@ FIXTURE = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "fixture", "mark", "ini", "records"),
     [
@@ -251,6 +253,7 @@ def test_the_option_knows_its_modes(suite):
     assert suite.run("--agent-record-mode=onec").ret == pytest.ExitCode.USAGE_ERROR
 
 
+@pytest.mark.slow
 def test_a_rewrite_of_a_shared_cassette_is_refused_before_anything_is_lost(suite):
     two = "def test_{}():\n        ask('{}')\n\n    "
     suite.write(
@@ -269,6 +272,7 @@ def test_a_rewrite_of_a_shared_cassette_is_refused_before_anything_is_lost(suite
     suite.run("-o", "addopts=", "-p", "no:randomly", passed=2)
 
 
+@pytest.mark.slow
 def test_without_the_plugin_its_markers_are_unknown(suite):
     suite.write("test_ask.py", ASK.format(mark="@pytest.mark.agent_cassette"))
     result = suite.run("-p", "no:agent_cache", apart=True, errors=1)

@@ -77,6 +77,7 @@ async def ends_what_it_touches(host, application, line):
     return (await host.call("get", "a")).startswith("written")
 
 
+@pytest.mark.slow
 async def test_a_write_under_an_id_that_identifies_nothing_ends_what_it_touches(host, application):
     for id in (None, b"null", b"[1]", b'{"a":1}', b"true", b"1.5", b"9" * 5000):
         assert await ends_what_it_touches(host, application, call_of("set", "a", id)), id
@@ -119,6 +120,7 @@ async def test_without_a_server_what_cannot_be_read_is_refused(application, rule
         assert await host.call("get", "a") == "nothing (1)"
 
 
+@pytest.mark.slow
 async def test_a_host_over_stdio_gets_such_answers_too(application, rules):
     async with running(application) as origin, raw_relay("--config", rules, "--url", f"{origin}/mcp") as host:
         for number, kind in enumerate(ODD):

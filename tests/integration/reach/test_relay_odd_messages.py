@@ -56,6 +56,7 @@ async def host(rules):
 # Ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id", [None, b"null", b"[1]", b"true", b"1.5"])
 async def test_a_write_under_an_id_that_identifies_nothing_ends_what_it_touches(host, id):
     assert await host.call("get", "a") == "nothing (1)"

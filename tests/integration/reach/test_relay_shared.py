@@ -94,6 +94,7 @@ async def test_relays_share_a_file_that_lies_beside_their_rules(rules, server, t
         assert await later.call("get_value", key="a") == latest
 
 
+@pytest.mark.slow
 async def test_variables_that_the_file_names_keep_answers_apart_and_are_hashed(remote, server, valkey):
     import redis
 
@@ -108,6 +109,7 @@ async def test_variables_that_the_file_names_keep_answers_apart_and_are_hashed(r
     assert "tenant" not in repr(stored)
 
 
+@pytest.mark.slow
 async def test_a_write_of_a_server_that_died_is_in_doubt_for_every_relay(remote, server):
     async with relayed("--config", remote, server=server) as other:
         assert await other.call("get_value", key="a") == "get_value (1)"

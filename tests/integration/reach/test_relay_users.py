@@ -142,6 +142,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["argument", "directory"])
 async def test_relays_of_a_command_share_the_answers_of_one_user_alone(rules, tmp_path, part, monkeypatch):
     rules, found = shared(rules, tmp_path), []

@@ -311,6 +311,7 @@ def test_another_argument_is_another_call(case, is_inside, path):
         assert len(amounts) == 1, "the function ran in a replay"
 
 
+@pytest.mark.slow
 def test_values_of_many_parts_are_told_apart():
     one, other = PAIRS[MANY_PARTS]()
     assert encode_sorted(plain(one)) != encode_sorted(plain(other))

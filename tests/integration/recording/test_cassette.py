@@ -131,6 +131,7 @@ def test_a_cassette_is_a_sequence_of_calls(path):
     assert repr(cassette) == f"<Cassette of 3 calls from {path}>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1_500, *slow(5_000)])
 def test_a_large_cassette_is_loaded_and_replayed_in_little_memory(path, count):
     filler = "x" * 2_000
@@ -149,6 +150,7 @@ def test_a_large_cassette_is_loaded_and_replayed_in_little_memory(path, count):
     assert peak < size / 3
 
 
+@pytest.mark.slow
 def test_a_large_cassette_is_saved_in_little_memory(path):
     echo = intercept(lambda number: {"text": "x" * 2_000, "number": number}, name="echo")
     with record(path):

@@ -252,6 +252,7 @@ def test_a_run_that_does_the_same_has_no_drift_however_its_tasks_are_interleaved
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", CHANGES)
 @pytest.mark.parametrize("examples", [5, *slow(150)])
 def test_a_single_change_is_found(what: str, examples: int) -> None:

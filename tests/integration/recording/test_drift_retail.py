@@ -29,6 +29,7 @@ def measurement(store: RetailStore, every: int) -> Iterator[Measurement]:
         found.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "every"),
     [

@@ -44,6 +44,7 @@ async def test_a_fork_in_a_sandbox_equals_the_original_and_reads_nothing_again(
     assert outcome.answered > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [40, *slow(10)])
 @pytest.mark.parametrize("world", WORLDS[1:])
 async def test_in_another_world_some_branches_are_different(

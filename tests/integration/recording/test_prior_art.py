@@ -172,6 +172,7 @@ async def test_ten_concurrent_identical_reads_run_once_while_they_are_recorded(p
         assert await asyncio.gather(*(thing() for _ in range(10))) == [1] * 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", ["12", *slow("1234")])
 def test_digests_are_the_same_in_every_process(tmp_path, seeds):
     script = """

@@ -425,6 +425,7 @@ async def conversation(turns: int = 100) -> None:
 TOOLS = [{"name": f"tool {number}", "description": "does " * 30} for number in range(5)]
 
 
+@pytest.mark.slow
 async def test_a_conversation_is_written_once(path):
     await lines_of(path, conversation)
     calls = list(Cassette.load(path))
