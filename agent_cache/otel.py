@@ -26,7 +26,8 @@ from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
 from agent_cache.core.policies import checked_choice, checked_flag
 from agent_cache.engine.middleware import ToolCall
-from agent_cache.engine.runtime import PLACE, Call, Operation
+from agent_cache.engine.operation import Operation
+from agent_cache.engine.scope import PLACE, Call
 from agent_cache.engine.state import warn_once
 from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import CounterFamily, ToolLabels, counter_families

@@ -39,10 +39,10 @@ from agent_cache.core.policies import (
 from agent_cache.core.tags import MANY_PATHS, TagSet, json_text, parse_tags, root_of, within_limit
 from agent_cache.core.wrappers import parameters_of
 from agent_cache.engine.blocking import blocking, run_blocking
-from agent_cache.engine.codegen import read_body, stream_body, write_body
-from agent_cache.engine.plan import read_plan, write_plan
+from agent_cache.engine.body import read_body, stream_body, write_body
+from agent_cache.engine.operation import CacheKey
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.runtime import PLACE, ROOT, CacheKey, Scope, closes_generator, leave_scope
+from agent_cache.engine.scope import PLACE, ROOT, Scope, closes_generator, leave_scope
 from agent_cache.engine.state import mark_written
 from agent_cache.engine.streaming import StreamingRead, StreamingWrite
 from agent_cache.engine.write import DOUBT, OUTSIDE, BlockingWrite, Write, WriteOperation
@@ -519,7 +519,6 @@ class AgentCache(Decorator):
             self._policy,
             self._backup,
             self._remote,
-            compile=read_plan,
             is_sync=_is_sync(tool),
         )
         body: Any = stream_body(operation) if isinstance(operation, StreamingRead) else read_body(operation)
@@ -743,7 +742,6 @@ class AgentCacheInvalidator(Decorator):
             self._policy,
             self._backup,
             self._remote,
-            compile=write_plan,
             is_sync=_is_sync(tool),
         )
         body: Any = stream_body(operation) if isinstance(operation, StreamingWrite) else write_body(operation)

@@ -28,8 +28,8 @@ import msgspec
 
 from agent_cache.core.policies import checked_choice, checked_flag
 from agent_cache.core.tags import root_of, unescape
-from agent_cache.engine.interception import InterceptedCall, InterceptedScope
-from agent_cache.engine.runtime import PLACE
+from agent_cache.engine.interception import InterceptedCall
+from agent_cache.engine.scope import PLACE
 from agent_cache.engine.streaming import proceed_stream, relayed
 from agent_cache.engine.write import tags_of_intent
 from agent_cache.errors import (
@@ -818,7 +818,7 @@ def _is_same_checkpoint(one: Checkpoint, other: Checkpoint) -> bool:
 def _interceptors() -> Iterator[object]:
     """The recordings around this place."""
     scope = PLACE.get().scope
-    while isinstance(scope, InterceptedScope):
+    while scope.outside is not None:
         yield scope.interceptor
         scope = scope.outside
 

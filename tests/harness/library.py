@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 from agent_cache import testing
-from agent_cache.engine import state, store_result
+from agent_cache.engine import noting, state
 from agent_cache.metrics import METRICS
 
 CALL_BODIES = ("generated", "general")
@@ -51,12 +51,12 @@ def counted_slices() -> Iterator[None]:
 @contextmanager
 def unmeasured_evidence() -> Iterator[None]:
     """Let comparisons of results cost no processor time, so that none is left out on a slow machine."""
-    former = store_result.thread_time
-    store_result.thread_time = lambda: 0.0
+    former = noting.thread_time
+    noting.thread_time = lambda: 0.0
     try:
         yield
     finally:
-        store_result.thread_time = former
+        noting.thread_time = former
 
 
 def call_body(kind: str) -> AbstractContextManager[object]:

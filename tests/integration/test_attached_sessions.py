@@ -23,7 +23,7 @@ from agent_cache import (
     LoopPolicy,
     bypass,
 )
-from agent_cache.engine.runtime import PLACE
+from agent_cache.engine.scope import PLACE
 from agent_cache.recording import record, replay
 from agent_cache.resume import Journal
 from tests.harness import library

@@ -31,7 +31,7 @@ from agent_cache import (
 )
 from agent_cache.config import CURRENT
 from agent_cache.engine.middleware import observe_call
-from agent_cache.engine.runtime import ROOT
+from agent_cache.engine.scope import ROOT
 from agent_cache.recording import record, replay
 from agent_cache.testing import FakeClock, MemoryServer, MemoryTier
 from tests.harness.gates import idle, started

@@ -416,7 +416,7 @@ async def test_a_backup_behind_which_another_tier_was_put_drops_what_it_has_miss
 
 
 async def test_a_strong_read_runs_although_its_tier_is_configured_away_while_it_starts(truth: Truth, here: WatchedTier):
-    """By another thread, between the choice of the plan and its first stage."""
+    """By another thread, between the choice of what runs the call and its first step."""
 
     @AgentCache("order:{id}", remote=RemotePolicy(consistency="strong"))
     async def get_order(id: str) -> str:
@@ -424,14 +424,14 @@ async def test_a_strong_read_runs_although_its_tier_is_configured_away_while_it_
 
     configure(remote=here)
     await get_order("7")
-    plan = get_order.__agent_cache__.root_plan
-    run: Callable[[Any], Any] = plan.run
+    setup = get_order.__agent_cache__.at_root.setup
+    run: Callable[[Any], Any] = setup.run
 
     def configured_away(call: Any) -> Any:
         configure(remote=None)
         return run(call)
 
-    plan.run = configured_away
+    setup.run = configured_away
     assert await get_order("7") == "old"
 
 

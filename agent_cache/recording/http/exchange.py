@@ -24,7 +24,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 import msgspec
 
 from agent_cache.engine.interception import INTERCEPTORS
-from agent_cache.engine.runtime import PLACE
+from agent_cache.engine.scope import PLACE
 from agent_cache.errors import CassetteError, ConfigurationError, ReplayExhausted
 from agent_cache.recording.exceptions import read_error
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction, Usage
