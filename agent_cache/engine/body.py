@@ -34,8 +34,8 @@ this is generated (names shortened; ``root`` is the scope outside of any session
 Of a `def` the body is a `def`, and its last line is ``return run_blocking(run(...))``.
 
 It repeats `ReadOperation.key_of` and `engine.call.hit`, to save frames. The property tests and
-tests/unit/test_codegen.py run with and without generation, and hold both to the same answers. The technique is that of `dataclasses` and attrs:
-source text, `exec`, `linecache`.
+tests/unit/test_codegen.py run with and without generation, and hold both to the same answers. The technique is that of
+`dataclasses` and attrs: source text, `exec`, `linecache`.
 """
 
 from __future__ import annotations

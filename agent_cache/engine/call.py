@@ -33,7 +33,7 @@ from agent_cache.engine.blocking import THREADS, has_running_loop
 from agent_cache.engine.flight import ALONE, BECOME_LEADER, STRANDED, Failure, Flight, wake_stranded
 from agent_cache.engine.operation import UNKEYED, Operation, Proceed
 from agent_cache.engine.result import ServedEntry, inherit_entry, inherit_uncached, read_of, store_result
-from agent_cache.engine.scope import INTERCEPTORS, PLACE, ROOT, TENANT, Call, LocalTool, Scope, report_escape
+from agent_cache.engine.scope import INTERCEPTORS, PLACE, ROOT, TENANT, Call, Scope, report_escape
 from agent_cache.engine.state import wait_for_lock, warn_once
 from agent_cache.engine.tiers import ask_tiers, offer_result
 from agent_cache.errors import NoEventLoopError
@@ -120,7 +120,7 @@ async def run(
         key: its identity; None of a write.
         args, kwargs: its arguments in their canonical spelling.
         is_fresh: whether a fresh value is asked for.
-        intercepted: the same call as a recorder received it, which is told of the `Call` that is made; None if none has.
+        intercepted: the same call as a recorder received it, which is told of its `Call`; None if none has.
     """
     scope = here if here.call is None else here.scope
     if scope.interceptor is not None:
@@ -148,7 +148,7 @@ async def run(
         if store.flights and not is_fresh and setup.follows_at_once and not local.observers and intercepted is None:
             flight, waiter = _join(store, key)
         if flight is not None:  # without a `Call`: benchmarks.budgets, "1,000 tasks on one cold key"
-            value = await _follow(operation, local, flight, waiter)
+            value = await _follow(operation, flight, waiter)
             if value is BECOME_LEADER:
                 taken = flight
             elif value is not MISSING:
@@ -236,7 +236,7 @@ def _join(store: Store, key: Hashable) -> tuple[Flight | None, Any]:
         return flight, flight.join()
 
 
-async def _follow(operation: Operation[Any], local: LocalTool, flight: Flight, waiter: Any) -> Any:
+async def _follow(operation: Operation[Any], flight: Flight, waiter: Any) -> Any:
     """Wait for another caller's load where no session observes.
 
     Returns:
@@ -315,9 +315,7 @@ async def load(call: Call, *, flight: Flight | None = None, may_be_stored: bool 
                     elif not (flight.agrees_with(call.asked) if call.asked else flight.may_be_joined()):
                         flight.detach()  # this call leads, and later ones join it
                         is_joinable = True
-                    elif (loop is not THREADS or not has_running_loop()) and (
-                        under is None or _may_wait(under, flight)
-                    ):
+                    elif not (loop is THREADS and has_running_loop()) and (under is None or _may_wait(under, flight)):
                         waiter = flight.join()
                 elif loop is THREADS and may_be_stored and not (call.is_fresh or call.asked):
                     found = store.lookup(call.key)  # a stale one is not freed under the lock

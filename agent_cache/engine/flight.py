@@ -64,7 +64,9 @@ class Failure:
 
 
 class Waiters(deque["asyncio.Future[Any] | Waiter"]):
-    """The futures of the followers of a flight, in the order in which they joined. Those of followers that were interrupted are removed when they are the half of all: one by one, from the middle of a
+    """The futures of the followers of a flight, in the order in which they joined.
+
+    Those of followers that were interrupted are removed when they are the half of all: one by one, from the middle of a
     deque, would take a time that grows with their number.
 
     Attributes:

@@ -51,7 +51,8 @@ class Setup:
     """
 
     __slots__ = (
-        "bare", "configuration", "follows_at_once", "keeps_plain", "lease", "reload", "run", "share", "tiers", "uncached",
+        "bare", "configuration", "follows_at_once", "keeps_plain", "lease", "reload", "run", "share", "tiers",
+        "uncached",
     )  # fmt: skip
 
     def __init__(self, configuration: Configuration, run: Proceed, uncached: Proceed) -> None:
@@ -83,8 +84,9 @@ class Operation(Generic[P]):
     """
 
     __slots__ = (
-        "__weakref__", "_setup", "around", "at_root", "coroutine_function", "function", "heeds_contexts", "is_sync", "name",
-        "own_load", "own_tiers", "parameters", "policy", "recorded", "returns_at_once", "root_uses", "stats", "tags",
+        "__weakref__", "_setup", "around", "at_root", "coroutine_function", "function", "heeds_contexts", "is_sync",
+        "name", "own_load", "own_tiers", "parameters", "policy", "recorded", "returns_at_once", "root_uses",
+        "stats", "tags",
     )  # fmt: skip
 
     is_read: bool

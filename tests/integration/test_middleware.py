@@ -30,6 +30,7 @@ from agent_cache import (
     configure,
 )
 from agent_cache.config import CURRENT
+from agent_cache.engine.call import load
 from agent_cache.engine.middleware import observe_call
 from agent_cache.engine.scope import ROOT
 from agent_cache.recording import record, replay
@@ -930,17 +931,19 @@ def observed(run: Any) -> bool:
 
 
 async def test_without_any_a_call_takes_the_same_steps_as_ever(orders: Orders):
-    """Also after there were some: plans are compiled anew."""
+    """Also after there were some."""
     for tool in (orders.get, orders.get_now, orders.save):
         operation: Any = tool.__agent_cache__
         for middleware in ((), (Seen(),), ()):
             with configure(middleware=middleware):
-                plan = ROOT.plan(operation)
-                assert observed(plan.run) == bool(middleware)
-                assert not observed(plan.reload)
-                assert observed(plan.uncached) == bool(middleware and operation.is_read)
-    assert ROOT.plan(orders.get.__agent_cache__).follows_at_once
-    assert ROOT.plan(orders.get.__agent_cache__).run is ROOT.plan(orders.get.__agent_cache__).reload
+                setup = ROOT.local(operation).setup
+                assert observed(setup.run) == bool(middleware)
+                if operation.is_read:
+                    assert not observed(setup.reload)
+                    assert observed(setup.uncached) == bool(middleware)
+    setup = ROOT.local(orders.get.__agent_cache__).setup
+    assert setup.follows_at_once
+    assert setup.run is setup.reload is load
 
 
 def plain(call: Any, proceed: Any) -> Any:
