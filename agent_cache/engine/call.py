@@ -144,7 +144,7 @@ async def run(
                 return value
         if local.tenant is not None:
             key = (TENANT, local.tenant, key)
-        flight = taken = None
+        flight = taken = waiter = None
         if store.flights and not is_fresh and setup.follows_at_once and not local.observers and intercepted is None:
             flight, waiter = _join(store, key)
         if flight is not None:  # without a `Call`: benchmarks.budgets, "1,000 tasks on one cold key"
@@ -283,7 +283,9 @@ async def load(call: Call, *, flight: Flight | None = None, may_be_stored: bool 
     """
     operation, store = call.operation, call.local.store
     under, within = call.leading, None
-    waiter = stored = own = None
+    waiter: Any = None
+    stored: Entry | None = None
+    own: Flight | None = None
     call.source = "miss"
     try:
         if flight is not None:
@@ -382,7 +384,7 @@ async def load(call: Call, *, flight: Flight | None = None, may_be_stored: bool 
                     await offer_result(call, value)
         finally:
             if own.claim is not None:
-                own.claim, give_up = None, own.claim
+                give_up, own.claim = own.claim, None
                 give_up()
         if own.is_open or own.waiters:
             own.land(own.result)

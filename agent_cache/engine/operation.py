@@ -135,6 +135,10 @@ class Operation(Generic[P]):
         """Where its answers are in a scope, None if they are not stored; and the tenant that they belong to."""
         raise NotImplementedError
 
+    async def invoke(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the tool with any spelling of its arguments. The generated body does the same in fewer steps."""
+        raise NotImplementedError
+
     def run_with(self, function: Callable[..., Any]) -> None:
         """Let calls run and await this function instead of the tool's."""
         self.coroutine_function, self.returns_at_once = function, False

@@ -203,9 +203,11 @@ class LocalTool:
         observers: those of the sessions of the scope, innermost first.
         observe: shows a local hit to the sessions; None without sessions.
         stats: counters of the tool, in the process and in each session.
+        is_plain: whether its hits are those of the global store, and sessions observe them: without tenant, recording
+            and audit.
     """
 
-    __slots__ = ("configuration", "observe", "observers", "setup", "stats", "store", "tenant")
+    __slots__ = ("configuration", "is_plain", "observe", "observers", "setup", "stats", "store", "tenant")
 
     def __init__(self, operation: Any, scope: Scope) -> None:
         self.configuration = CURRENT.value  # first: a change in another thread meanwhile makes this an outdated one
@@ -220,6 +222,12 @@ class LocalTool:
             self.stats: tuple[Stats, ...] = (operation.stats, *[one.stats for one in self.observers])
         else:
             self.observers, self.observe, self.stats = (), None, (operation.stats,)
+        self.is_plain = (
+            bool(self.observers)
+            and self.store is not None
+            and self.store.owner is self.tenant is scope.interceptor is None
+            and not self.setup.share
+        )
 
     def qualify(self, key: Hashable) -> Hashable:
         """The key under which an entry is stored: with the tenant, where there is one."""

@@ -693,7 +693,8 @@ def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange
                 recorders.append(interceptor)
             elif call.usage is not None and call.exchange is None:
                 learners.append(call.usage)
-        scope = scope.outside  # type: ignore[attr-defined]  # a scope with an interceptor has an outer one
+        assert scope.outside is not None  # a scope with an interceptor has an outer one
+        scope = scope.outside
     return Exchange(method, url, headers, recorders, learners) if recorders or learners or is_guarded else None
 
 
