@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.lease import Lease
+from agent_cache.core.options import ReadPolicy, WritePolicy
 from agent_cache.core.parameters import Parameters
-from agent_cache.core.policies import ReadPolicy, WritePolicy
 from agent_cache.core.store import Entry, Store
 from agent_cache.core.tags import Tag, TagSet
 from agent_cache.engine.flight import STRANDED, Flight

@@ -17,7 +17,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from agent_cache.core.policies import checked_choice
+from agent_cache.core.options import checked_choice
 from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, InterceptedScope
 from agent_cache.engine.runtime import PLACE, Operation, Scope, closes_generator, leave_scope
 from agent_cache.engine.streaming import proceed_stream

@@ -29,7 +29,7 @@ from typing import Any, Final, Literal, Self
 
 import msgspec
 
-from agent_cache.core.policies import checked_choice
+from agent_cache.core.options import checked_choice
 from agent_cache.engine.runtime import Operation
 from agent_cache.errors import CassetteError, ConfigurationError, DivergenceError, WorldMovedError
 from agent_cache.recording.api import Block, checked_path, loaded, recorded_http

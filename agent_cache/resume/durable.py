@@ -26,7 +26,7 @@ from typing import Any, Literal, NoReturn, TypeAlias
 
 import msgspec
 
-from agent_cache.core.policies import checked_choice, checked_flag
+from agent_cache.core.options import checked_choice, checked_flag
 from agent_cache.core.tags import root_of, unescape
 from agent_cache.engine.interception import InterceptedCall, InterceptedScope
 from agent_cache.engine.runtime import PLACE

@@ -1,12 +1,13 @@
 """The options of tools: checks of single values, and the frozen policies that a decorator makes of them.
 
-Each check raises `ConfigurationError` with the name of the option, so that a mistake fails at decoration.
+Each check returns the value as it is used, or raises `ConfigurationError` with the name of the option, `what`, so that
+a mistake fails at decoration.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import wraps
@@ -15,41 +16,11 @@ from typing import Any, Final, Literal, TypeVar
 from agent_cache.errors import ConfigurationError
 from agent_cache.values.copies import CopyRule
 
-__all__ = [
-    "DEFAULT_STREAM_BYTES",
-    "ReadPolicy",
-    "RemotePolicy",
-    "Scope",
-    "Value",
-    "WritePolicy",
-    "checked_choice",
-    "checked_flag",
-    "checked_fraction",
-    "checked_function",
-    "checked_life",
-    "checked_share",
-    "checked_text",
-    "configures",
-    "count",
-    "no_life",
-    "plain_result",
-    "refresh_window",
-    "seconds",
-    "LoopHints",
-    "NO_HINTS",
-    "checked_hints",
-]
-
-
 C = TypeVar("C", bound=Callable[..., Any])
 
 
 def configures(called: C) -> C:
-    """Let a class or a function raise `ConfigurationError` for arguments that it does not have, or lacks: a decorator.
-
-    Its signature stays its own, for type checkers and for `inspect.signature`.
-    """
-    name = called.__name__
+    """Decorate a class or a function to raise `ConfigurationError` for arguments that it lacks, or does not have."""
     function: Any = called.__init__ if isinstance(called, type) else called  # type: ignore[misc]  # that of this class
 
     @wraps(function)
@@ -59,67 +30,93 @@ def configures(called: C) -> C:
         except TypeError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise  # it comes from inside
-            known = [one for one in inspect.signature(function).parameters if one != "self"]
+            known = ", ".join(one for one in inspect.signature(function).parameters if one != "self")
             problem = str(error).partition("() ")[2]
-            raise ConfigurationError(f"{name} {problem}; its arguments are: {', '.join(known)}") from error
+            raise ConfigurationError(f"{called.__name__} {problem}; its arguments are: {known}") from error
 
     if not isinstance(called, type):
-        return checked  # type: ignore[return-value]  # it is called alike
+        return checked  # type: ignore[return-value]  # `wraps` keeps its signature
     called.__init__ = checked  # type: ignore[misc]  # likewise
     return called
 
 
-_SHORTEST_LOAD = 0.01
-"""Seconds. A shorter load costs less than the messages that it would take to share it at the last moment."""
-
-_LONGEST = 1e15
-"""30 million years. A longer duration is a mistake, and may be more than a float can hold."""
+# Checks of one value
 
 
-def refresh_window(cost: float, life: float) -> float:
-    """Seconds before the end of a result's life in which one process of a fleet loads it again.
+def _refused(what: str, wanted: str, value: Any) -> ConfigurationError:
+    return ConfigurationError(f"{what} must be {wanted}, got {value!r}")
 
-    Each process lets its local copy expire at a random moment of it, and the first one to ask the tier then reloads the
-    value while the others still have theirs: see "XFetch" (Vattani, Chierichetti, Lowenstein: Optimal Probabilistic
-    Cache Stampede Prevention, VLDB 2015), here with moments that are equally likely, and a claim on the tier. The time
-    of four loads leaves the first of two processes that of one in 15 of 16 cases, and that of eight nearly always.
 
-    Args:
-        cost: seconds that its load took.
-        life: seconds that it lives altogether. At most a fifth of them is given away.
-    """
-    window, longest = 4.0 * cost if cost > _SHORTEST_LOAD else 4.0 * _SHORTEST_LOAD, life / 5
-    if window > longest:  # `min` and `max` would take 0.27 us in place of 0.09, of each hit of a tier
-        return longest
-    return window
+def _check(is_valid: Callable[[Any], bool], wanted: str) -> Callable[[Any, str], Any]:
+    def checked(value: Any, what: str) -> Any:
+        if not is_valid(value):
+            raise _refused(what, wanted, value)
+        return value
+
+    return checked
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+checked_flag = _check(lambda value: isinstance(value, bool), "True or False")
+checked_text = _check(lambda value: isinstance(value, str) and value != "", "a str that is not empty")
+checked_fraction = _check(lambda value: _is_number(value) and 0 <= value < 1, "a number from 0 to below 1")
+checked_share = _check(lambda value: _is_number(value) and 0 <= value <= 1, "a share of the hits, a number from 0 to 1")
 
 
 def seconds(value: Any, what: str, *, zero: bool = False) -> float:
-    """Check a duration, and return it in seconds.
-
-    Args:
-        zero: whether 0 is allowed.
-
-    Raises:
-        ConfigurationError: if it is not seconds or a `timedelta`, not finite, negative, or 0 where that is not allowed.
-    """
-    number = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        raise ConfigurationError(f"{what} must be seconds or a timedelta, got {value!r}")
-    if not (number > 0 or (zero and number == 0)) or number > _LONGEST:
-        bound = "0 or more" if zero else "more than 0"
-        hint = "" if zero else "; leave it out (None) for what never expires"
-        raise ConfigurationError(f"{what} must be {bound} seconds, got {value!r}{hint}")
+    """Check for seconds or a `timedelta`: finite, and more than 0, or with `zero` 0 or more. Returns seconds."""
+    number: Any = value.total_seconds() if isinstance(value, timedelta) else value
+    if not _is_number(number):
+        raise _refused(what, "seconds or a timedelta", value)
+    # A longer one than 30 million years is a mistake, and may be more than a float can hold.
+    if not (number > 0 or (zero and number == 0)) or number > 1e15:
+        hint = "0 or more seconds" if zero else "more than 0 seconds, or left out (None) for what never expires"
+        raise _refused(what, hint, value)
     return float(number)
+
+
+def count(bound: int, value: Any, what: str) -> int:
+    """Check for an int of `bound` or more."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < bound:
+        raise _refused(what, f"an int of {bound} or more", value)
+    return value
+
+
+def checked_choice(value: Any, choices: tuple[str, ...], what: str, or_else: str = "") -> Any:
+    """Check for one of a few words."""
+    if value not in choices:
+        raise _refused(what, f"one of {', '.join(map(repr, choices))}{or_else and f', or {or_else}'}", value)
+    return value
+
+
+def _is_asynchronous(value: Any) -> bool:
+    is_coroutine_function = inspect.iscoroutinefunction
+    return is_coroutine_function(value) or (callable(value) and is_coroutine_function(type(value).__call__))
+
+
+def checked_function(value: Any, what: str) -> Any:
+    """Check for a plain function or None: the coroutine that another returns is true, so that no mistake would show."""
+    if value is not None and not callable(value):
+        raise _refused(what, "a function", value)
+    if _is_asynchronous(value):
+        raise ConfigurationError(f"{what} must be a plain function, whose result is there at once; got an `async def`")
+    return value
+
+
+def plain_result(value: Any, what: str) -> Any:
+    """Check that a function has returned no coroutine."""
+    if inspect.iscoroutine(value):
+        value.close()
+        raise ConfigurationError(f"{what} has returned a coroutine, but its result is needed at once")
+    return value
 
 
 def checked_life(value: Any, what: str) -> float | Callable[[Any], Any] | None:
     """Check a ``ttl=`` option: a duration, None, or a plain function of the result."""
-    if value is None or not callable(value):
-        return None if value is None else seconds(value, what)
-    checked_function(value, what)
-    life: Callable[[Any], Any] = value
-    return life
+    return checked_function(value, what) if value is None or callable(value) else seconds(value, what)
 
 
 def no_life(_result: Any) -> float:
@@ -127,100 +124,66 @@ def no_life(_result: Any) -> float:
     return 0.0
 
 
-def checked_fraction(value: Any, what: str) -> float:
-    """Check for a number of at least 0 and below 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise ConfigurationError(f"{what} must be a number from 0 to below 1, got {value!r}")
-    return float(value)
+def checked_middleware(given: Any, what: str) -> Sequence[Callable[[Any, Any], Any]]:
+    """Check middleware: a sequence of `async def` functions that can be called with two arguments."""
+    if callable(given) or isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        hint = "write middleware=(observe,)" if callable(given) else "() for none"
+        raise ConfigurationError(f"{what} must be a sequence of functions, got {given!r}; {hint}")
+    wanted = "an `async def observe(call, proceed)`"
+    for number, one in enumerate(given):
+        if not _is_asynchronous(one):
+            wanted += ", which observes tools that are a `def`, too, if it awaits nothing but proceed() there"
+            raise _refused(what, wanted, one)
+        try:
+            inspect.signature(one).bind(None, None)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"{what} must be {wanted}; {one!r} cannot be called so: {error}") from error
+        if any(one is other for other in given[:number]):
+            raise ConfigurationError(f"{what} has {one!r} twice, which would observe each call twice; once is enough")
+    return given
 
 
-def checked_share(value: Any, what: str) -> float:
-    """Check for a number from 0 to 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ConfigurationError(f"{what} must be a share of the hits, a number from 0 to 1, got {value!r}")
-    return float(value)
+def refresh_window(cost: float, life: float) -> float:
+    """Seconds before the end of a result's life in which one process of a fleet loads it again: four times the `cost`
+    of its load, of 10 ms or more, and at most a fifth of its `life`.
 
-
-def plain_result(value: Any, what: str) -> Any:
-    """What a function has returned.
-
-    Raises:
-        ConfigurationError: if that is a coroutine.
+    Each process lets its local copy expire at a random moment of it, and the first one to ask the tier then reloads the
+    value while the others still have theirs: see "XFetch" (Vattani, Chierichetti, Lowenstein: Optimal Probabilistic
+    Cache Stampede Prevention, VLDB 2015), here with moments that are equally likely, and a claim on the tier. The time
+    of four loads leaves the first of two processes that of one in 15 of 16 cases.
     """
-    if inspect.iscoroutine(value):
-        value.close()
-        raise ConfigurationError(f"{what} has returned a coroutine, but its result is needed at once")
-    return value
+    window, longest = 4.0 * cost if cost > 0.01 else 0.04, life / 5
+    if window > longest:  # `min` and `max` would take 0.27 us in place of 0.09, of each hit of a tier
+        return longest
+    return window
 
 
-def checked_function(value: Any, what: str) -> None:
-    """Check for a plain function or None.
-
-    A coroutine function is refused: the coroutine that it returns is true, and hashable by address, so that the mistake
-    would not show.
-    """
-    if value is None:
-        return
-    if not callable(value):
-        raise ConfigurationError(f"{what} must be a function, got {value!r}")
-    if inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(type(value).__call__):
-        raise ConfigurationError(
-            f"{what} must be a plain function, because its result is needed at once; got an `async def`"
-        )
-
-
-def checked_choice(value: Any, choices: tuple[str, ...], what: str, or_else: str = "") -> Any:
-    """Check for one of a few words."""
-    if value not in choices:
-        allowed = f"one of {', '.join(map(repr, choices))}{f', or {or_else}' if or_else else ''}"
-        raise ConfigurationError(f"{what} must be {allowed}, got {value!r}")
-    return value
-
-
-def checked_flag(value: Any, what: str) -> None:
-    """Check for True or False. A value such as ``"off"``, which is true, is refused."""
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{what} must be True or False, got {value!r}")
-
-
-def checked_text(value: Any, what: str) -> None:
-    """Check for a str that is not empty."""
-    if not isinstance(value, str) or not value:
-        raise ConfigurationError(f"{what} must be a str that is not empty, got {value!r}")
-
-
-def count(bound: int, value: Any, what: str) -> int:
-    """Check for an int of `bound` or more.
-
-    Raises:
-        ConfigurationError: if it is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < bound:
-        raise ConfigurationError(f"{what} must be an int of {bound} or more, got {value!r}")
-    return value
+def _check_together(where: str, *problems: tuple[object, str]) -> None:
+    """Refuse options that have no effect together, by the text of the first condition that holds."""
+    for holds, problem in problems:
+        if holds:
+            raise ConfigurationError(f"{where}: {problem}")
 
 
 # The policies
 
 
 class Value:
-    """Equality and hash of a frozen dataclass by its fields, with ``eq=False`` and ``slots=True``.
-
-    `dataclass` would compile both anew for each class, which is half of what it adds to the time of an import.
+    """Equality and hash of a frozen dataclass by its fields, with ``eq=False`` and ``slots=True``: `dataclass` would
+    compile both anew for each class, which is half of what it adds to the time of an import.
     """
 
     __slots__: tuple[str, ...] = ()
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Value) or other.__class__ is not self.__class__:
-            return NotImplemented
-        return self._values() == other._values()
+        return type(self) is type(other) and _values(self) == _values(other)
 
     def __hash__(self) -> int:
-        return hash(self._values())
+        return hash(_values(self))
 
-    def _values(self) -> tuple[Any, ...]:
-        return tuple([getattr(self, name) for name in self.__slots__])
+
+def _values(value: Any) -> tuple[Any, ...]:
+    return tuple([getattr(value, name) for name in value.__slots__])
 
 
 Scope = Literal["global", "session"]
@@ -255,16 +218,15 @@ class LoopHints(Value):
     def __post_init__(self) -> None:
         checked_function(self.loop_key, "LoopHints: loop_key")
         checked_function(self.outcome_key, "LoopHints: outcome_key")
-        for name in ("poll", "off"):
-            checked_flag(getattr(self, name), f"LoopHints: {name}")
+        checked_flag(self.poll, "LoopHints: poll")
+        checked_flag(self.off, "LoopHints: off")
         if self.max_unchanged is not None:
             count(2, self.max_unchanged, "LoopHints: max_unchanged")
-            if not self.poll:
-                raise ConfigurationError("LoopHints: max_unchanged limits a poll; add poll=True")
-        if self.off and self.poll:
-            raise ConfigurationError(
-                "LoopHints: off=True switches the loop checks off, so poll=True has no effect; leave one out"
-            )
+        _check_together(
+            "LoopHints",
+            (self.max_unchanged is not None and not self.poll, "max_unchanged limits a poll; add poll=True"),
+            (self.off and self.poll, "off=True switches the checks off, and poll=True with them; leave one out"),
+        )
 
 
 NO_HINTS: Final = LoopHints()
@@ -273,16 +235,14 @@ NO_HINTS: Final = LoopHints()
 def checked_hints(given: Any, where: str, *, is_write: bool) -> LoopHints:
     """Check a ``loop=`` option. A write that could be repeated for ever is refused."""
     if not isinstance(given, LoopHints):
-        raise ConfigurationError(f"{where}: loop must be LoopHints(...), got {given!r}")
-    if is_write and given.poll and given.max_unchanged is None:
-        raise ConfigurationError(
-            f"{where}: loop=LoopHints(poll=True) on a write needs max_unchanged=..., or it could be repeated for ever"
-        )
-    if not is_write and given.off and (given.loop_key is not None or given.outcome_key is not None):
-        raise ConfigurationError(
-            f"{where}: a read with loop=LoopHints(off=True) is not checked, so loop_key and outcome_key "
-            "have no effect; leave them out"
-        )
+        raise _refused(f"{where}: loop", "LoopHints(...)", given)
+    is_endless = is_write and given.poll and given.max_unchanged is None
+    is_unused = not is_write and given.off and (given.loop_key is not None or given.outcome_key is not None)
+    _check_together(
+        f"{where}: loop",
+        (is_endless, "a poll that writes needs max_unchanged=..., or it could be repeated for ever"),
+        (is_unused, "a read with off=True is not checked; leave out loop_key and outcome_key"),
+    )
     return given
 
 
@@ -302,9 +262,8 @@ class RemotePolicy(Value):
         share: for a read with ``scope="session"``: store its results in the tier too, under the session's id, so that a
             session that is resumed in another process finds them.
         flight: for a read: ``"process"`` lets each process that misses a result load it; ``"fleet"`` has one of them
-            load it, whatever the miss is due to, while the others wait until it is stored. A process that dies is
-            replaced within the tier's `lease`, and whoever waits can be cancelled at any time. An error is not handed
-            over: another process tries. It costs a miss two more round trips, so it is for loads that take longer.
+            load it while the others wait until it is stored, or the loader has died. An error is not handed over. It
+            costs a miss two more round trips, so it is for loads that take longer.
 
     Raises:
         ConfigurationError: if an argument has another value.
@@ -320,9 +279,8 @@ class RemotePolicy(Value):
         object.__setattr__(self, "grace", seconds(self.grace, "RemotePolicy: grace", zero=True))
         checked_choice(self.consistency, ("bounded", "strong"), "RemotePolicy: consistency")
         checked_choice(self.on_unreachable, ("run", "refuse"), "RemotePolicy: on_unreachable")
+        checked_flag(self.share, "RemotePolicy: share")
         checked_choice(self.flight, ("process", "fleet"), "RemotePolicy: flight")
-        if not isinstance(self.share, bool):
-            raise ConfigurationError(f"RemotePolicy: share must be True or False, got {self.share!r}")
 
     @property
     def is_strong(self) -> bool:
@@ -335,34 +293,20 @@ class RemotePolicy(Value):
         return self.flight == "fleet"
 
     def checked(self, where: str, *, scope: Scope, is_read: bool) -> RemotePolicy:
-        """Refuse options that have no effect on a tool.
-
-        Raises:
-            ConfigurationError: naming the option and the fix.
-        """
-        if is_read and self.on_unreachable != "run":
-            raise ConfigurationError(
-                f"{where}: remote: on_unreachable is for writes; leave it out, since a read whose tier cannot be "
-                "reached runs its tool"
-            )
-        if not is_read and (self.grace or self.share or self.is_strong or self.shares_loads):
-            raise ConfigurationError(
-                f"{where}: remote: grace, consistency, share and flight are for reads; give them to the tools that read"
-            )
-        if self.share and scope != "session":
-            raise ConfigurationError(
-                f"{where}: remote: share is for scope='session'; leave it out, global results are shared anyway"
-            )
-        if is_read and scope == "session" and not self.share and (self.grace or self.is_strong or self.shares_loads):
-            raise ConfigurationError(
-                f"{where}: remote: results of a session do not leave the process; add share=True, or leave out grace, "
-                "consistency and flight"
-            )
+        """Refuse options that have no effect on a tool. The error names the option and the fix."""
+        reads = self.grace or self.is_strong or self.shares_loads
+        is_inside = scope == "session" and not self.share
+        _check_together(
+            f"{where}: remote",
+            (is_read and self.on_unreachable != "run", "on_unreachable is for writes; leave it out"),
+            (not is_read and (reads or self.share), "only on_unreachable is for writes; leave the others to reads"),
+            (self.share and scope != "session", "share is for scope='session'; leave it out, others are shared anyway"),
+            (is_read and reads and is_inside, "results of a session do not leave the process; add share=True"),
+        )
         return self
 
 
 DEFAULT_REMOTE: Final = RemotePolicy()
-
 
 DEFAULT_STREAM_BYTES: Final = 1_000_000
 """The default of ``max_stream_bytes=``, and the bound for streaming write tools."""
@@ -420,12 +364,8 @@ class ReadPolicy:
     def life_of(self, result: Any, random: Callable[[], float]) -> float | None:
         """Seconds that a result may live; None for ever; 0 or less if it must not be stored.
 
-        Args:
-            random: gives a number from 0 to below 1, for `jitter`.
-
         Raises:
             ConfigurationError: if the function given as `ttl` returned anything but a duration or None.
-            Exception: what that function raises.
         """
         life: Any = self.ttl(result) if callable(self.ttl) else self.ttl
         if life is None:
@@ -433,7 +373,7 @@ class ReadPolicy:
         if life is None:
             return None
         number = life.total_seconds() if isinstance(life, timedelta) else life
-        if isinstance(number, int | float) and not isinstance(number, bool) and number <= 0:
+        if _is_number(number) and number <= 0:
             return 0.0
         number = seconds(number, "a ttl")
         if self.bound is not None and number > self.bound:
@@ -441,28 +381,15 @@ class ReadPolicy:
         return number * (1.0 - random() * self.jitter if self.jitter else 1.0)
 
     def checked(self, where: str) -> ReadPolicy:
-        """Refuse options that have no effect together.
-
-        Raises:
-            ConfigurationError: naming the option and the fix.
-        """
+        """Refuse options that have no effect together. The error names the option and the fix."""
         for option in ("jitter", "grace", "stale_if_error"):
             if getattr(self, option) and self.ttl is None:
                 raise ConfigurationError(f"{where}: {option} has no effect on what never expires; add ttl=...")
+        for option in ("stale_if_error", "audit"):
+            if getattr(self, option) and self.remote.is_strong:
+                raise ConfigurationError(f"{where}: {option} has no effect with consistency='strong'; leave one out")
         if self.grace and self.remote.grace:
-            raise ConfigurationError(
-                f"{where}: grace is given twice; leave it out of RemotePolicy, where it is for the tier alone"
-            )
-        if self.audit and self.remote.is_strong:
-            raise ConfigurationError(
-                f"{where}: audit has no effect with consistency='strong', which keeps no local copy; leave one "
-                "of them out"
-            )
-        if self.stale_if_error and self.remote.is_strong:
-            raise ConfigurationError(
-                f"{where}: stale_if_error has no effect with consistency='strong', which keeps no local copy; leave "
-                "one of them out"
-            )
+            raise ConfigurationError(f"{where}: grace is given twice; leave out that of RemotePolicy")
         return self
 
 
