@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 else:
     Tier = Any  # for whoever resolves the hints at run time: the module of the class takes 3 ms
 
-__all__ = ["CURRENT", "Change", "Configuration", "Installed", "Middleware", "checked_tier", "configure"]
+__all__ = ["configure"]
 
 Middleware = Callable[[Any, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 """``async def observe(call, proceed)``: given an `agent_cache.ToolCall`, and what runs the rest of the call."""
@@ -257,8 +257,7 @@ def configure(
             an `Exception` of its own is removed and logged.
         audit: the share of the local hits, from 0 to 1, of tools without an ``audit=`` of their own, but for those of a
             `Toolbox`, that is checked: the tool runs again beside the hit, and the two results are compared.
-        on_stale: a function called with an `agent_cache.StaleHit` for each hit that was found to be stale, in the event
-            loop or in the thread of the audit; None: none.
+        on_stale: called with an `agent_cache.StaleHit` for each stale hit, in the event loop or thread of its audit.
     """
     given = zip(_CHECKS.items(), (remote, backup, enabled, max_bytes, middleware, audit, on_stale), strict=True)
     return Change({name: check(value, f"configure: {name}") for (name, check), value in given if value is not ...})

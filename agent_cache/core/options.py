@@ -147,22 +147,14 @@ def refresh_window(cost: float, life: float) -> float:
     """Seconds before the end of a result's life in which one process of a fleet loads it again: four times the `cost`
     of its load, of 10 ms or more, and at most a fifth of its `life`.
 
-    Each process lets its local copy expire at a random moment of it, and the first one to ask the tier then reloads the
-    value while the others still have theirs: see "XFetch" (Vattani, Chierichetti, Lowenstein: Optimal Probabilistic
-    Cache Stampede Prevention, VLDB 2015), here with moments that are equally likely, and a claim on the tier. The time
-    of four loads leaves the first of two processes that of one in 15 of 16 cases.
+    Each process lets its local copy expire at a random moment of it, as in "XFetch" (Vattani et al.: Optimal
+    Probabilistic Cache Stampede Prevention, VLDB 2015), here with moments that are equally likely, and the first one to
+    ask the tier claims the load. Four loads leave it the time of one before the next asks in 15 of 16 cases.
     """
     window, longest = 4.0 * cost if cost > 0.01 else 0.04, life / 5
     if window > longest:  # `min` and `max` would take 0.27 us in place of 0.09, of each hit of a tier
         return longest
     return window
-
-
-def _check_together(where: str, *problems: tuple[object, str]) -> None:
-    """Refuse options that have no effect together, by the text of the first condition that holds."""
-    for holds, problem in problems:
-        if holds:
-            raise ConfigurationError(f"{where}: {problem}")
 
 
 # The policies
@@ -203,10 +195,6 @@ class LoopHints(Value):
             None: any number.
         off: its calls are not checked. A new successful write still ends the epoch; on a write, the two functions
             decide what is new.
-
-    Raises:
-        ConfigurationError: for `max_unchanged` without `poll`, or below 2, and for `off` with `poll`; at decoration,
-            for a write with `poll` and without `max_unchanged`, and for a read with `off` and one of the functions.
     """
 
     loop_key: Callable[[Mapping[str, Any]], Hashable] | None = None
@@ -222,11 +210,10 @@ class LoopHints(Value):
         checked_flag(self.off, "LoopHints: off")
         if self.max_unchanged is not None:
             count(2, self.max_unchanged, "LoopHints: max_unchanged")
-        _check_together(
-            "LoopHints",
-            (self.max_unchanged is not None and not self.poll, "max_unchanged limits a poll; add poll=True"),
-            (self.off and self.poll, "off=True switches the checks off, and poll=True with them; leave one out"),
-        )
+            if not self.poll:
+                raise ConfigurationError("LoopHints: max_unchanged limits a poll; add poll=True")
+        if self.off and self.poll:
+            raise ConfigurationError("LoopHints: off=True switches the checks off, poll=True with them; leave one out")
 
 
 NO_HINTS: Final = LoopHints()
@@ -236,13 +223,10 @@ def checked_hints(given: Any, where: str, *, is_write: bool) -> LoopHints:
     """Check a ``loop=`` option. A write that could be repeated for ever is refused."""
     if not isinstance(given, LoopHints):
         raise _refused(f"{where}: loop", "LoopHints(...)", given)
-    is_endless = is_write and given.poll and given.max_unchanged is None
-    is_unused = not is_write and given.off and (given.loop_key is not None or given.outcome_key is not None)
-    _check_together(
-        f"{where}: loop",
-        (is_endless, "a poll that writes needs max_unchanged=..., or it could be repeated for ever"),
-        (is_unused, "a read with off=True is not checked; leave out loop_key and outcome_key"),
-    )
+    if is_write and given.poll and given.max_unchanged is None:
+        raise ConfigurationError(f"{where}: loop: a poll that writes could go on for ever; add max_unchanged=...")
+    if not is_write and given.off and (given.loop_key is not None or given.outcome_key is not None):
+        raise ConfigurationError(f"{where}: loop: off=True checks no read; leave out loop_key and outcome_key")
     return given
 
 
@@ -264,9 +248,6 @@ class RemotePolicy(Value):
         flight: for a read: ``"process"`` lets each process that misses a result load it; ``"fleet"`` has one of them
             load it while the others wait until it is stored, or the loader has died. An error is not handed over. It
             costs a miss two more round trips, so it is for loads that take longer.
-
-    Raises:
-        ConfigurationError: if an argument has another value.
     """
 
     grace: float | timedelta = 0.0
@@ -295,14 +276,17 @@ class RemotePolicy(Value):
     def checked(self, where: str, *, scope: Scope, is_read: bool) -> RemotePolicy:
         """Refuse options that have no effect on a tool. The error names the option and the fix."""
         reads = self.grace or self.is_strong or self.shares_loads
-        is_inside = scope == "session" and not self.share
-        _check_together(
-            f"{where}: remote",
-            (is_read and self.on_unreachable != "run", "on_unreachable is for writes; leave it out"),
-            (not is_read and (reads or self.share), "only on_unreachable is for writes; leave the others to reads"),
-            (self.share and scope != "session", "share is for scope='session'; leave it out, others are shared anyway"),
-            (is_read and reads and is_inside, "results of a session do not leave the process; add share=True"),
-        )
+        problem = ""
+        if is_read and self.on_unreachable != "run":
+            problem = "on_unreachable is for writes; leave it out"
+        elif not is_read and (reads or self.share):
+            problem = "grace, consistency, share and flight are for reads; give them to the tools that read"
+        elif self.share and scope != "session":
+            problem = "share is for scope='session'; leave it out, global results are shared anyway"
+        elif reads and scope == "session" and not self.share:
+            problem = "results of a session do not leave the process; add share=True"
+        if problem:
+            raise ConfigurationError(f"{where}: remote: {problem}")
         return self
 
 
@@ -314,15 +298,7 @@ DEFAULT_STREAM_BYTES: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ReadPolicy:
-    """How the results of a read tool are cached. See `AgentCache` for each field.
-
-    Attributes:
-        heeds_contexts: whether what injected contexts say of the asker is part of the key.
-        bound: of a `ttl` that is a function: seconds that no result outlives, whatever it returns; None for no bound.
-        kept_for: seconds beyond its expiry for which a result may still be served, by `grace` or `stale_if_error`.
-        life_varies: whether results of one tool live for different times, by a `ttl` that is a function or by `jitter`.
-        longest_ttl: the bound of a result's life that is known before it is loaded; None if there is none.
-    """
+    """How the results of a read tool are cached. See `AgentCache` for each field."""
 
     scope: Scope
     ttl: float | Callable[[Any], Any] | None
@@ -342,10 +318,10 @@ class ReadPolicy:
     stale_if_error: float = 0.0
     max_stream_bytes: int = DEFAULT_STREAM_BYTES
     audit: float | None = None
-    bound: float | None = None
-    kept_for: float = field(init=False)
-    life_varies: bool = field(init=False)
-    longest_ttl: float | None = field(init=False)
+    bound: float | None = None  # of a `ttl` that is a function: seconds that no result outlives, whatever it returns
+    kept_for: float = field(init=False)  # seconds beyond its expiry for which a result may still be served
+    life_varies: bool = field(init=False)  # by a `ttl` that is a function, or by `jitter`
+    longest_ttl: float | None = field(init=False)  # known before a load; None if there is no bound
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kept_for", max(self.grace, self.stale_if_error))
@@ -368,16 +344,13 @@ class ReadPolicy:
             ConfigurationError: if the function given as `ttl` returned anything but a duration or None.
         """
         life: Any = self.ttl(result) if callable(self.ttl) else self.ttl
-        if life is None:
-            life = self.bound
+        life = self.bound if life is None else life
         if life is None:
             return None
         number = life.total_seconds() if isinstance(life, timedelta) else life
         if _is_number(number) and number <= 0:
             return 0.0
-        number = seconds(number, "a ttl")
-        if self.bound is not None and number > self.bound:
-            number = self.bound
+        number = min(seconds(number, "a ttl"), number if self.bound is None else self.bound)
         return number * (1.0 - random() * self.jitter if self.jitter else 1.0)
 
     def checked(self, where: str) -> ReadPolicy:
