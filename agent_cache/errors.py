@@ -104,10 +104,11 @@ class AgentLoopDetectedError(AgentCacheError):
         self.calls, self.first, self.last, self.level = calls, first, last, level
 
     def __str__(self) -> str:
+        more = [f"... ({len(self.calls) - 20} more)"] if len(self.calls) > 20 else []
         return _LOOP_TEXTS.get(self.kind, _LOOP_TEXTS["repeat"]).format(
             tool=_name_for_model(self.tool),
             count=self.count,
-            round=" -> ".join([*map(_name_for_model, self.calls[:20]), *(["..."] if len(self.calls) > 20 else [])]),
+            round=" -> ".join([*map(_name_for_model, self.calls[:20]), *more]),
             period=self.period,
             gave=self.last and f" ({self.last})",
             failed=self.last and f" with {self.last}",
@@ -275,12 +276,9 @@ class RestoreError(AgentCacheError):
 class RecordedError(Exception):
     """Takes the place of a recorded exception of an unknown class. Names found in a cassette are never imported.
 
-    It is also of the builtin class that the original derives from, so that ``except ValueError`` catches it. Import the
-    module of the original class, or register it with `agent_cache.recording.register`, to get the original exception.
-
-    Attributes:
-        type_name: ``module:qualname`` of the original.
-        message: its text.
+    It has the text of the original and its name as ``module:qualname``, and is also of the builtin class that it
+    derives from, so that ``except ValueError`` catches it. Import the module of the original class, or register it with
+    `agent_cache.recording.register`, to get the original exception.
     """
 
     type_name: str

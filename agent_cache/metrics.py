@@ -138,9 +138,11 @@ class Metrics:
     def invalidated(self, roots: Iterable[str]) -> None:
         """Count an invalidation without a tool: `invalidate(...)` or `writing(...)`."""
         key = None, tuple(roots)
-        if key not in self._explicit and (len(self._explicit) >= self._max_rows or sum(map(len, key[1])) > _MAX_ROOTS):
-            key = None, (OTHERS,)
-        self._explicit.setdefault(key, Stats()).invalidations += 1
+        stats = self._explicit.get(key)
+        if stats is None:
+            has_room = len(self._explicit) < self._max_rows and sum(map(len, key[1])) <= _MAX_ROOTS
+            stats = self._explicit.setdefault(key if has_room else (None, (OTHERS,)), Stats())
+        stats.invalidations += 1
 
     def acted_on_loop(self, kind: str) -> None:
         """Count a call that a session refused, replaced or warned of."""
