@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from agent_cache.config import checked_tier
-from agent_cache.core.policies import (
+from agent_cache.core.options import (
     DEFAULT_REMOTE,
     DEFAULT_STREAM_BYTES,
     NO_HINTS,

@@ -22,7 +22,7 @@ from datetime import date, time
 from enum import Enum
 from typing import Any, Final, Literal, NamedTuple
 
-from agent_cache.core.policies import configures
+from agent_cache.core.options import configures
 from agent_cache.errors import ConfigurationError
 
 __all__ = [

@@ -17,7 +17,7 @@ from agent_cache.core.asker import UnknownAsker
 from agent_cache.core.bindings import are_one_tool, location_of
 from agent_cache.core.evidence import Evidence
 from agent_cache.core.keys import Uncacheable, key_part
-from agent_cache.core.policies import ReadPolicy, no_life, plain_result
+from agent_cache.core.options import ReadPolicy, no_life, plain_result
 from agent_cache.core.store import Store
 from agent_cache.core.tags import Tag, root_of
 from agent_cache.core.versions import VERSIONS, EntryTag

@@ -15,7 +15,7 @@ from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
 from agent_cache.core.evidence import SHORTEST
 from agent_cache.core.lease import Lease
-from agent_cache.core.policies import refresh_window
+from agent_cache.core.options import refresh_window
 from agent_cache.core.store import NEVER, Entry, Store, UnsharedEntry, entry_size
 from agent_cache.core.tags import Tag
 from agent_cache.core.versions import VERSIONS, EntryTag, entry_tag

@@ -25,7 +25,7 @@ from functools import partial, wraps
 from typing import Any
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.policies import DEFAULT_STREAM_BYTES
+from agent_cache.core.options import DEFAULT_STREAM_BYTES
 from agent_cache.core.store import Entry, Store, UnsharedEntry
 from agent_cache.core.tags import Tag
 from agent_cache.core.versions import VERSIONS

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
-from agent_cache.core.policies import WritePolicy
+from agent_cache.core.options import WritePolicy
 from agent_cache.core.store import Entry
 from agent_cache.core.tags import MANY_PATHS, Tag, TagRule, every_key_of, root_of, within_limit
 from agent_cache.core.versions import VERSIONS, EntryTag, Hold, Written, paths_read, paths_written

@@ -17,7 +17,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from agent_cache.core.policies import checked_choice
+from agent_cache.core.options import checked_choice
 from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, Receiver
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.scope import PLACE, Scope, closes_generator, leave_scope

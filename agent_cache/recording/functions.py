@@ -19,8 +19,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, is_typeddict, overload
 
+from agent_cache.core.options import checked_choice, checked_function
 from agent_cache.core.parameters import JsonArguments, Parameter, Parameters
-from agent_cache.core.policies import checked_choice, checked_function
 from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, report_escape
 from agent_cache.engine.scope import PLACE
 from agent_cache.errors import ConfigurationError, UncacheableArgumentsError

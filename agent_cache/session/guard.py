@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
-from agent_cache.core.policies import checked_choice, checked_function
+from agent_cache.core.options import checked_choice, checked_function
 from agent_cache.engine.interception import note_loop
 from agent_cache.engine.scope import Replacement
 from agent_cache.engine.state import warn_once

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.keys import Uncacheable, key_part
-from agent_cache.core.policies import checked_flag, checked_text, configures, count
+from agent_cache.core.options import checked_flag, checked_text, configures, count
 from agent_cache.core.store import NEVER, Store
 from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.interception import Interceptor

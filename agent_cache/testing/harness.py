@@ -36,7 +36,7 @@ def reset() -> None:
     Decorated tools stay decorated.
     """
     WATCHERS.clear()
-    CURRENT.reset()
+    CURRENT.restore()
     forget_audits()
     unsubscribe_all()
     clear_everything()

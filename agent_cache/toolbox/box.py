@@ -19,8 +19,7 @@ from agent_cache.config import Configuration
 from agent_cache.core.asker import Apart, UnknownAsker, asker_in, fields_in
 from agent_cache.core.contexts import Injected
 from agent_cache.core.keys import ALIASES, Uncacheable, key_part
-from agent_cache.core.parameters import JsonArguments, Named
-from agent_cache.core.policies import (
+from agent_cache.core.options import (
     ReadPolicy,
     WritePolicy,
     checked_choice,
@@ -29,6 +28,7 @@ from agent_cache.core.policies import (
     no_life,
     plain_result,
 )
+from agent_cache.core.parameters import JsonArguments, Named
 from agent_cache.core.tags import ComputedTags, TagSet, unescape
 from agent_cache.engine.blocking import run_blocking
 from agent_cache.engine.call import hit, run as run_call

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from agent_cache import testing
 from agent_cache.engine import noting, state
-from agent_cache.metrics import METRICS
+from agent_cache.metrics import GONE, METRICS
 
 CALL_BODIES = ("generated", "general")
 
@@ -34,7 +34,8 @@ def fresh_library() -> Iterator[Clock]:
 def forget_tools_that_are_gone() -> None:
     """Keep no counters of theirs: a process has those of 10,000, and each look at the metrics goes through all."""
     METRICS._sum_up_tools_that_are_gone()
-    METRICS._other_tools, METRICS._limit = None, METRICS._max_rows
+    METRICS._tools.pop(GONE, None)
+    METRICS._limit = METRICS._max_rows
 
 
 @contextmanager

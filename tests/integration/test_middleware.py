@@ -911,16 +911,14 @@ async def test_instrumentation_stays_beside_what_is_configured(orders: Orders):
     notes: list[Any] = []
     outer, inner = Seen("outer"), Seen("inner")
     outer.notes = inner.notes = notes
-    CURRENT.install(outer)
-    CURRENT.install(outer)
+    CURRENT.instrument(outer)
     with configure(middleware=(inner,)):
         await orders.get("1")
     await orders.get("2")
-    CURRENT.uninstall(outer)
-    CURRENT.uninstall(outer)
+    CURRENT.instrument(None)
     await orders.get("3")
     assert [name for name, what, *_ in notes if what == "begins"] == ["outer", "inner", "outer"]
-    CURRENT.install(outer)
+    CURRENT.instrument(outer)
     agent_cache.testing.reset()
     assert CURRENT.value.middleware == ()
 

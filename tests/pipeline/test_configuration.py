@@ -136,14 +136,23 @@ def test_a_call_that_was_never_entered_may_be_left():
     assert in_force() == {}
 
 
-def test_the_base_does_not_grow_with_its_changes():
+def test_settings_that_were_replaced_are_freed():
+    class Report:
+        def __call__(self, found: Any) -> None: ...
+
     kept = configure(enabled=True)
-    for number in range(1, 100):
-        configure(max_bytes=number)
-    assert len(CURRENT.save().base) == 2
+    reports: weakref.WeakSet[Report] = weakref.WeakSet()
+    for _ in range(100):
+        report = Report()
+        reports.add(report)
+        configure(on_stale=report)
+        with configure(on_stale=report):
+            pass
+    del report
+    assert len(reports) == 1, "the one in force"
     del kept
-    assert len(CURRENT.save().base) == 1
-    assert in_force() == {"max_bytes": 99}
+    configure(on_stale=None)
+    assert len(reports) == 0
 
 
 def test_a_block_that_is_left_after_a_reset_changes_nothing():
