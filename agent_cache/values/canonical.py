@@ -9,6 +9,7 @@ identity.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -116,12 +117,11 @@ def _text_of_zone(zone: Any) -> str | None:
         return None
 
 
-_TEXTS: dict[str, Callable[[Any], str | None]] = {
+_TEXTS: dict[str, Callable[[Any], str | None]] = {  # for the types whose `str` does not give it
     "IPv6Address": _text_of_ipv6,
     "IPv6Network": lambda network: f"{_text_of_ipv6(network.network_address)}/{network.prefixlen}",
     "ZoneInfo": _text_of_zone,
 }
-"""Functions for the types whose `str` does not give it."""
 
 
 # Fields that a class declares
@@ -148,11 +148,9 @@ def declared_names(kind: Any) -> tuple[str, ...] | None:
         return None
     if is_dataclass(kind):
         return tuple(field.name for field in fields(kind))
-    if hasattr(kind, "__struct_fields__"):
-        return tuple(kind.__struct_fields__)
     if hasattr(kind, "__attrs_attrs__"):
         return tuple(attribute.name for attribute in kind.__attrs_attrs__)
-    return None
+    return getattr(kind, "__struct_fields__", None)
 
 
 def is_member(value: Any, kind: Any) -> bool:
@@ -175,15 +173,18 @@ def declared_fields(value: Any, kind: type) -> list[tuple[str, Any]] | None:
     if layout is None:
         return None
     names, read, hidden = layout
-    if read is None:
-        return _fields_of_model(value, kind, hidden)
-    return None if _has_more(value, kind, names, hidden) else list(zip(names, read(value), strict=True))
-
-
-def _fields_of_model(value: Any, kind: Any, hidden: _Slots) -> list[tuple[str, Any]] | None:
-    attributes, names = value.__dict__, kind.__pydantic_fields__  # read anew: a model can be rebuilt
-    if _has_more(value, kind, attributes, hidden):
+    beside = getattr(value, "__dict__", ())
+    if hidden and _slots_set(value, hidden):
         return None
+    if read is None:
+        return _fields_of_model(value, kind)
+    if beside and any(name not in names and not _is_computed(kind, name) for name in beside):
+        return None
+    return list(zip(names, read(value), strict=True))
+
+
+def _fields_of_model(value: Any, kind: Any) -> list[tuple[str, Any]]:
+    attributes, names = value.__dict__, kind.__pydantic_fields__  # read anew: a model can be rebuilt
     found = [(name, attributes[name]) for name in names if name in attributes]
     if len(attributes) > len(found):
         others = sorted(attributes.keys() - names)
@@ -195,31 +196,20 @@ def _fields_of_model(value: Any, kind: Any, hidden: _Slots) -> list[tuple[str, A
     return found
 
 
-def _has_more(value: Any, kind: type, names: Container[str], hidden: _Slots) -> bool:
-    """Whether a value has state beside these fields."""
-    for name in getattr(value, "__dict__", ()):
-        if name not in names and not _is_computed(kind, name):
-            return True
-    return bool(hidden) and bool(_slots_set(value, hidden))
-
-
-def _is_computed(kind: type, name: str) -> bool:
-    """Whether an attribute of an object holds what a cached property has computed from its fields."""
-    return name in _CACHED_HASHES or isinstance(getattr(kind, name, None), functools.cached_property)
-
-
 _CACHED_HASHES = frozenset({"_attrs_cached_hash", "__msgspec_cached_hash__"})
 """Where attrs and msgspec keep a hash that they have calculated from the fields, with ``cache_hash=True``."""
 
-_KIND_OF_TYPE = 0b111 << 7
-_MADE_BY_CLASS = 1 << 9
-"""Bits of `type.__flags__`. Of three, a class statement sets the last alone; `copyreg` knows its classes by that."""
+
+def _is_computed(kind: type, name: str) -> bool:
+    """Whether an attribute of an object holds what was computed from its fields, by a cached property."""
+    return name in _CACHED_HASHES or isinstance(getattr(kind, name, None), functools.cached_property)
 
 
 def has_native_state(kind: type) -> bool:
     """Whether a base that is written in C keeps state which no field declares, as those of a `datetime` do."""
     return any(
-        (base.__flags__ & _KIND_OF_TYPE != _MADE_BY_CLASS or getattr(vars(base).get("__new__"), "__self__", 0) is base)
+        # Of three bits of `type.__flags__` a class statement sets the last alone; `copyreg` knows its classes by that.
+        (base.__flags__ & 0b111 << 7 != 1 << 9 or getattr(vars(base).get("__new__"), "__self__", 0) is base)
         and base is not tuple
         and base.__basicsize__ > object.__basicsize__
         for base in kind.__mro__
@@ -231,18 +221,20 @@ _Slots = tuple[MemberDescriptorType, ...]
 
 def _slots_beside(kind: type, names: Container[str]) -> _Slots:
     """The slots of a class and its bases that hold none of these fields."""
-    slots = [pair for base in kind.__mro__ for pair in vars(base).items() if isinstance(pair[1], MemberDescriptorType)]
-    others = [(name, slot) for name, slot in slots if name not in names or getattr(kind, name, None) is not slot]
-    return tuple(slot for name, slot in others if name not in _CACHED_HASHES)
+    return tuple(
+        slot
+        for base in kind.__mro__
+        for name, slot in vars(base).items()
+        if isinstance(slot, MemberDescriptorType) and name not in _CACHED_HASHES
+        if name not in names or getattr(kind, name, None) is not slot
+    )
 
 
 def _slots_set(value: Any, slots: _Slots) -> dict[str, Any]:
     found = {}
     for slot in slots:
-        try:
+        with contextlib.suppress(AttributeError):
             found[slot.__name__] = slot.__get__(value)
-        except AttributeError:
-            continue
     return found
 
 
@@ -261,10 +253,8 @@ def _layout_of(kind: type) -> _Layout | None:
         names = (*PYDANTIC_STATE, PYDANTIC_FIELDS_SET)
     elif issubclass(kind, tuple):
         read = tuple.__iter__
-    elif len(names) > 1:
-        read = attrgetter(*names)
     else:
-        read = lambda value: [getattr(value, name) for name in names]  # noqa: E731
+        read = attrgetter(*names) if len(names) > 1 else lambda value: [getattr(value, name) for name in names]
     if has_native_state(kind):
         return None
     layout = _layouts[kind] = (names, read, _slots_beside(kind, names))
@@ -338,17 +328,14 @@ def _forget(address: int, reference: weakref.ref[Any]) -> None:
 class Encoder:
     """One walk over one value. Classes are written by serial number, so two classes of one name never meet."""
 
-    __slots__ = ("depth", "is_plain", "nodes")
+    __slots__ = ("depth", "is_plain", "max_nodes", "nodes")
 
     leaves: ClassVar[Mapping[type, Callable[[Any], bytes]]]
     """Functions that write values of exactly these types."""
 
-    max_nodes: ClassVar = 100_000
-    """Parts of one argument. A list that contains itself twice has 2**depth parts, so `MAX_DEPTH` alone bounds nothing.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, max_nodes: int = 100_000) -> None:
         self.depth = 0
+        self.max_nodes = max_nodes  # a list that contains itself twice has 2**depth parts
         self.nodes = 0
         self.is_plain = True
 
