@@ -315,7 +315,7 @@ class Schema:
     """Writes and reads the values of one annotation, names resolved.
 
     Attributes:
-        fingerprint: bytes that differ if the annotation, or the fields of a class in it, differ. Every process has them.
+        fingerprint: bytes that differ if the annotation, or the fields of a class in it, differ; the same everywhere.
     """
 
     def __init__(self, annotation: Any) -> None:
