@@ -15,6 +15,7 @@ import gc
 import itertools
 import struct
 import sys
+import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping
@@ -24,15 +25,6 @@ from enum import Enum, Flag
 from functools import partial
 from operator import attrgetter
 from re import Pattern
-from types import (
-    BuiltinFunctionType,
-    FunctionType,
-    MappingProxyType,
-    MemberDescriptorType,
-    MethodType,
-    ModuleType,
-    SimpleNamespace,
-)  # fmt: skip
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
@@ -66,9 +58,7 @@ def full_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-# Immutable types of the standard library
-#
-# A value of one of them can only be there if its module has been loaded, so they are recognised without an import.
+# Immutable types of the standard library: their modules are loaded wherever a value of them is
 
 STANDARD: Final[dict[str, str]] = {
     **dict.fromkeys(("IPv4Address", "IPv4Network", "IPv6Address", "IPv6Network"), "ipaddress"),
@@ -173,12 +163,11 @@ def declared_fields(value: Any, kind: type) -> list[tuple[str, Any]] | None:
     if layout is None:
         return None
     names, read, hidden = layout
-    beside = getattr(value, "__dict__", ())
     if hidden and _slots_set(value, hidden):
         return None
     if read is None:
         return _fields_of_model(value, kind)
-    if beside and any(name not in names and not _is_computed(kind, name) for name in beside):
+    if any(name not in names and not _is_computed(kind, name) for name in getattr(value, "__dict__", ())):
         return None
     return list(zip(names, read(value), strict=True))
 
@@ -216,21 +205,18 @@ def has_native_state(kind: type) -> bool:
     )
 
 
-_Slots = tuple[MemberDescriptorType, ...]
-
-
-def _slots_beside(kind: type, names: Container[str]) -> _Slots:
+def _slots_beside(kind: type, names: Container[str]) -> tuple[types.MemberDescriptorType, ...]:
     """The slots of a class and its bases that hold none of these fields."""
     return tuple(
         slot
         for base in kind.__mro__
         for name, slot in vars(base).items()
-        if isinstance(slot, MemberDescriptorType) and name not in _CACHED_HASHES
+        if isinstance(slot, types.MemberDescriptorType) and name not in _CACHED_HASHES
         if name not in names or getattr(kind, name, None) is not slot
     )
 
 
-def _slots_set(value: Any, slots: _Slots) -> dict[str, Any]:
+def _slots_set(value: Any, slots: Iterable[types.MemberDescriptorType]) -> dict[str, Any]:
     found = {}
     for slot in slots:
         with contextlib.suppress(AttributeError):
@@ -238,13 +224,11 @@ def _slots_set(value: Any, slots: _Slots) -> dict[str, Any]:
     return found
 
 
-_Layout = tuple[tuple[str, ...], Callable[[Any], Iterable[Any]] | None, _Slots]
-"""The fields of a class, how to read them, None for a model, and its slots beside them."""
-
-_layouts: weakref.WeakKeyDictionary[type, _Layout] = weakref.WeakKeyDictionary()
+_layouts: weakref.WeakKeyDictionary[type, tuple[Any, Any, Any]] = weakref.WeakKeyDictionary()
 
 
-def _layout_of(kind: type) -> _Layout | None:
+def _layout_of(kind: type) -> tuple[Any, Any, Any] | None:
+    """The fields of a class, how to read them, None for a model, and its slots beside them."""
     names = declared_names(kind)
     read: Callable[[Any], Iterable[Any]] | None = None
     if names is None:
@@ -374,52 +358,30 @@ class Encoder:
             self.depth -= 1
 
     def _compound(self, value: Any, kind: type) -> bytes:
-        if kind is dict:
-            return self._unordered(b"{", self._pairs(value.items()))
-        if kind in _GROUPS:
-            tag, is_ordered = _GROUPS[kind]
-            return (self._ordered if is_ordered else self._unordered)(tag, map(self.encode, value))
-        if kind is OrderedDict and not vars(value):
-            return self._ordered(b"O", self._pairs(value.items()))
-        if kind is deque:
-            return self._ordered(b"q", map(self.encode, (value.maxlen, *value)))
-        if kind is MappingProxyType:
-            return self._ordered(b"m", [self.encode(value | {})])
-        if kind is SimpleNamespace:
-            return self._unordered(b"v", self._pairs(vars(value).items()))
-        if kind is slice:
-            return self._ordered(b":", map(self.encode, (value.start, value.stop, value.step)))
-        if kind is datetime or kind is time:
-            naive = value.replace(tzinfo=None).isoformat()
-            return self._ordered(
-                b"D" if kind is datetime else b"t", map(self.encode, (naive, value.fold, value.tzinfo))
-            )
-        if kind is Default:
-            return self._unordered(b"!", self._pairs(value.attributes().items()))
-        if issubclass(kind, type):
+        if kind in _MEMBERS:
+            tag, is_ordered, members_of = _MEMBERS[kind]
+            parts: Iterable[bytes] = map(self.encode, members_of(value))
+        elif kind in _ITEMS and not (kind is OrderedDict and vars(value)):
+            tag, is_ordered, items_of = _ITEMS[kind]
+            parts = self._pairs(items_of(value))
+        elif issubclass(kind, type):
             return b"Y%b;" % self.class_code(value)
-        declared = declared_fields(value, kind)
-        if declared is None:
-            raise Uncacheable(
-                f"a value of type {full_name(kind)} declares no fields to be known by, as a dataclass, NamedTuple, "
-                "Enum, attrs, msgspec or pydantic class does, or has state beside them"
-            )
-        return self._ordered(b"o", [self.class_code(kind), *self._pairs(declared)])
-
-    def class_code(self, kind: type) -> bytes:
-        """Identity of a class, in this process."""
-        return b"%d" % serial_of(kind)
+        else:
+            declared = declared_fields(value, kind)
+            if declared is None:
+                raise Uncacheable(
+                    f"a value of type {full_name(kind)} declares no fields to be known by, as a dataclass, NamedTuple, "
+                    "Enum, attrs, msgspec or pydantic class does, or has state beside them"
+                )
+            tag, is_ordered, parts = b"o", True, [self.class_code(kind), *self._pairs(declared)]
+        return _sized(tag, b"".join(parts if is_ordered else sorted(parts)))
 
     def _pairs(self, items: Iterable[tuple[Any, Any]]) -> list[bytes]:
         return [self.encode(key) + self.encode(item) for key, item in items]
 
-    @staticmethod
-    def _ordered(tag: bytes, parts: Iterable[bytes]) -> bytes:
-        return _sized(tag, b"".join(parts))
-
-    @staticmethod
-    def _unordered(tag: bytes, parts: Iterable[bytes]) -> bytes:
-        return _sized(tag, b"".join(sorted(parts)))
+    def class_code(self, kind: type) -> bytes:
+        """Identity of a class, in this process."""
+        return b"%d" % serial_of(kind)
 
 
 def _sized(tag: bytes, payload: bytes) -> bytes:
@@ -434,9 +396,31 @@ def _float(value: float) -> bytes:
     return b"f" + struct.pack(">d", value)
 
 
-_GROUPS: Final = {list: (b"[", True), tuple: (b"(", True), set: (b"<", False), frozenset: (b"=", False)}
+def _clock(value: Any) -> tuple[Any, ...]:
+    return value.replace(tzinfo=None).isoformat(), value.fold, value.tzinfo
+
+
+_MEMBERS: Final[dict[type, tuple[bytes, bool, Callable[[Any], Iterable[Any]]]]] = {
+    list: (b"[", True, iter),
+    tuple: (b"(", True, iter),
+    set: (b"<", False, iter),
+    frozenset: (b"=", False, iter),
+    deque: (b"q", True, lambda value: (value.maxlen, *value)),
+    types.MappingProxyType: (b"m", True, lambda value: (value | {},)),
+    slice: (b":", True, lambda value: (value.start, value.stop, value.step)),
+    datetime: (b"D", True, _clock),
+    time: (b"t", True, _clock),
+}
+_ITEMS: Final[dict[type, tuple[bytes, bool, Callable[[Any], Iterable[tuple[Any, Any]]]]]] = {
+    dict: (b"{", False, dict.items),
+    OrderedDict: (b"O", True, OrderedDict.items),
+    types.SimpleNamespace: (b"v", False, lambda value: vars(value).items()),
+    Default: (b"!", False, lambda value: value.attributes().items()),
+}
+"""The mark of each compound type, whether order counts, and what is in its values."""
+
 _SCALARS: Final = frozenset({str, int, float, bool, type(None), bytes})
-_PLAIN_TREE: Final = frozenset({*_SCALARS, complex, dict, *_GROUPS}) - {bytes}
+_PLAIN_TREE: Final = frozenset({*_SCALARS, complex, dict, list, tuple, set, frozenset}) - {bytes}
 
 Encoder.leaves = {
     type(None): lambda _: b"N",
@@ -453,7 +437,7 @@ Encoder.leaves = {
     timedelta: lambda value: _text(b"P", f"{value.days},{value.seconds},{value.microseconds}"),
     timezone: lambda value: _text(b"Z", repr(value)),
     Pattern: lambda value: _sized(b"R", Encoder().encode((value.pattern, value.flags))),
-    FunctionType: lambda value: b"L%d;" % serial_of(value),
+    types.FunctionType: lambda value: b"L%d;" % serial_of(value),
     type: lambda value: b"Y%d;" % serial_of(value),
 }
 
@@ -464,9 +448,6 @@ def canonical(value: Any) -> bytes:
 
 
 # Digests that every process of a fleet agrees on, whatever its machine and its Python
-#
-# A key of this process names classes by serial numbers. In a digest they are named by module and qualified name, and
-# only if that name leads to them.
 
 _DIGEST_SIZE = 24
 """Bytes of a digest. Nobody finds two calls that share one: that would take 2**96 attempts."""
@@ -482,8 +463,7 @@ def blake2b(data: bytes, **options: Any) -> hashlib.blake2b:
 def lasting_digest(tool: str, identity: tuple[Any, ...], *, namespace: str, version: int) -> tuple[str | None, bool]:
     """Digest of a call, and whether equal calls have it for as long as this process lives.
 
-    The digest is None if a part of the call has no identity outside this process: a function, or a class that cannot be
-    found under its name. If there is a class in it, its name may come to lead elsewhere.
+    It is None if a part of the call has no identity outside. The name of a class in it may come to lead elsewhere.
 
     Args:
         tool: ``module:qualname`` of the tool.
@@ -512,11 +492,11 @@ def _key(namespace: str) -> bytes:
 
 
 class _StableEncoder(Encoder):
-    """Writes classes by name, and refuses functions."""
+    """Writes classes by module and name, if these lead to them, and refuses functions."""
 
     __slots__ = ("names_classes",)
 
-    leaves: ClassVar = {kind: code for kind, code in Encoder.leaves.items() if kind not in {FunctionType, type}}
+    leaves: ClassVar = {kind: code for kind, code in Encoder.leaves.items() if kind not in {types.FunctionType, type}}
 
     def __init__(self) -> None:
         super().__init__()
@@ -563,7 +543,7 @@ _OVERHEAD = 250
 _MAX_KEY = 2_000
 """Bytes of a key that is remembered beyond its entry."""
 
-_SHARED_TYPES = (type, Enum, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
+_SHARED_TYPES = (type, Enum, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 """What values refer to and do not own."""
 
 
@@ -600,7 +580,7 @@ def size_of(*parts: Any) -> int:
 
 def _is_copier(one: Any) -> bool:
     """Whether a function is the bound `copy` of a container, which entries of flat values keep."""
-    return type(one) is BuiltinFunctionType and type(one.__self__) in (dict, list, set)
+    return type(one) is types.BuiltinFunctionType and type(one.__self__) in (dict, list, set)
 
 
 def _own_size(one: Any) -> int:

@@ -74,7 +74,15 @@ def _is_installed(package: str, path: str) -> bool:
 # Values
 
 BUILTINS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
-FUNCTIONS: Final = (types.BuiltinFunctionType, types.FunctionType, types.MethodType, types.ModuleType, ReferenceType, partial, type)
+FUNCTIONS: Final = (
+    types.BuiltinFunctionType,
+    types.FunctionType,
+    types.MethodType,
+    types.ModuleType,
+    ReferenceType,
+    partial,
+    type,
+)
 _GROUPS: Final = (Sequence, Set, ValuesView)
 
 
