@@ -153,9 +153,8 @@ def _sent_with(request: Any) -> list[tuple[str, Any]]:
 class _Fields:
     """The fields of all contexts of one call.
 
-    What counts of a value is a *node*: builtins that have one `repr` in every process, or `_NOTHING`. Of a *whole* value
-    everything counts, of another one the fields that are named for someone. An *opened* object is looked into even if
-    its class is of another package.
+    What counts of a value is a *node*: builtins with one `repr` in every process, or `_NOTHING`. Of a *whole* value all
+    counts, of another one the fields named for someone. An *opened* object is looked into though a package defines it.
     """
 
     def __init__(self) -> None:
@@ -170,7 +169,8 @@ class _Fields:
 
     def add(self, place: Place) -> None:
         """Take what says who asks of a value that may say it."""
-        value, kind, whole = place.value, type(place.value), place.is_whole
+        value, whole = place.value, place.is_whole
+        kind: Any = type(value)
         if value is None:
             return
         self._values = self._clients = self._ids = 0
@@ -266,8 +266,9 @@ class _Fields:
             finally:
                 self._is_strict, self._nodes, self._limit = outer
         self._client()
-        named = [(name, one) for name, one in items if one is not None and _is_named(name) and leaf_of(type(one))]
-        return self._pairs(named, kind, whole=False)
+        kinds: list[Any] = [type(one) for _, one in items]
+        named = [pair for pair, of in zip(items, kinds, strict=True) if pair[1] is not None and leaf_of(of)]
+        return self._pairs([pair for pair in named if _is_named(pair[0])], kind, whole=False)
 
     def _client(self) -> None:
         if self._is_strict:

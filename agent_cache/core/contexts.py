@@ -148,7 +148,8 @@ def places_in(injected: Injected) -> Iterator[Place]:
 
 
 def _in_context(context: Any, *, with_request: bool) -> Iterator[Place]:
-    module = _module_of_context(type(context))
+    kind: Any = type(context)
+    module = _module_of_context(kind)
     if module is None:
         is_config = isinstance(context, Mapping) and "configurable" in context
         yield from places_in(Injected("config", context)) if is_config else (Place("", context),)
@@ -167,7 +168,7 @@ def _in_context(context: Any, *, with_request: bool) -> Iterator[Place]:
 
 
 @lru_cache(maxsize=256)
-def _module_of_context(kind: type) -> str | None:
+def _module_of_context(kind: Any) -> str | None:
     """The module of the framework's class that this one is, or derives from."""
     found = (base.__module__ for base in kind.__mro__ if is_context(base.__name__, base.__module__))
     return next(found, None)

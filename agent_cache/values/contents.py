@@ -141,8 +141,8 @@ def reader_of(kind: Any) -> Callable[[Any], list[tuple[Any, Any]]] | None:
             *(pair for pair in inside(value, kind).items() if pair[0] not in names),
         ]
     if is_model(kind):
-        states = lambda value: (getattr(value, state, None) or {} for state in PYDANTIC_STATE)  # noqa: E731
-        return lambda value: [pair for one in (value.__dict__, *states(value)) for pair in one.items()]
+        states = ("__dict__", *PYDANTIC_STATE)
+        return lambda value: [pair for name in states for pair in (getattr(value, name, None) or {}).items()]
     if issubclass(kind, Mapping):
         has_more = issubclass(kind, dict) or is_own(kind)
         return lambda value: [*value.items(), *(inside(value, kind).items() if has_more else ())]

@@ -18,7 +18,7 @@ from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
 from functools import partial
 from io import BytesIO
-from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodDescriptorType
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodDescriptorType, SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 from agent_cache.values.canonical import is_model, text_of_standard_value
@@ -93,7 +93,7 @@ def faster(copier: Callable[[], Any]) -> Callable[[], Any]:
     knows neither tuples and sets, nor that one list is in two places. So the types of all parts are looked at, level by
     level, as the garbage collector sees them.
     """
-    if type(copier) is not partial or copier.func is not _pickling()[0].loads:
+    if type(copier) is not partial or copier.func is not _formats().loads:
         return copier
     tree = copier()  # nobody else has this one
     containers = level = [tree]
@@ -102,9 +102,11 @@ def faster(copier: Callable[[], Any]) -> Callable[[], Any]:
             break
         level = [part for part in gc.get_referents(*level) if type(part) not in _PLAIN]
         if not level:
-            encode, decode = _message_pack()
+            formats = _formats()
             try:
-                return partial(decode, encode(tree)) if _TREE.issuperset(map(type, containers)) else copier
+                return (
+                    partial(formats.unpack, formats.pack(tree)) if _TREE.issuperset(map(type, containers)) else copier
+                )
             except (OverflowError, UnicodeEncodeError):
                 break  # an integer of more than 64 bits, or text that was cut in the middle of a character
         containers = [*containers, *level]
@@ -134,35 +136,46 @@ def copy_rule_named(choice: object) -> CopyRule | None:
 
 
 @functools.cache
-def _pickling() -> tuple[Any, Any]:
-    """`pickle`, and a pickler of builtins alone. It pickles in one step, which no other thread interrupts."""
-    import pickle  # takes 2 ms: for the first value that needs it
+def _formats() -> Any:
+    """What makes and reads images. `pickle` and msgspec are loaded for the first value that needs one."""
+    import pickle
+
+    from msgspec import Struct, msgpack, structs
 
     class TreePickler(pickle.Pickler):
+        """Pickles builtins alone, in one step, which no other thread interrupts."""
+
         def reducer_override(self, part: object) -> Any:
             raise pickle.PicklingError(type(part).__name__)
 
-    return pickle, TreePickler
+    def set_fields(made: Any, fields: dict[str, Any]) -> None:
+        for name, part in fields.items():
+            structs.force_setattr(made, name, part)
 
-
-@functools.cache
-def _message_pack() -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
-    from msgspec import msgpack
-
-    return msgpack.Encoder().encode, msgpack.Decoder().decode
+    return SimpleNamespace(
+        Pickler=pickle.Pickler,
+        PicklingError=pickle.PicklingError,
+        TreePickler=TreePickler,
+        Unpickler=pickle.Unpickler,
+        loads=pickle.loads,
+        pack=msgpack.Encoder().encode,
+        unpack=msgpack.Decoder().decode,
+        set_fields=set_fields,
+        shallow=Struct.__copy__,  # type: ignore[attr-defined]  # what `copy.copy` calls
+    )
 
 
 def _copier_from_image(value: Any) -> Callable[[], Any] | None:
     """A function that makes copies of a mutable value; None if there is something in it that cannot be pickled."""
-    pickle, tree_pickler = _pickling()
+    formats = _formats()
     if type(value) in _BUILTIN:
         try:
-            tree_pickler(image := BytesIO(), 5).dump(value)
-            return partial(pickle.loads, image.getvalue())
+            formats.TreePickler(image := BytesIO(), 5).dump(value)
+            return partial(formats.loads, image.getvalue())
         except Exception:  # noqa: BLE001, S110 - there are objects in it, or too many levels
             pass
     kept: dict[int, tuple[int, Any]] = {}
-    copied = set(_BUILTIN)
+    copied, ways = set(_BUILTIN), copyreg.dispatch_table.copy()  # no name of the pickler: it would be in a cycle
 
     def place_of(part: Any) -> int | None:
         """The place of a part that is kept as it is; None for one of which the image makes a copy."""
@@ -173,43 +186,33 @@ def _copier_from_image(value: Any) -> Callable[[], Any] | None:
             return kept.setdefault(id(part), (len(kept), part))[0]
         own_way = getattr(part, "__deepcopy__", None)
         if own_way is not None and not (is_model(kind) and own_way.__func__.__module__ == "pydantic.main"):
-            raise pickle.PicklingError(kind.__name__)  # only `copy.deepcopy` copies it
+            raise formats.PicklingError(kind.__name__)  # only `copy.deepcopy` copies it
         if not hasattr(kind, "__struct_fields__"):
             copied.add(kind)
         elif isinstance(kind.__reduce__, MethodDescriptorType):  # msgspec's own, which makes it by its constructor
-            pickler.dispatch_table.setdefault(kind, reduced_struct)
+            ways.setdefault(kind, reduced_struct)
         return None
 
     def reduced_struct(part: Any) -> Any:
         """A copy of a blank one, which is kept, and its attributes."""
-        from msgspec import Struct
-
         fields = {name: getattr(part, name) for name in part.__struct_fields__ if hasattr(part, name)}
-        blank_of: Any = Struct.__copy__  # type: ignore[attr-defined]  # what `copy.copy` calls
-        _set_fields(blank := blank_of(part), dict.fromkeys(fields))
+        formats.set_fields(blank := formats.shallow(part), dict.fromkeys(fields))
         kept[id(blank)] = len(kept), blank
-        return blank_of, (blank,), fields | getattr(part, "__dict__", {}), None, None, _set_fields
+        return formats.shallow, (blank,), fields | getattr(part, "__dict__", {}), None, None, formats.set_fields
 
-    pickler = pickle.Pickler(image := BytesIO(), 5)
-    pickler.dispatch_table, pickler.persistent_id = copyreg.dispatch_table.copy(), place_of
+    pickler = formats.Pickler(image := BytesIO(), 5)
+    pickler.dispatch_table, pickler.persistent_id = ways, place_of
     try:
         pickler.dump(value)
     except Exception:  # noqa: BLE001 - whatever a value does when it is pickled, `copy.deepcopy` may copy it
         return None
-    return partial(_from_image, pickle.Unpickler, image.getvalue(), tuple(part for _, part in kept.values()))
+    return partial(_from_image, formats.Unpickler, image.getvalue(), tuple(part for _, part in kept.values()))
 
 
 def _from_image(unpickler: Any, image: bytes, kept: tuple[Any, ...]) -> Any:
     reader = unpickler(BytesIO(image))
     reader.persistent_load = kept.__getitem__
     return reader.load()
-
-
-def _set_fields(made: Any, fields: dict[str, Any]) -> None:
-    from msgspec.structs import force_setattr
-
-    for name, part in fields.items():
-        force_setattr(made, name, part)
 
 
 # What nobody can change
@@ -220,9 +223,7 @@ def _is_immutable(value: Any) -> bool:
     pending, seen = [value], set[int]()
     for part in pending:
         kind: Any = type(part)
-        if kind in IMMUTABLE or issubclass(kind, (Enum, type)) or text_of_standard_value(kind) is not None:
-            continue
-        if id(part) in seen:
+        if kind in IMMUTABLE or issubclass(kind, (Enum, type)) or text_of_standard_value(kind) or id(part) in seen:
             continue
         seen.add(id(part))
         is_record = kind.__bases__ == (tuple,) and hasattr(kind, "_fields")
