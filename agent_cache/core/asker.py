@@ -2,13 +2,10 @@
 
 Who asks is part of the key, and what cannot be told apart is not shared:
 
-- Of what the user passes for a run (``deps``, ``context``, ``configurable``, a dependency, an access token) everything
-  counts, at every depth. Of what holds other things as well (states, metadata) the *fields named for someone* do.
-- *Values* count, and what is in containers, records, objects of the user's own program and their classes, and objects
-  of other packages that hold nothing but values.
-- *Clients* are passed over: all other objects of other packages and of the standard library, functions, classes and
-  modules. What a field named for someone has is none.
-- Ids of runs, threads, steps and requests are passed over beside anything that counts.
+- Of what the user passes for a run everything counts that has values in it. Of what holds other things as well, states
+  and metadata, the *fields named for someone* do.
+- *Clients* are passed over: objects of other packages that hold more than values, functions, classes and modules. What
+  a field named for someone has is none. Ids of runs are passed over beside anything that counts.
 - Whatever else there is, and a context of which nothing counts, makes the asker unknown: `UnknownAsker`.
 """
 

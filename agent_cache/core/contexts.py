@@ -20,8 +20,8 @@ from typing import Any, Final, Literal, NamedTuple
 from agent_cache.values.contents import is_own
 
 __all__ = [
-    "CONTEXTS", "GETTERS", "TRANSPORT", "Injected", "Place", "Role", "getters_of", "got_by", "identifying_headers",
-    "is_context", "may_provide_user", "may_read_request", "places_in", "sent_by",
+    "CONTEXTS", "GETTERS", "TRANSPORT", "Injected", "Place", "Role", "getters_of", "got_by", "is_context",
+    "may_provide_user", "may_read_request", "places_in", "sent_by",
 ]  # fmt: skip
 
 Role = Literal["object", "request", "config", "state", "value", "headers", "none"]
@@ -118,19 +118,16 @@ def got_by(getter: str) -> list[Injected]:
     return [one for one in found if one.value is not None]
 
 
-def identifying_headers(headers: Mapping[str, Any]) -> dict[str, str]:
-    """The headers of a request that may say who sends it, by their names in lower case."""
-    named = {str(name).lower(): str(value) for name, value in headers.items()}
-    return {name: named[name] for name in named if name not in TRANSPORT and not name.startswith("content-")}
-
-
 def sent_by(request: Any) -> Any:
-    """What a request says of its sender: headers, and the query of its URL."""
+    """What a request says of its sender: headers that are not of the transport, and the query of its URL."""
     headers: Any = getattr(request, "headers", None)
-    if hasattr(headers, "items"):  # first: a request of Starlette's is a mapping, too, of the scope of a call
-        query = getattr(getattr(request, "url", None), "query", "")
-        return {"headers": identifying_headers(headers), "query": str(query)}
-    return identifying_headers(request) if isinstance(request, Mapping) else request
+    has_headers = hasattr(headers, "items")  # first: a request of Starlette's is a mapping, too, of the scope of a call
+    if not has_headers and not isinstance(request, Mapping):
+        return request
+    named = {str(name).lower(): str(value) for name, value in (headers if has_headers else request).items()}
+    found = {name: named[name] for name in named if name not in TRANSPORT and not name.startswith("content-")}
+    query = getattr(getattr(request, "url", None), "query", "")
+    return {"headers": found, "query": str(query)} if has_headers else found
 
 
 def places_in(injected: Injected) -> Iterator[Place]:
