@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from agent_cache.config import Configuration
 from agent_cache.core.lease import Lease
-from agent_cache.core.parameters import Parameters
 from agent_cache.core.options import ReadPolicy, WritePolicy
+from agent_cache.core.parameters import Parameters
 from agent_cache.core.tags import TagSet
 from agent_cache.engine.scope import Call, LocalTool, Scope
 from agent_cache.engine.state import RootUse, uses_of
