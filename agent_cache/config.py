@@ -117,7 +117,7 @@ class Current:
         self.compile_anew()
 
     def compile_anew(self) -> None:
-        """Let every plan be compiled again, because of something that it depends on beside the settings."""
+        """Let what the settings add to calls be made again, because it depends on something beside them that has changed."""
         self.update(is_another=True)
 
     def instrument(self, function: Middleware | None) -> None:

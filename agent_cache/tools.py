@@ -1,7 +1,7 @@
 """The decorators `AgentCache` and `AgentCacheInvalidator`; `invalidate`, `writing` and `bypass` for code around tools.
 
 A decorator checks its options at once, and the function when it is applied. Then it settles the signature, the tags and
-the policy, and generates the body of the decorated function (`engine.codegen`).
+the policy, and generates the body of the decorated function (`engine.body`).
 """
 
 from __future__ import annotations
