@@ -117,7 +117,7 @@ class Current:
         self.compile_anew()
 
     def compile_anew(self) -> None:
-        """Let what the settings add to calls be made again, because it depends on something beside them that has changed."""
+        """Let what the settings add to calls be made again: it depends on something beside them."""
         self.update(is_another=True)
 
     def instrument(self, function: Middleware | None) -> None:
