@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from agent_cache.core.asker import UnknownAsker
 from agent_cache.core.bindings import called_by
 from agent_cache.core.keys import Part
 from agent_cache.core.parameters import POSITIONAL, Parameter, Parameters, default_part
@@ -221,6 +222,8 @@ class PassedOn(Parameters):
             visible.positional_only,
             visible.surplus,
             visible.owner,
+            {**shown.contexts, **visible.contexts},
+            visible.getters,
         )
         self.extra: Final = extra
         self._shown: Final = shown
@@ -260,6 +263,11 @@ class PassedOn(Parameters):
         arguments, names = self.named(args, kwargs), self._shown.names
         filled = self._shown.filled({name: arguments[name] for name in names if name in arguments})
         return {name: filled.get(name) for name in names}
+
+    def asker(self, arguments: Mapping[str, Any]) -> str | None:
+        if not self.contexts.keys() <= arguments.keys():
+            raise UnknownAsker("a context was left out, and a decorator of the tool may fill it in")
+        return super().asker(arguments)
 
     def for_functions(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return dict(arguments)
