@@ -1,8 +1,8 @@
 """The path of a call, from its local lookup to its end.
 
-A hit at the root is answered by the generated body of the tool (`engine.body`); any other one by `hit`. What no hit
-answers, and every write, goes through `run`: recordings, sessions, middleware, and then `load`, or a write
-(`engine.write`). `load` is single flight, the tiers, the tool and its result, in this order.
+A hit at the root or in a session is answered by the generated body of the tool (`engine.body`); one with a tenant, or
+inside of a load, by `hit`. What no hit answers, and every write, goes through `run`: recordings, sessions, middleware,
+and then `load`, or a write (`engine.write`). `load` is single flight, the tiers, the tool and its result, in order.
 
 Single flight: identical reads that overlap run the tool once, those of one event loop, or of synchronous tools in all
 threads. The leader runs the tool inline, in its own task and context; each follower waits on a future of its own. If
@@ -55,7 +55,8 @@ def hit(
     at: Scope | None = None,
     is_audited: bool = False,
 ) -> Any:
-    """The value of a local hit, or `MISSING`. `engine.body` generates the same steps inline for calls at the root.
+    """The value of a local hit, or `MISSING`. `engine.body` generates the same steps inline for calls at the root, and
+    in a session.
 
     Args:
         here: the place of the call.
@@ -369,16 +370,9 @@ async def load(call: Call, *, flight: Flight | None = None, may_be_stored: bool 
             if value is MISSING:
                 if operation.own_load is not None:
                     value = await operation.own_load(call)
-                else:  # `run_tool`, whose frame is 6 % of a miss (benchmarks.budgets, "miss": static tag)
+                else:
                     call.within = own if operation.policy.inherit else None
-                    function = operation.coroutine_function
-                    call.started = started = CLOCK.now()
-                    value = function(*call.args, **call.kwargs) if call.kwargs else function(*call.args)
-                    if not operation.returns_at_once:
-                        value = await value
-                    elif type(value) not in IMMUTABLE:
-                        _refuse_awaitable(call, value)
-                    call.cost = CLOCK.now() - started
+                    value = await run_tool(call)
                     store_result(call, value)
                 if own.tickets and own.stored_tags is not None:
                     await offer_result(call, value)

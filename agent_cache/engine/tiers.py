@@ -177,8 +177,10 @@ async def _claim(tier: Tier, ticket: Ticket, call: Call) -> tuple[Found | None, 
     except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
         warn_once(f"a claim in {type(tier).__name__} failed", call.operation.name, error)
         return None, ticket, None
+    if found is not None:
+        return found, ticket, None
     give_up: Callable[[], None] = partial(shared.give_up, ticket)
-    if shares and found is None and getattr(ticket, "has_claim", False):
+    if shares and getattr(ticket, "has_claim", False):
         claim = _Claim(shared, ticket, flight)
         _claims.add(claim)
         give_up = claim.give_up
@@ -186,7 +188,7 @@ async def _claim(tier: Tier, ticket: Ticket, call: Call) -> tuple[Found | None, 
             call_in_background(claim.renew_later)
         else:
             claim.renew_later()
-    return found, ticket, partial(call_in_background, give_up) if call.operation.is_sync else give_up
+    return None, ticket, partial(call_in_background, give_up) if call.operation.is_sync else give_up
 
 
 def _may_not() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator
@@ -282,3 +283,46 @@ async def test_a_hook_around_the_calls_of_a_server_gets_the_context(server: WhoA
     for user in ("ada", "bob", "ada"):
         (answer,) = await answers(agent, Deps(user))
         assert answer.startswith(user)
+
+
+# A decorator of `*args, **kwargs` between ours and the tool
+
+
+def passing_on(function: Any, **more: Any) -> Any:
+    @functools.wraps(function)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        return await function(*args, **kwargs, **more)
+
+    return call
+
+
+@pytest.mark.parametrize("more", [{}, {"db": "DB"}])
+async def test_users_are_told_apart_above_a_decorator_that_passes_on_what_it_gets(more: dict[str, Any]):
+    async def inbox(ctx: RunContext[Deps], folder: str, *, db: Any = None) -> str:
+        return f"{ctx.deps.user}: {folder}"
+
+    inbox.__annotations__["ctx"] = RunContext[Deps]  # which is a text here
+    tool = AgentCache("mail:{folder}")(passing_on(inbox, **more))
+    ada, bob = (RunContext(deps=Deps(user), model=None, usage=None) for user in ("ada", "bob"))  # type: ignore[arg-type]
+    for _ in range(2):
+        assert await tool(ada, "in") == "ada: in"
+        assert await tool(folder="in", ctx=bob) == "bob: in"
+    assert tool.cache_info().misses == 2
+
+
+async def test_whose_call_it_is_that_leaves_its_context_out_is_not_known():
+    """The decorator may fill in anybody's."""
+    users = iter(["ada", "bob"])
+
+    async def inbox(folder: str, ctx: RunContext[Deps] | None = None) -> str:
+        return f"{ctx}: {folder}"
+
+    inbox.__annotations__["ctx"] = RunContext[Deps] | None
+
+    @AgentCache("mail:{folder}")
+    @functools.wraps(inbox)
+    async def read(*args: Any, **kwargs: Any) -> str:
+        return await inbox(*args, **{**kwargs, "ctx": next(users)})
+
+    assert [await read("in"), await read("in")] == ["ada: in", "bob: in"]
+    assert get_metrics()["uncached"] == 2
