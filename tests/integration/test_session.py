@@ -1261,7 +1261,8 @@ async def test_a_tool_whose_plan_was_dropped_has_its_answers_and_its_history_sti
 
 
 async def test_a_session_is_opened_and_left_without_looking_at_the_others():
-    """Counted in calls of functions, of ours and of the interpreter's."""
+    """Counted in calls of functions, of ours and of the interpreter's; the fewest of several sessions, since a
+    sweep or a sample may fall into any one of them."""
     runs = Runs("session")
     contexts = []
 
@@ -1290,8 +1291,7 @@ async def test_a_session_is_opened_and_left_without_looking_at_the_others():
             context = contextvars.copy_context()
             await asyncio.create_task(_enter_and_read(runs), context=context)
             contexts.append(context)
-        await work()
-        seen.append(await work())
+        seen.append(min([await work() for _ in range(10)]))
     assert seen[0] == seen[1]
 
 
