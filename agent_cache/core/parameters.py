@@ -16,6 +16,7 @@ import types
 import typing
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from agent_cache.core.asker import Apart, UnknownAsker, asker_in
@@ -26,6 +27,8 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.values.canonical import Default, serial_of
 
 __all__ = [
+    "OMITTED",
+    "OMITTED_PART",
     "POSITIONAL",
     "JsonArguments",
     "Named",
@@ -38,56 +41,53 @@ __all__ = [
     "takes_context",
 ]
 
+# What a framework fills in
 
-_DEPENDENCIES = frozenset({"docket", "fastapi", "fast_depends", "fastmcp", "mcp", "uncalled_for"})
-_TRANSPARENT = frozenset({"Annotated", "Optional", "Union"})
-_ROLES_OF_DEPENDENCIES: dict[str, Role] = {
-    "_CurrentContext": "object",
-    "_CurrentDocket": "none",
-    "_CurrentFastMCP": "none",
-    "_CurrentHeaders": "headers",
-    "_CurrentRequest": "headers",
-    "_CurrentWorker": "none",
-    "_OptionalCurrentContext": "object",
-    "InMemoryProgress": "none",
-    "Progress": "none",
-    "TaskLogger": "none",
-    "_TaskLogger": "none",
-}
+_DEPENDENCIES: Final = frozenset({"docket", "fastapi", "fast_depends", "fastmcp", "mcp", "uncalled_for"})
+_ROLES_OF_DEPENDENCIES: Final[dict[Role, frozenset[str]]] = {
+    "object": frozenset({"_CurrentContext", "_OptionalCurrentContext"}),
+    "headers": frozenset({"_CurrentHeaders", "_CurrentRequest"}),
+    "none": frozenset({
+        "_CurrentDocket", "_CurrentFastMCP", "_CurrentWorker", "InMemoryProgress", "Progress", "TaskLogger",
+        "_TaskLogger",
+    }),
+}  # fmt: skip
 """Of FastMCP's dependencies, by their classes. Any other one provides a value."""
+
+_OF_SOMEONE: Final[frozenset[Role]] = frozenset({"object", "request", "config", "state", "value", "headers"})
 
 
 def injected_role(annotation: Any, default: Any, function: Callable[..., Any]) -> Role | None:
     """What a framework, and not the model, provides as the value of this parameter; None for an argument."""
-    role = _role_of_dependency(default)
-    if role is None and isinstance(annotation, str):
-        return _role_in_text(annotation, function)
-    return role if role is not None else _role_of_hint(annotation, function)
+    return _role_of_dependency(default) or _role_of_hint(annotation, function)
 
 
 def takes_context(function: Callable[..., Any]) -> bool:
     """Whether a function gets anything from its framework that may say who asks; True if that cannot be known."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a builtin
-        return True
-    roles = (injected_role(one.annotation, one.default, function) for one in parameters)
-    return any(role not in (None, "none") for role in roles) or bool(getters_of(function))
+    return _gets(function, _OF_SOMEONE, _OF_SOMEONE)
 
 
 def reads_request(function: Callable[..., Any]) -> bool:
     """Whether a tool of a server may read the request of its client: its headers, or what a dependency makes of it."""
-    if any(GETTERS[one][0] in ("headers", "request") for one in getters_of(function)):
-        return True
+    return _gets(function, frozenset({"headers", "request", "value"}), frozenset({"headers", "request"}))
+
+
+def _gets(function: Callable[..., Any], taken: frozenset[Role], asked: frozenset[Role]) -> bool:
     try:
-        parameters = inspect.signature(function).parameters.values()
+        roles = _injected(function, inspect.signature(function), function)
     except (TypeError, ValueError):  # a builtin
         return True
-    roles = {one.name: injected_role(one.annotation, one.default, function) for one in parameters}
-    return any(
-        role in ("headers", "request", "value") or (role == "object" and may_read_request(function, name))
+    return not taken.isdisjoint(roles.values()) or any(GETTERS[one][0] in asked for one in getters_of(function))
+
+
+def _injected(function: Callable[..., Any], signature: inspect.Signature, hinted: Any) -> dict[str, Role]:
+    """The parameters that a framework fills in, and what each of them is."""
+    roles = {one.name: injected_role(one.annotation, one.default, hinted) for one in signature.parameters.values()}
+    return {
+        name: "request" if role == "object" and may_read_request(function, name) else role
         for name, role in roles.items()
-    )
+        if role is not None
+    }
 
 
 def _role_of_dependency(value: Any) -> Role | None:
@@ -96,160 +96,111 @@ def _role_of_dependency(value: Any) -> Role | None:
         kind
         for kind in (*type(value).__mro__, value)
         if isinstance(getattr(kind, "__qualname__", None), str)
-        and _package(getattr(kind, "__module__", None) or "") in _DEPENDENCIES
+        and (getattr(kind, "__module__", None) or "").partition(".")[0] in _DEPENDENCIES
     ]
     if not any("Depend" in kind.__qualname__ for kind in kinds):
         return None
-    return next(
-        (_ROLES_OF_DEPENDENCIES[one.__name__] for one in kinds if one.__name__ in _ROLES_OF_DEPENDENCIES), "value"
-    )
-
-
-def _package(module: str) -> str:
-    return module.partition(".")[0]
-
-
-def _role_of_class(name: str, module: str) -> Role | None:
-    return CONTEXTS[name][0] if is_context(name, module) else None
-
-
-def _role_of_imported(name: str, module: str) -> Role | None:
-    """The role of a name that is imported from a module. A module that is loaded tells what it names."""
-    loaded = sys.modules.get(module)
-    role = _role_of_class(name, module)
-    return _role_of_object(vars(loaded).get(name)) if role is None and loaded is not None else role
-
-
-def _first(roles: Iterable[Role | None]) -> Role | None:
-    return next((role for role in roles if role is not None), None)
-
-
-def _role_of_hint(hint: Any, function: Callable[..., Any]) -> Role | None:
-    if isinstance(hint, str | typing.ForwardRef):
-        return _role_in_text(hint if isinstance(hint, str) else hint.__forward_arg__, function)
-    origin = typing.get_origin(hint)
-    if origin is typing.Annotated:
-        members: tuple[Any, ...] = (hint.__origin__, *hint.__metadata__)
-    elif origin is typing.Union or origin is types.UnionType:
-        members = typing.get_args(hint)
-    else:
-        return _role_of_object(origin or hint)
-    return _first(_role_of_hint(member, function) for member in members)
+    names = {kind.__name__ for kind in kinds}
+    return next((role for role, known in _ROLES_OF_DEPENDENCIES.items() if names & known), "value")
 
 
 def _role_of_object(kind: Any) -> Role | None:
     role = _role_of_dependency(kind)
     if role is not None:
         return role
-    marker = None
-    if not hasattr(kind, "__qualname__"):
-        marker, kind = kind, type(kind)  # a marker instance, as in Annotated[str, InjectedState("x")]
-    bases = getattr(kind, "__mro__", (kind,))
-    role = _first(_role_of_class(base.__name__, base.__module__) for base in bases if hasattr(base, "__name__"))
-    return "value" if role == "state" and getattr(marker, "field", None) is not None else role
-
-
-def _role_in_text(text: str, function: Callable[..., Any]) -> Role | None:
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
-        return None
-    return _role_in_tree(tree, function)
-
-
-def _role_in_tree(node: ast.expr, function: Callable[..., Any]) -> Role | None:
-    match node:
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _first(_role_in_tree(one, function) for one in (left, right))
-        case ast.Subscript(value=value, slice=inner):
-            name = value.attr if isinstance(value, ast.Attribute) else getattr(value, "id", "")
-            if name in _TRANSPARENT:
-                members = inner.elts if isinstance(inner, ast.Tuple) else [inner]
-                return _first(_role_in_tree(member, function) for member in members)
-            return _role_in_tree(value, function)
-        case ast.Call(func=called, args=args, keywords=keywords):
-            role = _role_in_tree(called, function)
-            return "value" if role == "state" and (args or keywords) else role
-        case ast.Constant(value=str(text)):
-            return _role_in_text(text, function)
-        case ast.Name(id=name):
-            return _role_of_name(name, function)
-        case ast.Attribute():
-            return _role_of_attribute(node, function)
+    marker = None if hasattr(kind, "__qualname__") else kind  # as in Annotated[str, InjectedState("x")]
+    kind = kind if marker is None else type(marker)
+    for base in getattr(kind, "__mro__", (kind,)):
+        if hasattr(base, "__name__") and is_context(base.__name__, base.__module__):
+            role = CONTEXTS[base.__name__][0]
+            return "value" if role == "state" and getattr(marker, "field", None) is not None else role
     return None
 
 
-def _role_of_name(name: str, function: Callable[..., Any]) -> Role | None:
+def _role_of_hint(hint: Any, function: Callable[..., Any]) -> Role | None:
+    if isinstance(hint, str | typing.ForwardRef):
+        try:
+            text = hint if isinstance(hint, str) else hint.__forward_arg__
+            return _role_in_tree(ast.parse(text.strip(), mode="eval").body, function)
+        except (SyntaxError, ValueError):
+            return None
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        return _first(_role_of_hint(member, function) for member in (hint.__origin__, *hint.__metadata__))
+    if origin is typing.Union or origin is types.UnionType:
+        return _first(_role_of_hint(member, function) for member in typing.get_args(hint))
+    return _role_of_object(origin or hint)
+
+
+def _first(roles: Iterable[Role | None]) -> Role | None:
+    return next((role for role in roles if role is not None), None)
+
+
+def _role_in_tree(node: ast.expr, function: Callable[..., Any]) -> Role | None:
+    members: list[ast.expr]
+    match node:
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            members = [left, right]
+        case ast.Subscript(value=value, slice=inner):
+            is_around = ast.unparse(value).rpartition(".")[2] in ("Annotated", "Optional", "Union")
+            members = [value] if not is_around else inner.elts if isinstance(inner, ast.Tuple) else [inner]
+        case ast.Call(func=called):
+            role = _role_in_tree(called, function)
+            return "value" if role == "state" and (node.args or node.keywords) else role
+        case ast.Constant(value=str(text)):
+            return _role_of_hint(text, function)
+        case ast.Name() | ast.Attribute():
+            return _role_of_name(ast.unparse(node), function)
+        case _:
+            return None
+    return _first(_role_in_tree(member, function) for member in members)
+
+
+def _role_of_name(dotted: str, function: Callable[..., Any]) -> Role | None:
+    """The role of what a name means where a function is defined. A module that is loaded tells what it names."""
+    first, *attributes = dotted.split(".")
     scope = getattr(function, "__globals__", {})
-    if name in scope:
-        return _role_of_object(scope[name])
-    if hasattr(builtins, name):
-        return None
-    module, _, original = _imported_for_typing(function).get(name, "").rpartition(":")
-    return _role_of_imported(original, module)
+    if first in scope or hasattr(builtins, first):
+        found = scope.get(first)
+        for attribute in attributes:
+            found = getattr(found, attribute, None)
+        return _role_of_object(found)
+    module, _, name = ".".join((_imported_by(function).get(first, first), *attributes)).rpartition(".")
+    if is_context(name, module):
+        return CONTEXTS[name][0]
+    return _role_of_object(vars(sys.modules[module]).get(name)) if module in sys.modules else None
 
 
-def _role_of_attribute(node: ast.Attribute, function: Callable[..., Any]) -> Role | None:
-    base: ast.expr = node
-    path: list[str] = []
-    while isinstance(base, ast.Attribute):
-        path.insert(0, base.attr)
-        base = base.value
-    if not isinstance(base, ast.Name):
-        return None
-    found = getattr(function, "__globals__", {}).get(base.id)
-    if found is None:
-        module = _imported_for_typing(function).get(base.id, base.id).replace(":", ".")
-        return _role_of_imported(path[-1], ".".join((module, *path[:-1])))
-    for attribute in path:
-        found = getattr(found, attribute, None)
-    return _role_of_object(found)
-
-
-_MAX_SOURCES = 16
-_imported: dict[str, tuple[list[str], dict[str, str]]] = {}
-"""The lines of some modules, and the names that they import. To parse 400 tools takes 20 ms, at each of their hints."""
-
-
-def _imported_for_typing(function: Callable[..., Any]) -> dict[str, str]:
-    """The names that a function's module imports, also under `TYPE_CHECKING`: ``name -> module:original``, from its
-    source.
-    """
-    module = sys.modules.get(function.__module__)
+def _imported_by(function: Callable[..., Any]) -> Mapping[str, str]:
+    """The names that a function's module imports, also under `TYPE_CHECKING`, and of what, from its source."""
     try:
-        lines, _ = inspect.findsource(module) if module is not None else ([], 0)
-    except (OSError, TypeError):
+        lines, _ = inspect.findsource(sys.modules[function.__module__])
+    except (KeyError, OSError, TypeError):
         return {}
-    known = _imported.get(function.__module__)
-    if known is not None and known[0] is lines:  # `linecache` makes another list when the file has changed
-        return known[1]
-    if len(_imported) >= _MAX_SOURCES:
-        _imported.clear()
-    names = _imported_in(lines)
-    _imported[function.__module__] = lines, names
-    return names
+    return _imported_in("".join(lines))
 
 
-def _imported_in(lines: list[str]) -> dict[str, str]:
+@lru_cache(maxsize=16)  # to parse a module with 400 tools takes 20 ms, at each of their hints
+def _imported_in(source: str) -> Mapping[str, str]:
     try:
-        tree = ast.parse("".join(lines))
+        tree = ast.parse(source)
     except SyntaxError:
         return {}
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names |= {alias.asname or alias.name: f"{node.module}:{alias.name}" for alias in node.names}
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
             for alias in node.names:
-                names[alias.asname or _package(alias.name)] = alias.name if alias.asname else _package(alias.name)
+                package = alias.name.partition(".")[0]
+                names[alias.asname or package] = alias.name if alias.asname else package
     return names
 
 
 # The parameters of one tool
 
-
-_LIKELY: dict[str, type] = {"str": str, "int": int, "bool": bool, "dict": dict, "list": list}
-POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_LIKELY: Final = (str, int, bool, dict, list)
 
 
 class Parameter(NamedTuple):
@@ -285,11 +236,31 @@ class Parameter(NamedTuple):
         return Default(value) if self.is_sentinel and value is self.default else value
 
 
+def receiver_part(value: Any) -> Part:
+    """The key of the object whose method is called: its declared fields if it is a value, else a serial number."""
+    try:
+        return key_part(value)
+    except Uncacheable:
+        return b"#%d" % serial_of(value)
+
+
+def default_part(value: Any) -> Part:
+    """The key of the default object of a parameter, where that is a sentinel."""
+    return key_part(Default(value))
+
+
+OMITTED: Final = object()
+"""The default of what a caller may leave out for a decorator below to fill in."""
+
+OMITTED_PART: Final = default_part(OMITTED)
+
+
 class Parameters:
     """All parameters of a tool, in order.
 
     Attributes:
         is_positional: whether a call in its canonical spelling is one value for each name, in order.
+        positional: the names of those that may be passed by position.
         surplus: the name of the parameter that takes surplus keywords, if there is one.
         owner: the qualified name of the class that a method was defined in; empty for any other function.
         contexts: the parameters that a framework fills in with what may say who asks, and what that is.
@@ -297,40 +268,26 @@ class Parameters:
     """
 
     __slots__ = (
-        "all", "contexts", "getters", "is_positional", "names", "owner", "positional_only", "signature", "surplus",
+        "all", "contexts", "getters", "is_positional", "names", "owner", "positional", "positional_only", "signature",
+        "surplus",
     )  # fmt: skip
 
     def __init__(
         self,
         all: tuple[Parameter, ...],  # noqa: A002 - the attribute's name
         signature: inspect.Signature,
-        names: tuple[str, ...],
-        is_positional: bool,  # noqa: FBT001 - in the order of the attributes
-        positional_only: tuple[str, ...],
-        surplus: str | None,
-        owner: str,
+        owner: str = "",
         contexts: Mapping[str, Role] | None = None,
         getters: tuple[str, ...] = (),
     ) -> None:
-        self.all: Final = all
-        self.contexts: Final = contexts or {}
-        self.getters: Final = getters
-        self.signature: Final = signature
-        self.names: Final = names
-        self.is_positional: Final = is_positional
-        self.positional_only: Final = positional_only
-        self.surplus: Final = surplus
-        self.owner: Final = owner
-
-    @property
-    def positional(self) -> tuple[str, ...]:
-        """The names of those that may be passed by position."""
-        return tuple(one.name for one in self.all if one.kind in POSITIONAL)
-
-    @property
-    def shown(self) -> Parameters:
-        """Those that frameworks see, for recordings."""
-        return self
+        self.all, self.signature, self.owner = all, signature, owner
+        self.contexts: Mapping[str, Role] = contexts or {}
+        self.getters = getters
+        self.names = tuple(one.name for one in all)
+        self.positional = tuple(one.name for one in all if one.kind in POSITIONAL)
+        self.positional_only = tuple(one.name for one in all if one.kind is inspect.Parameter.POSITIONAL_ONLY)
+        self.is_positional = len(self.positional) == len(signature.parameters)
+        self.surplus = next((one.name for one in all if one.kind is inspect.Parameter.VAR_KEYWORD), None)
 
     @classmethod
     def of(
@@ -358,48 +315,47 @@ class Parameters:
                 `ignore` names what is no parameter.
         """
         signature = signature or inspect.signature(function)
-        positional = [parameter for parameter in signature.parameters.values() if parameter.kind in POSITIONAL]
+        every = signature.parameters
+        positional = [name for name, one in every.items() if one.kind in POSITIONAL]
         if isinstance(skip_args, bool) or not isinstance(skip_args, int) or not 0 <= skip_args <= len(positional):
             raise ConfigurationError(
                 f"{tool}: skip_args must be a number from 0 to {len(positional)}, the number of the tool's positional "
                 f"parameters, got {skip_args!r}"
             )
-        ignored = _ignored(ignore, signature, tool)
-        skipped = {parameter.name for parameter in positional[:skip_args]} | ignored
-        receiver = _receiver(function, positional)
-        roles = {
-            one.name: role
-            for one in signature.parameters.values()
-            if (role := injected_role(one.annotation, one.default, hinted or function)) is not None
-        }
+        for name in ignore:
+            if name not in every:
+                raise ConfigurationError(
+                    f"{tool}: ignore names {name!r}, which is not a parameter of the tool. Its parameters are: "
+                    f"{', '.join(every) or 'none'}"
+                )
+        roles = _injected(function, signature, hinted or function)
+        left_out = {*positional[:skip_args], *ignore, *roles}
+        owner = getattr(function, "__qualname__", "").rpartition(".")[0]
+        if owner.endswith("<locals>") or not positional or positional[0] not in ("self", "cls", "mcs"):
+            owner = ""
         return cls(
             tuple(
                 Parameter(
-                    name=parameter.name,
-                    kind=parameter.kind,
-                    default=parameter.default,
-                    in_key=parameter.name not in skipped and parameter.name not in roles,
-                    is_receiver=parameter.name == receiver,
-                    is_sentinel=parameter.default is not inspect.Parameter.empty and _is_sentinel(parameter.default),
-                    hint=_hint(parameter.annotation),
+                    name,
+                    one.kind,
+                    one.default,
+                    in_key=name not in left_out,
+                    is_receiver=owner != "" and name == positional[0],
+                    is_sentinel=_is_sentinel(one.default),
+                    hint=_hint(one.annotation),
                 )
-                for parameter in signature.parameters.values()
+                for name, one in every.items()
             ),
             signature,
-            tuple(signature.parameters),
-            len(positional) == len(signature.parameters),
-            tuple(one.name for one in positional if one.kind is inspect.Parameter.POSITIONAL_ONLY),
-            next(
-                (name for name, one in signature.parameters.items() if one.kind is inspect.Parameter.VAR_KEYWORD), None
-            ),
-            _owner(function) if receiver is not None else "",
-            {
-                name: "request" if role == "object" and may_read_request(function, name) else role
-                for name, role in roles.items()
-                if role != "none" and name not in ignored
-            },
+            owner,
+            {name: role for name, role in roles.items() if role != "none" and name not in ignore},
             getters_of(function),
         )
+
+    @property
+    def shown(self) -> Parameters:
+        """Those that frameworks see, for recordings."""
+        return self
 
     @property
     def may_say_who_asks(self) -> bool:
@@ -425,9 +381,7 @@ class Parameters:
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Parameter names and values of a call in its canonical spelling."""
-        if self.is_positional:
-            return dict(zip(self.names, args, strict=True))
-        return self.bind(args, kwargs)
+        return dict(zip(self.names, args, strict=True)) if self.is_positional else self.bind(args, kwargs)
 
     def recorded(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The same as recordings have them: by the names of `shown`, with defaults."""
@@ -444,18 +398,11 @@ class Parameters:
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, with_defaults: bool = True) -> dict[str, Any]:
         """Parameter names and values of a call, with defaults. The generated body gets the same by being called.
 
-        Args:
-            args: positional arguments.
-            kwargs: keyword arguments.
-            with_defaults: whether parameters that were not passed are there.
-
         Raises:
             TypeError: as the tool itself would.
         """
         surplus: dict[str, Any] = {}
-        if self.surplus is not None:
-            # Signature.bind of Python 3.11 refuses a keyword with the name of a positional-only parameter, which the
-            # interpreter accepts as a surplus keyword.
+        if self.surplus is not None:  # Signature.bind of Python 3.11 refuses the name of a positional-only parameter
             surplus = {name: kwargs[name] for name in self.positional_only if name in kwargs}
         bound = self.signature.bind(*args, **{name: value for name, value in kwargs.items() if name not in surplus})
         if with_defaults:
@@ -477,20 +424,15 @@ class Parameters:
         (``dataclass(slots=True)``). A class of another name may have borrowed the method: it has an attribute that is
         marked as this `tool`.
         """
-        receiver = self.all[0]
-        if args:
-            value = args[0]
-        elif receiver.name in kwargs and receiver.name not in self.positional_only:
-            value = kwargs[receiver.name]
-        else:
-            return False
-        kinds = (value.__class__, value) if receiver.name != "self" else (value.__class__,)
+        receiver = self.all[0].name
+        value = args[0] if args else kwargs.get(receiver)
+        kinds = (value.__class__,) if receiver == "self" else (value.__class__, value)
         bases = [base for kind in kinds for base in getattr(kind, "__mro__", ())]
-        if any(base.__qualname__ == self.owner for base in bases):
-            return True
         members = [member for base in bases for member in list(vars(base).values())]
         functions = [member.__func__ if type(member) is classmethod else member for member in members]
-        return any(type(one) is types.FunctionType and vars(one).get("__agent_cache__") is tool for one in functions)
+        return any(base.__qualname__ == self.owner for base in bases) or any(
+            type(one) is types.FunctionType and vars(one).get("__agent_cache__") is tool for one in functions
+        )
 
     def split(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The canonical spelling of a call: keyword-only and surplus keywords by name, all others by position."""
@@ -510,7 +452,9 @@ class Parameters:
 
     def identities(self, arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """The names and values that identify a call."""
-        return [(one.name, one.identity(arguments[one.name])) for one in self.all if one.in_key]
+        return [
+            (one.name, one.identity(arguments[one.name])) for one in self.all if one.in_key and one.name in arguments
+        ]
 
     def key(self, arguments: Mapping[str, Any]) -> Part:
         """The key of a call: the part of its one argument, or a tuple of several parts.
@@ -518,12 +462,31 @@ class Parameters:
         Raises:
             Uncacheable: if an argument has no identity.
         """
-        parts = tuple(parameter.part(arguments[parameter.name]) for parameter in self.all if parameter.in_key)
+        parts = tuple(
+            one.part(arguments[one.name]) if one.name in arguments else OMITTED_PART for one in self.all if one.in_key
+        )
         return parts[0] if len(parts) == 1 else parts
 
 
+def _is_sentinel(default: Any) -> bool:
+    try:
+        key_part(default)
+    except Uncacheable:
+        return Default.may_stand_for(default)
+    return False
+
+
+def _hint(annotation: Any) -> str:
+    kind = typing.get_origin(annotation) or annotation
+    text = annotation.partition("[")[0] if isinstance(annotation, str) else ""
+    return next((one.__name__ for one in _LIKELY if kind is one or text == one.__name__), "")
+
+
+# The arguments of a tool that is known by name
+
+
 class Named(dict[str, Any]):
-    """The arguments of a tool that is known by name.
+    """The arguments that a caller has passed, of those that there may be.
 
     Attributes:
         vary: what else identifies the call, None without. An `UnknownAsker` if that cannot be told.
@@ -533,7 +496,7 @@ class Named(dict[str, Any]):
 
     __slots__ = ("is_read", "vary")
 
-    def __init__(self, arguments: Mapping[str, Any], vary: Any, *, is_read: bool = True) -> None:
+    def __init__(self, arguments: Mapping[str, Any], vary: Any = None, *, is_read: bool = True) -> None:
         super().__init__(arguments)
         self.vary = vary
         self.is_read = is_read
@@ -561,9 +524,8 @@ class JsonArguments(Parameters):
     __slots__ = ("_form", "_is_read")
 
     def __init__(self, *, is_read: bool, form: str | None = None) -> None:
-        super().__init__((), inspect.signature(_known_by_name), (), False, (), None, "")  # noqa: FBT003 - as Parameters has them
-        self._is_read = is_read
-        self._form = form
+        super().__init__((), inspect.signature(_known_by_name))
+        self._is_read, self._form = is_read, form
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return Named(kwargs, args[1] if len(args) > 1 else None, is_read=self._is_read)
@@ -579,16 +541,12 @@ class JsonArguments(Parameters):
 
     def identities(self, arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
         vary = getattr(arguments, "vary", None)
-        if type(vary) is Apart:
-            vary = [vary.who, vary.where]
-        elif type(vary) is UnknownAsker:
-            vary = None
-        others = {"vary": vary, "form": self._form}
-        return [("arguments", dict(arguments)), *((name, one) for name, one in others.items() if one is not None)]
+        vary = [vary.who, vary.where] if type(vary) is Apart else None if type(vary) is UnknownAsker else vary
+        others = ("vary", vary), ("form", self._form)
+        return [("arguments", dict(arguments)), *((name, one) for name, one in others if one is not None)]
 
     def key(self, arguments: Mapping[str, Any]) -> Part:
-        vary = getattr(arguments, "vary", None)
-        return self.key_of(key_part(dict(arguments)), vary, self._form)
+        return self.key_of(key_part(dict(arguments)), getattr(arguments, "vary", None), self._form)
 
     def varied(self, arguments: Mapping[str, Any]) -> Any:
         vary = getattr(arguments, "vary", None)
@@ -598,66 +556,7 @@ class JsonArguments(Parameters):
 
     @staticmethod
     def key_of(part: Part, vary: Any, form: str | None) -> Part:
-        """The key of a call.
-
-        Args:
-            part: that of its arguments.
-            vary: what else identifies it, None without.
-            form: as for the class.
-        """
+        """The key of a call by that of its arguments, what else identifies it, and the form of its answers."""
         if vary is not None:  # lists have aliases
             part = key_part([vary.who, vary.where] if type(vary) is Apart else vary), part
         return part if form is None else (form, part)
-
-
-def _ignored(names: Sequence[str], signature: inspect.Signature, tool: str) -> set[str]:
-    for name in names:
-        if name not in signature.parameters:
-            raise ConfigurationError(
-                f"{tool}: ignore names {name!r}, which is not a parameter of the tool. Its parameters are: "
-                + (", ".join(signature.parameters) or "none")
-            )
-    return set(names)
-
-
-def receiver_part(value: Any) -> Part:
-    """The key of the object whose method is called: its declared fields if it is a value, else a serial number."""
-    try:
-        return key_part(value)
-    except Uncacheable:
-        return b"#%d" % serial_of(value)
-
-
-def default_part(value: Any) -> Part:
-    """The key of the default object of a parameter, where that is a sentinel."""
-    return key_part(Default(value))
-
-
-def _is_sentinel(default: Any) -> bool:
-    try:
-        key_part(default)
-    except Uncacheable:
-        return Default.may_stand_for(default)
-    return False
-
-
-def _receiver(function: Callable[..., Any], positional: list[inspect.Parameter]) -> str | None:
-    """The name of the ``self`` or ``cls`` parameter, if the function was defined in a class body."""
-    owner = _owner(function)
-    if not owner or owner.endswith("<locals>") or not positional:
-        return None
-    first = positional[0].name
-    return first if first in {"self", "cls", "mcs"} else None
-
-
-def _owner(function: Callable[..., Any]) -> str:
-    owner: str = getattr(function, "__qualname__", "").rpartition(".")[0]
-    return owner
-
-
-def _hint(annotation: Any) -> str:
-    if isinstance(annotation, str):
-        text = annotation.partition("[")[0]
-        return text if text in _LIKELY else ""
-    kind = typing.get_origin(annotation) or annotation
-    return kind.__name__ if kind in _LIKELY.values() else ""

@@ -127,7 +127,7 @@ def read_body(operation: ReadOperation) -> Body:
 
 def _key_function(operation: ReadOperation) -> Callable[..., Any]:
     """Make the function that gives the key of a call in any spelling. It has the parameters that its body has not."""
-    if operation.policy.key is not None or operation.policy.vary is not None:
+    if operation.policy.key is not None or operation.policy.vary is not None or operation.heeds_contexts:
         return operation.key_of_call
     parameters = operation.parameters
     generated = _generated_key(_prefix(parameters), _header(parameters), _key_expression(operation))
