@@ -8,7 +8,7 @@ import typing
 if typing.TYPE_CHECKING:
     from agent_cache.async_cache import AsyncCache
     from agent_cache.config import configure
-    from agent_cache.core.policies import LoopHints, RemotePolicy
+    from agent_cache.core.options import LoopHints, RemotePolicy
     from agent_cache.core.tags import tags_from
     from agent_cache.engine.audit import StaleHit
     from agent_cache.engine.middleware import ToolCall
@@ -68,12 +68,12 @@ _HOMES = {
     "AgentCacheInvalidator": "tools",
     "AgentCacheSession": "session",
     "AsyncCache": "async_cache",
-    "LoopHints": "core.policies",
+    "LoopHints": "core.options",
     "LoopPolicy": "session.loop_policy",
     "Pass": "toolbox",
     "Read": "toolbox",
     "Recommendation": "tuning",
-    "RemotePolicy": "core.policies",
+    "RemotePolicy": "core.options",
     "StaleHit": "engine.audit",
     "ToolCall": "engine.middleware",
     "Toolbox": "toolbox",

@@ -34,9 +34,9 @@ from agent_cache.clock import CLOCK
 from agent_cache.core.keys import PLAIN, Part, key_part
 from agent_cache.core.store import NEVER, Entry, Store
 from agent_cache.core.versions import Versions
+from agent_cache.engine.call import load
 from agent_cache.engine.flight import Failure, Flight
-from agent_cache.engine.runtime import PLACE, Call
-from agent_cache.engine.single_flight import single_flight
+from agent_cache.engine.scope import PLACE, Call
 from agent_cache.engine.state import free, keep
 from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
 
@@ -221,7 +221,8 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
             return None
         lifetime = _lifetime(self.default_ttl if ttl is None else ttl, "ttl")
         call = LoadingCall(storage, part, key, lifetime, loader, batch_loader)
-        return (await single_flight(self._load, call, KeyFlight)).value
+        call.cache = self
+        return await load(call)
 
     def set(self, key: Hashable, value: Any, ttl: Seconds | None = _DEFAULT) -> Awaitable[None]:
         """Store a value, in place of the present one and of the result of any load under way.
@@ -275,9 +276,8 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    async def _load(self, call: Call) -> KeyedEntry:
+    async def _load(self, call: LoadingCall) -> Any:
         """Load as the leader of a flight."""
-        assert isinstance(call, LoadingCall)
         flight, storage = call.flight, self._storage
         item = storage.batch_items.get(flight)  # of a former leader
         if item is None and call.loader is None:
@@ -287,7 +287,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
             if isinstance(item.outcome, Failure):
                 item.outcome.raise_again()
             flight.result = item.outcome
-            return item.outcome
+            return item.outcome.value
         assert call.loader is not None
         token = PLACE.set(call)
         try:
@@ -304,7 +304,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
                 garbage = storage.insert(entry)
         del garbage  # outside of the lock
         flight.result = entry
-        return entry
+        return value
 
     def _join_batch(self, call: LoadingCall) -> BatchItem:
         """Add a key to the open batch of its loader, or to a new one."""
@@ -412,8 +412,8 @@ class Storage:
     Attributes:
         batch_items: the batch item that a flight waits for.
         store: the entries, and the flights that may be joined.
-        number, is_named, late_roots, has_refused, name, store: read by single flight and by the store, as of a tool.
-            There are no tags here.
+        number, is_named, is_sync, flight_class, late_roots, has_refused, own_load, name, setup, store: read by
+            `engine.call.load` and by the store, as of a tool. There are neither tags nor tiers here.
     """
 
     __slots__ = ("_objects", "batch_items", "late_roots", "store", "versions")
@@ -421,6 +421,19 @@ class Storage:
     name = "AsyncCache"
     number = 0
     is_named = True
+    is_sync = False
+    flight_class = KeyFlight
+    tiers = ()
+
+    @property
+    def setup(self) -> Storage:
+        """Itself: it has no tiers."""
+        return self
+
+    @staticmethod
+    def own_load(call: LoadingCall) -> Awaitable[Any]:
+        """Run a load as the leader of its flight."""
+        return call.cache._load(call)
 
     def __init__(self, maxsize: int | None) -> None:
         self.batch_items: dict[Flight, BatchItem] = {}
@@ -576,9 +589,10 @@ class LoadingCall(Call):
     Calls made under it see the call that it was made from: it is part of the wait-for graph and of no trace.
     """
 
-    __slots__ = ("batch_loader", "loader", "raw_key", "ttl")
+    __slots__ = ("batch_loader", "cache", "loader", "raw_key", "ttl")
 
     is_dependency = False
+    cache: AsyncCache
 
     def __init__(
         self, storage: Any, part: Part, raw_key: Hashable, ttl: float, loader: Any, batch_loader: BatchLoader | None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 __all__ = [
     "AgentCacheError",
@@ -31,6 +32,10 @@ __all__ = [
 class AgentCacheError(Exception):
     """Base of the exceptions of agent_cache. An exception raised by a *tool* is never wrapped in one."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not by another call of the class, which would make another text out of this one.
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
+
 
 class ConfigurationError(AgentCacheError, ValueError):
     """A decorator, a session or `configure` was given an argument that cannot work.
@@ -51,31 +56,20 @@ class UncacheableArgumentsError(AgentCacheError, TypeError):
     """
 
     def __init__(self, reason: str, tool: str = "") -> None:
-        super().__init__(reason, tool)
-        self.reason = reason
-        self.tool = tool
-
-    def __str__(self) -> str:
-        prefix = f"{self.tool}: " if self.tool else ""
-        return f"{prefix}{self.reason}; give the tool key=... or vary=..., or pass values instead of live objects"
+        where = f"{tool}: " if tool else ""
+        super().__init__(f"{where}{reason}; give the tool key=... or vary=..., or pass values instead of live objects")
+        self.reason, self.tool = reason, tool
 
 
 class NoEventLoopError(AgentCacheError, RuntimeError):
-    """An asynchronous tool was called where no event loop of asyncio runs, and cannot wait without one.
-
-    Attributes:
-        tool: ``module:qualname`` (or `name=`) of the tool.
-    """
+    """An asynchronous tool, `tool`, was called where no event loop of asyncio runs, and cannot wait without one."""
 
     def __init__(self, tool: str) -> None:
-        super().__init__(tool)
-        self.tool = tool
-
-    def __str__(self) -> str:
-        return (
-            f"{self.tool} needs an event loop of asyncio, and none runs here; call it from asyncio (with anyio: its "
-            "backend asyncio), or decorate a `def`"
+        super().__init__(
+            f"{tool} needs an event loop of asyncio, and none runs here; call it from asyncio (with anyio: its backend "
+            "asyncio), or decorate a `def`"
         )
+        self.tool = tool
 
 
 class AgentLoopDetectedError(AgentCacheError):
@@ -90,8 +84,7 @@ class AgentLoopDetectedError(AgentCacheError):
             made, or how deep they were nested.
         period: the number of calls in one round of the loop; 1 for a plain repeat, 0 for a budget.
         calls: names of the calls of one round, or the most recent ones for a budget.
-        first: the first outcome of the loop, as short text.
-        last: the last outcome of the loop, as short text.
+        first, last: the outcomes of the first and the last call of the loop, as short text.
         level: ``"action"``, or ``"notice"`` for an error that is only passed to ``on_notice``.
     """
 
@@ -107,25 +100,24 @@ class AgentLoopDetectedError(AgentCacheError):
         level: str = "action",
     ) -> None:
         super().__init__(tool, kind, count, period, calls, first, last, level)
-        self.tool = tool
-        self.kind = kind
-        self.count = count
-        self.period = period
-        self.calls = calls
-        self.first = first
-        self.last = last
-        self.level = level
+        self.tool, self.kind, self.count, self.period = tool, kind, count, period
+        self.calls, self.first, self.last, self.level = calls, first, last, level
 
     def __str__(self) -> str:
-        template = _LOOP_TEXTS.get(self.kind, _LOOP_TEXTS["repeat"])
-        return template.format(
+        more = [f"... ({len(self.calls) - 20} more)"] if len(self.calls) > 20 else []
+        return _LOOP_TEXTS.get(self.kind, _LOOP_TEXTS["repeat"]).format(
             tool=_name_for_model(self.tool),
             count=self.count,
-            round=_shortened(tuple(map(_name_for_model, self.calls))),
+            round=" -> ".join([*map(_name_for_model, self.calls[:20]), *more]),
             period=self.period,
-            gave=f" ({self.last})" if self.last else "",
-            failed=f" with {self.last}" if self.last else "",
+            gave=self.last and f" ({self.last})",
+            failed=self.last and f" with {self.last}",
         )
+
+
+def _name_for_model(tool: str) -> str:
+    """The name by which a model knows a tool: without its module, or the namespace of its toolbox."""
+    return tool.partition(":")[2].rpartition("<locals>.")[2] or tool
 
 
 _LOOP_TEXTS = {
@@ -147,32 +139,14 @@ _LOOP_TEXTS = {
     "nesting": "Tools that call tools are {count} deep, which is more than max_nesting allows; {tool} was not called. "
     "A tool probably calls itself: let it end, or raise max_nesting if that depth is meant.",
 }
-_MAX_NAMED = 20
-
-
-def _name_for_model(tool: str) -> str:
-    """The name by which a model knows a tool: without its module, or the namespace of its toolbox."""
-    return tool.partition(":")[2].rpartition("<locals>.")[2] or tool
-
-
-def _shortened(calls: tuple[str, ...]) -> str:
-    more = len(calls) - _MAX_NAMED
-    return " -> ".join(calls[:_MAX_NAMED]) + (f" -> ... ({more} more)" if more > 0 else "")
 
 
 class RemoteTierError(AgentCacheError):
-    """A remote tier refused a request or could not be reached, and the tool has ``on_unreachable="refuse"``.
-
-    Attributes:
-        tier: the tier, for messages.
-    """
+    """A remote `tier` refused a request or could not be reached, and the tool has ``on_unreachable="refuse"``."""
 
     def __init__(self, message: str, tier: Any = None) -> None:
-        super().__init__(message, tier)
+        super().__init__(message)
         self.tier = tier
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class CassetteError(AgentCacheError):
@@ -185,14 +159,9 @@ class CassetteError(AgentCacheError):
     """
 
     def __init__(self, reason: str, path: object = "", line: int = 0) -> None:
-        super().__init__(reason, str(path), line)
-        self.reason = reason
-        self.path = str(path)
-        self.line = line
-
-    def __str__(self) -> str:
-        place = f"{self.path}:{self.line}" if self.line else self.path
-        return f"{place}: {self.reason}" if place else self.reason
+        place = f"{path}:{line}: " if line else f"{path}: "
+        super().__init__(f"{place}{reason}" if str(path) else reason)
+        self.reason, self.path, self.line = reason, str(path), line
 
 
 class CassetteNotFound(CassetteError):
@@ -201,6 +170,9 @@ class CassetteNotFound(CassetteError):
 
 class MissingFixture(CassetteError):
     """A test needs a recording that was never made, or a fixture does not have a call."""
+
+
+_Call = dict[str, Any] | None
 
 
 class _Mismatch(CassetteError):
@@ -213,21 +185,10 @@ class _Mismatch(CassetteError):
     """
 
     def __init__(
-        self,
-        call_id: int | None,
-        expected: dict[str, Any] | None,
-        actual: dict[str, Any] | None,
-        reason: str = "",
-        path: object = "",
+        self, call_id: int | None, expected: _Call, actual: _Call, reason: str = "", path: object = ""
     ) -> None:
-        super().__init__(reason, path)
-        self.args = (call_id, expected, actual, reason, str(path))
-        self.call_id = call_id
-        self.expected = expected
-        self.actual = actual
-
-    def __str__(self) -> str:
-        return super().__str__() if self.reason else f"call {self.call_id}: expected {self.expected}, got {self.actual}"
+        super().__init__(reason or f"call {call_id}: expected {expected}, got {actual}", path)
+        self.call_id, self.expected, self.actual = call_id, expected, actual
 
 
 class DivergenceError(_Mismatch):
@@ -259,20 +220,7 @@ class JournalEnded(JournalError):
             "journal under another name",
             path,
         )
-        self.args = (session_id, recorded_at, calls, str(path))
-        self.session_id = session_id
-        self.recorded_at = recorded_at
-        self.calls = calls
-
-
-def _call_text(tool: str, arguments: Mapping[str, Any]) -> str:
-    """A call as it would be written in Python, shortened."""
-    shown = (f"{name}={_cut(repr(value), 60)}" for name, value in arguments.items())
-    return f"{tool}({_cut(', '.join(shown), 400)})"
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+        self.session_id, self.recorded_at, self.calls = session_id, recorded_at, calls
 
 
 class InDoubtError(JournalError):
@@ -284,16 +232,9 @@ class InDoubtError(JournalError):
         key: its idempotency key: the one that the earlier process gave the receiver, if it gave one.
     """
 
-    def __init__(self, tool: str, arguments: dict[str, Any], key: str, path: object = "", reason: str = "") -> None:
-        text = reason or (
-            f"{_call_text(tool, arguments)} had begun when an earlier process of this run ended, and nothing says "
-            f"whether it took effect (idempotency key {key}). Find out, and say by on_doubt= what is to be done"
-        )
-        super().__init__(text, path)
-        self.args = (tool, arguments, key, str(path), reason)
-        self.tool = tool
-        self.arguments = arguments
-        self.key = key
+    def __init__(self, tool: str, arguments: dict[str, Any], key: str, reason: str, path: object = "") -> None:
+        super().__init__(reason, path)
+        self.tool, self.arguments, self.key = tool, arguments, key
 
 
 class WorldMovedError(CassetteError):
@@ -303,13 +244,8 @@ class WorldMovedError(CassetteError):
         writes: the later successful writes of the original, as ``{"id", "name", "arguments"}``.
     """
 
-    def __init__(self, writes: Sequence[dict[str, Any]], path: object = "", reason: str = "") -> None:
-        names = _shortened(tuple(str(write["name"]) for write in writes))
-        text = reason or (
-            f"the run went on with {len(writes)} writes behind this point, so the world is not as it was: {names}"
-        )
-        super().__init__(text, path)
-        self.args = (writes, str(path), reason)
+    def __init__(self, writes: Sequence[dict[str, Any]], reason: str, path: object = "") -> None:
+        super().__init__(reason, path)
         self.writes = list(writes)
 
 
@@ -321,12 +257,8 @@ class CheckpointError(AgentCacheError, ValueError):
     """
 
     def __init__(self, reason: str, field: str = "") -> None:
-        super().__init__(reason, field)
-        self.reason = reason
-        self.field = field
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.reason}" if self.field else self.reason
+        super().__init__(f"{field}: {reason}" if field else reason)
+        self.reason, self.field = reason, field
 
 
 class RestoreError(AgentCacheError):
@@ -337,33 +269,25 @@ class RestoreError(AgentCacheError):
     """
 
     def __init__(self, reason: str, errors: Sequence[BaseException] = ()) -> None:
-        super().__init__(reason, tuple(errors))
-        self.reason = reason
-        self.errors = tuple(errors)
-
-    def __str__(self) -> str:
-        return self.reason
+        super().__init__(reason)
+        self.reason, self.errors = reason, tuple(errors)
 
 
 class RecordedError(Exception):
     """Takes the place of a recorded exception of an unknown class. Names found in a cassette are never imported.
 
-    It is also of the builtin class that the original derives from, so that ``except ValueError`` catches it. Import the
-    module of the original class, or register it with `agent_cache.recording.register`, to get the original exception.
-
-    Attributes:
-        type_name: ``module:qualname`` of the original.
-        message: its text.
+    It has the text of the original and its name as ``module:qualname``, and is also of the builtin class that it
+    derives from, so that ``except ValueError`` catches it. Import the module of the original class, or register it with
+    `agent_cache.recording.register`, to get the original exception.
     """
+
+    type_name: str
+    message: str
 
     def __init__(self, type_name: str, message: str = "") -> None:
         # Not `super()`: builtin classes take arguments of their own, and some have a `message` that cannot be set.
         Exception.__init__(self, type_name, message)
         vars(self).update(type_name=type_name, message=message)
-
-    if TYPE_CHECKING:
-        type_name: str
-        message: str
 
     def __str__(self) -> str:
         name, text = vars(self)["type_name"], vars(self)["message"]
@@ -379,21 +303,13 @@ class RecordedError(Exception):
 def recorded_error(
     type_name: str, message: str, base: type[BaseException] = Exception, members: Sequence[BaseException] = ()
 ) -> RecordedError:
-    """A `RecordedError` that is also of a builtin class.
-
-    Args:
-        type_name, message: as its attributes.
-        base: the builtin class.
-        members: of a group of exceptions.
-    """
+    """A `RecordedError` that is also of the builtin class `base`, with the `members` of a group."""
     kind: Any = base
-    error: RecordedError
-    if issubclass(kind, BaseExceptionGroup):
-        error = kind.__new__(_recorded_kind(kind), message, members) if members else RecordedError(type_name)
-    elif issubclass(kind, MemoryError):  # which makes its own objects only
-        error = Exception.__new__(_recorded_kind(kind))
-    else:
-        error = kind.__new__(_recorded_kind(kind))
+    is_group = issubclass(kind, BaseExceptionGroup)
+    if is_group and not members:
+        return RecordedError(type_name, message)
+    make = Exception.__new__ if issubclass(kind, MemoryError) else kind.__new__  # that of `MemoryError` makes no other
+    error: RecordedError = make(_recorded_kind(kind), *((message, members) if is_group else ()))
     RecordedError.__init__(error, type_name, message)
     return error
 

@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
-from agent_cache.core.policies import checked_choice, checked_flag
+from agent_cache.core.options import checked_choice, checked_flag
 from agent_cache.engine.middleware import ToolCall
-from agent_cache.engine.runtime import PLACE, Call, Operation
+from agent_cache.engine.operation import Operation
+from agent_cache.engine.scope import PLACE, Call
 from agent_cache.engine.state import warn_once
 from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import CounterFamily, ToolLabels, counter_families
@@ -100,9 +101,9 @@ class Instrumentation:
         with _LOCK:
             if _installed is self:
                 _installed = None
+                CURRENT.instrument(None)
             if self._spans.watch in WATCHERS:
                 WATCHERS.remove(self._spans.watch)
-            CURRENT.uninstall(self._spans.observe)
             if self._instruments.user is self:
                 self._instruments.user = None
 
@@ -190,7 +191,7 @@ def instrument(
         _installed = made = Instrumentation(spans, instruments)
         instruments.user = made
         WATCHERS.append(spans.watch)
-        CURRENT.install(spans.observe)
+        CURRENT.instrument(spans.observe)
     return made
 
 

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Sequen
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from agent_cache.core.tags import ComputedTags
+from agent_cache.engine.operation import CacheKey
 from agent_cache.engine.read import CacheInfo, ReadOperation
-from agent_cache.engine.runtime import CacheKey
 from agent_cache.engine.write import WriteOperation
 
 if TYPE_CHECKING:

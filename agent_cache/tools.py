@@ -1,7 +1,7 @@
 """The decorators `AgentCache` and `AgentCacheInvalidator`; `invalidate`, `writing` and `bypass` for code around tools.
 
 A decorator checks its options at once, and the function when it is applied. Then it settles the signature, the tags and
-the policy, and generates the body of the decorated function (`engine.codegen`).
+the policy, and generates the body of the decorated function (`engine.body`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from agent_cache.config import checked_tier
-from agent_cache.core.policies import (
+from agent_cache.core.options import (
     DEFAULT_REMOTE,
     DEFAULT_STREAM_BYTES,
     NO_HINTS,
@@ -39,10 +39,10 @@ from agent_cache.core.policies import (
 from agent_cache.core.tags import MANY_PATHS, TagSet, json_text, parse_tags, root_of, within_limit
 from agent_cache.core.wrappers import parameters_of
 from agent_cache.engine.blocking import blocking, run_blocking
-from agent_cache.engine.codegen import read_body, stream_body, write_body
-from agent_cache.engine.plan import read_plan, write_plan
+from agent_cache.engine.body import read_body, stream_body, write_body
+from agent_cache.engine.operation import CacheKey
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.runtime import PLACE, ROOT, CacheKey, Scope, closes_generator, leave_scope
+from agent_cache.engine.scope import PLACE, ROOT, Scope, closes_generator, leave_scope
 from agent_cache.engine.state import mark_written
 from agent_cache.engine.streaming import StreamingRead, StreamingWrite
 from agent_cache.engine.write import DOUBT, OUTSIDE, BlockingWrite, Write, WriteOperation
@@ -519,7 +519,6 @@ class AgentCache(Decorator):
             self._policy,
             self._backup,
             self._remote,
-            compile=read_plan,
             is_sync=_is_sync(tool),
         )
         body: Any = stream_body(operation) if isinstance(operation, StreamingRead) else read_body(operation)
@@ -743,7 +742,6 @@ class AgentCacheInvalidator(Decorator):
             self._policy,
             self._backup,
             self._remote,
-            compile=write_plan,
             is_sync=_is_sync(tool),
         )
         body: Any = stream_body(operation) if isinstance(operation, StreamingWrite) else write_body(operation)

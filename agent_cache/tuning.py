@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from agent_cache.config import CURRENT
 from agent_cache.core.evidence import Changes, Seen, interval_of
-from agent_cache.core.policies import no_life, seconds
+from agent_cache.core.options import no_life, seconds
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.state import READERS, is_writer, warn_once
 from agent_cache.engine.ttls import TTLS

@@ -46,7 +46,7 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "litellm": ("recording.litellm", "recording.results"),
     "markupsafe": ("report.page",),
     "msgspec": (
-        "values.images",
+        "values.copies",
         "values.typed",
         "recording",
         "resume",

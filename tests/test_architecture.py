@@ -46,7 +46,7 @@ BROKEN = [
     (upward_imports, {"errors.py": "def late():\n    from agent_cache.core import keys", "core/keys.py": ""}),
     (upward_imports, {"core/calls.py": "from ..config import configure", "config.py": "configure = None"}),
     (upward_imports, {"tools.py": "import importlib\nimportlib.import_module('agent_cache.cli')", "cli.py": ""}),
-    (upward_imports, {"engine/single_flight.py": "from agent_cache import AgentCache"}),
+    (upward_imports, {"engine/flight.py": "from agent_cache import AgentCache"}),
     (
         upward_imports,
         {

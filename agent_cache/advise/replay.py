@@ -19,8 +19,8 @@ from agent_cache.advise.calls import UNKNOWN, LoggedCall
 from agent_cache.advise.paths import answer_digest, is_failure, is_transient
 from agent_cache.advise.tag_rules import Advice, rules_of
 from agent_cache.core.keys import Uncacheable, key_part
+from agent_cache.core.options import ReadPolicy
 from agent_cache.core.parameters import Named
-from agent_cache.core.policies import ReadPolicy
 from agent_cache.core.tags import Tag, TagSet
 from agent_cache.core.versions import paths_read, paths_written
 from agent_cache.engine.read import ReadOperation

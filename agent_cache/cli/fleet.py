@@ -44,6 +44,7 @@ from agent_cache.cli.tier_options import (
 from agent_cache.core.evidence import Seen
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import RedisTier, WriteIntent
+from agent_cache.remote.redis.deployments import Deployment, deployment_of_url
 from agent_cache.remote.redis.keyspace import (
     BadValue,
     CellKey,
@@ -54,7 +55,6 @@ from agent_cache.remote.redis.keyspace import (
     unpack_value,
     version_of,
 )
-from agent_cache.remote.redis.options import Deployment, deployment_of_url
 from agent_cache.tuning import recommend
 
 __all__ = [

@@ -2,13 +2,10 @@
 
 Who asks is part of the key, and what cannot be told apart is not shared:
 
-- Of what the user passes for a run (``deps``, ``context``, ``configurable``, a dependency, an access token) everything
-  counts, at every depth. Of what holds other things as well (states, metadata) the *fields named for someone* do.
-- *Values* count, and what is in containers, records, objects of the user's own program and their classes, and objects
-  of other packages that hold nothing but values.
-- *Clients* are passed over: all other objects of other packages and of the standard library, functions, classes and
-  modules. What a field named for someone has is none.
-- Ids of runs, threads, steps and requests are passed over beside anything that counts.
+- Of what the user passes for a run everything counts that has values in it. Of what holds other things as well, states
+  and metadata, the *fields named for someone* do.
+- *Clients* are passed over: objects of other packages that hold more than values, functions, classes and modules. What
+  a field named for someone has is none. Ids of runs are passed over beside anything that counts.
 - Whatever else there is, and a context of which nothing counts, makes the asker unknown: `UnknownAsker`.
 """
 
@@ -23,22 +20,9 @@ from typing import Any, Final, NamedTuple
 
 from agent_cache.core.contexts import Injected, Place, places_in, sent_by
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
+from agent_cache.values import contents
 from agent_cache.values.canonical import MAX_DEPTH, blake2b, full_name, has_native_state
-from agent_cache.values.contents import (
-    BUILTINS,
-    FUNCTIONS,
-    attributes_of,
-    data_of,
-    hides_data,
-    inside,
-    is_compared,
-    is_container,
-    is_data,
-    is_own,
-    is_standard,
-    leaf_of,
-    reader_of,
-)
+from agent_cache.values.contents import BUILTINS, FUNCTIONS, is_data, is_own, leaf_of
 
 __all__ = ["Apart", "UnknownAsker", "asker_in", "fields_in"]
 
@@ -64,264 +48,6 @@ class Apart(NamedTuple):
     where: Any
 
 
-# Names
-
-_IDS: Final = frozenset({
-    "checkpoint", "checkpoint_id", "checkpoint_map", "checkpoint_ns", "orig_class", "request_id", "run_id", "run_step",
-    "span_id", "step", "thread_id", "tool_call_id", "trace_id",
-})  # fmt: skip
-_NAMES: Final = re.compile(
-    r"(?:(?:^|_)(?:user|username|owner|actor|principal|subject|account|member|customer|tenant|org|organi[sz]ation|company|"
-    r"workspace|team|employee|patient|auth|authorization|claims|identity|profile|requester|caller|email|login|client_id|"
-    r"api_key|(?:access|auth|bearer|id)_token)(?:_?(?:ids?|key|name|uuid|email|info|data|context|details|record))?"
-    r"|(?:^|_)session|^(?:sub|uid|token))$"
-)
-
-
-_RUN, _SOMEONE, _SESSION, _NOTHING = object(), object(), object(), object()
-"""What a name may mean: an id of a run, someone, someone or a connection, nothing that is known here."""
-
-
-@lru_cache(maxsize=4096)
-def _meaning_of(name: str) -> object:
-    words = _words(name)
-    if name.startswith("__pregel") or words.removeprefix("langgraph_") in _IDS:
-        return _RUN
-    if not name.startswith("user:") and _NAMES.search(words) is None:  # the state that ADK keeps for each user
-        return _NOTHING
-    return _SESSION if words.endswith("session") else _SOMEONE
-
-
-def _named_for_someone(name: str) -> bool:
-    return _meaning_of(name) in (_SOMEONE, _SESSION)
-
-
-def _is_of_someone(name: str) -> bool:
-    return _meaning_of(name) is _SOMEONE
-
-
-def _words(name: str) -> str:
-    """A name as ``words_with_underscores``, however it is spelt."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", name).lower().strip("_")
-
-
-# The fields of a call
-
-_MAX_FIELDS: Final = 10_000
-_MAX_SMALL: Final = 256
-"""Fields of a mapping in a state, and of an object of another package. What is larger is data in which nobody is named,
-and a client."""
-
-
-def _unreadable(value: Any) -> UnknownAsker:
-    return UnknownAsker(f" is a {full_name(type(value))}, which cannot be compared")
-
-
-@lru_cache(maxsize=1024)
-def _is_request(kind: Any) -> bool:
-    return "Request" in kind.__name__ and not is_own(kind)
-
-
-def _sent_with(request: Any) -> list[tuple[str, Any]]:
-    """What a request says of its sender, with what a framework of the web has added to it."""
-    around = {**(request if isinstance(request, Mapping) else {}), **vars(request)}
-    added = ("COOKIES", "auth", "session", "state", "user")
-    return [*sent_by(request).items(), *((name, around[name]) for name in added if name in around)]
-
-
-class _Fields:
-    """The fields of all contexts of one call."""
-
-    def __init__(self) -> None:
-        self.found: list[tuple[str, Any]] = []
-        self.passed: list[str] = []  # the names of those of which nothing counts
-        self.doubtful: str | None = None
-        self.is_named = False  # whether a field that is named for someone has a value
-        self._values = self._clients = self._ids = self._nodes = 0
-        self._limit = _MAX_FIELDS
-        self._is_strict = False  # in an object of another package, which is a client if one is in it
-        self._path: set[int] = set()
-
-    def add(self, place: Place) -> None:
-        """Take what says who asks of a value that may say it."""
-        value, is_whole = place.value, place.is_whole
-        if value is None:
-            return
-        self._values = self._clients = self._ids = 0
-        try:
-            node = self._node(value, is_whole=is_whole, is_opened=True)
-        except Uncacheable as error:
-            raise _within(place.name or "its context", error) from error.__cause__
-        if node is not _NOTHING:
-            self.found.append((place.name, node))
-        kind: Any = type(value)
-        is_empty = not self._values and (self._clients or (self._ids and not place.has_ids))
-        if is_whole and (is_empty or (self._clients and not is_data(kind) and not _is_request(kind))):
-            self.doubtful = f"{place.name or 'its context'}, a {full_name(type(value))},"
-
-    def _node(self, value: Any, *, is_whole: bool, is_opened: bool = False) -> Any:
-        """What counts of a value, as builtins; `_NOTHING` if nothing does.
-
-        Args:
-            is_whole: as for `Place`.
-            is_opened: whether it is looked into even if it is a client.
-        """
-        self._nodes += 1
-        kind: Any = type(value)
-        if kind in BUILTINS and self._nodes <= self._limit:
-            self._values += is_whole
-            return value if is_whole else _NOTHING
-        if self._nodes > self._limit or len(self._path) >= MAX_DEPTH:
-            if is_whole:
-                raise UnknownAsker(f" has more than {_MAX_FIELDS} fields, or {MAX_DEPTH} levels")
-            return _NOTHING
-        leaf = leaf_of(kind)
-        if leaf is not None or id(value) in self._path:  # what is around it counts already
-            self._values += is_whole
-            if leaf is None or not is_whole:
-                return _NOTHING
-            return self._with_attributes(leaf(value), value, kind)
-        self._path.add(id(value))
-        try:
-            if value.__class__ is not kind and isinstance(value.__class__, type):  # a proxy: what it stands for
-                kind = value.__class__
-                if kind in BUILTINS:
-                    return self._node(kind(value), is_whole=is_whole)
-            if is_container(kind):
-                return self._members(value, kind, is_opened=is_opened) if is_whole else _NOTHING
-            reader = _sent_with if _is_request(kind) else reader_of(kind)
-            if reader is None:
-                return self._object(value, kind, is_whole=is_whole, is_opened=is_opened)
-            items = reader(value)
-            if not is_whole and len(items) > _MAX_SMALL:
-                return _NOTHING
-            self._values += is_whole and not items  # what is empty can be compared
-            return self._pairs(items, kind, is_whole=is_whole)
-        finally:
-            self._path.discard(id(value))
-
-    def _members(self, value: Any, kind: Any, *, is_opened: bool) -> Any:
-        nodes = [self._node(one, is_whole=True, is_opened=is_opened) for one in value]
-        self._values += not nodes
-        kept = [node for node in nodes if node is not _NOTHING]
-        made = ("set", *sorted(map(repr, kept))) if isinstance(value, Set) and kept else tuple(kept)
-        return self._with_attributes(made or _NOTHING, value, kind)
-
-    def _with_attributes(self, node: Any, value: Any, kind: Any) -> Any:
-        """The same with what an object of a class of the user's own has beside its value."""
-        found = inside(value, kind) if is_own(kind) and not issubclass(kind, Enum) else None
-        return (node, self._pairs(list(found.items()), kind, is_whole=True)) if found else node
-
-    def _object(self, value: Any, kind: Any, *, is_whole: bool, is_opened: bool) -> Any:
-        """What counts of an object that is no data by its class."""
-        if isinstance(value, FUNCTIONS):
-            self._clients += 1
-            return _NOTHING
-        before, is_opened = self._values, is_opened or is_own(kind)
-        items = attributes_of(value, kind, is_computed=_is_of_someone if is_opened else None)
-        if not is_opened:
-            return self._of_another_package(value, kind, items, is_whole=is_whole)
-        if not is_whole:
-            items = [pair for pair in items if _named_for_someone(pair[0])]
-        node = self._pairs(items, kind, is_whole=is_whole)
-        is_lazy = hasattr(kind, "__getattr__") and all(one is None or isinstance(one, FUNCTIONS) for _, one in items)
-        if is_whole and (is_lazy or (self._values == before and hides_data(kind, is_empty=not items))):
-            raise _unreadable(value)
-        if not items or has_native_state(kind):
-            self._client()
-        return node
-
-    def _of_another_package(self, value: Any, kind: Any, items: list[tuple[str, Any]], *, is_whole: bool) -> Any:
-        """All of an object that holds nothing but values; of a client, what it says of its user."""
-        if is_whole and not items and is_compared(kind):
-            raise _unreadable(value)
-        if is_whole and items and (is_compared(kind) or not is_standard(kind)):
-            before = self._values, self._ids, self.is_named
-            outer = self._is_strict, self._nodes, self._limit
-            self._is_strict, self._limit = True, min(self._limit, self._nodes + _MAX_SMALL)
-            try:  # what may be a client first
-                return self._pairs(sorted(items, key=lambda pair: is_data(type(pair[1]))), kind, is_whole=True)
-            except Uncacheable:
-                self._values, self._ids, self.is_named = before
-            finally:
-                self._is_strict, self._nodes, self._limit = outer
-        self._client()
-        kinds: list[Any] = [type(one) for _, one in items]
-        named = [pair for pair, of in zip(items, kinds, strict=True) if leaf_of(of) and of is not type(None)]
-        return self._pairs([pair for pair in named if _named_for_someone(pair[0])], kind, is_whole=False)
-
-    def _client(self) -> Any:
-        if self._is_strict:
-            raise UnknownAsker(" is a client")
-        self._clients += 1
-        return _NOTHING
-
-    def _pairs(self, items: list[tuple[Any, Any]], kind: Any, *, is_whole: bool) -> Any:
-        kept: list[tuple[str, Any]] = []
-        for key, item in items:
-            name = key if isinstance(key, str) else f"key {self._key(key)!r}"
-            meaning = _meaning_of(name)
-            if meaning is _RUN:
-                self._ids += 1
-                self._pass(name)
-                continue
-            is_someone, before = meaning is not _NOTHING, self._values
-            try:
-                node = self._node(item, is_whole=is_whole or is_someone, is_opened=meaning is _SOMEONE)
-                if meaning is _SOMEONE and self._values == before:
-                    raise _unreadable(item)
-            except Uncacheable as error:
-                raise _within(name, error) from error.__cause__
-            if node is not _NOTHING:
-                self.is_named |= is_someone and item is not None
-                kept.append((name, node))
-            else:
-                self._pass(name)
-        if is_whole and kind is not dict and is_own(kind) and not issubclass(kind, tuple):
-            kept += self._of_class(kind, {name for name, _ in items})
-        kept.sort(key=_first)
-        return kept or _NOTHING
-
-    def _pass(self, name: str) -> None:
-        if len(self._path) == 1:
-            self.passed.append(name)
-
-    def _of_class(self, kind: Any, known: Container[Any]) -> list[tuple[str, Any]]:
-        """What counts of the data of a class. It makes no object comparable."""
-        data = [(name, getattr(kind, name)) for name in data_of(kind) if name not in known]
-        before = self._values
-        node = self._pairs(data, type, is_whole=True)
-        self._values = before
-        return [] if node is _NOTHING else node
-
-    def _key(self, key: Any) -> Any:
-        found = self._node(key, is_whole=True)
-        return full_name(type(key)) if found is _NOTHING else found
-
-
-_first: Final = itemgetter(0)
-
-
-def _within(name: str, error: Uncacheable) -> UnknownAsker:
-    """The same error, of a field around it."""
-    return UnknownAsker(f"{name}{error.reason}" if error.reason[0] in " ." else f"{name}.{error.reason}")
-
-
-def _fields_of(contexts: Iterable[Injected]) -> _Fields:
-    fields = _Fields()
-    try:
-        for injected in contexts:
-            for place in places_in(injected):
-                fields.add(place)
-    except UnknownAsker:
-        raise
-    except Exception as error:
-        raise UnknownAsker(f"reading its context raised {type(error).__name__}") from error
-    if fields.doubtful is not None and not fields.is_named:
-        raise UnknownAsker(f"nothing in {fields.doubtful} says who asks in a form that can be compared")
-    return fields
-
-
 def asker_in(contexts: Iterable[Injected]) -> str | None:
     """A digest of who asks: equal in every process for equal fields. None if the contexts say nothing about it.
 
@@ -345,3 +71,239 @@ def fields_in(contexts: Iterable[Injected]) -> str:
     counted = [name for _, node in fields.found if isinstance(node, list) for name, _ in node]
     counted += [place or "its value" for place, node in fields.found if not isinstance(node, list)]
     return f"{', '.join(counted) or 'nothing'}{'; not: ' if fields.passed else ''}{', '.join(fields.passed)}"
+
+
+def _fields_of(contexts: Iterable[Injected]) -> _Fields:
+    fields = _Fields()
+    try:
+        for injected in contexts:
+            for place in places_in(injected):
+                fields.add(place)
+    except UnknownAsker:
+        raise
+    except Exception as error:
+        raise UnknownAsker(f"reading its context raised {type(error).__name__}") from error
+    if fields.doubtful is not None and not fields.is_named:
+        raise UnknownAsker(f"nothing in {fields.doubtful} says who asks in a form that can be compared")
+    return fields
+
+
+def _unreadable(value: Any) -> UnknownAsker:
+    return UnknownAsker(f" is a {full_name(type(value))}, which cannot be compared")
+
+
+def _within(name: str, error: Uncacheable) -> UnknownAsker:
+    """The same error, of a field around it."""
+    return UnknownAsker(f"{name}{error.reason}" if error.reason[0] in " ." else f"{name}.{error.reason}")
+
+
+# Names
+
+_IDS: Final = frozenset({
+    "checkpoint", "checkpoint_id", "checkpoint_map", "checkpoint_ns", "orig_class", "request_id", "run_id", "run_step",
+    "span_id", "step", "thread_id", "tool_call_id", "trace_id",
+})  # fmt: skip
+_NAMES: Final = re.compile(
+    r"(?:(?:^|_)(?:user|username|owner|actor|principal|subject|account|member|customer|tenant|org|organi[sz]ation|company|"
+    r"workspace|team|employee|patient|auth|authorization|claims|identity|profile|requester|caller|email|login|client_id|"
+    r"api_key|(?:access|auth|bearer|id)_token)(?:_?(?:ids?|key|name|uuid|email|info|data|context|details|record))?"
+    r"|(?:^|_)session|^(?:sub|uid|token))$"
+)
+
+
+@lru_cache(maxsize=4096)
+def _meaning_of(name: str) -> str:
+    """What a name may mean: an id of a ``run``, ``someone``, a ``session`` of someone or a connection; else nothing."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", name).lower().strip("_")
+    if name.startswith("__pregel") or words.removeprefix("langgraph_") in _IDS:
+        return "run"
+    if not name.startswith("user:") and _NAMES.search(words) is None:  # the state that ADK keeps for each user
+        return ""
+    return "session" if words.endswith("session") else "someone"
+
+
+def _is_named(name: str) -> bool:
+    return _meaning_of(name) in ("someone", "session")
+
+
+# The fields of a call
+
+_NOTHING: Final = object()
+_MAX_FIELDS: Final = 10_000
+_MAX_SMALL: Final = 256
+"""Fields of a mapping in a state, and of an object of another package. What is larger is data in which nobody is named,
+and a client."""
+
+
+@lru_cache(maxsize=1024)
+def _is_request(kind: Any) -> bool:
+    return "Request" in kind.__name__ and not is_own(kind)
+
+
+def _sent_with(request: Any) -> list[tuple[str, Any]]:
+    """What a request says of its sender, with what a framework of the web has added to it."""
+    around = {**(request if isinstance(request, Mapping) else {}), **vars(request)}
+    added = ("COOKIES", "auth", "session", "state", "user")
+    return [*sent_by(request).items(), *((name, around[name]) for name in added if name in around)]
+
+
+class _Fields:
+    """The fields of all contexts of one call.
+
+    What counts of a value is a *node*: builtins with one `repr` in every process, or `_NOTHING`. Of a *whole* value all
+    counts, of another one the fields named for someone. An *opened* object is looked into though a package defines it.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, Any]] = []
+        self.passed: list[str] = []  # the names of fields of which nothing counts
+        self.doubtful: str | None = None
+        self.is_named = False  # whether a field that is named for someone has a value
+        self._values = self._clients = self._ids = self._nodes = 0
+        self._limit = _MAX_FIELDS
+        self._is_strict = False  # in an object of another package, which is a client if one is in it
+        self._path: set[int] = set()
+
+    def add(self, place: Place) -> None:
+        """Take what says who asks of a value that may say it."""
+        value, whole = place.value, place.is_whole
+        kind: Any = type(value)
+        if value is None:
+            return
+        self._values = self._clients = self._ids = 0
+        try:
+            node = self._node(value, whole=whole, opened=True)
+        except Uncacheable as error:
+            raise _within(place.name or "its context", error) from error.__cause__
+        if node is not _NOTHING:
+            self.found.append((place.name, node))
+        is_empty = not self._values and (self._clients or (self._ids and not place.has_ids))
+        if whole and (is_empty or (self._clients and not is_data(kind) and not _is_request(kind))):
+            self.doubtful = f"{place.name or 'its context'}, a {full_name(kind)},"
+
+    def _node(self, value: Any, *, whole: bool, opened: bool = False) -> Any:
+        self._nodes += 1
+        kind: Any = type(value)
+        if kind in BUILTINS and self._nodes <= self._limit:
+            self._values += whole
+            return value if whole else _NOTHING
+        if self._nodes > self._limit or len(self._path) >= MAX_DEPTH:
+            if whole:
+                raise UnknownAsker(f" has more than {_MAX_FIELDS} fields, or {MAX_DEPTH} levels")
+            return _NOTHING
+        leaf = leaf_of(kind)
+        if leaf is not None or id(value) in self._path:  # what is around it counts already
+            self._values += whole
+            return self._with_attributes(leaf(value), value, kind) if leaf is not None and whole else _NOTHING
+        self._path.add(id(value))
+        try:
+            if value.__class__ is not kind and isinstance(value.__class__, type):  # a proxy: what it stands for
+                kind = value.__class__
+                if kind in BUILTINS:
+                    return self._node(kind(value), whole=whole)
+            if contents.is_container(kind):
+                return self._members(value, kind, opened=opened) if whole else _NOTHING
+            reader = _sent_with if _is_request(kind) else contents.reader_of(kind)
+            if reader is None:
+                return self._object(value, kind, whole=whole, opened=opened)
+            items = reader(value)
+            if not whole and len(items) > _MAX_SMALL:
+                return _NOTHING
+            self._values += whole and not items  # what is empty can be compared
+            return self._pairs(items, kind, whole=whole)
+        finally:
+            self._path.discard(id(value))
+
+    def _members(self, value: Any, kind: Any, *, opened: bool) -> Any:
+        nodes = [self._node(one, whole=True, opened=opened) for one in value]
+        self._values += not nodes
+        kept = tuple(node for node in nodes if node is not _NOTHING)
+        if kept and isinstance(value, Set):
+            kept = ("set", *sorted(map(repr, kept)))
+        return self._with_attributes(kept or _NOTHING, value, kind)
+
+    def _with_attributes(self, node: Any, value: Any, kind: Any) -> Any:
+        """The same with what an object of a class of the user's own has beside its value."""
+        found = contents.inside(value, kind) if is_own(kind) and not issubclass(kind, Enum) else None
+        return (node, self._pairs(list(found.items()), kind, whole=True)) if found else node
+
+    def _object(self, value: Any, kind: Any, *, whole: bool, opened: bool) -> Any:
+        """What counts of an object that is no data by its class."""
+        if isinstance(value, FUNCTIONS):
+            self._clients += 1
+            return _NOTHING
+        before, opened = self._values, opened or is_own(kind)
+        if not opened:
+            return self._of_another_package(value, kind, contents.attributes_of(value, kind), whole=whole)
+        properties = [name for name in contents.properties_of(kind) if _meaning_of(name) == "someone"]
+        items = contents.attributes_of(value, kind, properties)
+        if not whole:
+            items = [pair for pair in items if _is_named(pair[0])]
+        node = self._pairs(items, kind, whole=whole)
+        is_lazy = hasattr(kind, "__getattr__") and all(one is None or isinstance(one, FUNCTIONS) for _, one in items)
+        if whole and (is_lazy or (self._values == before and contents.hides_data(kind, is_empty=not items))):
+            raise _unreadable(value)
+        if not items or has_native_state(kind):
+            self._client()
+        return node
+
+    def _of_another_package(self, value: Any, kind: Any, items: list[tuple[str, Any]], *, whole: bool) -> Any:
+        """All of an object that holds nothing but values; of a client, what it says of its user."""
+        is_compared = contents.is_compared(kind)
+        if whole and not items and is_compared:
+            raise _unreadable(value)
+        if whole and items and (is_compared or not contents.is_standard(kind)):
+            before = self._values, self._ids, self.is_named
+            outer = self._is_strict, self._nodes, self._limit
+            self._is_strict, self._limit = True, min(self._limit, self._nodes + _MAX_SMALL)
+            try:  # what may be a client first
+                return self._pairs(sorted(items, key=lambda pair: is_data(type(pair[1]))), kind, whole=True)
+            except Uncacheable:
+                self._values, self._ids, self.is_named = before
+            finally:
+                self._is_strict, self._nodes, self._limit = outer
+        self._client()
+        kinds: list[Any] = [type(one) for _, one in items]
+        named = [pair for pair, of in zip(items, kinds, strict=True) if pair[1] is not None and leaf_of(of)]
+        return self._pairs([pair for pair in named if _is_named(pair[0])], kind, whole=False)
+
+    def _client(self) -> None:
+        if self._is_strict:
+            raise UnknownAsker(" is a client")
+        self._clients += 1
+
+    def _pairs(self, items: list[tuple[Any, Any]], kind: Any, *, whole: bool) -> Any:
+        kept: list[tuple[str, Any]] = []
+        for key, item in items:
+            name = key if isinstance(key, str) else f"key {self._key(key)!r}"
+            meaning, before, node = _meaning_of(name), self._values, _NOTHING
+            if meaning == "run":
+                self._ids += 1
+            else:
+                try:
+                    node = self._node(item, whole=whole or meaning != "", opened=meaning == "someone")
+                    if meaning == "someone" and self._values == before:
+                        raise _unreadable(item)
+                except Uncacheable as error:
+                    raise _within(name, error) from error.__cause__
+            if node is not _NOTHING:
+                self.is_named |= meaning != "" and item is not None
+                kept.append((name, node))
+            elif len(self._path) == 1:
+                self.passed.append(name)
+        if whole and kind is not dict and is_own(kind) and not issubclass(kind, tuple):
+            kept += self._of_class(kind, {name for name, _ in items})
+        kept.sort(key=itemgetter(0))
+        return kept or _NOTHING
+
+    def _of_class(self, kind: Any, known: Container[Any]) -> list[tuple[str, Any]]:
+        """What counts of the data of a class. It makes no object comparable."""
+        before = self._values
+        data = [(name, getattr(kind, name)) for name in contents.data_of(kind) if name not in known]
+        node = self._pairs(data, type, whole=True)
+        self._values = before
+        return [] if node is _NOTHING else node
+
+    def _key(self, key: Any) -> Any:
+        found = self._node(key, whole=True)
+        return full_name(type(key)) if found is _NOTHING else found

@@ -1,28 +1,28 @@
-"""What frameworks hand to a tool beside the model's arguments, and where in it who asks may be said.
+"""What frameworks hand to a tool beside the model's arguments, what its body asks them for, and who asks in it.
 
-`core.asker` decides what counts of a value that is found there.
+`core.asker` decides what counts of a value that is found here. A body is followed into what the user's program has of
+the names in it: functions, methods, properties and constructors of classes, partial functions, and tables of functions.
+What it finds in another way is not seen.
 """
 
 from __future__ import annotations
 
+import dis
+import functools
+import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import lru_cache
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, Final, Literal, NamedTuple
 
+from agent_cache.values.contents import is_own
+
 __all__ = [
-    "CONTEXTS",
-    "GETTERS",
-    "TRANSPORT",
-    "Injected",
-    "Place",
-    "Role",
-    "got_by",
-    "identifying_headers",
-    "is_context",
-    "places_in",
-    "sent_by",
-]
+    "CONTEXTS", "GETTERS", "TRANSPORT", "Injected", "Place", "Role", "getters_of", "got_by", "is_context",
+    "may_provide_user", "may_read_request", "places_in", "sent_by",
+]  # fmt: skip
 
 Role = Literal["object", "request", "config", "state", "value", "headers", "none"]
 """What an injected parameter is: a framework's context, one whose request the tool may read, the config of a runnable,
@@ -35,6 +35,20 @@ class Injected(NamedTuple):
 
     role: Role
     value: Any
+
+
+class Place(NamedTuple):
+    """A value that may say who asks.
+
+    Attributes:
+        is_whole: whether everything in it counts, or only fields that are named for someone.
+        has_ids: whether a framework puts ids of its own there.
+    """
+
+    name: str
+    value: Any
+    is_whole: bool = True
+    has_ids: bool = False
 
 
 CONTEXTS: Final[dict[str, tuple[Role, frozenset[str]]]] = {
@@ -78,36 +92,6 @@ GETTERS: Final[dict[str, tuple[Role, tuple[str, ...]]]] = {
 }
 """Functions by which a tool asks for its context in place of taking it, and the modules that have them."""
 
-
-def got_by(getter: str) -> list[Injected]:
-    """What a tool gets that calls a function of `GETTERS` now."""
-    role, modules = GETTERS[getter]
-    found = []
-    for module in modules:
-        call = getattr(sys.modules.get(module), "get_http_request" if role == "headers" else getter, None)
-        try:
-            value = None if call is None else call()
-        except Exception:  # noqa: BLE001 - there is no run, or no request, here
-            value = None
-        if value is not None:
-            found.append(Injected(role, value))
-    return found
-
-
-def is_context(name: str, module: str) -> bool:
-    """Whether a class of this name and module is a framework's context."""
-    return name in CONTEXTS and any(f"{module}.".startswith(f"{package}.") for package in CONTEXTS[name][1])
-
-
-@lru_cache(maxsize=256)
-def _module_of_context(kind: Any) -> str | None:
-    """The module of the framework's class that this one is, or derives from."""
-    found = (base.__module__ for base in kind.__mro__ if is_context(base.__name__, base.__module__))
-    return next(found, None)
-
-
-# Requests
-
 TRANSPORT: Final = frozenset({
     "accept", "accept-encoding", "b3", "cf-ray", "connection", "date", "host", "last-event-id", "mcp-method",
     "mcp-name", "mcp-protocol-version", "mcp-session-id", "sentry-trace", "te", "traceparent", "tracestate",
@@ -117,89 +101,194 @@ TRANSPORT: Final = frozenset({
 """Headers that say how a request travels, besides ``content-*``. Every other one may say who sends it."""
 
 
-def identifying_headers(headers: Mapping[str, Any]) -> dict[str, str]:
-    """The headers of a request that may say who sends it, by their names in lower case."""
-    named = {str(name).lower(): str(value) for name, value in headers.items()}
-    return {name: named[name] for name in named if name not in TRANSPORT and not name.startswith("content-")}
+def is_context(name: str, module: str) -> bool:
+    """Whether a class of this name and module is a framework's context."""
+    return name in CONTEXTS and any(f"{module}.".startswith(f"{package}.") for package in CONTEXTS[name][1])
+
+
+def got_by(getter: str) -> list[Injected]:
+    """What a tool gets that calls a function of `GETTERS` now."""
+    (role, modules), found = GETTERS[getter], []
+    for module in modules:
+        call = getattr(sys.modules.get(module), "get_http_request" if role == "headers" else getter, lambda: None)
+        try:
+            found.append(Injected(role, call()))
+        except Exception:  # noqa: BLE001, S112 - there is no run, or no request, here
+            continue
+    return [one for one in found if one.value is not None]
 
 
 def sent_by(request: Any) -> Any:
-    """What a request says of its sender: headers, and the query of its URL."""
+    """What a request says of its sender: headers that are not of the transport, and the query of its URL."""
     headers: Any = getattr(request, "headers", None)
-    if hasattr(headers, "items"):  # first: a request of Starlette's is a mapping, too, of the scope of a call
-        query = getattr(getattr(request, "url", None), "query", "")
-        return {"headers": identifying_headers(headers), "query": str(query)}
-    return identifying_headers(request) if isinstance(request, Mapping) else request
-
-
-# Places
-
-
-class Place(NamedTuple):
-    """A value that may say who asks.
-
-    Attributes:
-        is_whole: whether everything in it counts, or only fields that are named for someone.
-        has_ids: whether a framework puts ids of its own there.
-    """
-
-    name: str
-    value: Any
-    is_whole: bool = True
-    has_ids: bool = False
+    has_headers = hasattr(headers, "items")  # first: a request of Starlette's is a mapping, too, of the scope of a call
+    if not has_headers and not isinstance(request, Mapping):
+        return request
+    named = {str(name).lower(): str(value) for name, value in (headers if has_headers else request).items()}
+    found = {name: named[name] for name in named if name not in TRANSPORT and not name.startswith("content-")}
+    query = getattr(getattr(request, "url", None), "query", "")
+    return {"headers": found, "query": str(query)} if has_headers else found
 
 
 def places_in(injected: Injected) -> Iterator[Place]:
     """The values of what is injected that may say who asks."""
     role, value = injected
-    match role:
-        case "object" | "request":
-            yield from _in_context(value, with_request=role == "request")
-        case "config" if isinstance(value, Mapping):
-            yield from _in_config(value)
-        case "state":
-            yield Place("state", value, is_whole=False)
-        case "value" | "config":
-            yield Place("value", value)
-        case "headers":
-            yield Place("headers", sent_by(value))
+    if role in ("object", "request"):
+        yield from _in_context(value, with_request=role == "request")
+    elif role == "config" and isinstance(value, Mapping):
+        yield Place("configurable", value.get("configurable"), has_ids=True)
+        yield Place("metadata", value.get("metadata"), is_whole=False)
+    elif role == "state":
+        yield Place("state", value, is_whole=False)
+    elif role != "none":
+        yield Place("headers", sent_by(value)) if role == "headers" else Place("value", value)
 
 
 def _in_context(context: Any, *, with_request: bool) -> Iterator[Place]:
     kind: Any = type(context)
     module = _module_of_context(kind)
-    if module is None and isinstance(context, Mapping) and "configurable" in context:
-        yield from _in_config(context)
+    if module is None:
+        is_config = isinstance(context, Mapping) and "configurable" in context
+        yield from places_in(Injected("config", context)) if is_config else (Place("", context),)
         return
-    is_of_mcp = (module or "").partition(".")[0] in ("fastmcp", "mcp")
-    found = {} if module is None else {name: _at(context, name) for name in _PLACES}
-    found = {name: value for name, value in found.items() if value is not _NOTHING}
+    is_of_mcp = module.partition(".")[0] in ("fastmcp", "mcp")
+    found = {name: value for name in _PLACES if (value := _at(context, name)) is not _ABSENT}
     if not found and not is_of_mcp:
         yield Place("", context)
-    for name, value in found.items():
-        yield Place(name, value, _PLACES[name])
-    if module is not None and isinstance(config := _at(context, "config"), Mapping):
-        yield from _in_config(config)
+    yield from (Place(name, value, _PLACES[name]) for name, value in found.items())
+    if isinstance(config := _at(context, "config"), Mapping):
+        yield from places_in(Injected("config", config))
     if is_of_mcp:
         yield from (Place("value", one.value) for one in got_by("get_access_token"))
-        if with_request and (request := _at(context, "request_context.request")) is not _NOTHING:
+        if with_request and (request := _at(context, "request_context.request")) is not _ABSENT:
             yield Place("headers", sent_by(request))
 
 
-def _in_config(config: Mapping[str, Any]) -> Iterator[Place]:
-    yield Place("configurable", config.get("configurable"), has_ids=True)
-    yield Place("metadata", config.get("metadata"), is_whole=False)
+@lru_cache(maxsize=256)
+def _module_of_context(kind: Any) -> str | None:
+    """The module of the framework's class that this one is, or derives from."""
+    found = (base.__module__ for base in kind.__mro__ if is_context(base.__name__, base.__module__))
+    return next(found, None)
 
 
-_NOTHING: Final = object()
+_ABSENT: Final = object()
 
 
-def _at(context: Any, name: str) -> Any:
-    for part in _PATHS[name]:
-        try:
-            context = getattr(context, part, _NOTHING)
-        except Exception:  # noqa: BLE001 - a property of a framework, which may need a request
-            return _NOTHING
-        if context is _NOTHING:
-            break
+def _at(context: Any, path: str) -> Any:
+    try:
+        for name in _PATHS[path]:
+            context = getattr(context, name, _ABSENT)
+    except Exception:  # noqa: BLE001 - a property of a framework, which may need a request
+        return _ABSENT
     return context
+
+
+# What the body of a tool asks for
+
+_HOMES_OF_GETTERS: Final = frozenset({"fastmcp", "langchain", "langchain_core", "langgraph", "mcp", "pydantic_ai"})
+_MAX_BODIES: Final = 200
+_MAX_WRAPPERS: Final = 32
+_HARMLESS: Final = frozenset({
+    "client_id", "close_sse_stream", "debug", "delete_state", "elicit", "error", "fastmcp", "get_prompt", "get_state",
+    "info", "list_prompts", "list_resources", "list_roots", "log", "read_resource", "report_progress", "request_id",
+    "sample", "send_notification", "session_id", "set_state", "warning",
+})  # fmt: skip
+"""What a context of MCP has that says nothing of the headers of a request."""
+
+
+def getters_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The functions of `GETTERS` that a tool calls, or what it calls of the user's program."""
+    found: set[str] = set()
+    for names, scope in _bodies_of(function):
+        found |= {name for name in names if name not in scope}  # an attribute, of a module perhaps
+        called = (one for name in names if name in scope for one in _run_by(scope[name]))
+        found |= {one.__name__ for one in called if _is_getter(one)}
+    return tuple(sorted(found & GETTERS.keys()))
+
+
+def may_read_request(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function may find the request of its client in a context of MCP, its parameter of this name: unless it
+    has no other use for it than to ask it for what says nothing of the request.
+    """
+    code = getattr(_function_within(function), "__code__", None)
+    if code is None:
+        return True
+    steps = list(dis.get_instructions(code))
+    for step, following in zip(steps, [*steps[1:], steps[-1]], strict=True):
+        used = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+        if name in used and step.opname.startswith(("LOAD_FAST", "STORE_FAST_LOAD", "MAKE_CELL")):
+            asks = following.opname in ("LOAD_ATTR", "LOAD_METHOD")
+            if used[-1] != name or not asks or following.argval not in _HARMLESS:
+                return True
+    return False
+
+
+def may_provide_user(function: Callable[..., Any]) -> bool:
+    """Whether a dependency of a function makes its value of a context variable, which nobody sees before the call."""
+    return any(
+        type(scope.get(name)).__name__ == "ContextVar"
+        for factory in _factories_of(_function_within(function))
+        for body in _run_by(factory)
+        for names, scope in _bodies_of(body)
+        for name in names
+    )
+
+
+def _is_getter(function: Any) -> bool:
+    return (getattr(function, "__module__", None) or "").partition(".")[0] in _HOMES_OF_GETTERS
+
+
+def _bodies_of(function: Callable[..., Any]) -> Iterator[tuple[set[str], Mapping[str, Any]]]:
+    """The names in the body of a function, and what they name there; then those of all that it calls."""
+    receiver = getattr(function, "__self__", None)
+    pending: list[Any] = [_function_within(function)]
+    for number, body in enumerate(pending):
+        code = getattr(body, "__code__", None)
+        if code is None or number >= _MAX_BODIES:
+            continue
+        names = _names_in(code)
+        cells = zip(code.co_freevars, body.__closure__ or (), strict=False)
+        scope = ChainMap({name: cell.cell_contents for name, cell in cells if cell != CellType()}, body.__globals__)
+        yield names, scope
+        used = [receiver, *(scope[name] for name in names if name in scope), *_factories_of(body)]
+        called = [one for value in used for one in _run_by(value, names)]
+        pending += [one for one in called if not _is_getter(one) and one not in pending]
+
+
+def _names_in(code: CodeType) -> set[str]:
+    inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return {*code.co_names, *code.co_freevars}.union(*inner)
+
+
+def _factories_of(function: Any) -> list[Any]:
+    """What makes the values of the dependencies of a function."""
+    named = (getattr(function, "__kwdefaults__", None) or {}).values()
+    defaults = [*(getattr(function, "__defaults__", None) or ()), *named]
+    found = [getattr(one, "factory", None) or getattr(one, "dependency", None) for one in defaults]
+    return [one for one in found if callable(one)]
+
+
+def _run_by(value: Any, names: Container[str] = ()) -> list[Any]:
+    """The functions that run where a name of this value is in a body: those in it, or methods of the user's class of
+    these names, or of special ones.
+    """
+    values: Iterable[Any] = value.values() if type(value) is dict else (value,)
+    found = [one for one in values if isinstance(one, FunctionType | functools.partial)]
+    if not isinstance(value, FunctionType | ModuleType):
+        own = [base for base in (value if isinstance(value, type) else type(value)).__mro__ if is_own(base)]
+        members = [pair for base in own for pair in vars(base).items() if pair[0] in names or pair[0][:2] == "__"]
+        # of a `property`, of a `cached_property`
+        found += [getattr(one, "fget", None) or getattr(one, "func", None) or one for _, one in members]
+    return [one for one in map(_function_within, found) if isinstance(one, FunctionType)]
+
+
+def _function_within(function: Any) -> Any:
+    """The function whose body runs when this is called."""
+    for _ in range(_MAX_WRAPPERS):
+        inner = getattr(function, "__wrapped__", None) or getattr(function, "__func__", None)
+        if inner is None and isinstance(function, functools.partial):
+            inner = function.func
+        if inner is None:
+            break
+        function = inner
+    return function if inspect.isroutine(function) else type(function).__call__

@@ -2,7 +2,7 @@
 
 A copy is served only while its tier knows of every write that could have changed it. Each hit has to ask that, and must
 not pay for it with a call. So a `Lease` gives its answer as data: a word to compare, and maybe a `Term`. The generated
-body of a tool reads both inline (`engine.codegen`); only where they do not say yes is the lease asked by a call.
+body of a tool reads both inline (`engine.body`); only where they do not say yes is the lease asked by a call.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Lease:
         self.term = term
 
     def is_valid(self) -> bool:
-        """Whether the copies may be served now. The generated body and `engine.plan` repeat the first test."""
+        """Whether the copies may be served now. The generated body repeats the first test."""
         term = self.term
         return (self.page[0] == self.stamp and (term is None or term.clock() < term.until)) or self.renew()
 

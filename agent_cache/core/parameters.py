@@ -20,8 +20,16 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from agent_cache.core.asker import Apart, UnknownAsker, asker_in
-from agent_cache.core.called import getters_of, may_read_request
-from agent_cache.core.contexts import CONTEXTS, GETTERS, Injected, Role, got_by, is_context
+from agent_cache.core.contexts import (
+    CONTEXTS,
+    GETTERS,
+    Injected,
+    Role,
+    getters_of,
+    got_by,
+    is_context,
+    may_read_request,
+)
 from agent_cache.core.keys import Part, Uncacheable, key_part
 from agent_cache.errors import ConfigurationError
 from agent_cache.values.canonical import Default, serial_of

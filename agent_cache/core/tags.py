@@ -22,7 +22,7 @@ from enum import Enum
 from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple
 
-from agent_cache.core.policies import configures
+from agent_cache.core.options import configures
 from agent_cache.errors import ConfigurationError
 
 __all__ = [

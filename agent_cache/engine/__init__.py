@@ -1,1 +1,1 @@
-"""The asynchronous half: the stages between a call and its tool, in the order that `engine.plan` gives them."""
+"""What runs between a call and its tool: `engine.call` is the path, `engine.order` what stands around it."""

@@ -1,13 +1,12 @@
 """Audits: a share of the local hits is checked, by running the tool again beside them.
 
 The lookups of an audited tool find nothing in that share of the calls, drawn at random, so that these reach
-`ReadOperation.answer`, which has the arguments. There the same lookup is made again, the caller gets its hit as ever,
-and `begin_audit` starts the tool in a task of its own, or in a thread for a `def`. The lookups of other tools know
-nothing of this.
+`engine.call.run`, which has the arguments. There the same lookup is made again, the caller gets its hit as ever, and
+`begin_audit` starts the tool in a task of its own, or in a thread for a `def`. The lookups of other tools know nothing
+of this.
 
-A difference proves that a tag is missing only if no write has touched the entry since the hit. The audit is a load of
-the ledger: a write that overlaps it marks it, as it marks any load, and then its result says nothing. That is asked in
-the same step in which the entry is looked up again and dropped. In a fleet the messages of other processes may still be
+A difference proves that a tag is missing only if no write has touched the entry since the hit. That is asked in the
+same step in which the entry is looked up again and dropped. In a fleet the messages of other processes may still be
 on their way: the farthest tier is asked whether it, too, still has the cached answer.
 """
 
@@ -33,9 +32,9 @@ from agent_cache.core.tags import Tag, root_of
 from agent_cache.core.versions import VERSIONS, EntryTag
 from agent_cache.engine.blocking import in_background, run_blocking, start_thread
 from agent_cache.engine.middleware import shown_arguments
-from agent_cache.engine.runtime import INTERCEPTORS, PLACE, ROOT, Call, Operation, Participant, Plan, Proceed, Scope
+from agent_cache.engine.operation import Operation, Proceed
+from agent_cache.engine.scope import INTERCEPTORS, PLACE, ROOT, Call, LocalTool, Participant, Scope
 from agent_cache.engine.state import LOG, READERS, forget_oldest, warn_once, write_now
-from agent_cache.engine.store_result import run_uncached
 from agent_cache.engine.tiers import request_of
 from agent_cache.values.canonical import MISSING, size_of
 from agent_cache.values.compare import fingerprint
@@ -47,12 +46,12 @@ if TYPE_CHECKING:
 __all__ = [
     "StaleHit",
     "begin_audit",
+    "chooses",
     "forget_audits",
     "note_load",
     "note_tool",
     "note_write",
     "notes_writes",
-    "sampled_admit",
     "sampled_lookup",
     "sampling",
 ]
@@ -109,10 +108,9 @@ def sampled_lookup(share: float) -> Callable[[Lookup], Lookup]:
     return sampled
 
 
-def sampled_admit(admit: Callable[..., Any], share: float) -> Callable[..., Any]:
-    """The same for `Plan.admit`."""
-    draw = sampling().random
-    return lambda key, arguments=None: MISSING if draw() < share else admit(key, arguments)
+def chooses(share: float) -> bool:
+    """Whether a hit is chosen, with this probability."""
+    return sampling().random() < share
 
 
 def _apply(old: Configuration, new: Configuration) -> None:
@@ -195,8 +193,8 @@ def notes_writes(configuration: Configuration) -> bool:
     return configuration.audit > 0 or bool(_audited)
 
 
-async def note_write(proceed: Proceed, call: Call) -> Entry:
-    """Note that a write tool runs, and has run: the outermost stage of writes, while any tool is audited."""
+async def note_write(proceed: Proceed, call: Call) -> Any:
+    """Note that a write tool runs, and has run, while any tool is audited."""
     _history.running[call] = None
     try:
         return await proceed(call)
@@ -205,16 +203,16 @@ async def note_write(proceed: Proceed, call: Call) -> Entry:
         _history.note_end(call)
 
 
-async def note_load(proceed: Proceed, call: Call) -> Entry:
-    """Note which writes have come before a load: the outermost stage of an audited tool."""
+async def note_load(proceed: Proceed, call: Call) -> Any:
+    """Note which writes have come before a load of an audited tool."""
     before = _history.count
-    entry = await proceed(call)
+    value = await proceed(call)
     if call.source in ("miss", "hit"):
-        noted = _loads.setdefault(call.plan.store, {})
+        noted = _loads.setdefault(call.local.store, {})
         noted.pop(call.key, None)
         noted[call.key] = before
         forget_oldest(noted, _MAX_LOADS)
-    return entry
+    return value
 
 
 def _templates(operation: Operation[Any]) -> tuple[str, ...]:
@@ -250,14 +248,15 @@ class _AuditScope(Scope):
     def check_write(self, name: str) -> None:
         self._audit.refuse(name)
 
-    def keep_plan(self, operation: Operation[Any], plan: Plan) -> Plan:
-        plan = copy(plan)
-        plan.stats = ()
+    def make_local(self, operation: Any) -> LocalTool:
+        local = super().make_local(operation)
+        local.stats = ()
+        local.setup = setup = copy(local.setup)
         if operation.is_read:
-            plan.uncached = run_uncached
+            setup.uncached = setup.bare
         else:
-            plan.run = self._audit.refuse_write
-        return super().keep_plan(operation, plan)
+            setup.run = self._audit.refuse_write
+        return local
 
 
 # Audits
@@ -293,20 +292,20 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def begin_audit(
-    operation: Operation[Any], plan: Plan, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]
+    operation: Operation[Any], local: LocalTool, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Audit a call that was just answered by a local hit, unless its tool is being audited already.
 
     Args:
         key: the key of the call, without a tenant.
     """
-    store, qualified = plan.store, plan.qualify(key)
+    store, qualified = local.store, local.qualify(key)
     found = store.find(qualified)
     if found is None or operation in _excluded:
         return
     if operation.is_sync and INTERCEPTORS:
         return  # to a recorder, a call of a thread of ours would be one that has lost its context
-    audit = _Audit(operation, plan, key, found)
+    audit = _Audit(operation, local, key, found)
     with VERSIONS.lock:
         for other in [one for one in _running.values() if one.has_lost_its_loop()]:
             other.end()
@@ -332,9 +331,9 @@ class _Audit:
         "_has_written",
         "_key",
         "_kwargs",
+        "_local",
         "_loop",
         "_operation",
-        "_plan",
         "_session",
         "_store",
         "_task",
@@ -342,10 +341,10 @@ class _Audit:
         "since",
     )
 
-    def __init__(self, operation: Operation[Any], plan: Plan, key: Hashable, found: Entry) -> None:
+    def __init__(self, operation: Operation[Any], local: LocalTool, key: Hashable, found: Entry) -> None:
         self._operation: Any = operation
-        self._plan = plan
-        self._store: Store = plan.store
+        self._local = local
+        self._store: Store = local.store
         self._key = key
         self._found = found
         self._args: tuple[Any, ...] = ()
@@ -353,7 +352,7 @@ class _Audit:
         self._has_written = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | Thread | None = None
-        self.key = plan.qualify(key)
+        self.key = local.qualify(key)
         self.since = VERSIONS.now
         participants = PLACE.get().scope.participants
         self._session = participants[0].session_id if participants else None
@@ -409,8 +408,8 @@ class _Audit:
             if _running.get(self._operation) is self:
                 del _running[self._operation]
 
-    def refuse_write(self, call: Call) -> Awaitable[Entry]:
-        """Refuse a write tool that the tool calls. The run of its plan here."""
+    async def refuse_write(self, call: Call) -> NoReturn:
+        """Refuse a write tool that the tool calls: what runs it here."""
         self.refuse(call.operation.name)
 
     def refuse(self, name: str) -> NoReturn:
@@ -421,7 +420,7 @@ class _Audit:
     # The check
 
     async def _check(self) -> None:
-        PLACE.set(_AuditScope(self, tenant=self._plan.tenant))
+        PLACE.set(_AuditScope(self, tenant=self._local.tenant))
         operation = self._operation
         try:
             await self._compare()
@@ -524,7 +523,7 @@ class _Audit:
             await self._of_tier(self._operation.discard, tiers, self.key, self._request())
 
     def _request(self) -> Any:
-        call = Call(self._operation, self._plan, self.key, self._args, self._kwargs, "write")
+        call = Call(self._operation, self._local, self.key, self._args, self._kwargs, "write")
         for rule in self._operation.tags.early:
             call.tags += rule.make(call.arguments, None)
         return request_of(call)
@@ -535,7 +534,7 @@ class _Audit:
     # What it has found
 
     def _count(self, *, stale: bool) -> None:
-        for stats in self._plan.stats:
+        for stats in self._local.stats:
             stats.audits += 1
             stats.stale_found += stale
 

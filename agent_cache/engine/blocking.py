@@ -3,8 +3,7 @@
 The stages are the coroutine functions of asynchronous tools. `run_blocking` drives them by hand. What they wait for is
 a `Waiter`, a `concurrent.futures.Future` that yields itself to this driver, which blocks its thread until it is done:
 
-- the load of another thread: see `ThreadFlight`. The flights of synchronous tools belong to no event loop, so their key
-  has `THREADS` in the place of one;
+- the load of another thread;
 - a tier: `in_background` runs what it does in one event loop, in a daemon thread of this process. The tier's own
   timeouts bound it.
 
@@ -22,13 +21,9 @@ from contextvars import Context
 from functools import partial, wraps
 from typing import Any, Final, Generic, TypeVar
 
-from agent_cache.core.versions import VERSIONS
-from agent_cache.engine.flight import BECOME_LEADER, Flight, Waiters
-
 __all__ = [
     "THREADS",
     "Background",
-    "ThreadFlight",
     "Waiter",
     "blocking",
     "call_in_background",
@@ -115,49 +110,6 @@ def has_running_loop() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-# Flights of threads
-
-
-class ThreadFlight(Flight):
-    """A flight that callers in any thread join. What concerns who waits for it is done under the lock of the versions.
-
-    So nobody joins after its last look at the waiters, and of a follower that is interrupted it is known whether it has
-    become the leader.
-    """
-
-    __slots__ = ()
-
-    def join(self, loop: object = THREADS) -> Any:  # noqa: ARG002 - as that of a loop
-        """Wait for the outcome. The caller holds the lock, in which it has found the flight."""
-        waiter = Waiter()
-        if self.waiters is None:
-            self.waiters = Waiters()
-        self.waiters.append(waiter)
-        return waiter
-
-    def land(self, outcome: object) -> None:
-        with VERSIONS.lock:
-            if self.is_open:
-                self.finish()
-            waiters, self.waiters = self.waiters, None
-            for waiter in waiters or ():
-                if not waiter.done():
-                    waiter.set_result(outcome)
-
-    def leave(self, waiter: Any) -> None:
-        with VERSIONS.lock:
-            super().leave(waiter)
-
-    def hand_over(self) -> None:
-        with VERSIONS.lock:
-            while self.waiters:
-                waiter = self.waiters.popleft()
-                if not waiter.done():
-                    waiter.set_result(BECOME_LEADER)
-                    return
-            self.finish()
 
 
 # Work in the background: an event loop in a thread of its own

@@ -10,20 +10,19 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from agent_cache.core.store import Entry, Store
 from agent_cache.core.tags import Tag
 from agent_cache.core.versions import VERSIONS, EntryTag
+from agent_cache.engine.blocking import THREADS, Waiter
 from agent_cache.engine.inheritance import Inherited, Inherits
 
 if TYPE_CHECKING:
-    import concurrent.futures
-
     from agent_cache.remote.protocol import Ticket, Tier, Versions
 
-__all__ = ["ALONE", "BECOME_LEADER", "STRANDED", "Failure", "Flight", "Waiters"]
+__all__ = ["ALONE", "BECOME_LEADER", "STRANDED", "Failure", "Flight", "Waiters", "is_running", "wake_stranded"]
 
 BECOME_LEADER: Final = object()
 """Wakes a follower that must run the tool, because the leader was cancelled."""
@@ -31,6 +30,13 @@ BECOME_LEADER: Final = object()
 
 STRANDED: Final[list[Flight]] = []
 """Flights whose leader had no room on the stack, or was interrupted, before it could wake those that wait for them."""
+
+
+def wake_stranded() -> None:
+    """Let those lead that wait for a flight whose leader could not wake them."""
+    while STRANDED:
+        STRANDED.pop().hand_over()
+
 
 ALONE: weakref.WeakSet[Flight] = weakref.WeakSet()
 """Flights that no reader may join any more, or ever could, for `agent_cache.testing`; also some that have ended."""
@@ -57,9 +63,8 @@ class Failure:
             BaseException.__setattr__(error, "__context__", context)
 
 
-class Waiters(deque["asyncio.Future[Any] | concurrent.futures.Future[Any]"]):
-    """The futures of the followers of a flight, in the order in which they joined. Those of synchronous tools are
-    `blocking.Waiter`.
+class Waiters(deque["asyncio.Future[Any] | Waiter"]):
+    """The futures of the followers of a flight, in the order in which they joined.
 
     Those of followers that were interrupted are removed when they are the half of all: one by one, from the middle of a
     deque, would take a time that grows with their number.
@@ -74,7 +79,7 @@ class Waiters(deque["asyncio.Future[Any] | concurrent.futures.Future[Any]"]):
         super().__init__()
         self.gone = 0
 
-    def note_gone(self, waiter: asyncio.Future[Any] | concurrent.futures.Future[Any]) -> None:
+    def note_gone(self, waiter: asyncio.Future[Any] | Waiter) -> None:
         """Pass over a follower that was interrupted."""
         waiter.cancel()  # it may not have been: its caller is closed, and does not wait any more
         self.gone += 1
@@ -90,7 +95,8 @@ class Flight:
 
     Attributes:
         store: where its result goes.
-        id: its key and its event loop, or `blocking.THREADS`.
+        id: its key and its event loop; that of a synchronous tool has `blocking.THREADS` in the place of a loop, and is
+            shared by all threads.
         tags: everything that it is known to depend on before it runs, the static tags included.
         leader: the call whose tool runs, until it has ended the flight or given it up.
         late_roots: roots of the tags that are known only from the result.
@@ -109,10 +115,11 @@ class Flight:
         life: seconds that the value may live, None for ever. Set by `store_result` where the lives of results vary.
         inherited: what the load has read through other decorated reads; None as long as it has read nothing.
         reading: the decorated reads that it makes now, each with what is known of its tags.
+        claim: gives up its claim in a tier; None without one.
     """
 
     __slots__ = (
-        "__weakref__", "end_tags", "id", "inherited", "is_cached", "is_clean", "is_open", "joinable", "key",
+        "__weakref__", "claim", "end_tags", "id", "inherited", "is_cached", "is_clean", "is_open", "joinable", "key",
         "late_roots", "leader", "life", "reading", "result", "since", "store", "stored_tags", "tags", "tickets",
         "waiters", "waits_for",
     )  # fmt: skip
@@ -135,6 +142,7 @@ class Flight:
         self.is_clean = self.is_open = True
         self.is_cached = self.joinable = False
         self.leader: object = None
+        self.claim: Callable[[], object] | None = None
         self.waiters: Waiters | None = None
         self.waits_for: list[Flight] | None = None
         self.result: Entry | None = None
@@ -273,7 +281,8 @@ class Flight:
             for tiers in read.leases.values():
                 self.store.tool.depend_on(tiers)
 
-    # Its followers
+    # Its followers. What concerns who waits is done under the lock of the versions: so nobody joins after the last look
+    # at the waiters, and of a follower that is interrupted it is known whether it has become the leader.
 
     def finish(self) -> None:
         """End the load: no reader joins any more."""
@@ -284,50 +293,53 @@ class Flight:
 
     def land(self, outcome: object) -> None:
         """Give every follower the outcome."""
-        if self.is_open:
-            self.finish()
-        # Taken away first: a garbage collection that starts in the loop may close a follower, which leaves then.
-        waiters, self.waiters = self.waiters, None
-        for waiter in waiters or ():
-            if not waiter.done():
-                waiter.set_result(outcome)
+        with VERSIONS.lock:
+            if self.is_open:
+                self.finish()
+            # Taken away first: a garbage collection that starts in the loop may close a follower, which leaves then.
+            waiters, self.waiters = self.waiters, None
+            for waiter in waiters or ():
+                if not waiter.done():
+                    waiter.set_result(outcome)
 
-    def join(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
-        """Wait for the outcome. Returns a future for this follower alone."""
-        waiter = loop.create_future()
+    def join(self) -> Any:
+        """Wait for the outcome. The caller holds the lock, in which it has found the flight, and runs in its loop.
+
+        Returns:
+            A future for this follower alone.
+        """
+        loop = self.id[1]
+        waiter = Waiter() if loop is THREADS else loop.create_future()
         if self.waiters is None:
             self.waiters = Waiters()
         self.waiters.append(waiter)
         return waiter
 
-    def leave(self, waiter: asyncio.Future[Any] | concurrent.futures.Future[Any]) -> None:
+    def leave(self, waiter: Any) -> None:
         """Remove a follower that was interrupted. If it had just become the leader, the next follower does."""
-        if waiter.done() and not waiter.cancelled() and waiter.result() is BECOME_LEADER:
-            self.hand_over()
-        elif self.waiters:
-            self.waiters.note_gone(waiter)
+        with VERSIONS.lock:
+            if waiter.done() and not waiter.cancelled() and waiter.result() is BECOME_LEADER:
+                self.hand_over()
+            elif self.waiters:
+                self.waiters.note_gone(waiter)
 
     def hand_over(self) -> None:
         """Make the first follower that still waits the leader; without one the flight ends."""
-        if self.waiters and not self._is_on_its_loop():
-            # The garbage collector closes an abandoned call, on whatever thread it runs.
-            try:
-                self.id[1].call_soon_threadsafe(self.hand_over)
-                return
-            except RuntimeError:
-                self.waiters.clear()  # the loop is closed: nobody waits on it any more
-        while self.waiters:
-            waiter = self.waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(BECOME_LEADER)
-                return
-        self.finish()
-
-    def _is_on_its_loop(self) -> bool:
-        try:
-            return asyncio.get_running_loop() is self.id[1]
-        except RuntimeError:
-            return False
+        loop = self.id[1]
+        with VERSIONS.lock:
+            if self.waiters and loop is not THREADS and not is_running(loop):
+                # The garbage collector closes an abandoned call, on whatever thread it runs.
+                try:
+                    loop.call_soon_threadsafe(self.hand_over)
+                    return
+                except RuntimeError:
+                    self.waiters.clear()  # the loop is closed: nobody waits on it any more
+            while self.waiters:
+                waiter = self.waiters.popleft()
+                if not waiter.done():
+                    waiter.set_result(BECOME_LEADER)
+                    return
+            self.finish()
 
     def would_wait_for(self, other: Flight) -> bool:
         """Whether this flight, directly or through others, waits for another one (or is it)."""
@@ -349,3 +361,11 @@ class Flight:
                 if self.waits_for is None:
                     self.waits_for = []
         self.waits_for.append(other)
+
+
+def is_running(loop: Any) -> bool:
+    """Whether this event loop runs here."""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False

@@ -19,9 +19,9 @@ from types import MappingProxyType
 from typing import Any, Self, final
 
 from agent_cache.config import CURRENT, Installed
-from agent_cache.core.store import Entry
 from agent_cache.core.tags import Tag, TagRule
-from agent_cache.engine.runtime import Call, Operation, Proceed
+from agent_cache.engine.operation import Operation, Proceed
+from agent_cache.engine.scope import Call
 from agent_cache.engine.state import LOG, warn_once
 from agent_cache.engine.stream_chunks import TOO_LONG
 from agent_cache.values.canonical import MISSING
@@ -143,33 +143,33 @@ def _without_repeats(*tags: tuple[Tag, ...]) -> tuple[Tag, ...]:
     return tuple(dict.fromkeys(tag for some in tags for tag in some))
 
 
-# The stage
+# Around a call
 
 
-def observe_call(middleware: tuple[Installed, ...], proceed: Proceed, call: Call) -> Awaitable[Entry]:
+def observe_call(middleware: tuple[Installed, ...], proceed: Proceed, call: Call) -> Awaitable[Any]:
     """Run a call inside of these middleware, the first one outermost.
 
-    Stands outside of all other stages, in the plans of configurations that have some.
+    Only in configurations that have some: see `engine.order`.
     """
     shown = ToolCall(call)
-    begin: Callable[[], Awaitable[Entry]] = partial(_run_shown, shown, proceed, call)
+    begin: Callable[[], Awaitable[Any]] = partial(_run_shown, shown, proceed, call)
     for one in reversed(middleware):
         if one.observes(is_sync=shown.is_sync):
             begin = partial(_run_inside, one, shown, begin)
     return begin()
 
 
-async def _run_shown(shown: ToolCall, proceed: Proceed, call: Call) -> Entry:
+async def _run_shown(shown: ToolCall, proceed: Proceed, call: Call) -> Any:
     try:
-        entry = await proceed(call)
+        value = await proceed(call)
     except BaseException:
         shown._end()
         raise
-    shown._end(entry.value)
-    return entry
+    shown._end(value)
+    return value
 
 
-async def _run_inside(middleware: Installed, shown: ToolCall, begin: Callable[[], Awaitable[Entry]]) -> Entry:
+async def _run_inside(middleware: Installed, shown: ToolCall, begin: Callable[[], Awaitable[Any]]) -> Any:
     """Run the rest of a call inside of one middleware."""
     rest = _Rest(begin)
     failure: Exception | None = None
@@ -188,14 +188,14 @@ async def _run_inside(middleware: Installed, shown: ToolCall, begin: Callable[[]
                 failure = RuntimeError(f"the middleware {middleware.name} has cancelled the call and gone on")
                 _remove(middleware, failure, is_sync=shown.is_sync)
             raise failure
-        entry = await rest.outcome()
-        if returned is not None and returned is not entry.value:
+        value = await rest.outcome()
+        if returned is not None and returned is not value:
             warn_once(
                 "a middleware returned something else than what the tool did, which its caller did not get: "
                 "middleware observe calls and do not change them",
                 middleware.name,
             )
-        return entry
+        return value
     finally:
         failure = None  # it refers to this frame
         rest.close()
@@ -237,10 +237,10 @@ class _Rest:
 
     __slots__ = ("_begin", "_is_closed", "_outcome", "_waiters", "was_cancelled")
 
-    def __init__(self, begin: Callable[[], Awaitable[Entry]]) -> None:
-        self._begin: Callable[[], Awaitable[Entry]] | None = begin
-        self._outcome: Entry | BaseException | None = None
-        self._waiters: list[asyncio.Future[Entry | BaseException]] = []
+    def __init__(self, begin: Callable[[], Awaitable[Any]]) -> None:
+        self._begin: Callable[[], Awaitable[Any]] | None = begin
+        self._outcome: tuple[Any] | BaseException | None = None
+        self._waiters: list[asyncio.Future[tuple[Any] | BaseException]] = []
         self._is_closed = False
         self.was_cancelled = False
 
@@ -248,37 +248,37 @@ class _Rest:
         return self
 
     def __await__(self) -> Generator[Any, None, Any]:
-        entry = yield from self.outcome().__await__()
-        return None if entry.value is TOO_LONG else entry.value
+        value = yield from self.outcome().__await__()
+        return None if value is TOO_LONG else value
 
     @property
     def error(self) -> BaseException | None:
         """What the rest has raised, once it has."""
         return self._outcome if isinstance(self._outcome, BaseException) else None
 
-    async def outcome(self) -> Entry:
+    async def outcome(self) -> Any:
         """Run the rest, or give the outcome that it had. While it runs in another task, wait for it."""
         begin, self._begin = self._begin, None
         if begin is not None:
             try:
-                entry = await begin()
+                value = await begin()
             except BaseException as error:
                 self.was_cancelled = isinstance(error, asyncio.CancelledError) and _is_cancelled()
                 self._end(error)
                 raise
-            self._end(entry)
-            return entry
+            self._end((value,))
+            return value
         if self._is_closed:
             raise RuntimeError("proceed() was called after the middleware had ended")
         outcome = await self._join() if self._outcome is None else self._outcome
         try:
             if isinstance(outcome, BaseException):
                 raise outcome
-            return outcome
+            return outcome[0]
         finally:
             del outcome  # its traceback refers to this frame
 
-    def _join(self) -> asyncio.Future[Entry | BaseException]:
+    def _join(self) -> asyncio.Future[tuple[Any] | BaseException]:
         """Wait for the outcome in a task beside the run. It is handed over: the middleware may end before the task goes
         on.
         """
@@ -286,7 +286,7 @@ class _Rest:
         self._waiters.append(waiter)
         return waiter
 
-    def _end(self, outcome: Entry | BaseException) -> None:
+    def _end(self, outcome: tuple[Any] | BaseException) -> None:
         """Note the outcome, and give it to those that wait for it."""
         if not self._is_closed:
             self._outcome = outcome

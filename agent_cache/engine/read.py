@@ -1,16 +1,13 @@
-"""Read tools: how a call is identified, answered, and explicitly invalidated.
+"""Read tools: how a call is identified, and explicitly invalidated, filled and asked about.
 
-A local hit is answered by the generated body (`engine.codegen`) or by the plan's `admit`. `ReadOperation.answer` runs
-everything else: single flight, tiers, the tool.
+How it is answered: `engine.call`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import weakref
-from collections.abc import Awaitable, Collection, Hashable, Iterable, Mapping
-from functools import partial
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,17 +16,19 @@ from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.asker import UnknownAsker
 from agent_cache.core.evidence import Evidence
 from agent_cache.core.keys import Uncacheable, key_part
-from agent_cache.core.policies import ReadPolicy, no_life, plain_result
-from agent_cache.core.store import Entry, Store
+from agent_cache.core.options import ReadPolicy, no_life, plain_result
+from agent_cache.core.store import Store
 from agent_cache.core.tags import Tag, root_of
 from agent_cache.core.versions import VERSIONS, EntryTag
 from agent_cache.core.wrappers import are_one_tool, location_of
-from agent_cache.engine.audit import begin_audit, note_tool, sampled_lookup
+from agent_cache.engine.audit import note_tool, sampled_lookup
 from agent_cache.engine.blocking import THREADS, in_background
-from agent_cache.engine.flight import BECOME_LEADER, Failure, Flight
-from agent_cache.engine.interception import InterceptedCall
-from agent_cache.engine.runtime import PLACE, UNKEYED, CacheKey, Call, Operation, Plan, Scope
-from agent_cache.engine.single_flight import take_over
+from agent_cache.engine.call import hit, run
+from agent_cache.engine.flight import Flight
+from agent_cache.engine.operation import UNKEYED, CacheKey, Operation, Setup
+from agent_cache.engine.order import read_setup
+from agent_cache.engine.result import store_result
+from agent_cache.engine.scope import PLACE, Call, Scope
 from agent_cache.engine.state import (
     READERS,
     SIZES,
@@ -43,7 +42,6 @@ from agent_cache.engine.state import (
     warn_once,
     write_now,
 )
-from agent_cache.engine.store_result import store_result
 from agent_cache.engine.tiers import request_of
 from agent_cache.engine.ttls import TTLS
 from agent_cache.engine.write import OUTSIDE, WRITING, BlockingWrite, Fill, Write
@@ -56,11 +54,6 @@ if TYPE_CHECKING:
     from agent_cache.remote.protocol import Request, Tier
 
 __all__ = ["CacheInfo", "ReadOperation", "check_name"]
-
-
-async def _answered(value: Any) -> Any:
-    """What awaits the value of a hit."""
-    return value
 
 
 class CacheInfo(NamedTuple):
@@ -89,6 +82,9 @@ class ReadOperation(Operation[ReadPolicy]):
     Attributes:
         declared: the policy that the code declares. `policy` differs from it by a ttl that was set at run time.
         evidence: what its loads have shown.
+        early_rules: the rules of the tags that are known before a load, each with the function and the position of its
+            only argument, if it has one.
+        flight_class: the class of its loads.
         late_roots: roots of the tags that come from the result.
         has_unknown_askers: whether calls ran uncached since nobody knows who made them.
         inherited_tiers: tiers that some answers depend on because of what their loads have read.
@@ -99,8 +95,8 @@ class ReadOperation(Operation[ReadPolicy]):
     """
 
     __slots__ = (
-        "_early", "_returns", "_stores", "_tiers", "declared", "evidence", "has_unknown_askers", "inherited_tiers",
-        "inherited_uses", "is_named", "is_new", "late_roots", "number", "roots", "store",
+        "_returns", "_stores", "_tiers", "declared", "early_rules", "evidence", "flight_class", "has_unknown_askers",
+        "inherited_tiers", "inherited_uses", "is_named", "is_new", "late_roots", "number", "roots", "store",
     )  # fmt: skip
 
     is_read = True
@@ -113,7 +109,8 @@ class ReadOperation(Operation[ReadPolicy]):
         self.inherited_tiers: Collection[Tier] = ()  # a WeakSet from the first one on: most tools have none
         self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
         # `root:{parameter}` is read straight from its place among the arguments.
-        self._early = tuple(
+        self.flight_class: type[Flight] = Flight
+        self.early_rules = tuple(
             (rule, rule.of_one[1], self.parameters.names.index(rule.of_one[0]))
             if rule.of_one is not None and self.parameters.is_positional
             else (rule, None, 0)
@@ -226,104 +223,48 @@ class ReadOperation(Operation[ReadPolicy]):
 
     # Calls
 
-    def answer(
-        self, scope: Scope, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_fresh: bool = False
-    ) -> Awaitable[Any]:
-        """Run a call that no local hit has answered: single flight, tiers, the tool."""
-        plan = scope.plan(self)
-        if key is UNKEYED or plan.has_detour:
-            if scope.interceptor is not None:  # tested here, off the path of a miss: such a plan has no store
-                return scope.interceptor.play(InterceptedCall(self, scope, key, args, kwargs, is_fresh=is_fresh))
-            if key is UNKEYED or plan.unsampled is None:
-                named = None if key is UNKEYED else key
-                return self._run(Call(self, plan, named, args, kwargs, "uncached"), plan.uncached)
-            if not is_fresh:
-                value = plan.unsampled(key, self.parameters.named(args, kwargs))
-                if value is not MISSING:
-                    begin_audit(self, plan, key, args, kwargs)
-                    return _answered(value)
-        if plan.tenant is not None:
-            key = plan.qualify(key)
-        if plan.store.flights and plan.follows_at_once and not is_fresh and PLACE.get().call is None:
-            loop = asyncio.get_running_loop()
-            flight = plan.store.flights.get((key, loop))
-            if flight is not None and not VERSIONS.timed and flight.may_be_joined():
-                return self._follow(plan, key, args, kwargs, flight, flight.join(loop))
-        if self.is_new and self.stats.calls >= _MANY_CALLS:
-            self.is_new = False
-            self._warn_of_unwritten_roots()
-        call = Call(self, plan, key, args, kwargs, "miss")
-        if is_fresh:
-            call.is_fresh = True
-        for rule, make, position in self._early:
-            try:
-                call.tags += rule.make(call.arguments, None) if make is None else make(args[position])
-            except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
-                warn_once(
-                    f"tags could not be computed from {rule.source!r}, so the call ran uncached", self.name, error
-                )
-                call.source = "uncached"
-                return self._run(call, plan.uncached)
-        return self._run(call, plan.run)
+    def make_setup(self, configuration: Configuration) -> Setup:
+        return read_setup(self, configuration)
 
-    def _warn_of_unwritten_roots(self) -> None:
-        """After many calls, a root that nothing has written is misspelt, or the results should expire.
+    def check_name(self) -> None:
+        """Refuse to share a tier with another tool of this name: see `check_name`."""
+        check_name(self)
+
+    def store_in(self, scope: Scope) -> tuple[Store | None, Hashable | None]:
+        if self.policy.scope == "global":
+            store: Store | None = self.store
+            tenant = scope.tenant
+        else:
+            store = scope.participants[0].store_of(self) if scope.participants else None
+            # A session has one tenant, and its answers stay in it unless they are shared.
+            tenant = scope.tenant if self.policy.remote.share else None
+        return (None if scope.bypasses else store), tenant
+
+    def look_at_roots(self) -> None:
+        """After many calls, warn of a root that nothing has written: it is misspelt, or the results should expire.
 
         The writes to a root may run in other processes of a fleet.
         """
-        if self.policy.ttl is None and not self.tiers():
-            warn_of_unwritten_roots(self.name, self.tags.roots)
-
-    async def _follow(
-        self,
-        plan: Plan,
-        key: Hashable,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        flight: Flight,
-        waiter: asyncio.Future[Any],
-    ) -> Any:
-        """Wait for another caller's load where no session observes: as `single_flight`, without a `Call`.
-
-        1,000 tasks on one cold key take 1.3 times a bare gather so, instead of 1.7 times (benchmarks.budgets,
-        "1,000 tasks on one cold key").
-        """
-        try:
-            outcome = await waiter
-        except BaseException:
-            flight.leave(waiter)
-            self.stats.shared += 1
-            raise
-        if outcome is BECOME_LEADER:
-            call = Call(self, plan, key, args, kwargs, "miss")
-            call.tags = flight.tags[len(plan.store.static) :]
-            return await self._run(call, partial(take_over, plan.load, flight=flight))
-        if type(outcome) is Failure:
-            self.stats.shared += 1
-            outcome.raise_again()
-        value = outcome.share()
-        if value is MISSING:  # it could not be copied for this caller
-            return await self._run(Call(self, plan, key, args, kwargs, "uncached"), plan.uncached)
-        self.stats.shared += 1
-        return value
-
-    def local_hit(self, scope: Scope, key: Hashable, arguments: Mapping[str, Any]) -> Any:
-        return scope.plan(self).admit(key, arguments)
+        if self.stats.calls >= _MANY_CALLS:
+            self.is_new = False
+            if self.policy.ttl is None and not self.tiers():
+                warn_of_unwritten_roots(self.name, self.tags.roots)
 
     async def invoke(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the tool with any spelling of its arguments. The generated body does the same in fewer steps."""
         arguments = self.parameters.bind(args, kwargs)
-        scope = PLACE.get().scope
+        here = PLACE.get()
         key = self.key_or_unkeyed(arguments)
-        value = scope.plan(self).admit(key, arguments)
+        value = hit(self, here, key, arguments)
         if value is not MISSING:
             return value
-        return await self.answer(scope, key, *self.parameters.split(arguments))
+        return await run(self, here.scope, key, *self.parameters.split(arguments))
 
     async def fresh(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the tool now, whatever is cached, and store the answer; inside `bypass` it is not stored."""
         arguments = self.bind("fresh", args, kwargs)
         key = self.key_or_unkeyed(arguments)
-        return await self.answer(PLACE.get().scope, key, *self.parameters.split(arguments), is_fresh=True)
+        return await run(self, PLACE.get().scope, key, *self.parameters.split(arguments), is_fresh=True)
 
     def is_successful(self, value: Any) -> bool:
         """Whether an answer that was not stored is a success.
@@ -376,11 +317,12 @@ class ReadOperation(Operation[ReadPolicy]):
             TypeError: if the tool cannot be called so.
         """
         arguments = self.bind("contains", args, kwargs)
-        plan = PLACE.get().scope.plan(self)
-        if plan.store is None:
+        scope = PLACE.get().scope
+        local = scope.local(self)
+        if local.store is None or scope.interceptor is not None:
             return False
         try:
-            entry = plan.store.find(plan.qualify(self.key_of(arguments)))
+            entry = local.store.find(local.qualify(self.key_of(arguments)))
         except Uncacheable:
             return False
         return entry is not None and entry.is_valid_at(CLOCK.now(), self.policy.grace)
@@ -496,9 +438,9 @@ class ReadOperation(Operation[ReadPolicy]):
             key = self.key_of(arguments)
         except Uncacheable as error:
             raise type(error)(error.reason, self.name) from error.__cause__
-        plan = PLACE.get().scope.storing().plan(self)
-        key = plan.qualify(key)
-        return CacheKey(self, key, request_of(Call(self, plan, key, *self.parameters.split(arguments), "write")))
+        local = PLACE.get().scope.storing().local(self)
+        key = local.qualify(key)
+        return CacheKey(self, key, request_of(Call(self, local, key, *self.parameters.split(arguments), "write")))
 
     # Explicit invalidation
 
@@ -511,9 +453,9 @@ class ReadOperation(Operation[ReadPolicy]):
             Whether there was an answer.
         """
         arguments = self.bind("invalidate", args, kwargs)
-        plan = PLACE.get().scope.storing().plan(self)
+        local = PLACE.get().scope.storing().local(self)
         try:
-            key = plan.qualify(self.key_of(arguments))
+            key = local.qualify(self.key_of(arguments))
         except Uncacheable:
             return False
         mark_written(self.tags.roots)
@@ -521,11 +463,11 @@ class ReadOperation(Operation[ReadPolicy]):
         write_now(keys=((self, key),))
         with VERSIONS.lock:  # assigned, so that they are freed after the lock
             _dropped = [store.discard(key) for store in self.stores()]
-        for stats in plan.stats:
+        for stats in local.stats:
             stats.invalidations += 1
         tiers = self.possible_tiers()
         if tiers:
-            call = Call(self, plan, key, *self.parameters.split(arguments), "write")
+            call = Call(self, local, key, *self.parameters.split(arguments), "write")
             request = request_of(call)
             if self.is_sync:
                 was_there |= await in_background(self.discard, tiers, key, request, is_shielded=True)
@@ -555,12 +497,12 @@ class ReadOperation(Operation[ReadPolicy]):
         """
         arguments = self.bind("set", args, kwargs, before="value, ")
         scope = PLACE.get().scope
-        plan = scope.storing().plan(self)
+        local = scope.storing().local(self)
         try:
-            key = plan.qualify(self.key_of(arguments))
+            key = local.qualify(self.key_of(arguments))
         except Uncacheable:
             return False
-        call = Call(self, plan, key, *self.parameters.split(arguments), "write")
+        call = Call(self, local, key, *self.parameters.split(arguments), "write")
         fill = None if scope.bypasses else self._fill(call, value)
         write = WRITING.get()
         if write is not None and write.is_open:
@@ -568,7 +510,7 @@ class ReadOperation(Operation[ReadPolicy]):
                 return True
             await self.invalidate(*args, **kwargs)
             return False
-        for stats in plan.stats:
+        for stats in local.stats:
             stats.invalidations += 1
         mark_written(self.tags.roots)
         write = (BlockingWrite if self.is_sync else Write)(
@@ -579,15 +521,15 @@ class ReadOperation(Operation[ReadPolicy]):
             entries=(request_of(call),),
             roots=self.tags.roots,
             own_tiers=self.own_tiers,
-            stats=plan.stats,
+            stats=local.stats,
         )
         await write.complete(fill)
-        return fill is not None and plan.store.peek(key) is fill.entry
+        return fill is not None and local.store.peek(key) is fill.entry
 
     def _fill(self, call: Call, value: Any) -> Fill | None:
         """A result with its copy, tags and expiry; None if it may not be stored."""
-        store = call.plan.store
-        if store is None or not call.plan.configuration.enabled:
+        store = call.local.store
+        if store is None or not call.local.configuration.enabled:
             return None
         if len(self.roots) != len(self.tags.roots):
             return None  # its loads depend on more than its own tags, which a given result does not tell
@@ -601,7 +543,7 @@ class ReadOperation(Operation[ReadPolicy]):
         call.started = CLOCK.now()
         loop = THREADS if self.is_sync else event_loop(self.name)
         call.flight = Flight(store, (call.key, loop), store.static + call.tags, ())
-        store_result(call, Entry(value, 0.0, 0.0), lambda *stored: fills.append(Fill(*stored)))
+        store_result(call, value, lambda *stored: fills.append(Fill(*stored)))
         return fills[0] if fills else None
 
     def clear(self) -> int:

@@ -17,7 +17,8 @@ from typing import Any, Final
 from agent_cache.core.store import UnsharedEntry
 from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.flight import Flight
-from agent_cache.engine.runtime import PLACE, Call, Operation
+from agent_cache.engine.operation import Operation
+from agent_cache.engine.scope import PLACE, Call
 from agent_cache.values.canonical import MISSING, size_of
 from agent_cache.values.copies import IMMUTABLE, CopyRule, UncopyableError
 
@@ -144,7 +145,7 @@ class Stream:
     def start(self, call: Call, reader: Reader | None) -> None:
         """Begin the run that a call leads. Without a reader it is a reload in the background."""
         self.leader = reader
-        self.tenant = call.plan.tenant
+        self.tenant = call.local.tenant
         if reader is None:
             self.is_free = True
         else:

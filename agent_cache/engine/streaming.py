@@ -22,21 +22,22 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
-from typing import Any, Final
+from typing import Any
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.policies import DEFAULT_STREAM_BYTES
+from agent_cache.core.options import DEFAULT_STREAM_BYTES
 from agent_cache.core.store import Entry, Store, UnsharedEntry
 from agent_cache.core.tags import Tag
 from agent_cache.core.versions import VERSIONS
 from agent_cache.engine import stream_chunks
-from agent_cache.engine.flight import Flight
-from agent_cache.engine.interception import InterceptedCall, InterceptedScope
+from agent_cache.engine.call import hit, run
+from agent_cache.engine.flight import Flight, is_running
+from agent_cache.engine.interception import InterceptedCall
+from agent_cache.engine.operation import Operation, Proceed
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.runtime import PLACE, Call, Operation, Scope, known_tags
-from agent_cache.engine.single_flight import single_flight, thread_flight
+from agent_cache.engine.result import count_unstored, store_result
+from agent_cache.engine.scope import PLACE, Call, Scope
 from agent_cache.engine.state import event_loop, warn_once
-from agent_cache.engine.store_result import count_unstored, store_result
 from agent_cache.engine.stream_chunks import END, READER, TOO_LONG, Reader, Stream, reader_here
 from agent_cache.engine.thread_streams import (
     ThreadReader,
@@ -53,11 +54,8 @@ __all__ = [
     "END",
     "StreamingRead",
     "StreamingWrite",
-    "load_stream",
     "proceed_stream",
     "relayed",
-    "stream_flight",
-    "thread_stream_flight",
 ]
 
 Copier = Callable[[], Any]
@@ -167,8 +165,8 @@ class StreamFlight(Flight):
         operation = self.store.tool
         return LoopStream(operation.policy.max_stream_bytes, operation.chunk_rule, self)
 
-    def join(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
-        waiter = super().join(loop)
+    def join(self) -> Any:
+        waiter = super().join()
         reader = reader_here()
         if reader is not None:
             reader.waits_for = waiter
@@ -179,13 +177,6 @@ class StreamFlight(Flight):
         super().restart()
         former, self.stream = self.stream, self._new_stream()
         former.restart_as(self.stream)
-
-
-stream_flight: Final = partial(single_flight, kind=StreamFlight)
-"""Single flight of streaming tools."""
-
-thread_stream_flight: Final = partial(thread_flight, kind=ThreadStreamFlight)
-"""The same for those that are synchronous."""
 
 
 class LoopReader(Reader):
@@ -268,7 +259,7 @@ class LoopReader(Reader):
         running = [pump for pump in pumps if not pump.done()]
         if not running or self._loop.is_closed():
             return
-        if not _is_running(self._loop):  # closed by another loop, or by the garbage collector without one
+        if not is_running(self._loop):  # closed by another loop, or by the garbage collector without one
             for pump in running:
                 self._loop.call_soon_threadsafe(pump.cancel)
             return
@@ -286,13 +277,6 @@ class LoopReader(Reader):
             raise asyncio.CancelledError
         if own in running and not own.cancelled():
             own.result()
-
-
-def _is_running(loop: asyncio.AbstractEventLoop) -> bool:
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
 
 
 class LoopRelay:
@@ -377,22 +361,18 @@ def proceed_stream(call: InterceptedCall) -> Any:
     Returns:
         A generator, or an async one.
     """
-    scope = call.scope
-    assert isinstance(scope, InterceptedScope)
     operation: Any = call.operation
 
     def begin() -> Any:
-        outside = scope.outside
+        outside = call.outside
         if outside.interceptor is not None:
             return operation.relay(outside.interceptor.play_stream(call.inside_of(outside)))
-        token = call.enter(scope.beneath)
+        token = call.enter()
         try:
-            if operation.is_read and not call.is_fresh:
-                value = operation.local_hit(scope.beneath, call.key, call.arguments)
-                if value is not MISSING:
-                    call.source = "hit"
-                    return operation.reader_of(value)
-            return operation.read(scope.beneath, call.key, call.args, call.kwargs, is_fresh=call.is_fresh)
+            value = call.local_hit()
+            if value is not MISSING:
+                return operation.reader_of(value)
+            return operation.read(outside, call.key, call.args, call.kwargs, is_fresh=call.is_fresh, intercepted=call)
         finally:
             call.leave(token)
 
@@ -402,40 +382,32 @@ def proceed_stream(call: InterceptedCall) -> Any:
 # Runs
 
 
-async def load_stream(call: Call) -> Entry:
-    """Run a streaming tool under single flight, and store its chunks if it ends by itself: as `store_result.load`."""
-    operation, scope = call.operation, call.scope
-    flight: StreamFlight | ThreadStreamFlight = call.flight  # type: ignore[assignment]  # the plan has them made
+async def load_stream(call: Call) -> Any:
+    """Run a streaming tool under single flight, and store its chunks if it ends by itself: its `own_load`."""
+    operation = call.operation
+    flight: StreamFlight | ThreadStreamFlight = call.flight  # type: ignore[assignment]  # of `flight_class`
     stream, reader = flight.stream, reader_here()
     if reader is not None and reader.position:
         # The run that this caller has read was interrupted, and another one would begin with the first chunk again.
         raise asyncio.CancelledError("the run of this stream was cancelled")
-    if operation.policy.inherit:
-        call.within = flight
-        call.scope = scope.inside or scope.inside_load()
-    else:
-        call.within = None
-        call.scope = scope.outside_of_load
+    call.within = flight if operation.policy.inherit else None
     call.started = CLOCK.now()
-    try:
-        value = await _start(stream, reader, call)
-    finally:
-        call.scope = scope
-    entry = Entry(value, 0.0, stream.seconds)
+    value = await _start(stream, reader, call)
+    call.cost = stream.seconds
     if value is not TOO_LONG and stream.uncopyable is None:
-        store_result(call, entry)
-        return entry
+        store_result(call, value)
+        return value
     if stream.uncopyable is None:
-        flight.result = entry
+        flight.result = Entry(value, 0.0, call.cost)
         warn_once("a stream was longer than max_stream_bytes, so it was not cached", operation.name)
     else:
-        flight.result = UnsharedEntry(None, 0.0, stream.seconds)
+        flight.result = UnsharedEntry(None, 0.0, call.cost)
         warn_once("a chunk could not be copied, so its stream was not cached", operation.name, stream.uncopyable)
     count_unstored(call)
     if call.is_fresh or operation.policy.kept_for:
         with VERSIONS.lock:
             _former = flight.store.discard(call.key)
-    return entry
+    return value
 
 
 def _start(stream: LoopStream | ThreadStream, reader: Reader | None, call: Call) -> Awaitable[Any]:
@@ -456,6 +428,17 @@ def _collecting(operation: Operation[Any], limit: int) -> Callable[..., Coroutin
         return await _start(kind(limit), reader, call)
 
     return collect
+
+
+async def _known_to_reader(proceed: Proceed, call: Call) -> Any:
+    """Let the reader of a call know it. Around each call of a streaming tool."""
+    reader = READER.get()
+    if reader is not None:
+        reader.call = call
+    if call.within is not None and call.operation.is_read:
+        # The tool that reads this stream may have ended before the stream does, since it has left the loop.
+        call.within.inherit_tags(call.known_tags())
+    return await proceed(call)
 
 
 # Operations
@@ -483,23 +466,21 @@ class _Streaming(Operation[Any]):
         return reader
 
     def read(
-        self, scope: Scope, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_fresh: bool = False
+        self,
+        scope: Scope,
+        key: Hashable,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_fresh: bool = False,
+        intercepted: InterceptedCall | None = None,
     ) -> Any:
         """Begin a call that no local hit has answered. Returns its reader."""
         if scope.interceptor is not None:
             call = InterceptedCall(self, scope, key, args, kwargs, is_fresh=is_fresh)
             return self.relay(scope.interceptor.play_stream(call))
-        answer = partial(self.answer, scope, key, args, kwargs, is_fresh=is_fresh)
+        answer = partial(run, self, scope, key, args, kwargs, is_fresh=is_fresh, intercepted=intercepted)
         return ThreadReader(self, answer) if self.is_sync else LoopReader(self, answer)
-
-    async def _run(self, call: Call, run: Callable[[Call], Awaitable[Entry]]) -> Any:
-        reader = READER.get()
-        if reader is not None:
-            reader.call = call
-        if call.within is not None and self.is_read:
-            # The tool that reads this stream may have ended before the stream does, since it has left the loop.
-            call.within.inherit_tags(known_tags(call))
-        return await super()._run(call, run)
 
     def is_successful(self, value: Any) -> bool:
         return value is TOO_LONG or super().is_successful(value)
@@ -521,7 +502,9 @@ class StreamingRead(_Streaming, ReadOperation):
         self.chunk_rule: CopyRule = policy.copy_rule
         policy = replace(policy, copy_rule=_of_chunks(policy.copy_rule))
         super().__init__(function, name, parameters, tags, policy, *rest, **options)
-        self.coroutine_function = _collecting(self, policy.max_stream_bytes)
+        self.run_with(_collecting(self, policy.max_stream_bytes))
+        self.around, self.own_load = _known_to_reader, load_stream
+        self.flight_class = ThreadStreamFlight if self.is_sync else StreamFlight
 
     @property
     def returns(self) -> Any:
@@ -535,10 +518,10 @@ class StreamingRead(_Streaming, ReadOperation):
     def begin(self, /, *args: Any, **kwargs: Any) -> Any:
         """Begin a call with arguments in their canonical spelling. Returns its reader."""
         arguments = self.parameters.named(args, kwargs)
-        scope = PLACE.get().scope
+        here = PLACE.get()
         key = self.key_or_unkeyed(arguments)
-        value = scope.plan(self).admit(key, arguments)
-        return self.read(scope, key, args, kwargs) if value is MISSING else self.reader_of(value)
+        value = hit(self, here, key, arguments)
+        return self.read(here.scope, key, args, kwargs) if value is MISSING else self.reader_of(value)
 
     def fresh(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the tool now, whatever is cached, and store its chunks; inside `bypass` they are not stored."""
@@ -571,7 +554,8 @@ class StreamingWrite(_Streaming, WriteOperation):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.coroutine_function = _collecting(self, DEFAULT_STREAM_BYTES)
+        self.run_with(_collecting(self, DEFAULT_STREAM_BYTES))
+        self.around = _known_to_reader
 
     def begin(self, /, *args: Any, **kwargs: Any) -> Any:
         """Begin a call with arguments in their canonical spelling. Returns its reader."""

@@ -25,8 +25,9 @@ from agent_cache.core.store import Store, UnsharedEntry
 from agent_cache.core.tags import Tag
 from agent_cache.core.versions import VERSIONS
 from agent_cache.engine import stream_chunks
-from agent_cache.engine.blocking import THREADS, ThreadFlight, Waiter, has_running_loop, run_blocking
-from agent_cache.engine.runtime import Operation
+from agent_cache.engine.blocking import Waiter, has_running_loop, run_blocking
+from agent_cache.engine.flight import Flight
+from agent_cache.engine.operation import Operation
 from agent_cache.engine.stream_chunks import END, READER, Reader, Stream, leave_to_itself, reader_here
 from agent_cache.values.canonical import MISSING
 
@@ -138,7 +139,7 @@ class ThreadStream(Stream):
             self._changed.notify_all()
 
 
-class ThreadStreamFlight(ThreadFlight):
+class ThreadStreamFlight(Flight):
     """The load of a synchronous streaming tool. Whoever joins it reads its chunks from the first one on."""
 
     __slots__ = ("stream",)
@@ -155,9 +156,8 @@ class ThreadStreamFlight(ThreadFlight):
         self.stream = ThreadStream(operation.policy.max_stream_bytes, operation.chunk_rule, self)
         self.stream.leader = reader_here()  # before anybody joins, who may have to continue its call
 
-    def join(self, loop: object = THREADS) -> Any:
-        """Wait for the outcome. The caller holds the lock of the versions."""
-        waiter = super().join(loop)
+    def join(self) -> Any:
+        waiter = super().join()
         reader = reader_here()
         if reader is not None:
             reader.waits_for = waiter

@@ -20,73 +20,72 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from agent_cache.clock import CLOCK
 from agent_cache.core.keys import PLAIN
 from agent_cache.core.lease import UNTRUSTED, CombinedLease, Lease
-from agent_cache.core.store import NEVER, Entry
-from agent_cache.core.tags import Tag, root_of
-from agent_cache.core.versions import VERSIONS, EntryTag, entry_tag
+from agent_cache.core.store import NEVER
+from agent_cache.core.tags import root_of
+from agent_cache.core.versions import VERSIONS, entry_tag
 from agent_cache.engine.blocking import call_in_background, has_running_loop, in_background
 from agent_cache.engine.flight import Flight
 from agent_cache.engine.inheritance import Inherits
-from agent_cache.engine.runtime import TENANT, Call, Proceed, known_tags
+from agent_cache.engine.noting import insert_and_note
+from agent_cache.engine.operation import Proceed
+from agent_cache.engine.result import count_unstored, early_expiry, insert_if_valid, lease_of, protected_copy
+from agent_cache.engine.scope import TENANT, Call
+from agent_cache.engine.stale import refresh
 from agent_cache.engine.state import READERS, clear_tools, warn_once, write_now
-from agent_cache.engine.store_result import (
-    count_unstored,
-    early_expiry,
-    insert_and_note,
-    insert_if_valid,
-    lease_of,
-    protected_copy,
-    refresh,
-)
 from agent_cache.engine.ttls import follow
-from agent_cache.values.canonical import is_large, make_room
+from agent_cache.values.canonical import MISSING, is_large, make_room
 
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Found, Request, Ticket, Tier, Touched, Versions
 
-__all__ = ["check_versions", "consult_tiers", "lease_in", "request_of", "take_tickets", "unsubscribe_all"]
+__all__ = [
+    "ask_tiers",
+    "check_versions",
+    "lease_in",
+    "offer_result",
+    "request_of",
+    "take_tickets",
+    "unsubscribe_all",
+]
 
 T = TypeVar("T")
 
 _MAX_REQUESTS: Final = 1_024
 
 
-# Stages
+# The steps of a call
 
 
-async def check_versions(proceed: Proceed, call: Call) -> Entry:
-    """Ask the farthest tier before anything is shared: the first stage of a tool with strong consistency.
+async def check_versions(proceed: Proceed, call: Call) -> Any:
+    """Ask the farthest tier before anything is shared, for a tool with strong consistency.
 
     A running load of others is joined only if it began with the versions seen here: see `Ticket.agrees_with`. A nearer
     tier is not asked, as it would be no better than a local copy.
     """
     tiers = call.operation.tiers()
-    if not tiers:  # configured away by another thread, since the plan was compiled
+    if not tiers:  # configured away by another thread since
         return await proceed(call)
     (tier,) = tiers
     within = call.within
     if within is not None:  # before the lookup: a write during it must concern the load
-        within.begin_read(call, _known_tags(call))
+        within.begin_read(call, (*call.known_tags(), entry_tag(call.operation.number, call.key)))
     found, ticket = await _ask(tier, (), call)
     call.asked = ((tier, ticket),)
     if found is None or call.is_fresh:
         return await proceed(call)
     if within is not None:
         within.inherit(_of_found(call, tier, found, ticket), call=call)
-    call.source = "hit"
+    call.source, call.cost = "hit", found.cost
     call.flight = _NO_FLIGHT
     if found.is_to_refresh:
         refresh(call)
-    return Entry(found.value, 0.0, found.cost)
-
-
-def _known_tags(call: Call) -> tuple[Tag | EntryTag, ...]:
-    return *known_tags(call), entry_tag(call.operation.number, call.key)
+    return found.value
 
 
 def _of_found(call: Call, tier: Tier, found: Found, ticket: Ticket) -> Inherits:
     """What a load inherits from an answer that a tier had, of which there is no local copy."""
     expires = NEVER if found.ttl is None else CLOCK.now() + found.ttl
-    lease = None if call.plan.lease is None else lease_of(ticket, call.plan.lease)
+    lease = None if call.local.setup.lease is None else lease_of(ticket, call.local.setup.lease)
     source = _Versions({tier: ticket.versions})
     leases = {} if lease is None else {lease: (tier,)}
     tags = *found.tags, entry_tag(call.operation.number, call.key)
@@ -108,53 +107,51 @@ class _NoFlight:
 _NO_FLIGHT: Any = _NoFlight()
 
 
-async def consult_tiers(proceed: Proceed, call: Call) -> Entry:
-    """Answer from the nearest tier that has the value; else run the rest of the plan and store the result in the tiers.
+async def ask_tiers(call: Call) -> Any:
+    """Answer a load from the nearest tier that has the value. A tier that fails has none.
 
-    A tier that fails counts as a miss: the tool still runs.
+    Returns:
+        The value, of which there is a local copy now; `MISSING` if the tool must run.
     """
     flight = call.flight
-    asked = call.asked
-    give_up = _keep
-    if asked:
-        flight.tickets = tuple([ticket for _, ticket in asked])
+    if call.asked:
+        flight.tickets = tuple([ticket for _, ticket in call.asked])
         if call.operation.policy.remote.shares_loads and not call.is_fresh:
-            ((tier, ticket),) = asked
-            found, ticket, give_up = await _claim(tier, ticket, call)
-            asked, flight.tickets = ((tier, ticket),), (ticket,)
+            ((tier, ticket),) = call.asked
+            found, ticket, flight.claim = await _claim(tier, ticket, call)
+            call.asked, flight.tickets = ((tier, ticket),), (ticket,)
             if found is not None:
                 return _store_found(call, found)
     else:
-        tiers = call.operation.tiers()
+        tiers = call.operation.tiers()  # another thread may have configured others
         for farther, tier in enumerate(tiers, 1):
             found, ticket = await _ask(tier, tiers[farther:], call)
             if found is None and farther == len(tiers) and not call.is_fresh:
-                found, ticket, give_up = await _claim(tier, ticket, call)
-            asked += ((tier, ticket),)
+                found, ticket, flight.claim = await _claim(tier, ticket, call)
+            call.asked += ((tier, ticket),)
             flight.tickets += (ticket,)
             if found is not None and not call.is_fresh:
-                entry = _store_found(call, found)
-                _keep_versions(flight, asked)
+                value = _store_found(call, found)
+                _keep_versions(flight, call.asked)
                 if farther > 1 and (found.ttl is None or found.ttl > 0):  # else it is in its grace period: not stored
                     life = _life_of_found(call, found)
-                    await _offer(call, asked, farther - 1, found.value, found.tags, found.cost, life)
-                return entry
+                    await _offer(call, farther - 1, found.value, found.tags, found.cost, life)
+                return value
     # Its tool has not started yet, so it sees what a write has done since, of which a lookup may have received the
     # message; if the write runs still, or came after a ticket, that keeps the result out.
     flight.since = flight.store.versions.now
-    try:
-        entry = await proceed(call)
-        if flight.stored_tags is not None:
-            await _offer(
-                call, asked, len(asked), entry.value, flight.stored_tags, entry.cost, _life_of_loaded(flight, call)
-            )
-            _keep_versions(flight, asked)
-    finally:
-        give_up()
-    return entry
+    return MISSING
 
 
-async def _claim(tier: Tier, ticket: Ticket, call: Call) -> tuple[Found | None, Ticket, Callable[[], None]]:
+async def offer_result(call: Call, value: Any) -> None:
+    """Store what the tool has returned in the tiers that were asked for it."""
+    flight = call.flight
+    assert flight.stored_tags is not None
+    await _offer(call, len(call.asked), value, flight.stored_tags, call.cost, _life_of_loaded(flight, call))
+    _keep_versions(flight, call.asked)
+
+
+async def _claim(tier: Tier, ticket: Ticket, call: Call) -> tuple[Found | None, Ticket, Callable[[], None] | None]:
     """Have one process of the fleet load what a write has invalidated, or whatever is missed by a tool that shares its
     loads: see `SharedLoads`.
 
@@ -164,14 +161,14 @@ async def _claim(tier: Tier, ticket: Ticket, call: Call) -> tuple[Found | None, 
     flight = call.flight
     shared: Any = tier  # `isinstance(tier, SharedLoads)` takes several us
     if not hasattr(shared, "claim"):
-        return None, ticket, _keep
-    if flight.store.is_held(flight.key, known_tags(call)):  # maybe by the very write that makes this call
-        return None, ticket, _keep
+        return None, ticket, None
+    if flight.store.is_held(flight.key, call.known_tags()):  # maybe by the very write that makes this call
+        return None, ticket, None
     shares = call.operation.policy.remote.shares_loads
     options: dict[str, Any] = {}
     if call.operation.is_sync and has_running_loop():  # the load that it waits for may need this loop
         if not shares:
-            return None, ticket, _keep
+            return None, ticket, None
         options["may_wait"] = _may_not
     elif shares:
         options["may_wait"] = partial(_may_wait, flight)
@@ -179,7 +176,7 @@ async def _claim(tier: Tier, ticket: Ticket, call: Call) -> tuple[Found | None, 
         found, ticket = await _of_tier(call, shared.claim, request_of(call), ticket, **options)
     except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
         warn_once(f"a claim in {type(tier).__name__} failed", call.operation.name, error)
-        return None, ticket, _keep
+        return None, ticket, None
     give_up: Callable[[], None] = partial(shared.give_up, ticket)
     if shares and found is None and getattr(ticket, "has_claim", False):
         claim = _Claim(shared, ticket, flight)
@@ -190,10 +187,6 @@ async def _claim(tier: Tier, ticket: Ticket, call: Call) -> tuple[Found | None, 
         else:
             claim.renew_later()
     return found, ticket, partial(call_in_background, give_up) if call.operation.is_sync else give_up
-
-
-def _keep() -> None:
-    """Give up no claim."""
 
 
 def _may_not() -> bool:
@@ -314,9 +307,9 @@ def _bounded(found: Found, bound: float) -> Found | None:
     return found if found.ttl > 0 else None
 
 
-def _store_found(call: Call, found: Found) -> Entry:
+def _store_found(call: Call, found: Found) -> Any:
     """Store a local copy of what a tier had. It expires no later than the tier's."""
-    call.source = "hit"
+    call.source, call.cost = "hit", found.cost
     now = CLOCK.now()
     call.started = now - found.age
     flight, static = call.flight, call.flight.store.static
@@ -324,23 +317,22 @@ def _store_found(call: Call, found: Found) -> Entry:
     if tags != flight.tags:
         with VERSIONS.lock:
             call.operation.extend(tags)  # those that were inherited where the value was loaded
-    expires = NEVER if found.ttl is None else early_expiry(call, now + found.ttl, found.cost)
-    entry = Entry(found.value, expires, found.cost)
-    stored = protected_copy(call, entry, expires)
+    expires = NEVER if found.ttl is None else early_expiry(call, now + found.ttl)
+    stored = protected_copy(call, found.value, expires)
     if found.ttl is not None and found.ttl <= 0:  # in its grace period
         flight.is_cached = True
         if found.is_to_refresh:
             refresh(call)
-        return entry
+        return found.value
     if stored is None:
         count_unstored(call)
     elif call.operation.evidence.allowance > 0:
-        insert_and_note(call, found.value, stored)
+        insert_and_note(insert_if_valid, call, found.value, stored)
     else:
         insert_if_valid(call, stored)
     if found.is_to_refresh:
         refresh(call)
-    return entry
+    return found.value
 
 
 def _life_of_loaded(flight: Flight, call: Call) -> float | None:
@@ -364,16 +356,9 @@ async def take_tickets(call: Call) -> tuple[Ticket, ...]:
     return tuple([(await _ask(tier, tiers[farther:], call))[1] for farther, tier in enumerate(tiers, 1)])
 
 
-async def _offer(
-    call: Call,
-    asked: tuple[tuple[Tier, Ticket], ...],
-    count: int,
-    value: Any,
-    tags: tuple[str, ...],
-    cost: float,
-    life: float | None,
-) -> None:
+async def _offer(call: Call, count: int, value: Any, tags: tuple[str, ...], cost: float, life: float | None) -> None:
     """Store a value in the nearest `count` tiers, in each only if the tickets of all farther ones are still clean."""
+    asked = call.asked
     inherited = call.flight.inherited
     for farther, (tier, ticket) in enumerate(asked[:count], 1):
         if isinstance(ticket, _NoTicket) or not all(behind.is_clean() for _, behind in asked[farther:]):
@@ -401,7 +386,7 @@ def request_of(call: Call) -> Request:
     For a key of texts and numbers the same object is returned again, so that a tier can remember it: no argument can
     have changed since.
     """
-    key, store = call.key, call.plan.store
+    key, store = call.key, call.local.store
     if store is None:
         return _request_of(call)
     request: Request | None = store.requests.get(key)
@@ -420,7 +405,7 @@ def _is_plain(key: Hashable) -> bool:
 
 def _request_of(call: Call) -> Request:
     operation, policy = call.operation, call.operation.policy
-    store = call.plan.store
+    store = call.local.store
     from agent_cache.remote.protocol import Request  # which whoever has a tier has loaded
 
     return Request(
@@ -431,7 +416,7 @@ def _request_of(call: Call) -> Request:
         late_roots=operation.late_roots,
         ttl=policy.longest_ttl,
         session=None if store is None else store.session,
-        tenant=call.plan.tenant,
+        tenant=call.local.tenant,
         returns=operation.returns,
         roots=operation.tags.roots,
         grace=policy.grace or policy.remote.grace,

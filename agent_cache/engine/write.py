@@ -17,14 +17,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from agent_cache.clock import CLOCK
-from agent_cache.config import CURRENT
-from agent_cache.core.policies import WritePolicy
+from agent_cache.config import CURRENT, Configuration
+from agent_cache.core.options import WritePolicy
 from agent_cache.core.store import Entry
 from agent_cache.core.tags import MANY_PATHS, Tag, TagRule, every_key_of, root_of, within_limit
 from agent_cache.core.versions import VERSIONS, EntryTag, Hold, Written, paths_read, paths_written
 from agent_cache.engine.blocking import Background, in_background, start_in_background
+from agent_cache.engine.call import run, run_tool
 from agent_cache.engine.interception import InterceptedCall
-from agent_cache.engine.runtime import PLACE, CacheKey, Call, Operation, Proceed, Scope
+from agent_cache.engine.operation import CacheKey, Operation, Setup
+from agent_cache.engine.order import write_setup
+from agent_cache.engine.result import insert_if_valid
+from agent_cache.engine.scope import PLACE, Call, Scope
 from agent_cache.engine.state import (
     READERS,
     event_loop,
@@ -34,11 +38,9 @@ from agent_cache.engine.state import (
     warn_of_unread_roots,
     warn_once,
 )
-from agent_cache.engine.store_result import insert_if_valid
 from agent_cache.engine.tiers import take_tickets
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.metrics import Stats
-from agent_cache.values.canonical import MISSING
 
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Request, Tier, WriteIntent
@@ -51,7 +53,6 @@ __all__ = [
     "Fill",
     "Write",
     "WriteOperation",
-    "invalidate",
     "tags_of_intent",
     "tiers_under",
 ]
@@ -78,30 +79,15 @@ class WriteOperation(Operation[WritePolicy]):
         for use in self.root_uses:
             use.writers.add(self)
 
-    def write(self, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
-        """Run a write through its plan."""
-        if scope.interceptor is not None:
-            return scope.interceptor.play(InterceptedCall(self, scope, None, args, kwargs))
-        plan = scope.plan(self)
-        return self._run(Call(self, plan, None, args, kwargs, "write"), plan.run)
+    def make_setup(self, configuration: Configuration) -> Setup:
+        return write_setup(self, configuration, run_write)
 
-    def local_hit(self, scope: Scope, key: Hashable, arguments: Mapping[str, Any]) -> Any:  # noqa: ARG002 - as reads
-        """A write is never answered from the cache."""
-        return MISSING
-
-    def answer(
-        self,
-        scope: Scope,
-        key: Hashable,  # noqa: ARG002 - a write has none
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        is_fresh: bool = False,  # noqa: ARG002 - every write is
-    ) -> Awaitable[Any]:
-        return self.write(scope, args, kwargs)
+    def store_in(self, scope: Scope) -> tuple[None, Hashable | None]:
+        return None, scope.tenant
 
     async def invoke(self, /, *args: Any, **kwargs: Any) -> Any:
-        return await self.write(PLACE.get().scope, *self.parameters.split(self.parameters.bind(args, kwargs)))
+        """Call the tool with any spelling of its arguments. The generated body does the same in fewer steps."""
+        return await run(self, PLACE.get().scope, None, *self.parameters.split(self.parameters.bind(args, kwargs)))
 
     def is_successful(self, value: Any) -> bool:
         """Whether a write that returned this value succeeded; `settle` holds only then."""
@@ -153,14 +139,15 @@ def _not_a_key(tool: str, found: object) -> str:
     )
 
 
-async def invalidate(proceed: Proceed, call: Call) -> Entry:
-    """Begin the write, run the tool, commit. The stage of every write tool.
+async def run_write(call: Call) -> Any:
+    """Begin the write, run the tool, commit: every write tool.
 
     A tag or key function that raises makes the write invalidate the whole root; the write itself runs.
     """
     write = _write_of(call)
     if write is None:
-        return await proceed(call)
+        return await run_tool(call)
+    operation = call.operation
     has_begun = False
     try:  # a `KeyboardInterrupt` may be raised wherever a call has just been made
         if write.tiers:
@@ -168,15 +155,15 @@ async def invalidate(proceed: Proceed, call: Call) -> Entry:
         else:
             write.begin_locally()
         has_begun = True
-        if call.operation.is_new:
-            call.operation.is_new = False
+        if operation.is_new:
+            operation.is_new = False
             # Reads behind a tier may run in other processes.
-            if not write.tiers and call.operation.policy.key_fn is None:
-                warn_of_unread_roots(call.operation.name, call.operation.tags.roots)
-        for stats in call.plan.stats:
+            if not write.tiers and operation.policy.key_fn is None:
+                warn_of_unread_roots(operation.name, operation.tags.roots)
+        for stats in call.local.stats:
             stats.invalidations += 1
-        entry = await proceed(call)
-        committed = write.succeed(entry.value, ok=call.operation.is_successful(entry.value))
+        value = await run_tool(call)
+        committed = write.succeed(value, ok=operation.policy.ok is None or operation.is_successful(value))
     except BaseException as error:
         if has_begun or write.is_open:
             await write.fail(error)
@@ -185,15 +172,16 @@ async def invalidate(proceed: Proceed, call: Call) -> Entry:
         if write.hold is not None:  # its end was interrupted, or had no room on the stack
             VERSIONS.end(write.hold, (*write.tags, *write.late_roots), write.bare)
     call.tags += write.late_tags
-    await committed
-    return entry
+    if committed is not ENDED:
+        await committed
+    return value
 
 
 def _write_of(call: Call) -> Write | None:
     """The write that a call makes; None if it touches nothing, as a session-scoped invalidator outside a session."""
     operation = call.operation
     policy = operation.policy
-    owners = PLACE.get().scope.owners if policy.scope == "session" else None
+    owners = call.scope.owners if policy.scope == "session" else None
     if owners is not None and not owners:
         return None
     kind = BlockingWrite if operation.is_sync else Write
@@ -211,9 +199,9 @@ def _write_of(call: Call) -> Write | None:
             owners=owners,
             roots=roots,
             own_tiers=operation.own_tiers,
-            stats=call.plan.stats,
+            stats=call.local.stats,
         )
-    paths, bare = _tags_from(operation.tags.early, call.arguments, None, operation.name, call.plan.stats)
+    paths, bare = _tags_from(operation.tags.early, call.arguments, None, operation.name, call.local.stats)
     known = CURRENT.once_configured, READERS.links  # before its tiers are looked for: later ones are found at the end
     tags = operation.tags
     tiers = operation.find_tiers(in_sessions=owners is not None)
@@ -230,7 +218,7 @@ def _write_of(call: Call) -> Write | None:
         owners,
         tags.roots,
         operation.own_tiers,
-        call.plan.stats,
+        call.local.stats,
         (),
         tiers,
         known,
@@ -512,7 +500,7 @@ class Write:
         if self._intent is None:
             for fill in current:
                 insert_if_valid(fill.call, _bounded(fill))
-            return _ENDED
+            return ENDED
         return self._end_in_tiers(self._intent, tags, roots, failed=failed, hold=hold, may_wait=may_wait, fills=current)
 
     def _end_in_tiers(
@@ -535,7 +523,7 @@ class Write:
         if commits and not fills:  # those that are on their way need not be waited for, whatever other tiers there are
             commits = {tier: commit for tier, commit in commits.items() if not isinstance(commit, SentCommit)}
             if not commits:
-                return _ENDED
+                return ENDED
         return run_shielded(self._finish_commits(commits, tags, bare, fills), *commits.values(), may_wait=may_wait)
 
     def _end_locally(
@@ -746,7 +734,7 @@ class _Ended:
         yield from ()
 
 
-_ENDED: Final = _Ended()
+ENDED: Final = _Ended()
 
 WRITING: ContextVar[Write | None] = ContextVar("agent_cache_writing", default=None)
 """The innermost write that runs in this context. Child tasks and threads inherit it, also beyond its end."""

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 from agent_cache import AgentLoopDetectedError, Toolbox
 from agent_cache.clock import CLOCK
 from agent_cache.core.asker import Apart, asker_in
-from agent_cache.core.called import may_provide_user
-from agent_cache.core.contexts import Injected, got_by
+from agent_cache.core.contexts import Injected, got_by, may_provide_user
 from agent_cache.core.parameters import reads_request, takes_context
 from agent_cache.integrations.any_framework import note_function
 from agent_cache.integrations.checked_arguments import Check, as_tool_gets, check_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache.engine.runtime import PLACE
+from agent_cache.engine.scope import PLACE
 from agent_cache.engine.state import clear_everything
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError, MissingFixture
 from agent_cache.pytest_plugin.cassette_run import recorders_of

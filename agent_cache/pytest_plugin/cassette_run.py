@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache.engine.interception import InterceptedScope
-from agent_cache.engine.runtime import PLACE, Scope
+from agent_cache.engine.scope import PLACE, Scope
 from agent_cache.engine.state import clear_everything
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError, DivergenceError, MissingFixture
 from agent_cache.pytest_plugin.markers import Settings
@@ -406,7 +405,7 @@ def fixture_in_same_context(fixture: pytest.FixtureDef[Any]) -> Iterator[None]:
 def recorders_of(scope: Scope) -> list[Recorder]:
     """The recorders that are open in a scope, from the inside: a test with a baseline may replay a cassette, too."""
     found = []
-    while isinstance(scope, InterceptedScope):
+    while scope.outside is not None:
         if isinstance(scope.interceptor, Recorder):
             found.append(scope.interceptor)
         scope = scope.outside

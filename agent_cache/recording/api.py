@@ -17,9 +17,10 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from agent_cache.core.policies import checked_choice
-from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, InterceptedScope
-from agent_cache.engine.runtime import PLACE, Operation, Scope, closes_generator, leave_scope
+from agent_cache.core.options import checked_choice
+from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, Receiver
+from agent_cache.engine.operation import Operation
+from agent_cache.engine.scope import PLACE, Scope, closes_generator, leave_scope
 from agent_cache.engine.streaming import proceed_stream
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.cassette import Cassette, apply_rules, recorded_rules, redacted_name
@@ -98,7 +99,7 @@ class Block(Generic[H]):
                 socket_guard.install()
         self._recorder.lanes.begin()
         around = _without_blocker(scope) if self.ends_refusal else scope
-        self._outer, self._scope = scope, InterceptedScope(around, self._recorder)
+        self._outer, self._scope = scope, around.intercepted(self._recorder)
         self._token = self._scope.enter()
         return handle
 
@@ -166,7 +167,7 @@ class Block(Generic[H]):
 def _check_path_is_free(scope: Scope, path: Path) -> None:
     """One block inside of another on the same path would read what the other writes."""
     name = os.path.realpath(path)
-    while isinstance(scope, InterceptedScope):
+    while scope.outside is not None:
         if scope.interceptor is not None and INTERCEPTORS.get(scope.interceptor) == name:
             raise CassetteError("is being recorded or replayed already, around this block; use another path", path)
         scope = scope.outside
@@ -361,7 +362,7 @@ def _checked_policy(policy: Any, caller: str) -> dict[str, str]:
 # Refusal of live calls
 
 
-class LiveCallBlocker:
+class LiveCallBlocker(Receiver):
     """Interceptor that refuses every call, also one that a cache would answer, since that depends on earlier calls.
 
     `now`, `uuid4` and `random` run.
@@ -439,7 +440,7 @@ def block_live_calls(advice: str) -> Iterator[LiveCallBlocker]:
     """
     blocker = LiveCallBlocker(advice)
     outer = PLACE.get().scope
-    scope = InterceptedScope(outer, blocker)
+    scope = outer.intercepted(blocker)
     token = scope.enter()
     INTERCEPTORS[blocker] = ""
     SEAMS.enter()
@@ -453,7 +454,7 @@ def block_live_calls(advice: str) -> Iterator[LiveCallBlocker]:
 
 def _without_blocker(scope: Scope) -> Scope:
     """The same scope without the blockers that are innermost in it."""
-    while isinstance(scope, InterceptedScope) and isinstance(scope.interceptor, LiveCallBlocker):
+    while scope.outside is not None and isinstance(scope.interceptor, LiveCallBlocker):
         scope = scope.outside
     return scope
 

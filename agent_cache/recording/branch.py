@@ -29,8 +29,8 @@ from typing import Any, Final, Literal, Self
 
 import msgspec
 
-from agent_cache.core.policies import checked_choice
-from agent_cache.engine.runtime import Operation
+from agent_cache.core.options import checked_choice
+from agent_cache.engine.operation import Operation
 from agent_cache.errors import CassetteError, ConfigurationError, DivergenceError, WorldMovedError
 from agent_cache.recording.api import Block, checked_path, loaded, recorded_http
 from agent_cache.recording.cassette import Cassette
@@ -405,7 +405,7 @@ class _Prefix:
                 'Give it a fresh world and world="sandbox", or accept the world as it is with world="as_is".'
             )
             facts = [{"id": one.id, "name": one.name, "arguments": one.arguments} for one in writes]
-            raise WorldMovedError(facts, self.cassette.path, reason)
+            raise WorldMovedError(facts, reason, self.cassette.path)
 
 
 def _writes_in_doubt(cassette: Cassette) -> list[RecordedCall]:

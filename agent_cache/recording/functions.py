@@ -19,10 +19,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, is_typeddict, overload
 
+from agent_cache.core.options import checked_choice, checked_function
 from agent_cache.core.parameters import JsonArguments, Parameter, Parameters
-from agent_cache.core.policies import checked_choice, checked_function
 from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, report_escape
-from agent_cache.engine.runtime import PLACE
+from agent_cache.engine.scope import PLACE
 from agent_cache.errors import ConfigurationError, UncacheableArgumentsError
 from agent_cache.recording.annotations import annotation_of_chunks
 from agent_cache.recording.arguments import earlier_arguments, is_omitted, plain_arguments

@@ -30,7 +30,7 @@ from typing import Any, Literal, Protocol, Self
 
 import msgspec
 
-from agent_cache.core.policies import checked_choice
+from agent_cache.core.options import checked_choice
 from agent_cache.errors import CassetteError, CassetteNotFound, MissingFixture, UncacheableArgumentsError
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.cassette_file import CALLS_OF_LITELLM, PartialFile, RecordedCall, digest_of_key

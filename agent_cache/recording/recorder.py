@@ -22,8 +22,9 @@ import msgspec
 
 from agent_cache.core.asker import UnknownAsker
 from agent_cache.core.tags import root_of, unescape
-from agent_cache.engine.interception import InterceptedCall, replay_into_sessions
-from agent_cache.engine.runtime import PLACE, Call, Operation
+from agent_cache.engine.interception import InterceptedCall, Receiver, replay_into_sessions
+from agent_cache.engine.operation import Operation
+from agent_cache.engine.scope import PLACE, Call
 from agent_cache.engine.streaming import proceed_stream
 from agent_cache.errors import CassetteError, ConfigurationError, UncacheableArgumentsError
 from agent_cache.recording.arguments import plain_arguments
@@ -75,7 +76,7 @@ NO_CONTEXT = (
 """Why a call in a thread is outside of all recordings, and what to do about it."""
 
 
-class Recorder:
+class Recorder(Receiver):
     """A running or finished recording.
 
     Attributes:

@@ -31,7 +31,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.policies import configures
+from agent_cache.core.options import configures
 from agent_cache.core.store import NEVER
 from agent_cache.core.tags import meet, root_of
 from agent_cache.errors import RemoteTierError

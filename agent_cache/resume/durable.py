@@ -26,10 +26,10 @@ from typing import Any, Literal, NoReturn, TypeAlias
 
 import msgspec
 
-from agent_cache.core.policies import checked_choice, checked_flag
+from agent_cache.core.options import checked_choice, checked_flag
 from agent_cache.core.tags import root_of, unescape
-from agent_cache.engine.interception import InterceptedCall, InterceptedScope
-from agent_cache.engine.runtime import PLACE
+from agent_cache.engine.interception import InterceptedCall
+from agent_cache.engine.scope import PLACE
 from agent_cache.engine.streaming import proceed_stream, relayed
 from agent_cache.engine.write import tags_of_intent
 from agent_cache.errors import (
@@ -601,8 +601,12 @@ class _JournalRecorder(Recorder):
             raise raised from error
 
     def _in_doubt(self, call: ActiveCall, doubt: Intent, reason: str = "") -> NoReturn:
-        text = f"{described(call.function.name, call.arguments)} {reason}" if reason else ""
-        error = InDoubtError(call.function.name, call.arguments, doubt.key, self._writer.path, text)
+        reason = reason or (
+            "had begun when an earlier process of this run ended, and nothing says whether it took effect (idempotency "
+            f"key {doubt.key}). Find out, and say by on_doubt= what is to be done"
+        )
+        text = f"{described(call.function.name, call.arguments)} {reason}"
+        error = InDoubtError(call.function.name, call.arguments, doubt.key, text, self._writer.path)
         with self._lock:
             self._refuse(call, error)
 
@@ -727,7 +731,7 @@ class _JournalRecorder(Recorder):
                     f"nothing says whether it took effect (idempotency key {doubt.key}), and the resumed run has not "
                     "made it again. Find out, and say by on_doubt= what is to be done"
                 )
-                return InDoubtError(doubt.name, doubt.arguments, doubt.key, self._writer.path, text)
+                return InDoubtError(doubt.name, doubt.arguments, doubt.key, text, self._writer.path)
         for name, shown in self._new_writes.items():
             if (first := self._left.first(name=name)) is not None:
                 text = (
@@ -818,7 +822,7 @@ def _is_same_checkpoint(one: Checkpoint, other: Checkpoint) -> bool:
 def _interceptors() -> Iterator[object]:
     """The recordings around this place."""
     scope = PLACE.get().scope
-    while isinstance(scope, InterceptedScope):
+    while scope.outside is not None:
         yield scope.interceptor
         scope = scope.outside
 

@@ -11,9 +11,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
-from agent_cache.core.policies import checked_choice, checked_function
+from agent_cache.core.options import checked_choice, checked_function
 from agent_cache.engine.interception import note_loop
-from agent_cache.engine.runtime import Replacement
+from agent_cache.engine.scope import Replacement
 from agent_cache.engine.state import warn_once
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS, Metrics

@@ -1,4 +1,4 @@
-"""Hooks of a session into the calls of one operation: `SessionHooks` implements `engine.runtime.CallObserver`.
+"""Hooks of a session into the calls of one operation: `SessionHooks` implements `engine.scope.CallObserver`.
 
 At each call they check the budgets, write the trace, count, and pass the outcome to the loop detector; what that finds
 goes to the guard, which refuses the call, replaces its answer, or lets it go on.
@@ -14,7 +14,8 @@ from typing import Any, Final
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.store import NEVER, Entry
 from agent_cache.engine.interception import note_answer
-from agent_cache.engine.runtime import PLACE, Call, Operation, Participant, Replacement
+from agent_cache.engine.operation import Operation
+from agent_cache.engine.scope import PLACE, Call, Participant, Replacement
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import Stats
 from agent_cache.session.guard import LoopGuard
@@ -223,7 +224,7 @@ class SessionHooks:
         return identity
 
     def _tool_detector_of(self, detector: LoopDetector) -> ToolDetector:
-        """It outlives these hooks, whose plan may be compiled again."""
+        """It outlives these hooks, which may be made again."""
         found = detector.tools.get(self._operation)
         if found is None:
             loop = self._operation.policy.loop
@@ -418,7 +419,7 @@ class SessionHooks:
             return None
         if self._turns is not None:
             self._turns.active = now
-        if error is not None and (not isinstance(error, Exception) or call.plan.has_refused(error)):
+        if error is not None and (not isinstance(error, Exception) or call.local.has_refused(error)):
             return None  # an interruption, or the refusal of a call that the tool has made
         run, entry = self._run, None
         compared: Entry | Image | None = None
@@ -511,9 +512,9 @@ class SessionHooks:
 
 def _cached_for(call: Call, now: float) -> Any:
     """The cached answer for a call that asked for a fresh one and so has not looked, or `MISSING`."""
-    if not call.is_fresh or call.plan.store is None:
+    if not call.is_fresh or call.local.store is None:
         return MISSING
-    entry = call.plan.store.find(call.key)
+    entry = call.local.store.find(call.key)
     return MISSING if entry is None else entry.value_at(now)
 
 

@@ -39,7 +39,7 @@ from threading import current_thread, get_ident
 from typing import Any, Final, Literal
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.policies import NO_HINTS, LoopHints
+from agent_cache.core.options import NO_HINTS, LoopHints
 from agent_cache.core.store import Entry
 from agent_cache.engine.state import WITNESSES, forget_oldest, unwatch, watch
 from agent_cache.errors import AgentLoopDetectedError

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from agent_cache.core.policies import Value, checked_text, configures, count, seconds
+from agent_cache.core.options import Value, checked_text, configures, count, seconds
 from agent_cache.errors import ConfigurationError
 
 __all__ = ["NEVER", "LoopPolicy", "Threshold", "policy_of"]

@@ -12,12 +12,13 @@ from typing import Any, Protocol, Self
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.keys import Uncacheable, key_part
-from agent_cache.core.policies import checked_flag, checked_text, configures, count
+from agent_cache.core.options import checked_flag, checked_text, configures, count
 from agent_cache.core.store import NEVER, Store
 from agent_cache.core.versions import VERSIONS
-from agent_cache.engine.interception import InterceptedScope, Interceptor
+from agent_cache.engine.interception import Interceptor
+from agent_cache.engine.operation import Operation
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.runtime import MAX_PLANS, PLACE, Operation, Scope, closes_generator, leave_scope
+from agent_cache.engine.scope import MAX_TOOLS, PLACE, Scope, closes_generator, leave_scope
 from agent_cache.engine.state import free
 from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
 from agent_cache.metrics import Metrics
@@ -116,7 +117,7 @@ class AgentCacheSession:
             checked_text(session_id, "AgentCacheSession: session_id")
         checked_flag(loop_detection, "AgentCacheSession: loop_detection")
         self.session_id = session_id or _random_id()
-        self.metrics = Metrics(max_rows=MAX_PLANS)
+        self.metrics = Metrics(max_rows=MAX_TOOLS)
         self._policy = policy_of(loop_policy, max_tool_repeats, max_execution_depth)
         self._detects_loops = loop_detection
         self._run = RunState(self._max_calls)
@@ -243,8 +244,6 @@ class AgentCacheSession:
                 f"session {self.session_id!r} was entered in one context and left in another, so calls in between "
                 "may have been outside of it; enter and leave it in the same task, as one `async with` does"
             ) from error
-        if not is_closing:
-            scope.outside_of_load.inside = None  # the two refer to each other, which only a garbage collection frees
         if is_inside and not is_closing:
             raise ConfigurationError(
                 f"session {self.session_id!r} was left before a session that was entered inside it; leave the "
@@ -278,7 +277,7 @@ class AgentCacheSession:
                     f"session {self.session_id!r} is not entered, so there is nothing to attach to; keep it open by "
                     "`async with session:` for as long as others use it"
                 )
-            own, here = self._scope.outside_of_load, outer.outside_of_load
+            own, here = self._scope, outer
             if own.tenant is None and here.tenant is not None:
                 raise ConfigurationError(
                     f"session {self.session_id!r} has no tenant, and is attached to inside of a session that has one; "
@@ -289,15 +288,13 @@ class AgentCacheSession:
                 own.tenant,
                 bypasses=own.bypasses or here.bypasses,
             )
-            if type(own) is Scope and scope.participants == own.participants and scope.bypasses == own.bypasses:
-                scope.plans = own.plans  # to compile them takes 30 us a tool
+            if own.outside is None and scope.participants == own.participants and scope.bypasses == own.bypasses:
+                scope.tools = own.tools  # to make them takes 10 us a tool
             around, beside = [*_interceptors(own)], [*_interceptors(here)]
             if any(one not in around for one in beside):
                 around = [*beside, *(one for one in around if one not in beside)]
             for interceptor in reversed(around):
-                scope = InterceptedScope(scope, interceptor)
-            if here is not outer:
-                scope = scope.inside_load()
+                scope = scope.intercepted(interceptor)
             if self._blocks is None:
                 self._blocks = {}
             self._blocks[scope] = outer
@@ -359,7 +356,7 @@ class AgentCacheSession:
         if self._guard.error is not None:
             raise self._guard.error.with_traceback(None)
 
-    # engine.runtime.Participant
+    # engine.scope.Participant
 
     def observer_of(self, operation: Operation[Any], *, is_innermost: bool, is_replay: bool = False) -> SessionHooks:
         """The hooks for the calls of an operation. Only those of the innermost session check for loops, outside of a
@@ -391,14 +388,14 @@ class AgentCacheSession:
         with self._lock:
             store = self._stores.pop(operation, None)
             if store is not None:
-                self._stores[operation] = store  # it is the newest, as its plan
+                self._stores[operation] = store  # it is the newest, as its `LocalTool`
             else:
                 store = operation.new_store(self)
                 if self._token is None:  # called by a task that has outlived the session
                     oldest = store
                 else:
                     self._stores[operation] = store
-                    if len(self._stores) > MAX_PLANS:
+                    if len(self._stores) > MAX_TOOLS:
                         oldest = self._stores.pop(next(iter(self._stores)))
         if oldest is not None:
             self._close(oldest)
@@ -443,8 +440,6 @@ class AttachedBlock:
             outer, token = entered
             self._session._part(scope)
             leave_scope(scope, outer, token, is_closing=is_closing)
-            if not is_closing:
-                scope.outside_of_load.inside = None  # the two refer to each other
         if not is_here and not is_closing:
             raise ConfigurationError(
                 f"a block attached to session {self._session.session_id!r} was left in another context than it was "
@@ -463,7 +458,7 @@ class AttachedBlock:
 
 def _interceptors(scope: Scope) -> Iterator[Interceptor]:
     """The recorders and players of a scope, the innermost first."""
-    while isinstance(scope, InterceptedScope):
+    while scope.outside is not None:
         if scope.interceptor is not None:
             yield scope.interceptor
         scope = scope.outside

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from agent_cache.core.policies import Value
+from agent_cache.core.options import Value
 
 __all__ = ["Trace", "TraceRecord"]
 

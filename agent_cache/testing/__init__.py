@@ -7,7 +7,7 @@ topmost ``conftest.py`` loads them.
 from typing import Final
 
 from agent_cache.engine.audit import sampling
-from agent_cache.engine.store_result import jitter
+from agent_cache.engine.result import jitter
 from agent_cache.remote.memory import MemoryServer, MemoryTier
 from agent_cache.testing.harness import FakeClock, FaultyTier, calls_waiting, loads_in_flight, reset, without_codegen
 

@@ -17,7 +17,7 @@ from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
 from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.audit import audits_running, forget_audits
-from agent_cache.engine.codegen import GENERATION
+from agent_cache.engine.body import GENERATION
 from agent_cache.engine.flight import ALONE
 from agent_cache.engine.state import READERS, clear_everything, forget_warnings
 from agent_cache.engine.tiers import unsubscribe_all
@@ -36,7 +36,7 @@ def reset() -> None:
     Decorated tools stay decorated.
     """
     WATCHERS.clear()
-    CURRENT.reset()
+    CURRENT.restore()
     forget_audits()
     unsubscribe_all()
     clear_everything()

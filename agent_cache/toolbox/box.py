@@ -19,8 +19,7 @@ from agent_cache.config import Configuration
 from agent_cache.core.asker import Apart, UnknownAsker, asker_in, fields_in
 from agent_cache.core.contexts import Injected
 from agent_cache.core.keys import ALIASES, Uncacheable, key_part
-from agent_cache.core.parameters import JsonArguments, Named
-from agent_cache.core.policies import (
+from agent_cache.core.options import (
     ReadPolicy,
     WritePolicy,
     checked_choice,
@@ -29,11 +28,13 @@ from agent_cache.core.policies import (
     no_life,
     plain_result,
 )
+from agent_cache.core.parameters import JsonArguments, Named
 from agent_cache.core.tags import ComputedTags, TagSet, unescape
 from agent_cache.engine.blocking import run_blocking
-from agent_cache.engine.plan import read_plan, write_plan
+from agent_cache.engine.call import hit, run as run_call
+from agent_cache.engine.operation import UNKEYED
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.runtime import PLACE, ROOT, UNKEYED
+from agent_cache.engine.scope import PLACE
 from agent_cache.engine.state import forget_oldest, warn_once
 from agent_cache.engine.write import WriteOperation
 from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
@@ -290,13 +291,12 @@ class Toolbox:
         )
         if operation is None:
             return await run()
-        place = PLACE.get()
-        scope = ROOT if place is ROOT else place.scope
+        here = PLACE.get()
         if key is not UNKEYED:
-            value = scope.plan(operation).admit(key, given)
+            value = hit(operation, here, key, given)
             if value is not MISSING:
                 return value
-        return await operation.answer(scope, *_named_by_text(key, given, (run, vary)))
+        return await run_call(operation, here, *_named_by_text(key, given, (run, vary)))
 
     def call_sync(
         self,
@@ -323,13 +323,12 @@ class Toolbox:
         )
         if operation is None:
             return run()
-        place = PLACE.get()
-        scope = ROOT if place is ROOT else place.scope
+        here = PLACE.get()
         if key is not UNKEYED:
-            value = scope.plan(operation).admit(key, given)
+            value = hit(operation, here, key, given)
             if value is not MISSING:
                 return value
-        return run_blocking(operation.answer(scope, *_named_by_text(key, given, (run, vary))))
+        return run_blocking(run_call(operation, here, *_named_by_text(key, given, (run, vary))))
 
     def _identified(
         self,
@@ -464,14 +463,13 @@ class Toolbox:
         if isinstance(rule, Write):
             write = _NamedWrite(
                 function, full_name, parameters, tags, form.of_write(rule.decorator.policy), *rule.decorator.tiers,
-                write_plan,
                 is_sync=is_sync,
             )  # fmt: skip
             write.form = form
             write.is_new = False  # it warns of roots that no tool reads: that tool may not have been called yet
             return _Tool(write, schema, _defaults_in(schema))
         policy, tiers = form.of_read(rule), (None, None) if isinstance(rule, Watch) else rule.decorator.tiers
-        read = _NamedRead(function, full_name, parameters, tags, policy, *tiers, read_plan, is_sync=is_sync)
+        read = _NamedRead(function, full_name, parameters, tags, policy, *tiers, is_sync=is_sync)
         read.form, read.is_new = form, False  # likewise
         read.cache_if = None if isinstance(rule, Watch) else rule.decorator.policy.cache_if
         has_plain_key = policy.key is None and policy.vary is None

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
 
-from agent_cache.core.policies import NO_HINTS, LoopHints, RemotePolicy, checked_choice, checked_hints, configures
+from agent_cache.core.options import NO_HINTS, LoopHints, RemotePolicy, checked_choice, checked_hints, configures
 from agent_cache.core.tags import ComputedTags, TagSet, escape, parse_template, unescape
 from agent_cache.errors import ConfigurationError
 from agent_cache.tools import AgentCache, AgentCacheInvalidator, Resource

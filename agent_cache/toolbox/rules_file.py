@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from agent_cache.core.policies import LoopHints, checked_choice
+from agent_cache.core.options import LoopHints, checked_choice
 from agent_cache.errors import ConfigurationError
 from agent_cache.toolbox.rules import Pass, Read, Rule, Watch, Write
 

@@ -9,11 +9,13 @@ identity.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import itertools
 import struct
 import sys
+import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping
@@ -23,15 +25,6 @@ from enum import Enum, Flag
 from functools import partial
 from operator import attrgetter
 from re import Pattern
-from types import (
-    BuiltinFunctionType,
-    FunctionType,
-    MappingProxyType,
-    MemberDescriptorType,
-    MethodType,
-    ModuleType,
-    SimpleNamespace,
-)  # fmt: skip
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
@@ -65,9 +58,7 @@ def full_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-# Immutable types of the standard library
-#
-# A value of one of them can only be there if its module has been loaded, so they are recognised without an import.
+# Immutable types of the standard library: their modules are loaded wherever a value of them is
 
 STANDARD: Final[dict[str, str]] = {
     **dict.fromkeys(("IPv4Address", "IPv4Network", "IPv6Address", "IPv6Network"), "ipaddress"),
@@ -116,12 +107,11 @@ def _text_of_zone(zone: Any) -> str | None:
         return None
 
 
-_TEXTS: dict[str, Callable[[Any], str | None]] = {
+_TEXTS: dict[str, Callable[[Any], str | None]] = {  # for the types whose `str` does not give it
     "IPv6Address": _text_of_ipv6,
     "IPv6Network": lambda network: f"{_text_of_ipv6(network.network_address)}/{network.prefixlen}",
     "ZoneInfo": _text_of_zone,
 }
-"""Functions for the types whose `str` does not give it."""
 
 
 # Fields that a class declares
@@ -148,11 +138,9 @@ def declared_names(kind: Any) -> tuple[str, ...] | None:
         return None
     if is_dataclass(kind):
         return tuple(field.name for field in fields(kind))
-    if hasattr(kind, "__struct_fields__"):
-        return tuple(kind.__struct_fields__)
     if hasattr(kind, "__attrs_attrs__"):
         return tuple(attribute.name for attribute in kind.__attrs_attrs__)
-    return None
+    return getattr(kind, "__struct_fields__", None)
 
 
 def is_member(value: Any, kind: Any) -> bool:
@@ -175,15 +163,17 @@ def declared_fields(value: Any, kind: type) -> list[tuple[str, Any]] | None:
     if layout is None:
         return None
     names, read, hidden = layout
-    if read is None:
-        return _fields_of_model(value, kind, hidden)
-    return None if _has_more(value, kind, names, hidden) else list(zip(names, read(value), strict=True))
-
-
-def _fields_of_model(value: Any, kind: Any, hidden: _Slots) -> list[tuple[str, Any]] | None:
-    attributes, names = value.__dict__, kind.__pydantic_fields__  # read anew: a model can be rebuilt
-    if _has_more(value, kind, attributes, hidden):
+    if hidden and _slots_set(value, hidden):
         return None
+    if read is None:
+        return _fields_of_model(value, kind)
+    if any(name not in names and not _is_computed(kind, name) for name in getattr(value, "__dict__", ())):
+        return None
+    return list(zip(names, read(value), strict=True))
+
+
+def _fields_of_model(value: Any, kind: Any) -> list[tuple[str, Any]]:
+    attributes, names = value.__dict__, kind.__pydantic_fields__  # read anew: a model can be rebuilt
     found = [(name, attributes[name]) for name in names if name in attributes]
     if len(attributes) > len(found):
         others = sorted(attributes.keys() - names)
@@ -195,64 +185,50 @@ def _fields_of_model(value: Any, kind: Any, hidden: _Slots) -> list[tuple[str, A
     return found
 
 
-def _has_more(value: Any, kind: type, names: Container[str], hidden: _Slots) -> bool:
-    """Whether a value has state beside these fields."""
-    for name in getattr(value, "__dict__", ()):
-        if name not in names and not _is_computed(kind, name):
-            return True
-    return bool(hidden) and bool(_slots_set(value, hidden))
-
-
-def _is_computed(kind: type, name: str) -> bool:
-    """Whether an attribute of an object holds what a cached property has computed from its fields."""
-    return name in _CACHED_HASHES or isinstance(getattr(kind, name, None), functools.cached_property)
-
-
 _CACHED_HASHES = frozenset({"_attrs_cached_hash", "__msgspec_cached_hash__"})
 """Where attrs and msgspec keep a hash that they have calculated from the fields, with ``cache_hash=True``."""
 
-_KIND_OF_TYPE = 0b111 << 7
-_MADE_BY_CLASS = 1 << 9
-"""Bits of `type.__flags__`. Of three, a class statement sets the last alone; `copyreg` knows its classes by that."""
+
+def _is_computed(kind: type, name: str) -> bool:
+    """Whether an attribute of an object holds what was computed from its fields, by a cached property."""
+    return name in _CACHED_HASHES or isinstance(getattr(kind, name, None), functools.cached_property)
 
 
 def has_native_state(kind: type) -> bool:
     """Whether a base that is written in C keeps state which no field declares, as those of a `datetime` do."""
     return any(
-        (base.__flags__ & _KIND_OF_TYPE != _MADE_BY_CLASS or getattr(vars(base).get("__new__"), "__self__", 0) is base)
+        # Of three bits of `type.__flags__` a class statement sets the last alone; `copyreg` knows its classes by that.
+        (base.__flags__ & 0b111 << 7 != 1 << 9 or getattr(vars(base).get("__new__"), "__self__", 0) is base)
         and base is not tuple
         and base.__basicsize__ > object.__basicsize__
         for base in kind.__mro__
     )
 
 
-_Slots = tuple[MemberDescriptorType, ...]
-
-
-def _slots_beside(kind: type, names: Container[str]) -> _Slots:
+def _slots_beside(kind: type, names: Container[str]) -> tuple[types.MemberDescriptorType, ...]:
     """The slots of a class and its bases that hold none of these fields."""
-    slots = [pair for base in kind.__mro__ for pair in vars(base).items() if isinstance(pair[1], MemberDescriptorType)]
-    others = [(name, slot) for name, slot in slots if name not in names or getattr(kind, name, None) is not slot]
-    return tuple(slot for name, slot in others if name not in _CACHED_HASHES)
+    return tuple(
+        slot
+        for base in kind.__mro__
+        for name, slot in vars(base).items()
+        if isinstance(slot, types.MemberDescriptorType) and name not in _CACHED_HASHES
+        if name not in names or getattr(kind, name, None) is not slot
+    )
 
 
-def _slots_set(value: Any, slots: _Slots) -> dict[str, Any]:
+def _slots_set(value: Any, slots: Iterable[types.MemberDescriptorType]) -> dict[str, Any]:
     found = {}
     for slot in slots:
-        try:
+        with contextlib.suppress(AttributeError):
             found[slot.__name__] = slot.__get__(value)
-        except AttributeError:
-            continue
     return found
 
 
-_Layout = tuple[tuple[str, ...], Callable[[Any], Iterable[Any]] | None, _Slots]
-"""The fields of a class, how to read them, None for a model, and its slots beside them."""
-
-_layouts: weakref.WeakKeyDictionary[type, _Layout] = weakref.WeakKeyDictionary()
+_layouts: weakref.WeakKeyDictionary[type, tuple[Any, Any, Any]] = weakref.WeakKeyDictionary()
 
 
-def _layout_of(kind: type) -> _Layout | None:
+def _layout_of(kind: type) -> tuple[Any, Any, Any] | None:
+    """The fields of a class, how to read them, None for a model, and its slots beside them."""
     names = declared_names(kind)
     read: Callable[[Any], Iterable[Any]] | None = None
     if names is None:
@@ -261,10 +237,8 @@ def _layout_of(kind: type) -> _Layout | None:
         names = (*PYDANTIC_STATE, PYDANTIC_FIELDS_SET)
     elif issubclass(kind, tuple):
         read = tuple.__iter__
-    elif len(names) > 1:
-        read = attrgetter(*names)
     else:
-        read = lambda value: [getattr(value, name) for name in names]  # noqa: E731
+        read = attrgetter(*names) if len(names) > 1 else lambda value: [getattr(value, name) for name in names]
     if has_native_state(kind):
         return None
     layout = _layouts[kind] = (names, read, _slots_beside(kind, names))
@@ -338,17 +312,14 @@ def _forget(address: int, reference: weakref.ref[Any]) -> None:
 class Encoder:
     """One walk over one value. Classes are written by serial number, so two classes of one name never meet."""
 
-    __slots__ = ("depth", "is_plain", "nodes")
+    __slots__ = ("depth", "is_plain", "max_nodes", "nodes")
 
     leaves: ClassVar[Mapping[type, Callable[[Any], bytes]]]
     """Functions that write values of exactly these types."""
 
-    max_nodes: ClassVar = 100_000
-    """Parts of one argument. A list that contains itself twice has 2**depth parts, so `MAX_DEPTH` alone bounds nothing.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, max_nodes: int = 100_000) -> None:
         self.depth = 0
+        self.max_nodes = max_nodes  # a list that contains itself twice has 2**depth parts
         self.nodes = 0
         self.is_plain = True
 
@@ -387,52 +358,30 @@ class Encoder:
             self.depth -= 1
 
     def _compound(self, value: Any, kind: type) -> bytes:
-        if kind is dict:
-            return self._unordered(b"{", self._pairs(value.items()))
-        if kind in _GROUPS:
-            tag, is_ordered = _GROUPS[kind]
-            return (self._ordered if is_ordered else self._unordered)(tag, map(self.encode, value))
-        if kind is OrderedDict and not vars(value):
-            return self._ordered(b"O", self._pairs(value.items()))
-        if kind is deque:
-            return self._ordered(b"q", map(self.encode, (value.maxlen, *value)))
-        if kind is MappingProxyType:
-            return self._ordered(b"m", [self.encode(value | {})])
-        if kind is SimpleNamespace:
-            return self._unordered(b"v", self._pairs(vars(value).items()))
-        if kind is slice:
-            return self._ordered(b":", map(self.encode, (value.start, value.stop, value.step)))
-        if kind is datetime or kind is time:
-            naive = value.replace(tzinfo=None).isoformat()
-            return self._ordered(
-                b"D" if kind is datetime else b"t", map(self.encode, (naive, value.fold, value.tzinfo))
-            )
-        if kind is Default:
-            return self._unordered(b"!", self._pairs(value.attributes().items()))
-        if issubclass(kind, type):
+        if kind in _MEMBERS:
+            tag, is_ordered, members_of = _MEMBERS[kind]
+            parts: Iterable[bytes] = map(self.encode, members_of(value))
+        elif kind in _ITEMS and not (kind is OrderedDict and vars(value)):
+            tag, is_ordered, items_of = _ITEMS[kind]
+            parts = self._pairs(items_of(value))
+        elif issubclass(kind, type):
             return b"Y%b;" % self.class_code(value)
-        declared = declared_fields(value, kind)
-        if declared is None:
-            raise Uncacheable(
-                f"a value of type {full_name(kind)} declares no fields to be known by, as a dataclass, NamedTuple, "
-                "Enum, attrs, msgspec or pydantic class does, or has state beside them"
-            )
-        return self._ordered(b"o", [self.class_code(kind), *self._pairs(declared)])
-
-    def class_code(self, kind: type) -> bytes:
-        """Identity of a class, in this process."""
-        return b"%d" % serial_of(kind)
+        else:
+            declared = declared_fields(value, kind)
+            if declared is None:
+                raise Uncacheable(
+                    f"a value of type {full_name(kind)} declares no fields to be known by, as a dataclass, NamedTuple, "
+                    "Enum, attrs, msgspec or pydantic class does, or has state beside them"
+                )
+            tag, is_ordered, parts = b"o", True, [self.class_code(kind), *self._pairs(declared)]
+        return _sized(tag, b"".join(parts if is_ordered else sorted(parts)))
 
     def _pairs(self, items: Iterable[tuple[Any, Any]]) -> list[bytes]:
         return [self.encode(key) + self.encode(item) for key, item in items]
 
-    @staticmethod
-    def _ordered(tag: bytes, parts: Iterable[bytes]) -> bytes:
-        return _sized(tag, b"".join(parts))
-
-    @staticmethod
-    def _unordered(tag: bytes, parts: Iterable[bytes]) -> bytes:
-        return _sized(tag, b"".join(sorted(parts)))
+    def class_code(self, kind: type) -> bytes:
+        """Identity of a class, in this process."""
+        return b"%d" % serial_of(kind)
 
 
 def _sized(tag: bytes, payload: bytes) -> bytes:
@@ -447,9 +396,31 @@ def _float(value: float) -> bytes:
     return b"f" + struct.pack(">d", value)
 
 
-_GROUPS: Final = {list: (b"[", True), tuple: (b"(", True), set: (b"<", False), frozenset: (b"=", False)}
+def _clock(value: Any) -> tuple[Any, ...]:
+    return value.replace(tzinfo=None).isoformat(), value.fold, value.tzinfo
+
+
+_MEMBERS: Final[dict[type, tuple[bytes, bool, Callable[[Any], Iterable[Any]]]]] = {
+    list: (b"[", True, iter),
+    tuple: (b"(", True, iter),
+    set: (b"<", False, iter),
+    frozenset: (b"=", False, iter),
+    deque: (b"q", True, lambda value: (value.maxlen, *value)),
+    types.MappingProxyType: (b"m", True, lambda value: (value | {},)),
+    slice: (b":", True, lambda value: (value.start, value.stop, value.step)),
+    datetime: (b"D", True, _clock),
+    time: (b"t", True, _clock),
+}
+_ITEMS: Final[dict[type, tuple[bytes, bool, Callable[[Any], Iterable[tuple[Any, Any]]]]]] = {
+    dict: (b"{", False, dict.items),
+    OrderedDict: (b"O", True, OrderedDict.items),
+    types.SimpleNamespace: (b"v", False, lambda value: vars(value).items()),
+    Default: (b"!", False, lambda value: value.attributes().items()),
+}
+"""The mark of each compound type, whether order counts, and what is in its values."""
+
 _SCALARS: Final = frozenset({str, int, float, bool, type(None), bytes})
-_PLAIN_TREE: Final = frozenset({*_SCALARS, complex, dict, *_GROUPS}) - {bytes}
+_PLAIN_TREE: Final = frozenset({*_SCALARS, complex, dict, list, tuple, set, frozenset}) - {bytes}
 
 Encoder.leaves = {
     type(None): lambda _: b"N",
@@ -466,7 +437,7 @@ Encoder.leaves = {
     timedelta: lambda value: _text(b"P", f"{value.days},{value.seconds},{value.microseconds}"),
     timezone: lambda value: _text(b"Z", repr(value)),
     Pattern: lambda value: _sized(b"R", Encoder().encode((value.pattern, value.flags))),
-    FunctionType: lambda value: b"L%d;" % serial_of(value),
+    types.FunctionType: lambda value: b"L%d;" % serial_of(value),
     type: lambda value: b"Y%d;" % serial_of(value),
 }
 
@@ -477,9 +448,6 @@ def canonical(value: Any) -> bytes:
 
 
 # Digests that every process of a fleet agrees on, whatever its machine and its Python
-#
-# A key of this process names classes by serial numbers. In a digest they are named by module and qualified name, and
-# only if that name leads to them.
 
 _DIGEST_SIZE = 24
 """Bytes of a digest. Nobody finds two calls that share one: that would take 2**96 attempts."""
@@ -495,8 +463,7 @@ def blake2b(data: bytes, **options: Any) -> hashlib.blake2b:
 def lasting_digest(tool: str, identity: tuple[Any, ...], *, namespace: str, version: int) -> tuple[str | None, bool]:
     """Digest of a call, and whether equal calls have it for as long as this process lives.
 
-    The digest is None if a part of the call has no identity outside this process: a function, or a class that cannot be
-    found under its name. If there is a class in it, its name may come to lead elsewhere.
+    It is None if a part of the call has no identity outside. The name of a class in it may come to lead elsewhere.
 
     Args:
         tool: ``module:qualname`` of the tool.
@@ -525,11 +492,11 @@ def _key(namespace: str) -> bytes:
 
 
 class _StableEncoder(Encoder):
-    """Writes classes by name, and refuses functions."""
+    """Writes classes by module and name, if these lead to them, and refuses functions."""
 
     __slots__ = ("names_classes",)
 
-    leaves: ClassVar = {kind: code for kind, code in Encoder.leaves.items() if kind not in {FunctionType, type}}
+    leaves: ClassVar = {kind: code for kind, code in Encoder.leaves.items() if kind not in {types.FunctionType, type}}
 
     def __init__(self) -> None:
         super().__init__()
@@ -576,7 +543,7 @@ _OVERHEAD = 250
 _MAX_KEY = 2_000
 """Bytes of a key that is remembered beyond its entry."""
 
-_SHARED_TYPES = (type, Enum, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
+_SHARED_TYPES = (type, Enum, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 """What values refer to and do not own."""
 
 
@@ -613,7 +580,7 @@ def size_of(*parts: Any) -> int:
 
 def _is_copier(one: Any) -> bool:
     """Whether a function is the bound `copy` of a container, which entries of flat values keep."""
-    return type(one) is BuiltinFunctionType and type(one.__self__) in (dict, list, set)
+    return type(one) is types.BuiltinFunctionType and type(one.__self__) in (dict, list, set)
 
 
 def _own_size(one: Any) -> int:

@@ -8,20 +8,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence, Set, ValuesView
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set, ValuesView
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
 from functools import lru_cache, partial
 from pathlib import Path
-from types import (
-    BuiltinFunctionType,
-    FunctionType,
-    GetSetDescriptorType,
-    MemberDescriptorType,
-    MethodType,
-    ModuleType,
-    SimpleNamespace,
-)
 from typing import Any, Final
 from weakref import ReferenceType
 
@@ -36,21 +28,9 @@ from agent_cache.values.canonical import (
 )
 
 __all__ = [
-    "BUILTINS",
-    "FUNCTIONS",
-    "attributes_of",
-    "data_of",
-    "hides_data",
-    "inside",
-    "is_compared",
-    "is_container",
-    "is_data",
-    "is_own",
-    "is_standard",
-    "leaf_of",
-    "note_program",
-    "reader_of",
-]
+    "BUILTINS", "FUNCTIONS", "attributes_of", "data_of", "hides_data", "inside", "is_compared", "is_container",
+    "is_data", "is_own", "is_standard", "leaf_of", "note_program", "properties_of", "reader_of",
+]  # fmt: skip
 
 # The program
 
@@ -94,8 +74,16 @@ def _is_installed(package: str, path: str) -> bool:
 # Values
 
 BUILTINS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
-_MOMENTS: Final = (date, datetime, time, timedelta, timezone)
-FUNCTIONS: Final = (BuiltinFunctionType, FunctionType, MethodType, ModuleType, ReferenceType, partial, type)
+FUNCTIONS: Final = (
+    types.BuiltinFunctionType,
+    types.FunctionType,
+    types.MethodType,
+    types.ModuleType,
+    ReferenceType,
+    partial,
+    type,
+)
+_GROUPS: Final = (Sequence, Set, ValuesView)
 
 
 @lru_cache(maxsize=1024)
@@ -103,7 +91,7 @@ def leaf_of(kind: Any) -> Callable[[Any], Any] | None:
     """What makes builtins of values of a class, which are the same in every process; None of other classes."""
     if kind in BUILTINS:
         return lambda value: value
-    if issubclass(kind, _MOMENTS):
+    if issubclass(kind, (date, datetime, time, timedelta, timezone)):
         return lambda value: (kind.__name__, repr(value))
     if issubclass(kind, Enum):
         return lambda value: (full_name(kind), value._name_ or repr(value._value_))
@@ -116,9 +104,7 @@ def leaf_of(kind: Any) -> Callable[[Any], Any] | None:
     secret: Callable[[Any], Any] | None = getattr(kind, "get_secret_value", None)
     if secret is not None or kind.__name__.lower().endswith("url"):
         return secret or str
-    has_fields = (
-        kind.__dictoffset__ or _slots_of(kind) or issubclass(kind, (*FUNCTIONS, Sequence, Set, ValuesView, Mapping))
-    )
+    has_fields = kind.__dictoffset__ or _slots_of(kind) or issubclass(kind, (*FUNCTIONS, *_GROUPS, Mapping))
     has_text = kind.__str__ is not object.__str__ or kind.__repr__ is not object.__repr__
     if has_text and is_compared(kind) and kind.__hash__ is not None and (not has_fields or kind is range):
         return lambda value: (kind.__name__, _text(value))  # of NumPy, of an extension in Rust
@@ -137,7 +123,45 @@ def _text(value: Any) -> str:
     return text
 
 
+@lru_cache(maxsize=1024)
+def is_container(kind: Any) -> bool:
+    """Whether a class is one of sequences or sets without fields."""
+    return issubclass(kind, _GROUPS) and declared_names(kind) is None
+
+
+@lru_cache(maxsize=1024)
+def reader_of(kind: Any) -> Callable[[Any], list[tuple[Any, Any]]] | None:
+    """What gives names and values of objects that are data by their class; None of any other class."""
+    names = declared_names(kind)
+    if kind is dict:
+        return lambda value: list(value.items())
+    if names is not None:
+        return lambda value: [
+            *((name, getattr(value, name)) for name in names if hasattr(value, name)),
+            *(pair for pair in inside(value, kind).items() if pair[0] not in names),
+        ]
+    if is_model(kind):
+        states = ("__dict__", *PYDANTIC_STATE)
+        return lambda value: [pair for name in states for pair in (getattr(value, name, None) or {}).items()]
+    if issubclass(kind, Mapping):
+        has_more = issubclass(kind, dict) or is_own(kind)
+        return lambda value: [*value.items(), *(inside(value, kind).items() if has_more else ())]
+    if kind.__name__ == "State" and not is_own(kind):  # of ADK, of Starlette
+        return lambda value: list((value.to_dict() if hasattr(value, "to_dict") else value._state).items())
+    return (lambda value: list(value.__dict__.items())) if kind is types.SimpleNamespace else None
+
+
+def is_data(kind: Any) -> bool:
+    """Whether objects of a class say by themselves what they consist of."""
+    return leaf_of(kind) is not None or is_container(kind) or reader_of(kind) is not None
+
+
 # Objects
+
+
+def inside(value: Any, kind: Any) -> dict[str, Any]:
+    """The ``__dict__`` of a value; empty if it has none of its own."""
+    return getattr(value, "__dict__", {}) if kind.__dictoffset__ else {}
 
 
 @lru_cache(maxsize=1024)
@@ -147,12 +171,13 @@ def _members_of(kind: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _slots_of(kind: Any) -> tuple[str, ...]:
-    slots = [found for found in _members_of(kind).values() if isinstance(found, MemberDescriptorType)]
+    slots = [found for found in _members_of(kind).values() if isinstance(found, types.MemberDescriptorType)]
     return tuple(slot.__name__ for slot in slots if "__slots__" in vars(slot.__objclass__))
 
 
 @lru_cache(maxsize=1024)
-def _properties_of(kind: Any) -> tuple[str, ...]:
+def properties_of(kind: Any) -> tuple[str, ...]:
+    """The names of the properties of a class."""
     return tuple(name for name, found in _members_of(kind).items() if isinstance(found, property))
 
 
@@ -173,70 +198,22 @@ def hides_data(kind: Any, *, is_empty: bool) -> bool:
     mapper, or behind what computes its attributes, if it is empty.
     """
     kinds = {type(found) for found in _members_of(kind).values()}
-    plain = (MemberDescriptorType, GetSetDescriptorType, property)
+    plain = (types.MemberDescriptorType, types.GetSetDescriptorType, property)
     return any(hasattr(one, "__set__") and one not in plain for one in kinds) or (property in kinds and is_empty)
 
 
-def inside(value: Any, kind: Any) -> dict[str, Any]:
-    """The ``__dict__`` of a value; empty if it has none of its own."""
-    return getattr(value, "__dict__", {}) if kind.__dictoffset__ else {}
-
-
-def attributes_of(value: Any, kind: Any, *, is_computed: Callable[[str], bool] | None = None) -> list[tuple[str, Any]]:
-    """What an object has that is no data by its class.
-
-    Args:
-        is_computed: which of its properties are read, by their names.
+def attributes_of(value: Any, kind: Any, properties: Iterable[str] = ()) -> list[tuple[str, Any]]:
+    """What an object has that is no data by its class, with these properties.
 
     Raises:
         Uncacheable: if a property of a class of the user's own raises. One of another package may need a request.
     """
     found = dict(inside(value, kind))
-    properties = [] if is_computed is None else [name for name in _properties_of(kind) if is_computed(name)]
     for name in (*_slots_of(kind), *properties):
         try:
-            one = getattr(value, name, MISSING)
+            if (one := getattr(value, name, MISSING)) is not MISSING:
+                found[name] = one
         except Exception as error:
             if is_own(kind):
                 raise Uncacheable(f".{name} raises {type(error).__name__}") from error
-            continue
-        found |= {} if one is MISSING else {name: one}
     return list(found.items())
-
-
-@lru_cache(maxsize=1024)
-def reader_of(kind: Any) -> Callable[[Any], list[tuple[Any, Any]]] | None:
-    """What gives names and values of objects that are data by their class; None of any other class."""
-    names = declared_names(kind)
-    if kind is dict:
-        return lambda value: list(value.items())
-    if names is not None:
-        return lambda value: _declared(value, kind, names)
-    if is_model(kind):
-        return lambda value: [*value.__dict__.items(), *_extra(value)]
-    if issubclass(kind, Mapping):
-        has_more = issubclass(kind, dict) or is_own(kind)
-        return lambda value: [*value.items(), *(inside(value, kind).items() if has_more else ())]
-    if kind.__name__ == "State" and not is_own(kind):  # of ADK, of Starlette
-        return lambda value: list((value.to_dict() if hasattr(value, "to_dict") else value._state).items())
-    return (lambda value: list(value.__dict__.items())) if kind is SimpleNamespace else None
-
-
-def _declared(value: Any, kind: Any, names: Collection[str]) -> list[tuple[str, Any]]:
-    found = [(name, getattr(value, name)) for name in names if hasattr(value, name)]
-    return found + [pair for pair in inside(value, kind).items() if pair[0] not in names]
-
-
-def _extra(model: Any) -> list[tuple[str, Any]]:
-    return [pair for state in PYDANTIC_STATE for pair in (getattr(model, state, None) or {}).items()]
-
-
-@lru_cache(maxsize=1024)
-def is_container(kind: Any) -> bool:
-    """Whether a class is one of sequences or sets without fields."""
-    return issubclass(kind, Sequence | Set | ValuesView) and declared_names(kind) is None
-
-
-def is_data(kind: Any) -> bool:
-    """Whether objects of a class say by themselves what they consist of."""
-    return leaf_of(kind) is not None or is_container(kind) or reader_of(kind) is not None

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 from agent_cache.remote.protocol import WriteIntent
 from agent_cache.remote.redis.connection import Connection, pack
+from agent_cache.remote.redis.deployments import check_options, deployment_of_url
 from agent_cache.remote.redis.keyspace import Keyspace, messages, topics_of
-from agent_cache.remote.redis.options import check_options, deployment_of_url
 from agent_cache.remote.redis.transport import Transport
 from agent_cache.remote.redis.writes import Calls
 from benchmarks.commands import FLEET, describe_machine, put_table

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 from agent_cache import testing
-from agent_cache.engine import state, store_result
-from agent_cache.metrics import METRICS
+from agent_cache.engine import noting, state
+from agent_cache.metrics import GONE, METRICS
 
 CALL_BODIES = ("generated", "general")
 
@@ -34,7 +34,8 @@ def fresh_library() -> Iterator[Clock]:
 def forget_tools_that_are_gone() -> None:
     """Keep no counters of theirs: a process has those of 10,000, and each look at the metrics goes through all."""
     METRICS._sum_up_tools_that_are_gone()
-    METRICS._other_tools, METRICS._limit = None, METRICS._max_rows
+    METRICS._tools.pop(GONE, None)
+    METRICS._limit = METRICS._max_rows
 
 
 @contextmanager
@@ -51,12 +52,12 @@ def counted_slices() -> Iterator[None]:
 @contextmanager
 def unmeasured_evidence() -> Iterator[None]:
     """Let comparisons of results cost no processor time, so that none is left out on a slow machine."""
-    former = store_result.thread_time
-    store_result.thread_time = lambda: 0.0
+    former = noting.thread_time
+    noting.thread_time = lambda: 0.0
     try:
         yield
     finally:
-        store_result.thread_time = former
+        noting.thread_time = former
 
 
 def call_body(kind: str) -> AbstractContextManager[object]:

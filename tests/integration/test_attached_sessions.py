@@ -23,7 +23,7 @@ from agent_cache import (
     LoopPolicy,
     bypass,
 )
-from agent_cache.engine.runtime import PLACE
+from agent_cache.engine.scope import PLACE
 from agent_cache.recording import record, replay
 from agent_cache.resume import Journal
 from tests.harness import library
@@ -396,7 +396,7 @@ async def test_each_tool_is_prepared_once_for_all_blocks_of_a_session():
     async def request() -> Any:
         with session.attach():
             await runs.read()
-            return PLACE.get().scope.plan(runs.read.__agent_cache__)
+            return PLACE.get().scope.local(runs.read.__agent_cache__)
 
     async with AgentCacheSession() as session:
         assert await elsewhere(request) is await elsewhere(request)

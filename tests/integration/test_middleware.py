@@ -30,8 +30,9 @@ from agent_cache import (
     configure,
 )
 from agent_cache.config import CURRENT
+from agent_cache.engine.call import load
 from agent_cache.engine.middleware import observe_call
-from agent_cache.engine.runtime import ROOT
+from agent_cache.engine.scope import ROOT
 from agent_cache.recording import record, replay
 from agent_cache.testing import FakeClock, MemoryServer, MemoryTier
 from tests.harness.gates import idle, started
@@ -910,16 +911,14 @@ async def test_instrumentation_stays_beside_what_is_configured(orders: Orders):
     notes: list[Any] = []
     outer, inner = Seen("outer"), Seen("inner")
     outer.notes = inner.notes = notes
-    CURRENT.install(outer)
-    CURRENT.install(outer)
+    CURRENT.instrument(outer)
     with configure(middleware=(inner,)):
         await orders.get("1")
     await orders.get("2")
-    CURRENT.uninstall(outer)
-    CURRENT.uninstall(outer)
+    CURRENT.instrument(None)
     await orders.get("3")
     assert [name for name, what, *_ in notes if what == "begins"] == ["outer", "inner", "outer"]
-    CURRENT.install(outer)
+    CURRENT.instrument(outer)
     agent_cache.testing.reset()
     assert CURRENT.value.middleware == ()
 
@@ -930,17 +929,19 @@ def observed(run: Any) -> bool:
 
 
 async def test_without_any_a_call_takes_the_same_steps_as_ever(orders: Orders):
-    """Also after there were some: plans are compiled anew."""
+    """Also after there were some."""
     for tool in (orders.get, orders.get_now, orders.save):
         operation: Any = tool.__agent_cache__
         for middleware in ((), (Seen(),), ()):
             with configure(middleware=middleware):
-                plan = ROOT.plan(operation)
-                assert observed(plan.run) == bool(middleware)
-                assert not observed(plan.reload)
-                assert observed(plan.uncached) == bool(middleware and operation.is_read)
-    assert ROOT.plan(orders.get.__agent_cache__).follows_at_once
-    assert ROOT.plan(orders.get.__agent_cache__).run is ROOT.plan(orders.get.__agent_cache__).reload
+                setup = ROOT.local(operation).setup
+                assert observed(setup.run) == bool(middleware)
+                if operation.is_read:
+                    assert not observed(setup.reload)
+                    assert observed(setup.uncached) == bool(middleware)
+    setup = ROOT.local(orders.get.__agent_cache__).setup
+    assert setup.follows_at_once
+    assert setup.run is setup.reload is load
 
 
 def plain(call: Any, proceed: Any) -> Any:

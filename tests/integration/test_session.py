@@ -29,7 +29,7 @@ from agent_cache import (
     writing,
 )
 from agent_cache.engine import state
-from agent_cache.engine.runtime import PLACE
+from agent_cache.engine.scope import PLACE
 from agent_cache.engine.state import WITNESSES
 from tests.harness import library
 from tests.harness.gates import Gate, cancelled, started

@@ -136,14 +136,23 @@ def test_a_call_that_was_never_entered_may_be_left():
     assert in_force() == {}
 
 
-def test_the_base_does_not_grow_with_its_changes():
+def test_settings_that_were_replaced_are_freed():
+    class Report:
+        def __call__(self, found: Any) -> None: ...
+
     kept = configure(enabled=True)
-    for number in range(1, 100):
-        configure(max_bytes=number)
-    assert len(CURRENT.save().base) == 2
+    reports: weakref.WeakSet[Report] = weakref.WeakSet()
+    for _ in range(100):
+        report = Report()
+        reports.add(report)
+        configure(on_stale=report)
+        with configure(on_stale=report):
+            pass
+    del report
+    assert len(reports) == 1, "the one in force"
     del kept
-    assert len(CURRENT.save().base) == 1
-    assert in_force() == {"max_bytes": 99}
+    configure(on_stale=None)
+    assert len(reports) == 0
 
 
 def test_a_block_that_is_left_after_a_reset_changes_nothing():
@@ -416,7 +425,7 @@ async def test_a_backup_behind_which_another_tier_was_put_drops_what_it_has_miss
 
 
 async def test_a_strong_read_runs_although_its_tier_is_configured_away_while_it_starts(truth: Truth, here: WatchedTier):
-    """By another thread, between the choice of the plan and its first stage."""
+    """By another thread, between the choice of what runs the call and its first step."""
 
     @AgentCache("order:{id}", remote=RemotePolicy(consistency="strong"))
     async def get_order(id: str) -> str:
@@ -424,14 +433,14 @@ async def test_a_strong_read_runs_although_its_tier_is_configured_away_while_it_
 
     configure(remote=here)
     await get_order("7")
-    plan = get_order.__agent_cache__.root_plan
-    run: Callable[[Any], Any] = plan.run
+    setup = get_order.__agent_cache__.at_root.setup
+    run: Callable[[Any], Any] = setup.run
 
     def configured_away(call: Any) -> Any:
         configure(remote=None)
         return run(call)
 
-    plan.run = configured_away
+    setup.run = configured_away
     assert await get_order("7") == "old"
 
 

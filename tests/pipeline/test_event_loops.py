@@ -183,9 +183,9 @@ class _TakenLock:
         self.lock.release()
 
 
-@pytest.mark.parametrize(("refusals", "queued"), [(0, 0), (1, 0), (3, 0), (1_000, 1)])
+@pytest.mark.parametrize(("refusals", "queued"), [(0, 0), (1, 0), (3, 0), (1_000, 2)])
 async def test_a_miss_queues_for_the_lock_only_if_it_stays_taken(monkeypatch, refusals, queued):
-    """Two threads that queue for it in turn are switched at every miss."""
+    """Two threads that queue for it in turn are switched at every miss, which takes it at its begin and at its end."""
 
     @AgentCache("order:{id}")
     async def get(id: str) -> str:

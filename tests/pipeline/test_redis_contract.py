@@ -16,7 +16,7 @@ pytest.importorskip("redis")
 from agent_cache.remote import Tier
 from agent_cache.remote.redis import RedisTier
 from agent_cache.remote.redis.connection import Connection
-from agent_cache.remote.redis.options import Address, Deployment
+from agent_cache.remote.redis.deployments import Address, Deployment
 from tests.contract import TierContract
 from tests.harness.clusters import Cluster
 from tests.harness.proxies import Proxy

@@ -18,7 +18,7 @@ pytest.importorskip("redis")
 from agent_cache import AgentCache, RemoteTierError
 from agent_cache.remote.redis import RedisTier
 from agent_cache.remote.redis.connection import Connection, Replies
-from agent_cache.remote.redis.options import Deployment
+from agent_cache.remote.redis.deployments import Deployment
 from agent_cache.remote.redis.reads import RedisTicket
 from agent_cache.remote.redis.transport import Client, Transport
 from tests.contract.workbench import load, read, value_of, write

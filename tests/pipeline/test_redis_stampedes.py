@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("redis")
 
 from agent_cache import AgentCache, AgentCacheInvalidator
-from agent_cache.core.policies import refresh_window
+from agent_cache.core.options import refresh_window
 from agent_cache.remote import Request, Ticket
 from agent_cache.remote.redis import RedisTier
 from agent_cache.remote.redis.connection import Unreachable

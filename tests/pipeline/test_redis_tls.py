@@ -35,7 +35,7 @@ from agent_cache.clock import CLOCK
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.redis import RedisTier
 from agent_cache.remote.redis.connection import Connection
-from agent_cache.remote.redis.options import deployment_of_client, deployment_of_url
+from agent_cache.remote.redis.deployments import deployment_of_client, deployment_of_url
 from tests.contract.workbench import load, read, value_of, writing
 from tests.harness.servers import HOST, Server
 

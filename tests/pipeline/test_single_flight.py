@@ -459,7 +459,7 @@ async def test_a_waiter_that_leaves_is_found_without_a_search(order):
     loop = asyncio.get_running_loop()
     flight = Flight(Store(None, None), ("key", loop), (), ())
     with futures_of_class(loop, Waiter):
-        waiters = [flight.join(loop) for _ in range(2_000)]
+        waiters = [flight.join() for _ in range(2_000)]
     for waiter in reversed(waiters) if order == "last first" else waiters:
         if order == "the leader each time":
             flight.hand_over()

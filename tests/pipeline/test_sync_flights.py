@@ -14,7 +14,7 @@ import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, invalidate, invalidate_sync
 from agent_cache.engine import blocking
-from agent_cache.engine.runtime import PLACE
+from agent_cache.engine.scope import PLACE
 from tests.harness.threads import PATIENCE, Call, Held, followers_of, until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

@@ -186,7 +186,7 @@ async def test_a_tool_that_is_compiled_while_another_thread_configures_is_compil
     await get_order("7")
     await get_order("8")
     assert (first.orders.count("lookup"), second.orders.count("lookup")) in {(1, 1), (0, 2)}
-    assert get_order.__agent_cache__.root_plan.lease == lease_in((second,))
+    assert get_order.__agent_cache__.at_root.setup.lease == lease_in((second,))
 
 
 async def test_a_tier_may_give_tags_in_a_list(server: MemoryServer):

@@ -66,7 +66,7 @@ async def test_of_a_tool_known_by_name_the_callers_vary_and_context_count():
         box, seen = Toolbox({"tool": rule}, namespace="desk"), []
 
         async def call(box: Toolbox = box, seen: list[Any] = seen, **options: Any) -> Any:
-            from agent_cache.engine.runtime import PLACE
+            from agent_cache.engine.scope import PLACE
 
             async def run() -> None:
                 place: Any = PLACE.get()

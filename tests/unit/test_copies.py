@@ -25,7 +25,7 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
-from agent_cache.values import copies, images
+from agent_cache.values import copies
 from agent_cache.values.canonical import PYDANTIC_STATE
 from agent_cache.values.copies import auto_copier, faster
 from tests.harness.searches import searched
@@ -817,7 +817,7 @@ def test_an_attribute_that_is_added_to_a_frozen_object_counts():
 
 
 PLAIN = st.recursive(
-    LEAVES.filter(lambda leaf: type(leaf) in images._PLAIN),
+    LEAVES.filter(lambda leaf: type(leaf) in copies._PLAIN),
     lambda inner: st.one_of(
         st.lists(inner, max_size=4), st.dictionaries(st.sampled_from(["a", 1, None, 0.5, b"k", "b"]), inner, max_size=4)
     ),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from agent_cache.core.policies import LoopHints, checked_hints
+from agent_cache.core.options import LoopHints, checked_hints
 from agent_cache.core.store import NEVER, Entry
 from agent_cache.engine.state import WITNESSES, note_evicted
 from agent_cache.errors import ConfigurationError

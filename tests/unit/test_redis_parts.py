@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from agent_cache import AgentCache, AgentCacheInvalidator
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.redis.connection import OVERSIZED, Counters, Log, Replies, ReplyError, Unreachable, pack
+from agent_cache.remote.redis.deployments import deployment_of_client, deployment_of_url
 from agent_cache.remote.redis.keyspace import (
     BadValue,
     Header,
@@ -29,7 +30,6 @@ from agent_cache.remote.redis.keyspace import (
     unpack_value,
     whole_of,
 )
-from agent_cache.remote.redis.options import deployment_of_client, deployment_of_url
 from agent_cache.remote.redis.subscriber import Report
 from tests.harness.searches import searched
 

@@ -24,7 +24,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 import msgspec
 
 from agent_cache.engine.interception import INTERCEPTORS
-from agent_cache.engine.runtime import PLACE
+from agent_cache.engine.scope import PLACE
 from agent_cache.errors import CassetteError, ConfigurationError, ReplayExhausted
 from agent_cache.recording.exceptions import read_error
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction, Usage
@@ -693,7 +693,8 @@ def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange
                 recorders.append(interceptor)
             elif call.usage is not None and call.exchange is None:
                 learners.append(call.usage)
-        scope = scope.outside  # type: ignore[attr-defined]  # a scope with an interceptor has an outer one
+        assert scope.outside is not None  # a scope with an interceptor has an outer one
+        scope = scope.outside
     return Exchange(method, url, headers, recorders, learners) if recorders or learners or is_guarded else None
 
 

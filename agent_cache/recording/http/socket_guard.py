@@ -13,7 +13,7 @@ import sys
 from typing import Any
 from urllib.parse import urlsplit
 
-from agent_cache.engine.runtime import PLACE
+from agent_cache.engine.scope import PLACE
 from agent_cache.recording.http.exchange import IS_CONNECTING, Http, running_call
 from agent_cache.recording.recorder import Recorder
 

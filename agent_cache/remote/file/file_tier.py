@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.policies import configures, refresh_window, seconds
+from agent_cache.core.options import configures, refresh_window, seconds
 from agent_cache.core.store import NEVER
 from agent_cache.core.tags import root_of
 from agent_cache.errors import ConfigurationError, RemoteTierError

@@ -25,7 +25,7 @@ from redis.asyncio.connection import SSLConnection
 from redis.credentials import UsernamePasswordCredentialProvider
 
 from agent_cache.clock import boottime
-from agent_cache.remote.redis.options import Address, Deployment
+from agent_cache.remote.redis.deployments import Address, Deployment
 from agent_cache.remote.redis.scripts import Script
 from agent_cache.remote.reports import Log
 

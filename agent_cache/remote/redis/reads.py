@@ -16,11 +16,12 @@ from weakref import ref
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.lease import UNTRUSTED, Lease
-from agent_cache.core.policies import refresh_window
+from agent_cache.core.options import refresh_window
 from agent_cache.core.tags import root_of
 from agent_cache.remote.codecs import Undecodable, Unencodable
 from agent_cache.remote.protocol import Found, LoaderWait, Request, Ticket, Versions
 from agent_cache.remote.redis.connection import Moving, Unreachable, boottime, bulk
+from agent_cache.remote.redis.deployments import Options
 from agent_cache.remote.redis.keyspace import (
     MAX_HEAD,
     MAX_VALUE_CELLS,
@@ -43,7 +44,6 @@ from agent_cache.remote.redis.keyspace import (
     value_context,
     version_of,
 )
-from agent_cache.remote.redis.options import Options
 from agent_cache.remote.redis.scripts import CLAIM, MINT, RELEASE, RENEW_CLAIM
 from agent_cache.remote.redis.subscriber import Subscriber, Trust
 from agent_cache.remote.redis.transport import Client, Fetched, Transport

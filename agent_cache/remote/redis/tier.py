@@ -12,13 +12,13 @@ from typing import Any, Self
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.lease import Lease
-from agent_cache.core.policies import configures
+from agent_cache.core.options import configures
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote.codecs import Codec
 from agent_cache.remote.protocol import Found, Listener, Request, SentCommit, Ticket, Versions, WriteIntent
 from agent_cache.remote.redis.connection import Unreachable, boottime
+from agent_cache.remote.redis.deployments import Deployment, check_options, deployment_of_client, deployment_of_url
 from agent_cache.remote.redis.keyspace import MAX_HEAD, Invalidations, Keyspace
-from agent_cache.remote.redis.options import Deployment, check_options, deployment_of_client, deployment_of_url
 from agent_cache.remote.redis.reads import Reader, RedisTicket
 from agent_cache.remote.redis.subscriber import Subscriber
 from agent_cache.remote.redis.transport import Transport

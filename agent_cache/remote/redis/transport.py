@@ -39,7 +39,7 @@ from agent_cache.remote.redis.connection import (
     pack,
     replication_id_of,
 )
-from agent_cache.remote.redis.options import Address, Deployment
+from agent_cache.remote.redis.deployments import Address, Deployment
 from agent_cache.remote.redis.scripts import Script, sharded
 
 __all__ = [

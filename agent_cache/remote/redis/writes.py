@@ -16,8 +16,8 @@ from typing import Any
 
 from agent_cache.remote.protocol import SentCommit, WriteIntent
 from agent_cache.remote.redis.connection import NEVER, Connection, Interrupted, Moving, Refused, Unreachable, boottime
+from agent_cache.remote.redis.deployments import Options
 from agent_cache.remote.redis.keyspace import CellKey, Cells, Invalidations, Keyspace, Root, messages
-from agent_cache.remote.redis.options import Options
 from agent_cache.remote.redis.scripts import BEGIN, COMMIT, RENEW, Script
 from agent_cache.remote.redis.transport import Server, Transport
 from agent_cache.values.canonical import is_large, make_room

@@ -167,23 +167,23 @@ async def test_relays_that_listen_share_the_answers_of_one_user_and_of_one_addre
         reset()  # what is in the file stays
         return found
 
-    ada, bob = (b"authorization", b"ada"), (b"authorization", b"bob")
+    ada, bob = (b"authorization", b"ada.w"), (b"authorization", b"bob.r")
     url = application.url
     for number, (one, other) in enumerate([
         ((url, ada), (url, bob)),
-        ((f"{url}?user=ada",), (f"{url}?user=bob",)),
-        ((url.replace("//", "//ada:x@"),), (url.replace("//", "//bob:x@"),)),
+        ((f"{url}?user=ada.w",), (f"{url}?user=bob.r",)),
+        ((url.replace("//", "//ada.w:x@"),), (url.replace("//", "//bob.r:x@"),)),
         ((url,), (url.replace("127.0.0.1", "localhost"),)),
     ]):  # fmt: skip
         first = await asked(f"key {number}", *one)
         assert await asked(f"key {number}", *one) == first
         assert await asked(f"key {number}", *other) != first
-    first = await asked("own", url, authorization="ada")
-    assert await asked("own", url, authorization="ada") == first
-    assert await asked("own", url, authorization="bob") != first
+    first = await asked("own", url, authorization="ada.w")
+    assert await asked("own", url, authorization="ada.w") == first
+    assert await asked("own", url, authorization="bob.r") != first
     kept = b"".join(each.read_bytes() for each in tmp_path.glob("answers.db*"))
-    assert b"ada" not in kept
-    assert b"bob" not in kept
+    assert b"ada.w" not in kept
+    assert b"bob.r" not in kept
 
 
 # Recordings

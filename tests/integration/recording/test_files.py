@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_cache.engine.runtime import PLACE
+from agent_cache.engine.scope import PLACE
 from agent_cache.recording import Cassette, CassetteError, CassetteNotFound, intercept, record, register, replay
 from tests.harness.forks import forks
 

@@ -16,7 +16,7 @@ import pytest
 
 import agent_cache
 from agent_cache import AgentCache, AgentCacheInvalidator
-from agent_cache.engine.runtime import PLACE, ROOT
+from agent_cache.engine.scope import PLACE, ROOT
 from agent_cache.recording import Cassette, DivergenceError, cached_llm_call, diff_cassettes, intercept, record, replay
 from tests.harness.slow import slow
 

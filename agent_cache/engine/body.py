@@ -19,32 +19,25 @@ this is generated (names shortened; ``root`` is the scope outside of any session
         if here is root:
             entry = lookup(key)  # that of the tool's global store
             if entry is not None and (entry.checked == versions.now or store.is_current(key, entry)):
-                if now() < entry.fast and [there is no lease, or it is valid]:
+                value = entry.value if now() < entry.fast and [no lease, or it is valid] else entry.value_at(now())
+                if value is not MISSING:
                     [if entry is not store.newest: move it to the end]
                     stats.hits += 1
                     stats.time_saved += entry.cost
-                    return entry.value
-                value = entry.value_at(now())  # of an entry that is copied, or has a lease
-                if value is not MISSING:
-                    [the same, with value]
-        elif here.answers_inline:
-            [the same, with one more line: value = here.plan(operation).observe(key, entry, value, moment, None, None)]
+                    return value
+        elif [in a session, without a tenant, a recording, `bypass` and audits]:
+            [the same, and the session observes it]
         else:
-            if here.is_call:
-                here = here.scope
-                if here is root:
-                    [the same as above: called by the tool of a write]
-            value = here.plan(operation).admit(key, None)
+            value = hit(operation, here, key, None)
             if value is not MISSING:
                 return value
-        return await answer(here, key, (order_id,), {"full": full})
+        return await run(operation, here, key, (order_id,), {"full": full})
 
-Of a `def` the body is a `def`, and its last line is ``return run_blocking(answer(...))``.
+Of a `def` the body is a `def`, and its last line is ``return run_blocking(run(...))``.
 
-It repeats `ReadOperation.key_of` and the local lookup of `engine.plan`, to save frames: without its branch for
-sessions, a hit in a session takes 13 % longer (benchmarks.budgets, "hit": the same in a session). The property tests
-and tests/unit/test_codegen.py run with and without generation, and hold both to the same answers. The technique is that
-of `dataclasses` and attrs: source text, `exec`, `linecache`.
+It repeats `ReadOperation.key_of` and `engine.call.hit`, to save frames. The property tests and
+tests/unit/test_codegen.py run with and without generation, and hold both to the same answers. The technique is that of
+`dataclasses` and attrs: source text, `exec`, `linecache`.
 """
 
 from __future__ import annotations
@@ -59,14 +52,17 @@ from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from agent_cache.clock import CLOCK
+from agent_cache.config import CURRENT
 from agent_cache.core.keys import ALIASES, PLAIN, Uncacheable, key_part
 from agent_cache.core.parameters import POSITIONAL, Parameter, Parameters, default_part, receiver_part
 from agent_cache.core.store import NEVER
 from agent_cache.core.versions import VERSIONS
 from agent_cache.core.wrappers import OMITTED_PART, PassedOn
 from agent_cache.engine.blocking import blocking, run_blocking
+from agent_cache.engine.call import hit, run
+from agent_cache.engine.operation import Operation
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.runtime import PLACE, ROOT, Operation
+from agent_cache.engine.scope import PLACE, ROOT
 from agent_cache.engine.streaming import END, StreamingRead, StreamingWrite
 from agent_cache.engine.write import WriteOperation
 from agent_cache.values.canonical import MISSING
@@ -111,7 +107,6 @@ def read_body(operation: ReadOperation) -> Body:
         "store": operation.store,
         "stats": operation.stats,
         "operation": operation,
-        "answer": operation.answer,
         "key_or_unkeyed": operation.key_or_unkeyed,
     }
     if policy.key is not None:
@@ -146,7 +141,7 @@ def write_body(operation: WriteOperation) -> Body:
     if isinstance(parameters, PassedOn):
         header, call = _EVERYTHING, "$args, $kwargs"
     generated = _generated_write(_prefix(parameters), header, call, is_sync=operation.is_sync)
-    return _function(operation, generated, {"write": operation.write, "place": PLACE.get, "run": run_blocking})
+    return _function(operation, generated, {"operation": operation, "place": PLACE.get, **_RUN})
 
 
 def stream_body(operation: StreamingRead | StreamingWrite) -> Body:
@@ -159,7 +154,11 @@ def stream_body(operation: StreamingRead | StreamingWrite) -> Body:
     return _function(operation, generated, {"begin": operation.begin, "END": END})
 
 
+_RUN = {"call": run, "run": run_blocking}
+
 _READ_NAMES = {
+    **_RUN,
+    "hit": hit,
     "place": PLACE.get,
     "root": ROOT,
     "Uncacheable": Uncacheable,
@@ -175,16 +174,14 @@ _READ_NAMES = {
     "MISSING": MISSING,
     "NEVER": NEVER,
     "versions": VERSIONS,
+    "current": CURRENT,
     "known": ALIASES.get,
     "image": marshal.dumps,
-    "run": run_blocking,
 }
 """What the bodies of all read tools name."""
 
 _EVERYTHING = "*$args, **$kwargs"
 """The header of the body of a tool that passes on what it gets, and how it does."""
-
-_SCOPE = ["if $here.is_call:", "    $here = $here.scope"]
 
 _USE = """\
 if $entry is not $store.newest:
@@ -209,49 +206,40 @@ def _indented(lines: list[str], levels: int) -> list[str]:
     return ["    " * levels + line for line in lines]
 
 
-def _by_the_plan(arguments: str) -> list[str]:
-    return [
-        *_SCOPE,
-        f"$value = $here.plan($operation).admit($key, {arguments})",
+def _answers(arguments: str, *, is_of_session: bool, expires: bool) -> list[str]:
+    """The answer to a local hit. For an entry that never expires the clock is not read, which saves 50 ns."""
+    elsewhere = [
+        f"$value = $hit($operation, $here, $key, {arguments})",
         "if $value is not $MISSING:",
         "    return $value",
     ]
-
-
-def _inline(arguments: str, *, expires: bool) -> list[str]:
-    """The answer to a local hit. For an entry that never expires the clock is not read, which saves 50 ns."""
-    # A global that the store sets, which saves 7 ns.
-    find = [
-        "$entry = $lookup($key)",
-        "if $entry is not None and ($entry.checked == $versions.now or $store.is_current($key, $entry)):",
-    ]
+    if is_of_session:
+        return elsewhere
     unexpired = "$now() < $entry.fast" if expires else "($entry.fast == $NEVER or $now() < $entry.fast)"
-    counted = [*_USE, "$stats.time_saved += $entry.cost"]
-    at_root = [
-        *find,
-        f"    if {unexpired} and {_IS_TRUSTED}:",
-        *_indented([*counted, "return $entry.value"], 2),
-        "    $value = $entry.value_at($now())",
-        "    if $value is not $MISSING:",
-        *_indented([*counted, "return $value"], 2),
+    find = [
+        "    $entry = $lookup($key)",  # a global that the store sets, which saves 7 ns
+        "    if $entry is not None and ($entry.checked == $versions.now or $store.is_current($key, $entry)):",
     ]
+    counted = [*_USE, "$stats.time_saved += $entry.cost", "return $value"]
     return [
         "if $here is $root:",
-        *_indented(at_root, 1),
-        "elif $here.answers_inline:",
-        *_indented(find, 1),
+        *find,
+        f"        $value = $entry.value if {unexpired} and {_IS_TRUSTED} else $entry.value_at($now())",
+        "        if $value is not $MISSING:",
+        *_indented(counted, 3),
+        # In a session a frame less: benchmarks.budgets, "hit": the same in a session.
+        (
+            "elif $here.call is None and ($local := $here.tools.get($operation)) is not None and $local.is_plain"
+            " and $local.configuration is $current.value:"
+        ),
+        *find,
         "        $moment = $now()",
         f"        $value = $entry.value if $moment < $entry.fast and {_IS_TRUSTED} else $entry.value_at($moment)",
         "        if $value is not $MISSING:",
-        "            $observe = ($here.plans.get($operation) or $here.plan($operation)).observe",
-        f"            $value = $observe($key, $entry, $value, $moment, {arguments}, None)",
-        *_indented([*counted, "return $value"], 3),
+        f"            $value = $local.observe($key, $entry, $value, $moment, {arguments}, None)",
+        *_indented(counted, 3),
         "else:",
-        "    if $here.is_call:",
-        "        $here = $here.scope",
-        "        if $here is $root:",  # called by the tool of a write, which is outside of loads
-        *_indented(at_root, 3),
-        *_indented(_by_the_plan(arguments)[len(_SCOPE) :], 1),
+        *_indented(elsewhere, 1),
     ]
 
 
@@ -414,8 +402,8 @@ def _generated_read(
         "except $Uncacheable as $error:",
         "    $key = $unkeyed($error)",
         *(("except ValueError:", f"    $key = $key_or_unkeyed({mapping})") if may_overflow else ()),
-        *(_by_the_plan(arguments) if is_of_session else _inline(arguments, expires=expires)),
-        f"return {_waited(f'$answer($here, $key, {call})', is_sync=is_sync)}",
+        *_answers(arguments, is_of_session=is_of_session, expires=expires),
+        f"return {_waited(f'$call($operation, $here, $key, {call})', is_sync=is_sync)}",
     ]
     return _compiled(prefix, header, lines, is_sync=is_sync)
 
@@ -429,8 +417,8 @@ def _generated_key(prefix: str, header: str, key: str) -> _Generated:
 @lru_cache(maxsize=_MAX_SHAPES)
 def _generated_write(prefix: str, header: str, call: str, *, is_sync: bool) -> _Generated:
     """The body of every write tool with these parameters."""
-    written = _waited(f"$write($here, {call})", is_sync=is_sync)
-    return _compiled(prefix, header, ["$here = $place()", *_SCOPE, f"return {written}"], is_sync=is_sync)
+    written = _waited(f"$call($operation, $place(), None, {call})", is_sync=is_sync)
+    return _compiled(prefix, header, [f"return {written}"], is_sync=is_sync)
 
 
 @lru_cache(maxsize=_MAX_SHAPES)
@@ -460,7 +448,7 @@ def _generated_stream(prefix: str, header: str, call: str, *, is_sync: bool) -> 
 
 
 def _waited(call: str, *, is_sync: bool) -> str:
-    """The expression that waits for what the stages do."""
+    """The expression that waits for a call."""
     return f"$run({call})" if is_sync else f"await {call}"
 
 

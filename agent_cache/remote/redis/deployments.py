@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from redis.asyncio.connection import URL_QUERY_ARGUMENT_PARSERS, Connection, SSLConnection, parse_url
 
-from agent_cache.core.policies import seconds
+from agent_cache.core.options import seconds
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.codecs import Codec, MessagePackCodec
 

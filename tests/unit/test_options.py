@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_cache import ConfigurationError
-from agent_cache.core.policies import WritePolicy, checked_choice, seconds
+from agent_cache.core.options import WritePolicy, checked_choice, seconds
 
 
 class Lost(Exception):

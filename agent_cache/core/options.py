@@ -1,0 +1,404 @@
+"""The options of tools: checks of single values, and the frozen policies that a decorator makes of them.
+
+Each check returns the value as it is used, or raises `ConfigurationError` with the name of the option, `what`, so that
+a mistake fails at decoration.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import wraps
+from typing import Any, Final, Literal, TypeVar
+
+from agent_cache.errors import ConfigurationError
+from agent_cache.values.copies import CopyRule
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def configures(called: C) -> C:
+    """Decorate a class or a function to raise `ConfigurationError` for arguments that it lacks, or does not have."""
+    function: Any = called.__init__ if isinstance(called, type) else called  # type: ignore[misc]  # that of this class
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise  # it comes from inside
+            known = ", ".join(one for one in inspect.signature(function).parameters if one != "self")
+            problem = str(error).partition("() ")[2]
+            raise ConfigurationError(f"{called.__name__} {problem}; its arguments are: {known}") from error
+
+    if not isinstance(called, type):
+        return checked  # type: ignore[return-value]  # `wraps` keeps its signature
+    called.__init__ = checked  # type: ignore[misc]  # likewise
+    return called
+
+
+# Checks of one value
+
+
+def _refused(what: str, wanted: str, value: Any) -> ConfigurationError:
+    return ConfigurationError(f"{what} must be {wanted}, got {value!r}")
+
+
+def _check(is_valid: Callable[[Any], bool], wanted: str) -> Callable[[Any, str], Any]:
+    def checked(value: Any, what: str) -> Any:
+        if not is_valid(value):
+            raise _refused(what, wanted, value)
+        return value
+
+    return checked
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+checked_flag = _check(lambda value: isinstance(value, bool), "True or False")
+checked_text = _check(lambda value: isinstance(value, str) and value != "", "a str that is not empty")
+checked_fraction = _check(lambda value: _is_number(value) and 0 <= value < 1, "a number from 0 to below 1")
+checked_share = _check(lambda value: _is_number(value) and 0 <= value <= 1, "a share of the hits, a number from 0 to 1")
+
+
+def seconds(value: Any, what: str, *, zero: bool = False) -> float:
+    """Check for seconds or a `timedelta`: finite, and more than 0, or with `zero` 0 or more. Returns seconds."""
+    number: Any = value.total_seconds() if isinstance(value, timedelta) else value
+    if not _is_number(number):
+        raise _refused(what, "seconds or a timedelta", value)
+    # A longer one than 30 million years is a mistake, and may be more than a float can hold.
+    if not (number > 0 or (zero and number == 0)) or number > 1e15:
+        hint = "0 or more seconds" if zero else "more than 0 seconds, or left out (None) for what never expires"
+        raise _refused(what, hint, value)
+    return float(number)
+
+
+def count(bound: int, value: Any, what: str) -> int:
+    """Check for an int of `bound` or more."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < bound:
+        raise _refused(what, f"an int of {bound} or more", value)
+    return value
+
+
+def checked_choice(value: Any, choices: tuple[str, ...], what: str, or_else: str = "") -> Any:
+    """Check for one of a few words."""
+    if value not in choices:
+        raise _refused(what, f"one of {', '.join(map(repr, choices))}{or_else and f', or {or_else}'}", value)
+    return value
+
+
+def _is_asynchronous(value: Any) -> bool:
+    is_coroutine_function = inspect.iscoroutinefunction
+    return is_coroutine_function(value) or (callable(value) and is_coroutine_function(type(value).__call__))
+
+
+def checked_function(value: Any, what: str) -> Any:
+    """Check for a plain function or None: the coroutine that another returns is true, so that no mistake would show."""
+    if value is not None and not callable(value):
+        raise _refused(what, "a function", value)
+    if _is_asynchronous(value):
+        raise ConfigurationError(f"{what} must be a plain function, whose result is there at once; got an `async def`")
+    return value
+
+
+def plain_result(value: Any, what: str) -> Any:
+    """Check that a function has returned no coroutine."""
+    if inspect.iscoroutine(value):
+        value.close()
+        raise ConfigurationError(f"{what} has returned a coroutine, but its result is needed at once")
+    return value
+
+
+def checked_life(value: Any, what: str) -> float | Callable[[Any], Any] | None:
+    """Check a ``ttl=`` option: a duration, None, or a plain function of the result."""
+    return checked_function(value, what) if value is None or callable(value) else seconds(value, what)
+
+
+def no_life(_result: Any) -> float:
+    """The ``ttl`` of a tool whose results are never stored."""
+    return 0.0
+
+
+def checked_middleware(given: Any, what: str) -> Sequence[Callable[[Any, Any], Any]]:
+    """Check middleware: a sequence of `async def` functions that can be called with two arguments."""
+    if callable(given) or isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        hint = "write middleware=(observe,)" if callable(given) else "() for none"
+        raise ConfigurationError(f"{what} must be a sequence of functions, got {given!r}; {hint}")
+    wanted = "an `async def observe(call, proceed)`"
+    for number, one in enumerate(given):
+        if not _is_asynchronous(one):
+            wanted += ", which observes tools that are a `def`, too, if it awaits nothing but proceed() there"
+            raise _refused(what, wanted, one)
+        try:
+            inspect.signature(one).bind(None, None)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"{what} must be {wanted}; {one!r} cannot be called so: {error}") from error
+        if any(one is other for other in given[:number]):
+            raise ConfigurationError(f"{what} has {one!r} twice, which would observe each call twice; once is enough")
+    return given
+
+
+def refresh_window(cost: float, life: float) -> float:
+    """Seconds before the end of a result's life in which one process of a fleet loads it again: four times the `cost`
+    of its load, of 10 ms or more, and at most a fifth of its `life`.
+
+    Each process lets its local copy expire at a random moment of it, as in "XFetch" (Vattani et al.: Optimal
+    Probabilistic Cache Stampede Prevention, VLDB 2015), here with moments that are equally likely, and the first one to
+    ask the tier claims the load. Four loads leave it the time of one before the next asks in 15 of 16 cases.
+    """
+    window, longest = 4.0 * cost if cost > 0.01 else 0.04, life / 5
+    if window > longest:  # `min` and `max` would take 0.27 us in place of 0.09, of each hit of a tier
+        return longest
+    return window
+
+
+# The policies
+
+
+class Value:
+    """Equality and hash of a frozen dataclass by its fields, with ``eq=False`` and ``slots=True``: `dataclass` would
+    compile both anew for each class, which is half of what it adds to the time of an import.
+    """
+
+    __slots__: tuple[str, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and _values(self) == _values(other)
+
+    def __hash__(self) -> int:
+        return hash(_values(self))
+
+
+def _values(value: Any) -> tuple[Any, ...]:
+    return tuple([getattr(value, name) for name in value.__slots__])
+
+
+Scope = Literal["global", "session"]
+
+
+@configures
+@dataclass(frozen=True, slots=True, eq=False)
+class LoopHints(Value):
+    """How the loop detector of a session compares the calls of a tool: ``loop=LoopHints(...)`` on either decorator.
+
+    Args:
+        loop_key: ``loop_key(arguments)`` identifies a call, instead of all its arguments: leave out request ids and
+            timestamps. `arguments` maps parameter names to values.
+        outcome_key: ``outcome_key(result)`` is compared, instead of the whole result: leave out timestamps and ids.
+        poll: the tool is called again and again on purpose. Only `max_unchanged` applies, and no cycle includes it.
+        max_unchanged: how often in a row a poll may have one outcome; the call that reaches this number is acted upon.
+            None: any number.
+        off: its calls are not checked. A new successful write still ends the epoch; on a write, the two functions
+            decide what is new.
+    """
+
+    loop_key: Callable[[Mapping[str, Any]], Hashable] | None = None
+    outcome_key: Callable[[Any], Any] | None = None
+    poll: bool = False
+    max_unchanged: int | None = None
+    off: bool = False
+
+    def __post_init__(self) -> None:
+        checked_function(self.loop_key, "LoopHints: loop_key")
+        checked_function(self.outcome_key, "LoopHints: outcome_key")
+        checked_flag(self.poll, "LoopHints: poll")
+        checked_flag(self.off, "LoopHints: off")
+        if self.max_unchanged is not None:
+            count(2, self.max_unchanged, "LoopHints: max_unchanged")
+            if not self.poll:
+                raise ConfigurationError("LoopHints: max_unchanged limits a poll; add poll=True")
+        if self.off and self.poll:
+            raise ConfigurationError("LoopHints: off=True switches the checks off, poll=True with them; leave one out")
+
+
+NO_HINTS: Final = LoopHints()
+
+
+def checked_hints(given: Any, where: str, *, is_write: bool) -> LoopHints:
+    """Check a ``loop=`` option. A write that could be repeated for ever is refused."""
+    if not isinstance(given, LoopHints):
+        raise _refused(f"{where}: loop", "LoopHints(...)", given)
+    if is_write and given.poll and given.max_unchanged is None:
+        raise ConfigurationError(f"{where}: loop: a poll that writes could go on for ever; add max_unchanged=...")
+    if not is_write and given.off and (given.loop_key is not None or given.outcome_key is not None):
+        raise ConfigurationError(f"{where}: loop: off=True checks no read; leave out loop_key and outcome_key")
+    return given
+
+
+@configures
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RemotePolicy(Value):
+    """How a tool uses the tier that it shares with other processes: ``remote=RemotePolicy(...)``.
+
+    Args:
+        grace: for a read: seconds, or a `timedelta`, beyond its ttl that a result may be served while one process
+            loads it again. Not across a write: a write drops what it touches at any age.
+        consistency: for a read: ``"bounded"`` serves local copies for as long as the tier's `max_staleness` allows;
+            ``"strong"`` asks for the versions at every hit, in one round trip, and keeps no local copy. It covers the
+            writes that reached the tier: give their tools ``on_unreachable="refuse"``.
+        on_unreachable: for a write while the tier cannot be reached: ``"run"`` it and send its invalidation as soon as
+            possible, or ``"refuse"`` it with `RemoteTierError` before its side effect.
+        share: for a read with ``scope="session"``: store its results in the tier too, under the session's id, so that a
+            session that is resumed in another process finds them.
+        flight: for a read: ``"process"`` lets each process that misses a result load it; ``"fleet"`` has one of them
+            load it while the others wait until it is stored, or the loader has died. An error is not handed over. It
+            costs a miss two more round trips, so it is for loads that take longer.
+    """
+
+    grace: float | timedelta = 0.0
+    consistency: Literal["bounded", "strong"] = "bounded"
+    on_unreachable: Literal["run", "refuse"] = "run"
+    share: bool = False
+    flight: Literal["process", "fleet"] = "process"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "grace", seconds(self.grace, "RemotePolicy: grace", zero=True))
+        checked_choice(self.consistency, ("bounded", "strong"), "RemotePolicy: consistency")
+        checked_choice(self.on_unreachable, ("run", "refuse"), "RemotePolicy: on_unreachable")
+        checked_flag(self.share, "RemotePolicy: share")
+        checked_choice(self.flight, ("process", "fleet"), "RemotePolicy: flight")
+
+    @property
+    def is_strong(self) -> bool:
+        """Whether every hit asks the tier."""
+        return self.consistency == "strong"
+
+    @property
+    def shares_loads(self) -> bool:
+        """Whether one process of a fleet loads what several miss."""
+        return self.flight == "fleet"
+
+    def checked(self, where: str, *, scope: Scope, is_read: bool) -> RemotePolicy:
+        """Refuse options that have no effect on a tool. The error names the option and the fix."""
+        reads = self.grace or self.is_strong or self.shares_loads
+        problem = ""
+        if is_read and self.on_unreachable != "run":
+            problem = "on_unreachable is for writes; leave it out"
+        elif not is_read and (reads or self.share):
+            problem = "grace, consistency, share and flight are for reads; give them to the tools that read"
+        elif self.share and scope != "session":
+            problem = "share is for scope='session'; leave it out, global results are shared anyway"
+        elif reads and scope == "session" and not self.share:
+            problem = "results of a session do not leave the process; add share=True"
+        if problem:
+            raise ConfigurationError(f"{where}: remote: {problem}")
+        return self
+
+
+DEFAULT_REMOTE: Final = RemotePolicy()
+
+DEFAULT_STREAM_BYTES: Final = 1_000_000
+"""The default of ``max_stream_bytes=``, and the bound for streaming write tools."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ReadPolicy:
+    """How the results of a read tool are cached. See `AgentCache` for each field."""
+
+    scope: Scope
+    ttl: float | Callable[[Any], Any] | None
+    maxsize: int | None
+    copy_rule: CopyRule
+    key: Callable[..., Any] | None
+    vary: Callable[..., Hashable] | None
+    vary_takes_arguments: bool
+    cache_if: Callable[[Any], bool] | None
+    uncacheable: Literal["bypass", "raise"]
+    heeds_contexts: bool = True
+    inherit: bool = True
+    loop: LoopHints = NO_HINTS
+    remote: RemotePolicy = DEFAULT_REMOTE
+    jitter: float = 0.0
+    grace: float = 0.0
+    stale_if_error: float = 0.0
+    max_stream_bytes: int = DEFAULT_STREAM_BYTES
+    audit: float | None = None
+    bound: float | None = None  # of a `ttl` that is a function: seconds that no result outlives, whatever it returns
+    kept_for: float = field(init=False)  # seconds beyond its expiry for which a result may still be served
+    life_varies: bool = field(init=False)  # by a `ttl` that is a function, or by `jitter`
+    longest_ttl: float | None = field(init=False)  # known before a load; None if there is no bound
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kept_for", max(self.grace, self.stale_if_error))
+        object.__setattr__(self, "life_varies", callable(self.ttl) or self.jitter > 0)
+        object.__setattr__(self, "longest_ttl", self.bound if callable(self.ttl) else self.ttl)
+
+    def with_ttl(self, ttl: float | None) -> ReadPolicy:
+        """The policy with a ttl that was set at run time; the same for None.
+
+        A `ttl` that is a function stays, with this as its bound: it may forbid to store a result.
+        """
+        if ttl is None:
+            return self
+        return replace(self, bound=ttl) if callable(self.ttl) else replace(self, ttl=ttl)
+
+    def life_of(self, result: Any, random: Callable[[], float]) -> float | None:
+        """Seconds that a result may live; None for ever; 0 or less if it must not be stored.
+
+        Raises:
+            ConfigurationError: if the function given as `ttl` returned anything but a duration or None.
+        """
+        life: Any = self.ttl(result) if callable(self.ttl) else self.ttl
+        life = self.bound if life is None else life
+        if life is None:
+            return None
+        number = life.total_seconds() if isinstance(life, timedelta) else life
+        if _is_number(number) and number <= 0:
+            return 0.0
+        number = min(seconds(number, "a ttl"), number if self.bound is None else self.bound)
+        return number * (1.0 - random() * self.jitter if self.jitter else 1.0)
+
+    def checked(self, where: str) -> ReadPolicy:
+        """Refuse options that have no effect together. The error names the option and the fix."""
+        for option in ("jitter", "grace", "stale_if_error"):
+            if getattr(self, option) and self.ttl is None:
+                raise ConfigurationError(f"{where}: {option} has no effect on what never expires; add ttl=...")
+        for option in ("stale_if_error", "audit"):
+            if getattr(self, option) and self.remote.is_strong:
+                raise ConfigurationError(f"{where}: {option} has no effect with consistency='strong'; leave one out")
+        if self.grace and self.remote.grace:
+            raise ConfigurationError(f"{where}: grace is given twice; leave out that of RemotePolicy")
+        return self
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class WritePolicy:
+    """How a write tool invalidates, and what its failures mean. See `AgentCacheInvalidator` for each field."""
+
+    scope: Scope
+    settle: float
+    doubt: float
+    in_doubt: tuple[type[BaseException], ...]
+    no_effect: tuple[type[BaseException], ...]
+    ok: Callable[[Any], bool] | None
+    key_fn: Callable[..., Any] | None
+    heeds_contexts: bool = True
+    loop: LoopHints = NO_HINTS
+    remote: RemotePolicy = DEFAULT_REMOTE
+
+    def leaves_in_doubt(self, error: BaseException) -> bool:
+        """Whether a write that ended with this error may still take effect in the system that it called.
+
+        A cancelled write may. So may a write whose exception is, or has in its cause or context chain, a
+        `TimeoutError`, an `OSError` or a class named by ``in_doubt=``. Any other `Exception` means that it failed.
+        """
+        if not isinstance(error, Exception):
+            return True
+        pending: list[BaseException | None] = [error]
+        seen: set[int] = set()
+        while pending:
+            link = pending.pop()
+            if link is None or id(link) in seen:
+                continue
+            seen.add(id(link))
+            if not isinstance(link, Exception) or isinstance(link, (TimeoutError, OSError, *self.in_doubt)):
+                return True
+            pending += [link.__cause__, link.__context__]
+            if isinstance(link, BaseExceptionGroup):
+                pending += link.exceptions
+        return False

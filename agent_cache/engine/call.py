@@ -1,0 +1,504 @@
+"""The path of a call, from its local lookup to its end.
+
+A hit at the root is answered by the generated body of the tool (`engine.body`); any other one by `hit`. What no hit
+answers, and every write, goes through `run`: recordings, sessions, middleware, and then `load`, or a write
+(`engine.write`). `load` is single flight, the tiers, the tool and its result, in this order.
+
+Single flight: identical reads that overlap run the tool once, those of one event loop, or of synchronous tools in all
+threads. The leader runs the tool inline, in its own task and context; each follower waits on a future of its own. If
+the leader is cancelled, it hands the *same* flight to a follower, and so does a follower that is cancelled between
+becoming the leader and waking.
+
+A call that would wait for itself, directly or through other flights, runs the tool instead: the wait-for graph is
+walked before a follower joins (Holt 1972, "Some deadlock properties of computer systems": each flight is one resource
+with one holder, so a cycle is the deadlock). A synchronous call in a thread whose event loop runs never waits: the loop
+would stand still, and the graph does not know what else it has to do.
+
+Everything here is a coroutine also for a `def`, which `engine.blocking` drives by hand in the calling thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Hashable, Mapping
+from functools import partial
+from typing import Any
+
+from agent_cache.clock import CLOCK
+from agent_cache.config import CURRENT
+from agent_cache.core.store import Entry, Store
+from agent_cache.core.versions import VERSIONS, entry_tag
+from agent_cache.engine.audit import begin_audit, chooses
+from agent_cache.engine.blocking import THREADS, has_running_loop
+from agent_cache.engine.flight import ALONE, BECOME_LEADER, STRANDED, Failure, Flight, wake_stranded
+from agent_cache.engine.operation import UNKEYED, Operation, Proceed
+from agent_cache.engine.result import ServedEntry, inherit_entry, inherit_uncached, read_of, store_result
+from agent_cache.engine.scope import INTERCEPTORS, PLACE, ROOT, TENANT, Call, Scope, report_escape
+from agent_cache.engine.state import wait_for_lock, warn_once
+from agent_cache.engine.tiers import ask_tiers, offer_result
+from agent_cache.errors import NoEventLoopError
+from agent_cache.values.canonical import MISSING
+from agent_cache.values.copies import IMMUTABLE
+
+__all__ = ["hit", "load", "run", "run_tool", "run_uncached"]
+
+
+# Local hits
+
+
+def hit(
+    operation: Any,
+    here: Any,
+    key: Hashable,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    at: Scope | None = None,
+    is_audited: bool = False,
+) -> Any:
+    """The value of a local hit, or `MISSING`. `engine.body` generates the same steps inline for calls at the root.
+
+    Args:
+        here: the place of the call.
+        arguments: its arguments by name, where the tool's loop guard needs them.
+        at: the scope whose store is meant, if it is not that of the place.
+        is_audited: whether the hit was chosen for an audit.
+    """
+    call = here.call
+    scope = at or (here if call is None else here.scope)
+    if scope.interceptor is not None:
+        return MISSING
+    local = operation.at_root if scope is ROOT else scope.tools.get(operation)
+    if local is None or local.configuration is not CURRENT.value:
+        local = scope.local(operation)
+    store = local.store
+    if store is None:
+        return MISSING
+    if local.tenant is not None:
+        key = (TENANT, local.tenant, key)
+    entry = store.lookup(key)
+    if entry is None:
+        return MISSING
+    now = CLOCK.now()
+    value = entry.value if now < entry.fast and entry.lease is None else entry.value_at(now)
+    if value is MISSING:
+        return MISSING
+    if call is not None and call.within is not None:
+        if not inherit_entry(call.within, local, key, entry):
+            return MISSING
+    elif entry.checked != store.versions.now and not store.is_current(key, entry):
+        return MISSING
+    if local.setup.share and at is None and not is_audited and chooses(local.setup.share):
+        return MISSING  # `run` looks again, and audits
+    if local.observe is not None:
+        value = local.observe(key, entry, value, now, arguments, call)
+    if entry is not store.newest:
+        store.use(key, entry)
+    operation.stats.hits += 1
+    operation.stats.time_saved += entry.cost
+    return value
+
+
+# Calls that no hit has answered
+
+
+async def run(
+    operation: Any,
+    here: Any,
+    key: Hashable,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    is_fresh: bool = False,
+    intercepted: Any = None,
+) -> Any:
+    """Run a read that no local hit has answered, or a write: let the sessions admit it, count it, and show the sessions
+    how it ended.
+
+    Args:
+        operation: the tool.
+        here: the place of the call, or the scope that counts for it.
+        key: its identity; None of a write.
+        args, kwargs: its arguments in their canonical spelling.
+        is_fresh: whether a fresh value is asked for.
+        intercepted: the same call as a recorder received it, which is told of its `Call`; None if none has.
+    """
+    scope = here if here.call is None else here.scope
+    if scope.interceptor is not None:
+        return await scope.interceptor.receive(operation, scope, key, args, kwargs, is_fresh=is_fresh)
+    local = operation.at_root if scope is ROOT else scope.tools.get(operation)
+    if local is None or local.configuration is not CURRENT.value:
+        local = scope.local(operation)
+    setup, store = local.setup, local.store
+    if not operation.is_read:
+        work: Proceed = setup.run
+        call = Call(operation, local, None, args, kwargs, "write")
+    elif store is None or key is UNKEYED or not local.configuration.enabled:
+        work = setup.uncached
+        call = Call(operation, local, None if key is UNKEYED else key, args, kwargs, "uncached")
+    else:
+        if setup.share and not is_fresh and intercepted is None:
+            named = operation.parameters.named(args, kwargs)
+            value = hit(operation, PLACE.get(), key, named, is_audited=True)
+            if value is not MISSING:
+                begin_audit(operation, local, key, args, kwargs)
+                return value
+        if local.tenant is not None:
+            key = (TENANT, local.tenant, key)
+        flight = taken = waiter = None
+        if store.flights and not is_fresh and setup.follows_at_once and not local.observers and intercepted is None:
+            flight, waiter = _join(store, key)
+        if flight is not None:  # without a `Call`: benchmarks.budgets, "1,000 tasks on one cold key"
+            value = await _follow(operation, flight, waiter)
+            if value is BECOME_LEADER:
+                taken = flight
+            elif value is not MISSING:
+                return value
+        if operation.is_new:
+            operation.look_at_roots()
+        call = Call(operation, local, key, args, kwargs, "miss")
+        call.is_fresh = is_fresh
+        work = setup.run
+        if flight is None:
+            if operation.early_rules:
+                work = _with_tags(call, work)
+        elif taken is None:  # the value that others have got could not be copied for this caller
+            call.source, work = "uncached", setup.uncached
+        else:
+            call.tags = taken.tags[len(store.static) :]
+            work = partial(load, flight=taken)
+    if INTERCEPTORS and call.scope.interceptor is None:
+        report_escape(operation)
+    if local.observers:
+        call.started = now = CLOCK.now()
+        replacement = local.admit(call, now)
+        if replacement is not None:
+            return replacement.answer
+    if intercepted is not None:
+        intercepted.call = call
+    token = PLACE.set(call)
+    try:
+        value = await work(call)
+    except BaseException as error:
+        call.count(failed=isinstance(error, Exception))
+        replacement = local.done(call, None, error, CLOCK.now()) if local.observers else None
+        if replacement is None:
+            raise
+        return replacement.answer
+    finally:
+        call.depth = 0
+        leading = call.leading
+        if leading is not None and leading.leader is call and leading.is_open:
+            # Nothing could end it: there was no room on the stack. Without a function, as there is none here either.
+            leading.is_open = leading.joinable = False
+            leading.store.flights.pop(leading.id, None)
+            STRANDED.append(leading)
+        try:
+            PLACE.reset(token)
+        except ValueError:
+            pass  # closed by the garbage collector, in another context than it ran in
+    if call.source == "miss":  # what `count` does for these two, without a call
+        for stats in local.stats:
+            stats.misses += 1
+    elif call.source == "write":
+        for stats in local.stats:
+            stats.writes += 1
+    else:
+        call.count()
+    if local.observers:
+        replacement = local.done(call, value, None, CLOCK.now())
+        if replacement is not None:
+            return replacement.answer
+    return value
+
+
+def _with_tags(call: Call, work: Proceed) -> Proceed:
+    """Compute the tags that are known before a load. Returns what runs the call: if they cannot be, it is uncached."""
+    for rule, make, position in call.operation.early_rules:
+        try:
+            call.tags += rule.make(call.arguments, None) if make is None else make(call.args[position])
+        except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
+            name = call.operation.name
+            warn_once(f"tags could not be computed from {rule.source!r}, so the call ran uncached", name, error)
+            call.source = "uncached"
+            uncached: Proceed = call.local.setup.uncached
+            return uncached
+    return work
+
+
+def _join(store: Store, key: Hashable) -> tuple[Flight | None, Any]:
+    """Join a load that runs in this event loop, for a call that no other call's tool makes."""
+    if PLACE.get().call is not None:
+        return None, None
+    with VERSIONS.lock:
+        flight: Flight | None = store.flights.get((key, asyncio.get_running_loop()))
+        if flight is None or VERSIONS.timed or not flight.may_be_joined():
+            return None, None
+        return flight, flight.join()
+
+
+async def _follow(operation: Operation[Any], flight: Flight, waiter: Any) -> Any:
+    """Wait for another caller's load where no session observes.
+
+    Returns:
+        The value; `BECOME_LEADER` if this call is to lead the load; `MISSING` if it could not be copied for it.
+    """
+    stats = operation.stats
+    try:
+        outcome = await waiter
+    except BaseException:
+        flight.leave(waiter)
+        stats.shared += 1
+        raise
+    if outcome is BECOME_LEADER:
+        return outcome
+    if type(outcome) is Failure:
+        stats.shared += 1
+        outcome.raise_again()
+    value = outcome.share()
+    if value is not MISSING:
+        stats.shared += 1
+    return value
+
+
+# Loads
+
+
+async def load(call: Call, *, flight: Flight | None = None, may_be_stored: bool = True) -> Any:
+    """Answer a read by the load of another call, or a tier; else run the tool and store its result.
+
+    The flight is found or made in one step under the lock, together with its edge in the wait-for graph. So of the
+    callers that find none one leads, nobody joins a flight that has ended or was detached, and no two calls can begin
+    to wait for each other at the same moment. In that step the store is looked into again: in another thread a load may
+    have ended since this call was no hit.
+
+    A `KeyboardInterrupt` can be raised wherever a call has just been made. So a flight is shown to others inside of the
+    `try` that gives it up again.
+
+    Args:
+        flight: a flight whose leader was interrupted, to be led by this call.
+        may_be_stored: False if what is there now may not be served.
+
+    Returns:
+        The value. ``call.source`` and ``call.cost`` are set.
+    """
+    operation, store = call.operation, call.local.store
+    under, within = call.leading, None
+    waiter: Any = None
+    stored: Entry | None = None
+    own: Flight | None = None
+    call.source = "miss"
+    try:
+        if flight is not None:
+            own = _taken_over(call, flight)
+        else:
+            if VERSIONS.timed:
+                VERSIONS.expire(CLOCK.now())
+            if STRANDED:
+                wake_stranded()
+            if operation.is_sync:
+                loop: Any = THREADS
+            else:
+                try:
+                    loop = asyncio.get_running_loop()
+                except RuntimeError:
+                    raise NoEventLoopError(operation.name) from None
+            if call.within is not None:
+                within = _noted(call)
+            ident = call.key, loop
+            try:
+                if not VERSIONS.lock.acquire(False):  # noqa: FBT003 - as in result.insert_if_valid()
+                    wait_for_lock()
+                flight = store.flights.get(ident)
+                is_joinable = flight is None
+                if flight is not None:
+                    if call.is_fresh:
+                        flight.give_up()
+                        is_joinable = True
+                    elif not (flight.agrees_with(call.asked) if call.asked else flight.may_be_joined()):
+                        flight.detach()  # this call leads, and later ones join it
+                        is_joinable = True
+                    elif not (loop is THREADS and has_running_loop()) and (under is None or _may_wait(under, flight)):
+                        waiter = flight.join()
+                elif loop is THREADS and may_be_stored and not (call.is_fresh or call.asked):
+                    found = store.lookup(call.key)  # a stale one is not freed under the lock
+                    if found is not None and not store.is_touched(call.key, found.tags, found.checked):
+                        stored = found
+                if waiter is None and stored is None:
+                    own = operation.flight_class(store, ident, store.static + call.tags, operation.late_roots)
+                    own.leader, call.leading = call, own
+                    if is_joinable:
+                        own.joinable = True
+                        store.flights[ident] = own
+                    else:
+                        ALONE.add(own)
+                    if under is not None:
+                        under.wait_for(own)
+            finally:
+                try:
+                    VERSIONS.lock.release()
+                except RuntimeError:
+                    pass  # interrupted while it waited
+        if stored is not None:
+            return await _from_store(call, stored)
+        if own is None:
+            assert flight is not None
+            call.source = "shared"
+            call.flight = flight
+            outcome, failed = None, True
+            try:
+                outcome = await waiter
+                failed = type(outcome) is Failure
+            except BaseException:
+                flight.leave(waiter)
+                raise
+            finally:
+                if outcome is not BECOME_LEADER:
+                    if within is not None:
+                        within.inherit(read_of(call, flight, failed=failed), call=call)
+                    if under is not None:
+                        under.waits_for.remove(flight)  # type: ignore[union-attr]  # wait_for() has made it a list
+            if outcome is not BECOME_LEADER:
+                return await _shared(call, outcome)
+            own = _taken_over(call, flight)
+            call.source = "miss"
+        call.flight = own
+        value = MISSING
+        try:
+            if call.local.setup.tiers:
+                value = await ask_tiers(call)
+            if value is MISSING:
+                if operation.own_load is not None:
+                    value = await operation.own_load(call)
+                else:  # `run_tool`, whose frame is 6 % of a miss (benchmarks.budgets, "miss": static tag)
+                    call.within = own if operation.policy.inherit else None
+                    function = operation.coroutine_function
+                    call.started = started = CLOCK.now()
+                    value = function(*call.args, **call.kwargs) if call.kwargs else function(*call.args)
+                    if not operation.returns_at_once:
+                        value = await value
+                    elif type(value) not in IMMUTABLE:
+                        _refuse_awaitable(call, value)
+                    call.cost = CLOCK.now() - started
+                    store_result(call, value)
+                if own.tickets and own.stored_tags is not None:
+                    await offer_result(call, value)
+        finally:
+            if own.claim is not None:
+                give_up, own.claim = own.claim, None
+                give_up()
+        if own.is_open or own.waiters:
+            own.land(own.result)
+        own.leader = None
+        if within is not None:
+            within.inherit(read_of(call, own), call=call)
+        return value
+    except BaseException as error:
+        if own is not None:
+            _give_up(call, own, within, error)
+        raise
+    finally:
+        if own is not None and under is not None and under.waits_for and own in under.waits_for:
+            under.waits_for.remove(own)
+
+
+def _taken_over(call: Call, flight: Flight) -> Flight:
+    """Lead a flight whose leader was cancelled: the tool runs again, in this caller's task and context."""
+    flight.leader, call.leading = call, flight
+    _tickets = flight.tickets  # of any tier: they are freed after the lock
+    with VERSIONS.lock:
+        flight.restart()
+    return flight
+
+
+def _noted(call: Call) -> Flight | None:
+    """Let the load that a call is made in depend on what is known of the call. Returns that load, if there is one."""
+    within = call.within
+    if within is None or not within.is_open or not call.is_dependency:
+        return None
+    store: Store = call.local.store
+    own = entry_tag(store.tool.number, call.key)
+    within.begin_read(call, (*store.static, *call.tags, *call.operation.late_roots, own), store.owner)
+    return within
+
+
+def _may_wait(under: Flight, flight: Flight) -> bool:
+    """Note that something under a flight waits for another one, unless it would wait for itself."""
+    if flight.would_wait_for(under):
+        return False
+    under.wait_for(flight)
+    return True
+
+
+async def _from_store(call: Call, entry: Entry) -> Any:
+    """Answer with an entry that another thread has stored since this call was no hit, if it may be served."""
+    value = entry.value_at(CLOCK.now())
+    if value is not MISSING and call.within is not None and not inherit_entry(call.within, call.local, call.key, entry):
+        value = MISSING
+    if value is MISSING:
+        return await load(call, may_be_stored=False)
+    call.source, call.cost = "shared", entry.cost
+    call.flight = ServedEntry(entry)  # type: ignore[assignment]  # as much of one as sessions ask for
+    return value
+
+
+async def _shared(call: Call, outcome: Any) -> Any:
+    """The outcome of another call's load, for this one."""
+    if type(outcome) is Failure:
+        outcome.raise_again()
+    value = outcome.share()
+    if value is MISSING:  # it could not be copied for this caller
+        call.source = "uncached"
+        return await run_uncached(call)  # inside of what surrounds the call
+    call.cost = outcome.cost
+    return value
+
+
+def _give_up(call: Call, flight: Flight, within: Flight | None, error: BaseException) -> None:
+    """End a flight whose leader has raised, or let a follower lead it."""
+    if within is not None:
+        within.inherit(read_of(call, flight, failed=True), call=call)
+    if isinstance(error, Exception):
+        if call.local.has_refused(error):
+            flight.hand_over()  # the leader's run was stopped, not the tool: a follower runs the tool in its own run
+        else:
+            flight.land(Failure(error))
+    elif flight.stored_tags is not None:  # interrupted after the value was stored, while a tier was given its copy
+        flight.land(flight.result)
+    else:
+        flight.hand_over()
+    if flight.leader is call:
+        flight.leader = None
+
+
+# Runs of the tool alone
+
+
+async def run_tool(call: Call) -> Any:
+    """Run the tool and measure its duration. Exceptions pass through unchanged."""
+    operation = call.operation
+    function = operation.coroutine_function
+    call.started = started = CLOCK.now()
+    value = function(*call.args, **call.kwargs) if call.kwargs else function(*call.args)
+    if not operation.returns_at_once:
+        value = await value
+    elif type(value) not in IMMUTABLE:
+        _refuse_awaitable(call, value)
+    call.cost = CLOCK.now() - started
+    return value
+
+
+async def run_uncached(call: Call) -> Any:
+    """Run a read tool whose result is not stored, nor shared with other callers."""
+    if call.within is not None:
+        inherit_uncached(call)
+    return await run_tool(call)
+
+
+def _refuse_awaitable(call: Call, value: object) -> None:
+    if hasattr(type(value), "__await__"):
+        if isinstance(value, Coroutine):
+            value.close()
+        raise TypeError(
+            f"{call.operation.name} is a `def` that has returned a {type(value).__name__}, which is to be awaited; "
+            "make it an `async def` that awaits this"
+        )

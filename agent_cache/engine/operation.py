@@ -1,0 +1,201 @@
+"""A decorated tool as the engine has it: everything that was settled at decoration, or by the configuration.
+
+`ReadOperation` (`engine.read`) and `WriteOperation` (`engine.write`) derive from `Operation`. A `Setup` is what the
+configuration adds to the calls of a tool: `engine.order` makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from agent_cache.config import Configuration
+from agent_cache.core.lease import Lease
+from agent_cache.core.options import ReadPolicy, WritePolicy
+from agent_cache.core.parameters import Parameters
+from agent_cache.core.tags import TagSet
+from agent_cache.engine.scope import Call, LocalTool, Scope
+from agent_cache.engine.state import RootUse, uses_of
+from agent_cache.errors import AgentLoopDetectedError
+from agent_cache.metrics import METRICS
+
+if TYPE_CHECKING:
+    from agent_cache.remote.protocol import Request, Tier
+
+__all__ = ["UNKEYED", "CacheKey", "Operation", "Proceed", "Setup"]
+
+P = TypeVar("P", bound="ReadPolicy | WritePolicy")
+
+Proceed = Callable[[Call], Awaitable[Any]]
+"""What runs a call, or the rest of it. Returns its value."""
+
+UNKEYED: Final = object()
+"""The key of a call that has no identity. Nothing is ever stored under it."""
+
+
+class Setup:
+    """What the configuration adds to the calls of one tool, for all scopes.
+
+    Attributes:
+        configuration: the settings it was made for.
+        run: runs a call: all that `engine.order` puts around `engine.call.load`, or around a write.
+        uncached: the same around a run whose result is not stored.
+        bare: that run alone.
+        reload: the same as `run` for a load in the background, which is no call: middleware do not see it.
+        tiers: the tiers behind the local store, nearest first.
+        lease: the trust in local copies of what they have; None without tiers.
+        share: the share of its hits that is audited.
+        keeps_plain: whether immutable results are stored as they are: without tiers, a bound on sizes, and entries that
+            are kept after their expiry.
+        follows_at_once: whether a call may wait for another one's load before anything else: nothing stands in between.
+    """
+
+    __slots__ = (
+        "bare", "configuration", "follows_at_once", "keeps_plain", "lease", "reload", "run", "share", "tiers",
+        "uncached",
+    )  # fmt: skip
+
+    def __init__(self, configuration: Configuration, run: Proceed, uncached: Proceed) -> None:
+        self.configuration = configuration
+        self.run = self.reload = run
+        self.uncached = self.bare = uncached
+        self.tiers: tuple[Tier, ...] = ()
+        self.lease: Lease | None = None
+        self.share = 0.0
+        self.keeps_plain = self.follows_at_once = False
+
+
+class Operation(Generic[P]):
+    """One decorated tool: everything that was settled at decoration. Base of `ReadOperation` and `WriteOperation`.
+
+    Attributes:
+        is_stream: whether the tool is a generator: see `engine.streaming`.
+        is_sync: whether it is a `def`, whose calls are made in the calling thread: see `engine.blocking`.
+        coroutine_function: what a call runs and awaits; of a `def` its function, which is not awaited, unless it is
+            replaced by another one.
+        returns_at_once: whether that returns the result itself, and nothing to be awaited.
+        around: an ``async def (proceed, call)`` around each of its calls; None for most tools.
+        own_load: an ``async def (call)`` that runs a load in its own way, and stores its result; None for most tools.
+        own_tiers: the tiers that its decorator named, nearest first.
+        recorded: what recordings know of its function, None until one does.
+        heeds_contexts: whether it gets contexts that may say who asks, and its options leave that to them.
+        at_root: what it has outside of sessions.
+        root_uses: who writes its roots.
+    """
+
+    __slots__ = (
+        "__weakref__", "_setup", "around", "at_root", "coroutine_function", "function", "heeds_contexts", "is_sync",
+        "name", "own_load", "own_tiers", "parameters", "policy", "recorded", "returns_at_once", "root_uses",
+        "stats", "tags",
+    )  # fmt: skip
+
+    is_read: bool
+    is_stream = False
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        parameters: Parameters,
+        tags: TagSet,
+        policy: P,
+        backup: Tier | None,
+        remote: Tier | None,
+        *,
+        is_sync: bool = False,
+    ) -> None:
+        self.function = self.coroutine_function = function
+        self.is_sync = self.returns_at_once = is_sync
+        self.around: Callable[[Proceed, Call], Awaitable[Any]] | None = None
+        self.own_load: Callable[[Call], Awaitable[Any]] | None = None
+        self.name = name
+        self.parameters = parameters
+        self.tags = tags
+        self.policy = policy
+        self.heeds_contexts = policy.heeds_contexts and parameters.may_say_who_asks
+        self.own_tiers = tuple(tier for tier in (backup, remote) if tier is not None)
+        self.recorded: Any = None
+        self.stats = METRICS.stats_of(name, tags.roots)
+        self.at_root: LocalTool | None = None
+        self._setup: Setup | None = None
+        self.root_uses: tuple[RootUse, ...] = uses_of(tags.roots)
+
+    def setup_for(self, configuration: Configuration) -> Setup:
+        """What these settings add to its calls."""
+        setup = self._setup
+        if setup is None or setup.configuration is not configuration:
+            setup = self._setup = self.make_setup(configuration)
+        return setup
+
+    def make_setup(self, configuration: Configuration) -> Setup:
+        """Make that."""
+        raise NotImplementedError
+
+    def store_in(self, scope: Scope) -> tuple[Any, Hashable | None]:
+        """Where its answers are in a scope, None if they are not stored; and the tenant that they belong to."""
+        raise NotImplementedError
+
+    async def invoke(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the tool with any spelling of its arguments. The generated body does the same in fewer steps."""
+        raise NotImplementedError
+
+    def run_with(self, function: Callable[..., Any]) -> None:
+        """Let calls run and await this function instead of the tool's."""
+        self.coroutine_function, self.returns_at_once = function, False
+
+    def asker_of(self, arguments: Mapping[str, Any]) -> Any:
+        """Who makes a call, as far as it tells callers apart; None if nothing does.
+
+        What `vary=` returns, or the fields of the contexts among the arguments that say who asks. Equal in every
+        process for equal fields.
+
+        Args:
+            arguments: the arguments by name, contexts included.
+
+        Raises:
+            UncacheableArgumentsError: if `vary=` raises.
+            UnknownAsker: if a context may say it, in a form that cannot be compared.
+        """
+        varied = self.parameters.varied(arguments)
+        if varied is not None:
+            return varied
+        return self.parameters.asker(arguments) if self.heeds_contexts else None
+
+    def is_successful(self, value: Any) -> bool:
+        """Whether a call that returned this value achieved its purpose."""
+        raise NotImplementedError
+
+    def notice(self, loop: AgentLoopDetectedError) -> Any:
+        """What its caller gets in place of an answer, where a session answers a loop by a notice."""
+        return str(loop)
+
+
+class CacheKey:
+    """Identity of one call of one tool: opaque, hashable, equal for every spelling of the call.
+
+    It includes the tenant and what `vary=` returned when it was made.
+
+    Attributes:
+        request: the call as tiers know it. The key itself names classes and instances by numbers of this process.
+    """
+
+    __slots__ = ("_key", "_tool", "request")
+
+    def __init__(self, tool: Operation[Any], key: Hashable, request: Request) -> None:
+        self._tool = tool
+        self._key = key
+        self.request = request
+
+    @property
+    def entry(self) -> tuple[Operation[Any], Hashable]:
+        """The tool and the key of the entry."""
+        return self._tool, self._key
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CacheKey) and self.entry == other.entry
+
+    def __hash__(self) -> int:
+        return hash((self._tool.name, self._key))
+
+    def __repr__(self) -> str:
+        return f"<CacheKey of {self._tool.name}, {hash(self) & 0xFFFFFFFF:08x}>"

@@ -1,0 +1,448 @@
+"""The result of a load: what it depends on, how long it lives, its copy, and whether it may be stored.
+
+A result becomes a cache entry only if no invalidation overlapped the load (the rule: `core.versions`). The value is
+copied before the first caller has it, so that nobody can change what is stored.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from agent_cache.clock import CLOCK
+from agent_cache.config import CURRENT
+from agent_cache.core.evidence import SHORTEST
+from agent_cache.core.lease import Lease
+from agent_cache.core.options import refresh_window
+from agent_cache.core.store import NEVER, Entry, Store, UnsharedEntry, entry_size
+from agent_cache.core.tags import Tag
+from agent_cache.core.versions import VERSIONS, EntryTag, entry_tag
+from agent_cache.engine.flight import Flight
+from agent_cache.engine.inheritance import NO_LEASES, Inherited, Inherits, Source
+from agent_cache.engine.noting import insert_and_note, key_in_evidence, note_unstored
+from agent_cache.engine.scope import Call, LocalTool
+from agent_cache.engine.state import (
+    WITNESSES,
+    evict_for,
+    free,
+    note_dropped,
+    note_evicted,
+    wait_for_lock,
+    warn_once,
+)
+from agent_cache.values.copies import IMMUTABLE, UncopyableError
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from agent_cache.remote.protocol import Ticket, Tier
+
+__all__ = [
+    "ServedEntry",
+    "count_unstored",
+    "early_expiry",
+    "inherit_entry",
+    "inherit_uncached",
+    "insert_if_valid",
+    "jitter",
+    "lease_of",
+    "protected_copy",
+    "read_of",
+    "store_result",
+]
+
+Insert = Callable[[Call, Entry], object]
+
+_NONE: Final[frozenset[Any]] = frozenset()
+_NO_ARGUMENTS: Final[Mapping[str, Any]] = {}
+
+
+@cache
+def jitter() -> Random:
+    """The random numbers behind ``jitter=``, made for the first of them: see `agent_cache.testing.JITTER`."""
+    from random import Random  # a module that few processes need
+
+    made = Random()  # noqa: S311 - it spreads expiry and protects nothing
+    os.register_at_fork(after_in_child=made.seed)  # or all workers of a server would shorten their entries alike
+    return made
+
+
+class ServedEntry:
+    """The flight of a call that an entry has answered although it was no hit: nothing was loaded or stored."""
+
+    __slots__ = ("result",)
+
+    stored_tags = None
+
+    def __init__(self, result: Entry) -> None:
+        self.result = result
+
+
+def store_result(call: Call, value: Any, insert: Insert | None = None) -> None:
+    """Store a result unless an invalidation overlapped its load, its life or `cache_if` forbid it, or it cannot be
+    copied.
+
+    Args:
+        insert: what to do with an entry that may be stored, instead of `insert_if_valid`.
+    """
+    operation, flight, cost = call.operation, call.flight, call.cost
+    policy, evidence = operation.policy, operation.evidence
+    if cost > SHORTEST:
+        evidence.earn(cost)
+    tags = flight.tags if not operation.late_roots else _result_tags(call, value)
+    flight.end_tags = tags
+    may_live, failure = True, None
+    if not policy.life_varies:
+        expires = NEVER if policy.ttl is None else call.started + policy.ttl
+    else:
+        expires, failure = _expiry_of(call, value)
+        may_live = expires > call.started
+    if flight.tickets:
+        for ticket in flight.tickets:
+            if ticket.lasts is not None:  # the tier may miss some writes, so it bounds the life of the entry
+                expires = min(expires, call.started + ticket.lasts)
+        if may_live and expires != NEVER:
+            expires = early_expiry(call, expires)
+    if flight.inherited is not None:
+        expires = min(expires, flight.inherited.expires)
+    stored: Entry | None
+    if insert is None and tags is not None and flight.waiters is None and _is_refused(flight, value):
+        stored = flight.result = Entry(value, 0.0, cost)  # for the caller that ran the tool alone: it needs no copy
+    else:
+        stored = protected_copy(call, value, expires)
+    is_failure = False
+    if stored is None or tags is None:
+        count_unstored(call)
+    elif policy.cache_if is not None and not _accepted_by_cache_if(call, value):
+        # A failed call, as `ReadOperation.is_successful` has it, says nothing against what is there.
+        is_failure = not policy.kept_for or not operation.is_successful(value)
+    elif failure is not None:
+        count_unstored(call)
+        warn_once("ttl= gave no duration, so the result was not cached", operation.name, failure)
+    elif may_live:
+        if insert is not None:
+            evidence.forget(key_in_evidence(call))
+            insert(call, stored)
+        elif evidence.allowance > 0:
+            insert_and_note(insert_if_valid, call, value, stored)
+        else:
+            insert_if_valid(call, stored)
+        return
+    if insert is None and evidence.allowance > 0:
+        note_unstored(call)
+    if call.is_fresh or (policy.kept_for and not is_failure):
+        with VERSIONS.lock:  # older than the value that is not to be stored; assigned, so that it is freed afterwards
+            _former = flight.store.discard(call.key)
+
+
+def _is_refused(flight: Flight, value: object) -> bool:
+    """Whether a value that would be copied is not going to be stored because of a write, nor shared with others. If so,
+    nobody joins its load any more.
+    """
+    if type(value) in IMMUTABLE or flight.end_tags is None:
+        return False
+    store = flight.store
+    if flight.is_clean and flight.since == store.versions.now and not store.versions.held:
+        return False
+    with VERSIONS.lock:  # in which callers join
+        is_touched = not flight.is_clean or store.is_touched(flight.key, flight.end_tags, flight.since)
+        if flight.waiters or not (is_touched or store.is_held(flight.key, flight.end_tags)):
+            return False
+        flight.give_up()
+    return True
+
+
+def _expiry_of(call: Call, value: object) -> tuple[float, Exception | None]:
+    """When a result expires whose life is its own, and why that is not known."""
+    try:
+        life = call.operation.policy.life_of(value, lambda: jitter().random())
+    except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
+        return call.started, error
+    call.flight.life = life
+    return NEVER if life is None else call.started + life, None
+
+
+def early_expiry(call: Call, expires: float) -> float:
+    """When the local copy of a value expires: a little earlier than the value itself, at random, if its tier has one
+    process reload it then. In the last part of its life it expires with the value: it is about to be reloaded.
+    """
+    window = refresh_window(call.cost, expires - call.started)
+    if expires - CLOCK.now() > window:
+        for each in call.flight.tickets:
+            if getattr(each, "refreshes_early", False):
+                return expires - window * jitter().random()
+    return expires
+
+
+def _result_tags(call: Call, value: object) -> tuple[Tag, ...] | None:
+    """What the entry depends on by its own tags. None if they cannot be computed: the result is not stored then."""
+    tags = call.flight.tags
+    for rule in call.operation.tags.late:
+        try:
+            tags += rule.make(_NO_ARGUMENTS if rule.is_of_result else call.arguments, value)
+        except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
+            warn_once(
+                f"tags of a result could not be computed from {rule.source!r}, so it was not cached",
+                call.operation.name,
+                error,
+            )
+            return None
+    return tags
+
+
+def protected_copy(call: Call, value: Any, expires: float) -> Entry | None:
+    """Make the entry that hits and followers are answered from; None if the value cannot be copied.
+
+    Followers run the tool themselves then: two readers of one generator would each get a part of it.
+
+    An immutable value of a tool without tiers is shared as it is.
+    """
+    flight, setup = call.flight, call.local.setup
+    tags: tuple[Tag | EntryTag, ...] = flight.end_tags or flight.tags
+    inherited = flight.inherited
+    if inherited is not None:
+        known = set(tags)
+        tags += tuple([tag for tag in (*inherited.tags, *inherited.entries) if tag not in known])
+    is_immutable = type(value) in IMMUTABLE
+    if is_immutable and setup.keeps_plain and inherited is None:  # nearly all: what follows costs twice as much
+        flight.result = made = Entry(value, expires, call.cost, tags)
+        return made
+    operation = call.operation
+    copy = None
+    if not is_immutable:
+        try:
+            copy = operation.policy.copy_rule.snapshot(value)
+        except UncopyableError as error:
+            warn_once("a result could not be copied, so it was not cached", operation.name, error)
+            flight.result = UnsharedEntry(None, 0.0, call.cost)
+            return None
+    # What is stored, not what was returned: the image of a tree is 3 to 6 times smaller.
+    stored = value if copy is None else copy
+    lease = setup.lease
+    if lease is not None and len(flight.tickets) == 1 == len(operation.tiers()):
+        lease = lease_of(flight.tickets[0], lease)
+    if inherited is not None:
+        lease = inherited.lease_beside(lease)
+    flight.result = made = Entry(
+        value if copy is None else None,
+        expires,
+        call.cost,
+        tags,
+        copy=copy,
+        size=0 if setup.configuration.max_bytes is None else entry_size(stored, call.key, tags),
+        lease=lease,
+        kept_for=operation.policy.kept_for,
+    )
+    return made
+
+
+def lease_of(ticket: Ticket, lease: Lease) -> Lease:
+    """The lease in a copy of an only tier's value: that of its ticket, if it has one, else that of the whole tier."""
+    own: Lease | None = getattr(ticket, "lease", None)
+    return lease if own is None else own
+
+
+def count_unstored(call: Call) -> None:
+    """Count a result that was returned and could not be stored."""
+    for stats in call.local.stats:
+        stats.unstored += 1
+
+
+def _accepted_by_cache_if(call: Call, value: Any) -> bool:
+    try:
+        return bool(call.operation.policy.cache_if(value))
+    except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
+        count_unstored(call)
+        warn_once("cache_if raised, so the result was not cached", call.operation.name, error)
+        return False
+
+
+def insert_if_valid(call: Call, entry: Entry) -> bool:
+    """Check for overlapping invalidations, insert, and end the flight, in one step.
+
+    A ticket that is no longer clean prevents the local insertion, too.
+
+    Returns:
+        Whether no invalidation overlapped. If so, ``flight.stored_tags`` allows the tiers to store the value.
+    """
+    flight, local = call.flight, call.local
+    store, key = flight.store, flight.key
+    # What leaves the store is freed after the lock: the `__del__` of a value may wait for a lock of the user's. Hence
+    # these names, which nothing reads.
+    garbage: list[Any] = []
+    replaced = evicted = _newest = None
+    try:
+        if not VERSIONS.lock.acquire(False):  # noqa: FBT003 - 0.08 us less than `with`; as a keyword, more
+            wait_for_lock()
+        now = CLOCK.now() if VERSIONS.timed or store.maxsize is None or len(store) >= store.maxsize else 0.0
+        if VERSIONS.timed:
+            VERSIONS.expire(now)
+        inherited = flight.inherited
+        is_valid = (
+            flight.is_clean
+            and not store.is_touched(key, entry.tags, flight.since)
+            and not store.is_held(key, entry.tags)
+            and store.is_open
+            and (CURRENT.value is local.configuration or _is_still_enabled(local))
+            and (inherited is None or _may_depend_on(call, entry, inherited))
+        )
+        if is_valid:
+            flight.stored_tags = tags = tuple([tag for tag in entry.tags if isinstance(tag, str)])
+            is_stored = True
+            for ticket in flight.tickets:
+                if (note_tags := getattr(ticket, "note_tags", None)) is not None:
+                    note_tags(tags)
+                if not ticket.is_clean():
+                    is_stored = False
+            if call.operation.policy is not call.operation.declared:  # its ttl may have been shortened meanwhile
+                life = call.operation.policy.longest_ttl
+                entry.expire_by(NEVER if life is None else call.started + life)
+            if is_stored and entry.size:
+                is_stored = _make_room(call, store, entry, garbage)
+            if is_stored:
+                _newest = store.newest
+                replaced = store.peek(key)
+                entry.checked = store.versions.now
+                evicted, swept = store.insert(key, entry, now)
+                garbage += swept
+                if evicted is not None:
+                    for stats in local.stats:
+                        stats.evictions += 1
+            flight.is_cached = is_stored or call.operation.policy.remote.is_strong
+        flight.finish()
+    finally:
+        try:
+            VERSIONS.lock.release()
+        except RuntimeError:
+            pass  # interrupted while it waited
+    if garbage:
+        free(garbage)
+    if replaced is not None:
+        note_dropped((replaced,))
+        if replaced.failure is not None:
+            warn_once("copying a hit failed, so it was loaded anew", call.operation.name, replaced.failure)
+    if WITNESSES and evicted is not None:
+        note_evicted(evicted)
+    return is_valid
+
+
+def _is_still_enabled(local: LocalTool) -> bool:
+    """Whether a result may be stored that was loaded under former settings.
+
+    With other tiers it may not, since the entry would be guarded by the former ones.
+    """
+    return CURRENT.value.enabled and CURRENT.value.has_tiers_of(local.configuration)
+
+
+def _may_depend_on(call: Call, entry: Entry, inherited: Inherited) -> bool:
+    """Whether a result may be stored that depends on these reads.
+
+    One that belongs to a session or a tenant is not shared with waiting callers either: they run the tool themselves.
+    """
+    is_own = inherited.belongs_to(call.flight.store.owner, call.local.tenant)
+    if not is_own:
+        call.flight.result = UnsharedEntry(None, 0.0, entry.cost)
+    may_store = (
+        is_own
+        and not inherited.is_doubted
+        and inherited.is_undisturbed()
+        and (inherited.is_cached or call.operation.declared.ttl is not None)
+        and entry.expires > CLOCK.now()
+    )
+    if not may_store:
+        count_unstored(call)
+    return may_store
+
+
+def _make_room(call: Call, store: Store, entry: Entry, garbage: list[Any]) -> bool:
+    """Evict what exceeds ``max_bytes``. Returns whether the entry fits."""
+    evicted = evict_for(entry, garbage)
+    for other, count in evicted or ():
+        for stats in call.local.stats if other is store else (other.stats,):
+            stats.evictions += count
+    return evicted is not None
+
+
+# What a load inherits from the reads that its tool makes: see `engine.inheritance`
+
+
+def inherit_entry(within: Flight, local: LocalTool, key: Hashable, entry: Entry) -> bool:
+    """Let a load inherit from a local entry that answers a read made in it, unless a write has been faster.
+
+    Args:
+        key: qualified.
+
+    Returns:
+        Whether the entry counts still, now that the load depends on it.
+    """
+    store: Store = local.store
+    inherited = within.inherited
+    if not within.is_open or (inherited is not None and id(entry) in inherited.hits):
+        return store.is_current(key, entry)
+    tags = (*entry.tags, entry_tag(store.tool.number, key))
+    within.begin_read(entry, tags, store.owner)
+    if not store.is_current(key, entry):
+        within.end_read(entry)
+        return False
+    within.inherit(_inherits(local, tags, entry, is_copy=True), entry, call=entry)
+    return True
+
+
+def inherit_uncached(call: Call) -> None:
+    """Let the load that a call is made in inherit from a run of a read whose result is not stored."""
+    store = call.local.store
+    owner = None if store is None else store.owner
+    owners = _NONE if owner is None else frozenset({owner})
+    every: EntryTag = (call.operation.number,)
+    assert call.within is not None
+    call.within.inherit(Inherits((*call.known_tags(), every), owners, call.tenants, is_cached=False))
+
+
+def read_of(call: Call, flight: Flight, *, failed: bool = False) -> Inherits:
+    """What a load inherits from a call that has led a flight, or waited for it.
+
+    Args:
+        failed: whether it has no value of it.
+    """
+    store = flight.store
+    own = flight.end_tags
+    if own is None or failed:
+        own = flight.tags + flight.late_roots
+    tags = (*own, entry_tag(store.tool.number, flight.key))
+    source = flight if flight.tickets else None
+    entry = flight.result if flight.stored_tags is not None and not failed else None
+    read = _inherits(call.local, tags, entry, source, is_cached=flight.is_cached and not failed)
+    if call.operation.policy.remote.is_strong:
+        read = read._replace(is_strong=True)
+    elif not failed and flight.tickets and not all(ticket.is_clean() for ticket in flight.tickets):
+        read = read._replace(is_doubted=True)
+    return read if flight.inherited is None else flight.inherited.beside(read)
+
+
+def _inherits(
+    local: LocalTool,
+    tags: tuple[Tag | EntryTag, ...],
+    entry: Entry | None,
+    source: Source | None = None,
+    *,
+    is_cached: bool = True,
+    is_copy: bool = False,
+) -> Inherits:
+    """What a load inherits from an answer with this entry."""
+    store: Store = local.store
+    leases: Mapping[Lease, tuple[Tier, ...]] = NO_LEASES
+    if entry is not None and entry.lease is not None:
+        leases = {entry.lease: store.tool.tiers() or tuple(store.tool.inherited_tiers)}
+        source = source or entry
+    return Inherits(
+        tags,
+        _NONE if store.owner is None else frozenset({store.owner}),
+        _NONE if local.tenant is None else frozenset({local.tenant}),
+        NEVER if entry is None else entry.expires,
+        is_cached,
+        leases,
+        source,
+        is_copy,
+    )

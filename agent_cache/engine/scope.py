@@ -1,0 +1,644 @@
+"""Where calls are made: a `Scope`, which one context variable holds, and what each tool has in it.
+
+A scope is a chain of sessions with a tenant, perhaps inside of `bypass` and of recordings. Outside of all these it is
+`ROOT`. The tool of a call finds that call in its place, which has the scope that it was made in. `LocalTool` is what
+one tool has in one scope: its store, its counters, and the sessions that observe its calls.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from contextvars import ContextVar, Token
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from agent_cache.config import CURRENT
+from agent_cache.core.store import Entry, Store
+from agent_cache.core.tags import Tag
+from agent_cache.engine.flight import Flight
+from agent_cache.engine.state import forget_oldest
+from agent_cache.errors import AgentLoopDetectedError
+from agent_cache.metrics import Metrics, Stats
+from agent_cache.values.canonical import MISSING
+
+if TYPE_CHECKING:
+    from agent_cache.remote.protocol import Ticket, Tier
+
+__all__ = [
+    "INTERCEPTORS",
+    "MAX_TOOLS",
+    "PLACE",
+    "ROOT",
+    "TENANT",
+    "Call",
+    "CallObserver",
+    "Interceptor",
+    "LocalTool",
+    "Participant",
+    "Replacement",
+    "Scope",
+    "closes_generator",
+    "leave_scope",
+    "report_escape",
+]
+
+TENANT: Final = object()
+"""Marks the key of a tenant's entry. No argument can produce it."""
+
+MAX_TOOLS: Final = 1_000
+"""How many tools are remembered in one scope. A long session may decorate tools as it goes, and what is remembered
+keeps a tool alive. The one that came longest ago is forgotten, and made again if it is called again."""
+
+
+# Sessions in a call
+
+
+class Replacement(NamedTuple):
+    """An answer that a session gives in place of the tool's.
+
+    Attributes:
+        answer: the value.
+        outcome: the name of this outcome in the trace.
+        kind: the loop or the budget behind it.
+    """
+
+    answer: Any
+    outcome: str
+    kind: str
+
+
+Observe = Callable[[Hashable, Entry, Any, float, Mapping[str, Any] | None, "Call | None"], Any]
+"""Shown each local hit: key, entry, value, clock reading, the arguments where the tool's loop guard needs them, and the
+call whose tool makes it. Returns the value that the caller gets, or raises.
+"""
+
+
+class CallObserver(Protocol):
+    """The part of a session in the calls of one tool. All of it is synchronous.
+
+    - `ask` refuses a call by raising, or replaces its answer, or admits it by None. It counts nothing. It is given the
+      answer of a hit.
+    - `admit` lets a miss or a write in; given the clock reading, it asks first.
+    - `hit` is shown a local hit, which has ended by then; it refuses or replaces it likewise. `see` does the same for a
+      hit that was asked about.
+    - `done` is shown how an admitted call ended, and may replace its answer, or raise.
+    - `blocked` notes a call that another session refused; `answered` notes a hit whose answer another session
+      replaced, which counts as a hit all the same.
+    - `has_refused` recognises the errors that this session raised.
+
+    Attributes:
+        stats: the session's counters of these calls, beside the process-wide ones.
+    """
+
+    stats: Stats
+
+    @property
+    def hit(self) -> Observe: ...
+    @property
+    def see(self) -> Observe: ...
+
+    def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Replacement | None: ...
+    def admit(self, call: Call, now: float | None = None) -> Replacement | None: ...
+    def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None: ...
+    def blocked(self, key: Hashable, now: float, outcome: str, kind: str) -> None: ...
+    def answered(self) -> None: ...
+    def has_refused(self, error: Exception) -> bool: ...
+
+
+class Participant(Protocol):
+    """A session, as the calls made inside it see it."""
+
+    metrics: Metrics
+    session_id: str
+
+    def observer_of(self, operation: Any, *, is_innermost: bool, is_replay: bool = False) -> CallObserver:
+        """The observer of this tool's calls. Those of a replay are traced, and not checked for loops."""
+        ...
+
+    def store_of(self, operation: Any) -> Store:
+        """The store of the answers of a session-scoped `ReadOperation`."""
+        ...
+
+    def stop(self, loop: AgentLoopDetectedError) -> None:
+        """End the run for a loop that was detected when it was recorded."""
+        ...
+
+
+# Recorders and players
+
+
+class Interceptor(Protocol):
+    """A recorder or a player: receives every call of a scope before anything is looked up.
+
+    Attributes:
+        thread: the identifier of the thread that it was installed in.
+    """
+
+    thread: int
+
+    def receive(
+        self,
+        operation: Any,
+        scope: Scope,
+        key: Hashable,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_fresh: bool = False,
+    ) -> Awaitable[Any]:
+        """Play a call: see `engine.interception.Receiver`."""
+        ...
+
+    def play(self, call: Any) -> Awaitable[Any]:
+        """Return what the caller gets: the outcome of ``call.proceed()``, or a recorded one.
+
+        Args:
+            call: an `engine.interception.InterceptedCall`.
+        """
+        ...
+
+    def play_stream(self, call: Any) -> Any:
+        """As `play`, for a streaming tool: return what the caller iterates over, a generator or an async one."""
+        ...
+
+    def escaped(self, called: Any) -> None:
+        """Handle a call in another thread that may belong to this run, but has lost its context.
+
+        Args:
+            called: the tool's operation, or the recorder's own description of a function.
+        """
+        ...
+
+
+INTERCEPTORS: dict[Interceptor, str] = {}
+"""Active interceptors of this process, and the real path of each one's file; empty for those without one."""
+
+
+def report_escape(called: Any) -> None:
+    """Report a call without an interceptor to those of other threads.
+
+    In a thread in which no interceptor was installed, a call may have lost its context on the way there, also if that
+    thread has an event loop of its own. In any other thread it was made outside of the recording on purpose.
+    """
+    thread = threading.get_ident()
+    if thread == threading.main_thread().ident:
+        return
+    for interceptor in list(INTERCEPTORS):
+        if interceptor.thread != thread:
+            interceptor.escaped(called)
+
+
+# Tools in a scope
+
+
+class LocalTool:
+    """What one tool has in one scope. Made at its first call there, and again after a change of the configuration.
+
+    Attributes:
+        setup: what the configuration adds to its calls: an `engine.operation.Setup`.
+        configuration: the settings it was made under.
+        store: where its answers are; None if they are not stored.
+        tenant: the owner of these entries, None without tenants.
+        observers: those of the sessions of the scope, innermost first.
+        observe: shows a local hit to the sessions; None without sessions.
+        stats: counters of the tool, in the process and in each session.
+        is_plain: whether its hits are those of the global store, and sessions observe them: without tenant, recording
+            and audit.
+    """
+
+    __slots__ = ("configuration", "is_plain", "observe", "observers", "setup", "stats", "store", "tenant")
+
+    def __init__(self, operation: Any, scope: Scope) -> None:
+        self.configuration = CURRENT.value  # first: a change in another thread meanwhile makes this an outdated one
+        self.setup: Any = operation.setup_for(self.configuration)
+        self.store: Any
+        self.store, self.tenant = operation.store_in(scope)
+        if scope.participants:
+            self.observers: tuple[CallObserver, ...] = tuple(
+                [one.observer_of(operation, is_innermost=one is scope.participants[0]) for one in scope.participants]
+            )
+            self.observe: Observe | None = self.observers[0].hit if len(self.observers) == 1 else self._observe
+            self.stats: tuple[Stats, ...] = (operation.stats, *[one.stats for one in self.observers])
+        else:
+            self.observers, self.observe, self.stats = (), None, (operation.stats,)
+        self.is_plain = (
+            bool(self.observers)
+            and self.store is not None
+            and self.store.owner is self.tenant is scope.interceptor is None
+            and not self.setup.share
+        )
+
+    def qualify(self, key: Hashable) -> Hashable:
+        """The key under which an entry is stored: with the tenant, where there is one."""
+        return key if self.tenant is None else (TENANT, self.tenant, key)
+
+    # Sessions: one observer is called directly; of several, all are asked before any of them sees the call
+
+    def has_refused(self, error: Exception) -> bool:
+        """Whether a session around the call raised this error, for a call that the tool made.
+
+        Such an error is no result of the tool, so it is not shared with other runs.
+        """
+        return any(observer.has_refused(error) for observer in self.observers)
+
+    def admit(self, call: Call, now: float) -> Replacement | None:
+        """Ask the sessions whether a call may run at this clock reading: they admit it by None, or replace its answer,
+        or raise.
+        """
+        if len(self.observers) == 1:
+            return self.observers[0].admit(call, now)
+        replacement = self._ask(call.key, now, call)
+        if replacement is None:
+            for observer in self.observers:
+                observer.admit(call)
+        return replacement
+
+    def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None:
+        """Show the sessions how a call ended, by its value or its error. Every one sees it, also if one stops the run
+        because of it. They replace the answer, or leave it by None.
+        """
+        if len(self.observers) == 1:
+            return self.observers[0].done(call, value, error, now)
+        last: Replacement | None = None
+        stopped: AgentLoopDetectedError | None = None
+        for observer in self.observers:
+            try:
+                last = observer.done(call, value, error, now) or last
+            except AgentLoopDetectedError as loop:
+                stopped = stopped or loop
+        if stopped is not None:
+            raise stopped
+        return last
+
+    def _observe(
+        self,
+        key: Hashable,
+        entry: Entry,
+        value: Any,
+        now: float,
+        arguments: Mapping[str, Any] | None,
+        parent: Call | None,
+    ) -> Any:
+        replacement = self._ask(key, now, cached=value)
+        if replacement is not None:
+            for observer in self.observers:
+                observer.answered()
+            return replacement.answer
+        for observer in self.observers:
+            try:
+                value = observer.see(key, entry, value, now, arguments, parent)
+            except AgentLoopDetectedError as loop:
+                self._report_blocked(observer, key, now, type(loop).__name__, loop.kind)
+                raise
+        return value
+
+    def _ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Replacement | None:
+        for observer in self.observers:
+            try:
+                replacement = observer.ask(key, now, call, cached)
+            except AgentLoopDetectedError as loop:
+                self._report_blocked(observer, key if call is None else call.key, now, type(loop).__name__, loop.kind)
+                raise
+            if replacement is not None:
+                key = key if call is None else call.key
+                self._report_blocked(observer, key, now, replacement.outcome, replacement.kind)
+                return replacement
+        return None
+
+    def _report_blocked(self, by: CallObserver, key: Hashable, now: float, outcome: str, kind: str) -> None:
+        for observer in self.observers:
+            if observer is not by:
+                observer.blocked(key, now, outcome, kind)
+
+
+# Scopes
+
+
+class Scope:
+    """A place in the nesting of sessions. It does not change, unless what was entered ends in another context.
+
+    Attributes:
+        participants: the sessions, innermost first; empty for the root.
+        owners: the same sessions as a set, which an invalidation with ``scope="session"`` reaches.
+        call: None: it is the place of calls that the tool of no other call makes.
+        tenant: whose run this is, None without tenants.
+        bypasses: whether reads made here run their tools uncached: see `bypass`.
+        interceptor: records or replays the calls made here; None outside of recordings.
+        outside: the same place without this interceptor; None without one.
+        tools: what each tool has here; at most `MAX_TOOLS`. Those of the root are with the tools themselves.
+        became: the place that this one stands for, since its session has ended; None if it is a place of its own.
+    """
+
+    __slots__ = (
+        "__weakref__", "_aliases", "_variants", "became", "bypasses", "call", "interceptor", "outside", "owners",
+        "participants", "tenant", "tools",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        participants: tuple[Participant, ...] = (),
+        tenant: Hashable | None = None,
+        *,
+        bypasses: bool = False,
+        interceptor: Interceptor | None = None,
+        outside: Scope | None = None,
+    ) -> None:
+        self.call: Call | None = None  # a slot is read in 20 ns less than an attribute of the class
+        self.participants = participants
+        self.tenant = tenant
+        self.bypasses = bypasses
+        self.owners: frozenset[object] = frozenset(participants)
+        self.tools: dict[Any, LocalTool] = {}
+        self.interceptor = interceptor
+        self.outside = outside
+        self.became: Scope | None = None
+        self._aliases: weakref.WeakSet[Scope] | None = None
+        self._variants: weakref.WeakSet[Scope] | None = None
+
+    @property
+    def scope(self) -> Scope:
+        """Itself, as the scope of the calls that are made here."""
+        return self
+
+    def enter(self) -> Token[Any]:
+        """Make this the scope of the running context. A call whose tool is running there stays the enclosing one."""
+        call = PLACE.get().call
+        return PLACE.set(self if call is None else Within(self, call))
+
+    def local(self, operation: Any) -> LocalTool:
+        """What a tool has here."""
+        found = operation.at_root if self is ROOT else self.tools.get(operation)
+        if found is None or found.configuration is not CURRENT.value:
+            found = self.make_local(operation)
+            if self is ROOT:
+                operation.at_root = found
+            else:
+                self.tools.pop(operation, None)  # made again, it is the newest
+                self.tools[operation] = found
+                if len(self.tools) > MAX_TOOLS:
+                    forget_oldest(self.tools, MAX_TOOLS)
+        return found
+
+    def make_local(self, operation: Any) -> LocalTool:
+        """Make what a tool has here."""
+        return LocalTool(operation, self)
+
+    def check_write(self, name: str) -> None:
+        """Raise if nothing may be written here: by the tool of an audit."""
+
+    # Others like it
+
+    def within(self, participant: Participant, tenant: Hashable | None) -> Scope:
+        """This place with one more session, innermost. In a recording it is recorded, too."""
+        if self.outside is not None and self.interceptor is not None:
+            return self.outside.within(participant, tenant).intercepted(self.interceptor)
+        return Scope((participant, *self.participants), tenant, bypasses=self.bypasses)
+
+    def intercepted(self, interceptor: Interceptor) -> Scope:
+        """This place with an interceptor, which receives every call before any other one around it does."""
+        return Scope(self.participants, self.tenant, bypasses=self.bypasses, interceptor=interceptor, outside=self)
+
+    def variant(self, *, bypasses: bool) -> Scope:
+        """This place with another flag."""
+        if self.outside is not None and self.interceptor is not None:
+            made = self.outside.variant(bypasses=bypasses).intercepted(self.interceptor)
+        else:
+            made = Scope(self.participants, self.tenant, bypasses=bypasses)
+        if self is not ROOT:  # which never ends
+            if self._variants is None:
+                self._variants = weakref.WeakSet()
+            self._variants.add(made)
+        return made
+
+    def without_recordings(self) -> Scope:
+        """This place outside of all interceptors."""
+        scope = self
+        while scope.outside is not None:
+            scope = scope.outside
+        return scope
+
+    def storing(self) -> Scope:
+        """The place in which tools know where their results are stored: this one without `bypass` and interceptors."""
+        scope = self.without_recordings()
+        return scope.variant(bypasses=False) if scope.bypasses else scope
+
+    # Ends
+
+    def is_at(self, other: Scope) -> bool:
+        """Whether this is that place, or stands for it."""
+        return self is other or self.became is other
+
+    def become(self, other: Scope) -> None:
+        """Stand for another place from now on: in contexts that still have this one after its session has ended."""
+        other = other.became or other
+        self.participants, self.owners, self.tenant = other.participants, other.owners, other.tenant
+        self.bypasses, self.interceptor, self.outside = other.bypasses, other.interceptor, other.outside
+        self.tools = {}
+        self.became = other
+        for variant in list(self._variants or ()):
+            variant.become(other.variant(bypasses=variant.bypasses))
+        for alias in list(self._aliases or ()):
+            alias.become(other)
+        if other is not ROOT:  # which never ends
+            if other._aliases is None:
+                other._aliases = weakref.WeakSet()
+            other._aliases.add(self)
+
+
+ROOT: Final[Scope] = Scope()
+"""Outside of any session."""
+
+
+class Within:
+    """The place of a scope that was entered while a tool runs: a session, a recording or `bypass` inside of it."""
+
+    __slots__ = ("call", "scope")
+
+    def __init__(self, scope: Scope, call: Call) -> None:
+        self.scope = scope
+        self.call = call
+
+
+PLACE: ContextVar[Scope | Call | Within] = ContextVar("agent_cache_place", default=ROOT)
+"""Where calls of the running context are made: in a scope, or by the tool of a call, which has its scope. Child tasks
+and threads inherit it.
+
+It is one variable, because to set and reset another one takes 0.4 us, which is 10 % of a miss.
+"""
+
+
+class Call:
+    """A miss, a write or an uncached run; the place of the calls that its tool makes. A local hit has none.
+
+    Attributes:
+        is_dependency: whether a load that it is made in inherits from it.
+        operation: the tool's `ReadOperation` or `WriteOperation`.
+        local: what the tool has in the scope of the call.
+        key: its identity, None where it has none.
+        args, kwargs: its arguments in the one canonical spelling.
+        tags: its dependencies beside the static tags, as far as they are known before the load; of a write all that it
+            has touched so far.
+        asked: the tiers that were asked for it, with their tickets.
+        source: how it was answered: ``miss``, ``hit`` (of a tier), ``shared``, ``uncached`` or ``write``.
+        cost: seconds that its tool took, or that its answer has saved.
+        is_fresh: the caller asked for a fresh value: no lookup, and no flight of others is joined.
+        parent: the call whose tool made this one, or None.
+        leading: the innermost flight that this call runs under: its own, or its parent's.
+        within: the load that inherits from the reads made under this call; None if there is none.
+        flight: the flight it leads or follows. Only a call that takes part in one has it.
+        scope: the scope that it is made in.
+        started: clock reading when the tool was started.
+        numbers: its number in each session that saw it; None outside of sessions.
+        depth: how many running calls enclose it, itself included; 0 once it has ended.
+        began: how many calls its session's loop guard had counted when it began.
+        loop_key: its identity for the loop guard, set where that compares it.
+    """
+
+    __slots__ = (
+        "_arguments", "args", "asked", "began", "cost", "depth", "flight", "is_fresh", "key", "kwargs", "leading",
+        "local", "loop_key", "numbers", "operation", "parent", "scope", "source", "started", "tags", "within",
+    )  # fmt: skip
+
+    is_dependency = True
+    flight: Flight
+    began: int
+    loop_key: Hashable
+
+    def __init__(
+        self, operation: Any, local: Any, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], source: str
+    ) -> None:
+        self.operation = operation
+        self.local = local
+        self.key = key
+        self.args = args
+        self.kwargs = kwargs
+        self.source = source
+        self.is_fresh = False
+        self.asked: tuple[tuple[Tier, Ticket], ...] = ()
+        place = PLACE.get()
+        self.parent = parent = place.call
+        if parent is None:
+            self.scope: Scope = place  # type: ignore[assignment]  # all others have a call, and isinstance() takes 60 ns
+            self.leading: Flight | None = None
+            self.within: Flight | None = None
+            self.depth = 1
+        else:
+            self.scope = place.scope
+            self.leading = parent.leading
+            self.within = parent.within
+            self.depth = 1 + parent.running_depth()
+        self.started = self.cost = 0.0
+        self.tags: tuple[Tag, ...] = ()
+        self.numbers: dict[object, int] | None = None
+        self._arguments: dict[str, Any] | None = None
+
+    def running_depth(self) -> int:
+        """How many calls that still run enclose it, itself included. Of those that have ended, it keeps one in a row.
+
+        A task that a tool has started may outlive it, and start the next one: no call keeps all those before it alive.
+        The call that a running one was made from stays, since the trace has its number.
+        """
+        call: Call | None = self
+        depth = 0
+        while call is not None:
+            above = call.parent
+            if call.depth:
+                depth += 1
+            else:
+                while above is not None and not above.depth:
+                    above = above.parent
+                call.parent = above
+            call = above
+        return depth
+
+    @property
+    def call(self) -> Call:
+        """Itself, as the place of the calls that its tool makes."""
+        return self
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Parameter names and values, injected contexts included."""
+        if self._arguments is None:
+            self._arguments = self.operation.parameters.named(self.args, self.kwargs)
+        return self._arguments
+
+    @property
+    def tenants(self) -> frozenset[Hashable]:
+        """The tenant that its answer belongs to, as a set; empty without tenants."""
+        tenant = self.local.tenant
+        return frozenset() if tenant is None else frozenset({tenant})
+
+    def number_in(self, session: object) -> int | None:
+        """Its number among the calls of a session, if that session saw it."""
+        return None if self.numbers is None else self.numbers.get(session)
+
+    def known_tags(self) -> tuple[Tag, ...]:
+        """The dependencies of a read as far as they are known before it: a root stands for those that are not."""
+        tags = self.operation.tags
+        early = self.tags or tuple(rule.root for rule in tags.early)
+        return (*tags.static, *early, *(rule.root for rule in tags.late))
+
+    def count(self, *, failed: bool = False) -> None:
+        """Count it by its source, and a failure where the tool itself was run."""
+        source = self.source
+        for stats in self.local.stats:
+            if source == "miss":
+                stats.misses += 1
+            elif source == "write":
+                stats.writes += 1
+            elif source == "uncached":
+                stats.bypassed += 1
+            elif source == "hit":
+                stats.hits += 1
+                stats.time_saved += self.cost
+            else:  # who has waited for a run has saved nothing
+                stats.shared += 1
+            if failed and source != "shared":
+                stats.errors += 1
+
+
+def leave_scope(scope: Scope, outer: Scope, token: Token[Any], *, is_closing: bool) -> bool:
+    """Make the outer scope the current one again.
+
+    While a generator is being closed, contexts in which the scope is still the current one are at the outer one from
+    now on.
+
+    Args:
+        is_closing: whether an async generator is being closed around it: then another scope may be the current one.
+
+    Returns:
+        Whether this is the context that the scope was entered in.
+    """
+    if is_closing and scope is not outer and not PLACE.get().scope.is_at(scope):
+        scope.become(outer)  # when what was entered inside of it is left, this scope is the current one again
+        return True
+    try:
+        PLACE.reset(token)
+    except ValueError:
+        if is_closing and scope is not outer:
+            scope.become(outer)
+        return False
+    return True
+
+
+def closes_generator(error: BaseException | None) -> bool:
+    """Whether an async generator is being closed, by what a context manager around its ``yield`` is given.
+
+    A loop that leaves an ``async for`` by ``break`` does not close the generator. The event loop does it later, in a
+    task and a context of its own, and code in between may have put the `GeneratorExit` into a group, or raised another
+    error because of it.
+    """
+    if error is None:
+        return False
+    pending: list[BaseException | None] = [error]
+    seen = set[int]()
+    while pending:
+        one = pending.pop()
+        if isinstance(one, GeneratorExit):
+            return True
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            pending += [one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
+    return False

@@ -1,0 +1,159 @@
+"""Answers with expired results, and reloads in the background: `grace` and `stale_if_error`.
+
+An expired entry stays in its store until it is replaced, evicted or dropped by a write. So an entry that is found there
+has the same claim to be right as a hit, but for its age: no write of its tags has ended since its load began. Both
+options look it up in the very step in which they answer with it, `stale_if_error` after the load has failed. What a
+write drops before that step, also one that overlaps the load, is never found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import copy_context
+from functools import partial
+from typing import Any
+
+from agent_cache.clock import CLOCK
+from agent_cache.core.store import Entry
+from agent_cache.engine.blocking import THREADS, run_blocking, start_thread
+from agent_cache.engine.flight import Flight
+from agent_cache.engine.operation import Proceed
+from agent_cache.engine.result import ServedEntry, inherit_entry
+from agent_cache.engine.scope import PLACE, Call
+from agent_cache.engine.state import event_loop, warn_once
+from agent_cache.values.canonical import MISSING
+
+__all__ = ["refresh", "serve_expired"]
+
+_reloads: dict[Any, dict[object, asyncio.Task[None] | Call]] = {}
+"""Background reloads, by the entry that they replace, in each event loop, which holds tasks only weakly. Those of
+synchronous tools are under `blocking.THREADS`."""
+
+
+async def serve_expired(proceed: Proceed, call: Call) -> Any:
+    """Answer with a result in its grace period and reload it in the background, or replace a failed load by it.
+
+    A call for a fresh value gets neither.
+    """
+    if call.is_fresh:
+        return await proceed(call)
+    policy, within = call.operation.policy, call.within  # which its load changes
+    if policy.grace:
+        entry, value = _expired(call, within, policy.grace)
+        if entry is not None:
+            _reload_expired(call, entry, proceed)
+            call.source, call.cost = "hit", entry.cost
+            call.flight = ServedEntry(entry)  # type: ignore[assignment]  # as much of one as sessions ask for
+            return value
+    try:
+        return await proceed(call)
+    except Exception as error:
+        if not policy.stale_if_error or call.local.has_refused(error):
+            raise
+        entry, value = _expired(call, within, policy.stale_if_error)
+        if entry is None:
+            raise
+        warn_once("a load failed, so an expired result was returned", call.operation.name, error)
+        if call.source != "shared":
+            for stats in call.local.stats:
+                stats.errors += 1
+        call.cost = 0.0
+        return value
+
+
+def _expired(call: Call, within: Flight | None, kept_for: float) -> tuple[Entry | None, Any]:
+    """The entry of a call, and a value for its caller. None if it cannot be used, or expired longer ago than that."""
+    store = call.local.store
+    entry: Entry | None = store.lookup(call.key)
+    if entry is None or CLOCK.now() >= entry.expires + kept_for:
+        return None, MISSING
+    value = entry.expired_value()
+    if value is MISSING:
+        return None, MISSING
+    is_current = store.is_current if within is None else partial(inherit_entry, within, call.local)
+    if not is_current(call.key, entry):
+        return None, MISSING
+    if entry is not store.newest:
+        store.use(call.key, entry)
+    for stats in call.local.stats:
+        stats.stale += 1
+    return entry, value
+
+
+# Reloads
+
+
+def refresh(call: Call) -> None:
+    """Reload an entry in the background while the old value is served.
+
+    The reload asks for the versions itself, so it does not miss a write in between. It is no call of the agent's:
+    sessions neither count nor see it, and its failure is counted and logged.
+    """
+    reload = Call(call.operation, call.local, call.key, call.args, call.kwargs, "miss")
+    reload.is_fresh = True
+    reload.tags = call.tags
+    _start_reload(reload, reload, call.local.setup.reload)
+
+
+def _reload_expired(call: Call, entry: Entry, run: Proceed) -> None:
+    """Reload an expired local entry in the background, unless a load of it runs already: in this event loop, or in any
+    thread, if the tool is synchronous. Tiers are asked first: another process may have reloaded it.
+    """
+    loop = THREADS if call.operation.is_sync else event_loop(call.operation.name)
+    if entry not in _reloads.get(loop, ()) and (call.key, loop) not in call.local.store.flights:
+        reload = Call(call.operation, call.local, call.key, call.args, call.kwargs, "miss")
+        reload.tags = call.tags
+        _start_reload(reload, entry, run)
+
+
+def _start_reload(reload: Call, replaces: object, run: Proceed) -> None:
+    reload.parent = reload.leading = reload.within = None
+    if reload.operation.is_sync:
+        _reload_in_thread(reload, replaces, run)
+        return
+    loop = event_loop(reload.operation.name)
+    if loop not in _reloads:
+        for ended in [each for each in list(_reloads) if each != THREADS and each.is_closed()]:
+            _reloads.pop(ended, None)
+    reloads = _reloads.setdefault(loop, {})
+    task = loop.create_task(_reload(reload, run), name=f"agent_cache refreshes {reload.operation.name}")
+    reloads[replaces] = task
+
+    def forget(_task: asyncio.Task[None]) -> None:
+        reloads.pop(replaces, None)
+        if not reloads and _reloads.get(loop) is reloads:
+            del _reloads[loop]
+
+    task.add_done_callback(forget)
+
+
+def _reload_in_thread(reload: Call, replaces: object, run: Proceed) -> None:
+    reloads = _reloads.setdefault(THREADS, {})
+    if reloads.setdefault(replaces, reload) is not reload:
+        return  # another thread was faster
+    context = copy_context()
+
+    def work() -> None:
+        try:
+            context.run(run_blocking, _reload(reload, run))
+        finally:
+            reloads.pop(replaces, None)
+
+    if not start_thread(work, f"agent_cache refreshes {reload.operation.name}"):
+        reloads.pop(replaces, None)
+
+
+async def _reload(call: Call, run: Proceed) -> None:
+    PLACE.set(call)
+    stats = call.operation.stats
+    failed = False
+    try:
+        await run(call)
+    except Exception as error:  # noqa: BLE001 - the tool's own; the caller has its answer already
+        failed = True
+        warn_once("refreshing an entry within its grace period failed", call.operation.name, error)
+    finally:
+        call.depth = 0
+    if call.source == "miss":  # else a tier or another caller's load has answered
+        stats.misses += 1
+        stats.errors += failed
