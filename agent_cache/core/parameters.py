@@ -35,19 +35,9 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.values.canonical import Default, serial_of
 
 __all__ = [
-    "OMITTED",
-    "OMITTED_PART",
-    "POSITIONAL",
-    "JsonArguments",
-    "Named",
-    "Parameter",
-    "Parameters",
-    "default_part",
-    "injected_role",
-    "reads_request",
-    "receiver_part",
-    "takes_context",
-]
+    "OMITTED", "OMITTED_PART", "POSITIONAL", "JsonArguments", "Named", "Parameter", "Parameters", "default_part",
+    "injected_role", "reads_request", "receiver_part", "takes_context",
+]  # fmt: skip
 
 # What a framework fills in
 
@@ -62,40 +52,10 @@ _ROLES_OF_DEPENDENCIES: Final[dict[Role, frozenset[str]]] = {
 }  # fmt: skip
 """Of FastMCP's dependencies, by their classes. Any other one provides a value."""
 
-_OF_SOMEONE: Final[frozenset[Role]] = frozenset({"object", "request", "config", "state", "value", "headers"})
-
 
 def injected_role(annotation: Any, default: Any, function: Callable[..., Any]) -> Role | None:
     """What a framework, and not the model, provides as the value of this parameter; None for an argument."""
     return _role_of_dependency(default) or _role_of_hint(annotation, function)
-
-
-def takes_context(function: Callable[..., Any]) -> bool:
-    """Whether a function gets anything from its framework that may say who asks; True if that cannot be known."""
-    return _gets(function, _OF_SOMEONE, _OF_SOMEONE)
-
-
-def reads_request(function: Callable[..., Any]) -> bool:
-    """Whether a tool of a server may read the request of its client: its headers, or what a dependency makes of it."""
-    return _gets(function, frozenset({"headers", "request", "value"}), frozenset({"headers", "request"}))
-
-
-def _gets(function: Callable[..., Any], taken: frozenset[Role], asked: frozenset[Role]) -> bool:
-    try:
-        roles = _injected(function, inspect.signature(function), function)
-    except (TypeError, ValueError):  # a builtin
-        return True
-    return not taken.isdisjoint(roles.values()) or any(GETTERS[one][0] in asked for one in getters_of(function))
-
-
-def _injected(function: Callable[..., Any], signature: inspect.Signature, hinted: Any) -> dict[str, Role]:
-    """The parameters that a framework fills in, and what each of them is."""
-    roles = {one.name: injected_role(one.annotation, one.default, hinted) for one in signature.parameters.values()}
-    return {
-        name: "request" if role == "object" and may_read_request(function, name) else role
-        for name, role in roles.items()
-        if role is not None
-    }
 
 
 def _role_of_dependency(value: Any) -> Role | None:
@@ -275,11 +235,6 @@ class Parameters:
         getters: the functions by which the tool asks for such a context, names in `core.contexts.GETTERS`.
     """
 
-    __slots__ = (
-        "all", "contexts", "getters", "is_positional", "names", "owner", "positional", "positional_only", "signature",
-        "surplus",
-    )  # fmt: skip
-
     def __init__(
         self,
         all: tuple[Parameter, ...],  # noqa: A002 - the attribute's name
@@ -301,8 +256,8 @@ class Parameters:
     def of(
         cls,
         function: Callable[..., Any],
-        skip_args: int,
-        tool: str,
+        skip_args: int = 0,
+        tool: str = "",
         ignore: Sequence[str] = (),
         *,
         signature: inspect.Signature | None = None,
@@ -313,14 +268,13 @@ class Parameters:
         Args:
             function: the tool.
             skip_args: how many leading positional parameters do not identify a call.
-            ignore: names of others that do not. What such a context says of the asker does not count either.
             tool: its name, for errors.
+            ignore: names of others that do not. What such a context says of the asker does not count either.
             signature: by which it is called; None for the one that frameworks see.
             hinted: the function whose module its annotations are texts of, if that is another one.
 
         Raises:
-            ConfigurationError: if `skip_args` is negative, or larger than the number of positional parameters; if
-                `ignore` names what is no parameter.
+            ConfigurationError: if there are fewer parameters than `skip_args`, or none of a name in `ignore`.
         """
         signature = signature or inspect.signature(function)
         every = signature.parameters
@@ -330,35 +284,29 @@ class Parameters:
                 f"{tool}: skip_args must be a number from 0 to {len(positional)}, the number of the tool's positional "
                 f"parameters, got {skip_args!r}"
             )
-        for name in ignore:
-            if name not in every:
-                raise ConfigurationError(
-                    f"{tool}: ignore names {name!r}, which is not a parameter of the tool. Its parameters are: "
-                    f"{', '.join(every) or 'none'}"
-                )
-        roles = _injected(function, signature, hinted or function)
-        left_out = {*positional[:skip_args], *ignore, *roles}
+        if unknown := [name for name in ignore if name not in every]:
+            raise ConfigurationError(
+                f"{tool}: ignore names {unknown[0]!r}, which is not a parameter of the tool. Its parameters are: "
+                f"{', '.join(every) or 'none'}"
+            )
+        roles = {name: injected_role(one.annotation, one.default, hinted or function) for name, one in every.items()}
+        left_out = {*positional[:skip_args], *ignore, *(name for name, role in roles.items() if role is not None)}
         owner = getattr(function, "__qualname__", "").rpartition(".")[0]
-        if owner.endswith("<locals>") or not positional or positional[0] not in ("self", "cls", "mcs"):
-            owner = ""
-        return cls(
-            tuple(
-                Parameter(
-                    name,
-                    one.kind,
-                    one.default,
-                    in_key=name not in left_out,
-                    is_receiver=owner != "" and name == positional[0],
-                    is_sentinel=_is_sentinel(one.default),
-                    hint=_hint(one.annotation),
-                )
-                for name, one in every.items()
-            ),
-            signature,
-            owner,
-            {name: role for name, role in roles.items() if role != "none" and name not in ignore},
-            getters_of(function),
-        )
+        receiver = positional[0] if positional and owner and not owner.endswith("<locals>") else ""
+        is_method = receiver in ("self", "cls", "mcs")
+        found = [
+            Parameter(
+                name, one.kind, one.default, name not in left_out, is_method and name == receiver,
+                _is_sentinel(one.default), _hint(one.annotation),
+            )
+            for name, one in every.items()
+        ]  # fmt: skip
+        contexts = {
+            name: "request" if role == "object" and may_read_request(function, name) else role
+            for name, role in roles.items()
+            if role not in (None, "none") and name not in ignore
+        }
+        return cls(tuple(found), signature, owner if is_method else "", contexts, getters_of(function))
 
     @property
     def shown(self) -> Parameters:
@@ -476,6 +424,29 @@ class Parameters:
         return parts[0] if len(parts) == 1 else parts
 
 
+def takes_context(function: Callable[..., Any]) -> bool:
+    """Whether a function gets anything from its framework that may say who asks; True if that cannot be known."""
+    parameters = _readable(function)
+    return parameters is None or parameters.may_say_who_asks
+
+
+def reads_request(function: Callable[..., Any]) -> bool:
+    """Whether a tool of a server may read the request of its client: its headers, or what a dependency makes of it."""
+    parameters = _readable(function)
+    return (
+        parameters is None
+        or any(GETTERS[one][0] in ("headers", "request") for one in parameters.getters)
+        or any(role in ("headers", "request", "value") for role in parameters.contexts.values())
+    )
+
+
+def _readable(function: Callable[..., Any]) -> Parameters | None:
+    try:
+        return Parameters.of(function)
+    except (TypeError, ValueError):  # a builtin
+        return None
+
+
 def _is_sentinel(default: Any) -> bool:
     try:
         key_part(default)
@@ -528,8 +499,6 @@ class JsonArguments(Parameters):
         is_read: whether the tool reads.
         form: what its answers are to its callers, where others call the same tool and get others; None without.
     """
-
-    __slots__ = ("_form", "_is_read")
 
     def __init__(self, *, is_read: bool, form: str | None = None) -> None:
         super().__init__((), inspect.signature(_known_by_name))

@@ -26,26 +26,10 @@ from agent_cache.core.options import configures
 from agent_cache.errors import ConfigurationError
 
 __all__ = [
-    "EVERY_KEY",
-    "MANY_PATHS",
-    "ComputedTags",
-    "Field",
-    "Tag",
-    "TagRule",
-    "TagSet",
-    "ancestors",
-    "escape",
-    "every_key_of",
-    "json_text",
-    "meet",
-    "parse_tag",
-    "parse_tags",
-    "parse_template",
-    "root_of",
-    "tags_from",
-    "unescape",
-    "within_limit",
-]
+    "EVERY_KEY", "MANY_PATHS", "ComputedTags", "Field", "Tag", "TagRule", "TagSet", "ancestors", "escape",
+    "every_key_of", "json_text", "meet", "parse_tag", "parse_tags", "parse_template", "root_of", "tags_from",
+    "unescape", "within_limit",
+]  # fmt: skip
 
 # Tags
 
