@@ -25,23 +25,19 @@ from agent_cache.values.contents import note_program
 
 __all__ = ["OMITTED_PART", "PassedOn", "are_one_tool", "called_by", "location_of", "parameters_of"]
 
-_POSITIONAL_ONLY, _KEYWORD_ONLY = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.KEYWORD_ONLY
-_VAR_POSITIONAL, _VAR_KEYWORD = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+_KEYWORD_ONLY: Final = inspect.Parameter.KEYWORD_ONLY
+_RESTS: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def parameters_of(
     tool: Callable[..., Any], decorated: Any, skip_args: int, name: str, ignore: Sequence[str], *, is_read: bool
 ) -> Parameters:
-    """The parameters of a tool.
+    """The parameters of a tool. The arguments are those of `Parameters.of`, which says what is raised, and
 
     Args:
         tool: the function that is run, with the signature that frameworks see.
         decorated: what was decorated: the tool itself, or an object that it calls.
-        skip_args, name, ignore: as for `Parameters.of`.
         is_read: whether the tool reads.
-
-    Raises:
-        ConfigurationError: as `Parameters.of`.
     """
     note_program(getattr(tool, "__module__", None) or "")
     if tool is decorated and not hasattr(tool, "__wrapped__") and not hasattr(tool, "__signature__"):
@@ -53,7 +49,7 @@ def parameters_of(
         return inspected(skip_args, ignore=ignore)
     signature, extra = _visible(own, shown)
     passed = inspected(skip_args, ignore=ignore, signature=signature)
-    if extra is None:
+    if all(one.default is not OMITTED for one in passed.all):  # it names all that it takes
         return passed
     left_out = [one for one in (*passed.positional[:skip_args], *ignore) if one in shown.parameters]
     return PassedOn(passed, extra, inspected(0, ignore=left_out), is_read=is_read)
@@ -75,8 +71,7 @@ def _bare(function: Any) -> Any:
     """The same to call, and nothing to be seen of what it wraps."""
     kind = type(function)  # that of a proxy, and not what it stands for
     if kind is types.FunctionType:
-        defaults = function.__defaults__
-        bare = types.FunctionType(function.__code__, {}, function.__name__, defaults, function.__closure__)
+        bare = types.FunctionType(function.__code__, {}, None, function.__defaults__, function.__closure__)
         bare.__kwdefaults__ = function.__kwdefaults__
         return bare
     if kind is functools.partial:
@@ -89,43 +84,36 @@ def _bare(function: Any) -> Any:
     return _anything if hasattr(function, "__wrapped__") else function
 
 
-def _visible(own: inspect.Signature, shown: inspect.Signature) -> tuple[inspect.Signature, frozenset[str] | None]:
+def _visible(own: inspect.Signature, shown: inspect.Signature) -> tuple[inspect.Signature, frozenset[str]]:
     """The parameters that a wrapper names, and behind them what it passes on, as far as that is shown.
 
     Those have `OMITTED` for a default. Positional arguments that it passes on belong to the shown parameters in their
     order, if its own positional ones are the first of them. Else which they belong to is not known.
 
     Returns:
-        The signature, and the names of parameters that are not shown: they take what is left. None if nothing that it
-        passes on is shown.
+        The signature, and the names of parameters that are not shown: they take what is left.
     """
     hints = {name: one.annotation for name, one in shown.parameters.items()}  # of the function inside
     every = [one.replace(annotation=hints.get(name, one.annotation)) for name, one in own.parameters.items()]
-    rests = {one.kind: one for one in every if one.kind in (_VAR_POSITIONAL, _VAR_KEYWORD)}
+    rests = {one.kind: one for one in every if one.kind in _RESTS}
     named = {one.name: one for one in every if one.kind not in rests}
     others = [one for name, one in shown.parameters.items() if name not in named]
-    positional = [one for one in named.values() if one.kind in POSITIONAL]
-    keywords = [one for one in named.values() if one.kind is _KEYWORD_ONLY]
+    positional = [name for name, one in named.items() if one.kind in POSITIONAL]
     first = [name for name, one in shown.parameters.items() if one.kind in POSITIONAL][: len(positional)]
-    is_in_order = _VAR_POSITIONAL in rests and [one.name for one in positional] == first
-    for one in others:
-        if one.kind in POSITIONAL and is_in_order:
-            kind = one.kind if _VAR_KEYWORD in rests else _POSITIONAL_ONLY
-            positional.append(one.replace(kind=kind, default=OMITTED))
-        elif one.kind not in (_POSITIONAL_ONLY, *rests) and _VAR_KEYWORD in rests:
-            keywords.append(one.replace(kind=_KEYWORD_ONLY, default=OMITTED))
-    if len(positional) + len(keywords) == len(named):
-        return own.replace(parameters=every), None
-    # What comes before a positional-only parameter can be no keyword either.
-    last = max((place for place, one in enumerate(positional) if one.kind is _POSITIONAL_ONLY), default=-1)
-    positional[: last + 1] = [one.replace(kind=_POSITIONAL_ONLY) for one in positional[: last + 1]]
+    by_position = POSITIONAL if _RESTS[0] in rests and positional == first else ()
     longest = max((*own.parameters, *shown.parameters), key=len)
-    taken = [
+    found = list(named.values())
+    found += [
+        one.replace(kind=POSITIONAL[1] if one.kind in by_position else _KEYWORD_ONLY, default=OMITTED)
+        for one in others
+        if one.kind not in _RESTS and (one.kind in by_position or _RESTS[1] in rests)
+    ]
+    found += [
         next((other for other in others if other.kind is kind), one.replace(name=f"{longest}_{one.name}"))
         for kind, one in rests.items()
     ]
-    found = inspect.Signature(sorted((*positional, *keywords, *taken), key=lambda one: one.kind))
-    return found, frozenset(found.parameters.keys() - shown.parameters.keys() - named.keys())
+    signature = inspect.Signature(sorted(found, key=lambda one: one.kind))
+    return signature, frozenset(signature.parameters.keys() - shown.parameters.keys() - named.keys())
 
 
 class Passed(Named):
@@ -148,8 +136,7 @@ class PassedOn(Parameters):
     Args:
         visible: those that it takes. Of those that it passes on the default is `OMITTED`.
         extra: the names of those that take what no other parameter does.
-        shown: those that frameworks see, for recordings.
-        is_read: whether the tool reads.
+        shown: those that frameworks see.
     """
 
     def __init__(self, visible: Parameters, extra: frozenset[str], shown: Parameters, *, is_read: bool) -> None:
@@ -174,15 +161,12 @@ class PassedOn(Parameters):
             raise UnknownAsker("a context was left out, and a decorator of the tool may fill it in")
         return super().asker(arguments)
 
-    def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, with_defaults: bool = True) -> dict[str, Any]:  # noqa: ARG002 - as Parameters has it
         bound = super().bind(args, kwargs).items()
         given = {name: value for name, value in bound if value is not OMITTED and (value or name not in self._extra)}
         found = Passed(given, is_read=self._is_read)
         found.count, found.keywords = len(args), tuple(kwargs)
         return found
-
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, with_defaults: bool = True) -> dict[str, Any]:  # noqa: ARG002 - as Parameters has it
-        return self.named(args, kwargs)
 
     def recorded(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """As the shown signature has them, with its defaults: so a recording is the same whatever is in between."""
@@ -198,34 +182,17 @@ class PassedOn(Parameters):
         assert isinstance(arguments, Passed)
         args = [arguments[name] for name in self.positional[: arguments.count]]
         if arguments.count > len(args):
-            args += next(arguments[one.name] for one in self.all if one.kind is _VAR_POSITIONAL)
+            args += next(arguments[one.name] for one in self.all if one.kind is _RESTS[0])
         surplus = {} if self.surplus is None else arguments.get(self.surplus, {})
         return tuple(args), {name: surplus[name] if name in surplus else arguments[name] for name in arguments.keywords}
 
     def canonical(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """By position what can be, as far as nothing was left out before it; all others by name."""
-        arguments = self.named(args, kwargs)
-        found: list[Any] = []
-        others: dict[str, Any] = {}
-        for one in self.all:
-            if one.name not in arguments:
-                continue
-            value = arguments[one.name]
-            if one.kind is _VAR_POSITIONAL:
-                found.extend(value)
-            elif one.kind is _VAR_KEYWORD:
-                others.update(value)
-            elif one.name in self.positional[len(found) : len(found) + 1]:
-                found.append(value)
-            else:
-                others[one.name] = value
-        return tuple(found), others
+        return super().split(self.named(args, kwargs))
 
 
 # Whether two functions of one name are one tool
 
-_MOST: Final = 10_000
-"""Objects that are compared. Tools that bind more are two."""
+_MOST: Final = 10_000  # objects that are compared: tools that bind more are two
 
 
 def called_by(function: Any) -> Any:
@@ -257,10 +224,9 @@ def are_one_tool(function: Callable[..., Any], other: Callable[..., Any]) -> boo
     same only if they are values, or one object: the state of others may come to differ. Functions that are made inside
     of another one are never the same, unless they are one.
     """
-    called, is_again = called_by(function), called_by(function) is not called_by(other)
-    if is_again and "<locals>" in getattr(called, "__qualname__", ""):
-        return False
-    return _are_same(function, other, {}, is_again=is_again)
+    is_again = called_by(function) is not called_by(other)
+    is_inside = "<locals>" in getattr(called_by(function), "__qualname__", "")
+    return not (is_again and is_inside) and _are_same(function, other, {}, is_again=is_again)
 
 
 def _are_same(one: Any, two: Any, seen: dict[tuple[int, int], Any], *, is_again: bool) -> bool:
@@ -284,9 +250,13 @@ def _made_of(value: Any, *, is_again: bool) -> tuple[Any, Mapping[Any, Any]]:
     """What an object is, None if it is nothing but itself, and the parts that it has."""
     match value:
         case types.FunctionType(__code__=code):
+            cells = zip(code.co_freevars, value.__closure__ or (), strict=True)  # super() needs the one of its class
+            bound = {
+                name: cell.cell_contents for name, cell in cells if name != "__class__" and cell != types.CellType()
+            }
             is_named = is_again and "<lambda>" not in code.co_qualname
             kind = types.FunctionType, value.__module__, code.co_qualname if is_named else code
-            return kind, {**_closure(value), "=": value.__defaults__, "*": value.__kwdefaults__}
+            return kind, {**bound, "=": value.__defaults__, "*": value.__kwdefaults__}
         case functools.partial():
             return functools.partial, {"func": value.func, "args": value.args, "keywords": value.keywords}
         case types.MethodType():
@@ -298,7 +268,7 @@ def _made_of(value: Any, *, is_again: bool) -> tuple[Any, Mapping[Any, Any]]:
         case tuple() | list():
             return type(value), dict(enumerate(value))
         case dict():
-            return dict if type(value) is dict else type(value), value
+            return type(value), value
     try:
         return key_part(value), {}
     except Exception:  # noqa: BLE001 - no value, or its class does not let it be looked at
@@ -307,18 +277,6 @@ def _made_of(value: Any, *, is_again: bool) -> tuple[Any, Mapping[Any, Any]]:
 
 def _name_of(kind: type) -> tuple[str, str]:
     return kind.__module__, kind.__qualname__
-
-
-def _closure(function: types.FunctionType) -> dict[str, Any]:
-    """What a function has closed over, by name, but for the class that `super` needs."""
-    found: dict[str, Any] = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        if name != "__class__":
-            try:
-                found[name] = cell.cell_contents
-            except ValueError:  # nothing yet
-                found[name] = inspect.Parameter.empty
-    return found
 
 
 def _state(instance: Any) -> dict[str, Any]:
