@@ -20,8 +20,7 @@ Part = Hashable
 PLAIN: frozenset[type] = frozenset({str, int})
 """The types that stand for themselves. `bytes` could equal canonical bytes, and None means that a call has no key."""
 
-_MAX_ALIASES = 4096
-_MAX_ALIAS_BYTES = 4096
+_MAX_ALIASES = _MAX_ALIAS_BYTES = 4096
 
 ALIASES: dict[bytes, bytes] = {}
 """`marshal` images (version 4) of containers seen before, and their canonical bytes: 1 MB as a rule, 32 MB at worst."""
@@ -30,9 +29,8 @@ ALIASES: dict[bytes, bytes] = {}
 def key_part(value: Any) -> Part:
     """Encode one argument as a component of a key.
 
-    A container that was seen before is recognised by its `marshal` image (0.4 us instead of 5 us for the encoding).
-    Only trees of exact builtins without `bytes` are remembered so: their image determines them, whereas marshal writes
-    every object with a buffer as plain bytes.
+    A container that was seen before is recognised by its `marshal` image (0.4 us instead of 5 us for the encoding), if
+    it is of exact builtins without `bytes`: marshal writes every object with a buffer as plain bytes.
 
     Raises:
         Uncacheable: if the value, or anything in it, declares no identity, is cyclic, or is larger than the bounds.

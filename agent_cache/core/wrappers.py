@@ -5,9 +5,8 @@ the object that is decorated, whose parameters and defaults may be others. Where
 is not known what it does with them: it may inject an argument, or fill in one that was left out. So it gets exactly
 what the caller has passed (`PassedOn`), while keys and tags name the arguments as the shown signature does.
 
-What is bound is what a call uses beside its arguments: those of a `functools.partial`, the object of a method,
-defaults, and what a decorator or a factory has closed over. On a shared tier only the name tells tools apart, so one
-that binds alice's token must not be taken for one that binds bob's.
+A tool binds the arguments of a `functools.partial`, the object of a method, defaults, and what a decorator or a factory
+has closed over. On a shared tier only the name tells tools apart: one with alice's token must not be taken for bob's.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _RESTS: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 def parameters_of(
     tool: Callable[..., Any], decorated: Any, skip_args: int, name: str, ignore: Sequence[str], *, is_read: bool
 ) -> Parameters:
-    """The parameters of a tool. The arguments are those of `Parameters.of`, which says what is raised, and
+    """The parameters of a tool. The other arguments are those of `Parameters.of`, which says what is raised.
 
     Args:
         tool: the function that is run, with the signature that frameworks see.
@@ -47,12 +46,11 @@ def parameters_of(
     mine, theirs = ([(one.name, one.kind, id(one.default)) for one in of.parameters.values()] for of in (own, shown))
     if mine == theirs:
         return inspected(skip_args, ignore=ignore)
-    signature, extra = _visible(own, shown)
-    passed = inspected(skip_args, ignore=ignore, signature=signature)
+    passed = inspected(skip_args, ignore=ignore, signature=_visible(own, shown))
     if all(one.default is not OMITTED for one in passed.all):  # it names all that it takes
         return passed
     left_out = [one for one in (*passed.positional[:skip_args], *ignore) if one in shown.parameters]
-    return PassedOn(passed, extra, inspected(0, ignore=left_out), is_read=is_read)
+    return PassedOn(passed, inspected(0, ignore=left_out), is_read=is_read)
 
 
 def _anything(*args: Any, **kwargs: Any) -> None:
@@ -84,14 +82,12 @@ def _bare(function: Any) -> Any:
     return _anything if hasattr(function, "__wrapped__") else function
 
 
-def _visible(own: inspect.Signature, shown: inspect.Signature) -> tuple[inspect.Signature, frozenset[str]]:
+def _visible(own: inspect.Signature, shown: inspect.Signature) -> inspect.Signature:
     """The parameters that a wrapper names, and behind them what it passes on, as far as that is shown.
 
     Those have `OMITTED` for a default. Positional arguments that it passes on belong to the shown parameters in their
-    order, if its own positional ones are the first of them. Else which they belong to is not known.
-
-    Returns:
-        The signature, and the names of parameters that are not shown: they take what is left.
+    order, if its own positional ones are the first of them. Else which they belong to is not known. What is left is
+    taken by parameters that are not shown.
     """
     hints = {name: one.annotation for name, one in shown.parameters.items()}  # of the function inside
     every = [one.replace(annotation=hints.get(name, one.annotation)) for name, one in own.parameters.items()]
@@ -112,8 +108,7 @@ def _visible(own: inspect.Signature, shown: inspect.Signature) -> tuple[inspect.
         next((other for other in others if other.kind is kind), one.replace(name=f"{longest}_{one.name}"))
         for kind, one in rests.items()
     ]
-    signature = inspect.Signature(sorted(found, key=lambda one: one.kind))
-    return signature, frozenset(signature.parameters.keys() - shown.parameters.keys() - named.keys())
+    return inspect.Signature(sorted(found, key=lambda one: one.kind))
 
 
 class Passed(Named):
@@ -135,20 +130,16 @@ class PassedOn(Parameters):
 
     Args:
         visible: those that it takes. Of those that it passes on the default is `OMITTED`.
-        extra: the names of those that take what no other parameter does.
         shown: those that frameworks see.
     """
 
-    def __init__(self, visible: Parameters, extra: frozenset[str], shown: Parameters, *, is_read: bool) -> None:
-        left_out = {one.name for one in shown.all if not one.in_key}
-        every = [one._replace(in_key=one.in_key and one.name not in left_out) for one in visible.all]
-        super().__init__(
-            tuple(one._replace(is_sentinel=True) if one.name in extra else one for one in every),
-            visible.signature,
-            visible.owner,
-            {**shown.contexts, **visible.contexts},
-            visible.getters,
-        )
+    def __init__(self, visible: Parameters, shown: Parameters, *, is_read: bool) -> None:
+        extra = {one.name for one in visible.all if one.kind in _RESTS and one.name not in shown.names}
+        injected = {one.name for one in shown.all if not one.in_key}
+        parameters = [one._replace(in_key=one.in_key and one.name not in injected) for one in visible.all]
+        parameters = [one._replace(is_sentinel=one.is_sentinel or one.name in extra) for one in parameters]
+        contexts = {**shown.contexts, **visible.contexts}
+        super().__init__(tuple(parameters), visible.signature, visible.owner, contexts, visible.getters)
         self.names = tuple(name for name in visible.names if name not in extra)
         self._extra, self._shown, self._is_read = extra, shown, is_read
 
@@ -163,7 +154,7 @@ class PassedOn(Parameters):
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, with_defaults: bool = True) -> dict[str, Any]:  # noqa: ARG002 - as Parameters has it
         bound = super().bind(args, kwargs).items()
-        given = {name: value for name, value in bound if value is not OMITTED and (value or name not in self._extra)}
+        given = {name: value for name, value in bound if value is not OMITTED and (name not in self._extra or value)}
         found = Passed(given, is_read=self._is_read)
         found.count, found.keywords = len(args), tuple(kwargs)
         return found
@@ -197,22 +188,19 @@ _MOST: Final = 10_000  # objects that are compared: tools that bind more are two
 
 def called_by(function: Any) -> Any:
     """What a function calls in the end, behind decorators, partials and methods. An object stands for its class."""
-    while True:
-        inner = inspect.unwrap(function)
-        if isinstance(inner, functools.partial):
-            inner = inner.func
-        elif isinstance(inner, types.MethodType):
-            inner = inner.__func__
-        if inner is function:
-            return inner if inspect.isroutine(inner) or isinstance(inner, type) else type(inner)
-        function = inner
+    inner = inspect.unwrap(function)
+    if isinstance(inner, functools.partial | types.MethodType):
+        inner = inner.func if isinstance(inner, functools.partial) else inner.__func__
+    if inner is not function:
+        return called_by(inner)
+    return inner if inspect.isroutine(inner) or isinstance(inner, type) else type(inner)
 
 
 def location_of(function: Callable[..., Any]) -> str:
     """Module, qualified name and line of what a function calls."""
     called = called_by(function)
     code = getattr(called, "__code__", None)  # a function of an extension has none
-    where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+    where = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
     return f"{called.__module__}:{called.__qualname__}{where}"
 
 
@@ -250,10 +238,11 @@ def _made_of(value: Any, *, is_again: bool) -> tuple[Any, Mapping[Any, Any]]:
     """What an object is, None if it is nothing but itself, and the parts that it has."""
     match value:
         case types.FunctionType(__code__=code):
-            cells = zip(code.co_freevars, value.__closure__ or (), strict=True)  # super() needs the one of its class
+            cells = zip(code.co_freevars, value.__closure__ or (), strict=True)
+            filled = [(name, cell) for name, cell in cells if cell != types.CellType()]
             bound = {
-                name: cell.cell_contents for name, cell in cells if name != "__class__" and cell != types.CellType()
-            }
+                name: cell.cell_contents for name, cell in filled if name != "__class__"
+            }  # that one is for super()
             is_named = is_again and "<lambda>" not in code.co_qualname
             kind = types.FunctionType, value.__module__, code.co_qualname if is_named else code
             return kind, {**bound, "=": value.__defaults__, "*": value.__kwdefaults__}
@@ -281,9 +270,7 @@ def _name_of(kind: type) -> tuple[str, str]:
 
 def _state(instance: Any) -> dict[str, Any]:
     """The attributes that an object has itself."""
-    found = dict(getattr(instance, "__dict__", {}))
     slots = [slot for kind in type(instance).__mro__ for slot in vars(kind).values()]
-    for slot in slots:
-        if isinstance(slot, types.MemberDescriptorType) and hasattr(instance, slot.__name__):
-            found[slot.__name__] = slot.__get__(instance)
-    return found
+    slots = [slot for slot in slots if isinstance(slot, types.MemberDescriptorType)]
+    filled = {slot.__name__: slot.__get__(instance) for slot in slots if hasattr(instance, slot.__name__)}
+    return {**getattr(instance, "__dict__", {}), **filled}
