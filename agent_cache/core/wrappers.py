@@ -24,7 +24,6 @@ from agent_cache.values.contents import note_program
 
 __all__ = ["OMITTED_PART", "PassedOn", "are_one_tool", "called_by", "location_of", "parameters_of"]
 
-_KEYWORD_ONLY: Final = inspect.Parameter.KEYWORD_ONLY
 _RESTS: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -53,20 +52,16 @@ def parameters_of(
     return PassedOn(passed, inspected(0, ignore=left_out), is_read=is_read)
 
 
-def _anything(*args: Any, **kwargs: Any) -> None:
-    """The signature of what cannot be looked into."""
-
-
 def _own_signature(function: Any) -> inspect.Signature:
     """The signature of an object, without what it shows of others."""
     try:
         return inspect.signature(_bare(function), follow_wrapped=False)
-    except (TypeError, ValueError):  # of a builtin
-        return inspect.signature(_anything)
+    except (TypeError, ValueError):  # it cannot be looked into, and may take anything
+        return inspect.signature(lambda *_args, **_kwargs: None)
 
 
 def _bare(function: Any) -> Any:
-    """The same to call, and nothing to be seen of what it wraps."""
+    """The same to call, and nothing to be seen of what it wraps; None for a proxy that is no function of Python's."""
     kind = type(function)  # that of a proxy, and not what it stands for
     if kind is types.FunctionType:
         bare = types.FunctionType(function.__code__, {}, None, function.__defaults__, function.__closure__)
@@ -79,15 +74,14 @@ def _bare(function: Any) -> Any:
     called = getattr(kind, "__call__", None)  # noqa: B004 - it is looked into, and not asked for
     if type(called) is types.FunctionType:
         return types.MethodType(_bare(called), function)
-    return _anything if hasattr(function, "__wrapped__") else function
+    return None if hasattr(function, "__wrapped__") else function
 
 
 def _visible(own: inspect.Signature, shown: inspect.Signature) -> inspect.Signature:
     """The parameters that a wrapper names, and behind them what it passes on, as far as that is shown.
 
     Those have `OMITTED` for a default. Positional arguments that it passes on belong to the shown parameters in their
-    order, if its own positional ones are the first of them. Else which they belong to is not known. What is left is
-    taken by parameters that are not shown.
+    order, if its own positional ones are the first of them. Parameters that are not shown take what is left.
     """
     hints = {name: one.annotation for name, one in shown.parameters.items()}  # of the function inside
     every = [one.replace(annotation=hints.get(name, one.annotation)) for name, one in own.parameters.items()]
@@ -100,7 +94,7 @@ def _visible(own: inspect.Signature, shown: inspect.Signature) -> inspect.Signat
     longest = max((*own.parameters, *shown.parameters), key=len)
     found = list(named.values())
     found += [
-        one.replace(kind=POSITIONAL[1] if one.kind in by_position else _KEYWORD_ONLY, default=OMITTED)
+        one.replace(kind=POSITIONAL[1] if one.kind in by_position else inspect.Parameter.KEYWORD_ONLY, default=OMITTED)
         for one in others
         if one.kind not in _RESTS and (one.kind in by_position or _RESTS[1] in rests)
     ]
