@@ -1,5 +1,9 @@
 """What frameworks hand to a tool beside the model's arguments, what its body asks them for, and who asks in it.
 
+Parameters that a framework fills in, contexts and dependencies, are recognised by class name *and* defining package,
+where need be from the text of the annotation: nothing is imported and nothing is evaluated. A class of the user's own
+that is called ``Context`` is an argument like any other.
+
 `core.asker` decides what counts of a value that is found here. A body is followed into what the user's program has of
 the names in it: functions, methods, properties and constructors of classes, partial functions, and tables of functions.
 What it finds in another way is not seen.
@@ -7,21 +11,24 @@ What it finds in another way is not seen.
 
 from __future__ import annotations
 
+import ast
+import builtins
 import dis
 import functools
 import inspect
 import sys
+import typing
 from collections import ChainMap
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import lru_cache
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType, UnionType
 from typing import Any, Final, Literal, NamedTuple
 
 from agent_cache.values.contents import is_own
 
 __all__ = [
-    "CONTEXTS", "GETTERS", "TRANSPORT", "Injected", "Place", "Role", "getters_of", "got_by", "is_context",
-    "may_provide_user", "may_read_request", "places_in", "sent_by",
+    "CONTEXTS", "GETTERS", "TRANSPORT", "Injected", "Place", "Role", "getters_of", "got_by",
+    "injected_role", "may_provide_user", "may_read_request", "places_in", "sent_by",
 ]  # fmt: skip
 
 Role = Literal["object", "request", "config", "state", "value", "headers", "none"]
@@ -181,6 +188,132 @@ def _at(context: Any, path: str) -> Any:
     except Exception:  # noqa: BLE001 - a property of a framework, which may need a request
         return _ABSENT
     return context
+
+
+# Parameters that a framework fills in
+
+_DEPENDENCIES: Final = frozenset({"docket", "fastapi", "fast_depends", "fastmcp", "mcp", "uncalled_for"})
+_ROLES_OF_DEPENDENCIES: Final[dict[Role, frozenset[str]]] = {
+    "object": frozenset({"_CurrentContext", "_OptionalCurrentContext"}),
+    "headers": frozenset({"_CurrentHeaders", "_CurrentRequest"}),
+    "none": frozenset({
+        "_CurrentDocket", "_CurrentFastMCP", "_CurrentWorker", "InMemoryProgress", "Progress", "TaskLogger",
+        "_TaskLogger",
+    }),
+}  # fmt: skip
+"""Of FastMCP's dependencies, by their classes. Any other one provides a value."""
+
+
+def injected_role(annotation: Any, default: Any, function: Callable[..., Any]) -> Role | None:
+    """What a framework, and not the model, provides as the value of this parameter; None for an argument."""
+    return _role_of_dependency(default) or _role_of_hint(annotation, function)
+
+
+def _role_of_dependency(value: Any) -> Role | None:
+    """The role of ``Depends(f)``, as a default or in `Annotated`, or of the function that makes one."""
+    kinds = [
+        kind
+        for kind in (*type(value).__mro__, value)
+        if isinstance(getattr(kind, "__qualname__", None), str)
+        and (getattr(kind, "__module__", None) or "").partition(".")[0] in _DEPENDENCIES
+    ]
+    if not any("Depend" in kind.__qualname__ for kind in kinds):
+        return None
+    names = {kind.__name__ for kind in kinds}
+    return next((role for role, known in _ROLES_OF_DEPENDENCIES.items() if names & known), "value")
+
+
+def _role_of_object(kind: Any) -> Role | None:
+    role = _role_of_dependency(kind)
+    if role is not None:
+        return role
+    marker = None if hasattr(kind, "__qualname__") else kind  # as in Annotated[str, InjectedState("x")]
+    kind = kind if marker is None else type(marker)
+    for base in getattr(kind, "__mro__", (kind,)):
+        if hasattr(base, "__name__") and is_context(base.__name__, base.__module__):
+            role = CONTEXTS[base.__name__][0]
+            return "value" if role == "state" and getattr(marker, "field", None) is not None else role
+    return None
+
+
+def _role_of_hint(hint: Any, function: Callable[..., Any]) -> Role | None:
+    if isinstance(hint, str | typing.ForwardRef):
+        try:
+            text = hint if isinstance(hint, str) else hint.__forward_arg__
+            return _role_in_tree(ast.parse(text.strip(), mode="eval").body, function)
+        except (SyntaxError, ValueError):
+            return None
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        return _first(_role_of_hint(member, function) for member in (hint.__origin__, *hint.__metadata__))
+    if origin is typing.Union or origin is UnionType:
+        return _first(_role_of_hint(member, function) for member in typing.get_args(hint))
+    return _role_of_object(origin or hint)
+
+
+def _first(roles: Iterable[Role | None]) -> Role | None:
+    return next((role for role in roles if role is not None), None)
+
+
+def _role_in_tree(node: ast.expr, function: Callable[..., Any]) -> Role | None:
+    members: list[ast.expr]
+    match node:
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            members = [left, right]
+        case ast.Subscript(value=value, slice=inner):
+            is_around = ast.unparse(value).rpartition(".")[2] in ("Annotated", "Optional", "Union")
+            members = [value] if not is_around else inner.elts if isinstance(inner, ast.Tuple) else [inner]
+        case ast.Call(func=called):
+            role = _role_in_tree(called, function)
+            return "value" if role == "state" and (node.args or node.keywords) else role
+        case ast.Constant(value=str(text)):
+            return _role_of_hint(text, function)
+        case ast.Name() | ast.Attribute():
+            return _role_of_name(ast.unparse(node), function)
+        case _:
+            return None
+    return _first(_role_in_tree(member, function) for member in members)
+
+
+def _role_of_name(dotted: str, function: Callable[..., Any]) -> Role | None:
+    """The role of what a name means where a function is defined. A module that is loaded tells what it names."""
+    first, *attributes = dotted.split(".")
+    scope = getattr(function, "__globals__", {})
+    if first in scope or hasattr(builtins, first):
+        found = scope.get(first)
+        for attribute in attributes:
+            found = getattr(found, attribute, None)
+        return _role_of_object(found)
+    module, _, name = ".".join((_imported_by(function).get(first, first), *attributes)).rpartition(".")
+    if is_context(name, module):
+        return CONTEXTS[name][0]
+    return _role_of_object(vars(sys.modules[module]).get(name)) if module in sys.modules else None
+
+
+def _imported_by(function: Callable[..., Any]) -> Mapping[str, str]:
+    """The names that a function's module imports, also under `TYPE_CHECKING`, and of what, from its source."""
+    try:
+        lines, _ = inspect.findsource(sys.modules[function.__module__])
+    except (KeyError, OSError, TypeError):
+        return {}
+    return _imported_in("".join(lines))
+
+
+@lru_cache(maxsize=16)  # to parse a module with 400 tools takes 20 ms, at each of their hints
+def _imported_in(source: str) -> Mapping[str, str]:
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return {}
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                package = alias.name.partition(".")[0]
+                names[alias.asname or package] = alias.name if alias.asname else package
+    return names
 
 
 # What the body of a tool asks for

@@ -16,26 +16,21 @@ from agent_cache.values.canonical import Encoder, canonical, make_room
 __all__ = ["ALIASES", "PLAIN", "Part", "Uncacheable", "key_part"]
 
 Part = Hashable
-"""One component of a key: `str` or `int` as they are, or canonical `bytes`."""
 
 PLAIN: frozenset[type] = frozenset({str, int})
-"""The types that stand for themselves. `bytes` does not, because it could equal canonical bytes; None does not, because
-it means that a call has no key."""
+"""The types that stand for themselves. `bytes` could equal canonical bytes, and None means that a call has no key."""
 
-_MAX_ALIASES = 4096
-_MAX_ALIAS_BYTES = 4096
+_MAX_ALIASES = _MAX_ALIAS_BYTES = 4096
 
 ALIASES: dict[bytes, bytes] = {}
-"""`marshal` images (version 4) of containers seen before, and their canonical bytes. Bounded: 1 MB as a rule, 32 MB at
-worst."""
+"""`marshal` images (version 4) of containers seen before, and their canonical bytes: 1 MB as a rule, 32 MB at worst."""
 
 
 def key_part(value: Any) -> Part:
     """Encode one argument as a component of a key.
 
-    A container that was seen before is recognised by its `marshal` image (0.4 us instead of 5 us for the encoding).
-    Only trees of exact builtins without `bytes` are remembered so: their image determines them, whereas marshal writes
-    every object with a buffer as plain bytes.
+    A container that was seen before is recognised by its `marshal` image (0.4 us instead of 5 us for the encoding), if
+    it is of exact builtins without `bytes`: marshal writes every object with a buffer as plain bytes.
 
     Raises:
         Uncacheable: if the value, or anything in it, declares no identity, is cyclic, or is larger than the bounds.
@@ -47,21 +42,18 @@ def key_part(value: Any) -> Part:
         return b"N"
     if kind is bool:
         return b"T" if value else b"F"
-    if kind is dict or kind is list or kind is tuple:
-        try:
-            # Version 4 refers back to objects already written: a cyclic or heavily shared value stays linear in size.
-            image = marshal.dumps(value, 4)
-        except ValueError:
-            return canonical(value)
-        known = ALIASES.get(image)
-        return known if known is not None else _encode_and_remember(value, image)
-    return canonical(value)
-
-
-def _encode_and_remember(value: Any, image: bytes) -> bytes:
+    if kind is not dict and kind is not list and kind is not tuple:
+        return canonical(value)
+    try:
+        image = marshal.dumps(value, 4)  # it refers back to what occurs again: a cyclic value stays linear in size
+    except ValueError:
+        return canonical(value)
+    known = ALIASES.get(image)
+    if known is not None:
+        return known
     encoder = Encoder()
     encoded = encoder.encode(value)
-    # An image refers to an object that occurs again, canonical bytes repeat it: 4 KB may stand for 300 MB.
+    # Canonical bytes repeat what an image refers to: 4 KB of it may stand for 300 MB.
     if encoder.is_plain and len(image) <= _MAX_ALIAS_BYTES and len(encoded) <= _MAX_ALIAS_BYTES:
         make_room(ALIASES, _MAX_ALIASES)
         ALIASES[image] = encoded

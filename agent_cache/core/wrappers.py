@@ -1,9 +1,12 @@
-"""The parameters of a tool that a decorator has wrapped, below ours.
+"""Tools that a decorator below ours has wrapped, or that bind things: how one is called, and whether two are one.
 
 `functools.wraps` makes `inspect.signature` show the signature of the function inside. How a call is made is decided by
 the object that is decorated, whose parameters and defaults may be others. Where it takes ``*args`` or ``**kwargs``, it
 is not known what it does with them: it may inject an argument, or fill in one that was left out. So it gets exactly
 what the caller has passed (`PassedOn`), while keys and tags name the arguments as the shown signature does.
+
+A tool binds the arguments of a `functools.partial`, the object of a method, defaults, and what a decorator or a factory
+has closed over. On a shared tier only the name tells tools apart: one with alice's token must not be taken for bob's.
 """
 
 from __future__ import annotations
@@ -15,188 +18,105 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from agent_cache.core.asker import UnknownAsker
-from agent_cache.core.bindings import called_by
-from agent_cache.core.keys import Part
-from agent_cache.core.parameters import POSITIONAL, Parameter, Parameters, default_part
+from agent_cache.core.keys import key_part
+from agent_cache.core.parameters import OMITTED, OMITTED_PART, POSITIONAL, Named, Parameters
 from agent_cache.values.contents import note_program
 
-__all__ = ["OMITTED", "OMITTED_PART", "PassedOn", "parameters_of"]
+__all__ = ["OMITTED_PART", "PassedOn", "are_one_tool", "called_by", "location_of", "parameters_of"]
 
-_POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-_VAR_POSITIONAL, _VAR_KEYWORD = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-_KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
-
-OMITTED: Final = object()
-"""The default, in a key, of what the caller may leave out for the wrapper to fill in."""
-
-OMITTED_PART: Final = default_part(OMITTED)
+_RESTS: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def parameters_of(
-    tool: Callable[..., Any],
-    decorated: Any,
-    skip_args: int,
-    name: str,
-    ignore: Sequence[str],
-    *,
-    is_read: bool,
+    tool: Callable[..., Any], decorated: Any, skip_args: int, name: str, ignore: Sequence[str], *, is_read: bool
 ) -> Parameters:
-    """The parameters of a tool.
+    """The parameters of a tool. The other arguments are those of `Parameters.of`, which says what is raised.
 
     Args:
         tool: the function that is run, with the signature that frameworks see.
         decorated: what was decorated: the tool itself, or an object that it calls.
-        skip_args, name, ignore: as for `Parameters.of`.
         is_read: whether the tool reads.
-
-    Raises:
-        ConfigurationError: as `Parameters.of`.
     """
     note_program(getattr(tool, "__module__", None) or "")
     if tool is decorated and not hasattr(tool, "__wrapped__") and not hasattr(tool, "__signature__"):
         return Parameters.of(tool, skip_args, name, ignore)
-    shown = inspect.signature(tool)
-    own = _own_signature(decorated)
-    if own is not None and _is_equal(own, shown):
-        return Parameters.of(tool, skip_args, name, ignore, hinted=called_by(decorated))
-    visible = _visible(own or _ANYTHING, shown)
-    hinted = called_by(decorated)
-    if visible is None:  # it names all that it takes
-        assert own is not None
-        return Parameters.of(tool, skip_args, name, ignore, signature=_with_hints(own, shown), hinted=hinted)
-    signature, extra = visible
-    passed = Parameters.of(tool, skip_args, name, ignore, signature=signature, hinted=hinted)
+    inspected = functools.partial(Parameters.of, tool, tool=name, hinted=called_by(decorated))
+    own, shown = _own_signature(decorated), inspect.signature(tool)
+    mine, theirs = ([(one.name, one.kind, id(one.default)) for one in of.parameters.values()] for of in (own, shown))
+    if mine == theirs:
+        return inspected(skip_args, ignore=ignore)
+    passed = inspected(skip_args, ignore=ignore, signature=_visible(own, shown))
+    if all(one.default is not OMITTED for one in passed.all):  # it names all that it takes
+        return passed
     left_out = [one for one in (*passed.positional[:skip_args], *ignore) if one in shown.parameters]
-    return PassedOn(passed, extra, Parameters.of(tool, 0, name, left_out, hinted=hinted), is_read=is_read)
+    return PassedOn(passed, inspected(0, ignore=left_out), is_read=is_read)
 
 
-def _anything(*args: Any, **kwargs: Any) -> None:
-    """The signature of what cannot be looked into."""
-
-
-_ANYTHING: Final = inspect.signature(_anything)
-
-
-def _own_signature(function: Any) -> inspect.Signature | None:
-    """The signature of an object, without what it shows of others; None if it cannot be looked into."""
-    bare = _bare(function)
-    if bare is None:
-        return None
+def _own_signature(function: Any) -> inspect.Signature:
+    """The signature of an object, without what it shows of others."""
     try:
-        return inspect.signature(bare, follow_wrapped=False)
-    except (TypeError, ValueError):  # of a builtin
-        return None
+        return inspect.signature(_bare(function), follow_wrapped=False)
+    except (TypeError, ValueError):  # it cannot be looked into, and may take anything
+        return inspect.signature(lambda *_args, **_kwargs: None)
 
 
 def _bare(function: Any) -> Any:
-    """The same to call, and nothing to be seen of what it wraps. None for a proxy that is no function of Python's."""
-    kind = type(function)
+    """The same to call, and nothing to be seen of what it wraps; None for a proxy that is no function of Python's."""
+    kind = type(function)  # that of a proxy, and not what it stands for
     if kind is types.FunctionType:
-        defaults = function.__defaults__
-        bare = types.FunctionType(function.__code__, {}, function.__name__, defaults, function.__closure__)
+        bare = types.FunctionType(function.__code__, {}, None, function.__defaults__, function.__closure__)
         bare.__kwdefaults__ = function.__kwdefaults__
         return bare
     if kind is functools.partial:
-        inner = _bare(function.func)
-        return None if inner is None else functools.partial(inner, *function.args, **function.keywords)
+        return functools.partial(_bare(function.func), *function.args, **function.keywords)
     if kind is types.MethodType:
-        inner = _bare(function.__func__)
-        return None if inner is None else types.MethodType(inner, function.__self__)
+        return types.MethodType(_bare(function.__func__), function.__self__)
     called = getattr(kind, "__call__", None)  # noqa: B004 - it is looked into, and not asked for
     if type(called) is types.FunctionType:
         return types.MethodType(_bare(called), function)
     return None if hasattr(function, "__wrapped__") else function
 
 
-def _is_equal(own: inspect.Signature, shown: inspect.Signature) -> bool:
-    mine, theirs = list(own.parameters.values()), list(shown.parameters.values())
-    return len(mine) == len(theirs) and all(
-        one.name == two.name and one.kind == two.kind and one.default is two.default
-        for one, two in zip(mine, theirs, strict=True)
-    )
-
-
-def _with_hints(own: inspect.Signature, shown: inspect.Signature) -> inspect.Signature:
-    """A signature with the annotations that are shown: `functools.wraps` copies those of the function inside."""
-    hints = {name: one.annotation for name, one in shown.parameters.items()}
-    parameters = [one.replace(annotation=hints.get(name, one.annotation)) for name, one in own.parameters.items()]
-    return own.replace(parameters=parameters)
-
-
-def _visible(own: inspect.Signature, shown: inspect.Signature) -> tuple[inspect.Signature, frozenset[str]] | None:
+def _visible(own: inspect.Signature, shown: inspect.Signature) -> inspect.Signature:
     """The parameters that a wrapper names, and behind them what it passes on, as far as that is shown.
 
     Those have `OMITTED` for a default. Positional arguments that it passes on belong to the shown parameters in their
-    order, if its own positional ones are the first of them. Else which they belong to is not known.
-
-    Returns:
-        The signature, and the names of parameters that are not shown: they take what is left. None if nothing that it
-        passes on is shown.
+    order, if its own positional ones are the first of them. Parameters that are not shown take what is left.
     """
-    named = [one for one in own.parameters.values() if one.kind not in (_VAR_POSITIONAL, _VAR_KEYWORD)]
-    kinds = {one.kind: one for one in own.parameters.values()}
-    takes_more, takes_keywords = _VAR_POSITIONAL in kinds, _VAR_KEYWORD in kinds
-    names = {one.name for one in named}
-    others = [one for one in shown.parameters.values() if one.name not in names]
-    positional = [one.name for one in named if one.kind in POSITIONAL]
-    of_shown = [one.name for one in shown.parameters.values() if one.kind in POSITIONAL]
-    is_in_order = takes_more and positional == of_shown[: len(positional)]
-    found: list[inspect.Parameter] = [one for one in named if one.kind in POSITIONAL]
-    keywords: list[inspect.Parameter] = [one for one in named if one.kind is _KEYWORD_ONLY]
-    more: list[inspect.Parameter] = []
-    for one in others:
-        if one.kind in POSITIONAL and is_in_order:
-            kind = one.kind if takes_keywords else _POSITIONAL_ONLY
-            more.append(one.replace(kind=kind, default=OMITTED))
-        elif one.kind in (_KEYWORD_ONLY, _POSITIONAL_OR_KEYWORD) and takes_keywords:
-            keywords.append(one.replace(kind=_KEYWORD_ONLY, default=OMITTED))
-    if not more and len(keywords) == sum(one.kind is _KEYWORD_ONLY for one in named):
-        return None
-    if any(one.kind is _POSITIONAL_ONLY for one in more):  # what comes before can be no keyword either
-        last = max(place for place, one in enumerate(more) if one.kind is _POSITIONAL_ONLY)
-        found = [one.replace(kind=_POSITIONAL_ONLY) for one in found]
-        more = [one.replace(kind=_POSITIONAL_ONLY) if place <= last else one for place, one in enumerate(more)]
-    found += more
-    extra: set[str] = set()
-    rests: tuple[tuple[Any, list[inspect.Parameter]], ...] = (_VAR_POSITIONAL, keywords), (_VAR_KEYWORD, [])
-    for kind, rest in rests:
-        if kind in kinds:
-            of_shown_kind = next((one for one in others if one.kind is kind), None)
-            taken = of_shown_kind or kinds[kind].replace(name=_free(kinds[kind].name, {*names, *shown.parameters}))
-            if of_shown_kind is None:
-                extra.add(taken.name)
-            found.append(taken)
-        found += rest
-    return _with_hints(inspect.Signature(found), shown), frozenset(extra)
+    hints = {name: one.annotation for name, one in shown.parameters.items()}  # of the function inside
+    every = [one.replace(annotation=hints.get(name, one.annotation)) for name, one in own.parameters.items()]
+    rests = {one.kind: one for one in every if one.kind in _RESTS}
+    named = {one.name: one for one in every if one.kind not in rests}
+    others = [one for name, one in shown.parameters.items() if name not in named]
+    positional = [name for name, one in named.items() if one.kind in POSITIONAL]
+    first = [name for name, one in shown.parameters.items() if one.kind in POSITIONAL][: len(positional)]
+    by_position = POSITIONAL if _RESTS[0] in rests and positional == first else ()
+    longest = max((*own.parameters, *shown.parameters), key=len)
+    found = list(named.values())
+    found += [
+        one.replace(kind=POSITIONAL[1] if one.kind in by_position else inspect.Parameter.KEYWORD_ONLY, default=OMITTED)
+        for one in others
+        if one.kind not in _RESTS and (one.kind in by_position or _RESTS[1] in rests)
+    ]
+    found += [
+        next((other for other in others if other.kind is kind), one.replace(name=f"{longest}_{one.name}"))
+        for kind, one in rests.items()
+    ]
+    return inspect.Signature(sorted(found, key=lambda one: one.kind))
 
 
-def _free(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    return name
-
-
-class Passed(dict[str, Any]):
+class Passed(Named):
     """The arguments of a call as its caller has passed them, by name, with the defaults of the wrapper itself.
 
     Attributes:
         count: how many were passed by position.
         keywords: the names of the others, in order.
-        is_read: whether one that was left out is None to a template, which stands for the whole root then. To a write
-            it may name anything.
     """
 
-    __slots__ = ("count", "is_read", "keywords")
+    __slots__ = ("count", "keywords")
 
-    def __init__(self, arguments: Mapping[str, Any], count: int, keywords: tuple[str, ...], *, is_read: bool) -> None:
-        super().__init__(arguments)
-        self.count = count
-        self.keywords = keywords
-        self.is_read = is_read
-
-    def __missing__(self, name: str) -> None:
-        if not self.is_read:
-            raise KeyError(name)
+    count: int
+    keywords: tuple[str, ...]
 
 
 class PassedOn(Parameters):
@@ -204,59 +124,34 @@ class PassedOn(Parameters):
 
     Args:
         visible: those that it takes. Of those that it passes on the default is `OMITTED`.
-        extra: the names of those that take what no other parameter does.
-        shown: those that frameworks see, for recordings.
-        is_read: whether the tool reads.
+        shown: those that frameworks see.
     """
 
-    __slots__ = ("_by_name", "_defaults", "_first", "_is_read", "_is_simple", "_required", "_shown", "extra")
-
-    def __init__(self, visible: Parameters, extra: frozenset[str], shown: Parameters, *, is_read: bool) -> None:
+    def __init__(self, visible: Parameters, shown: Parameters, *, is_read: bool) -> None:
+        extra = {one.name for one in visible.all if one.kind in _RESTS and one.name not in shown.names}
         injected = {one.name for one in shown.all if not one.in_key}
-        every = [one._replace(in_key=False) if one.name in injected else one for one in visible.all]
-        super().__init__(
-            tuple(one._replace(is_sentinel=True) if one.name in extra else one for one in every),
-            visible.signature,
-            tuple(name for name in visible.names if name not in extra),
-            False,  # noqa: FBT003 - as Parameters has them
-            visible.positional_only,
-            visible.surplus,
-            visible.owner,
-            {**shown.contexts, **visible.contexts},
-            visible.getters,
-        )
-        self.extra: Final = extra
-        self._shown: Final = shown
-        self._is_read: Final = is_read
-        named = [one for one in self.all if one.kind is not _VAR_POSITIONAL and one.kind is not _VAR_KEYWORD]
-        self._first: Final = self.positional
-        self._by_name: Final = frozenset(one.name for one in named if one.kind is not _POSITIONAL_ONLY)
-        self._required: Final = frozenset(one.name for one in named if not one.has_default)
-        known = [one for one in named if one.has_default and one.default is not OMITTED]
-        self._defaults: Final = {one.name: one.default for one in known}
-        self._is_simple: Final = len(named) + len(extra) == len(self.all)
+        parameters = [one._replace(in_key=one.in_key and one.name not in injected) for one in visible.all]
+        parameters = [one._replace(is_sentinel=one.is_sentinel or one.name in extra) for one in parameters]
+        contexts = {**shown.contexts, **visible.contexts}
+        super().__init__(tuple(parameters), visible.signature, visible.owner, contexts, visible.getters)
+        self.names = tuple(name for name in visible.names if name not in extra)
+        self._extra, self._shown, self._is_read = extra, shown, is_read
 
     @property
     def shown(self) -> Parameters:
         return self._shown
 
-    def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        if self._is_simple and len(args) <= len(self._first) and kwargs.keys() <= self._by_name:
-            # `Signature.bind` takes five times as long.
-            given = {**dict(zip(self._first, args, strict=False)), **kwargs}
-            if len(given) == len(args) + len(kwargs) and given.keys() >= self._required:
-                return Passed(self._defaults | given, len(args), tuple(kwargs), is_read=self._is_read)
-        arguments: dict[str, Any] = super().bind(args, kwargs, with_defaults=False)
-        for one in self.all:
-            if one.name not in arguments and one.name not in self.extra:
-                if one.kind is _VAR_POSITIONAL or one.kind is _VAR_KEYWORD:
-                    arguments[one.name] = () if one.kind is _VAR_POSITIONAL else {}
-                elif one.default is not OMITTED:
-                    arguments[one.name] = one.default
-        return Passed(arguments, len(args), tuple(kwargs), is_read=self._is_read)
+    def asker(self, arguments: Mapping[str, Any]) -> str | None:
+        if not self.contexts.keys() <= arguments.keys():
+            raise UnknownAsker("a context was left out, and a decorator of the tool may fill it in")
+        return super().asker(arguments)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, with_defaults: bool = True) -> dict[str, Any]:  # noqa: ARG002 - as Parameters has it
-        return self.named(args, kwargs)
+        bound = super().bind(args, kwargs).items()
+        given = {name: value for name, value in bound if value is not OMITTED and (name not in self._extra or value)}
+        found = Passed(given, is_read=self._is_read)
+        found.count, found.keywords = len(args), tuple(kwargs)
+        return found
 
     def recorded(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """As the shown signature has them, with its defaults: so a recording is the same whatever is in between."""
@@ -264,52 +159,112 @@ class PassedOn(Parameters):
         filled = self._shown.filled({name: arguments[name] for name in names if name in arguments})
         return {name: filled.get(name) for name in names}
 
-    def asker(self, arguments: Mapping[str, Any]) -> str | None:
-        if not self.contexts.keys() <= arguments.keys():
-            raise UnknownAsker("a context was left out, and a decorator of the tool may fill it in")
-        return super().asker(arguments)
-
     def for_functions(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return dict(arguments)
 
     def split(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The call as it was spelled."""
         assert isinstance(arguments, Passed)
-        positional = self._first
-        args = tuple(arguments[name] for name in positional[: arguments.count])
-        for one in self.all:
-            if one.kind is _VAR_POSITIONAL and arguments.count > len(positional):
-                args += tuple(arguments[one.name])
+        args = [arguments[name] for name in self.positional[: arguments.count]]
+        if arguments.count > len(args):
+            args += next(arguments[one.name] for one in self.all if one.kind is _RESTS[0])
         surplus = {} if self.surplus is None else arguments.get(self.surplus, {})
-        return args, {name: (arguments if name in self._by_name else surplus)[name] for name in arguments.keywords}
+        return tuple(args), {name: surplus[name] if name in surplus else arguments[name] for name in arguments.keywords}
 
     def canonical(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """By position what can be, as far as nothing was left out before it; all others by name."""
-        arguments = self.named(args, kwargs)
-        found: list[Any] = []
-        others: dict[str, Any] = {}
-        for one in self.all:
-            if one.name not in arguments:
-                continue
-            value = arguments[one.name]
-            if one.kind is _VAR_POSITIONAL:
-                found.extend(value)
-            elif one.kind is _VAR_KEYWORD:
-                others.update(value)
-            elif one.kind in POSITIONAL and len(found) == self._first.index(one.name):
-                found.append(value)
-            else:
-                others[one.name] = value
-        return tuple(found), others
+        return super().split(self.named(args, kwargs))
 
-    def identities(self, arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        return [
-            (one.name, one.identity(arguments[one.name])) for one in self.all if one.in_key and one.name in arguments
-        ]
 
-    def key(self, arguments: Mapping[str, Any]) -> Part:
-        parts = tuple(self.part(one, arguments) for one in self.all if one.in_key)
-        return parts[0] if len(parts) == 1 else parts
+# Whether two functions of one name are one tool
 
-    def part(self, parameter: Parameter, arguments: Mapping[str, Any]) -> Part:
-        return parameter.part(arguments[parameter.name]) if parameter.name in arguments else OMITTED_PART
+_MOST: Final = 10_000  # objects that are compared: tools that bind more are two
+
+
+def called_by(function: Any) -> Any:
+    """What a function calls in the end, behind decorators, partials and methods. An object stands for its class."""
+    inner = inspect.unwrap(function)
+    if isinstance(inner, functools.partial | types.MethodType):
+        inner = inner.func if isinstance(inner, functools.partial) else inner.__func__
+    if inner is not function:
+        return called_by(inner)
+    return inner if inspect.isroutine(inner) or isinstance(inner, type) else type(inner)
+
+
+def location_of(function: Callable[..., Any]) -> str:
+    """Module, qualified name and line of what a function calls."""
+    called = called_by(function)
+    code = getattr(called, "__code__", None)  # a function of an extension has none
+    where = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+    return f"{called.__module__}:{called.__qualname__}{where}"
+
+
+def are_one_tool(function: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether two functions of one name are the same tool: the same definition, which binds the same things.
+
+    The same code may have run again, when a module is reloaded, or a cell of a notebook: then the functions and objects
+    that it makes are others, and what they are made of is compared. Within one run of the code, two objects are the
+    same only if they are values, or one object: the state of others may come to differ. Functions that are made inside
+    of another one are never the same, unless they are one.
+    """
+    is_again = called_by(function) is not called_by(other)
+    is_inside = "<locals>" in getattr(called_by(function), "__qualname__", "")
+    return not (is_again and is_inside) and _are_same(function, other, {}, is_again=is_again)
+
+
+def _are_same(one: Any, two: Any, seen: dict[tuple[int, int], Any], *, is_again: bool) -> bool:
+    """Whether two objects are made of the same: `seen` has those that are compared already."""
+    pair = id(one), id(two)
+    if one is two or pair in seen:
+        return True
+    if len(seen) >= _MOST:
+        return False
+    seen[pair] = one, two  # or an id may be another's later
+    (kind, parts), (other_kind, others) = _made_of(one, is_again=is_again), _made_of(two, is_again=is_again)
+    return (
+        kind is not None
+        and kind == other_kind
+        and parts.keys() == others.keys()
+        and all(_are_same(part, others[name], seen, is_again=is_again) for name, part in parts.items())
+    )
+
+
+def _made_of(value: Any, *, is_again: bool) -> tuple[Any, Mapping[Any, Any]]:
+    """What an object is, None if it is nothing but itself, and the parts that it has."""
+    match value:
+        case types.FunctionType(__code__=code):
+            cells = zip(code.co_freevars, value.__closure__ or (), strict=True)
+            filled = [(name, cell) for name, cell in cells if cell != types.CellType()]
+            bound = {
+                name: cell.cell_contents for name, cell in filled if name != "__class__"
+            }  # that one is for super()
+            is_named = is_again and "<lambda>" not in code.co_qualname
+            kind = types.FunctionType, value.__module__, code.co_qualname if is_named else code
+            return kind, {**bound, "=": value.__defaults__, "*": value.__kwdefaults__}
+        case functools.partial():
+            return functools.partial, {"func": value.func, "args": value.args, "keywords": value.keywords}
+        case types.MethodType():
+            return types.MethodType, {"func": value.__func__, "self": value.__self__}
+        case types.BuiltinMethodType():
+            return (types.BuiltinMethodType, value.__name__), {"self": value.__self__}
+        case type():
+            return _name_of(value) if is_again else None, {}
+        case tuple() | list():
+            return type(value), dict(enumerate(value))
+        case dict():
+            return type(value), value
+    try:
+        return key_part(value), {}
+    except Exception:  # noqa: BLE001 - no value, or its class does not let it be looked at
+        return (_name_of(type(value)), _state(value)) if is_again else (None, {})
+
+
+def _name_of(kind: type) -> tuple[str, str]:
+    return kind.__module__, kind.__qualname__
+
+
+def _state(instance: Any) -> dict[str, Any]:
+    """The attributes that an object has itself."""
+    slots = [slot for kind in type(instance).__mro__ for slot in vars(kind).values()]
+    slots = [slot for slot in slots if isinstance(slot, types.MemberDescriptorType)]
+    filled = {slot.__name__: slot.__get__(instance) for slot in slots if hasattr(instance, slot.__name__)}
+    return {**getattr(instance, "__dict__", {}), **filled}

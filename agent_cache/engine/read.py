@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.asker import UnknownAsker
-from agent_cache.core.bindings import are_one_tool, location_of
 from agent_cache.core.evidence import Evidence
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.options import ReadPolicy, no_life, plain_result
 from agent_cache.core.store import Store
 from agent_cache.core.tags import Tag, root_of
 from agent_cache.core.versions import VERSIONS, EntryTag
+from agent_cache.core.wrappers import are_one_tool, location_of
 from agent_cache.engine.audit import note_tool, sampled_lookup
 from agent_cache.engine.blocking import THREADS, in_background
 from agent_cache.engine.call import hit, run
@@ -589,7 +589,7 @@ def check_name(tool: ReadOperation) -> None:
     """Refuse a tool that would be answered from another function's entries.
 
     The same function may be decorated again: when a module is reloaded, or a notebook cell runs again. It counts as the
-    same if it binds the same things: see `core.bindings`.
+    same if it binds the same things: see `core.wrappers`.
 
     Raises:
         ConfigurationError: if another live tool has this name and shares a tier with it.

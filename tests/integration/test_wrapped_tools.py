@@ -500,6 +500,41 @@ async def test_a_context_that_a_framework_injects_is_still_none_of_the_key():
     assert tool.cache_info().misses == 1
 
 
+@pytest.mark.parametrize("below", ["passing on", "injecting"])
+async def test_two_users_are_told_apart_by_the_context_that_a_framework_injects(below: str):
+    pytest.importorskip("pydantic_ai")
+    from pydantic_ai import RunContext
+
+    def context(user: str) -> Any:
+        return RunContext[str](deps=user, model=None, usage=None)  # type: ignore[arg-type]  # neither is looked at
+
+    async def inbox(ctx: Any, folder: str, *, db: Any = None) -> str:
+        return f"{ctx.deps}: {folder}"
+
+    inbox.__annotations__["ctx"] = RunContext[str]
+    tool = AgentCache("mail:{folder}")(BELOW[below](inbox))
+    for _ in range(2):
+        assert await tool(context("alice"), "in") == "alice: in"
+        assert await tool(folder="in", ctx=context("bob")) == "bob: in"
+    assert tool.cache_info().misses == 2
+
+
+async def test_whose_call_it_is_that_leaves_its_context_out_is_not_known():
+    """The wrapper may fill in anybody's."""
+    pytest.importorskip("pydantic_ai")
+    from pydantic_ai import RunContext
+
+    users = iter(["alice", "bob"])
+
+    async def inbox(folder: str, ctx: Any = None) -> str:
+        return f"{ctx}: {folder}"
+
+    inbox.__annotations__["ctx"] = RunContext[str] | None
+    read = AgentCache("mail:{folder}")(around(inbox, lambda args, kwargs: (args, {**kwargs, "ctx": next(users)})))
+    assert [await read("in"), await read("in")] == ["alice: in", "bob: in"]
+    assert get_metrics()["uncached"] == 2
+
+
 # Other doors
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, Optional
+from typing import Any
 
 import pytest
 
@@ -48,28 +47,9 @@ def test_a_wrong_call_is_a_type_error(args: Any, kwargs: Any):
         parameters_of(tool).bind(args, kwargs)
 
 
-def test_one_value_for_each_name_in_order_needs_no_binding():
-    async def plain(a: int, b: int = 2) -> None: ...
-
-    async def keyword(a: int, *, b: int = 2) -> None: ...
-
-    assert parameters_of(plain).is_positional
-    assert parameters_of(plain).named((1, 2), {}) == {"a": 1, "b": 2}
-    assert not parameters_of(keyword).is_positional
-    assert parameters_of(keyword).named((1,), {"b": 3}) == {"a": 1, "b": 3}
-    assert not parameters_of(every_kind).is_positional
-
-
-def test_the_key_of_one_parameter_is_its_part_and_of_several_a_tuple():
-    async def one(a: Any) -> None: ...
-
+def test_a_call_without_identity_has_no_key():
     async def two(a: Any, b: Any) -> None: ...
 
-    async def none() -> None: ...
-
-    assert parameters_of(one).key({"a": "x"}) == "x"
-    assert parameters_of(two).key({"a": "x", "b": True}) == ("x", b"T")
-    assert parameters_of(none).key({}) == ()
     with pytest.raises(UncacheableArgumentsError):
         parameters_of(two).key({"a": "x", "b": object()})
 
@@ -128,24 +108,6 @@ def test_a_receiver_without_fields_is_known_by_its_serial():
     one, other = Shop(), Shop()
     keys = [parameters.key({"self": shop, "item": "tea"}) for shop in (one, other, one)]
     assert keys[0] == keys[2] != keys[1]
-
-
-HINTS: list[tuple[Any, str]] = [
-    *((str, "str"), (int, "int"), (bool, "bool"), (dict, "dict"), (list, "list")),
-    *((dict[str, int], "dict"), (list[int], "list"), ("dict[str, int]", "dict"), ("list[int]", "list"), ("str", "str")),
-    *((float, ""), (Any, ""), (tuple, ""), ("str | None", ""), (Optional[str], ""), (Annotated[str, 1], "")),  # noqa: UP045
-    *((inspect.Parameter.empty, ""), (None, ""), ("", ""), (int | str, ""), ("String", "")),
-]
-
-
-@pytest.mark.parametrize(("annotation", "hint"), HINTS, ids=str)
-def test_the_likely_type_is_read_from_the_plainest_hints_alone(annotation: Any, hint: str):
-    async def tool(a: Any) -> None: ...
-
-    tool.__annotations__["a"] = annotation
-    if annotation is inspect.Parameter.empty:
-        del tool.__annotations__["a"]
-    assert parameters_of(tool).all[0].hint == hint
 
 
 def test_a_wrapped_function_is_read_as_what_it_wraps():

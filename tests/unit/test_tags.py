@@ -317,20 +317,12 @@ def test_each_item_of_a_text_or_a_mapping_is_refused():
             tags_of("order:{id[]}", {"id": value})
 
 
-TEXTS = st.text(alphabet="ab:%\0", max_size=4)
-
-
-@searched(30, 100, st.lists(TEXTS | st.lists(TEXTS, max_size=3), max_size=4))
-def test_many_tags_are_parsed_as_each_of_them(given_tags: list[Any]):
-    try:
-        expected: object = tuple(dict.fromkeys(map(parse_tag, given_tags)))
-    except ConfigurationError as error:
-        expected = str(error)
-    try:
-        parsed: object = parse_tags(given_tags)
-    except ConfigurationError as error:
-        parsed = str(error)
-    assert parsed == expected
+def test_many_tags_are_parsed_as_each_of_them_once():
+    assert parse_tags(["order:7", ("order", "a:b"), "order:50%", ("order", 7)]) == (
+        "order:7",
+        "order:a%3Ab",
+        "order:50%25",
+    )
 
 
 def test_ids_are_escaped_one_by_one_and_together():
@@ -340,18 +332,11 @@ def test_ids_are_escaped_one_by_one_and_together():
     assert tags_of(tags_from("order", lambda arguments: ["a", 7]))["early"] == ["order:a", "order:7"]
 
 
-def test_a_write_of_very_many_tags_names_the_roots_of_most_of_them():
+def test_a_write_of_very_many_tags_names_their_roots():
     """So each step of a write is bounded, whatever it names."""
-    many = tuple(f"order:{number}" for number in range(3_000))
-    assert sorted(within_limit((*many, "user:1", "cart"))) == ["cart", "order", "user:1"]
-    in_many_roots = tuple(f"root{root}:{number}" for root in range(10) for number in range(300 + root))
-    named = within_limit(in_many_roots)
-    assert len(named) <= MANY_PATHS
-    below = {root: [path for path in named if root_of(path) == root] for root in map(root_of, named)}
-    assert all(any(meet(path, tag) for path in below[root_of(tag)]) for tag in in_many_roots)
-    assert sorted(path for path in named if ":" not in path) == ["root6", "root7", "root8", "root9"]
-    alone = tuple(f"root{number}:1" for number in range(3_000))
-    assert within_limit(alone) == alone, "there is nothing to be won"
+    many = tuple(f"order:{number}" for number in range(MANY_PATHS))
+    assert within_limit(many) == many
+    assert within_limit((*many, "user:1", "cart")) == ("order", "user", "cart")
 
 
 def test_a_write_of_very_many_entries_names_all_of_their_tools():

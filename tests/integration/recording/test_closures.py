@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
-from agent_cache.core.bindings import called_by
+from agent_cache.core.wrappers import called_by
 from agent_cache.recording import CassetteError, cached_llm_call, intercept, record, replay
 from agent_cache.resume import Journal
 from tests.harness.slow import slow
