@@ -184,10 +184,8 @@ class Current:
 
 
 class Change:
-    """One call of `configure`. As a context manager it is a layer on top of the others until it is left.
-
-    It may be left and entered again, but not entered twice at a time. Left without having been entered, it is taken
-    back; leaving it again does nothing.
+    """One call of `configure`. As a context manager it is a layer on top of the others until it is left, and may be
+    entered again then. Left without having been entered, it is taken back; leaving it again does nothing.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:

@@ -13,14 +13,9 @@ from typing import Any, NamedTuple
 from agent_cache.core.evidence import Evidence, Seen
 from agent_cache.values.compare import utf8_text
 
-OTHERS = "(others)"
-"""The row of what has no row of its own any more."""
-
-NO_TOOL = "(no tool)"
-"""The label of invalidations without a tool: `invalidate(...)` and `writing(...)`."""
-
-MAX_TOOL_LABELS = 1_000
-"""Tools that have time series of their own."""
+OTHERS = "(others)"  # the row of what has no row of its own any more
+NO_TOOL = "(no tool)"  # the label of invalidations without a tool: `invalidate(...)` and `writing(...)`
+MAX_TOOL_LABELS = 1_000  # tools that have time series of their own
 
 _MAX_ROWS = 10_000
 """Rows of tools that no longer exist, and of explicit invalidations, each; a session has fewer."""
@@ -257,10 +252,9 @@ os.register_at_fork(after_in_child=clear_evidence)
 
 
 class ToolLabels:
-    """The values of the label ``tool``: the first 1,000 tools have their own, all later ones share ``"(others)"``.
+    """The values of the label ``tool``: the first 1,000 tools keep their own, all later ones share ``"(others)"``.
 
-    A tool keeps its label, so no series goes down because another tool was called. A label is a text that UTF-8 can
-    hold, whatever name a model has called: one that is not would fail every export for as long as the process lives.
+    A label is a text that UTF-8 can hold, whatever name a model has called: another would fail every export.
     """
 
     def __init__(self) -> None:
@@ -274,10 +268,7 @@ class ToolLabels:
 
 
 class CounterFamily(NamedTuple):
-    """A counter as monitoring reads it: the names of its labels, and its counts by their values.
-
-    Prometheus has ``_`` for each ``.`` of its name, the unit if it is ``s``, and ``_total``.
-    """
+    """A counter as OpenTelemetry names it: the names of its labels, and its counts by their values."""
 
     name: str
     unit: str

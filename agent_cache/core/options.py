@@ -329,20 +329,13 @@ class ReadPolicy:
         object.__setattr__(self, "longest_ttl", self.bound if callable(self.ttl) else self.ttl)
 
     def with_ttl(self, ttl: float | None) -> ReadPolicy:
-        """The policy with a ttl that was set at run time; the same for None.
-
-        A `ttl` that is a function stays, with this as its bound: it may forbid to store a result.
-        """
+        """The policy with a ttl that was set at run time, or None; a function stays, with this as its bound."""
         if ttl is None:
             return self
         return replace(self, bound=ttl) if callable(self.ttl) else replace(self, ttl=ttl)
 
     def life_of(self, result: Any, random: Callable[[], float]) -> float | None:
-        """Seconds that a result may live; None for ever; 0 or less if it must not be stored.
-
-        Raises:
-            ConfigurationError: if the function given as `ttl` returned anything but a duration or None.
-        """
+        """Seconds that a result may live; None for ever; 0 if it must not be stored."""
         life: Any = self.ttl(result) if callable(self.ttl) else self.ttl
         life = self.bound if life is None else life
         if life is None:
@@ -387,8 +380,6 @@ class WritePolicy:
         A cancelled write may. So may a write whose exception is, or has in its cause or context chain, a
         `TimeoutError`, an `OSError` or a class named by ``in_doubt=``. Any other `Exception` means that it failed.
         """
-        if not isinstance(error, Exception):
-            return True
         pending: list[BaseException | None] = [error]
         seen: set[int] = set()
         while pending:
@@ -398,7 +389,6 @@ class WritePolicy:
             seen.add(id(link))
             if not isinstance(link, Exception) or isinstance(link, (TimeoutError, OSError, *self.in_doubt)):
                 return True
-            pending += [link.__cause__, link.__context__]
-            if isinstance(link, BaseExceptionGroup):
-                pending += link.exceptions
+            members = link.exceptions if isinstance(link, BaseExceptionGroup) else ()
+            pending += [link.__cause__, link.__context__, *members]
         return False

@@ -155,6 +155,22 @@ def test_settings_that_were_replaced_are_freed():
     assert len(reports) == 0
 
 
+def test_a_block_that_a_garbage_collection_leaves_within_a_change_is_left(monkeypatch: pytest.MonkeyPatch):
+    """As the end of a generator may do, between any two steps of this thread."""
+    collected = [configure(enabled=False).__enter__()]
+
+    class Environment(dict[str, str]):
+        def get(self, *args: Any) -> Any:
+            while collected:
+                collected.pop().__exit__(None, None, None)
+            return super().get(*args)
+
+    monkeypatch.setattr("os.environ", Environment())
+    with configure(max_bytes=1):
+        assert in_force() == {"max_bytes": 1}
+    assert in_force() == {}
+
+
 def test_a_block_that_is_left_after_a_reset_changes_nothing():
     with configure(enabled=False):
         reset()
