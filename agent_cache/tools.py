@@ -84,8 +84,6 @@ __all__ = [
     "SyncCachedTool",
     "SyncInvalidatingTool",
     "bypass",
-    "check_resource",
-    "checked_remote",
     "checked_tool",
     "identity_of",
     "invalidate",
@@ -219,7 +217,7 @@ def is_generator(function: Any) -> bool:
     return inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
 
 
-def check_resource(resource: Any, decorator: str) -> None:
+def _check_resource(resource: Any, decorator: str) -> None:
     """Refuse a resource that is the tool itself: ``@AgentCache`` without parentheses calls the decorator with it alone.
 
     Nothing would be decorated then, and the first call of the tool would fail with an error that does not say so. Any
@@ -272,7 +270,7 @@ class Decorator:
         self, decorator: str, resource: Any, name: str | None, backup: Tier | None, remote_cache: Tier | None
     ) -> str:
         """Check these options, and return how messages call the decorator."""
-        check_resource(resource, decorator)
+        _check_resource(resource, decorator)
         where = f"{decorator}({resource!r})"
         if name is not None:
             checked_text(name, f"{where}: name")
@@ -434,7 +432,7 @@ class AgentCache(Decorator):
             inherit=inherit,
             uncacheable=checked_choice(uncacheable, ("bypass", "raise"), f"{where}: uncacheable"),
             loop=checked_hints(loop, where, is_write=False),
-            remote=checked_remote(remote, where).checked(where, scope=scope, is_read=True),
+            remote=_checked_remote(remote, where).checked(where, scope=scope, is_read=True),
             jitter=checked_fraction(jitter, f"{where}: jitter"),
             grace=seconds(grace, f"{where}: grace", zero=True),
             stale_if_error=seconds(stale_if_error, f"{where}: stale_if_error", zero=True),
@@ -566,7 +564,7 @@ def _check_left_out(resource: Any, parameters: Sequence[str], left_out: Mapping[
             ) from error
 
 
-def checked_remote(remote: Any, where: str) -> RemotePolicy:
+def _checked_remote(remote: Any, where: str) -> RemotePolicy:
     """Check a ``remote=`` option; None is the default policy."""
     if remote is None:
         return DEFAULT_REMOTE
@@ -690,7 +688,7 @@ class AgentCacheInvalidator(Decorator):
             key_fn=key_fn,
             heeds_contexts=not shared,
             loop=checked_hints(loop, where, is_write=True),
-            remote=checked_remote(remote, where).checked(where, scope=scope, is_read=False),
+            remote=_checked_remote(remote, where).checked(where, scope=scope, is_read=False),
         )
 
     if MYPY:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from agent_cache.remote.protocol import Tier
 
 __all__ = [
-    "Action",
     "ChangeRate",
     "Recommendation",
     "change_rate",
@@ -270,7 +269,7 @@ def _crossing(is_above: Callable[[float], bool], low: float, high: float) -> flo
 
 # Recommendations
 
-Action = Literal[
+_Action = Literal[
     "keep", "raise_ttl", "shorten_ttl", "raise_maxsize", "raise_max_bytes", "no_reuse", "name_writes", "narrow_tags",
     "store_results",
 ]  # fmt: skip
@@ -296,7 +295,7 @@ class Recommendation:
     """
 
     tool: str
-    action: Action
+    action: _Action
     reason: str
     evidence: int
     current: float | None = None
@@ -418,7 +417,12 @@ class _Facts(NamedTuple):
         return (1 - self.hit_rate) * seen.causes[cause] / self.watched if self.watched else 0.0
 
     def made(
-        self, action: Action, reason: str, evidence: float, current: float | None = None, suggested: float | None = None
+        self,
+        action: _Action,
+        reason: str,
+        evidence: float,
+        current: float | None = None,
+        suggested: float | None = None,
     ) -> Recommendation:
         between = 1 / self.rate.likely if self.rate is not None and self.changed else None
         return Recommendation(

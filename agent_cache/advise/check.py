@@ -28,7 +28,7 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.toolbox import Toolbox
 from agent_cache.toolbox.rules import Pass, Read, Rule, Watch, Write, find_rule
 
-__all__ = ["Cause", "Match", "Tags", "TagsInUse", "cause_of", "tags_in_use"]
+__all__ = ["Cause", "Match", "Tags", "cause_of", "tags_in_use"]
 
 Tags = Rule | ReadOperation | WriteOperation
 """What decides on the tags of a tool: the rule of a toolbox, or the operation of a decorated function."""
@@ -56,7 +56,7 @@ class Match:
     without_calls: list[str] = field(default_factory=list)
 
 
-class TagsInUse:
+class _TagsInUse:
     """What is in use: toolboxes, and decorated tools.
 
     Attributes:
@@ -164,7 +164,7 @@ def _last(name: str) -> str:
     return name.rpartition(":")[2].rpartition(".")[2]
 
 
-def tags_in_use(target: str) -> TagsInUse:
+def tags_in_use(target: str) -> _TagsInUse:
     """Find the tags that a target names.
 
     Args:
@@ -179,7 +179,7 @@ def tags_in_use(target: str) -> TagsInUse:
     if not colon or "/" in attribute or "\\" in attribute:  # the colon of a drive
         path, attribute = target, ""
     if not attribute and not path.endswith(".py") and (path.endswith(".toml") or Path(path).is_file()):
-        return TagsInUse({path: Toolbox.from_file(path, hints="kind")}, {})
+        return _TagsInUse({path: Toolbox.from_file(path, hints="kind")}, {})
     module = _imported(path)
     if attribute:
         found: Any = module
@@ -187,7 +187,7 @@ def tags_in_use(target: str) -> TagsInUse:
             found = getattr(found, name, None)
         if not isinstance(found, Toolbox):
             raise ConfigurationError(f"{target}: {attribute} is no Toolbox of {module.__name__}")
-        return TagsInUse({target: found}, {})
+        return _TagsInUse({target: found}, {})
     modules = [module, *(each for name, each in list(sys.modules.items()) if name.startswith(f"{module.__name__}."))]
     boxes: dict[str, Toolbox] = {}
     for each in modules:
@@ -197,7 +197,7 @@ def tags_in_use(target: str) -> TagsInUse:
     tools = {tool.name: tool for tool in live_tools()}
     if not boxes and not tools:
         raise ConfigurationError(f"{target}: it imports no decorated tool, and has no Toolbox")
-    return TagsInUse(boxes, tools)
+    return _TagsInUse(boxes, tools)
 
 
 def _imported(target: str) -> ModuleType:

@@ -22,7 +22,6 @@ from agent_cache.advise.calls import UNKNOWN, LoggedCall
 
 __all__ = [
     "Candidate",
-    "PathName",
     "Survey",
     "ToolFacts",
     "Values",
@@ -332,7 +331,7 @@ def kind_by_name(tool: str) -> Literal["read", "write"] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class PathName:
+class _PathName:
     """What the name of a path says: its last key, the words of its entity, whether it is named as an id, and whether
     these words are its own, and not those of its tool.
     """
@@ -343,14 +342,14 @@ class PathName:
     is_own: bool
 
 
-def name_of(tool: str, path: str) -> PathName:
+def name_of(tool: str, path: str) -> _PathName:
     """What the name of a path says, in the context of its tool."""
     name, steps = compile_path(path)
     keys = [name, *(step for step in steps if step)]
     leaf = keys[-1]
     words = _words(leaf)
     if leaf == "result":
-        return PathName(
+        return _PathName(
             leaf, nouns_of(tool), any(word in _SINGULAR_IDS for word in _words(plain_name(tool))), is_own=False
         )
     entity = _entity_of(words)
@@ -362,10 +361,10 @@ def name_of(tool: str, path: str) -> PathName:
             entity = _entity_of(_words(above))
             if entity:
                 break
-    return PathName(leaf, entity or nouns_of(tool), is_id, bool(entity))
+    return _PathName(leaf, entity or nouns_of(tool), is_id, bool(entity))
 
 
-def _is_one_entity(one: PathName, other: PathName) -> bool:
+def _is_one_entity(one: _PathName, other: _PathName) -> bool:
     a, b = one.entity, other.entity
     return bool(a and b) and (a <= b or b <= a)
 
@@ -605,7 +604,7 @@ def is_argument(path: str) -> bool:
 
 def find_candidates(survey: Survey, writers: set[str], readers: set[str]) -> list[Candidate]:
     """The pairs of paths worth counting, at most `_MAX_CANDIDATES` for each pair of tools."""
-    of_tool: dict[str, list[tuple[str, _Profile, PathName]]] = defaultdict(list)
+    of_tool: dict[str, list[tuple[str, _Profile, _PathName]]] = defaultdict(list)
     for (tool, path), profile in survey.paths.items():
         facts = survey.tools[tool]
         if not profile.sample:
@@ -650,7 +649,7 @@ def _is_prose(profile: _Profile) -> bool:
     return profile.main_class == "word" and len(texts) > 1 and any(" " in text for text in texts)
 
 
-def _without_echoes(paths: list[tuple[str, _Profile, PathName]]) -> list[tuple[str, _Profile, PathName]]:
+def _without_echoes(paths: list[tuple[str, _Profile, _PathName]]) -> list[tuple[str, _Profile, _PathName]]:
     """Without the paths of a result that repeat an argument: templates know it before the call."""
     arguments = [(profile, name) for path, profile, name in paths if is_argument(path) and "[" not in path]
     return [
@@ -670,7 +669,7 @@ def _has_spellings(one: _Profile, other: _Profile) -> bool:
 
 
 def _judge(
-    wp: str, w: _Profile, wname: PathName, rp: str, r: _Profile, rname: PathName
+    wp: str, w: _Profile, wname: _PathName, rp: str, r: _Profile, rname: _PathName
 ) -> tuple[float, bool, float] | None:
     smaller, larger = (w.sample, r.sample) if len(w.sample) <= len(r.sample) else (r.sample, w.sample)
     bound = min(w.largest if len(w.sample) >= _SKETCH else 1 << 64, r.largest if len(r.sample) >= _SKETCH else 1 << 64)

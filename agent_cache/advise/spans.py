@@ -28,7 +28,7 @@ from agent_cache.advise.fields import (
 )
 from agent_cache.advise.records import Problem
 
-__all__ = ["calls_of_spans", "is_span", "spans_of"]
+__all__ = ["calls_of_spans", "spans_of"]
 
 _CONTAINERS = (
     "resourceSpans",
@@ -61,7 +61,7 @@ def spans_of(record: Any, depth: int = 0) -> list[dict[str, Any]] | None:
     """The spans of a record; None if it is nothing of this kind."""
     if not isinstance(record, dict) or depth > _DEEPEST:
         return None
-    if is_span(record):
+    if _is_span(record):
         return [record]
     names = [name for name in _CONTAINERS if isinstance(record.get(name), list | dict)]
     found: list[dict[str, Any]] = []
@@ -72,7 +72,7 @@ def spans_of(record: Any, depth: int = 0) -> list[dict[str, Any]] | None:
     return found if found or any(name.lower().endswith("spans") for name in names) else None
 
 
-def is_span(record: Mapping[str, Any]) -> bool:
+def _is_span(record: Mapping[str, Any]) -> bool:
     """Whether a record is a span."""
     context = record.get("context")
     has_id = (isinstance(context, dict) and "span_id" in context) or any(

@@ -22,9 +22,9 @@ from agent_cache.core.tags import Field, parse_template
 from agent_cache.recording import Redaction
 from agent_cache.toolbox.rules import AnyName
 
-__all__ = ["FORMATS", "UNNAMED", "Names", "Rules", "percent", "saved_text"]
+__all__ = ["FORMATS", "Names", "Rules", "percent", "saved_text"]
 
-UNNAMED: Final = "tools"
+_UNNAMED: Final = "tools"
 """The namespace where the log gives none."""
 _LONGEST: Final = 60
 """Characters of a name in a comment. In code it stands as it is."""
@@ -61,8 +61,8 @@ class Names:
         self._redaction = redaction
         tools = list(tools)
         prefixes = {prefix for prefix, colon, _ in (tool.partition(":") for tool in tools) if colon}
-        [prefix] = prefixes if len(prefixes) == 1 else [UNNAMED]
-        self.namespace: Final = prefix if prefix not in ("", "__main__") and self._can_stand(prefix) else UNNAMED
+        [prefix] = prefixes if len(prefixes) == 1 else [_UNNAMED]
+        self.namespace: Final = prefix if prefix not in ("", "__main__") and self._can_stand(prefix) else _UNNAMED
         shared = Counter(map(_short, tools))
         self.of: Final[dict[str, str]] = {}
         self.problems: Final[list[str]] = []
@@ -321,7 +321,7 @@ class Rules:
         head = _comments(self._head())
         if is_new:
             namespace = self.names.namespace
-            if relay is not None and namespace == UNNAMED:
+            if relay is not None and namespace == _UNNAMED:
                 namespace = re.sub(r"[^A-Za-z0-9_-]+", "-", relay).strip("-").lower() or "mcp"
             head += ["", f"namespace = {_toml(namespace)}"]
             head += ['hints = "kind"'] if relay is not None or self._has_hints else []

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, NamedTuple
 
 __all__ = [
-    "BINS_PER_OCTAVE",
     "BY_NUMBER",
     "BY_SIZE",
     "CAUSES",
@@ -32,7 +31,7 @@ CAUSES: Final = ("cold", "expired", "evicted", "invalidated", "unstored")
 """Why a call was not answered from the cache: it was never loaded before, or its result had reached its ttl, was
 evicted for others, was dropped by a write, or could not be stored."""
 
-BINS_PER_OCTAVE: Final = 4
+_BINS_PER_OCTAVE: Final = 4
 """Intervals between two loads are counted in bins, each 19 % wider than the one before."""
 
 _MAX_CALLS: Final = 128
@@ -263,12 +262,12 @@ def _cause(former: LastLoad | None, present: float | None, now: float) -> str | 
 
 def bin_of(interval: float) -> int:
     """The bin of an interval in seconds."""
-    return math.floor(BINS_PER_OCTAVE * math.log2(interval))
+    return math.floor(_BINS_PER_OCTAVE * math.log2(interval))
 
 
 def interval_of(number: int) -> float:
     """The middle of a bin, in seconds."""
-    return float(2.0 ** ((number + 0.5) / BINS_PER_OCTAVE))
+    return float(2.0 ** ((number + 0.5) / _BINS_PER_OCTAVE))
 
 
 _LEAST_BIN = -120

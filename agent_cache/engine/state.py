@@ -48,7 +48,6 @@ __all__ = [
     "note_evicted",
     "note_stale",
     "run_shielded",
-    "tell_evicted",
     "unwatch",
     "uses_of",
     "wait_for_lock",
@@ -436,10 +435,10 @@ def note_evicted(entry: Entry) -> None:
     """Let no witness keep an entry that was evicted. Called outside of the lock."""
     present = WITNESSES.pop(id(entry), None)
     if present is not None:
-        tell_evicted(entry, _witnesses_of(present))
+        _tell_evicted(entry, _witnesses_of(present))
 
 
-def tell_evicted(entry: Entry, witnesses: Iterable[Witness]) -> None:
+def _tell_evicted(entry: Entry, witnesses: Iterable[Witness]) -> None:
     """The same for the witnesses that the entry had."""
     for witness in list(witnesses):
         witness.let_go(entry, None)

@@ -54,7 +54,6 @@ __all__ = [
     "Write",
     "WriteOperation",
     "tags_of_intent",
-    "tiers_under",
 ]
 
 DOUBT: Final = 5.0
@@ -101,7 +100,7 @@ class WriteOperation(Operation[WritePolicy]):
             return True
 
     def find_tiers(self, *, in_sessions: bool) -> dict[Tier, bool]:
-        """The tiers under its roots: see `tiers_under`.
+        """The tiers under its roots: see `_tiers_under`.
 
         That there are none is remembered until a tier is configured, or a root is given another tool.
         """
@@ -109,7 +108,7 @@ class WriteOperation(Operation[WritePolicy]):
         if known is not None and known[0] is CURRENT.once_configured and known[1] == READERS.links:
             return {}
         state = CURRENT.once_configured, READERS.links  # first: what changes meanwhile makes it out of date
-        found = tiers_under(self.tags.roots, self.own_tiers, in_sessions=in_sessions)
+        found = _tiers_under(self.tags.roots, self.own_tiers, in_sessions=in_sessions)
         self._without_tiers = None if found else state
         return found
 
@@ -305,7 +304,7 @@ class Write:
 
     Attributes:
         late_roots: roots of the tags that its result names.
-        tiers: the tiers to tell of it, and whether each is in use: see `tiers_under`.
+        tiers: the tiers to tell of it, and whether each is in use: see `_tiers_under`.
         late_tags: what its result has named, once it has succeeded.
         hold: what it holds, from its begin to its end.
     """
@@ -581,7 +580,7 @@ class Write:
             call.flight.finish()
 
     def _find_tiers(self) -> dict[Tier, bool]:
-        return tiers_under(self._roots, self._own_tiers, in_sessions=self._owners is not None)
+        return _tiers_under(self._roots, self._own_tiers, in_sessions=self._owners is not None)
 
     def _make_intent(self) -> WriteIntent:
         from agent_cache.remote.protocol import WriteIntent  # which whoever has a tier has loaded
@@ -746,7 +745,7 @@ def _cancel_count() -> int:
     return 0 if task is None else task.cancelling()
 
 
-def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: bool = False) -> dict[Tier, bool]:
+def _tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: bool = False) -> dict[Tier, bool]:
     """Every tier that may hold entries under these roots: the writer's own, those of any tool that reads there, and all
     that were ever configured, as other processes or an earlier block may have stored something there.
 

@@ -33,7 +33,6 @@ __all__ = [
     "cassette_markers",
     "cassette_path",
     "check_names",
-    "file_name",
     "find_orphans",
     "settings_of",
 ]
@@ -181,8 +180,8 @@ def cassette_path(item: pytest.Item, markers: CassetteMarkers | None) -> Path:
         return item.path.parent / path
     folder = _cassette_folder(item.config, item.path) / item.path.stem
     if name is None:
-        before = file_name(_name_of(item)) + _SUFFIX
-        name = file_name(_name_of(item), has_digest=item.name != item.name.lower()) + _SUFFIX
+        before = _file_name(_name_of(item)) + _SUFFIX
+        name = _file_name(_name_of(item), has_digest=item.name != item.name.lower()) + _SUFFIX
         if name != before and _exists(folder / before):  # recorded when this name had no digest
             name = before
     elif not name.endswith((_SUFFIX, ".json")):
@@ -219,7 +218,7 @@ def _exists(path: Path) -> bool:
     return path.exists() and any(one.name == path.name for one in path.parent.iterdir())
 
 
-def file_name(name: str, *, has_digest: bool = False) -> str:
+def _file_name(name: str, *, has_digest: bool = False) -> str:
     """Replace what is unsafe in a file name, and add a digest, so that two names never become one."""
     safe = _UNSAFE.sub("-", name)
     if safe == name and len(name) <= _LONGEST and not has_digest:
@@ -281,7 +280,7 @@ def baseline_paths(item: pytest.Item, markers: BaselineMarkers) -> list[Path]:
     if markers.paths:
         return [item.path.parent / path for path in markers.paths]
     folder = item.path.parent / str(item.config.getini("agent_baseline_dir")) / item.path.stem
-    return [folder / file_name(_name_of(item), has_digest=item.name != item.name.lower())]
+    return [folder / _file_name(_name_of(item), has_digest=item.name != item.name.lower())]
 
 
 # Orphans

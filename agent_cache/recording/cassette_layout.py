@@ -24,7 +24,6 @@ from agent_cache.recording.tagged import encode
 
 __all__ = [
     "LEAST_SHARED",
-    "Pointer",
     "PrefixReader",
     "PrefixWriter",
     "Prefixes",
@@ -157,10 +156,10 @@ def order_of_lines(
 
 # Shared beginnings
 
-Pointer: TypeAlias = str
+_Pointer: TypeAlias = str
 """A place in a call, as a JSON Pointer (RFC 6901): ``/arguments/messages``."""
 
-Prefixes: TypeAlias = dict[Pointer, tuple[int, int]]
+Prefixes: TypeAlias = dict[_Pointer, tuple[int, int]]
 """By the place of a list: the number of an earlier call, and how many first elements of its list come first here."""
 
 LEAST_SHARED = 512
@@ -190,7 +189,7 @@ class PrefixWriter:
     def __init__(self) -> None:
         self._owners: dict[bytes, int] = {}
 
-    def share(self, number: int, name: str, part: Pointer, data: bytes, found: Prefixes) -> bytes:
+    def share(self, number: int, name: str, part: _Pointer, data: bytes, found: Prefixes) -> bytes:
         """The same data with the beginnings of its lists left out.
 
         Args:
@@ -202,7 +201,7 @@ class PrefixWriter:
         """
         return self._shared(number, name, part, data, found, _DEEPEST)
 
-    def _shared(self, number: int, name: str, pointer: Pointer, data: bytes, found: Prefixes, depth: int) -> bytes:
+    def _shared(self, number: int, name: str, pointer: _Pointer, data: bytes, found: Prefixes, depth: int) -> bytes:
         least = LEAST_SHARED if pointer.startswith("/arguments") else _LEAST_IN_OUTCOME
         if data[:1] == b"[":
             return self._shared_list(number, name, pointer, data, found, least)
@@ -217,7 +216,9 @@ class PrefixWriter:
                     inside[key], is_changed = msgspec.Raw(shared), True
         return encode(inside) if is_changed else data
 
-    def _shared_list(self, number: int, name: str, pointer: Pointer, data: bytes, found: Prefixes, least: int) -> bytes:
+    def _shared_list(
+        self, number: int, name: str, pointer: _Pointer, data: bytes, found: Prefixes, least: int
+    ) -> bytes:
         elements = _list_decoder.decode(data)
         if len(data) < _LEAST_ELEMENT * len(elements):
             return data
@@ -242,9 +243,9 @@ class PrefixReader:
     """Puts the beginnings back that `PrefixWriter` has left out."""
 
     def __init__(self) -> None:
-        self._latest: OrderedDict[tuple[int, Pointer], list[msgspec.Raw]] = OrderedDict()
+        self._latest: OrderedDict[tuple[int, _Pointer], list[msgspec.Raw]] = OrderedDict()
 
-    def whole(self, number: int, pointer: Pointer, data: bytes, prefix: tuple[int, int], load: LoadPart) -> bytes:
+    def whole(self, number: int, pointer: _Pointer, data: bytes, prefix: tuple[int, int], load: LoadPart) -> bytes:
         """The same part of a call with the beginning of one list put back.
 
         Args:
@@ -266,7 +267,7 @@ class PrefixReader:
         return _replaced(data, keys, encode(both))
 
     def _beginning(
-        self, number: int, pointer: Pointer, prefix: tuple[int, int] | None, load: LoadPart
+        self, number: int, pointer: _Pointer, prefix: tuple[int, int] | None, load: LoadPart
     ) -> list[msgspec.Raw]:
         """The first elements of the list of an earlier call, which may refer to another one for its own beginning."""
         keys = pointer.split("/")[2:]

@@ -32,7 +32,11 @@ from agent_cache.recording.schema import Schema, schema_of
 from agent_cache.recording.tagged import decode, encode, exact_json
 from agent_cache.values.typed import Undecodable
 
-__all__ = ["Raised", "check_edit", "edited_call", "is_edited_response"]
+__all__ = [
+    "Raised",
+    "check_edit",
+    "edited_call",
+]
 
 Outcome: TypeAlias = dict[str, Any]
 
@@ -73,7 +77,7 @@ def check_edit(recorded: RecordedCall, edit: Any, others: Iterable[RecordedCall]
     """
     if isinstance(edit, Raised):
         _raised_outcome(recorded, edit, redaction)
-    elif is_edited_response(recorded):
+    elif _is_edited_response(recorded):
         _response_outcome(recorded, edit, redaction)
     elif "stream" in recorded.outcome:
         _chunks_of(recorded, edit)
@@ -99,7 +103,7 @@ def edited_call(
     outcome: Outcome
     if isinstance(edit, Raised):
         outcome = _raised_outcome(recorded, edit, redaction)
-    elif is_edited_response(recorded):
+    elif _is_edited_response(recorded):
         outcome = _response_outcome(recorded, edit, redaction)
     elif "stream" in recorded.outcome:
         written = [_chunk_outcome(recorded, one, chunks, redaction) for one in _chunks_of(recorded, edit)]
@@ -285,7 +289,7 @@ def _chunks_of(recorded: RecordedCall, edit: Any) -> list[Any]:
 # Responses of HTTP
 
 
-def is_edited_response(recorded: RecordedCall) -> bool:
+def _is_edited_response(recorded: RecordedCall) -> bool:
     """Whether an edit of a call is one of a response of HTTP."""
     return "response" in recorded.outcome or recorded.kind == "http" or "://" in recorded.name.partition(" ")[2]
 

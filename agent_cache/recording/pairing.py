@@ -23,8 +23,6 @@ from agent_cache.recording.cassette_file import RecordedCall
 from agent_cache.recording.tagged import encode, encode_sorted
 
 __all__ = [
-    "ANY_KEY",
-    "ELEMENT",
     "OUTSIDE",
     "Chains",
     "Difference",
@@ -200,12 +198,12 @@ def fingerprint(outcome: Any) -> bytes:
 
 # Differences of two values
 
-ELEMENT = 0
+_ELEMENT = 0
 """In a path, each element of a list."""
-ANY_KEY = 1
+_ANY_KEY = 1
 """In a pattern, each key of an object."""
 Place: TypeAlias = tuple[str | int, ...]
-"""Keys and `ELEMENT`, from the top. The first is ``arguments``, ``result`` or ``error``."""
+"""Keys and `_ELEMENT`, from the top. The first is ``arguments``, ``result`` or ``error``."""
 Difference: TypeAlias = tuple[Any, Any]
 """A value in the baseline and in the new run. One that is not there is None."""
 
@@ -218,9 +216,9 @@ def shown_path(path: Place) -> str:
     """A path as text: ``result.items[*].price``. Other keys than words stand in brackets and quotes."""
     text = str(path[0])
     for part in path[1:]:
-        if part == ELEMENT:
+        if part == _ELEMENT:
             text += "[*]"
-        elif part == ANY_KEY:
+        elif part == _ANY_KEY:
             text += ".*"
         elif _PLAIN_KEY.fullmatch(str(part)):
             text += f".{part}"
@@ -235,9 +233,9 @@ def parsed_path(text: str) -> Place:
     found: list[str | int] = [root]
     for part in _PART.finditer(text, len(root)):
         if part[0] == ".*":
-            found.append(ANY_KEY)
+            found.append(_ANY_KEY)
         elif part[0] == "[*]":
-            found.append(ELEMENT)
+            found.append(_ELEMENT)
         else:
             found.append(part[1] if part[1] is not None else json.loads(part[2]))
     return tuple(found)
@@ -251,8 +249,8 @@ class Patterns:
     """
 
     def __init__(self, paths: Sequence[Place]) -> None:
-        self._exact = {path for path in paths if ANY_KEY not in path}
-        self._others = [path for path in paths if ANY_KEY in path]
+        self._exact = {path for path in paths if _ANY_KEY not in path}
+        self._others = [path for path in paths if _ANY_KEY in path]
         self.of_arguments = any(path[0] == "arguments" for path in paths)
 
     def __bool__(self) -> bool:
@@ -265,7 +263,7 @@ class Patterns:
         return any(
             len(other) <= len(path)
             and all(
-                one == part or (one == ANY_KEY and isinstance(part, str))
+                one == part or (one == _ANY_KEY and isinstance(part, str))
                 for one, part in zip(other, path, strict=False)
             )
             for other in self._others
@@ -301,7 +299,7 @@ def _compare(was: Any, now: Any, path: Place, found: dict[Place, Difference], mo
     elif type(was) is list and type(now) is list and len(was) == len(now) and len(path) < _MAX_DEPTH:
         for one, other in zip(was, now, strict=True):
             if one != other:
-                _compare(one, other, (*path, ELEMENT), found, most)
+                _compare(one, other, (*path, _ELEMENT), found, most)
     elif was != now:
         found.setdefault(path, (was, now))
 
@@ -326,9 +324,9 @@ def pruned(value: Any, path: Place, patterns: Patterns) -> Any:
             key: pruned(one, (*path, key), patterns) for key, one in value.items() if not patterns.have((*path, key))
         }
     if type(value) is list:
-        if patterns.have((*path, ELEMENT)):
+        if patterns.have((*path, _ELEMENT)):
             return []
-        return [pruned(one, (*path, ELEMENT), patterns) for one in value]
+        return [pruned(one, (*path, _ELEMENT), patterns) for one in value]
     return value
 
 

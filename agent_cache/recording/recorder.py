@@ -60,7 +60,6 @@ __all__ = [
     "CallLog",
     "CassetteWriter",
     "Recorder",
-    "function_of",
     "recorded_function",
     "show_in_sessions",
 ]
@@ -186,7 +185,7 @@ class Recorder(Receiver):
         Raises:
             CassetteError: if it may not run then: by its policy, in a strict replay, or in a guarded one.
         """
-        function = called if isinstance(called, RecordedFunction) else function_of(called)
+        function = called if isinstance(called, RecordedFunction) else _function_of(called)
         thread = threading.current_thread().name
         if self.player is not None:
             policy = self._policy_of(function)
@@ -207,7 +206,7 @@ class Recorder(Receiver):
 
     def _begin_tool(self, call: InterceptedCall) -> ActiveCall:
         """`_begin` for a call of a cached tool."""
-        function, arguments = function_of(call.operation), call.arguments
+        function, arguments = _function_of(call.operation), call.arguments
         asker = self._asker(function, _asker_of_tool, call, arguments)
         active = self._begin(function, call.recorded_arguments, asker=asker)
         active.tool_call = call
@@ -741,7 +740,7 @@ _escaped: set[str] = set()
 _shared_names: set[str] = set()
 
 
-def function_of(operation: Operation[Any]) -> RecordedFunction:
+def _function_of(operation: Operation[Any]) -> RecordedFunction:
     """The function of a cached tool, described at its first recorded call."""
     found: RecordedFunction | None = operation.recorded
     if found is None:
@@ -788,7 +787,7 @@ def recorded_function(value: Any) -> RecordedFunction | None:
     if isinstance(found, RecordedFunction):
         return found
     operation = getattr(value, "__agent_cache__", None)
-    return function_of(operation) if isinstance(operation, Operation) else None
+    return _function_of(operation) if isinstance(operation, Operation) else None
 
 
 def show_in_sessions(call: ActiveCall, value: Any, error: BaseException | None) -> None:

@@ -20,7 +20,6 @@ from agent_cache.values.compare import utf8_text
 __all__ = [
     "INTERNAL_ERROR",
     "INVALID_REQUEST",
-    "MAX_PAGES",
     "PARSE_ERROR",
     "ConnectionLost",
     "LineSplitter",
@@ -316,7 +315,7 @@ class RpcError(Exception):
 register(RpcError)  # so that a replay raises it again
 
 
-MAX_PAGES: Final = 1000
+_MAX_PAGES: Final = 1000
 """How many pages a list may have."""
 
 
@@ -339,8 +338,8 @@ class Pages:
         if cursor is None or repr(cursor) in self._seen:
             return None
         self._seen.add(repr(cursor))
-        if len(self._seen) >= MAX_PAGES:
-            raise RpcError(INTERNAL_ERROR, f"agent-cache: the list has {MAX_PAGES} pages, and no end")
+        if len(self._seen) >= _MAX_PAGES:
+            raise RpcError(INTERNAL_ERROR, f"agent-cache: the list has {_MAX_PAGES} pages, and no end")
         return cursor
 
 

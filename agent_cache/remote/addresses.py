@@ -11,9 +11,9 @@ from typing import Any, Final
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.protocol import Tier
 
-__all__ = ["ADDRESSES", "from_url", "path_of_url"]
+__all__ = ["from_url", "path_of_url"]
 
-ADDRESSES: Final = "redis://HOST, rediss://HOST, unix://SOCKET or sqlite:///PATH"
+_ADDRESSES: Final = "redis://HOST, rediss://HOST, unix://SOCKET or sqlite:///PATH"
 """What `from_url` takes, for error texts and help."""
 
 _SERVERS: Final = ("redis", "rediss", "unix")
@@ -51,12 +51,12 @@ def path_of_url(url: object) -> str | None:
     """
     found = _SCHEME.match(url) if isinstance(url, str) else None
     if found is None or not isinstance(url, str):
-        raise ConfigurationError(f"the URL cannot be read: it must begin with {ADDRESSES}")
+        raise ConfigurationError(f"the URL cannot be read: it must begin with {_ADDRESSES}")
     scheme, rest = found[1].lower(), url[found.end() :]
     if scheme in _SERVERS:
         return None
     if scheme != "sqlite":
-        raise ConfigurationError(f"the URL cannot be read: it must begin with {ADDRESSES}, not with {scheme}://")
+        raise ConfigurationError(f"the URL cannot be read: it must begin with {_ADDRESSES}, not with {scheme}://")
     if not rest.startswith("/"):
         raise ConfigurationError(
             "the URL of a file has no host: sqlite:///relative.db or sqlite:////absolute.db, with three or four slashes"

@@ -14,7 +14,7 @@ from typing import Any
 
 from agent_cache.report.timeline import TimedCall, Timeline
 
-__all__ = ["trace_events", "trace_lines"]
+__all__ = ["trace_lines"]
 
 _PROCESS = 1
 
@@ -26,7 +26,7 @@ def trace_lines(timeline: Timeline) -> Iterator[str]:
     yield f'"otherData":{_json(facts)},'
     yield '"traceEvents":['
     before = ""
-    for event in trace_events(timeline):
+    for event in _trace_events(timeline):
         if before:
             yield f"{before},"
         before = _json(event)
@@ -34,7 +34,7 @@ def trace_lines(timeline: Timeline) -> Iterator[str]:
     yield "]}"
 
 
-def trace_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
+def _trace_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     """The events: names of threads, then calls by their starts, outer ones before inner ones, then what was paid."""
     threads = _threads(timeline.calls)
     yield _named("process_name", 0, timeline.title)

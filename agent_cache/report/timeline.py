@@ -26,7 +26,6 @@ from agent_cache.values.compare import escaped, shortened
 
 __all__ = [
     "CATEGORIES",
-    "Category",
     "Comparison",
     "Drift",
     "Saved",
@@ -44,7 +43,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Category:
+class _Category:
     """What kind of call a bar or a row shows.
 
     Attributes:
@@ -56,17 +55,17 @@ class Category:
     meaning: str
 
 
-CATEGORIES: tuple[Category, ...] = (
-    Category("hit", "answered from the cache"),
-    Category("shared", "waited for the same call that was running"),
-    Category("miss", "a read tool ran, and its result was cached"),
-    Category("write", "a tool or a request that changes something"),
-    Category("uncached", "a tool ran, and nothing was cached"),
-    Category("blocked", "refused by a session, and did not run"),
-    Category("model", "a call of a language model"),
-    Category("request", "an HTTP request"),
-    Category("function", "a function that encloses other calls"),
-    Category("world", "a time, a random number or a name of the environment"),
+CATEGORIES: tuple[_Category, ...] = (
+    _Category("hit", "answered from the cache"),
+    _Category("shared", "waited for the same call that was running"),
+    _Category("miss", "a read tool ran, and its result was cached"),
+    _Category("write", "a tool or a request that changes something"),
+    _Category("uncached", "a tool ran, and nothing was cached"),
+    _Category("blocked", "refused by a session, and did not run"),
+    _Category("model", "a call of a language model"),
+    _Category("request", "an HTTP request"),
+    _Category("function", "a function that encloses other calls"),
+    _Category("world", "a time, a random number or a name of the environment"),
 )
 _NAMES = frozenset(category.name for category in CATEGORIES)
 _OF_KINDS = {"llm": "model", "http": "request", "env": "world", "write": "write", "tool": "uncached"}
@@ -105,7 +104,7 @@ class TimedCall:
     Attributes:
         id, kind, name, lane, tags, model: as in `RecordedCall`; texts are printable.
         index: in `Cassette.steps`; -1 for a write in doubt, which has no line there.
-        category: name of its `Category`.
+        category: name of its `_Category`.
         state: ``""`` if it answered, else ``raised``, ``cancelled``, ``unfinished`` or ``in doubt``.
         arguments, outcome: texts, cut to the limit of the timeline.
         start, duration: milliseconds from the beginning of the run.

@@ -24,19 +24,19 @@ from agent_cache.resume.draft import Draft, assign_all
 from agent_cache.resume.frameworks import is_graph, is_session, messages_of, restore_session, restore_thread
 from agent_cache.values.canonical import declared_names, is_model
 
-__all__ = ["Hook", "register_restore_hook", "restore"]
+__all__ = ["register_restore_hook", "restore"]
 
 T = TypeVar("T")
-Hook = Callable[[Any, Any], Any]
+_Hook = Callable[[Any, Any], Any]
 """``hook(state, target)``: puts a state into a target, and returns nothing, the target, or another object in its place.
 It may be a coroutine function."""
 
-_hooks: dict[str, list[Hook]] = {}
+_hooks: dict[str, list[_Hook]] = {}
 _busy: set[int] = set()
 _lock = threading.Lock()
 
 
-def register_restore_hook(framework: str, hook: Hook) -> Callable[[], None]:
+def register_restore_hook(framework: str, hook: _Hook) -> Callable[[], None]:
     """Have a hook restore the states of a framework.
 
     Several hooks of a framework run in the order in which they were registered. They take the place of what
@@ -129,7 +129,7 @@ async def restore(checkpoint: Checkpoint, target: T, *, accept_redacted: bool = 
             _busy.discard(place)
 
 
-async def _restored(state: Any, target: Any, hooks: tuple[Hook, ...]) -> Any:
+async def _restored(state: Any, target: Any, hooks: tuple[_Hook, ...]) -> Any:
     try:
         draft = Draft(target)
     except (RestoreError, MemoryError):
@@ -165,7 +165,7 @@ async def _restored(state: Any, target: Any, hooks: tuple[Hook, ...]) -> Any:
         draft.discard()
 
 
-async def _called(hook: Hook, state: Any, given: Any) -> Any:
+async def _called(hook: _Hook, state: Any, given: Any) -> Any:
     returned = hook(state, given)
     if returned is not given and inspect.isawaitable(returned):
         returned = await returned

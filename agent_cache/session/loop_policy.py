@@ -12,13 +12,13 @@ from typing import Any, Final, NamedTuple
 from agent_cache.core.options import Value, checked_text, configures, count, seconds
 from agent_cache.errors import ConfigurationError
 
-__all__ = ["NEVER", "LoopPolicy", "Threshold", "policy_of"]
+__all__ = ["NEVER", "LoopPolicy", "policy_of"]
 
 NEVER: Final = 1_000_000_000
 """More calls than a run makes. Below 2 ** 30, so that it is one digit of CPython's integers and compares fast."""
 
 
-class Threshold(NamedTuple):
+class _Threshold(NamedTuple):
     """How often a check must be met for a notice, and for the action."""
 
     notice: int
@@ -26,11 +26,11 @@ class Threshold(NamedTuple):
 
 
 _DEFAULTS: Final = {
-    "repeat": Threshold(3, 5),
-    "error": Threshold(2, 4),
-    "cycle": Threshold(3, 5),
-    "any_error": Threshold(4, 6),
-    "write_repeat": Threshold(5, 10),
+    "repeat": _Threshold(3, 5),
+    "error": _Threshold(2, 4),
+    "cycle": _Threshold(3, 5),
+    "any_error": _Threshold(4, 6),
+    "write_repeat": _Threshold(5, 10),
 }
 _Level = int | tuple[int, int] | None
 _PLAIN: Final = frozenset({int, type(None)})
@@ -118,7 +118,7 @@ class LoopPolicy(Value):
         return partial(type(self), **given), ()
 
     @property
-    def thresholds(self) -> Mapping[str, Threshold]:
+    def thresholds(self) -> Mapping[str, _Threshold]:
         """The two levels of each check."""
         return _thresholds(self.repeat, self.error, self.cycle, self.any_error, self.write_repeat)
 
@@ -166,23 +166,23 @@ def _change(policy: LoopPolicy, max_tool_repeats: int | None, max_execution_dept
     return policy
 
 
-def _threshold(check: str, level: Any) -> Threshold:
+def _threshold(check: str, level: Any) -> _Threshold:
     what = f"LoopPolicy: {check}"
     if level is None:
-        return Threshold(NEVER, NEVER)
+        return _Threshold(NEVER, NEVER)
     if isinstance(level, int):
         # 2 leaves no room for a notice before the action: a notice at 1 would be one for every call.
-        return Threshold(max(2, min(_DEFAULTS[check].notice, level - 1)), count(2, level, what))
+        return _Threshold(max(2, min(_DEFAULTS[check].notice, level - 1)), count(2, level, what))
     if not isinstance(level, tuple | list) or len(level) != 2:  # settings files have lists
         raise ConfigurationError(f"{what} must be (notice, action), or a number, or None for off, got {level!r}")
     notice, action = count(2, level[0], f"{what}'s notice"), count(2, level[1], f"{what}'s action")
     if notice > action:
         raise ConfigurationError(f"{what}: the notice at {notice} must not come after the action at {action}")
-    return Threshold(notice, action)
+    return _Threshold(notice, action)
 
 
 @lru_cache(maxsize=256)
-def _thresholds(*levels: _Level) -> Mapping[str, Threshold]:
+def _thresholds(*levels: _Level) -> Mapping[str, _Threshold]:
     """The levels of the checks, in the order of `_DEFAULTS`. Sessions share them: to make them anew takes 4 us."""
     return MappingProxyType({check: _threshold(check, level) for check, level in zip(_DEFAULTS, levels, strict=True)})
 

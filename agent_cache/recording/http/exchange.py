@@ -45,7 +45,6 @@ from agent_cache.recording.streams import failure_outcome, leave_call
 
 __all__ = [
     "Answer",
-    "Endpoint",
     "Exchange",
     "Http",
     "identity",
@@ -422,7 +421,7 @@ def _request(**arguments: Any) -> NoReturn:
     raise NotImplementedError(arguments)
 
 
-class Endpoint(RecordedFunction):
+class _Endpoint(RecordedFunction):
     """Method and URL of requests, in the place of the function that is called.
 
     Args:
@@ -436,7 +435,7 @@ class Endpoint(RecordedFunction):
         self.names = frozenset({name, server.netloc, server.hostname or server.netloc})
 
 
-_endpoint = functools.lru_cache(maxsize=1000)(Endpoint)
+_endpoint = functools.lru_cache(maxsize=1000)(_Endpoint)
 
 
 # Responses

@@ -42,7 +42,6 @@ __all__ = [
     "Log",
     "Moving",
     "NotAsked",
-    "OnReply",
     "Refused",
     "Replies",
     "ReplyError",
@@ -326,7 +325,7 @@ class Replies:
 # Connections
 
 
-OnReply = Callable[["list[Any] | Unreachable"], None]
+_OnReply = Callable[["list[Any] | Unreachable"], None]
 """Takes the replies, `ReplyError` among them, or the reason why there are none. Called in the loop; must not raise."""
 
 
@@ -341,7 +340,7 @@ class Commands(NamedTuple):
 
     packed: bytes
     replies: int
-    on_reply: OnReply
+    on_reply: _OnReply
     waiting_since: float
 
 
@@ -364,7 +363,7 @@ class Connection(asyncio.Protocol):
         self._timeout = timeout
         self._receive: Callable[[Any], None] | None = None
         self._replies = Replies(limit)
-        self._waiting: deque[tuple[int, OnReply, float]] = deque()  # number of replies, who takes them, when due
+        self._waiting: deque[tuple[int, _OnReply, float]] = deque()  # number of replies, who takes them, when due
         self._arrived: list[Any] = []
         self._sent_scripts: set[Script] = set()  # with their source
         self._transport: asyncio.Transport | None = None
@@ -501,7 +500,7 @@ class Connection(asyncio.Protocol):
                 raise Unreachable(str(reply))
         raise Unreachable("the server does not know the script, although it was sent")
 
-    def hand_over(self, script: Script, keys: list[bytes], arguments: list[bytes], on_reply: OnReply) -> None:
+    def hand_over(self, script: Script, keys: list[bytes], arguments: list[bytes], on_reply: _OnReply) -> None:
         """Send a script call that nobody waits for, the first time with the source of the script: there is no second
         attempt. Nothing is sent over a connection that has not even taken what was sent before.
         """
@@ -607,7 +606,7 @@ def ignore_replies(_: list[Any] | Unreachable) -> None:
     """Take replies that nobody needs, or that come too late."""
 
 
-def into_future(future: asyncio.Future[list[Any]]) -> OnReply:
+def into_future(future: asyncio.Future[list[Any]]) -> _OnReply:
     """Put the replies into a future."""
 
     def on_reply(replies: list[Any] | Unreachable) -> None:

@@ -50,7 +50,11 @@ from agent_cache.remote.redis.transport import Client, Fetched, Transport
 from agent_cache.remote.redis.writes import PendingInvalidations
 from agent_cache.values.canonical import is_large, make_room
 
-__all__ = ["Place", "Reader", "RedisTicket", "seen_cells"]
+__all__ = [
+    "Place",
+    "Reader",
+    "RedisTicket",
+]
 
 _MAX_LATE = 256
 """Entities that one result may name before it depends on their whole root instead."""
@@ -246,7 +250,7 @@ def _merge(cells: dict[CellKey, bytes], more: Iterable[Versions]) -> bool:
     return all(cells.setdefault(key, version) == version for versions in more for key, version in versions.items())
 
 
-def seen_cells(cells: Iterable[CellKey], fetched: Fetched) -> dict[CellKey, SeenCell]:
+def _seen_cells(cells: Iterable[CellKey], fetched: Fetched) -> dict[CellKey, SeenCell]:
     """The fetched cells that exist and are well-formed."""
     values, identity = fetched
     if isinstance(identity, bytes):
@@ -374,13 +378,13 @@ class Reader:
             if found is not None:
                 return None if self._pending.blocks(cells) else found
             fetched = dict(zip(place.keys, values, strict=True)), identity
-        ticket.seen = seen_cells(cells, fetched)
+        ticket.seen = _seen_cells(cells, fetched)
         if len(ticket.seen) < len(cells):
             ticket.seen = await self._mint_missing(client, cells, fetched, ticket.started_at)
         data = fetched[0][place.value_key] if digest is not None else None
         if data is None:
             return None
-        found = await self._find_current(client, ticket, data, seen_cells(late, fetched), late)
+        found = await self._find_current(client, ticket, data, _seen_cells(late, fetched), late)
         return None if found is None or self._pending.blocks(ticket.seen) else found
 
     def _due(self, ticket: RedisTicket) -> float:
@@ -426,7 +430,7 @@ class Reader:
         seen: dict[CellKey, SeenCell] = {}
         for root in dict.fromkeys(cells.values()):
             keys = [key for key in cells if cells[key] == root]
-            found = seen_cells(keys, fetched)
+            found = _seen_cells(keys, fetched)
             seen |= found if len(found) == len(keys) else await self.mint(client, root, keys, started_at)
         return seen
 
@@ -548,7 +552,7 @@ class Reader:
             raise BadValue("with malformed cells")
         wanted = [(key, self._transport.slot(key)) for key in keys]
         fetched = await client.fetch(wanted, strong=ticket.request.strong, started_at=ticket.started_at)
-        return seen_cells(keys, fetched)
+        return _seen_cells(keys, fetched)
 
     def _with_roots(self, keys: Iterable[CellKey], roots: tuple[Root, ...], tags: Iterable[str]) -> Cells:
         """Cells that are known by their keys, with their roots: these, or those of the tags, as their names say."""

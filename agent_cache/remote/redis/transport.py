@@ -47,7 +47,6 @@ __all__ = [
     "Client",
     "Fetched",
     "Server",
-    "Topology",
     "Transport",
 ]
 
@@ -102,7 +101,7 @@ class Server:
         self.clock_offsets = told - boottime(), told - sent
 
 
-class Topology:
+class _Topology:
     """The servers, and which of them has which slot, as last discovered.
 
     Attributes:
@@ -265,7 +264,7 @@ class Transport:
         self.timeout = timeout
         self.max_staleness = max_staleness
         self.max_reply_size = max_reply_size
-        self.topology = Topology(deployment, timeout)
+        self.topology = _Topology(deployment, timeout)
         self.counters = Counters()
         addresses = [f"{host}:{port}" if port else host for host, port in deployment.seeds]
         self.log = Log(f"RedisTier({', '.join(addresses)})")
@@ -283,7 +282,7 @@ class Transport:
     def after_fork(self) -> None:
         """In the child: use nothing of the parent's connections."""
         KEPT_ALIVE.append((self._clients, self.topology))
-        self.topology = Topology(self.topology.deployment, self.timeout)
+        self.topology = _Topology(self.topology.deployment, self.timeout)
         self._reset()
 
     def slot(self, key: bytes) -> int:
