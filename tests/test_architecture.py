@@ -123,6 +123,60 @@ def test_a_tree_that_keeps_the_rules_is_let_through(tmp_path: Path):
     assert [sentence for rule in RULES for sentence in rule(tmp_path)] == []
 
 
+# How large it is. Each bound may be lowered, and is raised only with the reason beside it. Together they are to come
+# under 34,000 lines and 500 names: folders that are not rebuilt yet have what they have.
+
+LINES = {
+    "core": 3_720,  # of 1,800: `evidence` (426) and `lease` (120) go with the modules that need them; contexts and
+    # askers (740) were no row of the plan: what says who asks has to be read out of six frameworks' objects
+    "values": 1_730,  # of 1,250: `contents` (220) was to be a part of `canonical`, which is 120 over its row
+    "engine": 8_850,  # of 2,700: streams (1,450), audits (590), stale answers and the bridge to the tiers (800) are as
+    # they were; `call` is 500 of 480. `scope`, `operation`, `result`, `order` and `read` (2,000) are what the prototype
+    # of the plan lacked: sessions around a call, tenants, what a load inherits, doubt, and refused results
+    "session": 2_710,
+    "toolbox": 1_315,
+    "remote": 12_345,
+    "recording": 18_750,
+    "resume": 3_940,
+    "pytest_plugin": 1_400,
+    "service": 1_730,
+    "testing": 270,
+    "integrations": 3_025,
+    "relay": 3_620,
+    "advise": 6_110,
+    "report": 1_250,
+    "cli": 6_040,
+}
+LINES_OF_THE_PACKAGE = 81_300
+EXPORTED_NAMES = 1_336
+
+
+@pytest.mark.parametrize("folder", LINES)
+def test_a_folder_keeps_its_budget_of_lines(folder: str, package: Path):
+    assert 0 < lines_in(package / folder) <= LINES[folder]
+
+
+def test_the_package_keeps_its_budget_of_lines(package: Path):
+    assert 0 < lines_in(package) <= LINES_OF_THE_PACKAGE
+    assert {path.parent.name for path in package.glob("*/__init__.py")} == LINES.keys()
+
+
+def lines_in(folder: Path) -> int:
+    return sum(len(path.read_text("utf-8").splitlines()) for path in folder.rglob("*.py"))
+
+
+def test_the_package_exports_no_more_names_than_it_did(package: Path):
+    names = 0
+    for path in package.rglob("*.py"):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+                assert isinstance(node, ast.Assign | ast.AnnAssign)
+                assert isinstance(node.value, ast.List | ast.Tuple)
+                names += len(node.value.elts)
+    assert 0 < names <= EXPORTED_NAMES
+
+
 def write_tree(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         path = root / name

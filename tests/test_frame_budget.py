@@ -24,9 +24,15 @@ MUTABLE_HIT = 2
 SESSION_HIT = 3
 """The body, what the session observes, and what its loop guard has counted."""
 RESOURCES = ("card", "card:{user_id}", "card:{result}")
-# The bounds on files: a reader who follows a call has to open so many. They may be lowered, not raised.
+# What a reader who follows a call has to walk. The bounds may be lowered, not raised.
+MISS = 16
+"""In order: the body, `run`, its `Call`, the tag, `load`, its `Flight`, `run_tool`, `store_result`, the `Entry` by
+`protected_copy`, `insert_if_valid` with what the store is asked and told, the end of the flight."""
+WRITE = 22
+"""In order: the body, `run`, its `Call`, `run_write`, the tag, the `Write` with the paths that it holds; its begin, the
+tool, its end. Begin and end are apart, each of three functions of `Versions`: Ctrl-C may come between any two."""
 FILES_OF_A_MISS = 7
-FILES_OF_A_WRITE = 9
+FILES_OF_A_WRITE = 6
 
 PACKAGE = Path(agent_cache.__file__).parent
 
@@ -251,6 +257,22 @@ async def miss_frames(tool: Callable[..., Awaitable[Any]]) -> tuple[list[str], l
     return early, late
 
 
+def test_a_miss_and_a_write_are_few_frames() -> None:
+    """Outside of sessions and without tiers, of tools with one template, in a cache that is not full."""
+    read = AgentCache(resource="card:{user_id}", ttl=60, maxsize=1_000)(get_card)
+    write = AgentCacheInvalidator(resource="card:{user_id}")(get_card)
+
+    async def main() -> tuple[list[str], list[str]]:
+        for number in range(101):  # until then a tool is looked at: does anything write its roots?
+            await read(f"u{number}")
+            await write(f"u{number}")
+        return await own_frames(read, "new"), await own_frames(write, "new")
+
+    miss, written = asyncio.run(main())
+    assert 0 < len(miss) <= MISS, miss
+    assert 0 < len(written) <= WRITE, written
+
+
 def test_a_miss_passes_through_few_files() -> None:
     """Of a tool that has been called before, with a static tag."""
     tool = AgentCache(resource="card", ttl=60)(get_card)
@@ -281,6 +303,12 @@ async def files(function: Callable[..., Awaitable[Any]], *args: object) -> list[
     """The files of the package that one awaited call enters. A generated body is in none."""
     entered = {Path(code.co_filename) for code in await codes(function, *args)}
     return sorted(path.relative_to(PACKAGE).as_posix() for path in entered if path.is_relative_to(PACKAGE))
+
+
+async def own_frames(function: Callable[..., Awaitable[Any]], *args: object) -> list[str]:
+    """The functions of the package that one awaited call enters, generated bodies included."""
+    entered = await codes(function, *args)
+    return [code.co_qualname for code in entered if "agent_cache" in code.co_filename and code is not get_card.__code__]
 
 
 def unlimited_session() -> AgentCacheSession:

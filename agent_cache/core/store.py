@@ -296,6 +296,15 @@ class Store:
         tags = self.tags_of(key, tags)
         return self.versions.holds(tags) or (own is not None and own.holds(tags))
 
+    def may_take(self, key: Hashable, tags: tuple[Tag | EntryTag, ...], since: int) -> bool:
+        """Whether a load with these tags, which began with this version, may be stored: no later write concerns it, and
+        none that runs, or may still take effect. The caller holds the lock.
+        """
+        own, versions = self._own, self.versions
+        if since == versions.now and not versions.held and (own is None or not own.held):  # nearly always
+            return True
+        return not (self.is_touched(key, tags, since) or self.is_held(key, tags))
+
     def is_held_beside(self, hold: Any, key: Hashable, tags: tuple[Tag | EntryTag, ...]) -> bool:
         """The same for another write than the one that has this hold."""
         return self.versions.is_held_beside(hold, self.tags_of(key, tags), self._own)

@@ -406,7 +406,8 @@ def _templated(template: Any, parameters: Sequence[str], tool: str, text: Text) 
         """Of ``root:{name}``, the most frequent form, without loops: 0.1 us a miss instead of 1 us."""
         if value is None:
             return (root,)
-        return (f"{root}:{escape(value if type(value) is str else text(value))}",)
+        segment = value if type(value) is str else text(value)
+        return (f"{root}:{escape(segment) if '%' in segment or ':' in segment else segment}",)
 
     when: Literal["early", "late"] = "early" if len(of_arguments) == len(fields) else "late"
     rule = TagRule(root, when, make, template, is_of_result=not of_arguments, arguments=of_arguments)

@@ -121,39 +121,44 @@ class Written:
         latest, former, _ = self.known
         return max([max(latest.get(path, 0), former.get(path, 0)) for path in paths_read(tag)])
 
-    def enter(self, paths: Iterable[Path], version: int) -> dict[Path, int]:
-        """Give paths a version. The caller holds the lock. Returns what is freed, for the caller to free after it."""
+    def rotate(self, version: int) -> dict[Path, int]:
+        """Begin a generation with this version. The caller holds the lock. Returns the one that is dropped, for the
+        caller to free it after that.
+        """
         latest, former, _ = self.known
-        freed: dict[Path, int] = {}
-        if len(latest) >= GENERATION:
-            freed = former
-            self.known = {}, latest, self._rotated
-            self._rotated = version - 1
-            latest = self.known[0]
-        for path in paths:
-            latest[path] = version
-        return freed
+        self.known = {}, latest, self._rotated
+        self._rotated = version - 1
+        return former
 
 
 class Hold:
     """A write that runs, or one that may still take effect.
 
+    Args:
+        tags: what it holds.
+        bare: roots of which it holds only what depends on the whole root.
+        scopes: where: in the whole process, or in the sessions that the write is limited to.
+        late: roots of what its result may name, which it does not hold.
+
     Attributes:
         paths: what it holds.
-        scopes: where: the whole process, or the sessions that the write is limited to.
-        late: roots of what its result may name, which it does not hold.
         since: the version that its begin has given; 0 before.
         added, released: how many of its places (each path in each scope) are counted, and were given up again.
     """
 
     __slots__ = ("added", "late", "paths", "released", "scopes", "since")
 
-    def __init__(self, paths: tuple[Path, ...], scopes: Sequence[Written], late: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        tags: Iterable[Tag | EntryTag],
+        bare: Iterable[str] = (),
+        scopes: Sequence[Written] | None = None,
+        late: tuple[str, ...] = (),
+    ) -> None:
+        self.paths = _all_paths(tags, bare)
+        self.scopes = (VERSIONS,) if scopes is None else scopes
         self.late = late
-        self.paths = paths
-        self.scopes = scopes
-        self.since = 0
-        self.added = self.released = 0
+        self.since = self.added = self.released = 0
 
 
 class Versions(Written):
@@ -206,12 +211,17 @@ class Versions(Written):
         return self._enter(_all_paths(tags, bare), (self,) if scopes is None else scopes)
 
     def _enter(self, paths: Iterable[Path], scopes: Sequence[Written]) -> int:
-        freed: list[object] = []  # after the lock
+        freed: object = None  # after the lock
         with self.lock:
             while True:
                 version = self.now + 1
                 for scope in scopes:
-                    freed.append(scope.enter(paths, version))  # noqa: PERF401 - one frame less
+                    latest = scope.known[0]
+                    if len(latest) >= GENERATION:
+                        freed = freed, scope.rotate(version)
+                        latest = scope.known[0]
+                    for path in paths:
+                        latest[path] = version
                 if self.now < version:  # else a finalizer has written meanwhile
                     break
             self.now = version
@@ -219,22 +229,10 @@ class Versions(Written):
 
     # Holds
 
-    def new_hold(
-        self,
-        tags: Iterable[Tag | EntryTag],
-        bare: Iterable[str] = (),
-        scopes: Sequence[Written] | None = None,
-        late: tuple[str, ...] = (),
-    ) -> Hold:
-        """Make the hold of a write that is about to begin.
+    # An interrupt can come wherever something has been called, and at the end of a turn of a loop. So a place and the
+    # number of places change with no call between them.
 
-        Args:
-            tags, bare, scopes: as for `write`.
-            late: roots of what its result may name.
-        """
-        return Hold(_all_paths(tags, bare), (self,) if scopes is None else scopes, late)
-
-    def begin(self, hold: Hold) -> Hold:
+    def begin(self, hold: Hold) -> None:
         """Begin a write: give what it names a version, and hold it until `end`, which follows also if this is
         interrupted.
         """
@@ -242,31 +240,29 @@ class Versions(Written):
             self.running.add(hold)
             hold.since = self._enter(hold.paths, hold.scopes)
             self._add(hold)
-        return hold
 
     def end(
-        self,
-        hold: Hold,
-        tags: Iterable[Tag | EntryTag],
-        bare: Iterable[str] = (),
-        until: float | None = None,
+        self, hold: Hold, tags: Iterable[Tag | EntryTag] = (), bare: Iterable[str] = (), until: float | None = None
     ) -> int:
         """End a write: give what it has written a version, then hold it no more.
 
         It may be repeated, if it was interrupted.
 
         Args:
-            hold: what `begin` has returned.
-            tags, bare: all that it has written.
+            hold: what has begun.
+            tags, bare: what it has written beside that.
             until: the clock reading until which all of it is held further on, since the write may still take effect.
 
         Returns:
             The version.
         """
-        paths = _all_paths(tags, bare)
+        paths = hold.paths
+        if tags or bare:
+            paths += _all_paths(tags, bare)
         with self.lock:
             if until is not None and hold in self.running:
-                further = Hold(paths, hold.scopes)
+                further = Hold((), (), hold.scopes)
+                further.paths = tuple(dict.fromkeys(paths))
                 heapq.heappush(self.timed, (until, next(self._numbers), further))
                 self._add(further)
             version = self._enter(paths, hold.scopes)
@@ -285,9 +281,6 @@ class Versions(Written):
                 else:  # a finalizer has ended a write meanwhile
                     self.timed.remove(item)
                     heapq.heapify(self.timed)
-
-    # An interrupt can come wherever something has been called, and at the end of a turn of a loop. So a place and the
-    # number of places change with no call between them.
 
     def _add(self, hold: Hold) -> None:
         paths = hold.paths
@@ -344,9 +337,13 @@ class Versions(Written):
 
 
 def _all_paths(tags: Iterable[Tag | EntryTag], bare: Iterable[str]) -> tuple[Path, ...]:
-    paths = [path for tag in tags for path in paths_written(tag)]
-    paths += [root + ":*" for root in bare]
-    return tuple(paths) if len(paths) < 3 else tuple(dict.fromkeys(paths))
+    paths: dict[Path, None] = {}
+    for tag in tags:
+        for path in paths_written(tag):
+            paths[path] = None
+    for root in bare:
+        paths[root + ":*"] = None
+    return tuple(paths)
 
 
 VERSIONS: Final = Versions()

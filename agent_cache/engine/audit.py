@@ -508,8 +508,7 @@ class _Audit:
                 _running.get(self._operation) is self
                 and store.is_open
                 and store.find(self.key) is found
-                and not store.is_touched(self.key, found.tags, self.since)
-                and not store.is_held(self.key, found.tags)
+                and store.may_take(self.key, found.tags, self.since)
                 and not _history.may_touch(found.tags)
                 and found.is_valid_at(now)
             )

@@ -13,7 +13,7 @@ from agent_cache.config import Configuration
 from agent_cache.core.lease import Lease
 from agent_cache.core.options import ReadPolicy, WritePolicy
 from agent_cache.core.parameters import Parameters
-from agent_cache.core.tags import TagSet
+from agent_cache.core.tags import Tag, TagRule, TagSet
 from agent_cache.engine.scope import Call, LocalTool, Scope
 from agent_cache.engine.state import RootUse, uses_of
 from agent_cache.errors import AgentLoopDetectedError
@@ -22,12 +22,17 @@ from agent_cache.metrics import METRICS
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Request, Tier
 
-__all__ = ["UNKEYED", "CacheKey", "Operation", "Proceed", "Setup"]
+__all__ = ["UNKEYED", "CacheKey", "PlacedRule", "Operation", "Proceed", "Setup"]
 
 P = TypeVar("P", bound="ReadPolicy | WritePolicy")
 
 Proceed = Callable[[Call], Awaitable[Any]]
 """What runs a call, or the rest of it. Returns its value."""
+
+PlacedRule = tuple[TagRule, Callable[[Any], tuple[Tag, ...]] | None, int]
+"""A rule of tags. ``root:{parameter}`` is read straight from its place among the arguments: its function, and the
+place; None and 0 for all others.
+"""
 
 UNKEYED: Final = object()
 """The key of a call that has no identity. Nothing is ever stored under it."""
@@ -79,14 +84,15 @@ class Operation(Generic[P]):
         own_tiers: the tiers that its decorator named, nearest first.
         recorded: what recordings know of its function, None until one does.
         heeds_contexts: whether it gets contexts that may say who asks, and its options leave that to them.
+        early_rules: the rules of the tags that are known before a call.
         at_root: what it has outside of sessions.
         root_uses: who writes its roots.
     """
 
     __slots__ = (
-        "__weakref__", "_setup", "around", "at_root", "coroutine_function", "function", "heeds_contexts", "is_sync",
-        "name", "own_load", "own_tiers", "parameters", "policy", "recorded", "returns_at_once", "root_uses",
-        "stats", "tags",
+        "__weakref__", "_setup", "around", "at_root", "coroutine_function", "early_rules", "function",
+        "heeds_contexts", "is_sync", "name", "own_load", "own_tiers", "parameters", "policy", "recorded",
+        "returns_at_once", "root_uses", "stats", "tags",
     )  # fmt: skip
 
     is_read: bool
@@ -111,6 +117,12 @@ class Operation(Generic[P]):
         self.name = name
         self.parameters = parameters
         self.tags = tags
+        self.early_rules: tuple[PlacedRule, ...] = tuple(
+            (rule, rule.of_one[1], parameters.names.index(rule.of_one[0]))
+            if rule.of_one is not None and parameters.is_positional
+            else (rule, None, 0)
+            for rule in tags.early
+        )
         self.policy = policy
         self.heeds_contexts = policy.heeds_contexts and parameters.may_say_who_asks
         self.own_tiers = tuple(tier for tier in (backup, remote) if tier is not None)

@@ -82,8 +82,6 @@ class ReadOperation(Operation[ReadPolicy]):
     Attributes:
         declared: the policy that the code declares. `policy` differs from it by a ttl that was set at run time.
         evidence: what its loads have shown.
-        early_rules: the rules of the tags that are known before a load, each with the function and the position of its
-            only argument, if it has one.
         flight_class: the class of its loads.
         late_roots: roots of the tags that come from the result.
         has_unknown_askers: whether calls ran uncached since nobody knows who made them.
@@ -95,7 +93,7 @@ class ReadOperation(Operation[ReadPolicy]):
     """
 
     __slots__ = (
-        "_returns", "_stores", "_tiers", "declared", "early_rules", "evidence", "flight_class", "has_unknown_askers",
+        "_returns", "_stores", "_tiers", "declared", "evidence", "flight_class", "has_unknown_askers",
         "inherited_tiers", "inherited_uses", "is_named", "is_new", "late_roots", "number", "roots", "store",
     )  # fmt: skip
 
@@ -108,14 +106,7 @@ class ReadOperation(Operation[ReadPolicy]):
         self.is_new, self.has_unknown_askers = True, False
         self.inherited_tiers: Collection[Tier] = ()  # a WeakSet from the first one on: most tools have none
         self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
-        # `root:{parameter}` is read straight from its place among the arguments.
         self.flight_class: type[Flight] = Flight
-        self.early_rules = tuple(
-            (rule, rule.of_one[1], self.parameters.names.index(rule.of_one[0]))
-            if rule.of_one is not None and self.parameters.is_positional
-            else (rule, None, 0)
-            for rule in self.tags.early
-        )
         _register_name(self)
         self.is_named = False
         self.number = READERS.add(self)

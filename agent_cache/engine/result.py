@@ -108,7 +108,8 @@ def store_result(call: Call, value: Any, insert: Insert | None = None) -> None:
     if flight.inherited is not None:
         expires = min(expires, flight.inherited.expires)
     stored: Entry | None
-    if insert is None and tags is not None and flight.waiters is None and _is_refused(flight, value):
+    may_be_refused = not flight.is_clean or flight.since != VERSIONS.now or VERSIONS.held
+    if may_be_refused and insert is None and flight.waiters is None and _is_refused(flight, value):
         stored = flight.result = Entry(value, 0.0, cost)  # for the caller that ran the tool alone: it needs no copy
     else:
         stored = protected_copy(call, value, expires)
@@ -143,12 +144,9 @@ def _is_refused(flight: Flight, value: object) -> bool:
     """
     if type(value) in IMMUTABLE or flight.end_tags is None:
         return False
-    store = flight.store
-    if flight.is_clean and flight.since == store.versions.now and not store.versions.held:
-        return False
     with VERSIONS.lock:  # in which callers join
-        is_touched = not flight.is_clean or store.is_touched(flight.key, flight.end_tags, flight.since)
-        if flight.waiters or not (is_touched or store.is_held(flight.key, flight.end_tags)):
+        is_current = flight.is_clean and flight.store.may_take(flight.key, flight.end_tags, flight.since)
+        if flight.waiters or is_current:
             return False
         flight.give_up()
     return True
@@ -276,20 +274,22 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
     try:
         if not VERSIONS.lock.acquire(False):  # noqa: FBT003 - 0.08 us less than `with`; as a keyword, more
             wait_for_lock()
-        now = CLOCK.now() if VERSIONS.timed or store.maxsize is None or len(store) >= store.maxsize else 0.0
+        now = CLOCK.now()
         if VERSIONS.timed:
             VERSIONS.expire(now)
         inherited = flight.inherited
         is_valid = (
             flight.is_clean
-            and not store.is_touched(key, entry.tags, flight.since)
-            and not store.is_held(key, entry.tags)
+            and store.may_take(key, entry.tags, flight.since)
             and store.is_open
             and (CURRENT.value is local.configuration or _is_still_enabled(local))
             and (inherited is None or _may_depend_on(call, entry, inherited))
         )
         if is_valid:
-            flight.stored_tags = tags = tuple([tag for tag in entry.tags if isinstance(tag, str)])
+            tags: Any = entry.tags
+            if inherited is not None:  # the tags of entries are not for tiers
+                tags = tuple([tag for tag in tags if isinstance(tag, str)])
+            flight.stored_tags = tags
             is_stored = True
             for ticket in flight.tickets:
                 if (note_tags := getattr(ticket, "note_tags", None)) is not None:

@@ -9,37 +9,29 @@ goes on in a task of its own.
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable, Mapping, Sequence
-from contextvars import Context, ContextVar, Token, copy_context
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Hashable, Iterable, Sequence
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.options import WritePolicy
 from agent_cache.core.store import Entry
-from agent_cache.core.tags import MANY_PATHS, Tag, TagRule, every_key_of, root_of, within_limit
-from agent_cache.core.versions import VERSIONS, EntryTag, Hold, Written, paths_read, paths_written
+from agent_cache.core.tags import MANY_PATHS, Tag, every_key_of, root_of, within_limit
+from agent_cache.core.versions import VERSIONS, EntryTag, Hold, paths_read
 from agent_cache.engine.blocking import Background, in_background, start_in_background
 from agent_cache.engine.call import run, run_tool
 from agent_cache.engine.interception import InterceptedCall
-from agent_cache.engine.operation import CacheKey, Operation, Setup
+from agent_cache.engine.operation import CacheKey, Operation, PlacedRule, Setup
 from agent_cache.engine.order import write_setup
 from agent_cache.engine.result import insert_if_valid
 from agent_cache.engine.scope import PLACE, Call, Scope
-from agent_cache.engine.state import (
-    READERS,
-    event_loop,
-    mark_written,
-    run_shielded,
-    tags_of_keys,
-    warn_of_unread_roots,
-    warn_once,
-)
+from agent_cache.engine.state import READERS, mark_written, run_shielded, tags_of_keys, warn_of_unread_roots, warn_once
+from agent_cache.engine.tier_writes import ENDED, Announcement, tiers_under
 from agent_cache.engine.tiers import take_tickets
-from agent_cache.errors import ConfigurationError, RemoteTierError
+from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import Stats
 
 if TYPE_CHECKING:
@@ -66,7 +58,7 @@ OUTSIDE: Final = WritePolicy(scope="global", settle=0.0, doubt=DOUBT, in_doubt=(
 class WriteOperation(Operation[WritePolicy]):
     """A decorated write tool."""
 
-    __slots__ = ("_without_tiers", "is_new", "late_roots")
+    __slots__ = ("_without_tiers", "is_new", "late_roots", "late_rules")
 
     is_read = False
 
@@ -74,7 +66,8 @@ class WriteOperation(Operation[WritePolicy]):
         super().__init__(*args, **kwargs)
         self.is_new = True  # until its first call
         self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
-        self._without_tiers: tuple[object, int] | None = None
+        self.late_rules: tuple[PlacedRule, ...] = tuple((rule, None, 0) for rule in self.tags.late)
+        self._without_tiers: tuple[object, int] | None = None  # state of the tiers under which it has none
         for use in self.root_uses:
             use.writers.add(self)
 
@@ -99,18 +92,44 @@ class WriteOperation(Operation[WritePolicy]):
             warn_once("ok= raised, so the write was taken for successful", self.name, error)
             return True
 
-    def find_tiers(self, *, in_sessions: bool) -> dict[Tier, bool]:
-        """The tiers under its roots: see `_tiers_under`.
+    def write_of(self, call: Call, owners: frozenset[object] | None) -> Write:
+        """The write that a call makes.
 
-        That there are none is remembered until a tier is configured, or a root is given another tool.
+        Args:
+            owners: the sessions that it is limited to; None for everything.
         """
-        known = self._without_tiers
-        if known is not None and known[0] is CURRENT.once_configured and known[1] == READERS.links:
-            return {}
-        state = CURRENT.once_configured, READERS.links  # first: what changes meanwhile makes it out of date
-        found = _tiers_under(self.tags.roots, self.own_tiers, in_sessions=in_sessions)
-        self._without_tiers = None if found else state
-        return found
+        kind = BlockingWrite if self.is_sync else Write
+        if self.policy.key_fn is not None:
+            named = self.cache_keys(call)
+            roots: tuple[str, ...] = tuple(dict.fromkeys(root for key in named for root in key.request.roots))
+            mark_written(roots)
+            call.tags = roots
+            keys, entries = tuple(key.entry for key in named), tuple(key.request for key in named)
+            return kind(
+                self.name, self.policy, (), (), call, owners, roots, self.own_tiers, call.local.stats,
+                keys=keys, entries=entries,
+            )  # fmt: skip
+        tags: tuple[Tag, ...] = self.tags.static
+        bare: tuple[str, ...] = ()
+        if self.early_rules:
+            paths, bare = _tags_from(self.early_rules, call, None, self.name, call.local.stats)
+            tags += paths
+            call.tags = tags + bare
+        else:
+            call.tags = tags
+        known = (
+            CURRENT.once_configured,
+            READERS.links,
+        )  # before its tiers are looked for: later ones are found at the end
+        tiers: dict[Tier, bool] = {}
+        if self._without_tiers != known:
+            tiers = tiers_under(self.tags.roots, self.own_tiers, in_sessions=owners is not None)
+            self._without_tiers = None if tiers else known
+        # by position: with names it takes 0.5 us more, which is 6 % of a write
+        return kind(
+            self.name, self.policy, tags, bare, call, owners, self.tags.roots, self.own_tiers, call.local.stats,
+            tiers, known,
+        )  # fmt: skip
 
     def cache_keys(self, call: Call | InterceptedCall) -> tuple[CacheKey, ...]:
         """The entries that `key_fn` names.
@@ -143,10 +162,11 @@ async def run_write(call: Call) -> Any:
 
     A tag or key function that raises makes the write invalidate the whole root; the write itself runs.
     """
-    write = _write_of(call)
-    if write is None:
-        return await run_tool(call)
     operation = call.operation
+    owners = call.scope.owners if operation.policy.scope == "session" else None
+    if owners is not None and not owners:  # it touches nothing: it is limited to a session, outside of one
+        return await run_tool(call)
+    write: Write = operation.write_of(call, owners)
     has_begun = False
     try:  # a `KeyboardInterrupt` may be raised wherever a call has just been made
         if write.tiers:
@@ -168,60 +188,11 @@ async def run_write(call: Call) -> Any:
             await write.fail(error)
         raise
     finally:
-        if write.hold is not None:  # its end was interrupted, or had no room on the stack
-            VERSIONS.end(write.hold, (*write.tags, *write.late_roots), write.bare)
-    call.tags += write.late_tags
+        if write.is_open:  # its end was interrupted, or had no room on the stack
+            VERSIONS.end(write, write.late)
     if committed is not ENDED:
         await committed
     return value
-
-
-def _write_of(call: Call) -> Write | None:
-    """The write that a call makes; None if it touches nothing, as a session-scoped invalidator outside a session."""
-    operation = call.operation
-    policy = operation.policy
-    owners = call.scope.owners if policy.scope == "session" else None
-    if owners is not None and not owners:
-        return None
-    kind = BlockingWrite if operation.is_sync else Write
-    if policy.key_fn is not None:
-        named = operation.cache_keys(call)
-        roots: tuple[str, ...] = tuple(dict.fromkeys(root for key in named for root in key.request.roots))
-        mark_written(roots)
-        call.tags = roots
-        return kind(
-            operation.name,
-            policy,
-            (),
-            keys=tuple(key.entry for key in named),
-            entries=tuple(key.request for key in named),
-            owners=owners,
-            roots=roots,
-            own_tiers=operation.own_tiers,
-            stats=call.local.stats,
-        )
-    paths, bare = _tags_from(operation.tags.early, call.arguments, None, operation.name, call.local.stats)
-    known = CURRENT.once_configured, READERS.links  # before its tiers are looked for: later ones are found at the end
-    tags = operation.tags
-    tiers = operation.find_tiers(in_sessions=owners is not None)
-    touched = tags.static + paths
-    call.tags = touched + bare
-    return kind(  # by position: with names it takes 0.5 us more, which is 6 % of a write
-        operation.name,
-        policy,
-        touched,
-        tags.late,
-        call.arguments,
-        bare,
-        (),
-        owners,
-        tags.roots,
-        operation.own_tiers,
-        call.local.stats,
-        (),
-        tiers,
-        known,
-    )
 
 
 def tags_of_intent(call: InterceptedCall) -> tuple[Tag, ...]:
@@ -230,20 +201,22 @@ def tags_of_intent(call: InterceptedCall) -> tuple[Tag, ...]:
     if operation.policy.key_fn is not None:
         named = operation.cache_keys(call)
         return tuple(dict.fromkeys(root for key in named for root in key.request.roots))
-    tags = operation.tags
-    paths, bare = _tags_from(tags.early, call.arguments, None, operation.name, ())
-    return tuple(dict.fromkeys((*tags.static, *paths, *bare, *(rule.root for rule in tags.late))))
+    paths, bare = _tags_from(operation.early_rules, call, None, operation.name, ())
+    return tuple(dict.fromkeys((*operation.tags.static, *paths, *bare, *operation.late_roots)))
 
 
 def _tags_from(
-    rules: tuple[TagRule, ...], arguments: Mapping[str, Any], result: Any, tool: str, stats: tuple[Stats, ...]
+    rules: tuple[PlacedRule, ...], call: Call | InterceptedCall, result: Any, tool: str, stats: tuple[Stats, ...]
 ) -> tuple[tuple[Tag, ...], tuple[str, ...]]:
     """Compute the tags of a write, and the roots for which rules gave no id. A failing rule gives its root."""
     paths: tuple[Tag, ...] = ()
     bare: tuple[str, ...] = ()
-    for rule in rules:
+    for rule, make, position in rules:
         try:
-            made = rule.make(arguments, result)
+            made = rule.make(call.arguments, result) if make is None else make(call.args[position])
+            if made == (rule.root,) and not (rule.null_is_all and rule.names_null(call.arguments)):
+                bare += made
+                continue
         except Exception as error:  # noqa: BLE001 - the user's function; the write goes on without it
             for each in stats:
                 each.unstored += 1
@@ -252,13 +225,8 @@ def _tags_from(
                 tool,
                 error,
             )
-            paths += (rule.root,)
-            continue
-        if made == (rule.root,) and not (rule.null_is_all and rule.names_null(arguments)):
-            bare += made
-        else:
-            # Of very many, the root: to look for that of each takes 3 ms for 20,000.
-            paths += made if len(made) <= MANY_PATHS else (rule.root,)
+            made = (rule.root,)
+        paths += made if len(made) <= MANY_PATHS else (rule.root,)  # to look for each root takes 3 ms for 20,000 tags
     return paths, bare
 
 
@@ -283,73 +251,50 @@ def _bounded(fill: Fill) -> Entry:
     return fill.entry
 
 
-class Write:
+class Write(Hold):
     """One write, from before its side effect until it is committed everywhere.
 
     Args:
         name: the writer, for messages.
         policy: the meaning of its failures.
         tags: what it touches, as far as that is known before it runs. Of very many, their roots.
-        late: rules that give the rest from its result.
-        arguments: of the call, for the late rules.
         bare: roots for which no id was given: only what depends on the whole root changes.
-        keys: (tool, key) pairs that it touches instead of tags.
+        call: the call of a write tool, whose result may name more; None for a write that is no tool.
         owners: sessions it is limited to, None for everything.
         roots: every root that it may touch.
         own_tiers: tiers that the writer itself names.
         stats: counters of failing tag rules.
-        entries: `keys`, as tiers know them.
         tiers: the tiers under its roots, if they are known.
         known: with `tiers`, which tiers and tools there were before they were looked for.
+        keys: (tool, key) pairs that it touches instead of tags.
+        entries: `keys`, as tiers know them.
 
     Attributes:
-        late_roots: roots of the tags that its result names.
-        tiers: the tiers to tell of it, and whether each is in use: see `_tiers_under`.
-        late_tags: what its result has named, once it has succeeded.
-        hold: what it holds, from its begin to its end.
+        is_open: whether it has begun and not ended: it holds its tags.
+        tiers: the tiers to tell of it, and whether each is in use: see `tiers_under`.
     """
 
     __slots__ = (
-        "_arguments",
-        "_entries",
-        "_fills",
-        "_former",
-        "_intent",
-        "_keys",
-        "_known",
-        "_late",
-        "_own_tiers",
-        "_owners",
-        "_renewal",
-        "_roots",
-        "_scopes",
-        "_stats",
-        "bare",
-        "hold",
-        "late_roots",
-        "late_tags",
-        "name",
-        "policy",
-        "tags",
-        "tiers",
-    )
+        "_announced", "_call", "_entries", "_fills", "_former", "_keys", "_known", "_own_tiers", "_owners", "_roots",
+        "_stats", "bare", "is_open", "name", "policy", "tags", "tiers",
+    )  # fmt: skip
 
     def __init__(
         self,
         name: str,
         policy: WritePolicy,
         tags: tuple[Tag, ...],
-        late: tuple[TagRule, ...] = (),
-        arguments: Mapping[str, Any] | None = None,
         bare: tuple[str, ...] = (),
-        keys: tuple[tuple[Any, Hashable], ...] = (),
+        call: Call | None = None,
         owners: frozenset[object] | None = None,
         roots: tuple[str, ...] = (),
         own_tiers: tuple[Tier, ...] = (),
         stats: tuple[Stats, ...] = (),
-        entries: tuple[Request, ...] = (),
         tiers: dict[Tier, bool] | None = None,
         known: tuple[object, int] | None = None,
+        *,
+        keys: tuple[tuple[Any, Hashable], ...] = (),
+        entries: tuple[Request, ...] = (),
     ) -> None:
         self.name = name
         self.policy = policy
@@ -357,43 +302,36 @@ class Write:
         self._keys = keys if len(keys) <= MANY_PATHS else every_key_of(keys)
         self.tags: tuple[Tag | EntryTag, ...] = (*paths, *tags_of_keys(self._keys)) if keys else paths
         self.bare = bare
-        self.late_roots = tuple([rule.root for rule in late]) if late else ()
+        late = () if call is None or keys else call.operation.late_roots
+        super().__init__(self.tags, bare, None if owners is None else VERSIONS.scopes_of(owners), late)
+        self._call = call
         self._owners = owners
-        self._scopes: Sequence[Written] | None = None if owners is None else VERSIONS.scopes_of(owners)
-        self._late = late
         self._entries = entries
-        self._arguments = arguments or {}
-        self.hold: Hold | None = None
-        self._former: Token[Write | None] | None = None
-        self._fills: dict[tuple[object, Hashable], Fill] | None = None
         self._roots = roots
         self._own_tiers = own_tiers
+        self._stats = stats
         self._known = known or (CURRENT.once_configured, READERS.links)
         self.tiers = self._find_tiers() if tiers is None else tiers
-        self._stats = stats
-        self.late_tags: tuple[Tag, ...] = ()
-        self._intent: WriteIntent | None = None
-        self._renewal: asyncio.TimerHandle | asyncio.Task[None] | None = None
-
-    @property
-    def paths(self) -> tuple[Tag, ...]:
-        """Its tags without those of single entries."""
-        return tuple([tag for tag in self.tags if isinstance(tag, str)])
+        self.is_open = False
+        self._former: Token[Write | None] | None = None
+        self._fills: dict[tuple[object, Hashable], Fill] | None = None
+        self._announced: Announcement | None = None
 
     async def begin(self) -> None:
-        """Announce the write, hold its tags and drop what they cover. Before the side effect.
+        """Announce the write, and hold its tags. Before the side effect.
 
         Raises:
             RemoteTierError: if a tier refuses the write; nothing has happened then.
         """
         if self.tiers:
-            await self._announce()
+            self._announced = Announcement(self._make_intent(), self.tiers, self.name)
+            await self._announced.begin()
         self.begin_locally()
 
     def begin_locally(self) -> None:
         """The half of `begin` that does not wait: all of it without tiers, for one coroutine less."""
-        self.hold = VERSIONS.new_hold(self.tags, self.bare, self._scopes, self.late_roots)
-        VERSIONS.begin(self.hold)
+        self.is_open = True  # first: one whose begin was interrupted is to be ended
+        VERSIONS.begin(self)
         self._former = WRITING.set(self)
 
     async def complete(self, fill: Fill | None = None) -> None:
@@ -423,34 +361,26 @@ class Write:
         Returns:
             False if the write has ended, or does not touch the entry.
         """
-        flight = fill.call.flight
+        flight, tags = fill.call.flight, fill.entry.tags
         store = flight.store
-        if self.hold is None or not (self._owners is None or store.owner in self._owners):
+        if not self.is_open or not (self._owners is None or store.owner in self._owners):
             return False
-        own = {path for tag in self.tags for path in paths_written(tag)}.union([root + ":*" for root in self.bare])
-        read = {path for tag in (*fill.entry.tags, (store.tool.number, flight.key)) for path in paths_read(tag)}
-        late = not self._late or not {root_of(tag) for tag in fill.entry.tags if isinstance(tag, str)}.isdisjoint(
-            self.late_roots
-        )
-        if own.isdisjoint(read) and not (self._late and late):
+        read = {path for tag in (*tags, (store.tool.number, flight.key)) for path in paths_read(tag)}
+        if read.isdisjoint(self.paths) and {root_of(tag) for tag in tags if isinstance(tag, str)}.isdisjoint(self.late):
             return False
         if self._fills is None:
             self._fills = {}
         self._fills[store, flight.key] = fill
         return True
 
-    @property
-    def is_open(self) -> bool:
-        """Whether it has begun and not ended."""
-        return self.hold is not None
-
     def succeed(self, result: Any, *, ok: bool = True) -> Awaitable[None]:
         """Commit after a side effect that returned. The local half is done at once, the rest is to be awaited."""
         late: tuple[Tag, ...] = ()
         bare: tuple[str, ...] = ()
-        if self._late:
-            late, bare = _tags_from(self._late, self._arguments, result, self.name, self._stats)
-            self.late_tags = late + bare
+        call = self._call
+        if call is not None and self.late:
+            late, bare = _tags_from(call.operation.late_rules, call, result, self.name, self._stats)
+            call.tags += late + bare
         fills = tuple(self._fills.values()) if ok and self._fills else ()
         return self._end(late, bare, failed=False, hold=self.policy.settle if ok else 0.0, fills=fills)
 
@@ -464,7 +394,7 @@ class Write:
             await self._end((), (), failed=False, hold=0.0, may_wait=may_wait)
             return
         doubt = self.policy.doubt if self.policy.leaves_in_doubt(error) else 0.0
-        await self._end(self.late_roots, (), failed=True, hold=doubt, may_wait=may_wait)
+        await self._end(self.late, (), failed=True, hold=doubt, may_wait=may_wait)
 
     def _end(
         self,
@@ -483,58 +413,65 @@ class Write:
             hold: seconds in which all of it is held further on.
         """
         # Contexts of tasks that were started in the write keep it alive: let go of what it refers to.
-        former, self._former, self._fills = self._former, None, None
+        former, self._former, self._fills, self._call = self._former, None, None, None
         if former is not None:
             try:
                 WRITING.reset(former)
             except ValueError:
                 pass  # closed by the garbage collector, in another context than it began in
-        tags, roots = self.tags + late, self.bare + bare
-        current = self._end_locally(tags, roots, hold, fills)
+        fills = self._end_locally(late, bare, hold, fills)
         configured, links = self._known
         if CURRENT.once_configured is not configured or READERS.links != links:  # tiers that have come while it ran
             self.tiers = self._find_tiers() | self.tiers
-            if self.tiers and self._intent is None:
-                self._intent = self._make_intent()
-        if self._intent is None:
-            for fill in current:
+            if self._announced is not None:
+                self._announced.tiers = self.tiers
+            elif self.tiers:
+                self._announced = Announcement(self._make_intent(), self.tiers, self.name)
+        if self._announced is None:
+            for fill in fills:
                 insert_if_valid(fill.call, _bounded(fill))
             return ENDED
-        return self._end_in_tiers(self._intent, tags, roots, failed=failed, hold=hold, may_wait=may_wait, fills=current)
+        return self._end_in_tiers(self._announced, late, bare, fills, may_wait=may_wait, failed=failed, hold=hold)
 
     def _end_in_tiers(
         self,
-        intent: WriteIntent,
-        tags: tuple[Tag | EntryTag, ...],
+        announced: Announcement,
+        late: tuple[Tag, ...],
         bare: tuple[str, ...],
+        fills: Sequence[Fill],
         *,
+        may_wait: bool,
         failed: bool,
         hold: float,
-        may_wait: bool,
-        fills: Sequence[Fill],
     ) -> Awaitable[None]:
-        from agent_cache.remote.protocol import SentCommit  # which whoever has a tier has loaded
+        touched = (*announced.intent.tags, *late, *bare)
+        commits = announced.start_commits(touched, failed=failed, hold=hold, may_skip=not fills)
+        if announced.tiers and not commits and not fills:
+            return ENDED
+        return run_shielded(self._finish(announced, commits, late, bare, fills), *commits.values(), may_wait=may_wait)
 
-        if self._renewal is not None:
-            self._renewal.cancel()
-        told = (*[tag for tag in tags if isinstance(tag, str)], *bare)
-        commits = self._start_commits(intent, told, failed=failed, hold=hold)
-        if commits and not fills:  # those that are on their way need not be waited for, whatever other tiers there are
-            commits = {tier: commit for tier, commit in commits.items() if not isinstance(commit, SentCommit)}
-            if not commits:
-                return ENDED
-        return run_shielded(self._finish_commits(commits, tags, bare, fills), *commits.values(), may_wait=may_wait)
+    async def _finish(
+        self,
+        announced: Announcement,
+        commits: dict[Tier, Awaitable[None]],
+        late: tuple[Tag, ...],
+        bare: tuple[str, ...],
+        fills: Sequence[Fill],
+    ) -> None:
+        await announced.finish(commits)
+        for fill in self._end_locally(late, bare, 0.0, fills):  # entries filled from a tier since its local end
+            await self._store(fill)
 
     def _end_locally(
-        self, tags: tuple[Tag | EntryTag, ...], bare: tuple[str, ...], hold: float, fills: Sequence[Fill]
+        self, late: tuple[Tag, ...], bare: tuple[str, ...], hold: float, fills: Sequence[Fill]
     ) -> Sequence[Fill]:
         """Give what it has touched a version, and hold it no more, or for some seconds.
 
         Returns:
             The results that no other write has overlapped so far. They count from the end of this one.
         """
-        held = self.hold
         now = CLOCK.now() if VERSIONS.timed or hold else 0.0
+        tags: tuple[Tag | EntryTag, ...] = late
         with VERSIONS.lock:
             if VERSIONS.timed:
                 VERSIONS.expire(now)
@@ -542,11 +479,11 @@ class Write:
                 fills = [fill for fill in fills if self._is_current(fill)]
                 # What loads one of their entries now is older, whatever the write turns out to touch.
                 tags += tuple(tags_of_keys([(fill.call.operation, fill.call.key) for fill in fills]))
-            if held is None:
-                VERSIONS.write(tags, bare, self._scopes)
+            if self.is_open:
+                VERSIONS.end(self, tags, bare, now + hold if hold else None)
             else:
-                VERSIONS.end(held, tags, bare, now + hold if hold else None)
-            self.hold = None  # after it: a write whose end was interrupted ends again
+                VERSIONS.write(self.tags + tags, self.bare + bare, self.scopes)
+            self.is_open = False  # after it: a write whose end was interrupted ends again
             for fill in fills:
                 fill.call.flight.restart()
         return fills
@@ -554,14 +491,10 @@ class Write:
     def _is_current(self, fill: Fill) -> bool:
         """Whether no other write has touched an entry since this one began, or since its local end."""
         flight, tags = fill.call.flight, fill.entry.tags
-        if self.hold is not None:
-            return not (
-                flight.store.is_touched(flight.key, tags, self.hold.since)
-                or flight.store.is_held_beside(self.hold, flight.key, tags)
-            )
-        return not flight.store.is_touched(flight.key, tags, flight.since)
-
-    # Tiers
+        if not self.is_open:
+            return not flight.store.is_touched(flight.key, tags, flight.since)
+        is_touched = flight.store.is_touched(flight.key, tags, self.since)
+        return not (is_touched or flight.store.is_held_beside(self, flight.key, tags))
 
     async def _store(self, fill: Fill) -> None:
         """Store a result locally, with the tiers' knowledge that nothing it depends on is being written.
@@ -580,104 +513,19 @@ class Write:
             call.flight.finish()
 
     def _find_tiers(self) -> dict[Tier, bool]:
-        return _tiers_under(self._roots, self._own_tiers, in_sessions=self._owners is not None)
+        return tiers_under(self._roots, self._own_tiers, in_sessions=self._owners is not None)
 
     def _make_intent(self) -> WriteIntent:
         from agent_cache.remote.protocol import WriteIntent  # which whoever has a tier has loaded
 
         return WriteIntent(
             id=os.urandom(16).hex(),
-            tags=self.paths + self.bare,
-            late_roots=self.late_roots,
+            tags=(*[tag for tag in self.tags if isinstance(tag, str)], *self.bare),
+            late_roots=self.late,
             keys=tuple((tool.name, key) for tool, key in self._keys),
             entries=self._entries,
             on_unreachable=self.policy.remote.on_unreachable,
         )
-
-    async def _announce(self) -> None:
-        loop = event_loop(self.name)
-        intent = self._intent = self._make_intent()
-        to_former = replace(intent, on_unreachable="run")
-        cancels = _cancel_count()
-        try:
-            await self._send("begin", lambda tier: tier.begin(intent if self.tiers[tier] else to_former))
-            if _cancel_count() > cancels:
-                raise asyncio.CancelledError  # noqa: TRY301 - a tier has swallowed it; the tool must not run
-        except BaseException as error:
-            # Refused, or cancelled before the side effect: end what was announced.
-            may_wait = not isinstance(error, GeneratorExit)
-            commits = self._start_commits(intent, intent.tags, failed=False, hold=0.0)
-            await run_shielded(self._finish_commits(commits, has_begun=False), *commits.values(), may_wait=may_wait)
-            raise
-        interval = min(tier.lease for tier in self.tiers) / 3
-        context = copy_context()
-        # A task is made only for a write that takes that long. The timer gets an empty context: also a cancelled one
-        # keeps its context alive.
-        self._renewal = loop.call_later(interval, self._start_renewing, intent, interval, context, context=Context())
-
-    def _start_renewing(self, intent: WriteIntent, interval: float, context: Context) -> None:
-        loop, name = asyncio.get_running_loop(), f"agent_cache renews {self.name}"
-        self._renewal = loop.create_task(self._renew(intent, interval), name=name, context=context)
-
-    async def _renew(self, intent: WriteIntent, interval: float) -> None:
-        while True:
-            await self._send("renew", lambda tier: tier.renew(intent))
-            await asyncio.sleep(interval)
-
-    def _start_commits(
-        self, intent: WriteIntent, tags: tuple[Tag, ...], *, failed: bool, hold: float
-    ) -> dict[Tier, Awaitable[None]]:
-        """Call `commit` of every tier in this very step. What each returns is still to be awaited."""
-        commits: dict[Tier, Awaitable[None]] = {}
-        for tier in self.tiers:
-            try:
-                commits[tier] = tier.commit(intent, tags, failed=failed, hold=hold)
-            except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
-                self._warn_of_failure("commit", tier, error)
-        return commits
-
-    async def _finish_commits(
-        self,
-        commits: dict[Tier, Awaitable[None]],
-        tags: tuple[Tag | EntryTag, ...] = (),
-        bare: tuple[str, ...] = (),
-        fills: Sequence[Fill] = (),
-        *,
-        has_begun: bool = True,
-    ) -> None:
-        await self._send("commit", commits.__getitem__, tuple(commits))
-        if has_begun:  # entries filled from a tier between the end and the commit
-            for fill in self._end_locally(tags, bare, 0.0, fills):
-                await self._store(fill)
-
-    async def _send(
-        self, step: str, to_tier: Callable[[Tier], Awaitable[None]], tiers: tuple[Tier, ...] | None = None
-    ) -> None:
-        """Do one step in all tiers at once. Most writes have one tier, which takes no task."""
-        tiers = tuple(self.tiers) if tiers is None else tiers
-        if len(tiers) == 1:
-            await self._guarded(to_tier, step, tiers[0])
-        else:
-            steps = (self._guarded(to_tier, step, tier) for tier in tiers)
-            for outcome in await asyncio.gather(*steps, return_exceptions=True):  # wait for all before one raises
-                if outcome is not None:
-                    raise outcome
-
-    async def _guarded(self, to_tier: Callable[[Tier], Awaitable[None]], step: str, tier: Tier) -> None:
-        """Log a tier's failure. Only a refusal before the side effect is raised, and only that of a tier in use."""
-        try:
-            await to_tier(tier)
-        except Exception as error:
-            may_refuse = step == "begin" and self.tiers[tier]
-            if may_refuse and isinstance(error, RemoteTierError):
-                raise
-            if may_refuse and self.policy.remote.on_unreachable == "refuse":
-                text = f"the write was not begun, because announcing it raised {type(error).__name__}"
-                raise RemoteTierError(text, tier) from error
-            self._warn_of_failure(step, tier, error)
-
-    def _warn_of_failure(self, step: str, tier: Tier, error: Exception) -> None:
-        warn_once(f"{step} of a write in {type(tier).__name__} failed", self.name, error)
 
 
 class BlockingWrite(Write):
@@ -690,83 +538,29 @@ class BlockingWrite(Write):
         if not self.tiers:
             self.begin_locally()
             return
-        announced = in_background(self._announce, is_shielded=True)
+        self._announced = Announcement(self._make_intent(), self.tiers, self.name)
+        announced = in_background(self._announced.begin, is_shielded=True)
         try:
             await announced
             self.begin_locally()
         except BaseException:
             if not self.is_open and isinstance(announced, Background):
-                start_in_background(self._withdraw, announced)
+                start_in_background(self._withdraw, self._announced, announced)
             await self.abandon()
             raise
 
-    async def _withdraw(self, announced: Background[None]) -> None:
+    async def _withdraw(self, announced: Announcement, begun: Background[None]) -> None:
         """End in the tiers what was announced, since the caller was interrupted before the side effect.
 
         An announcement that has raised has ended itself.
         """
-        await announced.end()
-        if self._renewal is not None and self._intent is not None:
-            await super()._end_in_tiers(
-                self._intent, self.tags, self.bare, failed=False, hold=0.0, may_wait=True, fills=()
-            )
+        await begun.end()
+        if announced.is_renewed:
+            await super()._end_in_tiers(announced, (), (), (), may_wait=True, failed=False, hold=0.0)
 
-    def _end_in_tiers(
-        self,
-        intent: WriteIntent,
-        tags: tuple[Tag | EntryTag, ...],
-        bare: tuple[str, ...],
-        *,
-        failed: bool,
-        hold: float,
-        may_wait: bool,
-        fills: Sequence[Fill],
-    ) -> Awaitable[None]:
-        end = super()._end_in_tiers
-        return start_in_background(end, intent, tags, bare, failed=failed, hold=hold, may_wait=may_wait, fills=fills)
+    def _end_in_tiers(self, *ended: Any, **outcome: Any) -> Awaitable[None]:
+        return start_in_background(super()._end_in_tiers, *ended, **outcome)
 
-
-class _Ended:
-    """The end of a write in no tier: there is nothing to wait for."""
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        yield from ()
-
-
-ENDED: Final = _Ended()
 
 WRITING: ContextVar[Write | None] = ContextVar("agent_cache_writing", default=None)
 """The innermost write that runs in this context. Child tasks and threads inherit it, also beyond its end."""
-
-
-def _cancel_count() -> int:
-    """How often the running task was asked to end."""
-    task = asyncio.current_task()
-    return 0 if task is None else task.cancelling()
-
-
-def _tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: bool = False) -> dict[Tier, bool]:
-    """Every tier that may hold entries under these roots: the writer's own, those of any tool that reads there, and all
-    that were ever configured, as other processes or an earlier block may have stored something there.
-
-    Args:
-        in_sessions: only tiers with answers of sessions, for a write that is limited to a session.
-
-    Returns:
-        The tiers, and whether each is in use: named by a tool, or by a plain call or an entered block of `configure`.
-        The others are told like them, but a tier that was given up must not stop a write.
-    """
-    found: dict[Tier, bool] = {}
-    readers = list(dict.fromkeys(tool for root in roots for tool in READERS.under(root)))
-    if in_sessions:
-        readers = [tool for tool in readers if tool.policy.remote.share]
-    if not in_sessions or any(not tool.own_tiers for tool in readers):
-        found.update(dict.fromkeys(CURRENT.tiers_once_configured(), False))
-        if found:
-            found.update(dict.fromkeys(CURRENT.configured_tiers(), True))
-    if not in_sessions:
-        found.update(dict.fromkeys(own, True))
-    for tool in readers:
-        if tool.own_tiers:
-            found.update(dict.fromkeys(tool.tiers(), True))
-    return found

@@ -27,7 +27,7 @@ from agent_cache import (
     writing,
 )
 from agent_cache.config import CURRENT
-from agent_cache.engine.write import WriteOperation
+from agent_cache.engine import write
 from agent_cache.testing import MemoryServer, MemoryTier, reset
 from tests.contract.workbench import writing as writing_in
 from tests.harness.gates import Gate, idle, started
@@ -484,16 +484,15 @@ async def test_a_tier_that_is_configured_while_a_write_looks_for_tiers_is_told(
     @AgentCacheInvalidator("order:{id}")
     async def set_order(id: str) -> None: ...
 
-    await set_order("7")
-    look = WriteOperation.find_tiers
+    look = write.tiers_under
 
-    def find_tiers(self: Any, **options: Any) -> Any:
-        found = look(self, **options)
+    def tiers_under(*args: Any, **options: Any) -> Any:
+        found = look(*args, **options)
         configure(remote=here)
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(WriteOperation, "find_tiers", find_tiers)
+        patch.setattr(write, "tiers_under", tiers_under)
         await set_order("7")
     assert here.orders == ["commit"], "it was there at the end"
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from agent_cache.core.store import NEVER, Entry, Sizes, Store
 from agent_cache.core.tags import meet
-from agent_cache.core.versions import VERSIONS, Versions
+from agent_cache.core.versions import VERSIONS, Hold, Versions
 
 KEYS = st.sampled_from([None, 0, "0", (1, b"T")])
 TAGS = st.sampled_from(["a", "a:1", "a:2", "a:1:x", "a:1:y", "b:1:x"])
@@ -206,10 +206,12 @@ def test_a_session_asks_for_what_was_written_in_it_too():
     session = Session()
     store = Store(None, SimpleNamespace(number=TOOL, is_named=False), session)
     insert(store, "k", made("value", "note"))
-    hold = VERSIONS.begin(VERSIONS.new_hold(["note"], scopes=VERSIONS.scopes_of([Session()])))
+    hold = Hold(["note"], scopes=VERSIONS.scopes_of([Session()]))
+    VERSIONS.begin(hold)
     assert store.find("k") is not None
     VERSIONS.end(hold, ["note"])
-    hold = VERSIONS.begin(VERSIONS.new_hold(["note"], scopes=VERSIONS.scopes_of([session])))
+    hold = Hold(["note"], scopes=VERSIONS.scopes_of([session]))
+    VERSIONS.begin(hold)
     assert store.find("k") is None
     assert store.is_held("k", ("note",))
     assert not store.is_held_beside(hold, "k", ("note",))

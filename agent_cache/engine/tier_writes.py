@@ -1,0 +1,182 @@
+"""What the tiers are told of a write: that it begins, that it goes on, and how it has ended.
+
+Each step goes to all tiers at once. A tier that fails is logged: a broken cache is not a broken agent. Only before the
+side effect, and only a tier that is in use, may refuse the write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from contextvars import Context, copy_context
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from agent_cache.config import CURRENT
+from agent_cache.core.tags import Tag
+from agent_cache.engine.state import READERS, event_loop, run_shielded, warn_once
+from agent_cache.errors import RemoteTierError
+
+if TYPE_CHECKING:
+    from agent_cache.remote.protocol import Tier, WriteIntent
+
+__all__ = ["ENDED", "Announcement", "tiers_under"]
+
+
+class _Ended:
+    def __await__(self) -> Generator[Any, Any, None]:
+        yield from ()
+
+
+ENDED: Final = _Ended()
+"""The end of a write in no tier: there is nothing to wait for."""
+
+
+def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: bool = False) -> dict[Tier, bool]:
+    """Every tier that may hold entries under these roots: the writer's own, those of any tool that reads there, and all
+    that were ever configured, as other processes or an earlier block may have stored something there.
+
+    Args:
+        in_sessions: only tiers with answers of sessions, for a write that is limited to a session.
+
+    Returns:
+        The tiers, and whether each is in use: named by a tool, or by a plain call or an entered block of `configure`.
+        The others are told like them, but a tier that was given up must not stop a write.
+    """
+    found: dict[Tier, bool] = {}
+    readers = list(dict.fromkeys(tool for root in roots for tool in READERS.under(root)))
+    if in_sessions:
+        readers = [tool for tool in readers if tool.policy.remote.share]
+    if not in_sessions or any(not tool.own_tiers for tool in readers):
+        found.update(dict.fromkeys(CURRENT.tiers_once_configured(), False))
+        if found:
+            found.update(dict.fromkeys(CURRENT.configured_tiers(), True))
+    if not in_sessions:
+        found.update(dict.fromkeys(own, True))
+    for tool in readers:
+        if tool.own_tiers:
+            found.update(dict.fromkeys(tool.tiers(), True))
+    return found
+
+
+class Announcement:
+    """A write as its tiers see it.
+
+    Args:
+        intent: what they are told of it.
+        tiers: the tiers, and whether each is in use: see `tiers_under`.
+        name: the writer, for messages.
+    """
+
+    __slots__ = ("_name", "_renewal", "intent", "tiers")
+
+    def __init__(self, intent: WriteIntent, tiers: dict[Tier, bool], name: str) -> None:
+        self.intent = intent
+        self.tiers = tiers
+        self._name = name
+        self._renewal: asyncio.TimerHandle | asyncio.Task[None] | None = None
+
+    @property
+    def is_renewed(self) -> bool:
+        """Whether the tiers know of it, and are told again and again that it goes on."""
+        return self._renewal is not None
+
+    async def begin(self) -> None:
+        """Announce it, and renew that until it ends.
+
+        Raises:
+            RemoteTierError: if a tier refuses it; no tier holds it then.
+        """
+        loop, intent = event_loop(self._name), self.intent
+        to_former = replace(intent, on_unreachable="run")
+        cancels = _cancel_count()
+        try:
+            await self._send("begin", lambda tier: tier.begin(intent if self.tiers[tier] else to_former))
+            if _cancel_count() > cancels:
+                raise asyncio.CancelledError  # noqa: TRY301 - a tier has swallowed it; the tool must not run
+        except BaseException as error:
+            # Refused, or cancelled before the side effect: end what was announced.
+            may_wait = not isinstance(error, GeneratorExit)
+            commits = self.start_commits(intent.tags, failed=False, hold=0.0)
+            await run_shielded(self.finish(commits), *commits.values(), may_wait=may_wait)
+            raise
+        interval = min(tier.lease for tier in self.tiers) / 3
+        context = copy_context()
+        # A task is made only for a write that takes that long. The timer gets an empty context: also a cancelled one
+        # keeps its context alive.
+        self._renewal = loop.call_later(interval, self._start_renewing, interval, context, context=Context())
+
+    def _start_renewing(self, interval: float, context: Context) -> None:
+        loop, name = asyncio.get_running_loop(), f"agent_cache renews {self._name}"
+        self._renewal = loop.create_task(self._renew(interval), name=name, context=context)
+
+    async def _renew(self, interval: float) -> None:
+        while True:
+            await self._send("renew", lambda tier: tier.renew(self.intent))
+            await asyncio.sleep(interval)
+
+    def start_commits(
+        self, tags: tuple[Tag, ...], *, failed: bool, hold: float, may_skip: bool = False
+    ) -> dict[Tier, Awaitable[None]]:
+        """Call `commit` of every tier in this very step.
+
+        Args:
+            tags: all that the write has touched, or may have.
+            failed: whether that is not known.
+            hold: seconds in which it may still take effect.
+            may_skip: whether those that are on their way need not be waited for.
+
+        Returns:
+            What is still to be awaited.
+        """
+        from agent_cache.remote.protocol import SentCommit  # which whoever has a tier has loaded
+
+        if self._renewal is not None:
+            self._renewal.cancel()
+        commits: dict[Tier, Awaitable[None]] = {}
+        for tier in self.tiers:
+            try:
+                commits[tier] = tier.commit(self.intent, tags, failed=failed, hold=hold)
+            except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
+                self._warn_of_failure("commit", tier, error)
+        if may_skip:
+            commits = {tier: commit for tier, commit in commits.items() if not isinstance(commit, SentCommit)}
+        return commits
+
+    async def finish(self, commits: dict[Tier, Awaitable[None]]) -> None:
+        """Wait for these commits."""
+        await self._send("commit", commits.__getitem__, tuple(commits))
+
+    async def _send(
+        self, step: str, to_tier: Callable[[Tier], Awaitable[None]], tiers: tuple[Tier, ...] | None = None
+    ) -> None:
+        """Do one step in all tiers at once. Most writes have one tier, which takes no task."""
+        tiers = tuple(self.tiers) if tiers is None else tiers
+        if len(tiers) == 1:
+            await self._guarded(to_tier, step, tiers[0])
+        else:
+            steps = (self._guarded(to_tier, step, tier) for tier in tiers)
+            for outcome in await asyncio.gather(*steps, return_exceptions=True):  # wait for all before one raises
+                if outcome is not None:
+                    raise outcome
+
+    async def _guarded(self, to_tier: Callable[[Tier], Awaitable[None]], step: str, tier: Tier) -> None:
+        try:
+            await to_tier(tier)
+        except Exception as error:
+            may_refuse = step == "begin" and self.tiers[tier]
+            if may_refuse and isinstance(error, RemoteTierError):
+                raise
+            if may_refuse and self.intent.on_unreachable == "refuse":
+                text = f"the write was not begun, because announcing it raised {type(error).__name__}"
+                raise RemoteTierError(text, tier) from error
+            self._warn_of_failure(step, tier, error)
+
+    def _warn_of_failure(self, step: str, tier: Tier, error: Exception) -> None:
+        warn_once(f"{step} of a write in {type(tier).__name__} failed", self._name, error)
+
+
+def _cancel_count() -> int:
+    """How often the running task was asked to end."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
