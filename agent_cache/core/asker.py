@@ -6,6 +6,7 @@ Who asks is part of the key, and what cannot be told apart is not shared:
   and metadata, the *fields named for someone* do.
 - *Clients* are passed over: objects of other packages that hold more than values, functions, classes and modules. What
   a field named for someone has is none. Ids of runs are passed over beside anything that counts.
+- The class of what is looked into counts as its content does.
 - Whatever else there is, and a context of which nothing counts, makes the asker unknown: `UnknownAsker`.
 """
 
@@ -68,7 +69,8 @@ def fields_in(contexts: Iterable[Injected]) -> str:
         UnknownAsker: as `asker_in`.
     """
     fields = _fields_of(contexts)
-    counted = [name for _, node in fields.found if isinstance(node, list) for name, _ in node]
+    pairs = [pair for _, node in fields.found if isinstance(node, list) for pair in node]
+    counted = [name for name, node in pairs if name != _CLASS and not _is_class(node)]
     counted += [place or "its value" for place, node in fields.found if not isinstance(node, list)]
     return f"{', '.join(counted) or 'nothing'}{'; not: ' if fields.passed else ''}{', '.join(fields.passed)}"
 
@@ -86,6 +88,10 @@ def _fields_of(contexts: Iterable[Injected]) -> _Fields:
     if fields.doubtful is not None and not fields.is_named:
         raise UnknownAsker(f"nothing in {fields.doubtful} says who asks in a form that can be compared")
     return fields
+
+
+def _is_class(node: Any) -> bool:
+    return isinstance(node, list) and [name for name, _ in node] == [_CLASS]
 
 
 def _unreadable(value: Any) -> UnknownAsker:
@@ -129,6 +135,7 @@ def _is_named(name: str) -> bool:
 # The fields of a call
 
 _NOTHING: Final = object()
+_CLASS: Final = "(class)"
 _MAX_FIELDS: Final = 10_000
 _MAX_SMALL: Final = 256
 """Fields of a mapping in a state, and of an object of another package. What is larger is data in which nobody is named,
@@ -143,7 +150,7 @@ def _is_request(kind: Any) -> bool:
 def _sent_with(request: Any) -> list[tuple[str, Any]]:
     """What a request says of its sender, with what a framework of the web has added to it."""
     around = {**(request if isinstance(request, Mapping) else {}), **vars(request)}
-    added = ("COOKIES", "auth", "session", "state", "user")
+    added = ("COOKIES", "auth", "path_params", "session", "state", "user")
     return [*sent_by(request).items(), *((name, around[name]) for name in added if name in around)]
 
 
@@ -194,7 +201,9 @@ class _Fields:
         leaf = leaf_of(kind)
         if leaf is not None or id(value) in self._path:  # what is around it counts already
             self._values += whole
-            return self._with_attributes(leaf(value), value, kind) if leaf is not None and whole else _NOTHING
+            if leaf is None or not whole:
+                return _NOTHING
+            return self._with_attributes((kind.__qualname__, leaf(value)) if is_own(kind) else leaf(value), value, kind)
         self._path.add(id(value))
         try:
             if value.__class__ is not kind and isinstance(value.__class__, type):  # a proxy: what it stands for
@@ -245,7 +254,7 @@ class _Fields:
             raise _unreadable(value)
         if not items or has_native_state(kind):
             self._client()
-        return node
+        return [(_CLASS, kind.__qualname__)] if node is _NOTHING and whole and is_own(kind) else node
 
     def _of_another_package(self, value: Any, kind: Any, items: list[tuple[str, Any]], *, whole: bool) -> Any:
         """All of an object that holds nothing but values; of a client, what it says of its user."""
@@ -275,10 +284,13 @@ class _Fields:
     def _pairs(self, items: list[tuple[Any, Any]], kind: Any, *, whole: bool) -> Any:
         kept: list[tuple[str, Any]] = []
         for key, item in items:
+            of: Any = type(item)
             name = key if isinstance(key, str) else f"key {self._key(key)!r}"
             meaning, before, node = _meaning_of(name), self._values, _NOTHING
             if meaning == "run":
                 self._ids += 1
+                if contents.reader_of(of) is not None and not name.startswith("__pregel"):
+                    node = self._node(item, whole=False)  # no id, whatever its name
             else:
                 try:
                     node = self._node(item, whole=whole or meaning != "", opened=meaning == "someone")
@@ -289,10 +301,12 @@ class _Fields:
             if node is not _NOTHING:
                 self.is_named |= meaning != "" and item is not None
                 kept.append((name, node))
-            elif len(self._path) == 1:
+            if len(self._path) == 1 and (node is _NOTHING or _is_class(node)):
                 self.passed.append(name)
         if whole and kind is not dict and is_own(kind) and not issubclass(kind, tuple):
             kept += self._of_class(kind, {name for name, _ in items})
+        if kept and not issubclass(kind, Mapping):
+            kept.append((_CLASS, kind.__qualname__))
         kept.sort(key=itemgetter(0))
         return kept or _NOTHING
 

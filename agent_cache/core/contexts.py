@@ -80,7 +80,10 @@ its package `workflows`, a name that others use, too."""
 
 _PLACES: Final = {
     **dict.fromkeys(("deps", "context", "dependencies", "user_id", "tenant_id", "client_id", "server_info.user"), True),
-    **dict.fromkeys(("state", "session.state", "session_state", "invocation_state"), False),
+    **dict.fromkeys(("validation_context",), True),
+    **dict.fromkeys(
+        ("state", "session.state", "session_state", "invocation_state", "run_config.trace_metadata"), False
+    ),
     **dict.fromkeys(("metadata", "custom_metadata", "request_context.meta"), False),
 }
 """Attributes of contexts that may say who asks: with everything in them, or with the fields named for someone."""

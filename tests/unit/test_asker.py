@@ -84,4 +84,4 @@ async def test_of_a_tool_known_by_name_the_callers_vary_and_context_count():
 
 def test_the_digest_of_equal_fields_is_the_same_in_every_process():
     contexts = [Injected("object", RunContext(Deps("ada")))]
-    assert asker_in(contexts) == "1a2d7eda54fa2aedbb26a951165a4c8c"
+    assert asker_in(contexts) == "ae567c9a15385783c8160d337fd1a90d"
