@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections import Counter, defaultdict
@@ -10,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from agent_cache.core.evidence import Evidence, Seen
 from agent_cache.values.compare import utf8_text
 
 OTHERS = "(others)"  # the row of what has no row of its own any more
@@ -210,42 +208,6 @@ def get_metrics() -> dict[str, Any]:
         notices, ``"callback_errors"`` failures of users' functions for loops, and of the loop detector itself.
     """
     return METRICS.snapshot()
-
-
-# What loads have shown
-
-EVIDENCE: weakref.WeakValueDictionary[int, Evidence] = weakref.WeakValueDictionary()
-"""What the loads of each tool have shown, by its `id`. Kept by the tools."""
-
-
-def _all_evidence() -> list[Evidence]:
-    # In one step of the interpreter: other threads decorate tools.
-    return [evidence for known in EVIDENCE.valuerefs() if (evidence := known()) is not None]
-
-
-def evidence_by_tool() -> dict[str, Seen]:
-    """What was seen of the tools of each name, in sum. Those of which no load was looked at are left out."""
-    found: dict[str, Seen] = {}
-    counted: set[tuple[str, int]] = set()
-    for evidence in _all_evidence():
-        if not evidence.latest:
-            continue
-        seen = evidence.seen()
-        if (evidence.tool, id(evidence.stats)) in counted:  # two tools with the same name and roots share them
-            seen.hits = seen.loads = 0
-        counted.add((evidence.tool, id(evidence.stats)))
-        former = found.get(evidence.tool)
-        found[evidence.tool] = seen if former is None else former.with_sums_of(seen)
-    return found
-
-
-def clear_evidence() -> None:
-    """Forget what the loads of all tools have shown: also in the child of a fork, which has seen none of it."""
-    for evidence in _all_evidence():
-        evidence.clear()
-
-
-os.register_at_fork(after_in_child=clear_evidence)
 
 
 # What monitoring reads

@@ -1,14 +1,14 @@
 """Ttls at run time, and what to change about the options of tools.
 
 `recommendations` reads what the loads of each tool have shown (`core.evidence`): why they were needed, and whether the
-results had changed. The rules are functions of these sums, so that they serve those of a fleet as well.
+results had changed. Each rule is a function of these sums.
 
 How often a result changes is estimated from reloads alone. A reload tells whether it has changed since the load
-before, not when: the data are interval-censored. With changes that come at random at a rate of ``r`` a second, an
-interval ``t`` shows none with probability ``exp(-r * t)``. The estimate is the rate under which what was seen is most
-likely, the solution of ``sum(t / expm1(r * t) for changed) == sum(t for unchanged)`` (Cho and Garcia-Molina: Estimating
-Frequency of Change, ACM Transactions on Internet Technology 3(3), 2003). Rates under which it is less than a twentieth
-as likely count as refuted: where no reload or every reload has changed, that is exactly the one-sided bound at 95 %.
+before, not when. With changes that come at random at a rate of ``r`` a second, an interval ``t`` shows one with
+probability ``p = 1 - exp(-r * t)``, so the share of the reloads that have changed gives ``r = -log(1 - p) / t`` (Cho
+and Garcia-Molina: Estimating Frequency of Change, ACM Transactions on Internet Technology 3(3), 2003), with the mean of
+the intervals for ``t``. The bounds of ``p`` are one-sided at 95 %: exact where no reload or every reload has changed,
+else those of Wilson (Probable Inference, Journal of the American Statistical Association 22, 1927).
 
 A result is served at any age from 0 to the ttl, and is stale by then with probability ``1 - exp(-r * age)``. On average
 that is ``r * ttl / 2`` as long as it is small. So a share ``eps`` of stale answers allows ``ttl = 2 * eps / r``.
@@ -17,33 +17,25 @@ that is ``r * ttl / 2`` as long as it is small. So a share ``eps`` of stale answ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from agent_cache.config import CURRENT
-from agent_cache.core.evidence import Changes, Seen, interval_of
+from agent_cache.core.evidence import Evidence
 from agent_cache.core.options import no_life, seconds
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.state import READERS, is_writer, warn_once
 from agent_cache.engine.ttls import TTLS
 from agent_cache.engine.write import WriteOperation
 from agent_cache.errors import ConfigurationError
-from agent_cache.metrics import evidence_by_tool
 
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Tier
 
-__all__ = [
-    "ChangeRate",
-    "Recommendation",
-    "change_rate",
-    "get_ttl",
-    "recommend",
-    "recommendations",
-    "set_ttl",
-]
+__all__ = ["Recommendation", "get_ttl", "recommendations", "set_ttl"]
 
 
 # Ttls at run time
@@ -197,7 +189,7 @@ def _checked_ttl(ttl: Any, name: str) -> float:
 # The rate of change
 
 
-class ChangeRate(NamedTuple):
+class _Rate(NamedTuple):
     """How often results change, in changes a second.
 
     Attributes:
@@ -211,60 +203,26 @@ class ChangeRate(NamedTuple):
     most: float
 
 
-_REFUTED: Final = math.log(20)
-_REFUTED_OF_MANY: Final = math.log(20 * 128)
-"""The same for the one of all calls that are looked at of which the most was seen."""
-
-
-def change_rate(
-    changed: Mapping[float, float], unchanged_seconds: float, refuted: float = _REFUTED
-) -> ChangeRate | None:
-    """Estimate how often results change.
+def _rate(changed: float, unchanged: float, seconds: float) -> _Rate | None:
+    """Estimate how often results change; None if there were no reloads.
 
     Args:
-        changed: reloads that had changed: how many, by the interval since the load before, in seconds.
-        unchanged_seconds: the intervals of reloads that had not changed, in sum.
-        refuted: the logarithm of how many times as likely as a refuted rate the estimate is.
-
-    Returns:
-        None if there were no reloads.
+        seconds: the intervals of all reloads, in sum.
     """
-    intervals = [(interval, count) for interval, count in changed.items() if count > 0]
-    if not intervals:
-        if unchanged_seconds <= 0:
-            return None
-        most = refuted / unchanged_seconds
-        return ChangeRate(most, 0.0, most)
-
-    def likelihood(rate: float) -> float:
-        return sum(count * math.log(-math.expm1(-rate * each)) for each, count in intervals) - rate * unchanged_seconds
-
-    def slope(rate: float) -> float:
-        return sum(count * each / math.expm1(min(rate * each, 700.0)) for each, count in intervals) - unchanged_seconds
-
-    shortest, longest = min(each for each, _ in intervals), max(each for each, _ in intervals)
-    low, high = 1e-9 / (longest + unchanged_seconds), 100.0 / shortest
-    if unchanged_seconds <= 0:
-        least = _crossing(lambda rate: likelihood(rate) > -refuted, low, high)
-        return ChangeRate(least, least, math.inf)
-    likely = _crossing(lambda rate: slope(rate) < 0, low, high)
-    bar = likelihood(likely) - refuted
-    return ChangeRate(
-        likely,
-        _crossing(lambda rate: likelihood(rate) > bar, low, likely),
-        _crossing(lambda rate: likelihood(rate) < bar, likely, high * 10),
-    )
+    count = changed + unchanged
+    if not count or seconds <= 0:
+        return None
+    share, spread = changed / count, _Z**2 / count
+    centre = (share + spread / 2) / (1 + spread)
+    half = _Z / (1 + spread) * math.sqrt(share * (1 - share) / count + spread / 4 / count)
+    least = 0.0 if not changed else 0.05 ** (1 / count) if not unchanged else centre - half
+    most = 1.0 if not unchanged else 1 - 0.05 ** (1 / count) if not changed else centre + half
+    likely = share if changed and unchanged else least if changed else most
+    return _Rate(*[-math.log1p(-each) * count / seconds if each < 1 else math.inf for each in (likely, least, most)])
 
 
-def _crossing(is_above: Callable[[float], bool], low: float, high: float) -> float:
-    """The number from which on a condition holds, that holds for all greater numbers of a range or for none."""
-    for _ in range(100):
-        middle = math.sqrt(low * high)
-        if is_above(middle):
-            high = middle
-        else:
-            low = middle
-    return math.sqrt(low * high)
+_Z: Final = 1.645
+"""The quantile of the normal distribution at 95 %."""
 
 
 # Recommendations
@@ -314,9 +272,6 @@ _LEAST_CHANGED: Final = 5
 _LEAST_CALLS: Final = 200
 """Calls without a hit after which less than 2 % of the calls are repeats: ``0.98 ** 150 < 0.05``, and some to spare."""
 
-_LEAST_SECONDS: Final = 1e-3
-"""The sum of intervals that a rate is computed from: another process may report anything."""
-
 _STEP: Final = 4.0
 _NOTABLE: Final = 1.5
 """A ttl is changed by at most the first factor at a time, and not for less than the second one."""
@@ -333,8 +288,7 @@ def recommendations(*, max_stale: float = 0.01) -> list[Recommendation]:
     since `set_ttl` was last called for them.
 
     A tool is left out as long as there is too little evidence: less than 20 reloads that could be compared, or loads of
-    one cause, and less than 200 calls. Loads that take less than 0.1 ms are not looked at. Of a fleet,
-    ``agent-cache stats --recommend`` shows the same for all processes together.
+    one cause, and less than 200 calls. Loads that take less than a millisecond are not looked at.
 
     Args:
         max_stale: which share of the answers may be stale because of changes that no write announces, between 0 and 1.
@@ -347,25 +301,20 @@ def recommendations(*, max_stale: float = 0.01) -> list[Recommendation]:
     """
     if isinstance(max_stale, bool) or not isinstance(max_stale, int | float) or not 0 < max_stale < 1:
         raise ConfigurationError(f"recommendations: max_stale must be a share between 0 and 1, got {max_stale!r}")
-    found = evidence_by_tool()
-    return [each for tool in sorted(found) for each in recommend(tool, found[tool], max_stale=max_stale)]
+    tools = [one for one in READERS.all() if isinstance(one, ReadOperation) and one.declared.ttl is not no_life]
+    return [each for tool in sorted(tools, key=attrgetter("name")) for each in _recommend(tool, max_stale)]
 
 
-def recommend(tool: str, seen: Seen, *, max_stale: float = 0.01) -> list[Recommendation]:
-    """What follows from what was seen of one tool, in one process or in several. Nothing without evidence."""
-    facts = _Facts.of(tool, seen, max_stale)
-    found = [
-        each
-        for rule in (_evictions, _reuse, _ttl, _unannounced, _needless_drops, _unstored)
-        if (each := rule(seen, facts)) is not None
-    ]
-    if not found and facts.calls >= _LEAST_CALLS and (seen.compared >= _LEAST_COMPARED or facts.is_hit_often):
-        reloads = f"{_number(seen.compared)} reloads compared, {_number(facts.changed)} changed"
+def _recommend(tool: ReadOperation, max_stale: float) -> list[Recommendation]:
+    """What follows from what was seen of one tool. Nothing without evidence."""
+    facts = _Facts.of(tool, max_stale)
+    rules = (_evictions, _reuse, _ttl, _unannounced, _needless_drops, _unstored)
+    found = [each for rule in rules if (each := rule(facts)) is not None]
+    is_seen = facts.compared >= _LEAST_COMPARED or facts.hit_rate >= 1 / 2
+    if not found and facts.calls >= _LEAST_CALLS and facts.watched and is_seen:
+        reloads = f"{_number(facts.compared)} reloads compared, {_number(facts.seen.changed)} changed"
         reason = f"{facts.hit_rate:.0%} of {facts.calls:,} calls were hits; {reloads}"
-        if seen.ttl is not None and facts.fastest * seen.ttl > 2 * max_stale:
-            every = _duration(1 / facts.fastest)
-            reason = f"{reason}, those of one call at least every {every}: key by key the best ttl differs"
-        found = [facts.made("keep", reason, facts.calls, seen.ttl)]
+        found = [facts.made("keep", reason, facts.calls, facts.ttl)]
     return found
 
 
@@ -373,48 +322,39 @@ class _Facts(NamedTuple):
     """Figures that several rules need.
 
     Attributes:
-        tool: its full name.
+        tool: the tool.
+        seen: what its loads have shown.
+        ttl: the longest life of a result in seconds, None without a bound.
         max_stale: which share of the answers may be stale.
         calls: hits and loads.
         watched: loads whose cause is known.
-        changed: compared reloads that had changed.
+        compared: reloads of results that no write is known to have touched.
         rate: how often results change that no write announces.
-        fastest: a rate that the results of some call exceed, in changes a second; 0 if nothing is known of one.
     """
 
-    tool: str
+    tool: ReadOperation
+    seen: Evidence
+    ttl: float | None
     max_stale: float
+    hits: int
     calls: int
     hit_rate: float
     watched: int
-    changed: float
     compared: float
-    rate: ChangeRate | None
-    fastest: float
+    rate: _Rate | None
 
     @classmethod
-    def of(cls, tool: str, seen: Seen, max_stale: float) -> _Facts:
-        calls = seen.hits + seen.loads
-        changed = {interval_of(number): count for number, count in seen.changed.items()}
-        return cls(
-            tool,
-            max_stale,
-            calls,
-            seen.hits / calls if calls else 0.0,
-            sum(seen.causes.values()),
-            sum(changed.values()),
-            seen.compared,
-            change_rate(changed, seen.unchanged_seconds),
-            _least_rate(seen.fastest),
-        )
+    def of(cls, tool: ReadOperation, max_stale: float) -> _Facts:
+        seen = tool.evidence
+        hits, loads = seen.calls
+        calls, compared = hits + loads, seen.changed + seen.unchanged
+        rate = _rate(seen.changed, seen.unchanged, seen.seconds)
+        hit_rate, watched = hits / calls if calls else 0.0, sum(seen.causes.values())
+        return cls(tool, seen, tool.policy.longest_ttl, max_stale, hits, calls, hit_rate, watched, compared, rate)
 
-    @property
-    def is_hit_often(self) -> bool:
-        return self.hit_rate >= 1 / 2
-
-    def share(self, seen: Seen, cause: str) -> float:
+    def share(self, cause: str) -> float:
         """The share of all calls that were loads of this cause."""
-        return (1 - self.hit_rate) * seen.causes[cause] / self.watched if self.watched else 0.0
+        return (1 - self.hit_rate) * self.seen.causes[cause] / self.watched if self.watched else 0.0
 
     def made(
         self,
@@ -424,114 +364,93 @@ class _Facts(NamedTuple):
         current: float | None = None,
         suggested: float | None = None,
     ) -> Recommendation:
-        between = 1 / self.rate.likely if self.rate is not None and self.changed else None
+        changed, compared = round(self.seen.changed), round(self.compared)
+        between = 1 / self.rate.likely if self.rate is not None and changed else None
         return Recommendation(
-            self.tool,
-            action,
-            reason,
-            round(evidence),
-            current,
-            suggested,
-            round(self.changed),
-            round(self.compared),
-            between,
+            self.tool.name, action, reason, round(evidence), current, suggested, changed, compared, between
         )
 
 
-def _least_rate(changes: Changes) -> float:
-    """A rate that the results of one call exceed; 0 if too little is known of it."""
-    if changes.changed < _LEAST_CHANGED or changes.changed_seconds < _LEAST_SECONDS:
-        return 0.0
-    rate = change_rate(
-        {changes.changed_seconds / changes.changed: changes.changed}, changes.unchanged_seconds, _REFUTED_OF_MANY
-    )
-    return rate.least if rate is not None else 0.0
-
-
-def _evictions(seen: Seen, facts: _Facts) -> Recommendation | None:
-    evicted = seen.causes["evicted"]
-    share = facts.share(seen, "evicted")
+def _evictions(facts: _Facts) -> Recommendation | None:
+    seen, evicted, share = facts.seen, facts.seen.causes["evicted"], facts.share("evicted")
+    maxsize, different = facts.tool.policy.maxsize, facts.seen.different_calls
     if evicted < _LEAST_COMPARED or share <= _MANY:
         return None
     reason = f"{share:.0%} of {facts.calls:,} calls asked for what was evicted ({evicted:,} of {facts.watched:,} loads)"
-    if seen.maxsize is None or 2 * seen.by_size > evicted:
+    if maxsize is None or 2 * seen.by_size > evicted:
         return facts.made("raise_max_bytes", f"{reason}: raise configure(max_bytes=...)", evicted)
-    wanted = 1 << max(seen.calls, seen.maxsize + 1).bit_length()
-    suggested = min(wanted, int(_STEP) * seen.maxsize)
-    reason = f"{reason}; there are about {seen.calls:,} different calls"
-    return facts.made("raise_maxsize", reason, evicted, seen.maxsize, suggested)
+    wanted = 1 << max(different, maxsize + 1).bit_length()
+    reason = f"{reason}; there are about {different:,} different calls"
+    return facts.made("raise_maxsize", reason, evicted, maxsize, min(wanted, int(_STEP) * maxsize))
 
 
-def _reuse(seen: Seen, facts: _Facts) -> Recommendation | None:
-    cold = seen.causes["cold"]
+def _reuse(facts: _Facts) -> Recommendation | None:
+    cold = facts.seen.causes["cold"]
     if facts.calls < _LEAST_CALLS or facts.watched < _LEAST_CALLS:
         return None
     # Of the calls that were looked at, and of all: an upper bound of the share that were made before, at 95 %.
-    for repeated, calls in ((facts.watched - cold, facts.watched), (seen.hits, facts.calls)):
+    for repeated, calls in ((facts.watched - cold, facts.watched), (facts.hits, facts.calls)):
         if repeated + 2 * math.sqrt(repeated) + 3 > _FEW * calls:
             return None
     reason = (
-        f"{cold:,} of {facts.watched:,} loads were the first of their call, and {seen.hits:,} of {facts.calls:,} calls "
-        "were hits: caching saves nothing here, unless an argument differs each time that does not matter (ignore=)"
+        f"{cold:,} of {facts.watched:,} loads were the first of their call, and {facts.hits:,} of {facts.calls:,} "
+        "calls were hits: caching saves nothing here, unless an argument differs each time that does not matter "
+        "(ignore=)"
     )
     return facts.made("no_reuse", reason, facts.watched)
 
 
-def _ttl(seen: Seen, facts: _Facts) -> Recommendation | None:
-    rate, ttl, max_stale = facts.rate, seen.ttl, facts.max_stale
-    if rate is None or ttl is None or seen.compared < _LEAST_COMPARED:
+def _ttl(facts: _Facts) -> Recommendation | None:
+    rate, ttl, max_stale, changed, compared = facts.rate, facts.ttl, facts.max_stale, facts.seen.changed, facts.compared
+    if rate is None or ttl is None or compared < _LEAST_COMPARED:
         return None
     best = 2 * max_stale / rate.likely
-    counted = f"{_number(facts.changed)} of {_number(seen.compared)} reloads had changed"
+    counted = f"{_number(changed)} of {_number(compared)} reloads had changed"
     about = "at least" if rate.most == math.inf else "about"
-    every = f", {about} every {_duration(1 / rate.likely)}" if facts.changed else ""
+    every = f", {about} every {_duration(1 / rate.likely)}" if changed else ""
     if best < ttl / _NOTABLE and 2 * max_stale <= ttl * rate.least:
-        suggested = max(best, ttl / _STEP)
         stale = 1 + math.expm1(-rate.likely * ttl) / (rate.likely * ttl)
         hint = ""
-        if facts.changed > 0.99 * seen.compared:
+        if changed > 0.99 * compared:
             hint = "; if they differ by a time or a random id, leave it out by LoopHints(outcome_key=...)"
         reason = f"{counted}{every}: {about} {stale:.0%} of the hits may be stale; shorten it, or name the writes{hint}"
-        return facts.made("shorten_ttl", reason, seen.compared, ttl, _rounded(suggested))
-    if facts.fastest:  # it may well have most of the hits, which nobody counts by call
-        best = min(best, 2 * max_stale / facts.fastest)
-    share = facts.share(seen, "expired")
-    if best > ttl * _NOTABLE and 2 * max_stale >= ttl * rate.most and share > _SOME and not seen.life_varies:
-        suggested = min(best, ttl * _STEP)
+        return facts.made("shorten_ttl", reason, compared, ttl, _rounded(max(best, ttl / _STEP)))
+    share = facts.share("expired")
+    is_short = best > ttl * _NOTABLE and 2 * max_stale >= ttl * rate.most
+    if is_short and share > _SOME and not callable(facts.tool.policy.ttl):
         reason = f"{counted}{every}, and {share:.0%} of {facts.calls:,} calls came too late by the ttl alone"
-        return facts.made("raise_ttl", reason, seen.compared, ttl, _rounded(suggested))
+        return facts.made("raise_ttl", reason, compared, ttl, _rounded(min(best, ttl * _STEP)))
     return None
 
 
-def _unannounced(seen: Seen, facts: _Facts) -> Recommendation | None:
-    if facts.changed < _LEAST_CHANGED or seen.compared < _LEAST_COMPARED:
+def _unannounced(facts: _Facts) -> Recommendation | None:
+    changed, compared = facts.seen.changed, facts.compared
+    if changed < _LEAST_CHANGED or compared < _LEAST_COMPARED or facts.rate is None:
         return None
-    expires = seen.ttl is not None or seen.life_varies
-    if expires and not seen.has_writers:
+    expires = facts.ttl is not None or callable(facts.tool.policy.ttl)
+    if expires and not any(use.is_written or use.writers for use in facts.tool.root_uses):
         return None  # nobody says that writes announce the changes: the ttl is there for them
     reason = (
-        f"{_number(facts.changed)} of {_number(seen.compared)} reloads had changed, and no write was seen: a tag is "
-        "missing, or somebody writes around the cache"
+        f"{_number(changed)} of {_number(compared)} reloads had changed, and no write was seen: a tag is missing, or "
+        "somebody writes around the cache"
     )
-    assert facts.rate is not None
     suggested = None if expires else _rounded(2 * facts.max_stale / facts.rate.likely)
-    return facts.made("name_writes", reason, seen.compared, seen.ttl, suggested)
+    return facts.made("name_writes", reason, compared, facts.ttl, suggested)
 
 
-def _needless_drops(seen: Seen, facts: _Facts) -> Recommendation | None:
-    share = facts.share(seen, "invalidated")
-    if seen.dropped < _LEAST_COMPARED or share <= _MANY or seen.dropped_unchanged < 0.9 * seen.dropped:
+def _needless_drops(facts: _Facts) -> Recommendation | None:
+    share, dropped, unchanged = facts.share("invalidated"), facts.seen.dropped, facts.seen.dropped_unchanged
+    if dropped < _LEAST_COMPARED or share <= _MANY or unchanged < 0.9 * dropped:
         return None
     reason = (
-        f"{share:.0%} of {facts.calls:,} calls asked for what a write had dropped, and "
-        f"{_number(seen.dropped_unchanged)} of {_number(seen.dropped)} of these results had not changed: the tags name "
-        "more than the writes change"
+        f"{share:.0%} of {facts.calls:,} calls asked for what a write had dropped, and {_number(unchanged)} of "
+        f"{_number(dropped)} of these results had not changed: the tags name more than the writes change"
     )
-    return facts.made("narrow_tags", reason, seen.dropped)
+    return facts.made("narrow_tags", reason, dropped)
 
 
-def _unstored(seen: Seen, facts: _Facts) -> Recommendation | None:
-    count, share = seen.causes["unstored"], facts.share(seen, "unstored")
+def _unstored(facts: _Facts) -> Recommendation | None:
+    count, share = facts.seen.causes["unstored"], facts.share("unstored")
     if count < _LEAST_COMPARED or share <= _MANY:
         return None
     reason = (

@@ -27,15 +27,12 @@ from agent_cache.cli.tier_options import (
     LONGEST_NAME,
     Result,
     duration_text,
-    print_recommendations,
     print_result,
     print_verdict,
     report_of,
     reported_calls,
-    reported_tools,
     tags_of,
 )
-from agent_cache.core.evidence import Seen
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import FileTier, WriteIntent
 from agent_cache.remote.file.cell_names import CellNames
@@ -48,7 +45,6 @@ from agent_cache.remote.file.inspection import (
     file_facts,
     inspected,
 )
-from agent_cache.tuning import recommend
 
 __all__ = ["COMMANDS"]
 
@@ -119,15 +115,10 @@ def stats(path: str, options: argparse.Namespace) -> int:
     names = _names(options)
     with inspected(path, patience=options.timeout) as file:
         shown = _stats_document(file, names, options)
-        found = _recommendations(file.processes()) if options.recommend else []
-    if options.recommend:
-        shown["recommendations"] = [asdict(each) for each in found]
     if options.json:
         print_json(shown)
     else:
         _print_stats(shown)
-        if options.recommend:
-            print_recommendations(found)
     return 0
 
 
@@ -189,14 +180,6 @@ def _root_document(counts: Counter[str]) -> dict[str, Any]:
         **{name: counts.get(name) for name in CALLS},  # None: no process has reported this root
         "hit_rate": counts["hits"] / calls if calls else None,
     }
-
-
-def _recommendations(processes: list[Process]) -> list[Any]:
-    tools: dict[str, Seen] = {}
-    for process in processes:
-        for tool, seen in reported_tools(report_of(process.report)):
-            tools[tool] = tools[tool].with_sums_of(seen) if tool in tools else seen
-    return [each for tool in sorted(tools) for each in recommend(tool, tools[tool])]
 
 
 def _print_stats(document: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 try:
@@ -35,13 +35,10 @@ from agent_cache.cli.output import Printer, escaped, print_json, progress, size_
 from agent_cache.cli.tier_options import (
     CALLS,
     duration_text,
-    print_recommendations,
     report_of,
     reported_calls,
-    reported_tools,
     tags_of,
 )
-from agent_cache.core.evidence import Seen
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import RedisTier, WriteIntent
 from agent_cache.remote.redis.deployments import Deployment, deployment_of_url
@@ -55,7 +52,6 @@ from agent_cache.remote.redis.keyspace import (
     unpack_value,
     version_of,
 )
-from agent_cache.tuning import recommend
 
 __all__ = [
     "Fleet",
@@ -82,7 +78,6 @@ _MAX_ROOTS = 10_000
 _ROOTS_AT_ONCE = 100
 _LEAST_FOR_A_PROGRESS_BAR = 20_000  # keys
 _DIGEST = 12
-_MAX_TOOLS = 1_000
 _NO_LOG = logging.NullHandler()
 
 
@@ -420,7 +415,6 @@ async def stats(options: argparse.Namespace) -> int:
     totals: Counter[str] = Counter()
     roots: defaultdict[str, Counter[str]] = defaultdict(Counter)
     processes: set[bytes] = set()
-    tools: dict[str, Seen] = {}
 
     def counts_of(root: str) -> Counter[str]:
         return roots[root if root in roots or len(roots) < _MAX_ROOTS else "(others)"]  # forged keys name any number
@@ -445,14 +439,8 @@ async def stats(options: argparse.Namespace) -> int:
             for heartbeat, report in zip(heartbeats, reports, strict=True):
                 if report is not None and _name_of(heartbeat) not in processes:  # a process has one on each server
                     processes.add(_name_of(heartbeat))
-                    document = report_of(report)
-                    for root, calls in reported_calls(document):
+                    for root, calls in reported_calls(report_of(report)):
                         counts_of(root).update(calls)
-                    for tool, seen in reported_tools(document) if options.recommend else ():
-                        if tool in tools:
-                            tools[tool] = tools[tool].with_sums_of(seen)
-                        elif len(tools) < _MAX_TOOLS:
-                            tools[tool] = seen
     scale = totals["entries"] / totals["inspected"] if totals["inspected"] else 1.0
     shown: dict[str, Any] = {
         "namespace": options.namespace,
@@ -464,15 +452,10 @@ async def stats(options: argparse.Namespace) -> int:
         "processes": len(processes),
         "roots": {root: _root_document(counts, scale) for root, counts in sorted(roots.items())},
     }
-    found = [each for tool in sorted(tools) for each in recommend(tool, tools[tool])]
-    if options.recommend:
-        shown["recommendations"] = [asdict(each) for each in found]
     if options.json:
         print_json(shown)
     else:
         _print_stats(shown)
-        if options.recommend:
-            print_recommendations(found)
     return 0
 
 

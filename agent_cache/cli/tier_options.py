@@ -12,17 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from agent_cache.cli.output import Printer, shortened
-from agent_cache.core.evidence import Seen
+from agent_cache.cli.output import Printer
 from agent_cache.core.tags import parse_tag
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.addresses import path_of_url
-from agent_cache.remote.reports import TOOLS
-from agent_cache.tuning import Recommendation
 
 __all__ = [
     "CALLS", "LONGEST_NAME", "URL_VARIABLE", "Result", "add_doctor_options", "add_options", "duration_text", "file_of",
-    "print_recommendations", "print_result", "print_verdict", "report_of", "reported_calls", "reported_tools",
+    "print_result", "print_verdict", "report_of", "reported_calls",
     "tags_of",
 ]  # fmt: skip
 
@@ -41,8 +38,6 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
         _add_common_options(parser, "Counts what a tier holds for each resource root.")
         help_text = "values of each server to read; more are estimated from these (default: 10,000). Of a file, all are"
         parser.add_argument("--sample", type=_count, default=10_000, metavar="N", help=help_text)
-        help_text = "also what to change about the tools, by what the loads of all processes have shown"
-        parser.add_argument("--recommend", action="store_true", help=help_text)
         return
     if command == "keys":
         _add_common_options(parser, "Lists entries: digests, tags and sizes. Neither arguments nor values are shown.")
@@ -172,47 +167,8 @@ def reported_calls(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, in
             yield root, dict(zip(CALLS, numbers, strict=False))
 
 
-def reported_tools(document: dict[str, Any]) -> Iterator[tuple[str, Seen]]:
-    """What a process reports of the loads of its tools, as far as it can be what a process reports."""
-    tools = document.get(TOOLS)
-    for tool, numbers in tools.items() if isinstance(tools, dict) else ():
-        seen = Seen.from_json(numbers)
-        if seen is not None:
-            yield tool, seen
-
-
 def _is_count(number: object) -> bool:
     return type(number) is int and 0 <= number < 1 << 63
-
-
-def print_recommendations(found: list[Recommendation]) -> None:
-    """Print what to change about the tools."""
-    printer = Printer()
-    printer.line()
-    if not found:
-        printer.line("no recommendations: the processes report too few loads for any")
-        return
-    rows = [
-        (
-            shortened(each.tool, LONGEST_NAME),
-            each.action,
-            _value_text(each, each.current),
-            _value_text(each, each.suggested),
-            f"{each.evidence:,}",
-            f"{each.changed:,} of {each.compared:,}",
-        )
-        for each in found
-    ]
-    printer.table(("tool", "action", "now", "suggested", "evidence", "changed"), rows, left=2)
-    printer.line()
-    for each in found:
-        printer.line(f"{shortened(each.tool, LONGEST_NAME)}: {each.reason}")
-
-
-def _value_text(each: Recommendation, value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if each.action == "raise_maxsize" else f"{value:g} s"
 
 
 def duration_text(duration: float) -> str:

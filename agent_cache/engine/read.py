@@ -46,7 +46,6 @@ from agent_cache.engine.tiers import request_of
 from agent_cache.engine.ttls import TTLS
 from agent_cache.engine.write import OUTSIDE, WRITING, BlockingWrite, Fill, Write
 from agent_cache.errors import ConfigurationError
-from agent_cache.metrics import EVIDENCE
 from agent_cache.values.canonical import MISSING, canonical
 from agent_cache.values.compare import is_empty
 
@@ -114,9 +113,7 @@ class ReadOperation(Operation[ReadPolicy]):
         self.inherited_uses: list[Any] = []
         READERS.link(self, self.root_uses)
         self.declared = self.policy
-        self.evidence = Evidence(self.name, self.stats, self.policy.maxsize)
-        if self.policy.ttl is not no_life:
-            EVIDENCE[id(self.evidence)] = self.evidence
+        self.evidence = Evidence(self.stats)
         self._stores: weakref.WeakSet[Store] = weakref.WeakSet()
         self.store = self.new_store(None)
         with VERSIONS.lock:  # from now on it is found by who sets the ttl of its name
@@ -130,9 +127,7 @@ class ReadOperation(Operation[ReadPolicy]):
     def set_policy(self, policy: ReadPolicy) -> None:
         """Use a policy with another ttl from now on. The caller holds the lock."""
         self.policy = policy
-        evidence = self.evidence
-        evidence.ttl, evidence.life_varies = policy.longest_ttl, callable(policy.ttl)
-        evidence.restart()
+        self.evidence.restart()
 
     def new_store(self, owner: Any | None) -> Store:
         """Make a store for the answers of one scope."""

@@ -21,7 +21,7 @@ from agent_cache.core.tags import Tag
 from agent_cache.core.versions import VERSIONS, EntryTag, entry_tag
 from agent_cache.engine.flight import Flight
 from agent_cache.engine.inheritance import NO_LEASES, Inherited, Inherits, Source
-from agent_cache.engine.noting import insert_and_note, key_in_evidence, note_unstored
+from agent_cache.engine.noting import key_in_evidence, note_load
 from agent_cache.engine.scope import Call, LocalTool
 from agent_cache.engine.state import (
     WITNESSES,
@@ -88,9 +88,9 @@ def store_result(call: Call, value: Any, insert: Insert | None = None) -> None:
         insert: what to do with an entry that may be stored, instead of `insert_if_valid`.
     """
     operation, flight, cost = call.operation, call.flight, call.cost
-    policy, evidence = operation.policy, operation.evidence
-    if cost > SHORTEST:
-        evidence.earn(cost)
+    policy = operation.policy
+    is_noted = cost >= SHORTEST and insert is None
+    present, serial = flight.store.peek(call.key) if is_noted else None, VERSIONS.now
     tags = flight.tags if not operation.late_roots else _result_tags(call, value)
     flight.end_tags = tags
     may_live, failure = True, None
@@ -124,15 +124,15 @@ def store_result(call: Call, value: Any, insert: Insert | None = None) -> None:
         warn_once("ttl= gave no duration, so the result was not cached", operation.name, failure)
     elif may_live:
         if insert is not None:
-            evidence.forget(key_in_evidence(call))
+            operation.evidence.latest.pop(key_in_evidence(call), None)
             insert(call, stored)
-        elif evidence.allowance > 0:
-            insert_and_note(insert_if_valid, call, value, stored)
         else:
-            insert_if_valid(call, stored)
+            is_valid = insert_if_valid(call, stored)
+            if is_noted:
+                note_load(call, value, stored if is_valid else None, present, serial)
         return
-    if insert is None and evidence.allowance > 0:
-        note_unstored(call)
+    if is_noted:
+        note_load(call, value, None, present, serial)
     if call.is_fresh or (policy.kept_for and not is_failure):
         with VERSIONS.lock:  # older than the value that is not to be stored; assigned, so that it is freed afterwards
             _former = flight.store.discard(call.key)

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from agent_cache.clock import CLOCK
+from agent_cache.core.evidence import SHORTEST
 from agent_cache.core.keys import PLAIN
 from agent_cache.core.lease import UNTRUSTED, CombinedLease, Lease
 from agent_cache.core.store import NEVER
@@ -26,7 +27,7 @@ from agent_cache.core.versions import VERSIONS, entry_tag
 from agent_cache.engine.blocking import call_in_background, has_running_loop, in_background
 from agent_cache.engine.flight import Flight
 from agent_cache.engine.inheritance import Inherits
-from agent_cache.engine.noting import insert_and_note
+from agent_cache.engine.noting import note_load
 from agent_cache.engine.operation import Proceed
 from agent_cache.engine.result import count_unstored, early_expiry, insert_if_valid, lease_of, protected_copy
 from agent_cache.engine.scope import TENANT, Call
@@ -328,10 +329,11 @@ def _store_found(call: Call, found: Found) -> Any:
         return found.value
     if stored is None:
         count_unstored(call)
-    elif call.operation.evidence.allowance > 0:
-        insert_and_note(insert_if_valid, call, found.value, stored)
     else:
-        insert_if_valid(call, stored)
+        present, serial = flight.store.peek(call.key), VERSIONS.now
+        is_valid = insert_if_valid(call, stored)
+        if found.cost >= SHORTEST:
+            note_load(call, found.value, stored if is_valid else None, present, serial)
     if found.is_to_refresh:
         refresh(call)
     return found.value

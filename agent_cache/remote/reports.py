@@ -1,7 +1,6 @@
 """What a tier tells operators: warnings that are logged once, and a report of the calls of this process.
 
-A report is JSON: ``{root: [hits, misses, shared]}``, and under `TOOLS`, which is no root, what the loads of the tools
-have shown.
+A report is JSON: ``{root: [hits, misses, shared]}``.
 """
 
 from __future__ import annotations
@@ -12,18 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agent_cache.clock import boottime
-from agent_cache.metrics import METRICS, evidence_by_tool
+from agent_cache.metrics import METRICS
 
-__all__ = ["TOOLS", "Log", "report_text"]
+__all__ = ["Log", "report_text"]
 
 _LOG_AGAIN_AFTER: Final = 60.0
 _MAX_LOGGED: Final = 1_000
 
-TOOLS: Final = ":tools"
-"""The key of a report that is no root: a colon never begins one."""
-
 _MAX_ROOTS: Final = 100
-_MAX_BYTES: Final = 8_192
 
 
 @dataclass(slots=True)
@@ -49,7 +44,7 @@ class Log:
 
 
 def report_text() -> str:
-    """The report of this process: its hundred busiest roots, and its busiest tools as long as it takes a few kilobytes.
+    """The report of this process: its hundred busiest roots.
 
     Roots that nothing was read of are left out: tools are often decorated in every process and used in a few.
     """
@@ -57,15 +52,4 @@ def report_text() -> str:
     counts = {root: [calls[name] for name in ("hits", "misses", "shared")] for root, calls in resources}
     busiest = sorted((root for root in counts if any(counts[root])), key=lambda root: -sum(counts[root]))
     report: dict[str, Any] = {root: counts[root] for root in busiest[:_MAX_ROOTS]}
-    found = {tool: seen for tool, seen in evidence_by_tool().items() if any(seen.causes.values())}
-    tools: dict[str, list[Any]] = {}
-    room = _MAX_BYTES
-    for tool in sorted(found, key=lambda tool: -found[tool].loads):
-        numbers = found[tool].as_json()
-        room -= len(tool) + len(json.dumps(numbers))
-        if room < 0:
-            break
-        tools[tool] = numbers
-    if tools:
-        report[TOOLS] = tools
     return json.dumps(report, separators=(",", ":"))

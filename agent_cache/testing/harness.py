@@ -19,10 +19,11 @@ from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.audit import audits_running, forget_audits
 from agent_cache.engine.body import GENERATION
 from agent_cache.engine.flight import ALONE
+from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.state import READERS, clear_everything, forget_warnings
 from agent_cache.engine.tiers import unsubscribe_all
 from agent_cache.engine.ttls import TTLS
-from agent_cache.metrics import METRICS, clear_evidence
+from agent_cache.metrics import METRICS
 from agent_cache.remote.protocol import Found, Listener, Request, SharedTtls, Ticket, Tier, WriteIntent
 from agent_cache.session.session import WATCHERS
 
@@ -43,7 +44,9 @@ def reset() -> None:
     VERSIONS.release_all()
     TTLS.clear()
     METRICS.clear()
-    clear_evidence()
+    for tool in READERS.all():
+        if isinstance(tool, ReadOperation):
+            tool.evidence.clear()
     forget_warnings()
 
 

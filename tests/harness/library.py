@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 from agent_cache import testing
-from agent_cache.engine import noting, state
+from agent_cache.engine import state
 from agent_cache.metrics import GONE, METRICS
 
 CALL_BODIES = ("generated", "general")
@@ -47,17 +47,6 @@ def counted_slices() -> Iterator[None]:
         yield
     finally:
         state.perf_counter = former
-
-
-@contextmanager
-def unmeasured_evidence() -> Iterator[None]:
-    """Let comparisons of results cost no processor time, so that none is left out on a slow machine."""
-    former = noting.thread_time
-    noting.thread_time = lambda: 0.0
-    try:
-        yield
-    finally:
-        noting.thread_time = former
 
 
 def call_body(kind: str) -> AbstractContextManager[object]:

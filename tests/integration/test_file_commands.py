@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import json
 import os
 import re
@@ -19,9 +17,7 @@ from pathlib import Path
 import pytest
 
 import agent_cache
-from agent_cache import AgentCache, configure, testing
 from agent_cache.cli.main import main
-from agent_cache.remote import FileTier
 from tests.harness.forks import forks
 
 SECRET = "K9-very-secret-argument"
@@ -260,47 +256,6 @@ def test_other_namespaces_are_counted_apart(start, run):
         found = facts(run, "stats", "--namespace", namespace)
         assert (found["entries"], found["others"], found["tools"]["get_order"]["entries"]) == (1, 1, 1)
     assert "1 in other namespaces" in run("stats")[1]
-
-
-def test_recommendations_rest_on_what_the_processes_report(path, run):
-    testing.reset()
-    numbers = itertools.count()
-
-    with testing.FakeClock() as clock:
-
-        @AgentCache("recommended", name="recommended:\u001b[2Jtool", ttl=60)
-        async def tool() -> int:
-            clock.advance(0.05)
-            return next(numbers)
-
-        async def load() -> None:
-            for _ in range(60):
-                await tool()
-                clock.advance(61)
-
-        asyncio.run(load())
-
-    async def report() -> list[dict]:
-        async with FileTier(path) as tier:
-            with configure(remote=tier):
-                await tool()
-                deadline = time.monotonic() + 100
-                while not (found := await asyncio.to_thread(facts, run, "stats", "--recommend"))["recommendations"]:
-                    assert time.monotonic() < deadline, found
-                _, out, _ = await asyncio.to_thread(run, "stats", "--recommend")
-        assert "shorten_ttl" in out
-        assert "\x1b" not in out
-        return found["recommendations"]
-
-    (found,) = asyncio.run(report())
-    assert (found["action"], found["current"], found["suggested"]) == ("shorten_ttl", 60.0, 15.0)
-    assert facts(run, "stats", "--recommend")["recommendations"] == []  # the process has closed it
-    testing.reset()
-
-
-def test_without_evidence_nothing_is_recommended(worker, run):
-    assert facts(run, "stats", "--recommend")["recommendations"] == []
-    assert "too few loads" in run("stats", "--recommend")[1]
 
 
 # keys

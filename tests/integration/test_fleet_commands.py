@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import itertools
 import json
 import os
 import subprocess
@@ -178,71 +177,6 @@ def test_what_is_damaged_or_of_others_does_not_stop_it(valkey, run):
     assert (found["entries"], found["unreadable"]) == (6, 1)
     assert found["roots"]["order"]["entries"] == 4
     assert {entry["digest"] for entry in facts(run, "keys", "--url", valkey.url)["entries"]} >= {"00ff"}
-
-
-# stats --recommend
-
-
-def _load_what_changes(name: str, times: int = 60) -> object:
-    """A tool of this process whose result is another one each time, and that lives for a minute."""
-    numbers = itertools.count()
-    with testing.FakeClock() as clock:
-
-        @AgentCache(name, name=name, ttl=60)
-        async def tool() -> int:
-            clock.advance(0.05)
-            return next(numbers)
-
-        async def main() -> None:
-            for _ in range(times):
-                await tool()
-                clock.advance(61)
-
-        asyncio.run(main())
-    return tool
-
-
-async def test_recommendations_rest_on_what_the_processes_report(valkey, run):
-    """With those of another process, which has seen as much."""
-    name = "recommended:\u001b[2Jtool"
-    tool = await asyncio.to_thread(_load_what_changes, name)
-    async with fleet(valkey.url):
-        await get_order("7")
-        deadline = time.monotonic() + 100
-        while not (found := await asyncio.to_thread(facts, run, "stats", "--url", valkey.url, "--recommend"))[
-            "recommendations"
-        ]:
-            assert time.monotonic() < deadline, found
-        (alone,) = found["recommendations"]
-        assert (alone["tool"], alone["action"], alone["evidence"]) == (name, "shorten_ttl", 59)
-        (own,) = valkey.command("KEYS", "agent_cache:hb:*")
-        report = json.loads(valkey.command("GET", own))
-        valkey.command("SET", "agent_cache:hb:other", json.dumps(report))
-        found = await asyncio.to_thread(facts, run, "stats", "--url", valkey.url, "--recommend")
-        (both,) = found["recommendations"]
-        assert (both["evidence"], both["suggested"], both["current"]) == (118, 15.0, 60.0)
-        assert ":tools" not in found["roots"]
-        _, out, _ = await asyncio.to_thread(run, "stats", "--url", valkey.url, "--recommend")
-        assert "shorten_ttl" in out
-        assert "118 of 118 reloads had changed" in out
-        assert "\x1b" not in out
-        assert "recommendations" not in await asyncio.to_thread(facts, run, "stats", "--url", valkey.url)
-    del tool
-
-
-def test_without_evidence_nothing_is_recommended(valkey, run):
-    assert facts(run, "stats", "--url", valkey.url, "--recommend")["recommendations"] == []
-    assert "too few loads" in run("stats", "--url", valkey.url, "--recommend")[1]
-
-
-@pytest.mark.parametrize(
-    "tools", ["7", "[]", "null", '{"a": 1}', '{"a": [1, 2]}', '{"a": [null,0,1,0,1,1,1,[1,1,1,1,1],1,1,1e999,{},1,1]}']
-)
-def test_what_no_process_can_have_seen_is_left_out(valkey, run, tools):
-    valkey.command("SET", "agent_cache:hb:forged", f'{{":tools": {tools}, "user": [3, 1, 0]}}')
-    found = facts(run, "stats", "--url", valkey.url, "--recommend")
-    assert found["recommendations"] == []
-    assert list(found["roots"]) == ["user"]
 
 
 # keys

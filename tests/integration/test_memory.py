@@ -30,7 +30,7 @@ from agent_cache import (
 )
 from agent_cache.core.keys import ALIASES, key_part
 from agent_cache.core.store import NEVER, Entry, Sizes, Store
-from agent_cache.core.versions import VERSIONS
+from agent_cache.core.versions import VERSIONS, Versions
 from agent_cache.engine import read as registry, state
 from agent_cache.engine.state import READERS
 from agent_cache.engine.tiers import _Pending
@@ -608,7 +608,7 @@ async def test_answers_that_never_expire_are_not_swept(clock):
 def test_an_entry_may_be_kept_longer_than_it_is_served():
     """`kept_until` decides, not `expires`."""
 
-    store = Store(None, SimpleNamespace(number=0, is_named=False))
+    store = Store(None, SimpleNamespace(number=0, is_named=False), versions=Versions())
     store.insert("a", Entry("value", 100.0, 0.0, kept_for=10.0), 0.0)
     assert store.sweep(105.0) == []
     assert [entry.value for entry in store.sweep(110.0)] == ["value"]
@@ -765,7 +765,7 @@ async def test_the_largest_store_is_found_without_a_look_at_the_others(monkeypat
     sizes = Sizes()
     stores = []
     for number in range(5_000):
-        store = Counted(None, SimpleNamespace(number=0, is_named=False))
+        store = Counted(None, SimpleNamespace(number=0, is_named=False), versions=Versions())
         store.sizes = sizes
         store.insert("a", Entry(None, NEVER, 0.0, size=100 + number), 0.0)
         stores.append(store)
@@ -794,7 +794,7 @@ class SizesModel(RuleBasedStateMachine):
 
     @rule()
     def make(self) -> None:
-        store = Store(3, SimpleNamespace(number=0, is_named=False))
+        store = Store(3, SimpleNamespace(number=0, is_named=False), versions=Versions())
         store.sizes = self.sizes
         self.stores.append(store)
 
