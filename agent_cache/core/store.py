@@ -6,7 +6,7 @@ tags: whoever meets an entry asks `Store.is_current`, and a stale one is removed
 
 The owner of a store calls `insert`, `discard`, `evict`, `sweep`, `shorten` and `drop_all` under the lock of the
 versions. Hits take none: `lookup` and `touch` are bound C methods of the current mapping, each atomic. Dropping
-everything swaps the mapping; the old one is returned, to be freed in slices outside of the lock.
+everything swaps the mapping; the old one is returned, to be freed outside of the lock.
 """
 
 from __future__ import annotations
@@ -466,7 +466,7 @@ class Store:
         return swept
 
     def drop_all(self) -> OrderedDict[Hashable, Entry]:
-        """Empty the store in constant time. Returns its entries, to be freed in slices."""
+        """Empty the store in constant time. Returns its entries, to be freed outside of the lock."""
         was_on = self.lookup is not _no_entry
         dropped = self._data
         if self.newest is not None:  # perhaps not in the mapping: a hit may note an entry just as it is dropped

@@ -10,11 +10,9 @@ import itertools
 import logging
 import os
 import weakref
-from collections import OrderedDict, deque
-from collections.abc import Awaitable, Coroutine, Hashable, Iterable, Iterator
-from contextvars import Context
-from itertools import chain, islice
-from time import perf_counter, sleep
+from collections.abc import Awaitable, Coroutine, Hashable, Iterable
+from itertools import islice
+from time import sleep
 from typing import Any, Protocol, TypeVar
 
 from agent_cache.clock import CLOCK
@@ -73,13 +71,6 @@ _MAX_EVICTED = 500
 
 _SWEPT = 64
 """Entries that one eviction examines for dead ones."""
-
-_AT_ONCE = 500
-"""Entries that are freed without slices: up to 0.3 ms, if their values are small."""
-_SLICE_SECONDS = 0.001
-"""How long entries are freed in one iteration of the event loop."""
-_STEP = 50
-"""Entries between two readings of the clock."""
 
 
 # The lock
@@ -434,13 +425,7 @@ def _witnesses_of(present: Any) -> list[Witness]:
 def note_evicted(entry: Entry) -> None:
     """Let no witness keep an entry that was evicted. Called outside of the lock."""
     present = WITNESSES.pop(id(entry), None)
-    if present is not None:
-        _tell_evicted(entry, _witnesses_of(present))
-
-
-def _tell_evicted(entry: Entry, witnesses: Iterable[Witness]) -> None:
-    """The same for the witnesses that the entry had."""
-    for witness in list(witnesses):
+    for witness in () if present is None else _witnesses_of(present):
         witness.let_go(entry, None)
 
 
@@ -456,105 +441,27 @@ def note_dropped(entries: Iterable[Any]) -> None:
     Args:
         entries: also anything else that a store drops.
     """
-    found = [
-        _tell(entry, _witnesses_of(present))
-        for entry in entries
-        if (present := WITNESSES.pop(id(entry), None)) is not None
-    ]
-    if not found:
-        return
-    work = chain.from_iterable(found)
-    end = perf_counter() + _SLICE_SECONDS / 2
-    for _ in work:
-        if perf_counter() > end and _in_turns(work):
-            return
-
-
-def _tell(entry: Entry, witnesses: list[Witness]) -> Iterator[None]:
-    """Let each witness identify the value, which takes 1 to 50 us."""
-    known: dict[Any, Any] = {}
-    for witness in witnesses:
-        witness.let_go(entry, known)
-        yield
-
-
-# Freeing dropped entries: a million of them at once would hold the event loop for half a second
+    for entry in entries:
+        present = WITNESSES.pop(id(entry), None)
+        if present is not None:
+            known: dict[Any, Any] = {}
+            for witness in _witnesses_of(present):
+                witness.let_go(entry, known)  # it identifies the value, which takes 1 to 50 us
 
 
 def free(garbage: list[Any]) -> None:
-    """Release dropped entries, outside of the lock. Many are released in slices, between callbacks of the running loop.
-
-    One value is always freed at once, however large it is: a dict of ten million items takes half a second.
+    """Release dropped entries, outside of the lock: a million of them take half a second.
 
     Args:
         garbage: entries, lists of entries, and what `Store.drop_all` has returned. It is emptied.
     """
-    count = sum([1 if isinstance(dropped, Entry) else len(dropped) for dropped in garbage])
-    if (count <= _AT_ONCE or not _in_turns(*garbage)) and WITNESSES:
+    if WITNESSES:
         for dropped in garbage:
             if isinstance(dropped, Entry):
                 note_evicted(dropped)
             else:
                 note_dropped(dropped.values() if isinstance(dropped, dict) else dropped)
     garbage.clear()
-
-
-def _in_turns(*work: Any) -> bool:
-    """Empty containers, and do other work, between callbacks of the running loop. Returns whether there is one."""
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        return False  # no event loop to hold up
-    reference = _garbage.get(loop)
-    queue = None if reference is None else reference()
-    if queue is None:
-        queue = deque()
-        _garbage[loop] = weakref.ref(queue)
-        # In an empty context: that of this call would keep its session alive, which may end before the work does.
-        loop.call_soon(_free_a_slice, loop, queue, _emptied(queue), context=Context())
-    queue.extend(work)
-    return True
-
-
-_garbage: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[deque[Any]]] = weakref.WeakKeyDictionary()
-"""Containers to be emptied, and other work, by event loop. Only the callback that does it holds them, so they are freed
-with the callbacks of a loop that is closed before that."""
-
-
-def _free_a_slice(loop: asyncio.AbstractEventLoop, queue: deque[Any], work: Iterator[None]) -> None:
-    end = perf_counter() + _SLICE_SECONDS
-    for _ in work:
-        if perf_counter() > end:
-            loop.call_soon(_free_a_slice, loop, queue, work)
-            return
-    del _garbage[loop]
-
-
-def _emptied(queue: deque[Any]) -> Iterator[None]:
-    """Empty the containers in a queue, some entries between two yields, and do the work that is in it."""
-    freed = 0
-    while queue:
-        container = queue.popleft()
-        while isinstance(container, list | dict | set) and container:
-            if isinstance(container, dict):
-                _, value = container.popitem()
-            else:
-                value = container.pop()
-            if WITNESSES and (present := WITNESSES.pop(id(value), None)) is not None:
-                yield from _tell(value, _witnesses_of(present))
-            del value
-            freed += 1
-            if freed % _STEP == 0:
-                yield
-        if type(container) is OrderedDict:  # its tables, those of a million entries, take milliseconds
-            dict.clear(container)
-            yield
-        elif isinstance(container, Iterator):
-            yield from container
-        elif isinstance(container, Entry):
-            note_evicted(container)
-        del container
-        yield
 
 
 # Event loops

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 from agent_cache import testing
-from agent_cache.engine import state
 from agent_cache.metrics import GONE, METRICS
 
 CALL_BODIES = ("generated", "general")
@@ -36,17 +34,6 @@ def forget_tools_that_are_gone() -> None:
     METRICS._sum_up_tools_that_are_gone()
     METRICS._tools.pop(GONE, None)
     METRICS._limit = METRICS._max_rows
-
-
-@contextmanager
-def counted_slices() -> Iterator[None]:
-    """Let the slices in which dropped entries are freed be as long on every machine: ten steps, not a millisecond."""
-    steps, former = itertools.count(), state.perf_counter
-    state.perf_counter = lambda: next(steps) * 0.0001
-    try:
-        yield
-    finally:
-        state.perf_counter = former
 
 
 def call_body(kind: str) -> AbstractContextManager[object]:

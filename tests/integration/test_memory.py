@@ -37,7 +37,6 @@ from agent_cache.engine.tiers import _Pending
 from agent_cache.metrics import Metrics
 from agent_cache.remote.protocol import Touched
 from agent_cache.testing import FakeClock
-from tests.harness import library
 
 
 @pytest.fixture
@@ -612,59 +611,6 @@ def test_an_entry_may_be_kept_longer_than_it_is_served():
     store.insert("a", Entry("value", 100.0, 0.0, kept_for=10.0), 0.0)
     assert store.sweep(105.0) == []
     assert [entry.value for entry in store.sweep(110.0)] == ["value"]
-
-
-def test_garbage_of_an_event_loop_is_freed_with_it():
-    """`asyncio.run` may end before all of it has been freed in slices."""
-    freed: list[int] = []
-
-    class Value:
-        def __init__(self, number: int) -> None:
-            self.number = number
-
-        def __del__(self) -> None:
-            freed.append(self.number)
-
-    @AgentCache("thing", copy="never", maxsize=None)
-    async def thing(number: int) -> Value:
-        return Value(number)
-
-    loops: list[asyncio.AbstractEventLoop] = []  # closed, and perhaps still referenced by something
-
-    async def fill_and_drop() -> None:
-        loops.append(asyncio.get_running_loop())
-        for number in range(10_000):
-            await thing(number)
-        thing.clear()
-
-    for _ in range(3):
-        asyncio.run(fill_and_drop())
-    assert len(freed) == 30_000
-    assert all(queue() is None for queue in state._garbage.values())
-
-
-async def test_many_small_lists_of_dropped_entries_are_freed_in_slices():
-    """A write that concerns many stores drops a few entries of each."""
-    freed = 0
-
-    class Value:
-        def __del__(self) -> None:
-            nonlocal freed
-            freed += 1
-
-    garbage: list[Any] = [[Value() for _ in range(10)] for _ in range(1_000)]
-    with library.counted_slices():
-        state.free(garbage)
-        assert garbage == []
-        slices = 0
-        while freed < 10_000:
-            before = freed
-            await asyncio.sleep(0)
-            assert freed > before
-            slices += 1
-        assert slices > 1
-        while asyncio.get_running_loop() in state._garbage:  # until nothing is left to do
-            await asyncio.sleep(0)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

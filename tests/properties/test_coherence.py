@@ -72,7 +72,6 @@ class Coherence(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.exits = ExitStack()
-        self.exits.enter_context(library.counted_slices())
         self.stage = Stage(self.exits.enter_context(library.fresh_library()))
         self.exits.callback(self.stage.scheduler.close)
         made, changed = toolbox.readers(self.body), toolbox.writers(self.body)
