@@ -44,7 +44,7 @@ __all__ = ["Recommendation", "get_ttl", "recommendations", "set_ttl"]
 def set_ttl(tool: Callable[..., Any] | str, ttl: float | timedelta | None) -> None:
     """Set the ttl of a read tool while the program runs, in this process at once, and in every process of its fleet.
 
-    A shorter ttl counts at once, also for what is stored: nothing is served from now on whose load began longer ago.
+    A shorter ttl counts at once: what is stored is dropped, and loaded anew when it is asked for.
     A longer one counts for what is loaded from now on: nothing that is stored lives longer than it was promised to. It
     never lets a result be stored that the code does not: where ``ttl=`` is a function of the result, the seconds are a
     bound on what it returns.

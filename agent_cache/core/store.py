@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 from types import MappingProxyType
 from typing import Any, Final, Protocol
@@ -406,29 +406,6 @@ class Store:
         load = self.latest.get(key if self.session is None else (self.session, key))
         if load is not None:
             load.evicted = why
-
-    def shorten(self, keys: Iterable[Hashable], former: float | None, life: float) -> list[Entry]:
-        """Let entries expire no later than `life` seconds after their loads began.
-
-        When that was is not noted in an entry. It is known to be no earlier than `former` seconds before the entry
-        expires, so none expires too late. Where that is not known either, the entry is dropped.
-
-        Args:
-            keys: of the entries, as far as there are any.
-            former: seconds that no entry may have lived so far; None if there was no bound.
-
-        Returns:
-            What was dropped.
-        """
-        dropped: list[Entry] = []
-        for key in keys:
-            entry = self._data.get(key)
-            if entry is not None and former is None:
-                self.discard(key)
-                dropped.append(entry)
-            elif entry is not None and former is not None:
-                entry.expire_by(entry.expires - former + life)
-        return dropped
 
     def discard(self, key: Hashable) -> Entry | None:
         """Remove the entry under a key, if there is one."""

@@ -296,9 +296,6 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
                     note_tags(tags)
                 if not ticket.is_clean():
                     is_stored = False
-            if call.operation.policy is not call.operation.declared:  # its ttl may have been shortened meanwhile
-                life = call.operation.policy.longest_ttl
-                entry.expire_by(NEVER if life is None else call.started + life)
             if is_stored and entry.size:
                 is_stored = _make_room(call, store, entry, garbage)
             if is_stored:

@@ -4,10 +4,9 @@
 tier that passes them on (`remote.protocol.SharedTtls`) gives all of its own at once, so one that is not among them any
 more has been taken back.
 
-A shorter ttl counts at once for everything that is stored: no entry is served that began to load longer ago. A load
-that runs is not stored, since it may have computed its expiry already. What was made of the results is dropped with
-them. A longer one counts for what is loaded from now on: nothing outlives the ttl that was in force when it was loaded,
-and nothing is stored that the code does not let be stored.
+A shorter ttl drops what is stored, what was made of it, and what is loading, since it may have computed its expiry
+already. A longer one counts for what is loaded from now on: nothing outlives the ttl that was in force when it was
+stored, and nothing is stored that the code does not let be stored.
 """
 
 from __future__ import annotations
@@ -18,17 +17,13 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from agent_cache.core.store import Entry, Store
 from agent_cache.core.versions import VERSIONS
-from agent_cache.engine.state import READERS, free
+from agent_cache.engine.state import READERS, clear_tools
 
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Tier
 
 __all__ = ["TTLS", "Ttls", "follow"]
-
-_AT_ONCE: Final = 1_000
-"""Entries whose expiry is changed without releasing the lock: 0.5 ms."""
 
 
 class Ttls:
@@ -115,28 +110,12 @@ def _is_named(tool: Any, name: str) -> bool:
 
 
 def _change(operation: Any, ttl: float | None) -> None:
-    """Change the ttl of one tool, and the expiry of its entries if it is shorter now."""
+    """Change the ttl of one tool, and drop what may be too old under a shorter one."""
     with VERSIONS.lock:
         former, changed = operation.policy, operation.declared.with_ttl(ttl)
         if changed.ttl == former.ttl and changed.bound == former.bound:
             return
         operation.set_policy(changed)
-        life = changed.longest_ttl
-        if life is None or (former.longest_ttl is not None and life >= former.longest_ttl):
-            return
-        # What has read its answers lives no longer than these did. Its own entries ask for this tag only if one of them
-        # was ever written by its key: then they are dropped, too.
-        VERSIONS.write(((operation.number,),))
-    for store in operation.stores():
-        free(_shorten(store, former.longest_ttl, life))
-
-
-def _shorten(store: Store, former: float | None, life: float) -> list[Any]:
-    """Change the expiry of many entries. An entry that is stored meanwhile may lose some of its life, and gets none."""
-    with VERSIONS.lock:
-        keys = store.keys()
-    dropped: list[Entry] = []
-    for start in range(0, len(keys), _AT_ONCE):
-        with VERSIONS.lock:
-            dropped += store.shorten(keys[start : start + _AT_ONCE], former, life)
-    return [dropped]
+    life = changed.longest_ttl
+    if life is not None and (former.longest_ttl is None or life < former.longest_ttl):
+        clear_tools((operation,))

@@ -243,14 +243,6 @@ class Fill:
     entry: Entry
 
 
-def _bounded(fill: Fill) -> Entry:
-    """The entry of a result. The ttl of its tool may have been shortened since it was given."""
-    life = fill.call.operation.policy.longest_ttl
-    if life is not None:
-        fill.entry.expire_by(fill.call.started + life)
-    return fill.entry
-
-
 class Write(Hold):
     """One write, from before its side effect until it is committed everywhere.
 
@@ -429,7 +421,7 @@ class Write(Hold):
                 self._announced = Announcement(self._make_intent(), self.tiers, self.name)
         if self._announced is None:
             for fill in fills:
-                insert_if_valid(fill.call, _bounded(fill))
+                insert_if_valid(fill.call, fill.entry)
             return ENDED
         return self._end_in_tiers(self._announced, late, bare, fills, may_wait=may_wait, failed=failed, hold=hold)
 
@@ -508,7 +500,7 @@ class Write(Hold):
             for ticket in call.flight.tickets:
                 if ticket.lasts is not None:
                     fill.entry.expire_by(call.started + ticket.lasts)
-            insert_if_valid(call, _bounded(fill))
+            insert_if_valid(call, fill.entry)
         finally:
             call.flight.finish()
 
