@@ -46,7 +46,7 @@ import inspect
 import linecache
 import marshal
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, wraps
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -54,6 +54,7 @@ from typing import Any, NamedTuple
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
 from agent_cache.core.keys import ALIASES, PLAIN, Uncacheable, key_part
+from agent_cache.core.options import ReadPolicy
 from agent_cache.core.parameters import POSITIONAL, Parameter, Parameters, default_part, receiver_part
 from agent_cache.core.store import NEVER
 from agent_cache.core.versions import VERSIONS
@@ -86,48 +87,41 @@ def read_body(operation: ReadOperation) -> Body:
     if not GENERATION.is_on:
         return _plain_body(operation)
     parameters, policy = operation.parameters, operation.policy
-    header, key, mapping = _header(parameters), _key_expression(operation), _mapping_of(parameters.names)
-    call, may_overflow = _canonical_call(parameters), "$image" in key
-    if isinstance(parameters, PassedOn):
-        header, call, key, mapping = _EVERYTHING, "$args, $kwargs", f"$key_of({_EVERYTHING})", "$named($args, $kwargs)"
-    generated = _generated_read(
-        _prefix(parameters),
-        header,
-        key,
-        mapping,
-        call,
-        may_overflow=may_overflow,
-        has_loop_key=policy.loop.loop_key is not None,
-        is_of_session=policy.scope == "session",
-        expires=policy.ttl is not None,
-        is_sync=operation.is_sync,
-    )
     names = _READ_NAMES | {
         "unkeyed": operation.unkeyed,
         "store": operation.store,
         "stats": operation.stats,
         "operation": operation,
         "key_or_unkeyed": operation.key_or_unkeyed,
+        "by_key": operation.part_by_key,
+        "by_contexts": operation.part_by_contexts,
+        "by_vary": operation.part_by_vary,
     }
-    if policy.key is not None:
-        names["by_key"] = operation.part_by_key
-    if operation.heeds_contexts:
-        names["by_contexts"] = operation.part_by_contexts
-    if policy.vary is not None:
-        names["by_vary"] = operation.part_by_vary
+    header, passed, call = _spelled(parameters)
+    key, mapping = _key_expression(operation, passed), _mapping_of(parameters.names)
     if isinstance(parameters, PassedOn):
-        names |= {"key_of": _key_function(operation), "named": parameters.named}
-    return _function(operation, generated, names)
+        names |= {"key_of": _key_function(operation, header, key), "named": parameters.named}
+        header, call, key, mapping = _EVERYTHING, "$args, $kwargs", f"$key_of({_EVERYTHING})", "$named($args, $kwargs)"
+    lines = [
+        "$here = $place()",
+        "try:",
+        f"    $key = {key}",
+        "except $Uncacheable as $error:",
+        "    $key = $unkeyed($error)",
+        *(("except ValueError:", f"    $key = $key_or_unkeyed({mapping})") if "$image" in key else ()),
+        *_answers("None" if policy.loop.loop_key is None else mapping, policy),
+        f"return {_waited(f'$call($operation, $here, $key, {call})', operation)}",
+    ]
+    return _function(operation, header, lines, names)
 
 
-def _key_function(operation: ReadOperation) -> Callable[..., Any]:
+def _key_function(operation: ReadOperation, header: str, key: str) -> Callable[..., Any]:
     """Make the function that gives the key of a call in any spelling. It has the parameters that its body has not."""
     if operation.policy.key is not None or operation.policy.vary is not None or operation.heeds_contexts:
         return operation.key_of_call
     parameters = operation.parameters
-    generated = _generated_key(_prefix(parameters), _header(parameters), _key_expression(operation))
-    namespace = _namespace(generated, _READ_NAMES, parameters.all)
-    made = _made(generated, namespace, parameters.all, f"<agent_cache key of {operation.name}>")
+    generated = _compiled(_prefix(parameters), header, (f"return {key}",), is_sync=True)
+    made = _made(generated, _READ_NAMES, parameters.all, f"<agent_cache key of {operation.name}>")
     made.__qualname__ = made.__name__ = getattr(operation.function, "__name__", operation.name)
     return made
 
@@ -136,22 +130,21 @@ def write_body(operation: WriteOperation) -> Body:
     """Make the callable that replaces a write tool."""
     if not GENERATION.is_on:
         return _plain_body(operation)
-    parameters = operation.parameters
-    header, call = _header(parameters), _canonical_call(parameters)
-    if isinstance(parameters, PassedOn):
+    header, _, call = _spelled(operation.parameters)
+    if isinstance(operation.parameters, PassedOn):
         header, call = _EVERYTHING, "$args, $kwargs"
-    generated = _generated_write(_prefix(parameters), header, call, is_sync=operation.is_sync)
-    return _function(operation, generated, {"operation": operation, "place": PLACE.get, **_RUN})
+    lines = [f"return {_waited(f'$call($operation, $place(), None, {call})', operation)}"]
+    return _function(operation, header, lines, {"operation": operation, "place": PLACE.get, **_RUN})
 
 
 def stream_body(operation: StreamingRead | StreamingWrite) -> Body:
     """Make the generator function that replaces a streaming tool."""
-    parameters = operation.parameters
-    header, call = _header(parameters), _passed_on(parameters)
-    if isinstance(parameters, PassedOn):
-        header = call = _EVERYTHING
-    generated = _generated_stream(_prefix(parameters), header, call, is_sync=operation.is_sync)
-    return _function(operation, generated, {"begin": operation.begin, "END": END})
+    header, passed, _ = _spelled(operation.parameters)
+    if isinstance(operation.parameters, PassedOn):
+        header = passed = _EVERYTHING
+    wait = "" if operation.is_sync else "await "
+    lines = [line.replace("$begin()", f"$begin({passed})").replace("await ", wait) for line in _STREAM]
+    return _function(operation, header, lines, {"begin": operation.begin, "END": END})
 
 
 _RUN = {"call": run, "run": run_blocking}
@@ -183,6 +176,27 @@ _READ_NAMES = {
 _EVERYTHING = "*$args, **$kwargs"
 """The header of the body of a tool that passes on what it gets, and how it does."""
 
+_STREAM = """\
+$reader = $begin()
+try:
+    while True:
+        $chunk = await $reader.next()
+        if $chunk is $END:
+            return
+        try:
+            $sent = yield $chunk
+        except GeneratorExit:
+            raise
+        except BaseException as $error:
+            $reader.throw($error)
+        else:
+            if $sent is not None:
+                $reader.send($sent)
+finally:
+    await $reader.leave()
+""".splitlines()
+"""`engine.streaming.consume` with a signature."""
+
 _USE = """\
 if $entry is not $store.newest:
     try:
@@ -202,20 +216,20 @@ _IS_TRUSTED = (
 would look for a method of this name, which takes 15 ns."""
 
 
-def _indented(lines: list[str], levels: int) -> list[str]:
+def _indented(lines: Iterable[str], levels: int) -> list[str]:
     return ["    " * levels + line for line in lines]
 
 
-def _answers(arguments: str, *, is_of_session: bool, expires: bool) -> list[str]:
+def _answers(arguments: str, policy: ReadPolicy) -> list[str]:
     """The answer to a local hit. For an entry that never expires the clock is not read, which saves 50 ns."""
     elsewhere = [
         f"$value = $hit($operation, $here, $key, {arguments})",
         "if $value is not $MISSING:",
         "    return $value",
     ]
-    if is_of_session:
+    if policy.scope == "session":
         return elsewhere
-    unexpired = "$now() < $entry.fast" if expires else "($entry.fast == $NEVER or $now() < $entry.fast)"
+    unexpired = "$now() < $entry.fast" if policy.ttl is not None else "($entry.fast == $NEVER or $now() < $entry.fast)"
     find = [
         "    $entry = $lookup($key)",  # a global that the store sets, which saves 7 ns
         "    if $entry is not None and ($entry.checked == $versions.now or $store.is_current($key, $entry)):",
@@ -263,10 +277,10 @@ def _prefix(parameters: Parameters) -> str:
     return prefix
 
 
-def _key_expression(operation: ReadOperation) -> str:
+def _key_expression(operation: ReadOperation, passed: str) -> str:
     parameters = operation.parameters
     if operation.policy.key is not None:
-        key = f"$by_key({_passed_on(parameters)})"
+        key = f"$by_key({passed})"
     else:
         parts = [_part_expression(parameter) for parameter in parameters.all if parameter.in_key]
         key = parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
@@ -307,60 +321,34 @@ def _part_of_any(parameter: Parameter) -> str:
     return f'{name} if $type({name}) in $PLAIN else b"N" if {name} is None else $part({name})'
 
 
-def _passed_on(parameters: Parameters) -> str:
-    """Source text of the arguments of a call in its canonical spelling."""
-    passed = []
-    for parameter in parameters.all:
-        match parameter.kind:
-            case inspect.Parameter.VAR_POSITIONAL:
-                passed.append(f"*{parameter.name}")
-            case inspect.Parameter.KEYWORD_ONLY:
-                passed.append(f"{parameter.name}={parameter.name}")
-            case inspect.Parameter.VAR_KEYWORD:
-                passed.append(f"**{parameter.name}")
-            case _:
-                passed.append(parameter.name)
-    return ", ".join(passed)
+def _spelled(parameters: Parameters) -> tuple[str, str, str]:
+    """Source text of the parameter list, with defaults by name; of the arguments of a call in its canonical spelling;
+    and of these as a tuple and a dict.
+    """
+    header: list[str] = []
+    passed: list[str] = []
+    args: list[str] = []
+    kwargs: list[str] = []
+    kinds = [one.kind for one in parameters.all]
+    for place, one in enumerate(parameters.all):
+        name, kind = one.name, one.kind
+        if kind is _KEYWORD_ONLY and not {_KEYWORD_ONLY, inspect.Parameter.VAR_POSITIONAL} & set(kinds[:place]):
+            header.append("*")
+        stars = "*" if kind is inspect.Parameter.VAR_POSITIONAL else ""
+        stars = "**" if kind is inspect.Parameter.VAR_KEYWORD else stars
+        header.append(stars + name + (f"=$default_{name}" if one.has_default else ""))
+        if kind is inspect.Parameter.POSITIONAL_ONLY and kind not in kinds[place + 1 :]:
+            header.append("/")
+        passed.append(f"{name}={name}" if kind is _KEYWORD_ONLY else stars + name)
+        if kind is _KEYWORD_ONLY or stars == "**":
+            kwargs.append(f"{name!r}: {name}" if not stars else f"**{name}")
+        else:
+            args.append(stars + name)
+    call = f"({', '.join(args)}{',' if args else ''}), {{{', '.join(kwargs)}}}"
+    return ", ".join(header), ", ".join(passed), call
 
 
-def _canonical_call(parameters: Parameters) -> str:
-    """Source text of the canonical arguments as a tuple and a dict."""
-    args, kwargs = [], []
-    for parameter in parameters.all:
-        match parameter.kind:
-            case inspect.Parameter.VAR_POSITIONAL:
-                args.append(f"*{parameter.name}")
-            case inspect.Parameter.KEYWORD_ONLY:
-                kwargs.append(f"{parameter.name!r}: {parameter.name}")
-            case inspect.Parameter.VAR_KEYWORD:
-                kwargs.append(f"**{parameter.name}")
-            case _:
-                args.append(parameter.name)
-    return f"({', '.join(args)}{',' if args else ''}), {{{', '.join(kwargs)}}}"
-
-
-def _header(parameters: Parameters) -> str:
-    """Source text of the parameter list, with defaults by name."""
-    parts: list[str] = []
-    seen_star = slash_due = False
-    for parameter in parameters.all:
-        kind = parameter.kind
-        if slash_due and kind is not inspect.Parameter.POSITIONAL_ONLY:
-            parts.append("/")
-            slash_due = False
-        if kind is inspect.Parameter.POSITIONAL_ONLY:
-            slash_due = True
-        if kind is inspect.Parameter.KEYWORD_ONLY and not seen_star:
-            parts.append("*")
-            seen_star = True
-        stars = (
-            "*" if kind is inspect.Parameter.VAR_POSITIONAL else "**" if kind is inspect.Parameter.VAR_KEYWORD else ""
-        )
-        seen_star |= stars == "*"
-        parts.append(stars + parameter.name + (f"=$default_{parameter.name}" if parameter.has_default else ""))
-    if slash_due:
-        parts.append("/")
-    return ", ".join(parts)
+_KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
 
 # Code, which tools of one shape share
@@ -375,125 +363,44 @@ class _Generated(NamedTuple):
     lines: list[str]
 
 
-_MAX_SHAPES = 500
-"""How many bodies are kept for the next tool, at 6 KB each: compiling one takes 300 us, four times all the rest."""
-
-
-@lru_cache(maxsize=_MAX_SHAPES)
-def _generated_read(
-    prefix: str,
-    header: str,
-    key: str,
-    mapping: str,
-    call: str,
-    *,
-    may_overflow: bool,
-    has_loop_key: bool,
-    is_of_session: bool,
-    expires: bool,
-    is_sync: bool,
-) -> _Generated:
-    """The body of every read tool with these parameters. It depends on nothing else."""
-    arguments = mapping if has_loop_key else "None"
-    lines = [
-        "$here = $place()",
-        "try:",
-        f"    $key = {key}",
-        "except $Uncacheable as $error:",
-        "    $key = $unkeyed($error)",
-        *(("except ValueError:", f"    $key = $key_or_unkeyed({mapping})") if may_overflow else ()),
-        *_answers(arguments, is_of_session=is_of_session, expires=expires),
-        f"return {_waited(f'$call($operation, $here, $key, {call})', is_sync=is_sync)}",
-    ]
-    return _compiled(prefix, header, lines, is_sync=is_sync)
-
-
-@lru_cache(maxsize=_MAX_SHAPES)
-def _generated_key(prefix: str, header: str, key: str) -> _Generated:
-    """The key of the calls of every read tool with these parameters that passes on what it gets."""
-    return _compiled(prefix, header, [f"return {key}"], is_sync=True)
-
-
-@lru_cache(maxsize=_MAX_SHAPES)
-def _generated_write(prefix: str, header: str, call: str, *, is_sync: bool) -> _Generated:
-    """The body of every write tool with these parameters."""
-    written = _waited(f"$call($operation, $place(), None, {call})", is_sync=is_sync)
-    return _compiled(prefix, header, [f"return {written}"], is_sync=is_sync)
-
-
-@lru_cache(maxsize=_MAX_SHAPES)
-def _generated_stream(prefix: str, header: str, call: str, *, is_sync: bool) -> _Generated:
-    """The body of every streaming tool with these parameters: `engine.streaming.consume` with a signature."""
-    wait = "" if is_sync else "await "
-    lines = [
-        f"$reader = $begin({call})",
-        "try:",
-        "    while True:",
-        f"        $chunk = {wait}$reader.next()",
-        "        if $chunk is $END:",
-        "            return",
-        "        try:",
-        "            $sent = yield $chunk",
-        "        except GeneratorExit:",
-        "            raise",
-        "        except BaseException as $error:",
-        "            $reader.throw($error)",
-        "        else:",
-        "            if $sent is not None:",
-        "                $reader.send($sent)",
-        "finally:",
-        f"    {wait}$reader.leave()",
-    ]
-    return _compiled(prefix, header, lines, is_sync=is_sync)
-
-
-def _waited(call: str, *, is_sync: bool) -> str:
-    """The expression that waits for a call."""
-    return f"$run({call})" if is_sync else f"await {call}"
-
-
-def _compiled(prefix: str, header: str, lines: list[str], *, is_sync: bool) -> _Generated:
+@lru_cache(maxsize=500)  # 6 KB each; compiling one takes 300 us, four times all the rest
+def _compiled(prefix: str, header: str, lines: tuple[str, ...], *, is_sync: bool) -> _Generated:
     start = "def" if is_sync else "async def"
-    text = "\n".join([f"{start} $body({header}):", *_indented(lines, 1), ""])
-    source = text.replace("$", prefix)
+    source = "\n".join([f"{start} $body({header}):", *_indented(lines, 1), ""]).replace("$", prefix)
     module = compile(source, "<agent_cache body>", "exec", dont_inherit=True)
     code = next(constant for constant in module.co_consts if isinstance(constant, CodeType))
     return _Generated(prefix, code, len(source), source.splitlines(keepends=True))
 
 
-def _function(operation: Operation[Any], generated: _Generated, names: dict[str, Any]) -> Body:
+def _waited(call: str, operation: Operation[Any]) -> str:
+    """The expression that waits for a call."""
+    return f"$run({call})" if operation.is_sync else f"await {call}"
+
+
+def _function(operation: Operation[Any], header: str, lines: list[str], names: dict[str, Any]) -> Body:
     """The body of one tool: the code of its shape under a file name of its own, with what the tool alone has."""
-    prefix = generated.prefix
+    generated = _compiled(_prefix(operation.parameters), header, tuple(lines), is_sync=operation.is_sync)
     parameters = () if isinstance(operation.parameters, PassedOn) else operation.parameters.all
-    namespace = _namespace(generated, names, parameters)
     filename = f"<agent_cache body of {operation.name}>"
-    made = _made(generated, namespace, parameters, filename)
+    made = _made(generated, names, parameters, filename)
     shown = linecache.cache[filename] = (generated.length, None, generated.lines, filename)
     body: Body = wraps(operation.function)(made)
     weakref.finalize(body, _forget_source, filename, shown).atexit = False
-    CLOCK.show_in(body, prefix + "now")
+    CLOCK.show_in(body, generated.prefix + "now")
     if isinstance(operation, ReadOperation):
-        operation.store.show_in(namespace, prefix + "lookup")
+        operation.store.show_in(made.__globals__, generated.prefix + "lookup")
     return body
 
 
-def _namespace(generated: _Generated, names: dict[str, Any], parameters: tuple[Parameter, ...]) -> dict[str, Any]:
-    """The globals of a function that was generated."""
-    namespace = {generated.prefix + name: value for name, value in names.items()}
-    return namespace | {f"{generated.prefix}default_{one.name}": one.default for one in parameters if one.is_sentinel}
-
-
 def _made(
-    generated: _Generated, namespace: dict[str, Any], parameters: tuple[Parameter, ...], filename: str
+    generated: _Generated, names: Mapping[str, Any], parameters: tuple[Parameter, ...], filename: str
 ) -> FunctionType:
-    made = FunctionType(
-        generated.code.replace(co_filename=filename),
-        namespace,
-        argdefs=tuple(one.default for one in parameters if one.has_default and one.kind in POSITIONAL),
-    )
-    made.__kwdefaults__ = {
-        one.name: one.default for one in parameters if one.has_default and one.kind not in POSITIONAL
-    } or None
+    namespace = {generated.prefix + name: value for name, value in names.items()}
+    namespace |= {f"{generated.prefix}default_{one.name}": one.default for one in parameters if one.is_sentinel}
+    given = [one for one in parameters if one.has_default]
+    defaults = tuple(one.default for one in given if one.kind in POSITIONAL)
+    made = FunctionType(generated.code.replace(co_filename=filename), namespace, argdefs=defaults)
+    made.__kwdefaults__ = {one.name: one.default for one in given if one.kind not in POSITIONAL} or None
     return made
 
 
