@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -22,7 +21,7 @@ from agent_cache.engine.inheritance import Inherited, Inherits
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Ticket, Tier, Versions
 
-__all__ = ["ALONE", "BECOME_LEADER", "STRANDED", "Failure", "Flight", "Waiters", "is_running", "wake_stranded"]
+__all__ = ["ALONE", "BECOME_LEADER", "STRANDED", "Failure", "Flight", "is_running", "wake_stranded"]
 
 BECOME_LEADER: Final = object()
 """Wakes a follower that must run the tool, because the leader was cancelled."""
@@ -63,33 +62,6 @@ class Failure:
             BaseException.__setattr__(error, "__context__", context)
 
 
-class Waiters(deque["asyncio.Future[Any] | Waiter"]):
-    """The futures of the followers of a flight, in the order in which they joined.
-
-    Those of followers that were interrupted are removed when they are the half of all: one by one, from the middle of a
-    deque, would take a time that grows with their number.
-
-    Attributes:
-        gone: how many followers were interrupted since.
-    """
-
-    __slots__ = ("gone",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gone = 0
-
-    def note_gone(self, waiter: asyncio.Future[Any] | Waiter) -> None:
-        """Pass over a follower that was interrupted."""
-        waiter.cancel()  # it may not have been: its caller is closed, and does not wait any more
-        self.gone += 1
-        if 2 * self.gone > len(self):
-            waiting = [one for one in self if not one.done()]
-            self.clear()
-            self.extend(waiting)
-            self.gone = 0
-
-
 class Flight:
     """One running load and the callers that wait for it.
 
@@ -103,7 +75,8 @@ class Flight:
         since: the version at which it began.
         is_clean: False if its value is not to be stored, whatever is written: somebody has asked for a newer one.
         is_open: whether it has not ended.
-        waiters: one future for each follower, in the order they came; None until there is one, and after the landing.
+        waiters: one future for each follower, in the order they came, as keys: one that was interrupted is removed at
+            once. None until there is one, and after the landing.
         waits_for: flights that calls made under this one wait for, or lead: the edges of the wait-for graph.
         joinable: whether readers find it.
         result: the entry that followers are answered from, set by `store_result`.
@@ -143,7 +116,7 @@ class Flight:
         self.is_cached = self.joinable = False
         self.leader: object = None
         self.claim: Callable[[], object] | None = None
-        self.waiters: Waiters | None = None
+        self.waiters: dict[Any, None] | None = None
         self.waits_for: list[Flight] | None = None
         self.result: Entry | None = None
         self.end_tags: tuple[Tag, ...] | None = None
@@ -311,8 +284,8 @@ class Flight:
         loop = self.id[1]
         waiter = Waiter() if loop is THREADS else loop.create_future()
         if self.waiters is None:
-            self.waiters = Waiters()
-        self.waiters.append(waiter)
+            self.waiters = {}
+        self.waiters[waiter] = None
         return waiter
 
     def leave(self, waiter: Any) -> None:
@@ -321,7 +294,8 @@ class Flight:
             if waiter.done() and not waiter.cancelled() and waiter.result() is BECOME_LEADER:
                 self.hand_over()
             elif self.waiters:
-                self.waiters.note_gone(waiter)
+                waiter.cancel()  # it may not have been: its caller is closed, and does not wait any more
+                self.waiters.pop(waiter, None)
 
     def hand_over(self) -> None:
         """Make the first follower that still waits the leader; without one the flight ends."""
@@ -335,7 +309,8 @@ class Flight:
                 except RuntimeError:
                     self.waiters.clear()  # the loop is closed: nobody waits on it any more
             while self.waiters:
-                waiter = self.waiters.popleft()
+                waiter = next(iter(self.waiters))
+                del self.waiters[waiter]
                 if not waiter.done():
                     waiter.set_result(BECOME_LEADER)
                     return
