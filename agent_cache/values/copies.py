@@ -148,15 +148,21 @@ def _formats() -> Any:
         def reducer_override(self, part: object) -> Any:
             raise pickle.PicklingError(type(part).__name__)
 
+    class Pickler(pickle.Pickler):
+        """One whose `persistent_id` can be set, which in Python 3.13.0 cannot be in `pickle.Pickler` itself."""
+
+    class Unpickler(pickle.Unpickler):
+        """As `Pickler`, for `persistent_load`."""
+
     def set_fields(made: Any, fields: dict[str, Any]) -> None:
         for name, part in fields.items():
             structs.force_setattr(made, name, part)
 
     return SimpleNamespace(
-        Pickler=pickle.Pickler,
+        Pickler=Pickler,
         PicklingError=pickle.PicklingError,
         TreePickler=TreePickler,
-        Unpickler=pickle.Unpickler,
+        Unpickler=Unpickler,
         loads=pickle.loads,
         pack=msgpack.Encoder().encode,
         unpack=msgpack.Decoder().decode,
