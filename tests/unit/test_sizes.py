@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import statistics
 import sys
 import tracemalloc
 from array import array
@@ -187,7 +188,9 @@ async def test_the_estimate_of_an_entry_is_what_it_takes(shape: str, copy: Any):
     "resource", ["r:{question}", "r:{question}:part", ["r:{question}", "s:{question}", "t:{number}"]]
 )
 async def test_the_estimate_of_an_entry_includes_its_tags(resource: Any):
-    assert 0.7 < await estimated_to_used(resource, str, "auto", longer_by=0) < 1.5
+    """The median of five: what the interpreter allocates and frees beside it differs from time to time."""
+    shares = [await estimated_to_used(resource, str, "auto", longer_by=0) for _ in range(5)]
+    assert 0.7 < statistics.median(shares) < 1.5
 
 
 async def estimated_to_used(resource: Any, make: Callable[[int], Any], copy: Any, longer_by: int = 300) -> float:
