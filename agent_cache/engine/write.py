@@ -117,10 +117,8 @@ class WriteOperation(Operation[WritePolicy]):
             call.tags = tags + bare
         else:
             call.tags = tags
-        known = (
-            CURRENT.once_configured,
-            READERS.links,
-        )  # before its tiers are looked for: later ones are found at the end
+        # Before its tiers are looked for: those that come later are found at its end.
+        known = CURRENT.once_configured, READERS.links
         tiers: dict[Tier, bool] = {}
         if self._without_tiers != known:
             tiers = tiers_under(self.tags.roots, self.own_tiers, in_sessions=owners is not None)
