@@ -64,7 +64,7 @@ async def once_told(host, outdated):
     return found
 
 
-@pytest.mark.slow  # a machine that stands still for half a second is an outage to the relays: they run without the server
+@pytest.mark.slow  # a machine that stands still for half a second is an outage to them: they run without the server
 async def test_a_relay_gets_the_answers_of_another_and_sees_its_writes(remote, server):
     async with (
         relayed("--config", remote, server=server) as one,
