@@ -77,16 +77,19 @@ def fields_in(contexts: Iterable[Injected]) -> str:
 
 def _fields_of(contexts: Iterable[Injected]) -> _Fields:
     fields = _Fields()
+    doubtful = None
     try:
         for injected in contexts:
+            fields.doubtful, fields.is_named = None, False  # what one says of the asker settles nothing about another
             for place in places_in(injected):
                 fields.add(place)
+            doubtful = doubtful or (None if fields.is_named else fields.doubtful)
     except UnknownAsker:
         raise
     except Exception as error:
         raise UnknownAsker(f"reading its context raised {type(error).__name__}") from error
-    if fields.doubtful is not None and not fields.is_named:
-        raise UnknownAsker(f"nothing in {fields.doubtful} says who asks in a form that can be compared")
+    if doubtful is not None:
+        raise UnknownAsker(f"nothing in {doubtful} says who asks in a form that can be compared")
     return fields
 
 

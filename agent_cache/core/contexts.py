@@ -84,7 +84,7 @@ _PLACES: Final = {
     **dict.fromkeys(
         ("state", "session.state", "session_state", "invocation_state", "run_config.trace_metadata"), False
     ),
-    **dict.fromkeys(("metadata", "custom_metadata", "request_context.meta"), False),
+    **dict.fromkeys(("metadata", "custom_metadata", "request_context.meta", "tool_input"), False),
 }
 """Attributes of contexts that may say who asks: with everything in them, or with the fields named for someone."""
 
@@ -166,6 +166,8 @@ def _in_context(context: Any, *, with_request: bool) -> Iterator[Place]:
     if not found and not is_of_mcp:
         yield Place("", context)
     yield from (Place(name, value, _PLACES[name]) for name, value in found.items())
+    if not is_of_mcp and (added := _added_to(context, kind)):
+        yield Place("its attributes", added, is_whole=False)
     if isinstance(config := _at(context, "config"), Mapping):
         yield from places_in(Injected("config", config))
     if is_of_mcp:
@@ -179,6 +181,21 @@ def _module_of_context(kind: Any) -> str | None:
     """The module of the framework's class that this one is, or derives from."""
     found = (base.__module__ for base in kind.__mro__ if is_context(base.__name__, base.__module__))
     return next(found, None)
+
+
+def _added_to(context: Any, kind: Any) -> dict[str, Any]:
+    """The attributes that a subclass of the user's has added to a framework's context."""
+    if is_context(kind.__name__, kind.__module__) or not is_own(kind):
+        return {}
+    known = {name for base in kind.__mro__ if is_context(base.__name__, base.__module__) for name in _annotated(base)}
+    values = {name: getattr(context, name, None) for base in kind.__mro__ if is_own(base) for name in _annotated(base)}
+    values |= getattr(context, "__dict__", {})
+    return {name: value for name, value in values.items() if name not in known and not name.startswith("_")}
+
+
+def _annotated(kind: Any) -> Iterable[str]:
+    found: Iterable[str] = vars(kind).get("__annotations__", ())
+    return found
 
 
 _ABSENT: Final = object()

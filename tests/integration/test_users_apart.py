@@ -619,6 +619,39 @@ async def test_what_a_run_is_validated_with_counts():
     assert [await read(context) for context in contexts] == [0, 1, 0]
 
 
+class WrapperOfUser(RunContextWrapper):
+    """A program's own, whose class is no framework's."""
+
+    __module__ = __name__
+
+    def __init__(self, context: Any, user: str) -> None:
+        super().__init__(context)
+        self.user = user
+
+
+@pytest.mark.parametrize("context", [None, {"region": "eu"}, {"user_id": "z"}])
+async def test_what_a_subclass_adds_to_a_context_counts_where_it_is_named_for_someone(context: Any):
+    runs = itertools.count()
+
+    @AgentCache("ticket")
+    async def read(ctx: RunContextWrapper) -> int:
+        return next(runs)
+
+    assert [await read(WrapperOfUser(context, user)) for user in ("ada", "bob", "ada")] == [0, 1, 0]
+
+
+async def test_what_one_context_says_settles_nothing_about_another():
+    runs = itertools.count()
+
+    @AgentCache("ticket")
+    async def read(one: RunContext, two: RunContext) -> int:
+        return next(runs)
+
+    for deps in (None, {"region": "eu"}, {"user": "agent"}):
+        assert await read(RunContext(Client()), RunContext(deps)) != await read(RunContext(Client()), RunContext(deps))
+    assert get_metrics()["uncached"] == 6
+
+
 IDS = ["run_id", "request_id", "trace_id", "span_id", "thread_id", "step", "checkpoint_id", "tool_call_id"]
 
 
