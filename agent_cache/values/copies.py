@@ -148,21 +148,22 @@ def _formats() -> Any:
         def reducer_override(self, part: object) -> Any:
             raise pickle.PicklingError(type(part).__name__)
 
-    class Pickler(pickle.Pickler):
-        """One whose `persistent_id` can be set, which in Python 3.13.0 cannot be in `pickle.Pickler` itself."""
-
-    class Unpickler(pickle.Unpickler):
-        """As `Pickler`, for `persistent_load`."""
+    pickler: Any = pickle.Pickler
+    unpickler: Any = pickle.Unpickler
+    try:
+        pickler(BytesIO()).persistent_id = type
+    except AttributeError:  # in Python 3.13.0 it can be set in a class that derives from these alone, which are slower
+        pickler, unpickler = type("Pickler", (pickler,), {}), type("Unpickler", (unpickler,), {})
 
     def set_fields(made: Any, fields: dict[str, Any]) -> None:
         for name, part in fields.items():
             structs.force_setattr(made, name, part)
 
     return SimpleNamespace(
-        Pickler=Pickler,
+        Pickler=pickler,
         PicklingError=pickle.PicklingError,
         TreePickler=TreePickler,
-        Unpickler=Unpickler,
+        Unpickler=unpickler,
         loads=pickle.loads,
         pack=msgpack.Encoder().encode,
         unpack=msgpack.Decoder().decode,
