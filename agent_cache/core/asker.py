@@ -317,7 +317,7 @@ class _Fields:
         """What counts of the data of a class. It makes no object comparable."""
         before = self._values
         data = [(name, getattr(kind, name)) for name in contents.data_of(kind) if name not in known]
-        node = self._pairs(data, type, whole=True)
+        node = self._pairs(data, dict, whole=True)
         self._values = before
         return [] if node is _NOTHING else node
 

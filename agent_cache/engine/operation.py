@@ -22,7 +22,7 @@ from agent_cache.metrics import METRICS
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Request, Tier
 
-__all__ = ["UNKEYED", "CacheKey", "PlacedRule", "Operation", "Proceed", "Setup"]
+__all__ = ["UNKEYED", "CacheKey", "Operation", "PlacedRule", "Proceed", "Setup"]
 
 P = TypeVar("P", bound="ReadPolicy | WritePolicy")
 

@@ -347,6 +347,29 @@ def test_what_differs_each_time_is_left_out_by_the_outcome_key(
     assert all("outcome_key" in each.reason for each in found)
 
 
+@pytest.mark.parametrize(
+    ("make", "changed"),
+    [
+        (lambda n: [n] * 500, 29),
+        (lambda n: [n] * 501, 0),
+        (lambda n: {"nested": [n, [n]]}, 29),
+        (lambda n: {"nested": [n, ["x" * 70_000]]}, 0),
+        (lambda n: f"{n}{'x' * 70_000}", 0),
+    ],
+    ids=["flat", "too many members", "nested", "a large copy", "a long text"],
+)
+def test_what_is_large_is_not_compared(clock: testing.FakeClock, name: str, make: Callable[[int], Any], changed: int):
+    numbers = itertools.count()
+
+    @AgentCache(name, name=name, ttl=60)
+    async def tool(_key: int) -> Any:
+        clock.advance(LOAD)
+        return make(next(numbers))
+
+    asyncio.run(load_again(clock, tool, 30))
+    assert [each.changed for each in of(name)] == [changed] * bool(changed)
+
+
 def test_types_are_compared_too(clock: testing.FakeClock, name: str):
     answers = itertools.cycle([1, True, 1.0])
 

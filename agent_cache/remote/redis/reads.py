@@ -50,11 +50,7 @@ from agent_cache.remote.redis.transport import Client, Fetched, Transport
 from agent_cache.remote.redis.writes import PendingInvalidations
 from agent_cache.values.canonical import is_large, make_room
 
-__all__ = [
-    "Place",
-    "Reader",
-    "RedisTicket",
-]
+__all__ = ["Place", "Reader", "RedisTicket"]
 
 _MAX_LATE = 256
 """Entities that one result may name before it depends on their whole root instead."""
