@@ -45,7 +45,7 @@ from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.scope import PLACE, ROOT, Scope, closes_generator, leave_scope
 from agent_cache.engine.state import mark_written
 from agent_cache.engine.streaming import StreamingRead, StreamingWrite
-from agent_cache.engine.write import DOUBT, OUTSIDE, BlockingWrite, Write, WriteOperation
+from agent_cache.engine.write import DOUBT, Outside, Write, WriteOperation
 from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import METRICS
 from agent_cache.tool_types import (
@@ -767,7 +767,7 @@ async def invalidate(*tags: str | Sequence[object]) -> None:
     Raises:
         ConfigurationError: if no tag is given, or one is malformed.
     """
-    await _invalidate(_parsed(tags, "invalidate"), Write)
+    await _invalidate(_parsed(tags, "invalidate"), is_sync=False)
 
 
 def invalidate_sync(*tags: str | Sequence[object]) -> None:
@@ -779,14 +779,14 @@ def invalidate_sync(*tags: str | Sequence[object]) -> None:
     Raises:
         ConfigurationError: if no tag is given, or one is malformed.
     """
-    run_blocking(_invalidate(_parsed(tags, "invalidate_sync"), BlockingWrite))
+    run_blocking(_invalidate(_parsed(tags, "invalidate_sync"), is_sync=True))
 
 
-async def _invalidate(paths: tuple[str, ...], kind: type[Write]) -> None:
+async def _invalidate(paths: tuple[str, ...], *, is_sync: bool) -> None:
     PLACE.get().scope.check_write("invalidate()")
     paths = paths if len(paths) <= MANY_PATHS else within_limit(paths)
     _count(paths)
-    await _write(paths, kind).complete()
+    await _write(paths, is_sync=is_sync).complete()
 
 
 def writing(*tags: str | Sequence[object]) -> _Writing:
@@ -849,7 +849,7 @@ class _Writing(AbstractAsyncContextManager[None], AbstractContextManager[None]):
         return within
 
     async def __aenter__(self) -> None:
-        await self._new_write(Write).begin()
+        await self._new_write(is_sync=False).begin()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -857,11 +857,11 @@ class _Writing(AbstractAsyncContextManager[None], AbstractContextManager[None]):
         await self._end(error)
 
     def __enter__(self) -> None:
-        write = self._new_write(BlockingWrite)
+        write = self._new_write(is_sync=True)
         try:
             run_blocking(write.begin())
-        except KeyboardInterrupt:
-            run_blocking(write.abandon())
+        except KeyboardInterrupt as interrupt:
+            run_blocking(write.fail(interrupt))
             raise
 
     def __exit__(
@@ -873,15 +873,15 @@ class _Writing(AbstractAsyncContextManager[None], AbstractContextManager[None]):
             run_blocking(self._end(error or interrupt))
             raise
 
-    def _new_write(self, kind: type[Write]) -> Write:
+    def _new_write(self, *, is_sync: bool) -> Write:
         PLACE.get().scope.check_write("a block of writing()")
         _count(self._paths)
-        self._begun = write = _write(self._paths, kind)
+        self._begun = write = _write(self._paths, is_sync=is_sync)
         return write
 
     async def _end(self, error: BaseException | None) -> None:
         if error is None:
-            await self._begun.succeed(None)
+            await self._begun.end(fills=self._begun.fills)
         else:
             await self._begun.fail(error)
 
@@ -944,7 +944,7 @@ def bypass() -> Bypass:
     return Bypass()
 
 
-def _write(paths: tuple[str, ...], kind: type[Write]) -> Write:
+def _write(paths: tuple[str, ...], *, is_sync: bool) -> Write:
     roots = tuple(dict.fromkeys(map(root_of, paths)))
     mark_written(roots)
-    return kind("writing " + ", ".join(roots), OUTSIDE, paths, roots=roots)
+    return Write(Outside("writing " + ", ".join(roots), is_sync, roots), paths)

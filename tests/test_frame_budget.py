@@ -28,11 +28,11 @@ RESOURCES = ("card", "card:{user_id}", "card:{result}")
 MISS = 16
 """In order: the body, `run`, its `Call`, the tag, `load`, its `Flight`, `run_tool`, `store_result`, the `Entry` by
 `protected_copy`, `insert_if_valid` with what the store is asked and told, the end of the flight."""
-WRITE = 22
+WRITE = 18
 """In order: the body, `run`, its `Call`, `run_write`, the tag, the `Write` with the paths that it holds; its begin, the
 tool, its end. Begin and end are apart, each of three functions of `Versions`: Ctrl-C may come between any two."""
 FILES_OF_A_MISS = 7
-FILES_OF_A_WRITE = 6
+FILES_OF_A_WRITE = 5
 
 PACKAGE = Path(agent_cache.__file__).parent
 

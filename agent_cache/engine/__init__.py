@@ -1,1 +1,1 @@
-"""What runs between a call and its tool: `engine.call` is the path, `engine.order` what stands around it."""
+"""What runs between a call and its tool: `engine.call` is the path of a call."""

@@ -29,7 +29,7 @@ from agent_cache.config import CURRENT
 from agent_cache.core.store import Entry, Store
 from agent_cache.core.versions import VERSIONS, entry_tag
 from agent_cache.engine.audit import begin_audit, chooses
-from agent_cache.engine.blocking import THREADS, has_running_loop
+from agent_cache.engine.blocking import THREADS, running_loop
 from agent_cache.engine.flight import ALONE, BECOME_LEADER, STRANDED, Failure, Flight, wake_stranded
 from agent_cache.engine.operation import UNKEYED, Operation, Proceed
 from agent_cache.engine.result import ServedEntry, inherit_entry, inherit_uncached, read_of, store_result
@@ -318,7 +318,9 @@ async def load(call: Call, *, flight: Flight | None = None, may_be_stored: bool 
                     elif not (flight.agrees_with(call.asked) if call.asked else flight.may_be_joined()):
                         flight.detach()  # this call leads, and later ones join it
                         is_joinable = True
-                    elif not (loop is THREADS and has_running_loop()) and (under is None or _may_wait(under, flight)):
+                    elif not (loop is THREADS and running_loop() is not None) and (
+                        under is None or _may_wait(under, flight)
+                    ):
                         waiter = flight.join()
                 elif loop is THREADS and may_be_stored and not (call.is_fresh or call.asked):
                     found = store.lookup(call.key)  # a stale one is not freed under the lock

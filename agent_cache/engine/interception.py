@@ -47,18 +47,8 @@ class InterceptedCall:
     """
 
     __slots__ = (
-        "args",
-        "call",
-        "is_fresh",
-        "key",
-        "kwargs",
-        "loops",
-        "operation",
-        "outer",
-        "replaced",
-        "scope",
-        "source",
-    )
+        "args", "call", "is_fresh", "key", "kwargs", "loops", "operation", "outer", "replaced", "scope", "source",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -103,11 +93,20 @@ class InterceptedCall:
 
     async def proceed(self) -> Any:
         """Make the call as if there were no interceptor, and note how it was answered."""
-        outside = self.outside
+        operation, outside, key = self.operation, self.outside, self.key
         try:
             if outside.interceptor is not None:
                 return await outside.interceptor.play(self.inside_of(outside))
-            return await self._run(outside)
+            token = self.enter()
+            try:
+                value = self.local_hit()
+                if value is not MISSING:
+                    return value
+                return await run(
+                    operation, outside, key, self.args, self.kwargs, is_fresh=self.is_fresh, intercepted=self
+                )
+            finally:
+                self.leave(token)
         finally:
             self.note_source()
 
@@ -118,12 +117,12 @@ class InterceptedCall:
         )
 
     def note_source(self) -> None:
-        """Note how it was answered, once it has ended."""
+        """Note how it was answered, once it has ended, here and at the inner interceptors."""
         if self.call is not None:
             self.source = self.call.source
-        if self.outer is not None:
-            self.outer.source, self.outer.call, self.outer.replaced = self.source, self.call, self.replaced
-            self.outer.loops = self.loops
+        if (inner := self.outer) is not None:
+            inner.source, inner.call, inner.replaced = self.source, self.call, self.replaced
+            inner.loops = self.loops
 
     def local_hit(self) -> Any:
         """The value of a local hit outside of the interceptor, or `MISSING`. It is not audited: what the tool does then
@@ -135,19 +134,6 @@ class InterceptedCall:
         if value is not MISSING:
             self.source = "hit"
         return value
-
-    async def _run(self, outside: Scope) -> Any:
-        operation = self.operation
-        token = self.enter()
-        try:
-            value = self.local_hit()
-            if value is not MISSING:
-                return value
-            return await run(
-                operation, outside, self.key, self.args, self.kwargs, is_fresh=self.is_fresh, intercepted=self
-            )
-        finally:
-            self.leave(token)
 
     def enter(self) -> Token[InterceptedCall | None]:
         """Let what sessions say of it be noted, until `leave`."""
@@ -169,20 +155,9 @@ _INTERCEPTED: ContextVar[InterceptedCall | None] = ContextVar("agent_cache_inter
 class Receiver:
     """What interceptors have in common."""
 
-    def receive(
-        self,
-        operation: Operation[Any],
-        scope: Scope,
-        key: Hashable,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        is_fresh: bool = False,
-    ) -> Awaitable[Any]:
-        """Play a call."""
-        played: Awaitable[Any] = self.play(  # type: ignore[attr-defined]  # of each kind of interceptor
-            InterceptedCall(operation, scope, key, args, kwargs, is_fresh=is_fresh)
-        )
+    def receive(self, *call: Any, is_fresh: bool = False) -> Awaitable[Any]:
+        """Play a call: `Interceptor.receive`."""
+        played: Awaitable[Any] = self.play(InterceptedCall(*call, is_fresh=is_fresh))  # type: ignore[attr-defined]  # of each kind of interceptor
         return played
 
 
@@ -197,9 +172,8 @@ def note_loop(level: str, kind: str, metrics: Metrics) -> None:
     """Note that the session with these metrics noticed a loop and changed nothing."""
     intercepted = _INTERCEPTED.get()
     if intercepted is not None:
-        for depth, participant in enumerate(intercepted.scope.participants):
-            if participant.metrics is metrics:
-                intercepted.loops.append((level, kind, depth))
+        depths = [depth for depth, one in enumerate(intercepted.scope.participants) if one.metrics is metrics]
+        intercepted.loops += [(level, kind, depth) for depth in depths]
 
 
 _BUDGETS = frozenset({"depth", "tool_calls", "time", "nesting"})
@@ -217,24 +191,19 @@ def replay_into_sessions(intercepted: InterceptedCall, value: Any, error: BaseEx
         value, error: its recorded outcome.
         seconds: its recorded duration.
     """
-    source, replaced = intercepted.source, intercepted.replaced
-    scope = intercepted.scope.without_recordings()
-    operation = intercepted.operation
+    source, acted = intercepted.source, intercepted.replaced
+    scope, operation = intercepted.scope.without_recordings(), intercepted.operation
     key = None if intercepted.key is UNKEYED else intercepted.key
     now = CLOCK.now()
     call = Call(operation, scope.local(operation), key, intercepted.args, intercepted.kwargs, source)
     call.started, call.cost = now - seconds, seconds
     loop = error if isinstance(error, AgentLoopDetectedError) else None
-    acted = replaced
     if source == "blocked":
-        acted = (replaced or ("notice", "repeat")) if loop is None else (type(loop).__name__, loop.kind)
+        acted = (acted or ("notice", "repeat")) if loop is None else (type(loop).__name__, loop.kind)
     if acted is not None:
         METRICS.acted_on_loop(acted[1])
-    observers = [
-        participant.observer_of(operation, is_innermost=not depth, is_replay=True)
-        for depth, participant in enumerate(scope.participants)
-    ]
-    for depth, observer in enumerate(observers):
+    for depth, participant in enumerate(scope.participants):
+        observer = participant.observer_of(operation, is_innermost=not depth, is_replay=True)
         if acted is not None and (source == "blocked" or not depth or acted[1] in _BUDGETS):
             observer.blocked(key, now, *acted)
         else:

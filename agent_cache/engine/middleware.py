@@ -18,7 +18,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Self, final
 
-from agent_cache.config import CURRENT, Installed
+from agent_cache.config import CURRENT, Configuration, Installed
 from agent_cache.core.tags import Tag, TagRule
 from agent_cache.engine.operation import Operation, Proceed
 from agent_cache.engine.scope import Call
@@ -26,7 +26,7 @@ from agent_cache.engine.state import LOG, warn_once
 from agent_cache.engine.stream_chunks import TOO_LONG
 from agent_cache.values.canonical import MISSING
 
-__all__ = ["ToolCall", "observe_call", "shown_arguments"]
+__all__ = ["ToolCall", "observe_call", "observed", "shown_arguments"]
 
 
 @final
@@ -149,7 +149,7 @@ def _without_repeats(*tags: tuple[Tag, ...]) -> tuple[Tag, ...]:
 def observe_call(middleware: tuple[Installed, ...], proceed: Proceed, call: Call) -> Awaitable[Any]:
     """Run a call inside of these middleware, the first one outermost.
 
-    Only in configurations that have some: see `engine.order`.
+    Only in configurations that have some: see `observed`.
     """
     shown = ToolCall(call)
     begin: Callable[[], Awaitable[Any]] = partial(_run_shown, shown, proceed, call)
@@ -301,3 +301,11 @@ class _Rest:
         """
         self._begin = self._outcome = None
         self._is_closed = True
+
+
+def observed(operation: Operation[Any], run: Proceed, configuration: Configuration) -> Proceed:
+    """What runs a call, inside of the middleware that are configured, and with what a stream needs to know of it."""
+    middleware = configuration.middleware_of(is_sync=operation.is_sync)
+    if middleware:
+        run = partial(observe_call, middleware, run)
+    return run if operation.around is None else partial(operation.around, run)

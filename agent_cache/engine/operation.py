@@ -1,7 +1,7 @@
 """A decorated tool as the engine has it: everything that was settled at decoration, or by the configuration.
 
 `ReadOperation` (`engine.read`) and `WriteOperation` (`engine.write`) derive from `Operation`. A `Setup` is what the
-configuration adds to the calls of a tool: `engine.order` makes it.
+configuration adds to the calls of a tool: `make_setup` of each makes it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Setup:
 
     Attributes:
         configuration: the settings it was made for.
-        run: runs a call: all that `engine.order` puts around `engine.call.load`, or around a write.
+        run: runs a call: all that `make_setup` puts around `engine.call.load`, or around a write.
         uncached: the same around a run whose result is not stored.
         bare: that run alone.
         reload: the same as `run` for a load in the background, which is no call: middleware do not see it.

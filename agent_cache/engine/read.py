@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Collection, Hashable, Iterable, Mapping
+from functools import partial
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,14 +22,15 @@ from agent_cache.core.store import Store
 from agent_cache.core.tags import Tag, root_of
 from agent_cache.core.versions import VERSIONS, EntryTag
 from agent_cache.core.wrappers import are_one_tool, location_of
-from agent_cache.engine.audit import note_tool, sampled_lookup
+from agent_cache.engine.audit import note_load, note_tool, sampled_lookup
 from agent_cache.engine.blocking import THREADS, in_background
-from agent_cache.engine.call import hit, run
+from agent_cache.engine.call import hit, load, run, run_uncached
 from agent_cache.engine.flight import Flight
-from agent_cache.engine.operation import UNKEYED, CacheKey, Operation, Setup
-from agent_cache.engine.order import read_setup
+from agent_cache.engine.middleware import observed
+from agent_cache.engine.operation import UNKEYED, CacheKey, Operation, Proceed, Setup
 from agent_cache.engine.result import store_result
 from agent_cache.engine.scope import PLACE, Call, Scope
+from agent_cache.engine.stale import serve_expired
 from agent_cache.engine.state import (
     READERS,
     SIZES,
@@ -42,9 +44,9 @@ from agent_cache.engine.state import (
     warn_once,
     write_now,
 )
-from agent_cache.engine.tiers import request_of
+from agent_cache.engine.tiers import check_versions, lease_in, request_of
 from agent_cache.engine.ttls import TTLS
-from agent_cache.engine.write import OUTSIDE, WRITING, BlockingWrite, Fill, Write
+from agent_cache.engine.write import WRITING, Fill, Outside, Write
 from agent_cache.errors import ConfigurationError
 from agent_cache.values.canonical import MISSING, canonical
 from agent_cache.values.compare import is_empty
@@ -210,11 +212,31 @@ class ReadOperation(Operation[ReadPolicy]):
     # Calls
 
     def make_setup(self, configuration: Configuration) -> Setup:
-        return read_setup(self, configuration)
-
-    def check_name(self) -> None:
-        """Refuse to share a tier with another tool of this name: see `check_name`."""
-        check_name(self)
+        """What stands around its calls: audit, middleware, strong consistency or expired results, then the load."""
+        policy = self.policy
+        tiers = self.tiers()
+        if tiers:
+            check_name(self)
+        elif policy.remote.share:
+            warn_once("share=True has no effect without a remote tier: see remote_cache= and configure()", self.name)
+        if policy.remote.shares_loads and not (tiers and hasattr(tiers[-1], "claim")):
+            warn_once('flight="fleet" has no effect without a remote tier that shares loads', self.name)
+        work: Proceed = load
+        if tiers and policy.remote.is_strong:
+            work = partial(check_versions, work)  # it keeps no local copy that could be served expired
+        elif policy.kept_for:
+            work = partial(serve_expired, work)
+        setup = Setup(configuration, observed(self, work, configuration), observed(self, run_uncached, configuration))
+        setup.reload = work
+        setup.bare = run_uncached
+        setup.tiers, setup.lease = tiers, lease_in(tiers)
+        setup.keeps_plain = setup.lease is None and configuration.max_bytes is None and not policy.kept_for
+        setup.follows_at_once = setup.run is load and not self.is_sync
+        setup.share = self.audit_share(configuration) if configuration.enabled else 0.0
+        if setup.share:
+            setup.run = partial(note_load, setup.run)
+            setup.follows_at_once = False
+        return setup
 
     def store_in(self, scope: Scope) -> tuple[Store | None, Hashable | None]:
         if self.policy.scope == "global":
@@ -499,16 +521,8 @@ class ReadOperation(Operation[ReadPolicy]):
         for stats in local.stats:
             stats.invalidations += 1
         mark_written(self.tags.roots)
-        write = (BlockingWrite if self.is_sync else Write)(
-            self.name,
-            OUTSIDE,
-            (),
-            keys=((self, key),),
-            entries=(request_of(call),),
-            roots=self.tags.roots,
-            own_tiers=self.own_tiers,
-            stats=local.stats,
-        )
+        writer = Outside(self.name, self.is_sync, self.tags.roots, self.own_tiers)
+        write = Write(writer, (), keys=((self, key),), entries=(request_of(call),))
         await write.complete(fill)
         return fill is not None and local.store.peek(key) is fill.entry
 

@@ -30,8 +30,9 @@ from agent_cache.core.store import Entry, Store, UnsharedEntry
 from agent_cache.core.tags import Tag
 from agent_cache.core.versions import VERSIONS
 from agent_cache.engine import stream_chunks
+from agent_cache.engine.blocking import running_loop
 from agent_cache.engine.call import hit, run
-from agent_cache.engine.flight import Flight, is_running
+from agent_cache.engine.flight import Flight
 from agent_cache.engine.interception import InterceptedCall
 from agent_cache.engine.operation import Operation, Proceed
 from agent_cache.engine.read import ReadOperation
@@ -259,7 +260,7 @@ class LoopReader(Reader):
         running = [pump for pump in pumps if not pump.done()]
         if not running or self._loop.is_closed():
             return
-        if not is_running(self._loop):  # closed by another loop, or by the garbage collector without one
+        if running_loop() is not self._loop:  # closed by another loop, or by the garbage collector without one
             for pump in running:
                 self._loop.call_soon_threadsafe(pump.cancel)
             return

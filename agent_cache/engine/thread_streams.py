@@ -25,7 +25,7 @@ from agent_cache.core.store import Store, UnsharedEntry
 from agent_cache.core.tags import Tag
 from agent_cache.core.versions import VERSIONS
 from agent_cache.engine import stream_chunks
-from agent_cache.engine.blocking import Waiter, has_running_loop, run_blocking
+from agent_cache.engine.blocking import Waiter, run_blocking, running_loop
 from agent_cache.engine.flight import Flight
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.stream_chunks import END, READER, Reader, Stream, leave_to_itself, reader_here
@@ -98,7 +98,7 @@ class ThreadStream(Stream):
 
     def wait_for_slow(self, is_needed: Callable[[], bool]) -> None:
         """Wait until no reader is too far behind, or the next chunk is not needed. Who does not go on is cut off."""
-        if not self.is_long or has_running_loop():
+        if not self.is_long or running_loop() is not None:
             return
         end = monotonic() + stream_chunks.PATIENCE
         with self._changed:

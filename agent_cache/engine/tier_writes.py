@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent_cache.config import CURRENT
 from agent_cache.core.tags import Tag
+from agent_cache.engine.blocking import in_background
 from agent_cache.engine.state import READERS, event_loop, run_shielded, warn_once
 from agent_cache.errors import RemoteTierError
 
@@ -60,53 +61,53 @@ def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: b
 
 
 class Announcement:
-    """A write as its tiers see it.
+    """A write as its tiers see it. For a write without an event loop, all of it is done in the background loop.
 
     Args:
         intent: what they are told of it.
         tiers: the tiers, and whether each is in use: see `tiers_under`.
         name: the writer, for messages.
+        is_sync: whether it has no event loop.
+
+    Attributes:
+        is_ended: whether its end was begun.
     """
 
-    __slots__ = ("_name", "_renewal", "intent", "tiers")
+    __slots__ = ("_begun", "_is_sync", "_name", "_renewal", "intent", "is_ended", "tiers")
 
-    def __init__(self, intent: WriteIntent, tiers: dict[Tier, bool], name: str) -> None:
+    def __init__(self, intent: WriteIntent, tiers: dict[Tier, bool], name: str, *, is_sync: bool) -> None:
         self.intent = intent
         self.tiers = tiers
-        self._name = name
+        self.is_ended = False
+        self._name, self._is_sync = name, is_sync
+        self._begun: asyncio.Future[None] | None = None
         self._renewal: asyncio.TimerHandle | asyncio.Task[None] | None = None
 
-    @property
-    def is_renewed(self) -> bool:
-        """Whether the tiers know of it, and are told again and again that it goes on."""
-        return self._renewal is not None
-
     async def begin(self) -> None:
-        """Announce it, and renew that until it ends.
+        """Announce it, and renew that until it ends. If this raises, some tiers may know of it: end it.
 
         Raises:
-            RemoteTierError: if a tier refuses it; no tier holds it then.
+            RemoteTierError: if a tier refuses it.
         """
+        await (in_background(self._begin, is_shielded=True) if self._is_sync else self._begin())
+
+    async def _begin(self) -> None:
         loop, intent = event_loop(self._name), self.intent
+        self._begun = loop.create_future()
         to_former = replace(intent, on_unreachable="run")
         cancels = _cancel_count()
         try:
             await self._send("begin", lambda tier: tier.begin(intent if self.tiers[tier] else to_former))
             if _cancel_count() > cancels:
-                raise asyncio.CancelledError  # noqa: TRY301 - a tier has swallowed it; the tool must not run
-        except BaseException as error:
-            # Refused, or cancelled before the side effect: end what was announced.
-            may_wait = not isinstance(error, GeneratorExit)
-            commits = self.start_commits(intent.tags, failed=False, hold=0.0)
-            await run_shielded(self.finish(commits), *commits.values(), may_wait=may_wait)
-            raise
-        interval = min(tier.lease for tier in self.tiers) / 3
-        context = copy_context()
-        # A task is made only for a write that takes that long. The timer gets an empty context: also a cancelled one
-        # keeps its context alive.
-        self._renewal = loop.call_later(interval, self._start_renewing, interval, context, context=Context())
+                raise asyncio.CancelledError  # a tier has swallowed it; the tool must not run
+            interval = min(tier.lease for tier in self.tiers) / 3
+            # A task is made only for a write that takes that long. The timer gets an empty context: also a cancelled
+            # one keeps its context alive.
+            self._renewal = loop.call_later(interval, self._renew_later, interval, copy_context(), context=Context())
+        finally:
+            self._begun.set_result(None)
 
-    def _start_renewing(self, interval: float, context: Context) -> None:
+    def _renew_later(self, interval: float, context: Context) -> None:
         loop, name = asyncio.get_running_loop(), f"agent_cache renews {self._name}"
         self._renewal = loop.create_task(self._renew(interval), name=name, context=context)
 
@@ -115,37 +116,61 @@ class Announcement:
             await self._send("renew", lambda tier: tier.renew(self.intent))
             await asyncio.sleep(interval)
 
-    def start_commits(
-        self, tags: tuple[Tag, ...], *, failed: bool, hold: float, may_skip: bool = False
-    ) -> dict[Tier, Awaitable[None]]:
-        """Call `commit` of every tier in this very step.
+    def end(
+        self,
+        tags: tuple[Tag, ...],
+        then: Callable[[], Awaitable[None]] | None = None,
+        *,
+        failed: bool,
+        hold: float,
+        may_wait: bool,
+        may_skip: bool = False,
+    ) -> Awaitable[None]:
+        """End it: `commit` of every tier is called in this very step, or in the background loop.
 
         Args:
             tags: all that the write has touched, or may have.
-            failed: whether that is not known.
+            then: what follows when all tiers know of it.
+            failed: whether what it has touched is not known.
             hold: seconds in which it may still take effect.
-            may_skip: whether those that are on their way need not be waited for.
+            may_wait: False for a caller that is being closed.
+            may_skip: whether commits that are on their way need not be waited for, nor followed by `then`.
 
         Returns:
-            What is still to be awaited.
+            The rest, which goes on if who awaits it is cancelled.
         """
-        from agent_cache.remote.protocol import SentCommit  # which whoever has a tier has loaded
 
-        if self._renewal is not None:
-            self._renewal.cancel()
-        commits: dict[Tier, Awaitable[None]] = {}
-        for tier in self.tiers:
-            try:
-                commits[tier] = tier.commit(self.intent, tags, failed=failed, hold=hold)
-            except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
-                self._warn_of_failure("commit", tier, error)
-        if may_skip:
-            commits = {tier: commit for tier, commit in commits.items() if not isinstance(commit, SentCommit)}
-        return commits
+        def commit() -> Awaitable[None]:
+            from agent_cache.remote.protocol import SentCommit
 
-    async def finish(self, commits: dict[Tier, Awaitable[None]]) -> None:
-        """Wait for these commits."""
-        await self._send("commit", commits.__getitem__, tuple(commits))
+            if self._renewal is not None:
+                self._renewal.cancel()
+            commits: dict[Tier, Awaitable[None]] = {}
+            for tier in self.tiers:
+                try:
+                    sent = tier.commit(self.intent, tags, failed=failed, hold=hold)
+                except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
+                    self._warn_of_failure("commit", tier, error)
+                    continue
+                if not (may_skip and isinstance(sent, SentCommit)):
+                    commits[tier] = sent
+            if may_skip and not commits:
+                return ENDED
+            return run_shielded(finish(commits), *commits.values(), may_wait=may_wait)
+
+        async def finish(commits: dict[Tier, Awaitable[None]]) -> None:
+            await self._send("commit", commits.__getitem__, tuple(commits))
+            if then is not None:
+                await then()
+
+        async def commit_when_begun() -> None:
+            if self._begun is not None:  # the caller may have been interrupted while it waited for that
+                await self._begun
+            await commit()
+
+        ended = in_background(commit_when_begun, is_shielded=True) if self._is_sync else commit()
+        self.is_ended = True
+        return ended if may_wait or not self._is_sync else ENDED
 
     async def _send(
         self, step: str, to_tier: Callable[[Tier], Awaitable[None]], tiers: tuple[Tier, ...] | None = None
@@ -154,11 +179,11 @@ class Announcement:
         tiers = tuple(self.tiers) if tiers is None else tiers
         if len(tiers) == 1:
             await self._guarded(to_tier, step, tiers[0])
-        else:
-            steps = (self._guarded(to_tier, step, tier) for tier in tiers)
-            for outcome in await asyncio.gather(*steps, return_exceptions=True):  # wait for all before one raises
-                if outcome is not None:
-                    raise outcome
+            return
+        steps = (self._guarded(to_tier, step, tier) for tier in tiers)
+        for outcome in await asyncio.gather(*steps, return_exceptions=True):  # wait for all before one raises
+            if outcome is not None:
+                raise outcome
 
     async def _guarded(self, to_tier: Callable[[Tier], Awaitable[None]], step: str, tier: Tier) -> None:
         try:

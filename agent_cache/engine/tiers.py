@@ -24,7 +24,7 @@ from agent_cache.core.lease import UNTRUSTED, CombinedLease, Lease
 from agent_cache.core.store import NEVER
 from agent_cache.core.tags import root_of
 from agent_cache.core.versions import VERSIONS, entry_tag
-from agent_cache.engine.blocking import call_in_background, has_running_loop, in_background
+from agent_cache.engine.blocking import call_in_background, in_background, running_loop
 from agent_cache.engine.flight import Flight
 from agent_cache.engine.inheritance import Inherits
 from agent_cache.engine.noting import note_load
@@ -167,7 +167,7 @@ async def _claim(tier: Tier, ticket: Ticket, call: Call) -> tuple[Found | None, 
         return None, ticket, None
     shares = call.operation.policy.remote.shares_loads
     options: dict[str, Any] = {}
-    if call.operation.is_sync and has_running_loop():  # the load that it waits for may need this loop
+    if call.operation.is_sync and running_loop() is not None:  # the load that it waits for may need this loop
         if not shares:
             return None, ticket, None
         options["may_wait"] = _may_not
