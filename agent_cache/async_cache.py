@@ -1,14 +1,11 @@
-"""`AsyncCache`: async-cache's interface over this library's store, single flight and batches.
+"""`AsyncCache`: async-cache's interface over this library's store, single flight and versions.
 
 The class derives from async-cache's class of that name, so that it goes wherever one is expected. None of the inherited
 code runs: upstream blocks its waiters for ever when a leader is cancelled, and treats distinct keys as one.
 
-A loaded value is stored only if nothing was set, deleted or cleared under its key since the load began. As with the
-tools, {check, insert} and {mark loads dirty, drop entries} are one step each, under the ledger's lock; hits take none.
-
-With a batch loader, too, each key has a flight of its own, so that its callers share it, take over from each other and
-never deadlock. The flights of one window wait for a `Batch`, which runs the loader in a task that belongs to none of
-them. A cancelled caller removes its key unless another caller wants it, and the last one cancels the task.
+Each key has a flight of its own (`engine.call.load`), also with a batch loader: its callers share it and take over from
+each other. The flights of one window wait for one `Batch`, which runs the loader in a task that belongs to none of
+them. A loaded value is stored only if nothing was set, deleted or cleared under its key since the load began.
 """
 
 from __future__ import annotations
@@ -21,17 +18,18 @@ import weakref
 from collections.abc import Awaitable, Callable, Generator, Hashable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict
 from uuid import UUID
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.keys import PLAIN, Part, key_part
+from agent_cache.core.options import count
 from agent_cache.core.store import NEVER, Entry, Store
 from agent_cache.core.versions import Versions
 from agent_cache.engine.call import load
@@ -45,8 +43,6 @@ __all__ = ["AsyncCache", "Metrics"]
 Seconds = float | timedelta
 Loader = Callable[[], Awaitable[Any]]
 BatchLoader = Callable[[list[Any]], Awaitable[Any]]
-Place = tuple[asyncio.AbstractEventLoop, Hashable]
-"""Event loop and loader of a batch."""
 
 
 class NoUpstream:
@@ -62,18 +58,15 @@ def upstream_class() -> type:
     """
     for folder in sys.path:
         spec = PathFinder.find_spec("cache", [folder])
-        if spec is not None and spec.origin is not None:
-            path = Path(spec.origin)
-            records = [record.read_text("utf-8") for record in Path(folder).glob("async_cache-*.dist-info/RECORD")]
-            if any(f"\n{path.parent.name}/{path.name}," in f"\n{record}" for record in records):
-                break
+        path = Path((spec and spec.origin) or "cache")
+        records = [one.read_text("utf-8") for one in Path(folder).glob("async_cache-*.dist-info/RECORD")]
+        if any(f"\n{path.parent.name}/{path.name}," in f"\n{record}" for record in records):
+            break
     else:
         return NoUpstream
-    if "cache" in sys.modules:
-        present = getattr(sys.modules["cache"], "__file__", None)
-    else:
-        present = getattr(importlib.util.find_spec("cache"), "origin", None)
-    if present is not None and os.path.realpath(present) == os.path.realpath(path):
+    present = sys.modules["cache"] if "cache" in sys.modules else importlib.util.find_spec("cache")
+    origin = getattr(present, "__file__", None) or getattr(present, "origin", None)
+    if origin is not None and os.path.realpath(origin) == os.path.realpath(path):
         module = importlib.import_module("cache")
     else:
         private: Any = importlib.util.spec_from_file_location(f"{__name__}.cache", path)
@@ -98,20 +91,16 @@ class Metrics(TypedDict):
     hit_rate: float
 
 
-class CompletedAwaitable:
+class Done(tuple[()]):
     """Result of the methods that upstream's documentation awaits and its code does not: awaiting it is optional."""
 
     __slots__ = ()
 
     def __await__(self) -> Generator[None, None, None]:
-        return
-        yield
-
-    def __bool__(self) -> bool:
-        return False
+        yield from self
 
 
-_DONE: Final = CompletedAwaitable()
+_DONE: Final = Done()
 _DEFAULT: Final[Any] = object()
 
 
@@ -137,17 +126,10 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
     Attributes:
         hits, misses: how many gets were answered from an entry, and how many were not, whether they had to load, joined
             a load under way, or had no loader.
-        cache: the entries as a mapping.
 
     Raises:
         ConfigurationError: if any of these is out of range.
     """
-
-    default_ttl: Seconds | None
-    batch_window_ms: float
-    max_batch_size: int
-    hits: int
-    misses: int
 
     def __init__(
         self,
@@ -158,19 +140,17 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
     ) -> None:
         # Not super().__init__(): it would set up the storage and the locks that this class replaces.
         if maxsize is not None:
-            _require_int(0, maxsize, "maxsize must be a number of entries, 0 or more, or None for no bound")
+            count(0, maxsize, "AsyncCache: maxsize")
         _lifetime(default_ttl, "default_ttl")
         window = batch_window_ms
         if isinstance(window, bool) or not isinstance(window, int | float) or not 0 <= window < NEVER:
             raise ConfigurationError(f"AsyncCache: batch_window_ms must be milliseconds, 0 or more, got {window!r}")
-        _require_int(1, max_batch_size, "max_batch_size must be a number of keys, 1 or more")
         self.default_ttl = default_ttl
         self.batch_window_ms = batch_window_ms
-        self.max_batch_size = max_batch_size
-        self.hits = 0
-        self.misses = 0
+        self.max_batch_size = count(1, max_batch_size, "AsyncCache: max_batch_size")
+        self.hits = self.misses = 0
         self._storage = Storage(maxsize)
-        self._open_batches: dict[Place, Batch] = {}
+        self._open_batches: dict[Batch, None] = {}
 
     @property
     def maxsize(self) -> int | None:
@@ -180,7 +160,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
     @property
     def cache(self) -> MutableMapping[Hashable, Any]:
         """The entries as a mapping from key to value: a view, always current."""
-        return EntriesView(self, self._storage)
+        return EntriesView(self)
 
     async def get(
         self,
@@ -211,18 +191,15 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
         """
         storage = self._storage
         part = key if type(key) in PLAIN else storage.identity(key)
-        found = storage.find(part)
+        found = storage.find(part, is_use=True)
         if found is not None:
-            storage.mark_used(part, found)
             self.hits += 1
             return found.value
         self.misses += 1
         if loader is None and batch_loader is None:
             return None
         lifetime = _lifetime(self.default_ttl if ttl is None else ttl, "ttl")
-        call = LoadingCall(storage, part, key, lifetime, loader, batch_loader)
-        call.cache = self
-        return await load(call)
+        return await load(LoadingCall(self, part, key, lifetime, loader, batch_loader))
 
     def set(self, key: Hashable, value: Any, ttl: Seconds | None = _DEFAULT) -> Awaitable[None]:
         """Store a value, in place of the present one and of the result of any load under way.
@@ -234,12 +211,14 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
             value: anything. It is returned as it is.
             ttl: its lifetime, in seconds or as a `timedelta`; None for ever; if it is left out, `default_ttl`.
         """
-        self._storage.set(key, value, _lifetime(self.default_ttl if ttl is _DEFAULT else ttl, "ttl"))
+        lifetime = _lifetime(self.default_ttl if ttl is _DEFAULT else ttl, "ttl")
+        part = self._storage.identity(key)
+        self._storage.write(part, KeyedEntry(part, key, value, lifetime) if lifetime > 0 else None)
         return _DONE
 
     def delete(self, key: Hashable) -> Awaitable[None]:
         """Delete a key, if it is there. No load under way restores it. Like `set`, it may be awaited."""
-        self._storage.delete(key)
+        self._storage.write(self._storage.identity(key), None)
         return _DONE
 
     def clear(self) -> Awaitable[None]:
@@ -255,9 +234,8 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
         remove it. ``hit_rate`` is 0.0 before the first get.
         """
         hits, misses = self.hits, self.misses
-        total = hits + misses
-        size = len(self._storage.store)
-        return {"hits": hits, "misses": misses, "size": size, "hit_rate": hits / total if total else 0.0}
+        hit_rate = hits / (hits + misses) if hits or misses else 0.0
+        return {"hits": hits, "misses": misses, "size": len(self._storage.store), "hit_rate": hit_rate}
 
     async def warmup(self, keys_with_loaders: Mapping[Hashable, Loader]) -> None:
         """Load many keys at once. Keys with an entry are not loaded again.
@@ -269,64 +247,10 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
             Exception: of the first loader, in this order, that raised one; after all have ended, so that the others
                 are cached.
         """
-        outcomes = await asyncio.gather(
-            *(self.get(key, loader=loader) for key, loader in keys_with_loaders.items()), return_exceptions=True
-        )
-        for outcome in outcomes:
+        loads = [self.get(key, loader=loader) for key, loader in keys_with_loaders.items()]
+        for outcome in await asyncio.gather(*loads, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome
-
-    async def _load(self, call: LoadingCall) -> Any:
-        """Load as the leader of a flight."""
-        flight, storage = call.flight, self._storage
-        item = storage.batch_items.get(flight)  # of a former leader
-        if item is None and call.loader is None:
-            item = self._join_batch(call)
-        if item is not None:
-            await item.answered.wait()
-            if isinstance(item.outcome, Failure):
-                item.outcome.raise_again()
-            flight.result = item.outcome
-            return item.outcome.value
-        assert call.loader is not None
-        token = PLACE.set(call)
-        try:
-            value = await call.loader()
-        finally:
-            call.depth = 0
-            with suppress(ValueError):  # closed by the garbage collector, in another context than it ran in
-                PLACE.reset(token)
-        entry = KeyedEntry(flight.key, call.raw_key, value, call.ttl)
-        garbage: tuple[Any, ...] = ()
-        with storage.versions.lock:
-            flight.finish()
-            if call.ttl > 0 and not storage.was_written(flight.key, flight.since):
-                garbage = storage.insert(entry)
-        del garbage  # outside of the lock
-        flight.result = entry
-        return value
-
-    def _join_batch(self, call: LoadingCall) -> BatchItem:
-        """Add a key to the open batch of its loader, or to a new one."""
-        assert call.batch_loader is not None
-        loop, loader = asyncio.get_running_loop(), call.batch_loader
-        place = loop, _loader_identity(loader)
-        batch = self._open_batches.get(place)
-        if batch is None or not batch.accepts(call):
-            for other in list(self._open_batches):
-                if other[0].is_closed():  # it was stopped within a window, and the callers have gone with it
-                    self._open_batches.pop(other, None)
-            batch = self._open_batches[place] = Batch(self._storage, self._open_batches, place, loader)
-            batch.timer = loop.call_later(self.batch_window_ms / 1000, batch.start)
-        item = batch.add(call)
-        if len(batch.items) >= self.max_batch_size:
-            batch.start()
-        return item
-
-
-def _require_int(least: int, value: Any, rule: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigurationError(f"AsyncCache: {rule}, got {value!r}")
 
 
 def _lifetime(ttl: Any, option: str) -> float:
@@ -339,7 +263,7 @@ def _lifetime(ttl: Any, option: str) -> float:
     return number
 
 
-# Storage
+# Entries
 
 _EQUAL_ACROSS_TYPES: Final[frozenset[type]] = frozenset(
     {bool, float, complex, bytes, range, date, datetime, time, timedelta, timezone, Decimal, Fraction, UUID}
@@ -347,7 +271,7 @@ _EQUAL_ACROSS_TYPES: Final[frozenset[type]] = frozenset(
 """Types whose equality is coarser than their canonical encoding: ``1 == True == 1.0``, ``0.0 == -0.0``."""
 
 
-_PLAIN_PARTS: Final[frozenset[type]] = PLAIN | {bytes}
+_BUILTIN_PARTS: Final[frozenset[type]] = PLAIN | {bytes}
 """Types of identities whose comparison runs no code of a user's."""
 
 
@@ -371,161 +295,188 @@ def key_identity(key: Hashable) -> Part:
 
 
 class ObjectKey:
-    """Stands for all equal keys that are not plain: it is compared and hashed by its address.
-
-    So no `__eq__` and `__hash__` of a user's runs under the ledger's lock. It is freed with the last entry and load
-    that is known by it.
+    """Stands for all equal keys of classes that are not Python's own, so that no `__eq__` or `__hash__` of a user's
+    runs under the lock of the versions.
     """
 
     __slots__ = ("__weakref__",)
 
 
 class KeyedEntry(Entry):
-    """An entry with its identity and its original key.
-
-    The identity keeps an `ObjectKey` alive until the entry is freed, outside of the lock; the key is for the mapping
-    view.
+    """An entry with its original key, for the mapping view, and the identity: it keeps an `ObjectKey` alive until the
+    entry is freed, outside of the lock.
     """
 
     __slots__ = ("key", "part")
 
-    def __init__(self, part: Part, key: Hashable, value: Any, ttl: float) -> None:
-        Entry.__init__(self, value, NEVER if ttl == NEVER else CLOCK.now() + ttl, 0.0)
-        self.part = part
-        self.key = key
+    def __init__(self, part: Part, key: Hashable, value: Any, lifetime: float) -> None:
+        Entry.__init__(self, value, CLOCK.now() + lifetime, 0.0)
+        self.part, self.key = part, key
 
 
 class KeyFlight(Flight):
-    """The flight of one key, which may wait for a batch."""
+    """The load of one key.
 
-    __slots__ = ()
+    Attributes:
+        batch: the batch that it waits for, None without.
+        batched: the version at which it came there: the value is stored only if its key was not written since.
+        answered: set when the batch has the `outcome`: the value and whether the loader has returned one, or an error.
+    """
+
+    __slots__ = ("answered", "batch", "batched", "outcome")
+
+    outcome: tuple[Any, bool] | Failure
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.batch: Batch | None = None
+        self.batched = self.since
+        self.answered = asyncio.Event()
 
     def finish(self) -> None:
         super().finish()
-        self.store.tool.withdraw(self)
+        if self.batch is not None and not self.answered.is_set():
+            with suppress(RuntimeError):  # the loop is closed, and the batch with it
+                # The garbage collector closes an abandoned call, on whatever thread it runs.
+                self.batch.loop.call_soon_threadsafe(self.batch.withdraw, self)
+
+
+class LoadingCall(Call):
+    """A `get` that missed. Calls made under it see the call that it was made from: it is part of the wait-for graph and
+    of no trace.
+    """
+
+    __slots__ = ("batch_loader", "cache", "lifetime", "loader", "raw_key")
+
+    is_dependency = False
+    flight: KeyFlight
+
+    def __init__(
+        self,
+        cache: AsyncCache,
+        part: Part,
+        raw_key: Hashable,
+        lifetime: float,
+        loader: Loader | None,
+        batch_loader: BatchLoader | None,
+    ) -> None:
+        Call.__init__(self, cache._storage, cache._storage, part, (), {}, "miss")
+        if self.parent is not None:
+            self.numbers = self.parent.numbers
+        self.cache, self.raw_key, self.lifetime = cache, raw_key, lifetime
+        self.loader, self.batch_loader = loader, batch_loader
+
+    async def run(self) -> Any:
+        """Load as the leader of a flight. The value is stored unless its key was written since."""
+        flight, storage, is_present = self.flight, self.cache._storage, True
+        if self.loader is None:
+            value, is_present = await self._answer_of_batch()
+        else:
+            token = PLACE.set(self)
+            try:
+                value = await self.loader()
+            finally:
+                self.depth = 0
+                with suppress(ValueError):  # closed by the garbage collector, in another context than it ran in
+                    PLACE.reset(token)
+        flight.result = entry = KeyedEntry(flight.key, self.raw_key, value, self.lifetime)
+        with storage.versions.lock:  # what is replaced is assigned, so that it is freed after the lock
+            if is_present and self.lifetime > 0 and not storage.store.is_touched(flight.key, (), flight.since):
+                _garbage = storage.insert(entry)
+        return value
+
+    async def _answer_of_batch(self) -> tuple[Any, bool]:
+        """Wait for a batch. Returns the value, and whether the loader has returned one."""
+        flight = self.flight
+        if flight.batch is None:
+            self._open_batch().add(flight, self.raw_key)
+        flight.since = flight.batched  # a former leader may have joined it, before later writes
+        await flight.answered.wait()
+        if isinstance(flight.outcome, Failure):
+            flight.outcome.raise_again()
+        return flight.outcome
+
+    def _open_batch(self) -> Batch:
+        """The open batch of the loader, or a new one."""
+        cache, loop = self.cache, asyncio.get_running_loop()
+        for batch in list(cache._open_batches):
+            if batch.loop is loop and batch.loader == self.batch_loader:
+                if batch.accepts(self):
+                    return batch
+                cache._open_batches.pop(batch, None)
+            elif batch.loop.is_closed():
+                cache._open_batches.pop(batch, None)
+        return Batch(self)
 
 
 class Storage:
-    """Entries and loads of one cache. It has versions of its own: no write of a tool, no `configure` and no `max_bytes`
-    reaches it.
+    """Entries and loads of one cache, with versions of their own: no write of a tool, no `configure` and no `max_bytes`
+    reaches them.
 
-    Attributes:
-        batch_items: the batch item that a flight waits for.
-        store: the entries, and the flights that may be joined.
-        number, is_named, is_sync, flight_class, late_roots, has_refused, own_load, name, setup, store: read by
-            `engine.call.load` and by the store, as of a tool. There are neither tags nor tiers here.
+    The other attributes are read by `engine.call.load` and by the store, as those of a tool.
     """
 
-    __slots__ = ("_objects", "batch_items", "late_roots", "store", "versions")
-
-    name = "AsyncCache"
-    number = 0
-    is_named = True
-    is_sync = False
+    name, number, is_named, is_sync = "AsyncCache", 0, True, False
+    late_roots: tuple[str, ...] = ()
+    setup: ClassVar = SimpleNamespace(tiers=())
     flight_class = KeyFlight
-    tiers = ()
-
-    @property
-    def setup(self) -> Storage:
-        """Itself: it has no tiers."""
-        return self
-
-    @staticmethod
-    def own_load(call: LoadingCall) -> Awaitable[Any]:
-        """Run a load as the leader of its flight."""
-        return call.cache._load(call)
+    own_load = staticmethod(LoadingCall.run)
 
     def __init__(self, maxsize: int | None) -> None:
-        self.batch_items: dict[Flight, BatchItem] = {}
         self.versions = Versions()
         self.store = Store(maxsize, self, versions=self.versions)
-        self.late_roots: tuple[str, ...] = ()
         self._objects: dict[Hashable, weakref.ref[ObjectKey]] = {}
 
-    def withdraw(self, flight: Flight) -> None:
-        """End a load: withdraw its key from a batch that has not answered it."""
-        item = self.batch_items.pop(flight, None)
-        if item is not None and not item.answered.is_set():
-            item.is_clean = False  # it may still be answered before `withdraw` runs
-            # An abandoned call is closed by the garbage collector, on whatever thread that runs.
-            with suppress(RuntimeError):  # the loop is closed, and the batch with it
-                item.batch.loop.call_soon_threadsafe(item.batch.withdraw, item)
-
-    def was_written(self, key: Hashable, since: int) -> bool:
-        """Whether a key was set or deleted after this version."""
-        return self.store.is_touched(key, (), since)
+    @staticmethod
+    def has_refused(error: Exception) -> bool:
+        """Whether the leader's run was stopped, which does not concern the other callers."""
+        return isinstance(error, AgentLoopDetectedError)
 
     def identity(self, key: Hashable) -> Part:
         """What a key is stored and compared by."""
-        if type(key) in PLAIN:
-            return key
         part = key_identity(key)
-        if type(part) in _PLAIN_PARTS or (
-            type(part) is tuple and part[0] is tuple and _PLAIN_PARTS.issuperset(map(type, part[1:]))
-        ):
+        kinds = map(type, part[1:]) if type(part) is tuple and part[0] is tuple else (type(part),)
+        if _BUILTIN_PARTS.issuperset(kinds):
             return part
-        return self._object_key(part)
-
-    def _object_key(self, part: Part) -> ObjectKey:
-        objects = self._objects
+        objects, made = self._objects, ObjectKey()
 
         def forget(reference: weakref.ref[ObjectKey]) -> None:
             if objects.get(part) is reference:
                 objects.pop(part, None)
 
-        made = ObjectKey()
         while True:
-            # `setdefault` is atomic, also if an `__eq__` runs in it. No lock is held here.
+            # `setdefault` is atomic, also if an `__eq__` runs in it.
             found = objects.setdefault(part, weakref.ref(made, forget))()
             if found is not None:
                 return found
             objects.pop(part, None)  # it is being freed
 
-    def insert(self, entry: KeyedEntry) -> tuple[Any, ...]:
-        """Insert an entry, under the lock. Returns what it replaces, for the caller to free after the lock."""
-        store, part = self.store, entry.part
-        newest, replaced = store.newest, store.peek(part)
-        entry.checked = self.versions.now
-        return newest, replaced, store.insert(part, entry, CLOCK.now())
-
-    def has_refused(self, error: Exception) -> bool:
-        """Whether the leader's run was stopped, which does not concern the other callers."""
-        return isinstance(error, AgentLoopDetectedError)
-
-    def find(self, part: Part) -> KeyedEntry | None:
-        """Return the entry under a key, and delete it if it has expired. Does not count as a use."""
+    def find(self, part: Part, *, is_use: bool = False) -> KeyedEntry | None:
+        """Return the entry under a key, and delete it if it has expired."""
         store = self.store
         entry: KeyedEntry | None = store.lookup(part)  # type: ignore[assignment]  # nothing else is ever inserted
         if entry is None or CLOCK.now() < entry.fast:
+            if is_use and entry is not store.newest and entry is not None:
+                store.use(part, entry)
             return entry
         with self.versions.lock:
             if store.peek(part) is entry:
                 store.discard(part)
         return None
 
-    def identities(self) -> list[Part]:
-        """Identities of all keys, least recently used first."""
-        return self.store.keys()
+    def insert(self, entry: KeyedEntry) -> tuple[Any, ...]:
+        """Insert an entry, under the lock. Returns what it replaces, for the caller to free after the lock."""
+        newest, replaced = self.store.newest, self.store.peek(entry.part)
+        entry.checked = self.versions.now
+        return newest, replaced, self.store.insert(entry.part, entry, CLOCK.now())
 
-    def mark_used(self, part: Part, entry: Entry) -> None:
-        """Make an entry the most recently used."""
-        if self.store.newest is not entry:
-            self.store.use(part, entry)
-
-    def set(self, key: Hashable, value: Any, ttl: float) -> None:
-        """Store a value. It replaces the present one and the result of every load under way."""
-        part = key if type(key) in PLAIN else self.identity(key)
-        entry = KeyedEntry(part, key, value, ttl)
-        with self.versions.lock:  # what is replaced is assigned, so that it is freed after the lock
-            self.versions.write(((0, part),))
-            _garbage = self.insert(entry) if ttl > 0 else self.store.discard(part)
-
-    def delete(self, key: Hashable) -> Entry | None:
-        """Delete an entry and return it. No load under way restores it."""
-        part = self.identity(key)
+    def write(self, part: Part, entry: KeyedEntry | None) -> Entry | None:
+        """Store an entry or, without one, delete the present one, which is returned. No load under way restores it."""
         with self.versions.lock:
             self.versions.write(((0, part),))
-            return self.store.discard(part)
+            old = self.store.peek(part)
+            _garbage = self.store.discard(part) if entry is None else self.insert(entry)
+        return old
 
     def delete_all(self) -> None:
         """Delete all entries. No load under way restores one."""
@@ -544,33 +495,28 @@ class EntriesView(MutableMapping[Hashable, Any]):
 
     __slots__ = ("_cache", "_storage")
 
-    def __init__(self, cache: AsyncCache, storage: Storage) -> None:
-        self._cache = cache
-        self._storage = storage
+    def __init__(self, cache: AsyncCache) -> None:
+        self._cache, self._storage = cache, cache._storage
 
     def __getitem__(self, key: Hashable) -> Any:
-        part = self._storage.identity(key)
-        entry = self._storage.find(part)
+        entry = self._storage.find(self._storage.identity(key), is_use=True)
         if entry is None:
             raise KeyError(key)
-        self._storage.mark_used(part, entry)
         return entry.value
 
     def __setitem__(self, key: Hashable, value: Any) -> None:
         self._cache.set(key, value)
 
     def __delitem__(self, key: Hashable) -> None:
-        if self._storage.delete(key) is None:
+        if self._storage.write(self._storage.identity(key), None) is None:
             raise KeyError(key)
 
     def __contains__(self, key: object) -> bool:
         return self._storage.find(self._storage.identity(key)) is not None
 
     def __iter__(self) -> Iterator[Hashable]:
-        for part in self._storage.identities():
-            entry = self._storage.find(part)
-            if entry is not None:
-                yield entry.key
+        found = map(self._storage.find, self._storage.store.keys())
+        return (entry.key for entry in found if entry is not None)
 
     def __len__(self) -> int:
         return len(self._storage.store)
@@ -583,169 +529,95 @@ class EntriesView(MutableMapping[Hashable, Any]):
         self._storage.delete_all()
 
 
-class LoadingCall(Call):
-    """A `get` that missed, in the form that single flight takes.
-
-    Calls made under it see the call that it was made from: it is part of the wait-for graph and of no trace.
-    """
-
-    __slots__ = ("batch_loader", "cache", "loader", "raw_key", "ttl")
-
-    is_dependency = False
-    cache: AsyncCache
-
-    def __init__(
-        self, storage: Any, part: Part, raw_key: Hashable, ttl: float, loader: Any, batch_loader: BatchLoader | None
-    ) -> None:
-        Call.__init__(self, storage, storage, part, (), {}, "miss")
-        if self.parent is not None:
-            self.numbers = self.parent.numbers
-        self.raw_key = raw_key
-        self.ttl = ttl
-        self.loader: Loader | None = loader
-        self.batch_loader = batch_loader
-
-
 # Batches
 
 
-@dataclass(slots=True, eq=False)
-class BatchItem:
-    """One flight's key in a batch.
-
-    A follower that takes the flight over waits for the same item, so the value is stored only if its key was not
-    changed since it entered the *batch*, at the version `since`.
-
-    Attributes:
-        is_clean: False if its load was given up.
-    """
-
-    batch: Batch
-    call: LoadingCall
-    since: int
-    is_clean: bool = True
-    answered: asyncio.Event = field(default_factory=asyncio.Event)
-    outcome: KeyedEntry | Failure = field(init=False)
-
-
 class Batch:
-    """The keys that one run of a batch loader loads.
+    """The keys that one run of a batch loader loads, in a task of its own.
 
     A batch belongs to one event loop and one loader. It accepts no more keys when its window is over, when it is full,
-    or when a key comes that a dict cannot tell from one in it; the next key opens the next batch, so that a slow loader
-    delays no other key.
+    or when a key comes that a dict cannot tell from one in it, such as ``1`` and ``True``; the next key opens the next
+    batch, so that a slow loader delays no other key. When nobody waits for any of its keys, it is cancelled.
 
     Attributes:
-        open_batches: the batches of its cache that accept keys, by place (event loop and identity of the loader).
-        items: the items that wait for each key. No two keys are equal: ``1`` and ``True`` would be one in a loader's
-            dict.
-        flight: its node in the wait-for graph: the flights of its items wait for it, and it for what its loader calls.
+        flights: those that wait for each key.
+        flight: its node in the wait-for graph: these flights wait for it, and it for what its loader calls.
     """
 
-    def __init__(self, storage: Storage, open_batches: dict[Place, Batch], place: Place, loader: BatchLoader) -> None:
-        self.storage = storage
-        self.open_batches = open_batches
-        self.place = place
-        self.loop = place[0]
-        self.loader = loader
-        self.items: dict[Hashable, list[BatchItem]] = {}
-        self.timer: asyncio.TimerHandle
-        self.task: asyncio.Task[None] | None = None
-        self.flight = Flight(storage.store, (None, self.loop), (), ())
-        self.context = copy_context()
-        self.call = LoadingCall(storage, None, None, 0.0, None, loader)
+    def __init__(self, first: LoadingCall) -> None:
+        assert first.batch_loader is not None
+        self.cache, self.loader = first.cache, first.batch_loader
+        self.loop = asyncio.get_running_loop()
+        self.flights: dict[Hashable, list[KeyFlight]] = {}
+        self.is_closed = asyncio.Event()
+        self.flight = Flight(self.cache._storage.store, (None, self.loop), (), ())
+        self.call = LoadingCall(self.cache, None, None, 0.0, None, None)
         self.call.leading = self.flight
-        self.context.run(PLACE.set, self.call)
+        context = copy_context()
+        context.run(PLACE.set, self.call)
+        self.task = self.loop.create_task(self.run(self.cache.batch_window_ms / 1000), context=context)
+        keep(self.task)
+        self.cache._open_batches[self] = None
 
     def accepts(self, call: LoadingCall) -> bool:
         """Whether a dict can tell the call's key from the others in the batch."""
-        equal = self.items.get(call.raw_key)
-        return equal is None or equal[0].call.key == call.key
+        equal = self.flights.get(call.raw_key)
+        return equal is None or equal[0].key == call.key
 
-    def add(self, call: LoadingCall) -> BatchItem:
+    def add(self, flight: KeyFlight, key: Hashable) -> None:
         """Add a key, or one more flight for a key that is in it."""
-        item = self.storage.batch_items[call.flight] = BatchItem(self, call, self.storage.versions.now)
-        self.items.setdefault(call.raw_key, []).append(item)
-        call.flight.wait_for(self.flight)
-        return item
+        flight.batch, flight.batched = self, flight.store.versions.now
+        flight.wait_for(self.flight)
+        self.flights.setdefault(key, []).append(flight)
+        if len(self.flights) >= self.cache.max_batch_size:
+            self.close()
 
-    def withdraw(self, item: BatchItem) -> None:
-        """Remove an item, its key if no other item wants it, and cancel the loader if no key is left."""
-        waiting = self.items.get(item.call.raw_key, [])
-        if item in waiting:
-            waiting.remove(item)
-            if not waiting:
-                del self.items[item.call.raw_key]
-            if not self.items:
-                self.close()
-                if self.task is not None:
-                    self.task.cancel()
+    def withdraw(self, flight: KeyFlight) -> None:
+        """Remove a flight, its key if no other flight waits for it, and cancel the loader if no key is left."""
+        others = {key: [one for one in flights if one is not flight] for key, flights in self.flights.items()}
+        self.flights = {key: flights for key, flights in others.items() if flights}
+        if not self.flights:
+            self.close()
+            self.task.cancel()
 
     def close(self) -> None:
-        """Accept no more keys."""
-        self.timer.cancel()
-        if self.open_batches.get(self.place) is self:
-            del self.open_batches[self.place]
+        """Accept no more keys, and run the loader."""
+        self.cache._open_batches.pop(self, None)
+        self.is_closed.set()
 
-    def start(self) -> None:
-        """Close the batch and run the loader."""
-        self.close()
-        self.task = task = self.loop.create_task(self.run(), context=self.context)
-        keep(task)
-
-    async def run(self) -> None:
-        """Run the loader and answer the items that still wait."""
-        keys = list(self.items)
+    async def run(self, window: float) -> None:
+        """Wait for keys, in seconds, run the loader and answer the flights that still wait."""
+        answers: Mapping[Hashable, tuple[Any, bool] | Failure] = {}
         try:
-            found = _values_of(self.loader, keys, await self.loader(keys.copy()))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(window):
+                    await self.is_closed.wait()
+            self.close()
+            keys = list(self.flights)
+            answers = _answers_of(self.loader, keys, await self.loader(keys.copy()))
         except Exception as error:  # noqa: BLE001 - every caller raises it again
-            self.fail(error)
+            answers = dict.fromkeys(self.flights, Failure(error))
         except BaseException as error:
             # The callers were not cancelled, and a task that ends as cancelled would leave them waiting.
-            failure = RuntimeError(
-                f"{_name(self.loader)} was stopped by {type(error).__name__}, which none of its callers caused"
-            )
-            failure.__cause__ = error
-            self.fail(failure)
+            what = f"{_name(self.loader)} was stopped by {type(error).__name__}, which none of its callers caused"
+            stopped = RuntimeError(what)
+            stopped.__cause__ = error
+            answers = dict.fromkeys(self.flights, Failure(stopped))
             raise
-        else:
-            for key, (value, is_present) in zip(keys, found, strict=True):
-                for item in self.items.pop(key, ()):
-                    ttl = item.call.ttl if is_present else 0.0
-                    item.outcome = entry = KeyedEntry(item.call.key, key, value, ttl)
-                    garbage: tuple[Any, ...] = ()
-                    with self.storage.versions.lock:
-                        was_written = self.storage.was_written(item.call.key, item.since)
-                        if item.is_clean and ttl > 0 and not was_written:
-                            garbage = self.storage.insert(entry)
-                    del garbage  # outside of the lock
-                    item.answered.set()
         finally:
+            self.close()
             self.call.depth = 0
-
-    def fail(self, error: Exception) -> None:
-        """Let every caller that still waits raise an error."""
-        for items in self.items.values():
-            for item in items:
-                item.outcome = Failure(error)
-                item.answered.set()
-        self.items.clear()
-
-
-def _loader_identity(loader: BatchLoader) -> Hashable:
-    """The loader itself, so that ``db.load`` is one loader at each access; its address if it cannot be hashed."""
-    try:
-        hash(loader)
-    except TypeError:
-        return id(loader)  # unique while the batch is open, since the batch holds the loader
-    return loader
+            for key, flights in self.flights.items():
+                for flight in flights:
+                    flight.outcome = answers[key]
+                    flight.answered.set()
 
 
 def _name(loader: BatchLoader) -> str:
     return f"batch loader {getattr(loader, '__qualname__', type(loader).__qualname__)}()"
 
 
-def _values_of(loader: BatchLoader, keys: list[Hashable], found: Any) -> list[tuple[Any, bool]]:
+def _answers_of(loader: BatchLoader, keys: list[Hashable], found: Any) -> dict[Hashable, tuple[Any, bool]]:
     """Return for each key its value, and whether the loader returned one.
 
     A result that cannot be matched with the keys is refused as a whole: in a list that lacks a row, every later key
@@ -756,7 +628,7 @@ def _values_of(loader: BatchLoader, keys: list[Hashable], found: Any) -> list[tu
         ValueError: if there are more or fewer values than keys.
     """
     if isinstance(found, Mapping):
-        return [(found[key], True) if key in found else (None, False) for key in keys]
+        return {key: (found[key], True) if key in found else (None, False) for key in keys}
     if isinstance(found, str | bytes | bytearray | set | frozenset) or not hasattr(found, "__iter__"):
         raise TypeError(
             f"{_name(loader)} must return a mapping from key to value, or a list of values in the order of the keys; "
@@ -768,4 +640,4 @@ def _values_of(loader: BatchLoader, keys: list[Hashable], found: Any) -> list[tu
             f"{_name(loader)} returned {len(values)} values for {len(keys)} keys, so none can be matched; "
             f"return one value for each key, None where there is none, or a mapping from key to value"
         )
-    return [(value, True) for value in values]
+    return {key: (value, True) for key, value in zip(keys, values, strict=True)}
