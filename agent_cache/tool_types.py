@@ -1,52 +1,43 @@
 """How type checkers see decorated tools. At run time each is a plain function.
 
-A tool that is an `async def` and one that is a `def` differ in what their call and some of their attributes return. So
-there are two types of each, and `T` stands for what a call returns where one serves for both.
+`T` is what a call returns, which is a coroutine, a stream, or the result itself; `B` is what the attributes return that
+have a bool for an answer, which is a coroutine for a tool that is asynchronous.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from collections.abc import AsyncIterable, Callable, Coroutine, Sequence
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from agent_cache.core.tags import ComputedTags
 from agent_cache.engine.operation import CacheKey
 from agent_cache.engine.read import CacheInfo, ReadOperation
 from agent_cache.engine.write import WriteOperation
 
-if TYPE_CHECKING:
-    from types import CoroutineType
-else:
-    CoroutineType = Coroutine  # the class itself takes no parameters before 3.13
-
 __all__ = [
     "AnyFunction",
-    "CachedClassMethod",
-    "CachedMethod",
+    "AsyncResult",
+    "BoundTool",
     "CachedTool",
     "ClassMethodFunction",
-    "InvalidatingClassMethod",
-    "InvalidatingMethod",
     "InvalidatingTool",
+    "Later",
+    "Method",
     "MethodFunction",
     "Resource",
-    "StreamingMethod",
-    "StreamingTool",
-    "SyncCachedClassMethod",
-    "SyncCachedMethod",
-    "SyncCachedTool",
-    "SyncInvalidatingMethod",
-    "SyncInvalidatingTool",
 ]
 
-I_co = TypeVar("I_co", bound=AsyncIterable[Any], covariant=True)
 P = ParamSpec("P")
 Q = ParamSpec("Q")
-R_co = TypeVar("R_co", covariant=True)
 S = TypeVar("S")
-S_co = TypeVar("S_co", covariant=True)
 S_contra = TypeVar("S_contra", contravariant=True)
 T_co = TypeVar("T_co", covariant=True)
+B_co = TypeVar("B_co", covariant=True)
+C_co = TypeVar("C_co", covariant=True)
+AsyncResult = TypeVar("AsyncResult", bound=Coroutine[Any, Any, Any] | AsyncIterable[Any])
+"""What a call of an asynchronous tool returns."""
+
+Later = Coroutine[Any, Any, bool]
 
 Resource = str | ComputedTags | Sequence[str | ComputedTags]
 """A tag, a template over the tool's parameters and its result, the result of `tags_from`, or several of these."""
@@ -81,28 +72,42 @@ class MarkerArgument(Protocol):
     def is_marker(self) -> None: ...
 
 
-class Method(Protocol[P, T_co]):
-    """A decorated method as pyright compares it with another one: of a subclass, or of a protocol.
+class Method(Protocol[P, T_co, C_co]):
+    """A decorated method or class method in the body of its class, as pyright compares it with another one: of a
+    subclass, or of a protocol. `C` is what it is through the class.
 
-    The first overload is what a subclass's plain method must agree with, the second lets it pass for the bound method
-    of a protocol, whose parameters are not compared.
+    The first overload of the call is what a subclass's plain method must agree with, the second lets it pass for the
+    bound method of a protocol, whose parameters are not compared.
     """
 
     @overload
     def __call__(self, receiver: Any, /, *args: P.args, **kwargs: P.kwargs) -> T_co: ...
     @overload
     def __call__(self, *args: Any, **kwargs: Any) -> T_co: ...
+    @overload
+    def __get__(self, instance: None, owner: type[Any] | None = None) -> C_co: ...
+    @overload
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, T_co]: ...
 
 
 # Reads
 
 
-class ToolAttributes(Protocol[P]):
-    """What a tool decorated with `AgentCache` has beside its call, whether it is an `async def` or not."""
+class ReadAttributes(Protocol[P, T_co, B_co]):
+    """What a tool decorated with `AgentCache` has beside its call. Those of an `async def` are awaited; those of a
+    `def` run in the calling thread.
+
+    For a method they are reached through the class, with the instance as first argument:
+    ``await Shop.get_order.invalidate(shop, "7")``. They raise `TypeError` without it, so also after
+    ``shop.get_order.``, which does not pass ``shop``.
+    """
 
     __agent_cache__: ReadOperation
     __name__: str
     __qualname__: str
+
+    @property
+    def __wrapped__(self) -> Callable[P, T_co]: ...
 
     @property
     def resource(self) -> Resource:
@@ -130,27 +135,21 @@ class ToolAttributes(Protocol[P]):
         """Hits, misses, ``maxsize`` and the number of entries, as `functools.lru_cache` gives them."""
         ...
 
-
-class CachedAttributes(ToolAttributes[P], Protocol[P, R_co]):
-    """What an `async def` has beside its call."""
-
-    @property
-    def __wrapped__(self) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
-
-    async def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> bool:
+    def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> B_co:
         """Drop the cached result of one call, in every scope. Returns whether there was one."""
         ...
 
-    async def fresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+    def fresh(self, *args: P.args, **kwargs: P.kwargs) -> T_co:
         """Run the tool, even if its result is cached; store the new result and return it."""
         ...
 
-    async def refresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+    def refresh(self, *args: P.args, **kwargs: P.kwargs) -> T_co:
         """The same as `fresh`."""
         ...
 
-    async def set(self, value: Any, /, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Store a result that the caller has, as if a load of the call with these arguments had returned it.
+    def set(self, value: Any, /, *args: P.args, **kwargs: P.kwargs) -> B_co:
+        """Store a result that the caller has, or the chunks of a stream, as if a load of the call with these arguments
+        had returned it.
 
         Inside a write tool or `writing` it is stored when that write commits, unless it fails, settles, or another
         write overlaps it. Elsewhere it is itself a write of that entry, which drops it everywhere first. It is stored
@@ -164,273 +163,65 @@ class CachedAttributes(ToolAttributes[P], Protocol[P, R_co]):
         ...
 
 
-class CachedTool(CachedAttributes[P, R_co], Protocol[P, R_co]):
-    """A tool decorated with `AgentCache`: a coroutine function with the tool's own signature, and a few attributes.
+class CachedTool(ReadAttributes[P, T_co, B_co], Protocol[P, T_co, B_co]):
+    """A tool decorated with `AgentCache`: a function with the tool's own signature, and a few attributes."""
 
-    For a method the attributes are reached through the class, with the instance as first argument:
-    ``await Shop.get_order.invalidate(shop, "7")``. They raise `TypeError` without it, so also after
-    ``shop.get_order.``, which does not pass ``shop``.
-    """
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]: ...
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co: ...
     @overload
     def __get__(
-        self: ClassMethodFunction[S, Q, Coroutine[Any, Any, R_co]], instance: None, owner: type[Any] | None = None
-    ) -> BoundTool[Concatenate[S, Q], Q, R_co]: ...
+        self: ClassMethodFunction[S, Q, T_co], instance: None, owner: type[Any] | None = None
+    ) -> BoundTool[Concatenate[S, Q], Q, T_co, B_co]: ...
     @overload
     def __get__(
-        self: ClassMethodFunction[S, Q, Coroutine[Any, Any, R_co]], instance: object, owner: type[Any] | None = None
-    ) -> Callable[Q, Coroutine[Any, Any, R_co]]: ...
+        self: ClassMethodFunction[S, Q, T_co], instance: object, owner: type[Any] | None = None
+    ) -> Callable[Q, T_co]: ...
     @overload
     def __get__(
-        self: MethodFunction[S, Q, Coroutine[Any, Any, R_co]], instance: None, owner: type[Any] | None = None
-    ) -> CachedTool[P, R_co]: ...
+        self: MethodFunction[S, Q, T_co], instance: None, owner: type[Any] | None = None
+    ) -> CachedTool[P, T_co, B_co]: ...
     @overload
     def __get__(
-        self: MethodFunction[S, Q, Coroutine[Any, Any, R_co]], instance: object, owner: type[Any] | None = None
-    ) -> Callable[Q, Coroutine[Any, Any, R_co]]: ...
+        self: MethodFunction[S, Q, T_co], instance: object, owner: type[Any] | None = None
+    ) -> Callable[Q, T_co]: ...
     @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> CachedTool[P, R_co]: ...
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> CachedTool[P, T_co, B_co]: ...
 
 
-class BoundTool(CachedAttributes[P, R_co], Protocol[P, Q, R_co]):
+class BoundTool(ReadAttributes[P, T_co, B_co], Protocol[P, Q, T_co, B_co]):
     """A class method decorated with `AgentCache`: only its call knows the class."""
 
-    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> Coroutine[Any, Any, R_co]: ...
-
-
-class CachedMethod(Method[P, CoroutineType[Any, Any, R_co]], Protocol[S_co, P, R_co]):
-    """A method decorated with `AgentCache`, in the body of its class."""
-
-    @overload
-    def __get__(self, instance: None, owner: type[Any] | None = None) -> CachedTool[Concatenate[S_co, P], R_co]: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
-
-
-class CachedClassMethod(Method[P, CoroutineType[Any, Any, R_co]], Protocol[S_co, P, R_co]):
-    """A class method decorated with `AgentCache`, in the body of its class."""
-
-    @overload
-    def __get__(self, instance: None, owner: type[Any] | None = None) -> BoundTool[Concatenate[S_co, P], P, R_co]: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
-
-
-class SyncCachedAttributes(ToolAttributes[P], Protocol[P, R_co]):
-    """The same of a `def`: these run in the calling thread."""
-
-    @property
-    def __wrapped__(self) -> Callable[P, R_co]: ...
-
-    def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Drop the cached result of one call, in every scope. Returns whether there was one."""
-        ...
-
-    def fresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Run the tool, even if its result is cached; store the new result and return it."""
-        ...
-
-    def refresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """The same as `fresh`."""
-        ...
-
-    def set(self, value: Any, /, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Store a result that the caller has: see `CachedAttributes.set`."""
-        ...
-
-
-class SyncCachedTool(SyncCachedAttributes[P, R_co], Protocol[P, R_co]):
-    """A tool decorated with `AgentCache`: a `def`, with the tool's own signature and a few attributes.
-
-    For a method the attributes are reached through the class, with the instance as first argument:
-    ``Shop.get_order.invalidate(shop, "7")``. They raise `TypeError` without it, so also after
-    ``shop.get_order.``, which does not pass ``shop``.
-    """
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
-    @overload
-    def __get__(
-        self: ClassMethodFunction[S, Q, R_co], instance: None, owner: type[Any] | None = None
-    ) -> SyncBoundTool[Concatenate[S, Q], Q, R_co]: ...
-    @overload
-    def __get__(
-        self: ClassMethodFunction[S, Q, R_co], instance: object, owner: type[Any] | None = None
-    ) -> Callable[Q, R_co]: ...
-    @overload
-    def __get__(
-        self: MethodFunction[S, Q, R_co], instance: None, owner: type[Any] | None = None
-    ) -> SyncCachedTool[P, R_co]: ...
-    @overload
-    def __get__(
-        self: MethodFunction[S, Q, R_co], instance: object, owner: type[Any] | None = None
-    ) -> Callable[Q, R_co]: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> SyncCachedTool[P, R_co]: ...
-
-
-class SyncBoundTool(SyncCachedAttributes[P, R_co], Protocol[P, Q, R_co]):
-    """A class method decorated with `AgentCache`: only its call knows the class."""
-
-    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> R_co: ...
-
-
-class SyncCachedMethod(Method[P, R_co], Protocol[S_co, P, R_co]):
-    """A method decorated with `AgentCache`, in the body of its class."""
-
-    @overload
-    def __get__(self, instance: None, owner: type[Any] | None = None) -> SyncCachedTool[Concatenate[S_co, P], R_co]: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, R_co]: ...
-
-
-class SyncCachedClassMethod(Method[P, R_co], Protocol[S_co, P, R_co]):
-    """A class method decorated with `AgentCache`, in the body of its class."""
-
-    @overload
-    def __get__(
-        self, instance: None, owner: type[Any] | None = None
-    ) -> SyncBoundTool[Concatenate[S_co, P], P, R_co]: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, R_co]: ...
-
-
-class StreamAttributes(ToolAttributes[P], Protocol[P, I_co]):
-    """What an async generator function has beside its call. That of a plain one are those of a `def`."""
-
-    @property
-    def __wrapped__(self) -> Callable[P, I_co]: ...
-
-    async def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Drop the stored stream of one call, in every scope. Returns whether there was one."""
-        ...
-
-    def fresh(self, *args: P.args, **kwargs: P.kwargs) -> I_co:
-        """Run the tool, even if its stream is stored; store the new one."""
-        ...
-
-    def refresh(self, *args: P.args, **kwargs: P.kwargs) -> I_co:
-        """The same as `fresh`."""
-        ...
-
-    async def set(self, value: Iterable[Any], /, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Store the chunks of a stream that the caller has: see `CachedAttributes.set`."""
-        ...
-
-
-class StreamingTool(StreamAttributes[P, I_co], Protocol[P, I_co]):
-    """An async generator function decorated with `AgentCache`, with the tool's own signature and a few attributes."""
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> I_co: ...
-    @overload
-    def __get__(
-        self: MethodFunction[S, Q, I_co], instance: None, owner: type[Any] | None = None
-    ) -> StreamingTool[P, I_co]: ...
-    @overload
-    def __get__(
-        self: MethodFunction[S, Q, I_co], instance: object, owner: type[Any] | None = None
-    ) -> Callable[Q, I_co]: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> StreamingTool[P, I_co]: ...
-
-
-class StreamingMethod(Method[P, I_co], Protocol[S_co, P, I_co]):
-    """An async generator method decorated with `AgentCache`, in the body of its class."""
-
-    @overload
-    def __get__(self, instance: None, owner: type[Any] | None = None) -> StreamingTool[Concatenate[S_co, P], I_co]: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, I_co]: ...
+    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> T_co: ...
 
 
 # Writes
 
 
-class InvalidatingTool(Protocol[P, R_co]):
-    """A tool decorated with `AgentCacheInvalidator`: a coroutine function with the tool's own signature."""
+class InvalidatingTool(Protocol[P, T_co]):
+    """A tool decorated with `AgentCacheInvalidator`: a function with the tool's own signature."""
 
     __agent_cache__: WriteOperation
     __name__: str
     __qualname__: str
 
     @property
-    def __wrapped__(self) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
+    def __wrapped__(self) -> Callable[P, T_co]: ...
     @property
     def resource(self) -> Resource: ...
     @property
     def scope(self) -> Literal["global", "session"]: ...
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]: ...
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co: ...
 
     @overload
     def __get__(
-        self: ClassMethodFunction[S, Q, Coroutine[Any, Any, R_co]], instance: object, owner: type[Any] | None = None
-    ) -> Callable[Q, Coroutine[Any, Any, R_co]]: ...
+        self: ClassMethodFunction[S, Q, T_co], instance: object, owner: type[Any] | None = None
+    ) -> Callable[Q, T_co]: ...
     @overload
     def __get__(
-        self: MethodFunction[S, Q, Coroutine[Any, Any, R_co]], instance: None, owner: type[Any] | None = None
-    ) -> InvalidatingTool[P, R_co]: ...
+        self: MethodFunction[S, Q, T_co], instance: None, owner: type[Any] | None = None
+    ) -> InvalidatingTool[P, T_co]: ...
     @overload
     def __get__(
-        self: MethodFunction[S, Q, Coroutine[Any, Any, R_co]], instance: object, owner: type[Any] | None = None
-    ) -> Callable[Q, Coroutine[Any, Any, R_co]]: ...
+        self: MethodFunction[S, Q, T_co], instance: object, owner: type[Any] | None = None
+    ) -> Callable[Q, T_co]: ...
     @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> InvalidatingTool[P, R_co]: ...
-
-
-class InvalidatingMethod(Method[P, CoroutineType[Any, Any, R_co]], Protocol[S_co, P, R_co]):
-    """A method decorated with `AgentCacheInvalidator`, in the body of its class."""
-
-    @overload
-    def __get__(
-        self, instance: None, owner: type[Any] | None = None
-    ) -> InvalidatingTool[Concatenate[S_co, P], R_co]: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
-
-
-class InvalidatingClassMethod(Method[P, T_co], Protocol[P, T_co]):
-    """A class method decorated with `AgentCacheInvalidator`, in the body of its class."""
-
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, T_co]: ...
-
-
-class SyncInvalidatingTool(Protocol[P, R_co]):
-    """A tool decorated with `AgentCacheInvalidator`: a `def` with the tool's own signature."""
-
-    __agent_cache__: WriteOperation
-    __name__: str
-    __qualname__: str
-
-    @property
-    def __wrapped__(self) -> Callable[P, R_co]: ...
-    @property
-    def resource(self) -> Resource: ...
-    @property
-    def scope(self) -> Literal["global", "session"]: ...
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
-
-    @overload
-    def __get__(
-        self: ClassMethodFunction[S, Q, R_co], instance: object, owner: type[Any] | None = None
-    ) -> Callable[Q, R_co]: ...
-    @overload
-    def __get__(
-        self: MethodFunction[S, Q, R_co], instance: None, owner: type[Any] | None = None
-    ) -> SyncInvalidatingTool[P, R_co]: ...
-    @overload
-    def __get__(
-        self: MethodFunction[S, Q, R_co], instance: object, owner: type[Any] | None = None
-    ) -> Callable[Q, R_co]: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> SyncInvalidatingTool[P, R_co]: ...
-
-
-class SyncInvalidatingMethod(Method[P, R_co], Protocol[S_co, P, R_co]):
-    """A method decorated with `AgentCacheInvalidator`, in the body of its class."""
-
-    @overload
-    def __get__(
-        self, instance: None, owner: type[Any] | None = None
-    ) -> SyncInvalidatingTool[Concatenate[S_co, P], R_co]: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, R_co]: ...
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> InvalidatingTool[P, T_co]: ...

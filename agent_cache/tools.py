@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
 from contextvars import Token
 from copy import copy as copy_of
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
 from agent_cache.config import checked_tier
 from agent_cache.core.options import (
@@ -50,22 +50,15 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import METRICS
 from agent_cache.tool_types import (
     AnyFunction,
-    CachedClassMethod,
-    CachedMethod,
+    AsyncResult,
+    BoundTool,
     CachedTool,
     ClassMethodFunction,
-    InvalidatingClassMethod,
-    InvalidatingMethod,
     InvalidatingTool,
+    Later,
+    Method,
     MethodFunction,
     Resource,
-    StreamingMethod,
-    StreamingTool,
-    SyncCachedClassMethod,
-    SyncCachedMethod,
-    SyncCachedTool,
-    SyncInvalidatingMethod,
-    SyncInvalidatingTool,
 )
 from agent_cache.values.copies import copy_rule_named
 
@@ -81,8 +74,6 @@ __all__ = [
     "CachedTool",
     "InvalidatingTool",
     "Resource",
-    "SyncCachedTool",
-    "SyncInvalidatingTool",
     "bypass",
     "checked_tool",
     "identity_of",
@@ -249,10 +240,8 @@ def _name(function: Any) -> str:
 # Reads
 
 
-I = TypeVar("I", bound=AsyncIterable[Any])
 P = ParamSpec("P")
 R = TypeVar("R")
-S = TypeVar("S")
 
 MYPY = False
 """Mypy takes it for True. It binds descriptors when it compares classes, so `CachedTool` and `InvalidatingTool` do for
@@ -449,44 +438,40 @@ class AgentCache(Decorator):
     if MYPY:
 
         @overload
-        def __call__(  # type: ignore[overload-overlap]  # an `async def` returns a coroutine, which is some result
-            self, function: Callable[P, Coroutine[Any, Any, R]]
-        ) -> CachedTool[P, R]: ...
+        def __call__(  # type: ignore[overload-overlap]  # what an asynchronous tool returns is some result
+            self, function: Callable[P, AsyncResult]
+        ) -> CachedTool[P, AsyncResult, Later]: ...
         @overload
-        def __call__(  # type: ignore[overload-overlap]  # likewise, a stream is
-            self, function: Callable[P, I]
-        ) -> StreamingTool[P, I]: ...
-        @overload
-        def __call__(self, function: Callable[P, R]) -> SyncCachedTool[P, R]: ...
+        def __call__(self, function: Callable[P, R]) -> CachedTool[P, R, bool]: ...
         def __call__(self, function: Any) -> Any:
             return self._decorate(function)
 
     else:
 
         @overload
-        def __call__(self, function: AnyFunction[Coroutine[Any, Any, R]]) -> CachedTool[..., R]: ...
-        @overload
-        def __call__(self, function: MethodFunction[S, P, Coroutine[Any, Any, R]]) -> CachedMethod[S, P, R]: ...
+        def __call__(self, function: AnyFunction[AsyncResult]) -> CachedTool[..., AsyncResult, Later]: ...
         @overload
         def __call__(
-            self, function: ClassMethodFunction[S, P, Coroutine[Any, Any, R]]
-        ) -> CachedClassMethod[S, P, R]: ...
+            self, function: MethodFunction[Any, P, AsyncResult]
+        ) -> Method[P, AsyncResult, CachedTool[Concatenate[Any, P], AsyncResult, Later]]: ...
         @overload
-        def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> CachedTool[P, R]: ...
+        def __call__(
+            self, function: ClassMethodFunction[Any, P, AsyncResult]
+        ) -> Method[P, AsyncResult, BoundTool[Concatenate[Any, P], P, AsyncResult, Later]]: ...
         @overload
-        def __call__(self, function: AnyFunction[I]) -> StreamingTool[..., I]: ...
+        def __call__(self, function: Callable[P, AsyncResult]) -> CachedTool[P, AsyncResult, Later]: ...
         @overload
-        def __call__(self, function: MethodFunction[S, P, I]) -> StreamingMethod[S, P, I]: ...
+        def __call__(self, function: AnyFunction[R]) -> CachedTool[..., R, bool]: ...
         @overload
-        def __call__(self, function: Callable[P, I]) -> StreamingTool[P, I]: ...
+        def __call__(
+            self, function: MethodFunction[Any, P, R]
+        ) -> Method[P, R, CachedTool[Concatenate[Any, P], R, bool]]: ...
         @overload
-        def __call__(self, function: AnyFunction[R]) -> SyncCachedTool[..., R]: ...
+        def __call__(
+            self, function: ClassMethodFunction[Any, P, R]
+        ) -> Method[P, R, BoundTool[Concatenate[Any, P], P, R, bool]]: ...
         @overload
-        def __call__(self, function: MethodFunction[S, P, R]) -> SyncCachedMethod[S, P, R]: ...
-        @overload
-        def __call__(self, function: ClassMethodFunction[S, P, R]) -> SyncCachedClassMethod[S, P, R]: ...
-        @overload
-        def __call__(self, function: Callable[P, R]) -> SyncCachedTool[P, R]: ...
+        def __call__(self, function: Callable[P, R]) -> CachedTool[P, R, bool]: ...
         def __call__(self, function: Any) -> Any:
             return self._decorate(function)
 
@@ -693,33 +678,22 @@ class AgentCacheInvalidator(Decorator):
 
     if MYPY:
 
-        @overload
-        def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> InvalidatingTool[P, R]: ...
-        @overload
-        def __call__(self, function: Callable[P, R]) -> SyncInvalidatingTool[P, R]: ...
-        def __call__(self, function: Any) -> Any:
-            return self._decorate(function)
+        def __call__(self, function: Callable[P, R]) -> InvalidatingTool[P, R]:
+            decorated: InvalidatingTool[P, R] = self._decorate(function)
+            return decorated
 
     else:
 
         @overload
-        def __call__(self, function: AnyFunction[Coroutine[Any, Any, R]]) -> InvalidatingTool[..., R]: ...
-        @overload
-        def __call__(self, function: MethodFunction[S, P, Coroutine[Any, Any, R]]) -> InvalidatingMethod[S, P, R]: ...
+        def __call__(self, function: AnyFunction[R]) -> InvalidatingTool[..., R]: ...
         @overload
         def __call__(
-            self, function: ClassMethodFunction[S, P, Coroutine[Any, Any, R]]
-        ) -> InvalidatingClassMethod[P, Coroutine[Any, Any, R]]: ...
+            self, function: MethodFunction[Any, P, R]
+        ) -> Method[P, R, InvalidatingTool[Concatenate[Any, P], R]]: ...
         @overload
-        def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> InvalidatingTool[P, R]: ...
+        def __call__(self, function: ClassMethodFunction[Any, P, R]) -> Method[P, R, Callable[P, R]]: ...
         @overload
-        def __call__(self, function: AnyFunction[R]) -> SyncInvalidatingTool[..., R]: ...
-        @overload
-        def __call__(self, function: MethodFunction[S, P, R]) -> SyncInvalidatingMethod[S, P, R]: ...
-        @overload
-        def __call__(self, function: ClassMethodFunction[S, P, R]) -> InvalidatingClassMethod[P, R]: ...
-        @overload
-        def __call__(self, function: Callable[P, R]) -> SyncInvalidatingTool[P, R]: ...
+        def __call__(self, function: Callable[P, R]) -> InvalidatingTool[P, R]: ...
         def __call__(self, function: Any) -> Any:
             return self._decorate(function)
 

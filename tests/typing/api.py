@@ -638,7 +638,6 @@ async def streaming_tools_keep_their_types(library: Library) -> None:
     read_page(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     read_lines()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     library.read(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    await read_page.set(7, "/")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def synchronous_tools_have_synchronous_attributes(shop: SyncShop) -> None:
