@@ -1,7 +1,7 @@
 """Generates the body of a decorated tool: a real function with the tool's own signature, made once at decoration.
 
-The interpreter itself binds positional, keyword and default spellings, and a local hit of a global tool is answered
-inline, in one Python frame outside of sessions. For
+The interpreter itself binds positional, keyword and default spellings, and a local hit is answered inline, in one
+Python frame outside of sessions. For
 
     async def get_order(order_id: str, *, full: bool = False) -> Order: ...
 
@@ -21,9 +21,7 @@ this is generated (names shortened; ``root`` is the scope outside of any session
             if entry is not None and (entry.checked == versions.now or store.is_current(key, entry)):
                 value = entry.value if now() < entry.fast and [no lease, or it is valid] else entry.value_at(now())
                 if value is not MISSING:
-                    [if entry is not store.newest: move it to the end]
-                    stats.hits += 1
-                    stats.time_saved += entry.cost
+                    [if entry is not store.newest: move it to the end; count the hit]
                     return value
         elif [in a session, without a tenant, a recording, `bypass` and audits]:
             [the same, and the session observes it]
@@ -33,11 +31,9 @@ this is generated (names shortened; ``root`` is the scope outside of any session
                 return value
         return await run(operation, here, key, (order_id,), {"full": full})
 
-Of a `def` the body is a `def`, and its last line is ``return run_blocking(run(...))``.
-
-It repeats `ReadOperation.key_of` and `engine.call.hit`, to save frames. The property tests and
-tests/unit/test_codegen.py run with and without generation, and hold both to the same answers. The technique is that of
-`dataclasses` and attrs: source text, `exec`, `linecache`.
+Of a `def` the body is a `def`, and its last line is ``return run_blocking(run(...))``. The technique is that of
+`dataclasses` and attrs: source text, `exec`, `linecache`. It repeats `ReadOperation.key_of` and `engine.call.hit`, to
+save frames.
 """
 
 from __future__ import annotations
@@ -47,9 +43,9 @@ import linecache
 import marshal
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache, wraps
+from functools import lru_cache, update_wrapper
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
@@ -59,7 +55,7 @@ from agent_cache.core.parameters import POSITIONAL, Parameter, Parameters, defau
 from agent_cache.core.store import NEVER
 from agent_cache.core.versions import VERSIONS
 from agent_cache.core.wrappers import OMITTED_PART, PassedOn
-from agent_cache.engine.blocking import blocking, run_blocking
+from agent_cache.engine.blocking import run_blocking
 from agent_cache.engine.call import hit, run
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.read import ReadOperation
@@ -68,35 +64,30 @@ from agent_cache.engine.streaming import END, StreamingRead, StreamingWrite
 from agent_cache.engine.write import WriteOperation
 from agent_cache.values.canonical import MISSING
 
-__all__ = ["GENERATION", "read_body", "stream_body", "write_body"]
+__all__ = ["read_body", "stream_body", "write_body"]
 
 Body = Callable[..., Any]
 
+_NAMES: Final[dict[str, Any]] = {
+    "call": run, "run": run_blocking, "hit": hit, "place": PLACE.get, "root": ROOT, "Uncacheable": Uncacheable,
+    "part": key_part, "receiver_part": receiver_part, "part_of_default": default_part, "PLAIN": PLAIN, "type": type,
+    "str": str, "int": int, "dict": dict, "list": list, "MISSING": MISSING, "NEVER": NEVER, "versions": VERSIONS,
+    "current": CURRENT, "known": ALIASES.get, "image": marshal.dumps, "END": END,
+}  # fmt: skip
+"""What the bodies of all tools name. In the source text a ``$`` stands in front of each name that is not the tool's."""
 
-class _Generation:
-    """Whether bodies are generated. Switched off by tests, every call takes `Operation.invoke`."""
-
-    is_on = True
-
-
-GENERATION = _Generation()
+_EVERYTHING: Final = "*$args, **$kwargs"
+"""The header of the body of a tool that passes on what it gets, and how it does."""
 
 
 def read_body(operation: ReadOperation) -> Body:
     """Make the callable that replaces a read tool."""
-    if not GENERATION.is_on:
-        return _plain_body(operation)
-    parameters, policy = operation.parameters, operation.policy
-    names = _READ_NAMES | {
-        "unkeyed": operation.unkeyed,
-        "store": operation.store,
-        "stats": operation.stats,
-        "operation": operation,
-        "key_or_unkeyed": operation.key_or_unkeyed,
-        "by_key": operation.part_by_key,
-        "by_contexts": operation.part_by_contexts,
-        "by_vary": operation.part_by_vary,
-    }
+    parameters = operation.parameters
+    names = {
+        "unkeyed": operation.unkeyed, "store": operation.store, "stats": operation.stats, "operation": operation,
+        "key_or_unkeyed": operation.key_or_unkeyed, "by_key": operation.part_by_key,
+        "by_contexts": operation.part_by_contexts, "by_vary": operation.part_by_vary,
+    }  # fmt: skip
     header, passed, call = _spelled(parameters)
     key, mapping = _key_expression(operation, passed), _mapping_of(parameters.names)
     if isinstance(parameters, PassedOn):
@@ -109,75 +100,44 @@ def read_body(operation: ReadOperation) -> Body:
         "except $Uncacheable as $error:",
         "    $key = $unkeyed($error)",
         *(("except ValueError:", f"    $key = $key_or_unkeyed({mapping})") if "$image" in key else ()),
-        *_answers("None" if policy.loop.loop_key is None else mapping, policy),
-        f"return {_waited(f'$call($operation, $here, $key, {call})', operation)}",
+        *_answers("None" if operation.policy.loop.loop_key is None else mapping, operation.policy),
+        _returned(operation, f"$call($operation, $here, $key, {call})"),
     ]
-    return _function(operation, header, lines, names)
+    body = _body(operation, header, lines, names)
+    operation.store.show_in(body.__globals__, _prefix(parameters) + "lookup")
+    return body
 
 
 def _key_function(operation: ReadOperation, header: str, key: str) -> Callable[..., Any]:
     """Make the function that gives the key of a call in any spelling. It has the parameters that its body has not."""
     if operation.policy.key is not None or operation.policy.vary is not None or operation.heeds_contexts:
         return operation.key_of_call
-    parameters = operation.parameters
-    generated = _compiled(_prefix(parameters), header, (f"return {key}",), is_sync=True)
-    made = _made(generated, _READ_NAMES, parameters.all, f"<agent_cache key of {operation.name}>")
+    generated = _compiled(_prefix(operation.parameters), header, (f"return {key}",), is_sync=True)
+    made = _made(generated, {}, operation.parameters.all, f"<agent_cache key of {operation.name}>")
     made.__qualname__ = made.__name__ = getattr(operation.function, "__name__", operation.name)
     return made
 
 
 def write_body(operation: WriteOperation) -> Body:
     """Make the callable that replaces a write tool."""
-    if not GENERATION.is_on:
-        return _plain_body(operation)
     header, _, call = _spelled(operation.parameters)
     if isinstance(operation.parameters, PassedOn):
         header, call = _EVERYTHING, "$args, $kwargs"
-    lines = [f"return {_waited(f'$call($operation, $place(), None, {call})', operation)}"]
-    return _function(operation, header, lines, {"operation": operation, "place": PLACE.get, **_RUN})
+    lines = [_returned(operation, f"$call($operation, $place(), None, {call})")]
+    return _body(operation, header, lines, {"operation": operation})
 
 
 def stream_body(operation: StreamingRead | StreamingWrite) -> Body:
-    """Make the generator function that replaces a streaming tool."""
+    """Make the generator function that replaces a streaming tool: `engine.streaming.consume` with a signature."""
     header, passed, _ = _spelled(operation.parameters)
     if isinstance(operation.parameters, PassedOn):
         header = passed = _EVERYTHING
-    wait = "" if operation.is_sync else "await "
-    lines = [line.replace("$begin()", f"$begin({passed})").replace("await ", wait) for line in _STREAM]
-    return _function(operation, header, lines, {"begin": operation.begin, "END": END})
+    source = _STREAM.replace("await ", "") if operation.is_sync else _STREAM
+    return _body(operation, header, source.format(passed=passed).splitlines(), {"begin": operation.begin})
 
 
-_RUN = {"call": run, "run": run_blocking}
-
-_READ_NAMES = {
-    **_RUN,
-    "hit": hit,
-    "place": PLACE.get,
-    "root": ROOT,
-    "Uncacheable": Uncacheable,
-    "part": key_part,
-    "receiver_part": receiver_part,
-    "part_of_default": default_part,
-    "PLAIN": PLAIN,
-    "type": type,
-    "str": str,
-    "int": int,
-    "dict": dict,
-    "list": list,
-    "MISSING": MISSING,
-    "NEVER": NEVER,
-    "versions": VERSIONS,
-    "current": CURRENT,
-    "known": ALIASES.get,
-    "image": marshal.dumps,
-}
-"""What the bodies of all read tools name."""
-
-_EVERYTHING = "*$args, **$kwargs"
-"""The header of the body of a tool that passes on what it gets, and how it does."""
-
-_STREAM = """\
-$reader = $begin()
+_STREAM: Final = """\
+$reader = $begin({passed})
 try:
     while True:
         $chunk = await $reader.next()
@@ -194,10 +154,9 @@ try:
                 $reader.send($sent)
 finally:
     await $reader.leave()
-""".splitlines()
-"""`engine.streaming.consume` with a signature."""
+"""
 
-_USE = """\
+_COUNTED: Final = """\
 if $entry is not $store.newest:
     try:
         $store.touch($key)
@@ -205,10 +164,11 @@ if $entry is not $store.newest:
     except KeyError:
         pass
 $stats.hits += 1
+$stats.time_saved += $entry.cost
+return $value
 """.splitlines()
 
-
-_IS_TRUSTED = (
+_IS_TRUSTED: Final = (
     "(($lease := $entry.lease) is None or ($lease.page[0] == $lease.stamp "
     "and (($term := $lease.term) is None or ($clock := $term.clock)() < $term.until)))"
 )
@@ -234,13 +194,12 @@ def _answers(arguments: str, policy: ReadPolicy) -> list[str]:
         "    $entry = $lookup($key)",  # a global that the store sets, which saves 7 ns
         "    if $entry is not None and ($entry.checked == $versions.now or $store.is_current($key, $entry)):",
     ]
-    counted = [*_USE, "$stats.time_saved += $entry.cost", "return $value"]
     return [
         "if $here is $root:",
         *find,
         f"        $value = $entry.value if {unexpired} and {_IS_TRUSTED} else $entry.value_at($now())",
         "        if $value is not $MISSING:",
-        *_indented(counted, 3),
+        *_indented(_COUNTED, 3),
         # In a session a frame less: benchmarks.budgets, "hit": the same in a session.
         (
             "elif $here.call is None and ($local := $here.tools.get($operation)) is not None and $local.is_plain"
@@ -251,22 +210,13 @@ def _answers(arguments: str, policy: ReadPolicy) -> list[str]:
         f"        $value = $entry.value if $moment < $entry.fast and {_IS_TRUSTED} else $entry.value_at($moment)",
         "        if $value is not $MISSING:",
         f"            $value = $local.observe($key, $entry, $value, $moment, {arguments}, None)",
-        *_indented(counted, 3),
+        *_indented(_COUNTED, 3),
         "else:",
         *_indented(elsewhere, 1),
     ]
 
 
-def _plain_body(operation: Operation[Any]) -> Body:
-    invoke = operation.invoke
-    if operation.is_sync:
-        return blocking(invoke, operation.function)
-
-    @wraps(operation.function)
-    async def body(*args: Any, **kwargs: Any) -> Any:
-        return await invoke(*args, **kwargs)
-
-    return body
+# The source text of keys and of arguments
 
 
 def _prefix(parameters: Parameters) -> str:
@@ -279,11 +229,10 @@ def _prefix(parameters: Parameters) -> str:
 
 def _key_expression(operation: ReadOperation, passed: str) -> str:
     parameters = operation.parameters
+    parts = [_part_expression(parameter) for parameter in parameters.all if parameter.in_key]
+    key = parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
     if operation.policy.key is not None:
         key = f"$by_key({passed})"
-    else:
-        parts = [_part_expression(parameter) for parameter in parameters.all if parameter.in_key]
-        key = parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
     if operation.heeds_contexts:
         return f"($by_contexts({_mapping_of(parameters.contexts)}), {key})"
     return key if operation.policy.vary is None else f"($by_vary({_mapping_of(parameters.names)}), {key})"
@@ -294,11 +243,10 @@ def _mapping_of(names: Iterable[str]) -> str:
 
 
 def _part_expression(parameter: Parameter) -> str:
-    name = parameter.name
-    part = _part_of_any(parameter)
+    name, part = parameter.name, _part_of_any(parameter)
     if not parameter.is_sentinel:
         return part
-    if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+    if parameter.kind in _STARS:
         return f"{part} if {name} else {OMITTED_PART!r}"
     is_settled = type(parameter.default) is object  # it never gets an attribute
     constant = repr(default_part(parameter.default)) if is_settled else f"$part_of_default({name})"
@@ -309,7 +257,7 @@ def _part_of_any(parameter: Parameter) -> str:
     name = parameter.name
     if parameter.is_receiver:
         return f"$receiver_part({name})"
-    if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+    if parameter.kind in _STARS:
         return f"$part({name})"
     match parameter.hint:
         case "str" | "int" as kind:
@@ -321,34 +269,35 @@ def _part_of_any(parameter: Parameter) -> str:
     return f'{name} if $type({name}) in $PLAIN else b"N" if {name} is None else $part({name})'
 
 
+class _Source(str):
+    """Text that a signature shows as it is."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+_STARS: Final[dict[Any, str]] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+
+
 def _spelled(parameters: Parameters) -> tuple[str, str, str]:
     """Source text of the parameter list, with defaults by name; of the arguments of a call in its canonical spelling;
     and of these as a tuple and a dict.
     """
-    header: list[str] = []
+    shown: list[inspect.Parameter] = []
     passed: list[str] = []
     args: list[str] = []
     kwargs: list[str] = []
-    kinds = [one.kind for one in parameters.all]
-    for place, one in enumerate(parameters.all):
-        name, kind = one.name, one.kind
-        if kind is _KEYWORD_ONLY and not {_KEYWORD_ONLY, inspect.Parameter.VAR_POSITIONAL} & set(kinds[:place]):
-            header.append("*")
-        stars = "*" if kind is inspect.Parameter.VAR_POSITIONAL else ""
-        stars = "**" if kind is inspect.Parameter.VAR_KEYWORD else stars
-        header.append(stars + name + (f"=$default_{name}" if one.has_default else ""))
-        if kind is inspect.Parameter.POSITIONAL_ONLY and kind not in kinds[place + 1 :]:
-            header.append("/")
-        passed.append(f"{name}={name}" if kind is _KEYWORD_ONLY else stars + name)
-        if kind is _KEYWORD_ONLY or stars == "**":
-            kwargs.append(f"{name!r}: {name}" if not stars else f"**{name}")
+    for one in parameters.all:
+        default = _Source(f"$default_{one.name}") if one.has_default else inspect.Parameter.empty
+        shown.append(inspect.Parameter(one.name, one.kind, default=default))
+        name, stars = one.name, _STARS.get(one.kind, "")
+        is_by_name = one.kind is inspect.Parameter.KEYWORD_ONLY
+        passed.append(f"{name}={name}" if is_by_name else stars + name)
+        if is_by_name or stars == "**":
+            kwargs.append(f"{name!r}: {name}" if is_by_name else f"**{name}")
         else:
-            args.append(stars + name)
-    call = f"({', '.join(args)}{',' if args else ''}), {{{', '.join(kwargs)}}}"
-    return ", ".join(header), ", ".join(passed), call
-
-
-_KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+            args.append(f"{stars}{name},")
+    return str(inspect.Signature(shown))[1:-1], ", ".join(passed), f"({' '.join(args)}), {{{', '.join(kwargs)}}}"
 
 
 # Code, which tools of one shape share
@@ -359,7 +308,6 @@ class _Generated(NamedTuple):
 
     prefix: str
     code: CodeType
-    length: int
     lines: list[str]
 
 
@@ -369,33 +317,32 @@ def _compiled(prefix: str, header: str, lines: tuple[str, ...], *, is_sync: bool
     source = "\n".join([f"{start} $body({header}):", *_indented(lines, 1), ""]).replace("$", prefix)
     module = compile(source, "<agent_cache body>", "exec", dont_inherit=True)
     code = next(constant for constant in module.co_consts if isinstance(constant, CodeType))
-    return _Generated(prefix, code, len(source), source.splitlines(keepends=True))
+    return _Generated(prefix, code, source.splitlines(keepends=True))
 
 
-def _waited(call: str, operation: Operation[Any]) -> str:
-    """The expression that waits for a call."""
-    return f"$run({call})" if operation.is_sync else f"await {call}"
+def _returned(operation: Operation[Any], call: str) -> str:
+    """The line that waits for a call and returns its value."""
+    return f"return $run({call})" if operation.is_sync else f"return await {call}"
 
 
-def _function(operation: Operation[Any], header: str, lines: list[str], names: dict[str, Any]) -> Body:
+def _body(operation: Operation[Any], header: str, lines: list[str], names: Mapping[str, Any]) -> FunctionType:
     """The body of one tool: the code of its shape under a file name of its own, with what the tool alone has."""
     generated = _compiled(_prefix(operation.parameters), header, tuple(lines), is_sync=operation.is_sync)
     parameters = () if isinstance(operation.parameters, PassedOn) else operation.parameters.all
     filename = f"<agent_cache body of {operation.name}>"
-    made = _made(generated, names, parameters, filename)
-    shown = linecache.cache[filename] = (generated.length, None, generated.lines, filename)
-    body: Body = wraps(operation.function)(made)
+    body = _made(generated, names, parameters, filename)
+    update_wrapper(body, operation.function)
+    shown = linecache.cache[filename] = (sum(map(len, generated.lines)), None, generated.lines, filename)
     weakref.finalize(body, _forget_source, filename, shown).atexit = False
     CLOCK.show_in(body, generated.prefix + "now")
-    if isinstance(operation, ReadOperation):
-        operation.store.show_in(made.__globals__, generated.prefix + "lookup")
     return body
 
 
 def _made(
     generated: _Generated, names: Mapping[str, Any], parameters: tuple[Parameter, ...], filename: str
 ) -> FunctionType:
-    namespace = {generated.prefix + name: value for name, value in names.items()}
+    every = {generated.prefix + name: value for name, value in {**_NAMES, **names}.items()}
+    namespace = {name: every[name] for name in generated.code.co_names if name in every}
     namespace |= {f"{generated.prefix}default_{one.name}": one.default for one in parameters if one.is_sentinel}
     given = [one for one in parameters if one.has_default]
     defaults = tuple(one.default for one in given if one.kind in POSITIONAL)

@@ -43,9 +43,6 @@ from agent_cache.values.copies import IMMUTABLE
 __all__ = ["hit", "load", "run", "run_tool", "run_uncached"]
 
 
-# Local hits
-
-
 def hit(
     operation: Any,
     here: Any,
@@ -99,9 +96,6 @@ def hit(
     return value
 
 
-# Calls that no hit has answered
-
-
 async def run(
     operation: Any,
     here: Any,
@@ -130,8 +124,8 @@ async def run(
     if local is None or local.configuration is not CURRENT.value:
         local = scope.local(operation)
     setup, store = local.setup, local.store
+    work: Proceed = setup.run
     if not operation.is_read:
-        work: Proceed = setup.run
         call = Call(operation, local, None, args, kwargs, "write")
     elif store is None or key is UNKEYED or not local.configuration.enabled:
         work = setup.uncached
@@ -145,28 +139,21 @@ async def run(
                 return value
         if local.tenant is not None:
             key = (TENANT, local.tenant, key)
-        flight = taken = waiter = None
+        flight: Any = None
+        value = None
         if store.flights and not is_fresh and setup.follows_at_once and not local.observers and intercepted is None:
-            flight, waiter = _join(store, key)
-        if flight is not None:  # without a `Call`: benchmarks.budgets, "1,000 tasks on one cold key"
-            value = await _follow(operation, flight, waiter)
-            if value is BECOME_LEADER:
-                taken = flight
-            elif value is not MISSING:
+            value, flight = await _follow(operation, store, key)
+            if value is not MISSING and value is not BECOME_LEADER:
                 return value
         if operation.is_new:
             operation.look_at_roots()
         call = Call(operation, local, key, args, kwargs, "miss")
         call.is_fresh = is_fresh
-        work = setup.run
-        if flight is None:
-            if operation.early_rules:
-                work = _with_tags(call, work)
-        elif taken is None:  # the value that others have got could not be copied for this caller
+        if value is BECOME_LEADER:
+            call.tags = flight.tags[len(store.static) :]
+            work = partial(load, flight=flight)
+        elif flight is not None or (operation.early_rules and not _add_tags(call)):
             call.source, work = "uncached", setup.uncached
-        else:
-            call.tags = taken.tags[len(store.static) :]
-            work = partial(load, flight=taken)
     if INTERCEPTORS and call.scope.interceptor is None:
         report_escape(operation)
     if local.observers:
@@ -212,56 +199,45 @@ async def run(
     return value
 
 
-def _with_tags(call: Call, work: Proceed) -> Proceed:
-    """Compute the tags that are known before a load. Returns what runs the call: if they cannot be, it is uncached."""
+def _add_tags(call: Call) -> bool:
+    """Compute the tags that are known before a load. Returns whether they could be: if not, the call runs uncached."""
     for rule, make, position in call.operation.early_rules:
         try:
             call.tags += rule.make(call.arguments, None) if make is None else make(call.args[position])
         except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
             name = call.operation.name
             warn_once(f"tags could not be computed from {rule.source!r}, so the call ran uncached", name, error)
-            call.source = "uncached"
-            uncached: Proceed = call.local.setup.uncached
-            return uncached
-    return work
+            return False
+    return True
 
 
-def _join(store: Store, key: Hashable) -> tuple[Flight | None, Any]:
-    """Join a load that runs in this event loop, for a call that no other call's tool makes."""
+async def _follow(operation: Operation[Any], store: Store, key: Hashable) -> tuple[Any, Flight | None]:
+    """Wait for a load that runs in this event loop, for a call that no other call's tool makes, and no session
+    observes: without a `Call` (benchmarks.budgets, "1,000 tasks on one cold key").
+
+    Returns:
+        The value, and the flight that has it. The value is `BECOME_LEADER` if this call is to lead the load; `MISSING`
+        if it could not be copied for it, or without a flight.
+    """
     if PLACE.get().call is not None:
-        return None, None
+        return MISSING, None
     with VERSIONS.lock:
         flight: Flight | None = store.flights.get((key, asyncio.get_running_loop()))
         if flight is None or VERSIONS.timed or not flight.may_be_joined():
-            return None, None
-        return flight, flight.join()
-
-
-async def _follow(operation: Operation[Any], flight: Flight, waiter: Any) -> Any:
-    """Wait for another caller's load where no session observes.
-
-    Returns:
-        The value; `BECOME_LEADER` if this call is to lead the load; `MISSING` if it could not be copied for it.
-    """
-    stats = operation.stats
+            return MISSING, None
+        waiter = flight.join()
     try:
         outcome = await waiter
+        if type(outcome) is Failure:
+            outcome.raise_again()
     except BaseException:
         flight.leave(waiter)
-        stats.shared += 1
+        operation.stats.shared += 1
         raise
-    if outcome is BECOME_LEADER:
-        return outcome
-    if type(outcome) is Failure:
-        stats.shared += 1
-        outcome.raise_again()
-    value = outcome.share()
-    if value is not MISSING:
-        stats.shared += 1
-    return value
-
-
-# Loads
+    value = outcome if outcome is BECOME_LEADER else outcome.share()
+    if value is not MISSING and value is not BECOME_LEADER:
+        operation.stats.shared += 1
+    return value, flight
 
 
 async def load(call: Call, *, flight: Flight | None = None, may_be_stored: bool = True) -> Any:
@@ -289,22 +265,19 @@ async def load(call: Call, *, flight: Flight | None = None, may_be_stored: bool 
     own: Flight | None = None
     call.source = "miss"
     try:
-        if flight is not None:
-            own = _taken_over(call, flight)
-        else:
+        if flight is None:
             if VERSIONS.timed:
                 VERSIONS.expire(CLOCK.now())
             if STRANDED:
                 wake_stranded()
-            if operation.is_sync:
-                loop: Any = THREADS
-            else:
-                try:
-                    loop = asyncio.get_running_loop()
-                except RuntimeError:
-                    raise NoEventLoopError(operation.name) from None
-            if call.within is not None:
-                within = _noted(call)
+            try:
+                loop: Any = THREADS if operation.is_sync else asyncio.get_running_loop()
+            except RuntimeError:
+                raise NoEventLoopError(operation.name) from None
+            if call.within is not None and call.within.is_open and call.is_dependency:
+                within = call.within
+                tag = entry_tag(store.tool.number, call.key)
+                within.begin_read(call, (*store.static, *call.tags, *operation.late_roots, tag), store.owner)
             ident = call.key, loop
             try:
                 if not VERSIONS.lock.acquire(False):  # noqa: FBT003 - as in result.insert_if_valid()
@@ -319,7 +292,7 @@ async def load(call: Call, *, flight: Flight | None = None, may_be_stored: bool 
                         flight.detach()  # this call leads, and later ones join it
                         is_joinable = True
                     elif not (loop is THREADS and running_loop() is not None) and (
-                        under is None or _may_wait(under, flight)
+                        under is None or not flight.would_wait_for(under)
                     ):
                         waiter = flight.join()
                 elif loop is THREADS and may_be_stored and not (call.is_fresh or call.asked):
@@ -327,43 +300,48 @@ async def load(call: Call, *, flight: Flight | None = None, may_be_stored: bool 
                     if found is not None and not store.is_touched(call.key, found.tags, found.checked):
                         stored = found
                 if waiter is None and stored is None:
-                    own = operation.flight_class(store, ident, store.static + call.tags, operation.late_roots)
+                    flight = own = operation.flight_class(store, ident, store.static + call.tags, operation.late_roots)
                     own.leader, call.leading = call, own
                     if is_joinable:
                         own.joinable = True
                         store.flights[ident] = own
                     else:
                         ALONE.add(own)
-                    if under is not None:
-                        under.wait_for(own)
+                if under is not None and flight is not None:
+                    under.wait_for(flight)
             finally:
                 try:
                     VERSIONS.lock.release()
                 except RuntimeError:
                     pass  # interrupted while it waited
-        if stored is not None:
-            return await _from_store(call, stored)
-        if own is None:
-            assert flight is not None
-            call.source = "shared"
-            call.flight = flight
-            outcome, failed = None, True
-            try:
-                outcome = await waiter
-                failed = type(outcome) is Failure
-            except BaseException:
-                flight.leave(waiter)
-                raise
-            finally:
+            if stored is not None:
+                return await _from_store(call, stored)
+            if waiter is not None:
+                assert flight is not None
+                call.source, call.flight = "shared", flight
+                outcome, failed = None, True
+                try:
+                    outcome = await waiter
+                    failed = type(outcome) is Failure
+                except BaseException:
+                    flight.leave(waiter)
+                    raise
+                finally:
+                    if outcome is not BECOME_LEADER:
+                        if within is not None:
+                            within.inherit(read_of(call, flight, failed=failed), call=call)
+                        if under is not None:
+                            under.waits_for.remove(flight)  # type: ignore[union-attr]  # wait_for() has made it a list
                 if outcome is not BECOME_LEADER:
-                    if within is not None:
-                        within.inherit(read_of(call, flight, failed=failed), call=call)
-                    if under is not None:
-                        under.waits_for.remove(flight)  # type: ignore[union-attr]  # wait_for() has made it a list
-            if outcome is not BECOME_LEADER:
-                return await _shared(call, outcome)
-            own = _taken_over(call, flight)
-            call.source = "miss"
+                    return await _shared(call, outcome)
+                call.source = "miss"
+        if own is None:  # the leader of this flight was interrupted: the tool runs again, in this caller's context
+            assert flight is not None
+            own = flight
+            own.leader, call.leading = call, own
+            _tickets = own.tickets  # of any tier: they are freed after the lock
+            with VERSIONS.lock:
+                own.restart()
         call.flight = own
         value = MISSING
         try:
@@ -395,34 +373,6 @@ async def load(call: Call, *, flight: Flight | None = None, may_be_stored: bool 
     finally:
         if own is not None and under is not None and under.waits_for and own in under.waits_for:
             under.waits_for.remove(own)
-
-
-def _taken_over(call: Call, flight: Flight) -> Flight:
-    """Lead a flight whose leader was cancelled: the tool runs again, in this caller's task and context."""
-    flight.leader, call.leading = call, flight
-    _tickets = flight.tickets  # of any tier: they are freed after the lock
-    with VERSIONS.lock:
-        flight.restart()
-    return flight
-
-
-def _noted(call: Call) -> Flight | None:
-    """Let the load that a call is made in depend on what is known of the call. Returns that load, if there is one."""
-    within = call.within
-    if within is None or not within.is_open or not call.is_dependency:
-        return None
-    store: Store = call.local.store
-    own = entry_tag(store.tool.number, call.key)
-    within.begin_read(call, (*store.static, *call.tags, *call.operation.late_roots, own), store.owner)
-    return within
-
-
-def _may_wait(under: Flight, flight: Flight) -> bool:
-    """Note that something under a flight waits for another one, unless it would wait for itself."""
-    if flight.would_wait_for(under):
-        return False
-    under.wait_for(flight)
-    return True
 
 
 async def _from_store(call: Call, entry: Entry) -> Any:
@@ -464,9 +414,6 @@ def _give_up(call: Call, flight: Flight, within: Flight | None, error: BaseExcep
         flight.hand_over()
     if flight.leader is call:
         flight.leader = None
-
-
-# Runs of the tool alone
 
 
 async def run_tool(call: Call) -> Any:

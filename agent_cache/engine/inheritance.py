@@ -26,8 +26,6 @@ NO_LEASES: Final[Mapping[Lease, tuple[Tier, ...]]] = MappingProxyType({})
 _MAX_TAGS: Final = 256
 """How many inherited tags a load keeps apart. More of them count as their roots, more entries as all of their tools."""
 
-_NONE: Final[frozenset[Any]] = frozenset()
-
 _MAX_SOURCES: Final = 512
 """How many reads a value in a tier may depend on."""
 
@@ -44,8 +42,7 @@ class Inherits(NamedTuple):
 
     Attributes:
         tags: everything that the answer depends on.
-        owners: the sessions that it belongs to; none for the global scope.
-        tenants: the tenants that it belongs to.
+        owners, tenants: the sessions and the tenants that it belongs to; none if it belongs to all.
         expires: the clock reading at which it expires.
         is_cached: False for an answer that was not cached.
         leases: the trust in the tiers that it depends on, each with these tiers.
@@ -81,33 +78,19 @@ class Inherited:
     """
 
     __slots__ = (
-        "_copies",
-        "_is_folded",
-        "_most_entries",
-        "_sources",
-        "_strong",
-        "entries",
-        "expires",
-        "hits",
-        "is_cached",
-        "is_doubted",
-        "leases",
-        "owners",
-        "tags",
-        "tenants",
-    )
+        "_copies", "_is_folded", "_most_entries", "_sources", "_strong", "entries", "expires", "hits", "is_cached",
+        "is_doubted", "leases", "owners", "tags", "tenants",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.tags: dict[Tag, None] = {}
         self.entries: dict[EntryTag, None] = {}
         self.hits: dict[int, Entry] = {}
-        self.expires = NEVER
-        self.is_cached = True
-        self.is_doubted = False
-        self.owners: Set[object] = _NONE
-        self.tenants: Set[Hashable] = _NONE
+        self.expires, self.is_cached, self.is_doubted = NEVER, True, False
+        self.owners: Set[object] = frozenset()
+        self.tenants: Set[Hashable] = frozenset()
         self.leases: dict[Lease, tuple[Tier, ...]] = {}
-        self._sources: dict[int, Source] | None = {}
+        self._sources: dict[int, Source] | None = {}  # None: one is not known, or there are too many
         self._copies: dict[Lease, None] = {}
         self._is_folded = False
         self._most_entries = _MAX_TAGS
@@ -117,20 +100,14 @@ class Inherited:
         """Add a read, which this entry has answered. Returns the tags that are new."""
         if hit is not None and len(self.hits) < _MAX_SOURCES:
             self.hits[id(hit)] = hit
-        if read.expires < self.expires:
-            self.expires = read.expires
-        if not read.is_cached:
-            self.is_cached = False
-        if read.is_doubted:
-            self.is_doubted = True
-        if read.owners:
-            self.owners |= read.owners
-        if read.tenants:
-            self.tenants |= read.tenants
-        if read.leases:
-            self.leases.update(read.leases)
-            if read.is_copy:
-                self._copies.update(dict.fromkeys(read.leases))
+        self.expires = min(self.expires, read.expires)
+        self.is_cached = self.is_cached and read.is_cached
+        self.is_doubted = self.is_doubted or read.is_doubted
+        self.owners |= read.owners
+        self.tenants |= read.tenants
+        self.leases.update(read.leases)
+        if read.is_copy:
+            self._copies.update(dict.fromkeys(read.leases))
         if read.is_strong and read.source is not None and len(self._strong) < _MAX_SOURCES:
             self._strong.append(read.source)
         if read.source is None or self._sources is None or len(self._sources) >= _MAX_SOURCES:
@@ -195,10 +172,8 @@ class Inherited:
 
     def versions_in(self, tier: Tier) -> list[Versions] | None:
         """The versions of the reads in a tier; None if they are not all known there."""
-        if self._sources is None:
-            return None
-        versions = [source.versions.get(tier) for source in self._sources.values()]
-        return None if None in versions else [one for one in versions if one is not None]
+        known = None if self._sources is None else [source.versions.get(tier) for source in self._sources.values()]
+        return None if known is None or None in known else [one for one in known if one is not None]
 
 
 def _wider(tag: Tag | EntryTag) -> Tag | EntryTag:

@@ -7,6 +7,7 @@ configuration adds to the calls of a tool: `make_setup` of each makes it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from agent_cache.config import Configuration
@@ -15,7 +16,7 @@ from agent_cache.core.options import ReadPolicy, WritePolicy
 from agent_cache.core.parameters import Parameters
 from agent_cache.core.tags import Tag, TagRule, TagSet
 from agent_cache.engine.scope import Call, LocalTool, Scope
-from agent_cache.engine.state import RootUse, uses_of
+from agent_cache.engine.state import uses_of
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS
 
@@ -38,6 +39,7 @@ UNKEYED: Final = object()
 """The key of a call that has no identity. Nothing is ever stored under it."""
 
 
+@dataclass(slots=True, eq=False)
 class Setup:
     """What the configuration adds to the calls of one tool, for all scopes.
 
@@ -45,8 +47,8 @@ class Setup:
         configuration: the settings it was made for.
         run: runs a call: all that `make_setup` puts around `engine.call.load`, or around a write.
         uncached: the same around a run whose result is not stored.
-        bare: that run alone.
         reload: the same as `run` for a load in the background, which is no call: middleware do not see it.
+        bare: that of `uncached` alone.
         tiers: the tiers behind the local store, nearest first.
         lease: the trust in local copies of what they have; None without tiers.
         share: the share of its hits that is audited.
@@ -55,19 +57,16 @@ class Setup:
         follows_at_once: whether a call may wait for another one's load before anything else: nothing stands in between.
     """
 
-    __slots__ = (
-        "bare", "configuration", "follows_at_once", "keeps_plain", "lease", "reload", "run", "share", "tiers",
-        "uncached",
-    )  # fmt: skip
-
-    def __init__(self, configuration: Configuration, run: Proceed, uncached: Proceed) -> None:
-        self.configuration = configuration
-        self.run = self.reload = run
-        self.uncached = self.bare = uncached
-        self.tiers: tuple[Tier, ...] = ()
-        self.lease: Lease | None = None
-        self.share = 0.0
-        self.keeps_plain = self.follows_at_once = False
+    configuration: Configuration
+    run: Proceed
+    uncached: Proceed
+    reload: Any = None
+    bare: Any = None
+    tiers: tuple[Tier, ...] = ()
+    lease: Lease | None = None
+    share: float = 0.0
+    keeps_plain: bool = False
+    follows_at_once: bool = False
 
 
 class Operation(Generic[P]):
@@ -114,23 +113,20 @@ class Operation(Generic[P]):
         self.is_sync = self.returns_at_once = is_sync
         self.around: Callable[[Proceed, Call], Awaitable[Any]] | None = None
         self.own_load: Callable[[Call], Awaitable[Any]] | None = None
-        self.name = name
-        self.parameters = parameters
-        self.tags = tags
+        self.name, self.parameters, self.tags, self.policy = name, parameters, tags, policy
         self.early_rules: tuple[PlacedRule, ...] = tuple(
             (rule, rule.of_one[1], parameters.names.index(rule.of_one[0]))
             if rule.of_one is not None and parameters.is_positional
             else (rule, None, 0)
             for rule in tags.early
         )
-        self.policy = policy
         self.heeds_contexts = policy.heeds_contexts and parameters.may_say_who_asks
         self.own_tiers = tuple(tier for tier in (backup, remote) if tier is not None)
         self.recorded: Any = None
         self.stats = METRICS.stats_of(name, tags.roots)
         self.at_root: LocalTool | None = None
         self._setup: Setup | None = None
-        self.root_uses: tuple[RootUse, ...] = uses_of(tags.roots)
+        self.root_uses = uses_of(tags.roots)
 
     def setup_for(self, configuration: Configuration) -> Setup:
         """What these settings add to its calls."""
@@ -147,8 +143,8 @@ class Operation(Generic[P]):
         """Where its answers are in a scope, None if they are not stored; and the tenant that they belong to."""
         raise NotImplementedError
 
-    async def invoke(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the tool with any spelling of its arguments. The generated body does the same in fewer steps."""
+    def is_successful(self, value: Any) -> bool:
+        """Whether a call that returned this value achieved its purpose."""
         raise NotImplementedError
 
     def run_with(self, function: Callable[..., Any]) -> None:
@@ -156,13 +152,9 @@ class Operation(Generic[P]):
         self.coroutine_function, self.returns_at_once = function, False
 
     def asker_of(self, arguments: Mapping[str, Any]) -> Any:
-        """Who makes a call, as far as it tells callers apart; None if nothing does.
-
-        What `vary=` returns, or the fields of the contexts among the arguments that say who asks. Equal in every
-        process for equal fields.
-
-        Args:
-            arguments: the arguments by name, contexts included.
+        """Who makes a call with these arguments, contexts included, as far as it tells callers apart: what `vary=`
+        returns, or the fields of its contexts that say who asks. Equal in every process for equal fields; None if
+        nothing says it.
 
         Raises:
             UncacheableArgumentsError: if `vary=` raises.
@@ -172,10 +164,6 @@ class Operation(Generic[P]):
         if varied is not None:
             return varied
         return self.parameters.asker(arguments) if self.heeds_contexts else None
-
-    def is_successful(self, value: Any) -> bool:
-        """Whether a call that returned this value achieved its purpose."""
-        raise NotImplementedError
 
     def notice(self, loop: AgentLoopDetectedError) -> Any:
         """What its caller gets in place of an answer, where a session answers a loop by a notice."""

@@ -9,8 +9,7 @@ import gc
 import weakref
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from functools import partial
-from time import perf_counter, sleep
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
@@ -24,7 +23,7 @@ from agent_cache.core.versions import VERSIONS, EntryTag
 from agent_cache.core.wrappers import are_one_tool, location_of
 from agent_cache.engine.audit import note_load, note_tool, sampled_lookup
 from agent_cache.engine.blocking import THREADS, in_background
-from agent_cache.engine.call import hit, load, run, run_uncached
+from agent_cache.engine.call import load, run, run_uncached
 from agent_cache.engine.flight import Flight
 from agent_cache.engine.middleware import observed
 from agent_cache.engine.operation import UNKEYED, CacheKey, Operation, Proceed, Setup
@@ -48,13 +47,13 @@ from agent_cache.engine.tiers import check_versions, lease_in, request_of
 from agent_cache.engine.ttls import TTLS
 from agent_cache.engine.write import WRITING, Fill, Outside, Write
 from agent_cache.errors import ConfigurationError
-from agent_cache.values.canonical import MISSING, canonical
+from agent_cache.values.canonical import canonical
 from agent_cache.values.compare import is_empty
 
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Request, Tier
 
-__all__ = ["CacheInfo", "ReadOperation", "check_name"]
+__all__ = ["CacheInfo", "ReadOperation"]
 
 
 class CacheInfo(NamedTuple):
@@ -73,7 +72,7 @@ class CacheInfo(NamedTuple):
     currsize: int
 
 
-_MANY_CALLS = 100
+_MANY_CALLS: Final = 100
 """After how many calls of a tool a miss checks once that something writes its roots."""
 
 
@@ -89,6 +88,7 @@ class ReadOperation(Operation[ReadPolicy]):
         inherited_tiers: tiers that some answers depend on because of what their loads have read.
         number: its number in the tags of its entries.
         is_named: whether any of its entries was ever written by its key.
+        is_new: whether it had fewer than 100 calls when that was last looked at.
         roots: roots that its entries may depend on, also by what its loads have read.
         store: the store of its answers in the global scope.
     """
@@ -102,29 +102,64 @@ class ReadOperation(Operation[ReadPolicy]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.is_new, self.has_unknown_askers, self.is_named = True, False, False
+        self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
+        self.roots = dict.fromkeys(self.tags.roots)
+        self.flight_class: type[Flight] = Flight
+        self.inherited_uses: list[Any] = []
+        self.inherited_tiers: Collection[Tier] = ()  # a WeakSet from the first one on: most tools have none
         self._returns: Any = None
         self._tiers: tuple[Configuration | None, tuple[Tier, ...]] = None, ()
-        self.is_new, self.has_unknown_askers = True, False
-        self.inherited_tiers: Collection[Tier] = ()  # a WeakSet from the first one on: most tools have none
-        self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
-        self.flight_class: type[Flight] = Flight
-        _register_name(self)
-        self.is_named = False
-        self.number = READERS.add(self)
-        self.roots = dict.fromkeys(self.tags.roots)
-        self.inherited_uses: list[Any] = []
-        READERS.link(self, self.root_uses)
         self.declared = self.policy
         self.evidence = Evidence(self.stats)
         self._stores: weakref.WeakSet[Store] = weakref.WeakSet()
         self.store = self.new_store(None)
-        with VERSIONS.lock:  # from now on it is found by who sets the ttl of its name
+        with VERSIONS.lock:  # from now on it is found by who sets the ttl of its name, or switches caching off
+            self.number = READERS.add(self)
+            READERS.link(self, self.root_uses)
             self.set_policy(self.declared.with_ttl(TTLS.get(self.name)))
+            self.store.switch(on=CURRENT.value.enabled)
+        try:
+            self.check_name()
+        except ConfigurationError:
+            READERS.remove(self)
+            raise
         share = self.audit_share(CURRENT.value)
         if share:
             self.store.sample(sampled_lookup(share))
         if self.policy.audit:
             note_tool(self)
+
+    def check_name(self) -> None:
+        """Refuse a tool that would be answered from another function's entries.
+
+        On a shared tier only the names of tools distinguish their answers. The same function may be decorated again:
+        when a module is reloaded, or a notebook cell runs again (`core.wrappers.are_one_tool`).
+
+        Raises:
+            ConfigurationError: if another live tool has this name and shares a tier with it.
+        """
+        if self._namesake() is None:
+            return
+        gc.collect()  # 30 ms, before an error only: a tool that is no longer used is freed by the collector alone
+        other = self._namesake()
+        if other is not None:
+            one, two = location_of(other.function), location_of(self.function)
+            which = f"{one} and {two}" if one != two else f"{one}, which binds other things in each of them"
+            raise ConfigurationError(
+                f"two tools are called {self.name!r} and share a tier, so each would be answered with values that the "
+                f"other has loaded: {which}; give one of them another name=, or delete the first"
+            )
+
+    def _namesake(self) -> ReadOperation | None:
+        """Another function's tool that shares its name and a tier."""
+        tiers = {id(tier) for tier in self.tiers()}
+        for other in READERS.all() if tiers else ():
+            is_another = other is not self and other.name == self.name and not tiers.isdisjoint(map(id, other.tiers()))
+            if is_another and not are_one_tool(self.function, other.function):
+                found: ReadOperation = other
+                return found
+        return None
 
     def set_policy(self, policy: ReadPolicy) -> None:
         """Use a policy with another ttl from now on. The caller holds the lock."""
@@ -149,36 +184,27 @@ class ReadOperation(Operation[ReadPolicy]):
 
     def extend(self, tags: Iterable[Tag | EntryTag]) -> None:
         """Note that its entries depend on these tags, too. The caller holds the lock."""
-        roots = [root_of(tag) for tag in tags if isinstance(tag, str)]
-        if any(root not in self.roots for root in roots):
-            new = [root for root in dict.fromkeys(roots) if root not in self.roots]
-            self.roots.update(dict.fromkeys(new))
+        roots = (root_of(tag) for tag in tags if isinstance(tag, str))
+        new = dict.fromkeys(root for root in roots if root not in self.roots)
+        if new:
+            self.roots |= new
             uses = uses_of(new)
             self.inherited_uses += uses
             READERS.link(self, uses)
+
+    # Tiers
 
     def tiers(self) -> tuple[Tier, ...]:
         """Tiers behind the local store, nearest first: its own, else the configured ones."""
         under, tiers = self._tiers
         configured = CURRENT.value
         if under is not configured:
-            tiers = self._tiers_under(configured)
+            named = self.own_tiers or (configured.backup, configured.remote)
+            tiers = tuple(tier for tier in named if tier is not None) if self.reaches_tiers else ()
+            if self.policy.remote.is_strong:
+                tiers = tiers[-1:]
             self._tiers = configured, tiers
         return tiers
-
-    def depend_on(self, tiers: tuple[Tier, ...]) -> None:
-        """Drop the local copies of all answers, too, when messages of these tiers may have been lost."""
-        own = self.tiers()
-        if own != tiers and any(tier not in own and tier not in self.inherited_tiers for tier in tiers):
-            others = [tier for tier in tiers if tier not in own]
-            with VERSIONS.lock:
-                self.inherited_tiers = weakref.WeakSet((*self.inherited_tiers, *others))
-
-    def _tiers_under(self, configured: Configuration) -> tuple[Tier, ...]:
-        if not self.reaches_tiers:
-            return ()
-        tiers = self.own_tiers or tuple(tier for tier in (configured.backup, configured.remote) if tier is not None)
-        return tiers[-1:] if self.policy.remote.is_strong else tiers
 
     @property
     def reaches_tiers(self) -> bool:
@@ -187,12 +213,18 @@ class ReadOperation(Operation[ReadPolicy]):
 
     def possible_tiers(self) -> tuple[Tier, ...]:
         """Every tier that may hold its answers, whatever is configured now."""
-        if not self.reaches_tiers:
-            return ()
         now = self.tiers()
-        if self.own_tiers:
+        if self.own_tiers or not self.reaches_tiers:
             return now
         return (*(tier for tier in CURRENT.tiers_once_configured() if all(tier is not one for one in now)), *now)
+
+    def depend_on(self, tiers: tuple[Tier, ...]) -> None:
+        """Drop the local copies of all answers, too, when messages of these tiers may have been lost."""
+        own = self.tiers()
+        if own != tiers and any(tier not in own and tier not in self.inherited_tiers for tier in tiers):
+            others = [tier for tier in tiers if tier not in own]
+            with VERSIONS.lock:
+                self.inherited_tiers = weakref.WeakSet((*self.inherited_tiers, *others))
 
     @property
     def returns(self) -> Any:
@@ -216,7 +248,7 @@ class ReadOperation(Operation[ReadPolicy]):
         policy = self.policy
         tiers = self.tiers()
         if tiers:
-            check_name(self)
+            self.check_name()
         elif policy.remote.share:
             warn_once("share=True has no effect without a remote tier: see remote_cache= and configure()", self.name)
         if policy.remote.shares_loads and not (tiers and hasattr(tiers[-1], "claim")):
@@ -227,8 +259,7 @@ class ReadOperation(Operation[ReadPolicy]):
         elif policy.kept_for:
             work = partial(serve_expired, work)
         setup = Setup(configuration, observed(self, work, configuration), observed(self, run_uncached, configuration))
-        setup.reload = work
-        setup.bare = run_uncached
+        setup.reload, setup.bare = work, run_uncached
         setup.tiers, setup.lease = tiers, lease_in(tiers)
         setup.keeps_plain = setup.lease is None and configuration.max_bytes is None and not policy.kept_for
         setup.follows_at_once = setup.run is load and not self.is_sync
@@ -257,16 +288,6 @@ class ReadOperation(Operation[ReadPolicy]):
             self.is_new = False
             if self.policy.ttl is None and not self.tiers():
                 warn_of_unwritten_roots(self.name, self.tags.roots)
-
-    async def invoke(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the tool with any spelling of its arguments. The generated body does the same in fewer steps."""
-        arguments = self.parameters.bind(args, kwargs)
-        here = PLACE.get()
-        key = self.key_or_unkeyed(arguments)
-        value = hit(self, here, key, arguments)
-        if value is not MISSING:
-            return value
-        return await run(self, here.scope, key, *self.parameters.split(arguments))
 
     async def fresh(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the tool now, whatever is cached, and store the answer; inside `bypass` it is not stored."""
@@ -340,6 +361,122 @@ class ReadOperation(Operation[ReadPolicy]):
         now = CLOCK.now()
         size = sum([store.count_current(now) for store in self.stores()])
         return CacheInfo(self.stats.hits, self.stats.misses, self.policy.maxsize, size)
+
+    def cache_key(self, /, *args: Any, **kwargs: Any) -> CacheKey:
+        """Identity of the call that these arguments would make, here and now.
+
+        Raises:
+            TypeError: if the tool cannot be called so.
+            UncacheableArgumentsError: if an argument has no identity.
+        """
+        try:
+            call = self._named_call(self.bind("cache_key", args, kwargs))
+        except Uncacheable as error:
+            raise type(error)(error.reason, self.name) from error.__cause__
+        return CacheKey(self, call.key, request_of(call))
+
+    async def invalidate(self, /, *args: Any, **kwargs: Any) -> bool:
+        """Drop the answer to one call, in every scope; loads of it in flight are not stored.
+
+        It goes on in the tiers if the caller is cancelled while it waits for them.
+
+        Returns:
+            Whether there was an answer.
+        """
+        try:
+            call = self._named_call(self.bind("invalidate", args, kwargs))
+        except Uncacheable:
+            return False
+        key, stores, tiers = call.key, self.stores(), self.possible_tiers()
+        mark_written(self.tags.roots)
+        was_there = any(store.find(key) is not None for store in stores)
+        write_now(keys=((self, key),))
+        with VERSIONS.lock:  # assigned, so that they are freed after the lock
+            _dropped = [store.discard(key) for store in stores]
+        for stats in call.local.stats:
+            stats.invalidations += 1
+        if tiers and self.is_sync:
+            was_there |= await in_background(self.discard, tiers, key, request_of(call), is_shielded=True)
+        elif tiers:
+            was_there |= bool(await run_shielded(self.discard(tiers, key, request_of(call))))
+        return was_there
+
+    async def discard(self, tiers: tuple[Tier, ...], key: Hashable, request: Request) -> bool:
+        """Drop an answer in the tiers, the farthest first, so that none is filled again from one that still has it."""
+        was_there = False
+        for tier in reversed(tiers):
+            try:
+                was_there |= await tier.discard(request)
+            except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
+                warn_once(f"discarding in {type(tier).__name__} failed", self.name, error)
+        write_now(keys=((self, key),))
+        return was_there
+
+    async def set(self, value: Any, /, *args: Any, **kwargs: Any) -> bool:
+        """Store a result that the caller has, as if a load had returned it.
+
+        Inside a write it is stored when that write commits, unless another write has overlapped it. Elsewhere it is
+        itself a write of the entry, which drops it everywhere first. It is stored in this process alone.
+
+        Returns:
+            Whether it was stored, or inside a write, whether it will be. If not, what was stored before is dropped.
+        """
+        try:
+            call = self._named_call(self.bind("set", args, kwargs, before="value, "))
+        except Uncacheable:
+            return False
+        fill = None if PLACE.get().scope.bypasses else self._fill(call, value)
+        write = WRITING.get()
+        if write is not None and write.is_open:
+            if fill is not None and write.take(fill):
+                return True
+            await self.invalidate(*args, **kwargs)
+            return False
+        for stats in call.local.stats:
+            stats.invalidations += 1
+        mark_written(self.tags.roots)
+        writer = Outside(self.name, self.is_sync, self.tags.roots, self.own_tiers)
+        write = Write(writer, (), keys=((self, call.key),), entries=(request_of(call),))
+        await write.complete(fill)
+        return fill is not None and call.local.store.peek(call.key) is fill.entry
+
+    def _named_call(self, arguments: dict[str, Any]) -> Call:
+        """The call of these arguments, as what names it sees it. Raises `Uncacheable`."""
+        local = PLACE.get().scope.storing().local(self)
+        key = local.qualify(self.key_of(arguments))
+        return Call(self, local, key, *self.parameters.split(arguments), "write")
+
+    def _fill(self, call: Call, value: Any) -> Fill | None:
+        """A result with its copy, tags and expiry; None if it may not be stored."""
+        store = call.local.store
+        if store is None or not call.local.configuration.enabled:
+            return None
+        if len(self.roots) != len(self.tags.roots):
+            return None  # its loads depend on more than its own tags, which a given result does not tell
+        fills: list[Fill] = []
+        try:
+            for rule in self.tags.early:
+                call.tags += rule.make(call.arguments, None)
+        except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
+            warn_once("tags of a given result could not be computed, so it was not cached", self.name, error)
+            return None
+        call.started = CLOCK.now()
+        loop = THREADS if self.is_sync else event_loop(self.name)
+        call.flight = Flight(store, (call.key, loop), store.static + call.tags, ())
+        store_result(call, value, lambda *stored: fills.append(Fill(*stored)))
+        return fills[0] if fills else None
+
+    def clear(self) -> int:
+        """Drop every local answer of this tool, in every scope; loads in flight are not stored.
+
+        Returns how many, stale ones included.
+
+        What has read them is dropped with them, and not counted.
+        """
+        mark_written(self.tags.roots)
+        count = sum([len(store) for store in self.stores()])
+        clear_tools((self,))
+        return count
 
     # Identity
 
@@ -433,198 +570,3 @@ class ReadOperation(Operation[ReadPolicy]):
             raise
         except Exception as error:
             raise Uncacheable(f"what vary= returned raised {type(error).__name__}", self.name) from error
-
-    def cache_key(self, /, *args: Any, **kwargs: Any) -> CacheKey:
-        """Identity of the call that these arguments would make, here and now.
-
-        Raises:
-            TypeError: if the tool cannot be called so.
-            UncacheableArgumentsError: if an argument has no identity.
-        """
-        arguments = self.bind("cache_key", args, kwargs)
-        try:
-            key = self.key_of(arguments)
-        except Uncacheable as error:
-            raise type(error)(error.reason, self.name) from error.__cause__
-        local = PLACE.get().scope.storing().local(self)
-        key = local.qualify(key)
-        return CacheKey(self, key, request_of(Call(self, local, key, *self.parameters.split(arguments), "write")))
-
-    # Explicit invalidation
-
-    async def invalidate(self, /, *args: Any, **kwargs: Any) -> bool:
-        """Drop the answer to one call, in every scope; loads of it in flight are not stored.
-
-        It goes on in the tiers if the caller is cancelled while it waits for them.
-
-        Returns:
-            Whether there was an answer.
-        """
-        arguments = self.bind("invalidate", args, kwargs)
-        local = PLACE.get().scope.storing().local(self)
-        try:
-            key = local.qualify(self.key_of(arguments))
-        except Uncacheable:
-            return False
-        mark_written(self.tags.roots)
-        was_there = any(store.find(key) is not None for store in self.stores())
-        write_now(keys=((self, key),))
-        with VERSIONS.lock:  # assigned, so that they are freed after the lock
-            _dropped = [store.discard(key) for store in self.stores()]
-        for stats in local.stats:
-            stats.invalidations += 1
-        tiers = self.possible_tiers()
-        if tiers:
-            call = Call(self, local, key, *self.parameters.split(arguments), "write")
-            request = request_of(call)
-            if self.is_sync:
-                was_there |= await in_background(self.discard, tiers, key, request, is_shielded=True)
-            else:
-                was_there |= bool(await run_shielded(self.discard(tiers, key, request)))
-        return was_there
-
-    async def discard(self, tiers: tuple[Tier, ...], key: Hashable, request: Request) -> bool:
-        """Drop an answer in the tiers, the farthest first, so that none is filled again from one that still has it."""
-        was_there = False
-        for tier in reversed(tiers):
-            try:
-                was_there |= await tier.discard(request)
-            except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
-                warn_once(f"discarding in {type(tier).__name__} failed", self.name, error)
-        write_now(keys=((self, key),))
-        return was_there
-
-    async def set(self, value: Any, /, *args: Any, **kwargs: Any) -> bool:
-        """Store a result that the caller has, as if a load had returned it.
-
-        Inside a write it is stored when that write commits, unless another write has overlapped it. Elsewhere it is
-        itself a write of the entry, which drops it everywhere first. It is stored in this process alone.
-
-        Returns:
-            Whether it was stored, or inside a write, whether it will be. If not, what was stored before is dropped.
-        """
-        arguments = self.bind("set", args, kwargs, before="value, ")
-        scope = PLACE.get().scope
-        local = scope.storing().local(self)
-        try:
-            key = local.qualify(self.key_of(arguments))
-        except Uncacheable:
-            return False
-        call = Call(self, local, key, *self.parameters.split(arguments), "write")
-        fill = None if scope.bypasses else self._fill(call, value)
-        write = WRITING.get()
-        if write is not None and write.is_open:
-            if fill is not None and write.take(fill):
-                return True
-            await self.invalidate(*args, **kwargs)
-            return False
-        for stats in local.stats:
-            stats.invalidations += 1
-        mark_written(self.tags.roots)
-        writer = Outside(self.name, self.is_sync, self.tags.roots, self.own_tiers)
-        write = Write(writer, (), keys=((self, key),), entries=(request_of(call),))
-        await write.complete(fill)
-        return fill is not None and local.store.peek(key) is fill.entry
-
-    def _fill(self, call: Call, value: Any) -> Fill | None:
-        """A result with its copy, tags and expiry; None if it may not be stored."""
-        store = call.local.store
-        if store is None or not call.local.configuration.enabled:
-            return None
-        if len(self.roots) != len(self.tags.roots):
-            return None  # its loads depend on more than its own tags, which a given result does not tell
-        fills: list[Fill] = []
-        try:
-            for rule in self.tags.early:
-                call.tags += rule.make(call.arguments, None)
-        except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
-            warn_once("tags of a given result could not be computed, so it was not cached", self.name, error)
-            return None
-        call.started = CLOCK.now()
-        loop = THREADS if self.is_sync else event_loop(self.name)
-        call.flight = Flight(store, (call.key, loop), store.static + call.tags, ())
-        store_result(call, value, lambda *stored: fills.append(Fill(*stored)))
-        return fills[0] if fills else None
-
-    def clear(self) -> int:
-        """Drop every local answer of this tool, in every scope; loads in flight are not stored.
-
-        Returns how many, stale ones included.
-
-        What has read them is dropped with them, and not counted.
-        """
-        mark_written(self.tags.roots)
-        count = sum([len(store) for store in self.stores()])
-        clear_tools((self,))
-        return count
-
-
-# Names: on a shared tier, only the name of a tool distinguishes its answers from those of another tool
-
-_tools: dict[str, list[weakref.ref[ReadOperation]]] = {}
-
-
-def _register_name(tool: ReadOperation) -> None:
-    """Note a tool that is being decorated. Raises as `check_name`."""
-
-    def forget(reference: weakref.ref[ReadOperation], name: str = tool.name) -> None:
-        with VERSIONS.lock:
-            references = _tools.get(name, [])
-            if reference in references:
-                references.remove(reference)
-            if not references:
-                _tools.pop(name, None)
-
-    reference = weakref.ref(tool, forget)
-    with VERSIONS.lock:
-        _tools.setdefault(tool.name, []).append(reference)
-    try:
-        check_name(tool)
-    except ConfigurationError:
-        forget(reference)
-        raise
-
-
-def check_name(tool: ReadOperation) -> None:
-    """Refuse a tool that would be answered from another function's entries.
-
-    The same function may be decorated again: when a module is reloaded, or a notebook cell runs again. It counts as the
-    same if it binds the same things: see `core.wrappers`.
-
-    Raises:
-        ConfigurationError: if another live tool has this name and shares a tier with it.
-    """
-    if len(_tools[tool.name]) > 1 and _conflicting(tool) is not None:
-        _collect_garbage()  # 30 ms, before an error only: a tool that is no longer used is freed by the collector alone
-        if (other := _conflicting(tool)) is not None:
-            one, two = location_of(other.function), location_of(tool.function)
-            which = f"{one} and {two}" if one != two else f"{one}, which binds other things in each of them"
-            raise ConfigurationError(
-                f"two tools are called {tool.name!r} and share a tier, so each would be answered with values that the "
-                f"other has loaded: {which}; give one of them another name=, or delete the first"
-            )
-
-
-_PAUSE, _PATIENCE = 0.001, 1.0
-"""Seconds between two attempts to collect garbage, and for how long it is tried."""
-
-
-def _collect_garbage() -> None:
-    """Collect garbage, after another thread that does: `gc.collect` returns at once then, and has done nothing."""
-    end = perf_counter() + _PATIENCE
-    while True:
-        before = gc.get_stats()[-1]["collections"]
-        gc.collect()
-        if gc.get_stats()[-1]["collections"] != before or perf_counter() > end:
-            return
-        sleep(_PAUSE)
-
-
-def _conflicting(tool: ReadOperation) -> ReadOperation | None:
-    with VERSIONS.lock:
-        others = [other for reference in _tools[tool.name] if (other := reference()) not in (None, tool)]
-    tiers = {id(tier) for tier in tool.tiers()}
-    for other in others:
-        if not tiers.isdisjoint(map(id, other.tiers())) and not are_one_tool(tool.function, other.function):
-            return other
-    return None

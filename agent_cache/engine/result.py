@@ -1,4 +1,4 @@
-"""The result of a load: what it depends on, how long it lives, its copy, and whether it may be stored.
+"""The result of a load: what it depends on, how long it lives, its copy, whether it may be stored, and what it shows.
 
 A result becomes a cache entry only if no invalidation overlapped the load (the rule: `core.versions`). The value is
 copied before the first caller has it, so that nobody can change what is stored.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
-from agent_cache.core.evidence import SHORTEST
+from agent_cache.core.evidence import SHORTEST, LastLoad
 from agent_cache.core.lease import Lease
 from agent_cache.core.options import refresh_window
 from agent_cache.core.store import NEVER, Entry, Store, UnsharedEntry, entry_size
@@ -21,7 +21,6 @@ from agent_cache.core.tags import Tag
 from agent_cache.core.versions import VERSIONS, EntryTag, entry_tag
 from agent_cache.engine.flight import Flight
 from agent_cache.engine.inheritance import NO_LEASES, Inherited, Inherits, Source
-from agent_cache.engine.noting import key_in_evidence, note_load
 from agent_cache.engine.scope import Call, LocalTool
 from agent_cache.engine.state import (
     WITNESSES,
@@ -32,30 +31,22 @@ from agent_cache.engine.state import (
     wait_for_lock,
     warn_once,
 )
+from agent_cache.values.canonical import is_large
+from agent_cache.values.compare import fingerprint
 from agent_cache.values.copies import IMMUTABLE, UncopyableError
 
 if TYPE_CHECKING:
     from random import Random
 
-    from agent_cache.remote.protocol import Ticket, Tier
+    from agent_cache.remote.protocol import Ticket
 
 __all__ = [
-    "ServedEntry",
-    "count_unstored",
-    "early_expiry",
-    "inherit_entry",
-    "inherit_uncached",
-    "insert_if_valid",
-    "jitter",
-    "lease_of",
-    "protected_copy",
-    "read_of",
-    "store_result",
-]
+    "ServedEntry", "count_unstored", "early_expiry", "inherit_entry", "inherit_uncached", "insert_if_valid", "jitter",
+    "lease_of", "note_load", "protected_copy", "read_of", "store_result",
+]  # fmt: skip
 
 Insert = Callable[[Call, Entry], object]
 
-_NONE: Final[frozenset[Any]] = frozenset()
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = {}
 
 
@@ -91,24 +82,26 @@ def store_result(call: Call, value: Any, insert: Insert | None = None) -> None:
     policy = operation.policy
     is_noted = cost >= SHORTEST and insert is None
     present, serial = flight.store.peek(call.key) if is_noted else None, VERSIONS.now
-    tags = flight.tags if not operation.late_roots else _result_tags(call, value)
-    flight.end_tags = tags
-    may_live, failure = True, None
+    tags = flight.end_tags = flight.tags if not operation.late_roots else _result_tags(call, value)
+    failure: Exception | None = None
     if not policy.life_varies:
         expires = NEVER if policy.ttl is None else call.started + policy.ttl
     else:
-        expires, failure = _expiry_of(call, value)
-        may_live = expires > call.started
-    if flight.tickets:
-        for ticket in flight.tickets:
-            if ticket.lasts is not None:  # the tier may miss some writes, so it bounds the life of the entry
-                expires = min(expires, call.started + ticket.lasts)
-        if may_live and expires != NEVER:
-            expires = early_expiry(call, expires)
+        try:
+            flight.life = life = policy.life_of(value, lambda: jitter().random())
+            expires = NEVER if life is None else call.started + life
+        except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
+            expires, failure = call.started, error
+    may_live = expires > call.started
+    for ticket in flight.tickets:
+        if ticket.lasts is not None:  # the tier may miss some writes, so it bounds the life of the entry
+            expires = min(expires, call.started + ticket.lasts)
+    if flight.tickets and may_live and expires != NEVER:
+        expires = early_expiry(call, expires)
     if flight.inherited is not None:
         expires = min(expires, flight.inherited.expires)
-    stored: Entry | None
     may_be_refused = not flight.is_clean or flight.since != VERSIONS.now or VERSIONS.held
+    stored: Entry | None
     if may_be_refused and insert is None and flight.waiters is None and _is_refused(flight, value):
         stored = flight.result = Entry(value, 0.0, cost)  # for the caller that ran the tool alone: it needs no copy
     else:
@@ -124,7 +117,7 @@ def store_result(call: Call, value: Any, insert: Insert | None = None) -> None:
         warn_once("ttl= gave no duration, so the result was not cached", operation.name, failure)
     elif may_live:
         if insert is not None:
-            operation.evidence.latest.pop(key_in_evidence(call), None)
+            operation.evidence.latest.pop(_key_in_evidence(call), None)
             insert(call, stored)
         else:
             is_valid = insert_if_valid(call, stored)
@@ -150,16 +143,6 @@ def _is_refused(flight: Flight, value: object) -> bool:
             return False
         flight.give_up()
     return True
-
-
-def _expiry_of(call: Call, value: object) -> tuple[float, Exception | None]:
-    """When a result expires whose life is its own, and why that is not known."""
-    try:
-        life = call.operation.policy.life_of(value, lambda: jitter().random())
-    except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
-        return call.started, error
-    call.flight.life = life
-    return NEVER if life is None else call.started + life, None
 
 
 def early_expiry(call: Call, expires: float) -> float:
@@ -197,7 +180,7 @@ def protected_copy(call: Call, value: Any, expires: float) -> Entry | None:
 
     An immutable value of a tool without tiers is shared as it is.
     """
-    flight, setup = call.flight, call.local.setup
+    flight, setup, policy = call.flight, call.local.setup, call.operation.policy
     tags: tuple[Tag | EntryTag, ...] = flight.end_tags or flight.tags
     inherited = flight.inherited
     if inherited is not None:
@@ -207,31 +190,24 @@ def protected_copy(call: Call, value: Any, expires: float) -> Entry | None:
     if is_immutable and setup.keeps_plain and inherited is None:  # nearly all: what follows costs twice as much
         flight.result = made = Entry(value, expires, call.cost, tags)
         return made
-    operation = call.operation
     copy = None
     if not is_immutable:
         try:
-            copy = operation.policy.copy_rule.snapshot(value)
+            copy = policy.copy_rule.snapshot(value)
         except UncopyableError as error:
-            warn_once("a result could not be copied, so it was not cached", operation.name, error)
+            warn_once("a result could not be copied, so it was not cached", call.operation.name, error)
             flight.result = UnsharedEntry(None, 0.0, call.cost)
             return None
-    # What is stored, not what was returned: the image of a tree is 3 to 6 times smaller.
-    stored = value if copy is None else copy
     lease = setup.lease
-    if lease is not None and len(flight.tickets) == 1 == len(operation.tiers()):
+    if lease is not None and len(flight.tickets) == 1 == len(call.operation.tiers()):
         lease = lease_of(flight.tickets[0], lease)
     if inherited is not None:
         lease = inherited.lease_beside(lease)
+    # What is stored, not what was returned: the image of a tree is 3 to 6 times smaller.
+    size = 0 if setup.configuration.max_bytes is None else entry_size(copy or value, call.key, tags)
+    kept = value if copy is None else None
     flight.result = made = Entry(
-        value if copy is None else None,
-        expires,
-        call.cost,
-        tags,
-        copy=copy,
-        size=0 if setup.configuration.max_bytes is None else entry_size(stored, call.key, tags),
-        lease=lease,
-        kept_for=operation.policy.kept_for,
+        kept, expires, call.cost, tags, copy=copy, size=size, lease=lease, kept_for=policy.kept_for
     )
     return made
 
@@ -294,10 +270,13 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
             for ticket in flight.tickets:
                 if (note_tags := getattr(ticket, "note_tags", None)) is not None:
                     note_tags(tags)
-                if not ticket.is_clean():
-                    is_stored = False
-            if is_stored and entry.size:
-                is_stored = _make_room(call, store, entry, garbage)
+                is_stored = ticket.is_clean() and is_stored
+            if is_stored and entry.size:  # evict what exceeds ``max_bytes``
+                counts = evict_for(entry, garbage)
+                is_stored = counts is not None
+                for other, count in (counts or {}).items():
+                    for stats in local.stats if other is store else (other.stats,):
+                        stats.evictions += count
             if is_stored:
                 _newest = store.newest
                 replaced = store.peek(key)
@@ -353,13 +332,54 @@ def _may_depend_on(call: Call, entry: Entry, inherited: Inherited) -> bool:
     return may_store
 
 
-def _make_room(call: Call, store: Store, entry: Entry, garbage: list[Any]) -> bool:
-    """Evict what exceeds ``max_bytes``. Returns whether the entry fits."""
-    evicted = evict_for(entry, garbage)
-    for other, count in evicted or ():
-        for stats in call.local.stats if other is store else (other.stats,):
-            stats.evictions += count
-    return evicted is not None
+# What loads show of their tools, for `recommendations()`: see `core.evidence`
+
+_LONGEST: Final[dict[type, int]] = {
+    **dict.fromkeys((str, bytes), 65_536),
+    **dict.fromkeys((dict, list, set, tuple), 500),
+}
+"""How long a result is that is compared: 0.1 ms for so many bytes of its copy, 1.5 ms for the members of a flat one."""
+
+
+def _key_in_evidence(call: Call) -> Hashable:
+    """The key of a call with its session, if its answer belongs to one."""
+    session = call.flight.store.session
+    return call.key if session is None else (session, call.key)
+
+
+def note_load(call: Call, value: object, stored: Entry | None, present: Entry | None, serial: int) -> None:
+    """Note what a load shows about its tool: why it was needed, and whether its result differs from the one before.
+
+    Args:
+        value: its result.
+        stored: its entry, None if it was not stored.
+        present: the entry that was there before.
+        serial: of the latest write before it was stored.
+    """
+    operation, key = call.operation, _key_in_evidence(call)
+    evidence = operation.evidence
+    if not evidence.is_chosen(key) or (key not in evidence.latest and is_large(key)):
+        return
+    digest = None if stored is None else _digest(call, value, stored)
+    ends = call.started if stored is None else stored.expires
+    load = LastLoad(call.started, ends, digest, serial, is_stored=stored is not None)
+    written = max([VERSIONS.last(root) for root in operation.roots], default=0)
+    expires = None if present is None else present.expires
+    evidence.note(key, load, expires, written, is_miss=call.source == "miss" and not call.is_fresh)
+
+
+def _digest(call: Call, value: object, stored: Entry) -> bytes | None:
+    """What two results share that are the same, types included; None if that cannot be told, or takes long."""
+    outcome_key = call.operation.policy.loop.outcome_key
+    image: Any = next((part for part in getattr(stored.copy, "args", ()) if type(part) is bytes), value)
+    if type(image) in _LONGEST and len(image) > _LONGEST[type(image)]:
+        return None
+    if outcome_key is not None:
+        try:
+            image = outcome_key(value)
+        except Exception:  # noqa: BLE001 - the user's function; the loop guard logs that it raises
+            return None
+    return fingerprint(image)  # of the copy that is stored anyway: to walk the value takes a hundred times as long
 
 
 # What a load inherits from the reads that its tool makes: see `engine.inheritance`
@@ -389,12 +409,10 @@ def inherit_entry(within: Flight, local: LocalTool, key: Hashable, entry: Entry)
 
 def inherit_uncached(call: Call) -> None:
     """Let the load that a call is made in inherit from a run of a read whose result is not stored."""
-    store = call.local.store
-    owner = None if store is None else store.owner
-    owners = _NONE if owner is None else frozenset({owner})
+    owner = None if call.local.store is None else call.local.store.owner
     every: EntryTag = (call.operation.number,)
     assert call.within is not None
-    call.within.inherit(Inherits((*call.known_tags(), every), owners, call.tenants, is_cached=False))
+    call.within.inherit(Inherits((*call.known_tags(), every), _set_of(owner), call.tenants, is_cached=False))
 
 
 def read_of(call: Call, flight: Flight, *, failed: bool = False) -> Inherits:
@@ -403,11 +421,10 @@ def read_of(call: Call, flight: Flight, *, failed: bool = False) -> Inherits:
     Args:
         failed: whether it has no value of it.
     """
-    store = flight.store
     own = flight.end_tags
     if own is None or failed:
         own = flight.tags + flight.late_roots
-    tags = (*own, entry_tag(store.tool.number, flight.key))
+    tags = (*own, entry_tag(flight.store.tool.number, flight.key))
     source = flight if flight.tickets else None
     entry = flight.result if flight.stored_tags is not None and not failed else None
     read = _inherits(call.local, tags, entry, source, is_cached=flight.is_cached and not failed)
@@ -429,17 +446,14 @@ def _inherits(
 ) -> Inherits:
     """What a load inherits from an answer with this entry."""
     store: Store = local.store
-    leases: Mapping[Lease, tuple[Tier, ...]] = NO_LEASES
-    if entry is not None and entry.lease is not None:
-        leases = {entry.lease: store.tool.tiers() or tuple(store.tool.inherited_tiers)}
-        source = source or entry
-    return Inherits(
-        tags,
-        _NONE if store.owner is None else frozenset({store.owner}),
-        _NONE if local.tenant is None else frozenset({local.tenant}),
-        NEVER if entry is None else entry.expires,
-        is_cached,
-        leases,
-        source,
-        is_copy,
-    )
+    expires, leases = NEVER, NO_LEASES
+    if entry is not None:
+        expires = entry.expires
+        if entry.lease is not None:
+            leases = {entry.lease: store.tool.tiers() or tuple(store.tool.inherited_tiers)}
+            source = source or entry
+    return Inherits(tags, _set_of(store.owner), _set_of(local.tenant), expires, is_cached, leases, source, is_copy)
+
+
+def _set_of(one: Any) -> frozenset[Any]:
+    return frozenset() if one is None else frozenset({one})

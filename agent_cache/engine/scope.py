@@ -26,22 +26,9 @@ if TYPE_CHECKING:
     from agent_cache.remote.protocol import Ticket, Tier
 
 __all__ = [
-    "INTERCEPTORS",
-    "MAX_TOOLS",
-    "PLACE",
-    "ROOT",
-    "TENANT",
-    "Call",
-    "CallObserver",
-    "Interceptor",
-    "LocalTool",
-    "Participant",
-    "Replacement",
-    "Scope",
-    "closes_generator",
-    "leave_scope",
-    "report_escape",
-]
+    "INTERCEPTORS", "MAX_TOOLS", "PLACE", "ROOT", "TENANT", "Call", "CallObserver", "Interceptor", "LocalTool",
+    "Participant", "Replacement", "Scope", "closes_generator", "leave_scope", "report_escape",
+]  # fmt: skip
 
 TENANT: Final = object()
 """Marks the key of a tenant's entry. No argument can produce it."""
@@ -55,12 +42,8 @@ keeps a tool alive. The one that came longest ago is forgotten, and made again i
 
 
 class Replacement(NamedTuple):
-    """An answer that a session gives in place of the tool's.
-
-    Attributes:
-        answer: the value.
-        outcome: the name of this outcome in the trace.
-        kind: the loop or the budget behind it.
+    """An answer that a session gives in place of the tool's: the value, the name of this outcome in the trace, and the
+    kind of loop or budget behind it.
     """
 
     answer: Any
@@ -86,9 +69,7 @@ class CallObserver(Protocol):
     - `blocked` notes a call that another session refused; `answered` notes a hit whose answer another session
       replaced, which counts as a hit all the same.
     - `has_refused` recognises the errors that this session raised.
-
-    Attributes:
-        stats: the session's counters of these calls, beside the process-wide ones.
+    - `stats` are the session's counters of these calls, beside the process-wide ones.
     """
 
     stats: Stats
@@ -107,22 +88,19 @@ class CallObserver(Protocol):
 
 
 class Participant(Protocol):
-    """A session, as the calls made inside it see it."""
+    """A session, as the calls made inside it see it.
+
+    `observer_of` gives the observer of a tool's calls; those of a replay are traced, and not checked for loops.
+    `store_of` gives the store of a session-scoped `ReadOperation`. `stop` ends the run for a loop that was detected
+    when it was recorded.
+    """
 
     metrics: Metrics
     session_id: str
 
-    def observer_of(self, operation: Any, *, is_innermost: bool, is_replay: bool = False) -> CallObserver:
-        """The observer of this tool's calls. Those of a replay are traced, and not checked for loops."""
-        ...
-
-    def store_of(self, operation: Any) -> Store:
-        """The store of the answers of a session-scoped `ReadOperation`."""
-        ...
-
-    def stop(self, loop: AgentLoopDetectedError) -> None:
-        """End the run for a loop that was detected when it was recorded."""
-        ...
+    def observer_of(self, operation: Any, *, is_innermost: bool, is_replay: bool = False) -> CallObserver: ...
+    def store_of(self, operation: Any) -> Store: ...
+    def stop(self, loop: AgentLoopDetectedError) -> None: ...
 
 
 # Recorders and players
@@ -131,8 +109,11 @@ class Participant(Protocol):
 class Interceptor(Protocol):
     """A recorder or a player: receives every call of a scope before anything is looked up.
 
-    Attributes:
-        thread: the identifier of the thread that it was installed in.
+    `receive` plays a call: see `engine.interception.Receiver`. `play` returns what the caller of an
+    `engine.interception.InterceptedCall` gets: the outcome of ``call.proceed()``, or a recorded one. `play_stream` does
+    so for a streaming tool: what it returns is a generator or an async one. `escaped` handles a call in another thread
+    that may belong to this run, but has lost its context; it is given the tool's operation, or the recorder's own
+    description of a function. `thread` identifies the thread that it was installed in.
     """
 
     thread: int
@@ -146,29 +127,10 @@ class Interceptor(Protocol):
         kwargs: dict[str, Any],
         *,
         is_fresh: bool = False,
-    ) -> Awaitable[Any]:
-        """Play a call: see `engine.interception.Receiver`."""
-        ...
-
-    def play(self, call: Any) -> Awaitable[Any]:
-        """Return what the caller gets: the outcome of ``call.proceed()``, or a recorded one.
-
-        Args:
-            call: an `engine.interception.InterceptedCall`.
-        """
-        ...
-
-    def play_stream(self, call: Any) -> Any:
-        """As `play`, for a streaming tool: return what the caller iterates over, a generator or an async one."""
-        ...
-
-    def escaped(self, called: Any) -> None:
-        """Handle a call in another thread that may belong to this run, but has lost its context.
-
-        Args:
-            called: the tool's operation, or the recorder's own description of a function.
-        """
-        ...
+    ) -> Awaitable[Any]: ...
+    def play(self, call: Any) -> Awaitable[Any]: ...
+    def play_stream(self, call: Any) -> Any: ...
+    def escaped(self, called: Any) -> None: ...
 
 
 INTERCEPTORS: dict[Interceptor, str] = {}
@@ -298,10 +260,11 @@ class LocalTool:
             try:
                 replacement = observer.ask(key, now, call, cached)
             except AgentLoopDetectedError as loop:
-                self._report_blocked(observer, key if call is None else call.key, now, type(loop).__name__, loop.kind)
+                # Of a write, the first of them has set the key.
+                self._report_blocked(observer, call.key if call else key, now, type(loop).__name__, loop.kind)
                 raise
             if replacement is not None:
-                key = key if call is None else call.key
+                key = call.key if call else key
                 self._report_blocked(observer, key, now, replacement.outcome, replacement.kind)
                 return replacement
         return None
@@ -331,8 +294,8 @@ class Scope:
     """
 
     __slots__ = (
-        "__weakref__", "_aliases", "_variants", "became", "bypasses", "call", "interceptor", "outside", "owners",
-        "participants", "tenant", "tools",
+        "__weakref__", "_followers", "became", "bypasses", "call", "interceptor", "outside", "owners", "participants",
+        "tenant", "tools",
     )  # fmt: skip
 
     def __init__(
@@ -353,8 +316,8 @@ class Scope:
         self.interceptor = interceptor
         self.outside = outside
         self.became: Scope | None = None
-        self._aliases: weakref.WeakSet[Scope] | None = None
-        self._variants: weakref.WeakSet[Scope] | None = None
+        # Its variants, and what has become it: they become what it becomes.
+        self._followers: weakref.WeakSet[Scope] | None = None
 
     @property
     def scope(self) -> Scope:
@@ -405,18 +368,12 @@ class Scope:
             made = self.outside.variant(bypasses=bypasses).intercepted(self.interceptor)
         else:
             made = Scope(self.participants, self.tenant, bypasses=bypasses)
-        if self is not ROOT:  # which never ends
-            if self._variants is None:
-                self._variants = weakref.WeakSet()
-            self._variants.add(made)
+        self._add_follower(made)
         return made
 
     def without_recordings(self) -> Scope:
         """This place outside of all interceptors."""
-        scope = self
-        while scope.outside is not None:
-            scope = scope.outside
-        return scope
+        return self if self.outside is None else self.outside.without_recordings()
 
     def storing(self) -> Scope:
         """The place in which tools know where their results are stored: this one without `bypass` and interceptors."""
@@ -431,19 +388,20 @@ class Scope:
 
     def become(self, other: Scope) -> None:
         """Stand for another place from now on: in contexts that still have this one after its session has ended."""
-        other = other.became or other
+        other, bypassed = other.became or other, self.bypasses
         self.participants, self.owners, self.tenant = other.participants, other.owners, other.tenant
         self.bypasses, self.interceptor, self.outside = other.bypasses, other.interceptor, other.outside
         self.tools = {}
         self.became = other
-        for variant in list(self._variants or ()):
-            variant.become(other.variant(bypasses=variant.bypasses))
-        for alias in list(self._aliases or ()):
-            alias.become(other)
-        if other is not ROOT:  # which never ends
-            if other._aliases is None:
-                other._aliases = weakref.WeakSet()
-            other._aliases.add(self)
+        for one in list(self._followers or ()):
+            one.become(other if one.bypasses is bypassed else other.variant(bypasses=one.bypasses))
+        other._add_follower(self)
+
+    def _add_follower(self, other: Scope) -> None:
+        if self is not ROOT:  # which never ends
+            if self._followers is None:
+                self._followers = weakref.WeakSet()
+            self._followers.add(other)
 
 
 ROOT: Final[Scope] = Scope()
@@ -483,6 +441,7 @@ class Call:
         source: how it was answered: ``miss``, ``hit`` (of a tier), ``shared``, ``uncached`` or ``write``.
         cost: seconds that its tool took, or that its answer has saved.
         is_fresh: the caller asked for a fresh value: no lookup, and no flight of others is joined.
+        call: itself, as the place of the calls that its tool makes.
         parent: the call whose tool made this one, or None.
         leading: the innermost flight that this call runs under: its own, or its parent's.
         within: the load that inherits from the reads made under this call; None if there is none.
@@ -630,8 +589,6 @@ def closes_generator(error: BaseException | None) -> bool:
     task and a context of its own, and code in between may have put the `GeneratorExit` into a group, or raised another
     error because of it.
     """
-    if error is None:
-        return False
     pending: list[BaseException | None] = [error]
     seen = set[int]()
     while pending:

@@ -1,4 +1,4 @@
-"""State of the process: its tools by root, warnings, and the freeing of dropped entries.
+"""State of the process: its tools by root, warnings, invalidation from outside of tools, and work that outlives calls.
 
 Code that changes a store holds `VERSIONS.lock`, and afterwards frees what was dropped, outside of it, with `free`.
 """
@@ -10,10 +10,10 @@ import itertools
 import logging
 import os
 import weakref
-from collections.abc import Awaitable, Coroutine, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator
 from itertools import islice
 from time import sleep
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
@@ -24,59 +24,19 @@ from agent_cache.errors import NoEventLoopError
 from agent_cache.values.compare import utf8_text
 
 __all__ = [
-    "LOG",
-    "SIZES",
-    "WITNESSES",
-    "RootUse",
-    "clear_everything",
-    "READERS",
-    "clear_tools",
-    "tags_of_keys",
-    "write_now",
-    "event_loop",
-    "evict_for",
-    "forget_oldest",
-    "forget_warnings",
-    "free",
-    "is_writer",
-    "keep",
-    "live_tools",
-    "mark_written",
-    "note_dropped",
-    "note_evicted",
-    "note_stale",
-    "run_shielded",
-    "unwatch",
-    "uses_of",
-    "wait_for_lock",
-    "warn_of_unread_roots",
-    "warn_of_unwritten_roots",
-    "warn_once",
-    "watch",
-]
+    "LOG", "READERS", "SIZES", "WITNESSES", "RootUse", "clear_everything", "clear_tools", "event_loop", "evict_for",
+    "forget_oldest", "forget_warnings", "free", "is_writer", "keep", "live_tools", "mark_written", "note_dropped",
+    "note_evicted", "note_stale", "run_shielded", "tags_of_keys", "unwatch", "uses_of", "wait_for_lock",
+    "warn_of_unread_roots", "warn_of_unwritten_roots", "warn_once", "watch", "write_now",
+]  # fmt: skip
 
 T = TypeVar("T")
 
-LOG = logging.getLogger("agent_cache")
-LOG.addHandler(logging.NullHandler())
-
-_MAX_WARNINGS = 10_000
-_warned: set[tuple[str, str]] = set()
-
-SIZES = Sizes()
+SIZES: Final = Sizes()
 """The sizes of all stores that ``max_bytes`` bounds."""
 
-_MAX_EVICTED = 500
-"""Entries that one insertion evicts one by one: 1 ms."""
-
-_SWEPT = 64
-"""Entries that one eviction examines for dead ones."""
-
-
-# The lock
-
-_ATTEMPTS = 100
-_PAUSE = 0.00005
+_ATTEMPTS: Final = 100
+_PAUSE: Final = 0.00005
 """How often a miss asks for a lock that another thread has before it queues for it, and after how many seconds each."""
 
 
@@ -99,7 +59,33 @@ def wait_for_lock() -> None:
     lock.acquire()
 
 
+def event_loop(tool: str) -> asyncio.AbstractEventLoop:
+    """The event loop of asyncio that runs here. Raises `NoEventLoopError`, which names this tool, if none does."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise NoEventLoopError(tool) from None
+
+
+def forget_oldest(mapping: dict[Any, Any], limit: int) -> None:
+    """Remove the oldest items of a mapping until it has at most `limit`.
+
+    Takes no lock: another thread may do the same at once, and then there may be fewer.
+    """
+    while len(mapping) > limit:
+        try:
+            mapping.pop(next(iter(mapping)), None)
+        except (RuntimeError, StopIteration):
+            continue  # another thread has changed it between the two steps
+
+
 # Warnings
+
+LOG = logging.getLogger("agent_cache")
+LOG.addHandler(logging.NullHandler())
+
+_MAX_WARNINGS: Final = 10_000
+_warned: set[tuple[str, str]] = set()
 
 
 def warn_once(event: str, tool: str, error: BaseException | None = None) -> None:
@@ -126,7 +112,7 @@ def forget_warnings() -> None:
             root.is_warned_of = False
 
 
-# Roots that only reads or only writes have
+# Tools, and who reads and writes a root
 
 
 class RootUse:
@@ -144,29 +130,34 @@ class RootUse:
     def __init__(self) -> None:
         self.readers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.writers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.is_written = False
-        self.is_warned_of = False
+        self.is_written = self.is_warned_of = False
+
+
+_roots: weakref.WeakValueDictionary[str, RootUse] = weakref.WeakValueDictionary()
+_MAX_NAMES: Final = 1_000
+"""How many roots are searched for the nearest name, at 2 us each, once for each warning."""
 
 
 class _Readers:
-    """The read tools of the process.
-
-    Attributes:
-        by_number: by the number in the tags of their entries.
-        links: how often a root was given another read tool.
-    """
+    """The read tools of the process, and how often a root was given another one (`links`)."""
 
     def __init__(self) -> None:
-        self.by_number: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self.links = 0
+        self._tools: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._numbers = itertools.count(1)
+        self.links = 0
+        os.register_at_fork(after_in_child=self._forget_flights)
 
     def add(self, tool: Any) -> int:
-        """Note a tool. Returns its number."""
+        """Note a tool. Returns its number in the tags of its entries."""
         number = next(self._numbers)
         with VERSIONS.lock:
-            self.by_number[number] = tool
+            self._tools[number] = tool
         return number
+
+    def remove(self, tool: Any) -> None:
+        """Forget a tool that was refused."""
+        with VERSIONS.lock:
+            self._tools.pop(tool.number, None)
 
     def link(self, tool: Any, uses: Iterable[RootUse]) -> None:
         """Note that a tool depends on roots."""
@@ -176,9 +167,9 @@ class _Readers:
                 self.links += 1
 
     def all(self) -> list[Any]:
-        """Every read tool."""
+        """Every read tool, in the order of their decoration."""
         with VERSIONS.lock:
-            return list(self.by_number.values())
+            return list(self._tools.values())
 
     def under(self, root: str) -> list[Any]:
         """Every read tool whose entries may depend on a root."""
@@ -186,28 +177,23 @@ class _Readers:
         with VERSIONS.lock:
             return [] if found is None else list(found.readers)
 
-
-READERS = _Readers()
-
-
-def _forget_flights() -> None:
-    """In a forked child: the loads of the parent's other threads never end here."""
-    for tool in list(READERS.by_number.values()):
-        for store in tool.stores():
-            store.flights.clear()
+    def _forget_flights(self) -> None:
+        """In a forked child: the loads of the parent's other threads never end here."""
+        for tool in list(self._tools.values()):
+            for store in tool.stores():
+                store.flights.clear()
 
 
-os.register_at_fork(after_in_child=_forget_flights)
-
-_roots: weakref.WeakValueDictionary[str, RootUse] = weakref.WeakValueDictionary()
-_MAX_NAMES = 1_000
-"""How many roots are searched for the nearest name, at 2 us each, once for each warning."""
+READERS: Final = _Readers()
 
 
-def uses_of(roots: Iterable[str]) -> tuple[RootUse, ...]:
-    """The records of these roots, for a tool to keep."""
+def uses_of(roots: Iterable[str], writer: Any = None) -> tuple[RootUse, ...]:
+    """The records of these roots, for a tool to keep. A write tool is entered in them."""
     with VERSIONS.lock:
-        return tuple([_roots.get(root) or _roots.setdefault(root, RootUse()) for root in roots])
+        found = tuple([_roots.get(root) or _roots.setdefault(root, RootUse()) for root in roots])
+        for use in found if writer is not None else ():
+            use.writers.add(writer)
+    return found
 
 
 def mark_written(roots: Iterable[str]) -> None:
@@ -220,83 +206,50 @@ def mark_written(roots: Iterable[str]) -> None:
 def live_tools() -> list[Any]:
     """Every decorated tool of the process that something still holds, by name."""
     with VERSIONS.lock:
-        found = {id(tool): tool for tool in READERS.all()}
-        found |= {id(writer): writer for use in list(_roots.values()) for writer in list(use.writers)}
-    return sorted(found.values(), key=lambda tool: str(tool.name))
-
-
-def warn_of_unread_roots(tool: str, roots: Iterable[str]) -> None:
-    """Warn of each root of a write tool on which no read tool depends."""
-    for root in roots:
-        found = _roots.get(root)
-        if found is not None and not found.is_warned_of and not _is_read(root):
-            found.is_warned_of = True
-            near = _nearest(root, [name for name, _ in _some_roots() if _is_read(name)])
-            warn_once(f"no read tool depends on {root!r}, so this write drops nothing under it{near}", tool)
-
-
-def warn_of_unwritten_roots(tool: str, roots: Iterable[str]) -> None:
-    """Warn of each root of a read tool that nothing invalidates."""
-    for root in roots:
-        found = _roots.get(root)
-        if found is not None and not found.is_warned_of and not _is_written(found):
-            found.is_warned_of = True
-            near = _nearest(root, [name for name, use in _some_roots() if _is_written(use)])
-            event = f"no write has {root!r}, so what depends on it is cached until it is evicted; if it changes"
-            warn_once(f"{event}, write it or give the tool a ttl{near}", tool)
-
-
-def _is_read(root: str) -> bool:
-    return bool(READERS.under(root))
-
-
-def _is_written(use: RootUse) -> bool:
-    return use.is_written or bool(use.writers)
+        found = dict.fromkeys(READERS.all())
+        found |= dict.fromkeys(writer for use in list(_roots.values()) for writer in list(use.writers))
+    return sorted(found, key=lambda tool: str(tool.name))
 
 
 def is_writer(name: str) -> bool:
     """Whether a write tool of this name is known."""
-    while True:
-        try:
+    return any(tool.name == name and not tool.is_read for tool in live_tools())
+
+
+def warn_of_unread_roots(tool: str, roots: Iterable[str]) -> None:
+    """Warn of each root of a write tool on which no read tool depends."""
+    for root, near in _unmatched(roots, lambda use: len(use.readers) > 0):
+        warn_once(f"no read tool depends on {root!r}, so this write drops nothing under it{near}", tool)
+
+
+def warn_of_unwritten_roots(tool: str, roots: Iterable[str]) -> None:
+    """Warn of each root of a read tool that nothing invalidates."""
+    for root, near in _unmatched(roots, lambda use: use.is_written or len(use.writers) > 0):
+        event = f"no write has {root!r}, so what depends on it is cached until it is evicted; if it changes"
+        warn_once(f"{event}, write it or give the tool a ttl{near}", tool)
+
+
+def _unmatched(roots: Iterable[str], is_matched: Callable[[RootUse], bool]) -> Iterator[tuple[str, str]]:
+    """The roots that are not matched, of which no warning was given, each with a hint at the nearest one that is."""
+    for root in roots:
+        found = _roots.get(root)
+        if found is not None and not found.is_warned_of and not is_matched(found):
+            found.is_warned_of = True
             with VERSIONS.lock:
-                return any(writer.name == name for use in list(_roots.values()) for writer in use.writers)
-        except RuntimeError:
-            continue  # another thread has just decorated one
+                some = list(islice(_roots.items(), _MAX_NAMES))
+            from difflib import get_close_matches  # for a warning alone
 
-
-def _some_roots() -> list[tuple[str, RootUse]]:
-    with VERSIONS.lock:
-        return list(islice(_roots.items(), _MAX_NAMES))
-
-
-def _nearest(root: str, names: Iterable[str]) -> str:
-    from difflib import get_close_matches  # for a warning alone
-
-    near = get_close_matches(root, names, 1)
-    return f"; is {near[0]!r} meant?" if near else ""
-
-
-def forget_oldest(mapping: dict[Any, Any], limit: int) -> None:
-    """Remove the oldest items of a mapping until it has at most `limit`.
-
-    Takes no lock: another thread may do the same at once, and then there may be fewer.
-    """
-    while len(mapping) > limit:
-        try:
-            mapping.pop(next(iter(mapping)), None)
-        except (RuntimeError, StopIteration):
-            continue  # another thread has changed it between the two steps
+            near = get_close_matches(root, [name for name, use in some if is_matched(use)], 1)
+            yield root, f"; is {near[0]!r} meant?" if near else ""
 
 
 # Invalidation from outside of a write tool, and eviction
 
 
 def write_now(tags: Iterable[Tag] = (), keys: Iterable[tuple[Any, Hashable]] = (), scopes: Any = None) -> None:
-    """Invalidate what depends on these tags and entries, at once.
+    """Invalidate what depends on these tags and on these entries, given as (tool, key), at once.
 
     Args:
-        tags: tags.
-        keys: entries, as (tool, key).
         scopes: where, as for `Versions.write`.
     """
     VERSIONS.write((*tags, *tags_of_keys(keys)), scopes=scopes)
@@ -313,11 +266,10 @@ def tags_of_keys(keys: Iterable[tuple[Any, Hashable]]) -> list[EntryTag]:
 
 def clear_tools(tools: Iterable[Any]) -> None:
     """Drop every entry of these tools, and what has read them; none of their loads in flight is stored or joined."""
-    garbage: list[Any] = []
     with VERSIONS.lock:
         tools = list(tools)
         write_now(keys=[(tool, EVERY_KEY) for tool in tools])
-        garbage += [store.drop_all() for tool in tools for store in tool.stores()]
+        garbage: list[Any] = [store.drop_all() for tool in tools for store in tool.stores()]
     free(garbage)
 
 
@@ -326,41 +278,41 @@ def clear_everything() -> None:
     clear_tools(READERS.all())
 
 
-def evict_for(entry: Entry, garbage: list[Any]) -> list[tuple[Store, int]] | None:
+_MAX_EVICTED: Final = 500
+"""Entries that one insertion evicts one by one: 1 ms."""
+
+_SWEPT: Final = 64
+"""Entries that one eviction examines for dead ones."""
+
+
+def evict_for(entry: Entry, garbage: list[Any]) -> dict[Store, int] | None:
     """Evict least recently used entries of the largest stores until `entry` fits into ``max_bytes``.
 
-    The caller holds the lock. At most 500 entries are evicted one by one, at 2 us each; if that is not enough, the
-    largest store is emptied.
+    The caller holds the lock. At most 500 entries are evicted one by one; if that is not enough, the largest store is
+    emptied.
 
     Args:
         garbage: takes what is evicted, for the caller to free outside of the lock.
 
     Returns:
-        The stores that gave entries, and how many; None if the entry alone is larger than ``max_bytes``.
+        How many entries each store has given; None if the entry alone is larger than ``max_bytes``.
     """
+    evicted: dict[Store, int] = {}
     limit = CURRENT.value.max_bytes
     if limit is None:
-        return []
+        return evicted
     if entry.size > limit:
         return None
-    evicted: dict[Store, int] = {}
-    room, number = limit - entry.size, 0
-    while SIZES.total > room:
-        largest = SIZES.largest()
-        if largest is None:
-            break
+    number = 0
+    while SIZES.total + entry.size > limit and (largest := SIZES.largest()) is not None:
         number += 1
         if swept := largest.sweep(CLOCK.now(), _SWEPT):  # dead ones before a living one
             garbage.append(swept)
             continue
-        if number <= _MAX_EVICTED:
-            count = 1
-            garbage.append(largest.evict())
-        else:
-            count = len(largest)
-            garbage.append(largest.drop_all())
+        count = 1 if number <= _MAX_EVICTED else len(largest)
+        garbage.append(largest.evict() if number <= _MAX_EVICTED else largest.drop_all())
         evicted[largest] = evicted.get(largest, 0) + count
-    return list(evicted.items())
+    return evicted
 
 
 def _apply(old: Configuration, new: Configuration) -> None:
@@ -464,21 +416,6 @@ def free(garbage: list[Any]) -> None:
     garbage.clear()
 
 
-# Event loops
-
-
-def event_loop(tool: str) -> asyncio.AbstractEventLoop:
-    """The event loop of asyncio that runs here.
-
-    Raises:
-        NoEventLoopError: if none does. It names this tool.
-    """
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        raise NoEventLoopError(tool) from None
-
-
 # Work that must not end with its caller
 
 
@@ -488,7 +425,7 @@ class _Tasks(set[asyncio.Task[Any]]):
     limit = 64
 
 
-_tasks = _Tasks()
+_tasks: Final = _Tasks()
 
 
 def keep(task: asyncio.Task[Any]) -> None:
@@ -511,38 +448,17 @@ async def run_shielded(work: Coroutine[Any, Any, T], *parts: Awaitable[Any], may
     Returns:
         What `work` returned; None if it was not waited for, or if there is no event loop to run it.
     """
+
+    def close() -> None:
+        for each in (work, *parts):
+            if isinstance(each, Coroutine):  # a tier may have returned a future
+                each.close()
+
     try:
-        loop = asyncio.get_running_loop()
-        # A future of our own: awaiting the task itself would resume the caller one iteration of the loop later.
-        outcome: asyncio.Future[T] = loop.create_future()
-        task = loop.create_task(_deliver(work, outcome))
+        task = asyncio.get_running_loop().create_task(work)
     except RuntimeError:  # the call is being closed without a loop: leases end what it had announced
-        _close(work, *parts)
+        close()
         return None
     keep(task)
-
-    def finished(_: asyncio.Task[None]) -> None:
-        outcome.cancel()
-        if task.cancelled():  # perhaps before its first step
-            _close(work, *parts)
-
-    task.add_done_callback(finished)
-    return await outcome if may_wait else None
-
-
-async def _deliver(work: Coroutine[Any, Any, T], outcome: asyncio.Future[T]) -> None:
-    try:
-        result = await work
-    except Exception as error:
-        if outcome.done():
-            raise
-        outcome.set_exception(error)
-    else:
-        if not outcome.done():
-            outcome.set_result(result)
-
-
-def _close(*parts: Awaitable[Any]) -> None:
-    for each in parts:
-        if isinstance(each, Coroutine):  # a tier may have returned a future
-            each.close()
+    task.add_done_callback(lambda ended: close() if ended.cancelled() else None)  # perhaps before its first step
+    return await asyncio.shield(task) if may_wait else None

@@ -27,9 +27,15 @@ from agent_cache.core.versions import VERSIONS, entry_tag
 from agent_cache.engine.blocking import call_in_background, in_background, running_loop
 from agent_cache.engine.flight import Flight
 from agent_cache.engine.inheritance import Inherits
-from agent_cache.engine.noting import note_load
 from agent_cache.engine.operation import Proceed
-from agent_cache.engine.result import count_unstored, early_expiry, insert_if_valid, lease_of, protected_copy
+from agent_cache.engine.result import (
+    count_unstored,
+    early_expiry,
+    insert_if_valid,
+    lease_of,
+    note_load,
+    protected_copy,
+)
 from agent_cache.engine.scope import TENANT, Call
 from agent_cache.engine.stale import refresh
 from agent_cache.engine.state import READERS, clear_tools, warn_once, write_now

@@ -1,8 +1,7 @@
 """Ttls that are set at run time, by the name of the tool: here, or by another process of a fleet.
 
-`TTLS` has one for each name, whether or not a tool of that name exists yet: a tool that is decorated later gets it. A
-tier that passes them on (`remote.protocol.SharedTtls`) gives all of its own at once, so one that is not among them any
-more has been taken back.
+A tool that is decorated later gets the ttl of its name. A tier that passes them on (`remote.protocol.SharedTtls`) gives
+all of its own at once, so one that is not among them any more has been taken back.
 
 A shorter ttl drops what is stored, what was made of it, and what is loading, since it may have computed its expiry
 already. A longer one counts for what is loaded from now on: nothing outlives the ttl that was in force when it was
@@ -29,8 +28,6 @@ __all__ = ["TTLS", "Ttls", "follow"]
 class Ttls:
     """The ttls that are set at run time, in seconds by the name of the tool."""
 
-    __slots__ = ("_by_name", "_lock", "_of_tiers")
-
     def __init__(self) -> None:
         self._by_name: dict[str, float] = {}
         # Weak: a tier that is freed leaves the ttls that it has given as they are.
@@ -48,14 +45,21 @@ class Ttls:
     def set(self, name: str, ttl: float | None) -> None:
         """Set the ttl of all tools of this name in this process; None takes it back."""
         with self._lock:
+            shortened = []
             with VERSIONS.lock:  # a tool that is being decorated takes it from here, or is changed below
-                if ttl is None:
-                    self._by_name.pop(name, None)
-                else:
+                self._by_name.pop(name, None)
+                if ttl is not None:
                     self._by_name[name] = ttl
-                tools = [tool for tool in READERS.all() if _is_named(tool, name)]
-            for tool in tools:
-                _change(tool, ttl)
+                for tool in READERS.all():
+                    if getattr(tool, "name", None) == name and hasattr(tool, "declared"):  # it is not being made
+                        former, changed = tool.policy, tool.declared.with_ttl(ttl)
+                        if changed.ttl != former.ttl or changed.bound != former.bound:
+                            tool.set_policy(changed)
+                            life, before = changed.longest_ttl, former.longest_ttl
+                            if life is not None and (before is None or life < before):
+                                shortened.append(tool)
+            if shortened:
+                clear_tools(shortened)
 
     def note_published(self, tier: Tier, name: str, ttl: float | None) -> None:
         """Note what a tier is about to be given, so that it is taken back here when the tier has it no more."""
@@ -90,7 +94,7 @@ def follow(tier: Tier) -> Callable[[], None]:
     """Follow the ttls that a tier passes on, if it does. Returns a function that ends this."""
     shared: Any = tier
     if not hasattr(shared, "follow_ttls"):
-        return _end_nothing
+        return lambda: None
     reference = weakref.ref(tier)
 
     def receive(ttls: Mapping[str, float]) -> None:
@@ -99,23 +103,3 @@ def follow(tier: Tier) -> Callable[[], None]:
 
     end: Callable[[], None] = shared.follow_ttls(receive)
     return end
-
-
-def _end_nothing() -> None:
-    """End nothing."""
-
-
-def _is_named(tool: Any, name: str) -> bool:
-    return getattr(tool, "name", None) == name and hasattr(tool, "declared")
-
-
-def _change(operation: Any, ttl: float | None) -> None:
-    """Change the ttl of one tool, and drop what may be too old under a shorter one."""
-    with VERSIONS.lock:
-        former, changed = operation.policy, operation.declared.with_ttl(ttl)
-        if changed.ttl == former.ttl and changed.bound == former.bound:
-            return
-        operation.set_policy(changed)
-    life = changed.longest_ttl
-    if life is not None and (former.longest_ttl is None or life < former.longest_ttl):
-        clear_tools((operation,))

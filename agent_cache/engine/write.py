@@ -23,13 +23,13 @@ from agent_cache.core.store import Entry
 from agent_cache.core.tags import MANY_PATHS, Tag, every_key_of, root_of, within_limit
 from agent_cache.core.versions import VERSIONS, EntryTag, Hold, paths_read
 from agent_cache.engine.audit import note_write, notes_writes
-from agent_cache.engine.call import run, run_tool
+from agent_cache.engine.call import run_tool
 from agent_cache.engine.interception import InterceptedCall
 from agent_cache.engine.middleware import observed
 from agent_cache.engine.operation import CacheKey, Operation, PlacedRule, Setup
 from agent_cache.engine.result import insert_if_valid
-from agent_cache.engine.scope import PLACE, Call, Scope
-from agent_cache.engine.state import READERS, mark_written, tags_of_keys, warn_of_unread_roots, warn_once
+from agent_cache.engine.scope import Call, Scope
+from agent_cache.engine.state import READERS, mark_written, tags_of_keys, uses_of, warn_of_unread_roots, warn_once
 from agent_cache.engine.tier_writes import ENDED, Announcement, tiers_under
 from agent_cache.engine.tiers import take_tickets
 from agent_cache.errors import ConfigurationError
@@ -64,8 +64,7 @@ class WriteOperation(Operation[WritePolicy]):
         self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
         self.late_rules: tuple[PlacedRule, ...] = tuple((rule, None, 0) for rule in self.tags.late)
         self.without_tiers: object = None
-        for use in self.root_uses:
-            use.writers.add(self)
+        uses_of(self.tags.roots, writer=self)
 
     def make_setup(self, configuration: Configuration) -> Setup:
         """What stands around its calls: the note for audits, middleware, then the write."""
@@ -74,10 +73,6 @@ class WriteOperation(Operation[WritePolicy]):
 
     def store_in(self, scope: Scope) -> tuple[None, Hashable | None]:
         return None, scope.tenant
-
-    async def invoke(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the tool with any spelling of its arguments. The generated body does the same in fewer steps."""
-        return await run(self, PLACE.get().scope, None, *self.parameters.split(self.parameters.bind(args, kwargs)))
 
     def is_successful(self, value: Any) -> bool:
         """Whether a write that returned this value succeeded; `settle` holds only then."""

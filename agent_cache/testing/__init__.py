@@ -9,7 +9,7 @@ from typing import Final
 from agent_cache.engine.audit import sampling
 from agent_cache.engine.result import jitter
 from agent_cache.remote.memory import MemoryServer, MemoryTier
-from agent_cache.testing.harness import FakeClock, FaultyTier, calls_waiting, loads_in_flight, reset, without_codegen
+from agent_cache.testing.harness import FakeClock, FaultyTier, calls_waiting, loads_in_flight, reset
 
 __all__ = [
     "FakeClock",
@@ -21,7 +21,6 @@ __all__ = [
     "calls_waiting",
     "loads_in_flight",
     "reset",
-    "without_codegen",
 ]
 
 JITTER: Final = jitter()

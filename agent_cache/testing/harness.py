@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -17,7 +16,6 @@ from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
 from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.audit import audits_running, forget_audits
-from agent_cache.engine.body import GENERATION
 from agent_cache.engine.flight import ALONE
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.state import READERS, clear_everything, forget_warnings
@@ -27,7 +25,7 @@ from agent_cache.metrics import METRICS
 from agent_cache.remote.protocol import Found, Listener, Request, SharedTtls, Ticket, Tier, WriteIntent
 from agent_cache.session.session import WATCHERS
 
-__all__ = ["FakeClock", "FaultyTier", "Order", "calls_waiting", "loads_in_flight", "reset", "without_codegen"]
+__all__ = ["FakeClock", "FaultyTier", "Order", "calls_waiting", "loads_in_flight", "reset"]
 
 
 def reset() -> None:
@@ -63,16 +61,6 @@ def calls_waiting() -> int:
 def _flights() -> list[Any]:
     found = [flight for tool in READERS.all() for store in tool.stores() for flight in list(store.flights.values())]
     return [*found, *list(ALONE)]
-
-
-@contextmanager
-def without_codegen() -> Iterator[None]:
-    """Let tools decorated inside run the general path at every call, instead of a generated function."""
-    former, GENERATION.is_on = GENERATION.is_on, False
-    try:
-        yield
-    finally:
-        GENERATION.is_on = former
 
 
 class FakeClock:

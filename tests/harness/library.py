@@ -1,15 +1,13 @@
-"""The one place where the tests touch the library's test switches: reset, fake clock, call body."""
+"""The one place where the tests touch the library's test switches: reset and fake clock."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Protocol
 
 from agent_cache import testing
 from agent_cache.metrics import GONE, METRICS
-
-CALL_BODIES = ("generated", "general")
 
 
 class Clock(Protocol):
@@ -34,11 +32,6 @@ def forget_tools_that_are_gone() -> None:
     METRICS._sum_up_tools_that_are_gone()
     METRICS._tools.pop(GONE, None)
     METRICS._limit = METRICS._max_rows
-
-
-def call_body(kind: str) -> AbstractContextManager[object]:
-    """Decide how tools that are decorated inside answer: by a generated body, or by the general path."""
-    return testing.without_codegen() if kind == "general" else nullcontext()
 
 
 def loads_in_flight() -> int:

@@ -71,10 +71,9 @@ class Shop:
         self.spoil = AgentCacheInvalidator("prize:{item}", name="spoil_price")(save_without_tag)
 
 
-@pytest.fixture(params=library.CALL_BODIES)
-def shop(request: pytest.FixtureRequest) -> Shop:
-    with library.call_body(request.param):
-        return Shop(audit=1.0)
+@pytest.fixture
+def shop() -> Shop:
+    return Shop(audit=1.0)
 
 
 def slow_price(shop: Shop) -> tuple[Any, list[str], asyncio.Event]:

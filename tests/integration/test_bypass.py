@@ -25,7 +25,6 @@ from agent_cache import (
 )
 from agent_cache.recording import record, replay
 from agent_cache.testing import MemoryServer
-from tests.harness import library
 from tests.harness.gates import Gate, idle, started
 from tests.pipeline.fleet import WatchedTier
 
@@ -49,10 +48,9 @@ class Orders:
         self.save = AgentCacheInvalidator("order:{id}", name="save")(save)
 
 
-@pytest.fixture(params=library.CALL_BODIES)
-def orders(request: pytest.FixtureRequest) -> Orders:
-    with library.call_body(request.param):
-        return Orders()
+@pytest.fixture
+def orders() -> Orders:
+    return Orders()
 
 
 async def test_reads_inside_run_their_tools_and_store_nothing(orders: Orders):

@@ -197,9 +197,9 @@ async def test_what_a_tool_has_takes_a_parameter_of_any_name_by_keyword(name: st
     assert await tool.fresh(**{name: "x"}) == 2
     assert await tool("x") == 2
     assert await tool.invalidate(**{name: "x"}) is True
-    assert await tool.__agent_cache__.invoke(**{name: "x"}) == 3
+    assert await tool(**{name: "x"}) == 3
     write = AgentCacheInvalidator("r")(namespace["tool"])
-    assert await write.__agent_cache__.invoke(**{name: "x"}) == 4
+    assert await write(**{name: "x"}) == 4
 
 
 async def test_a_positional_only_name_may_come_again_among_the_keywords():

@@ -6,14 +6,12 @@ import functools
 import gc
 import importlib
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agent_cache import AgentCache, configure
-from agent_cache.engine import read
 from agent_cache.errors import ConfigurationError
 from agent_cache.testing import MemoryServer, MemoryTier
 
@@ -58,36 +56,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop(path.stem, None)
 
 
-def test_a_tool_that_is_gone_is_noticed_while_another_thread_collects_garbage(clock, server, monkeypatch):
-    """That thread may wait, in a finalizer, and has not found the tool."""
-    is_collecting, goes_on = threading.Event(), threading.Event()
-
-    class Slow:
-        def __del__(self) -> None:
-            is_collecting.set()
-            goes_on.wait()
-
-    tier = MemoryTier(server)
-    former = made("old", tier)
-    gc.disable()  # or this thread might collect it
-    try:
-        slow = Slow()
-        slow.itself = slow
-        del slow
-        thread = threading.Thread(target=gc.collect)
-        thread.start()
-        is_collecting.wait()
-    finally:
-        gc.enable()
-    del former
-    monkeypatch.setattr(read, "sleep", lambda _: (goes_on.set(), thread.join()))
-    try:
-        assert made("new", tier)
-    finally:
-        goes_on.set()
-        thread.join()
-
-
 async def test_two_tools_of_one_factory_are_refused_at_decoration(clock, server: MemoryServer):
     tier = MemoryTier(server)
     first = made("first", tier)
@@ -109,19 +77,6 @@ async def test_one_that_nobody_has_any_more_does_not_count(clock, server: Memory
             del tool
     finally:
         gc.enable()
-
-
-@pytest.mark.slow
-async def test_names_that_no_tool_has_are_forgotten(clock, server: MemoryServer):
-    kept = made("kept", name="kept of many")
-    for number in range(1_200):
-        made("x", name=f"{number} of many")
-        if not number % 50:
-            gc.collect()
-    gc.collect()
-    assert kept.__name__ == "get_order"
-    assert "kept of many" in read._tools
-    assert len([name for name in read._tools if name.endswith("of many")]) < 1_000
 
 
 async def test_other_tiers_and_none_are_not_concerned(clock, server: MemoryServer):

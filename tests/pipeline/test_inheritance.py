@@ -64,12 +64,6 @@ class Shop:
         return self.runs
 
 
-@pytest.fixture(params=["generated", "general"], autouse=True)
-def body(request: pytest.FixtureRequest) -> Any:
-    with library.call_body(request.param):
-        yield request.param
-
-
 # -- Tags --------------------------------------------------------------------------------------------------------
 
 

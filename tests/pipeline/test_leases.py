@@ -15,7 +15,7 @@ from tests.harness import library
 from tests.harness.gates import idle
 from tests.pipeline.leasing import LeasingTier
 
-pytestmark = pytest.mark.usefixtures("body")
+pytestmark = pytest.mark.usefixtures("clock")
 
 Tool = Callable[[str], Awaitable[Any]]
 IMMUTABLE, MUTABLE = "text", ["list"]

@@ -74,7 +74,6 @@ class World:
 class Audits(RuleBasedStateMachine):
     """Reads that are audited, beside writes that have the tag and writes that lack it."""
 
-    body = "generated"
     options: dict[str, Any] = {}
     is_nested = False
     plants = True  # whether there are writes without the tag
@@ -83,7 +82,6 @@ class Audits(RuleBasedStateMachine):
         super().__init__()
         self.exits = ExitStack()
         self.clock = self.exits.enter_context(library.fresh_library())
-        self.exits.enter_context(library.call_body(self.body))
         self.scheduler = Scheduler()
         self.exits.callback(self.scheduler.close)
         self.world = World()
@@ -350,21 +348,18 @@ SEARCH = settings(
     phases=set(Phase) - {Phase.explain},
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-SHORT_SEARCH = settings(SEARCH, max_examples=max(1, SEARCH.max_examples // 2))
 LONG_SEARCH = settings(SEARCH, max_examples=3 * settings.default.max_examples)
 pytestmark = pytest.mark.timeout(600)
 
 
-def case(machine: type[Audits], body: str, search: settings) -> type[unittest.TestCase]:
-    made = type(f"{machine.__name__}{body.title()}", (machine,), {"body": body}).TestCase
+def case(machine: type[Audits], search: settings) -> type[unittest.TestCase]:
+    """Make a class that pytest collects."""
+    made = type(machine.__name__, (machine,), {}).TestCase
     made.settings = search
     return made
 
 
 for machine in (Audits, AuditsWithExpiry, AuditsOfOuterReads, AuditsOfRightTags):
-    for body in library.CALL_BODIES:
-        name = f"Test{machine.__name__}{body.title()}"
-        # `test_codegen` shows that the other body does the same.
-        globals()[name] = case(machine, body, SEARCH if body == "generated" else SHORT_SEARCH)
-        globals()[f"{name}Longer"] = pytest.mark.slow(case(machine, body, LONG_SEARCH))
-del machine, body, name
+    globals()[f"Test{machine.__name__}"] = case(machine, SEARCH)
+    globals()[f"Test{machine.__name__}Longer"] = pytest.mark.slow(case(machine, LONG_SEARCH))
+del machine

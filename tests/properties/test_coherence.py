@@ -1,7 +1,7 @@
 """P1 and P3 for every interleaving: readers, writers, cancellations, time and sessions as moves of a state machine.
 
-Each machine runs twice, once over the generated call body and once with generation switched off, and again over the
-same tools called by name through a `Toolbox`; `-m slow` searches longer.
+Each machine runs over decorated tools, and some again over the same tools called by name through a `Toolbox`;
+`-m slow` runs all, and searches longer.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ async def fail(call: ToolCall, proceed: Callable[[], Awaitable[Any]]) -> Any:
 
 FAILURES = {"rejected": Rejected, "unreachable": ConnectionError, "timeout inside": gateway_timeout}
 
+DECORATORS = "decorators"
+"""The body of a machine whose tools are decorated; that of the others is `TOOLBOX`."""
+
 
 class Coherence(RuleBasedStateMachine):
     """The moves that all machines have.
@@ -61,7 +64,7 @@ class Coherence(RuleBasedStateMachine):
     Hypothesis would leave whole kinds of moves out of most examples, and half of these would read nothing.
     """
 
-    body = "generated"
+    body = DECORATORS
     patience = 5
     reader_names: tuple[str, ...] = ()
     writer_names: tuple[str, ...] = ()
@@ -468,14 +471,12 @@ def case(machine: type[Coherence], body: str, search: settings) -> type[unittest
 
 
 for machine in MACHINES:
-    for body in library.CALL_BODIES:
-        name = f"Test{machine.__name__}{body.title()}"
-        if body == "generated":  # `test_codegen` shows that the other body does the same
-            globals()[name] = case(machine, body, SEARCH)
-        globals()[f"{name}Longer"] = pytest.mark.slow(case(machine, body, LONG_SEARCH))
+    name = f"Test{machine.__name__}"
+    globals()[name] = case(machine, DECORATORS, SEARCH)
+    globals()[f"{name}Longer"] = pytest.mark.slow(case(machine, DECORATORS, LONG_SEARCH))
     if machine is not GivenResults:  # which gives them by `set`, which a tool that is known by name has not
         name = f"Test{machine.__name__}ByName"
         if machine in BY_NAME:
             globals()[name] = case(machine, TOOLBOX, SHORT_SEARCH)
         globals()[f"{name}Longer"] = pytest.mark.slow(case(machine, TOOLBOX, LONG_SEARCH))
-del machine, body, name
+del machine, name

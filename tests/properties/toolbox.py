@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 from agent_cache import AgentCache, AgentCacheInvalidator, tags_from, writing
-from tests.harness import library
 from tests.properties.by_name import TOOLBOX, NamedTools
 from tests.properties.ledger import Key, Loaded, Path, Reader
 from tests.properties.stage import Inner, Writer, changing, reading, stage
@@ -83,38 +82,37 @@ def readers(body: str) -> dict[str, Reader]:
     both_ids = tags_from("order", lambda arguments, result: [id_ for id_ in (result.owner, result.other) if id_])
     life: Callable[[Loaded], float] = lambda result: LIVES[result.load % len(LIVES)]
     some = caches("order:{result.owner}", ttl=life, grace=AFTER / 2, stale_if_error=AFTER, name=f"varied {body}")
-    with library.call_body(body):
-        made = (
-            Reader("listing", caches("order")(listing), ("",), lambda *_: (ROOT,)),
-            Reader("entity", caches("order:{id}", name=f"entity {body}")(entity), IDS, by_id),
-            Reader("below", caches("order:{id}:lines")(entity), IDS, lambda key, _: ((*ROOT, key, "lines"),)),
-            Reader("lookup", caches("order:{result.owner}", name=f"lookup {body}")(lookup), NAMES, by_owner),
-            Reader("summary", caches(and_many)(summary), NAMES, lambda _, result: _summary(result)),
-            Reader("both", caches(["order:{id}", "cart"])(entity), IDS, lambda key, _: (*order(key), CART)),
-            Reader("several", caches(both_ids)(several), ("single", "pair"), by_both),
-            Reader("brief", caches("order:{id}", ttl=TTL)(entity), IDS, by_id, ttl=TTL),
-            Reader(
-                "graceful",
-                caches("order:{id}", ttl=TTL, grace=AFTER, name=f"graceful {body}")(entity),
-                ("1",),
-                by_id,
-                ttl=TTL,
-                grace=AFTER,
-            ),
-            Reader(
-                "resilient",
-                caches("order:{id}", ttl=TTL, stale_if_error=AFTER, name=f"resilient {body}")(entity),
-                ("1",),
-                by_id,
-                ttl=TTL,
-                stale=AFTER,
-            ),
-            Reader("varied", some(lookup), NAMES, by_owner, life=life, grace=AFTER / 2, stale=AFTER),
-            Reader("tight", caches("order:{id}", maxsize=1, name=f"tight {body}")(entity), IDS, by_id, roomy=False),
-            Reader("own_listing", caches("order", "session")(listing), ("",), lambda *_: (ROOT,), scope="session"),
-            Reader("own_entity", caches("order:{id}", "session")(entity), IDS, by_id, scope="session"),
-            Reader("own_lookup", caches("order:{result.owner}", "session")(lookup), NAMES, by_owner, scope="session"),
-        )
+    made = (
+        Reader("listing", caches("order")(listing), ("",), lambda *_: (ROOT,)),
+        Reader("entity", caches("order:{id}", name=f"entity {body}")(entity), IDS, by_id),
+        Reader("below", caches("order:{id}:lines")(entity), IDS, lambda key, _: ((*ROOT, key, "lines"),)),
+        Reader("lookup", caches("order:{result.owner}", name=f"lookup {body}")(lookup), NAMES, by_owner),
+        Reader("summary", caches(and_many)(summary), NAMES, lambda _, result: _summary(result)),
+        Reader("both", caches(["order:{id}", "cart"])(entity), IDS, lambda key, _: (*order(key), CART)),
+        Reader("several", caches(both_ids)(several), ("single", "pair"), by_both),
+        Reader("brief", caches("order:{id}", ttl=TTL)(entity), IDS, by_id, ttl=TTL),
+        Reader(
+            "graceful",
+            caches("order:{id}", ttl=TTL, grace=AFTER, name=f"graceful {body}")(entity),
+            ("1",),
+            by_id,
+            ttl=TTL,
+            grace=AFTER,
+        ),
+        Reader(
+            "resilient",
+            caches("order:{id}", ttl=TTL, stale_if_error=AFTER, name=f"resilient {body}")(entity),
+            ("1",),
+            by_id,
+            ttl=TTL,
+            stale=AFTER,
+        ),
+        Reader("varied", some(lookup), NAMES, by_owner, life=life, grace=AFTER / 2, stale=AFTER),
+        Reader("tight", caches("order:{id}", maxsize=1, name=f"tight {body}")(entity), IDS, by_id, roomy=False),
+        Reader("own_listing", caches("order", "session")(listing), ("",), lambda *_: (ROOT,), scope="session"),
+        Reader("own_entity", caches("order:{id}", "session")(entity), IDS, by_id, scope="session"),
+        Reader("own_lookup", caches("order:{result.owner}", "session")(lookup), NAMES, by_owner, scope="session"),
+    )
     return {reader.name: reader for reader in (*made, *_nested(body, {reader.name: reader for reader in made}))}
 
 
@@ -158,34 +156,33 @@ def _nested(body: str, made: dict[str, Reader]) -> tuple[Reader, ...]:
 
     nothing: Tags = lambda *_: (PAGE,)
     by_owner: Tags = lambda _, result: ((*PAGE, result.owner) if result and result.owner else PAGE,)
-    with library.call_body(body):
-        whole = Reader("page", caches("page")(page), ("",), nothing)
-        cards = Reader("card", caches("page:{result.owner}")(card), NAMES, by_owner)
+    whole = Reader("page", caches("page")(page), ("",), nothing)
+    cards = Reader("card", caches("page:{result.owner}")(card), NAMES, by_owner)
 
-        async def book() -> Loaded:
-            return await compose(Inner(whole), Inner(cards, "a"), how="together")
+    async def book() -> Loaded:
+        return await compose(Inner(whole), Inner(cards, "a"), how="together")
 
-        async def front() -> Loaded:
-            return await compose(Inner(cards, "b"), Inner(whole), Inner(lookup, "b"), forgives=True)
+    async def front() -> Loaded:
+        return await compose(Inner(cards, "b"), Inner(whole), Inner(lookup, "b"), forgives=True)
 
-        async def own_book() -> Loaded:
-            return await compose(Inner(own), Inner(whole), how="together", forgives=True)
+    async def own_book() -> Loaded:
+        return await compose(Inner(own), Inner(whole), how="together", forgives=True)
 
-        own = Reader("own_page", caches("page", "session")(own_page), ("",), nothing, scope="session")
-        return (
-            whole,
-            cards,
-            own,
-            Reader("book", caches("page")(book), ("",), nothing),
-            Reader("front", caches("page", ttl=TTL)(front), ("",), nothing, ttl=TTL),
-            Reader("bounded", caches("page:{id}")(bounded), IDS, lambda key, _: ((*PAGE, key),)),
-            Reader("forgiving", caches("page")(forgiving), ("",), nothing),
-            Reader("hasty", caches("page", ttl=TTL)(hasty), ("",), nothing, ttl=TTL),
-            Reader("renewing", caches(["page", "order:2"])(renewing), ("",), lambda *_: (PAGE, (*ROOT, "2"))),
-            Reader("digest", caches("page")(digest), ("",), nothing, roomy=False),
-            Reader("own_book", caches("page", "session")(own_book), ("",), nothing, scope="session"),
-            Reader("leaking", caches("page", ttl=TTL)(leaking), ("",), nothing, ttl=TTL),
-        )
+    own = Reader("own_page", caches("page", "session")(own_page), ("",), nothing, scope="session")
+    return (
+        whole,
+        cards,
+        own,
+        Reader("book", caches("page")(book), ("",), nothing),
+        Reader("front", caches("page", ttl=TTL)(front), ("",), nothing, ttl=TTL),
+        Reader("bounded", caches("page:{id}")(bounded), IDS, lambda key, _: ((*PAGE, key),)),
+        Reader("forgiving", caches("page")(forgiving), ("",), nothing),
+        Reader("hasty", caches("page", ttl=TTL)(hasty), ("",), nothing, ttl=TTL),
+        Reader("renewing", caches(["page", "order:2"])(renewing), ("",), lambda *_: (PAGE, (*ROOT, "2"))),
+        Reader("digest", caches("page")(digest), ("",), nothing, roomy=False),
+        Reader("own_book", caches("page", "session")(own_book), ("",), nothing, scope="session"),
+        Reader("leaking", caches("page", ttl=TTL)(leaking), ("",), nothing, ttl=TTL),
+    )
 
 
 @cache
@@ -219,20 +216,19 @@ def writers(body: str) -> dict[str, Writer]:
     many_told = tags_from("order", lambda arguments, result: [*MANY, result])
     most = tags_from("order", lambda arguments: [*MOST, arguments["id"]])
     by_arguments = tags_from("order", lambda arguments: [arguments["id"]])
-    with library.call_body(body):
-        made = (
-            Writer("entity", invalidates("order:{id}")(one), by_id),
-            Writer("giving", invalidates("order:{id}")(giving), by_id),
-            Writer("root", invalidates("order")(everything), lambda _: (ROOT,)),
-            Writer("both", invalidates(["order:{id}", "cart"])(with_cart), lambda id_: (*order(id_), CART)),
-            Writer("computed", invalidates(by_arguments)(one), by_id),
-            Writer("told", invalidates("order:{result}")(unnamed), lambda _: (), late=(ROOT,), told=by_id),
-            Writer("settling", invalidates("order:{id}", settle=SETTLE)(one), by_id, settle=SETTLE),
-            # The other ids that they name are nobody's.
-            Writer("many", invalidates(many)(one), by_id, big=True),
-            Writer("many_told", invalidates(many_told)(unnamed), lambda _: (), late=(ROOT,), told=by_id, big=True),
-            Writer("most", invalidates(most)(everything), lambda _: (ROOT,), big=True),
-            Writer("in_a_block", in_a_block, by_id, big=True),
-            Writer("inner", invalidates("order:{id}", "session")(one), by_id, inner_only=True),
-        )
+    made = (
+        Writer("entity", invalidates("order:{id}")(one), by_id),
+        Writer("giving", invalidates("order:{id}")(giving), by_id),
+        Writer("root", invalidates("order")(everything), lambda _: (ROOT,)),
+        Writer("both", invalidates(["order:{id}", "cart"])(with_cart), lambda id_: (*order(id_), CART)),
+        Writer("computed", invalidates(by_arguments)(one), by_id),
+        Writer("told", invalidates("order:{result}")(unnamed), lambda _: (), late=(ROOT,), told=by_id),
+        Writer("settling", invalidates("order:{id}", settle=SETTLE)(one), by_id, settle=SETTLE),
+        # The other ids that they name are nobody's.
+        Writer("many", invalidates(many)(one), by_id, big=True),
+        Writer("many_told", invalidates(many_told)(unnamed), lambda _: (), late=(ROOT,), told=by_id, big=True),
+        Writer("most", invalidates(most)(everything), lambda _: (ROOT,), big=True),
+        Writer("in_a_block", in_a_block, by_id, big=True),
+        Writer("inner", invalidates("order:{id}", "session")(one), by_id, inner_only=True),
+    )
     return {writer.name: writer for writer in made}

@@ -1179,7 +1179,7 @@ def test_a_list_that_changes_is_keyed_by_what_it_is_now(value: list[Any], data: 
 class Driven:
     """Tools that answer with the number of their execution, run on a loop of their own."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.runs = 0
 
@@ -1191,9 +1191,8 @@ class Driven:
             self.runs += 1
             return self.runs
 
-        with library.call_body(kind):
-            self.two = AgentCache("r", maxsize=None)(two)
-            self.surplus = AgentCache("r", maxsize=None)(surplus)
+        self.two = AgentCache("r", maxsize=None)(two)
+        self.surplus = AgentCache("r", maxsize=None)(surplus)
 
     def answers(self, *calls: Coroutine[Any, Any, int]) -> list[int]:
         async def run() -> list[int]:
@@ -1203,16 +1202,15 @@ class Driven:
 
 
 @functools.cache
-def driven(kind: str) -> Driven:
-    return Driven(kind)
+def driven() -> Driven:
+    return Driven()
 
 
-@pytest.mark.parametrize("kind", library.CALL_BODIES)
 @searched(13, 100, near_pairs(), near_pairs())
 def test_calls_share_an_answer_if_and_only_if_their_arguments_are_the_same(
-    kind: str, first: tuple[Any, Any], second: tuple[Any, Any]
+    first: tuple[Any, Any], second: tuple[Any, Any]
 ):
-    tools = driven(kind)
+    tools = driven()
     tools.two.clear()
     tools.surplus.clear()
     one, other = tools.answers(tools.two(first[0], second[0]), tools.two(b=second[1], a=first[1]))
@@ -1224,8 +1222,7 @@ def test_calls_share_an_answer_if_and_only_if_their_arguments_are_the_same(
 @pytest.fixture(scope="module", autouse=True)
 def _close_loops() -> Iterator[None]:
     yield
-    for kind in library.CALL_BODIES:
-        driven(kind).loop.close()
+    driven().loop.close()
     driven.cache_clear()
 
 
