@@ -7,21 +7,20 @@ Whether its value may be stored is asked once more when it has ended: see `core.
 
 from __future__ import annotations
 
-import asyncio
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from agent_cache.core.store import Entry, Store
 from agent_cache.core.tags import Tag
 from agent_cache.core.versions import VERSIONS, EntryTag
-from agent_cache.engine.blocking import THREADS, Waiter
+from agent_cache.engine.blocking import THREADS, Waiter, running_loop
 from agent_cache.engine.inheritance import Inherited, Inherits
 
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Ticket, Tier, Versions
 
-__all__ = ["ALONE", "BECOME_LEADER", "STRANDED", "Failure", "Flight", "is_running", "wake_stranded"]
+__all__ = ["ALONE", "BECOME_LEADER", "STRANDED", "Failure", "Flight", "wake_stranded"]
 
 BECOME_LEADER: Final = object()
 """Wakes a follower that must run the tool, because the leader was cancelled."""
@@ -53,42 +52,39 @@ class Failure:
 
     def raise_again(self) -> NoReturn:
         """Raise it for one more follower."""
-        error, context = self.error, self.context
         try:
-            raise BaseException.with_traceback(error, self.traceback)
+            raise BaseException.with_traceback(self.error, self.traceback)
         finally:
             # The exception that this follower was handling does not concern the others. A frozen class refuses to have
             # its attributes set, and would be replaced by the error about that.
-            BaseException.__setattr__(error, "__context__", context)
+            BaseException.__setattr__(self.error, "__context__", self.context)
 
 
 class Flight:
     """One running load and the callers that wait for it.
 
     Attributes:
-        store: where its result goes.
-        id: its key and its event loop; that of a synchronous tool has `blocking.THREADS` in the place of a loop, and is
-            shared by all threads.
+        store, key: where its result goes.
+        id: its key and its event loop; `blocking.THREADS` in its place for a synchronous tool: all threads share it.
         tags: everything that it is known to depend on before it runs, the static tags included.
-        leader: the call whose tool runs, until it has ended the flight or given it up.
         late_roots: roots of the tags that are known only from the result.
         since: the version at which it began.
-        is_clean: False if its value is not to be stored, whatever is written: somebody has asked for a newer one.
+        leader: the call whose tool runs, until it has ended the flight or given it up.
         is_open: whether it has not ended.
-        waiters: one future for each follower, in the order they came, as keys: one that was interrupted is removed at
-            once. None until there is one, and after the landing.
-        waits_for: flights that calls made under this one wait for, or lead: the edges of the wait-for graph.
         joinable: whether readers find it.
-        result: the entry that followers are answered from, set by `store_result`.
-        end_tags: everything that its result depends on itself, static tags included; None until that is known.
-        stored_tags: the same with what it has inherited, if no write has overlapped it: the tags for the tiers. Else
-            None.
+        is_clean: False if its value is not to be stored, whatever is written: somebody has asked for a newer one.
         is_cached: whether its result was cached: see `Inherits`.
-        tickets: one from each tier that was asked.
-        life: seconds that the value may live, None for ever. Set by `store_result` where the lives of results vary.
-        inherited: what the load has read through other decorated reads; None as long as it has read nothing.
+        waiters: a future for each follower, in order, as keys: one that was interrupted is removed at once. None until
+            there is one, and after the landing.
+        waits_for: flights that calls made under this one wait for, or lead: the edges of the wait-for graph.
         reading: the decorated reads that it makes now, each with what is known of its tags.
+        inherited: what it has read through other decorated reads; None as long as it has read nothing.
+        tickets: one from each tier that was asked.
         claim: gives up its claim in a tier; None without one.
+        result: the entry that followers are answered from, set by `store_result`.
+        life: seconds that the value may live, None for ever. Set by `store_result` where the lives of results vary.
+        end_tags: everything that its result depends on itself, static tags included; None until that is known.
+        stored_tags: the same with what it has inherited, if no write has overlapped it: the tags for the tiers.
     """
 
     __slots__ = (
@@ -125,6 +121,13 @@ class Flight:
         self.inherited: Inherited | None = None
         self.reading: dict[object, tuple[Tag | EntryTag, ...]] | None = None
 
+    def restart(self) -> None:
+        """Start again with another run of the tool, which earlier writes do not concern."""
+        self.is_clean = self.is_open = True
+        self.since = self.store.versions.now
+        self.tickets = ()
+        self.inherited = self.reading = self.end_tags = self.stored_tags = None
+
     # Whether its value counts
 
     def dependencies(self) -> tuple[Tag | EntryTag, ...]:
@@ -139,16 +142,9 @@ class Flight:
 
     def is_current(self) -> bool:
         """Whether no write since it began concerns it, nor a load that it leads or waits for now."""
-        pending, seen = [self], {id(self)}
-        while pending:
-            flight = pending.pop()
-            if not flight.is_clean or flight.store.is_touched(flight.key, flight.dependencies(), flight.since):
-                return False
-            for under in tuple(flight.waits_for or ()):  # in one step: other threads remove some
-                if id(under) not in seen:
-                    seen.add(id(under))
-                    pending.append(under)
-        return True
+        return all(
+            one.is_clean and not one.store.is_touched(one.key, one.dependencies(), one.since) for one in self._reached()
+        )
 
     def may_be_joined(self) -> bool:
         """Whether a reader that starts now may have its value."""
@@ -172,8 +168,7 @@ class Flight:
         """The versions of its value in the tiers of its tool, as far as they are known by now."""
         if self.stored_tags is None:
             return {}
-        tiers = self.store.tool.tiers()
-        return {tier: ticket.versions for tier, ticket in zip(tiers, self.tickets, strict=False)}
+        return {tier: ticket.versions for tier, ticket in zip(self.store.tool.tiers(), self.tickets, strict=False)}
 
     def give_up(self) -> None:
         """Do not store its value, and let no reader join it any more: it is older than what is asked for now."""
@@ -188,14 +183,7 @@ class Flight:
                 self.store.flights.pop(self.id, None)
             ALONE.add(self)
 
-    def restart(self) -> None:
-        """Start again with another run of the tool, which earlier writes do not concern."""
-        self.is_clean = self.is_open = True
-        self.since = self.store.versions.now
-        self.tickets = ()
-        self.inherited = self.reading = self.end_tags = self.stored_tags = None
-
-    # What it reads
+    # What it reads. A task that it has left behind is no part of it: once it has ended, it inherits nothing.
 
     def begin_read(self, call: object, tags: tuple[Tag | EntryTag, ...], owner: object | None = None) -> None:
         """Depend on what a decorated read depends on that is about to be made, as far as it is known, until it has
@@ -222,6 +210,25 @@ class Flight:
             if self.reading:
                 self.reading.pop(call, None)
 
+    def inherit(self, read: Inherits, hit: Entry | None = None, call: object = None) -> None:
+        """Depend on what a decorated read depends on that the load has made.
+
+        Args:
+            hit: the local entry that has answered it.
+            call: what was given to `begin_read`.
+        """
+        with VERSIONS.lock:
+            self.end_read(call)
+            if self.is_open:
+                if self.inherited is None:
+                    self.inherited = Inherited()
+                new = self.inherited.add(read, hit)
+                if read.owners and not read.owners <= {self.store.owner}:
+                    self.detach()
+                self.store.tool.extend(new)
+                for tiers in read.leases.values():
+                    self.store.tool.depend_on(tiers)
+
     def inherit_tags(self, tags: tuple[Tag | EntryTag, ...]) -> None:
         """Depend on these tags, too."""
         with VERSIONS.lock:
@@ -229,30 +236,6 @@ class Flight:
                 if self.inherited is None:
                     self.inherited = Inherited()
                 self.store.tool.extend(self.inherited.add_tags(tags))
-
-    def inherit(self, read: Inherits, hit: Entry | None = None, call: object = None) -> None:
-        """Depend on what a decorated read depends on that the load has made.
-
-        Nothing happens once the load has ended: a task that it has left behind is no part of it.
-
-        Args:
-            hit: the local entry that has answered it.
-            call: what was given to `begin_read`.
-        """
-        with VERSIONS.lock:
-            if self.reading:
-                self.reading.pop(call, None)
-            if not self.is_open:
-                return
-            if self.inherited is None:
-                self.inherited = Inherited()
-            new = self.inherited.add(read, hit)
-            if read.owners and not read.owners <= {self.store.owner}:
-                self.detach()
-            if new:
-                self.store.tool.extend(new)
-            for tiers in read.leases.values():
-                self.store.tool.depend_on(tiers)
 
     # Its followers. What concerns who waits is done under the lock of the versions: so nobody joins after the last look
     # at the waiters, and of a follower that is interrupted it is known whether it has become the leader.
@@ -301,7 +284,7 @@ class Flight:
         """Make the first follower that still waits the leader; without one the flight ends."""
         loop = self.id[1]
         with VERSIONS.lock:
-            if self.waiters and loop is not THREADS and not is_running(loop):
+            if self.waiters and loop is not THREADS and running_loop() is not loop:
                 # The garbage collector closes an abandoned call, on whatever thread it runs.
                 try:
                     loop.call_soon_threadsafe(self.hand_over)
@@ -316,31 +299,26 @@ class Flight:
                     return
             self.finish()
 
-    def would_wait_for(self, other: Flight) -> bool:
-        """Whether this flight, directly or through others, waits for another one (or is it)."""
+    # The wait-for graph. Calls of several threads may be made under a flight.
+
+    def _reached(self) -> Iterator[Flight]:
+        """This flight, and all that it leads or waits for now, directly or through others."""
         pending, seen = [self], {id(self)}
         while pending:
             flight = pending.pop()
-            if flight is other:
-                return True
-            for awaited in tuple(flight.waits_for or ()):  # in one step: other threads remove some
-                if id(awaited) not in seen:
-                    seen.add(id(awaited))
-                    pending.append(awaited)
-        return False
+            yield flight
+            for under in tuple(flight.waits_for or ()):  # in one step: other threads remove some
+                if id(under) not in seen:
+                    seen.add(id(under))
+                    pending.append(under)
+
+    def would_wait_for(self, other: Flight) -> bool:
+        """Whether this flight, directly or through others, waits for another one (or is it)."""
+        return any(flight is other for flight in self._reached())
 
     def wait_for(self, other: Flight) -> None:
         """Note that something under this flight waits for another one."""
-        if self.waits_for is None:
-            with VERSIONS.lock:  # calls of several threads may be made under it
-                if self.waits_for is None:
-                    self.waits_for = []
-        self.waits_for.append(other)
-
-
-def is_running(loop: Any) -> bool:
-    """Whether this event loop runs here."""
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
+        with VERSIONS.lock:
+            if self.waits_for is None:
+                self.waits_for = []
+            self.waits_for.append(other)
