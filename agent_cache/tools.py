@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import Token
 from copy import copy as copy_of
 from datetime import timedelta
@@ -34,13 +34,14 @@ from agent_cache.core.options import (
     checked_share,
     checked_text,
     configures,
+    count,
     seconds,
 )
 from agent_cache.core.tags import MANY_PATHS, TagSet, json_text, parse_tags, root_of, within_limit
 from agent_cache.core.wrappers import parameters_of
 from agent_cache.engine.blocking import blocking, run_blocking
 from agent_cache.engine.body import read_body, stream_body, write_body
-from agent_cache.engine.operation import CacheKey
+from agent_cache.engine.operation import CacheKey, Operation
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.scope import PLACE, ROOT, Scope, closes_generator, leave_scope
 from agent_cache.engine.state import mark_written
@@ -71,17 +72,23 @@ __all__ = [
     "AgentCache",
     "AgentCacheInvalidator",
     "Bypass",
-    "CachedTool",
-    "InvalidatingTool",
-    "Resource",
     "bypass",
     "checked_tool",
-    "identity_of",
     "invalidate",
     "invalidate_sync",
     "writing",
 ]
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MYPY = False
+"""Mypy takes it for True. It binds descriptors when it compares classes, so `CachedTool` and `InvalidatingTool` do for
+methods as well. Pyright compares descriptors by their own attributes, so a method gets a type that has none.
+"""
+
+
+# What can be decorated
 
 _FRAMEWORKS = {
     "langchain_core": "LangChain's @tool",
@@ -104,175 +111,140 @@ def checked_tool(function: Any, decorator: str) -> Callable[..., Any]:
         TypeError: with the fix, if it cannot be decorated.
         ConfigurationError: likewise, for a builtin.
     """
-    package = type(function).__module__.partition(".")[0]
-    if package in _FRAMEWORKS:
-        raise TypeError(
-            f"{decorator} was given a tool object made by {_FRAMEWORKS[package]}; put @{decorator} closest to the "
-            "function, below the framework's decorator"
-        )
-    if hasattr(function, "__fastmcp__"):
-        raise TypeError(
-            f"{decorator} was given {_name(function)}, which FastMCP has already registered without it; put "
-            f"@{decorator} closest to the function, below @mcp.tool"
-        )
-    if isinstance(function, staticmethod | classmethod):
+    name, closest = _name(function), f"put @{decorator} closest to the function"
+    framework = _FRAMEWORKS.get(type(function).__module__.partition(".")[0])
+    problem = None
+    if framework is not None:
+        problem = f"was given a tool object made by {framework}; {closest}, below the framework's decorator"
+    elif hasattr(function, "__fastmcp__"):
+        problem = f"was given {name}, which FastMCP has already registered without it; {closest}, below @mcp.tool"
+    elif isinstance(function, staticmethod | classmethod):
         kind = type(function).__name__
-        raise TypeError(f"{decorator} was given a {kind}; put @{decorator} closest to the function, below @{kind}")
-    if hasattr(function, "__agent_cache__"):
-        raise TypeError(
-            f"{_name(function)} is already decorated with AgentCache or AgentCacheInvalidator; one of them is enough"
+        problem = f"was given a {kind}; {closest}, below @{kind}"
+    elif hasattr(function, "__agent_cache__"):
+        problem = (
+            f"cannot take {name}, which is already decorated with AgentCache or AgentCacheInvalidator; one of them is "
+            "enough"
         )
-    if isinstance(function, type):
-        raise TypeError(
-            f"{decorator} cannot take the class {_name(function)}, whose instances would be the results; decorate a "
-            "`def` or an `async def` that returns one"
+    elif isinstance(function, type):
+        problem = (
+            f"cannot take the class {name}, whose instances would be the results; decorate a `def` or an `async def` "
+            "that returns one"
         )
-    if not callable(function):
-        raise TypeError(
-            f"{decorator} cannot take {function!r}, which is no function; put it above a `def` or an `async def`"
+    elif not callable(function):
+        problem = f"cannot take {function!r}, which is no function; put it above a `def` or an `async def`"
+    elif inspect.ismethod(function):
+        problem = f"was given the bound method {name}; decorate it in the class body"
+    elif inspect.iscoroutinefunction(inspect.unwrap(function)) and _kind_of(function) == (True, False):
+        problem = (
+            f"was given {name}, a `def` around an `async def`, whose result is to be awaited; {closest}, or make the "
+            "wrapper an `async def`"
         )
-    if inspect.ismethod(function):
-        raise TypeError(f"{decorator} was given the bound method {_name(function)}; decorate it in the class body")
-    if not inspect.isroutine(function):
-        return _function_of(function, decorator)
-    if not inspect.isfunction(function):
-        if not getattr(function, "__module__", None):
-            raise ConfigurationError(
-                f"{decorator} cannot take {function!r}, which no module has; decorate a `def` that calls it"
-            )
-        _signature_of(function, decorator)
-    if not inspect.iscoroutinefunction(function) and inspect.iscoroutinefunction(inspect.unwrap(function)):
-        raise TypeError(
-            f"{decorator} was given {_name(function)}, a `def` around an `async def`, whose result is to be awaited; "
-            f"put @{decorator} closest to the function, or make the wrapper an `async def`"
+    if problem is not None:
+        raise TypeError(f"{decorator} {problem}")
+    if inspect.isfunction(function):
+        return function
+    if inspect.isroutine(function) and not getattr(function, "__module__", None):
+        raise ConfigurationError(
+            f"{decorator} cannot take {function!r}, which no module has; decorate a `def` that calls it"
         )
-    checked: Callable[..., Any] = function
-    return checked
-
-
-def _function_of(instance: Any, decorator: str) -> Callable[..., Any]:
-    """A function that calls a callable object or a `functools.partial`, with its signature.
-
-    Raises:
-        TypeError: as `checked_tool`, of what it calls.
-    """
-    called: Any = instance
-    while isinstance(called, functools.partial):
-        called = called.func
-    if isinstance(called, type) or hasattr(called, "__agent_cache__"):
-        checked_tool(called, decorator)
-    if not inspect.isroutine(called):
-        checked_tool(getattr(type(called).__call__, "__func__", type(called).__call__), decorator)
-    elif not inspect.ismethod(called):
-        checked_tool(called, decorator)
-    is_async = inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(type(called).__call__)
-
-    async def call_async(*args: Any, **kwargs: Any) -> Any:
-        return await instance(*args, **kwargs)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return instance(*args, **kwargs)
-
-    async def stream_async(*args: Any, **kwargs: Any) -> Any:
-        async with aclosing(instance(*args, **kwargs)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    def stream(*args: Any, **kwargs: Any) -> Any:
-        yield from instance(*args, **kwargs)
-
-    named: Any = called if inspect.isroutine(called) else type(called)
-    made: Any = call_async if is_async else call
-    body = called if inspect.isroutine(called) else type(called).__call__
-    if is_generator(body):
-        made = stream_async if inspect.isasyncgenfunction(body) else stream
-    made.__name__, made.__qualname__ = named.__name__, named.__qualname__
-    made.__module__, made.__doc__ = named.__module__, named.__doc__
-    made.__signature__ = _signature_of(instance, decorator)
-    made.__wrapped__ = instance
-    checked: Callable[..., Any] = made
-    return checked
-
-
-def _signature_of(function: Any, decorator: str) -> inspect.Signature:
     try:
-        return inspect.signature(function)
+        signature = inspect.signature(function)
     except (TypeError, ValueError) as error:  # of many builtins
         raise ConfigurationError(
             f"{decorator} cannot read the signature of {function!r}; decorate a `def` that calls it"
         ) from error
+    return function if inspect.isroutine(function) else _function_of(function, signature, decorator)
 
 
-def is_generator(function: Any) -> bool:
-    """Whether a tool is a generator function, async or not."""
-    return inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
-
-
-def _check_resource(resource: Any, decorator: str) -> None:
-    """Refuse a resource that is the tool itself: ``@AgentCache`` without parentheses calls the decorator with it alone.
-
-    Nothing would be decorated then, and the first call of the tool would fail with an error that does not say so. Any
-    other malformed resource is refused by `TagSet.compile`, which knows the tool.
-
-    Raises:
-        ConfigurationError: if it is a function, a method, a class, a coroutine or a framework's tool object.
+def _function_of(instance: Any, signature: inspect.Signature, decorator: str) -> Callable[..., Any]:
+    """A function that calls a callable object or a `functools.partial`, with its signature. Raises as `checked_tool`
+    of what that calls.
     """
-    is_descriptor = hasattr(type(resource), "__get__")  # as a classmethod, which cannot be called
-    is_framework_tool = type(resource).__module__.partition(".")[0] in _FRAMEWORKS
-    if not (callable(resource) or is_descriptor or is_framework_tool or inspect.isawaitable(resource)):
-        return
-    role = "what its result depends on" if decorator == "AgentCache" else "what it changes"
-    raise ConfigurationError(
-        f"{decorator} was given {_name(resource)} as resource; name {role} in parentheses above the function: "
-        f'@{decorator}("order:{{order_id}}")'
-    )
+    inner = instance.func if isinstance(instance, functools.partial) else type(instance).__call__
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    checked_tool(getattr(inner, "__func__", inner), decorator)
+    named = inner if isinstance(instance, functools.partial) and inspect.isroutine(inner) else type(instance)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return instance(*args, **kwargs)
+
+    made: Any = functools.update_wrapper(call, named, ("__module__", "__name__", "__qualname__", "__doc__"), ())
+    made.__signature__, made.__wrapped__ = signature, instance
+    checked: Callable[..., Any] = made
+    return checked
 
 
-def identity_of(function: Callable[..., Any], name: str | None) -> str:
-    """The identity of a tool: ``module:qualname``, or its ``name=``."""
-    return name if name is not None else f"{function.__module__}:{function.__qualname__}"
+def _kind_of(function: Any) -> tuple[bool, bool]:
+    """Whether a tool is no `async def`, and whether it is a generator."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function):
+        function = type(function).__call__
+    is_stream = inspect.isasyncgenfunction(function)
+    return not (is_stream or inspect.iscoroutinefunction(function)), is_stream or inspect.isgeneratorfunction(function)
 
 
 def _name(function: Any) -> str:
     return getattr(function, "__qualname__", None) or repr(function)
 
 
-# Reads
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-MYPY = False
-"""Mypy takes it for True. It binds descriptors when it compares classes, so `CachedTool` and `InvalidatingTool` do for
-methods as well. Pyright compares descriptors by their own attributes, so a method gets a type that has none.
-"""
+# The decorators
 
 
 class Decorator:
-    """The options that both decorators have."""
+    """What both decorators have."""
 
+    _resource: Resource
+    _ignore: tuple[str, ...]
+    _skip_args = 0
     _parse: Callable[[Any], Any] | None = None
     _is_by_name = False
+    _policy: Any
 
     def _check(
-        self, decorator: str, resource: Any, name: str | None, backup: Tier | None, remote_cache: Tier | None
-    ) -> str:
-        """Check these options, and return how messages call the decorator."""
-        _check_resource(resource, decorator)
+        self, decorator: str, resource: Any, name: str | None, backup: Any, remote_cache: Any, ignore: Any, remote: Any
+    ) -> tuple[str, RemotePolicy]:
+        """Check these options. Returns how messages call the decorator, and the policy of its shared tier."""
+        is_framework_tool = type(resource).__module__.partition(".")[0] in _FRAMEWORKS
+        is_descriptor = hasattr(type(resource), "__get__")  # as a classmethod, which cannot be called
+        if callable(resource) or is_descriptor or is_framework_tool or inspect.isawaitable(resource):
+            # The decorator without parentheses: nothing would be decorated, and a call would fail without saying so.
+            role = "what its result depends on" if decorator == "AgentCache" else "what it changes"
+            raise ConfigurationError(
+                f"{decorator} was given {_name(resource)} as resource; name {role} in parentheses above the function: "
+                f'@{decorator}("order:{{order_id}}")'
+            )
         where = f"{decorator}({resource!r})"
         if name is not None:
             checked_text(name, f"{where}: name")
-        self._resource = resource
-        self._name = name
+        if (
+            isinstance(ignore, str)
+            or not isinstance(ignore, Sequence)
+            or not all(isinstance(one, str) for one in ignore)
+        ):
+            raise ConfigurationError(
+                f'{where}: ignore must be a sequence of parameter names, as in ("ctx",), got {ignore!r}'
+            )
+        if remote is not None and not isinstance(remote, RemotePolicy):
+            raise ConfigurationError(
+                f"{where}: remote must be a RemotePolicy(...), got {remote!r}; pass a tier as remote_cache"
+            )
+        self._resource, self._name, self._ignore = resource, name, tuple(ignore)
         self._backup = checked_tier(backup, f"{where}: backup")
         self._remote = checked_tier(remote_cache, f"{where}: remote_cache")
-        return where
+        return where, DEFAULT_REMOTE if remote is None else remote
 
     @property
     def tiers(self) -> tuple[Tier | None, Tier | None]:
         """The tiers that it names: ``backup`` and ``remote_cache``."""
         return self._backup, self._remote
+
+    @property
+    def policy(self) -> Any:
+        """Its options, checked: a `ReadPolicy` or a `WritePolicy`."""
+        return self._policy
 
     def named(self, name: str) -> Self:
         """The same decorator for a tool of this name."""
@@ -280,19 +252,16 @@ class Decorator:
         other._name = name
         return other
 
-    def parsing(self, parse: Callable[[Any], Any]) -> Self:
-        """The same decorator for a tool whose templates see `parse` of the result."""
-        other = copy_of(self)
-        other._parse = parse
-        return other
-
-    def by_name(self) -> Self:
+    def by_name(self, parse: Callable[[Any], Any] | None) -> Self:
         """The same decorator for a tool that is called by its name, with arguments that may be parsed or not: it has
         the tags by `json_text` beside those of a decorated tool. A write touches the whole root if an argument that a
         template names is null.
+
+        Args:
+            parse: templates see what it makes of the result; None for the result itself.
         """
         other = copy_of(self)
-        other._is_by_name = True
+        other._is_by_name, other._parse = True, parse
         return other
 
     def tags(self, parameters: Sequence[str], tool: str) -> TagSet:
@@ -301,6 +270,28 @@ class Decorator:
         if self._is_by_name:
             tags = tags.beside(TagSet.compile(self._resource, parameters, tool, json_text)).taking_null_for_all()
         return tags if self._parse is None else tags.parsing(self._parse)
+
+    def _decorate(self, function: Any) -> Any:
+        is_read = isinstance(self, AgentCache)
+        tool = checked_tool(function, "AgentCache" if is_read else "AgentCacheInvalidator")
+        name = self._name if self._name is not None else f"{tool.__module__}:{tool.__qualname__}"
+        parameters = parameters_of(tool, function, self._skip_args, name, self._ignore, is_read=is_read)
+        is_sync, is_stream = _kind_of(function)
+        kind: type[Operation[Any]]
+        if is_stream:
+            kind = StreamingRead if is_read else StreamingWrite
+        else:
+            kind = ReadOperation if is_read else WriteOperation
+        tags = self.tags(parameters.names, name)
+        self._check_parameters(parameters.positional, parameters.names, name, is_stream=is_stream)
+        operation: Any = kind(tool, name, parameters, tags, self._policy, self._backup, self._remote, is_sync=is_sync)
+        make_body: Any = stream_body if is_stream else read_body if is_read else write_body
+        body = make_body(operation)
+        body.resource, body.scope, body.__agent_cache__ = self._resource, self._policy.scope, operation
+        return body
+
+    def _check_parameters(self, positional: Sequence[str], names: Sequence[str], tool: str, *, is_stream: bool) -> None:
+        """Check the options that depend on the parameters of a tool."""
 
 
 @configures
@@ -388,17 +379,13 @@ class AgentCache(Decorator):
         audit: float | None = None,
         shared: bool = False,
     ) -> None:
-        where = self._check("AgentCache", resource, name, backup, remote_cache)
-        self._skip_args, self._ignore = skip_args, _checked_names(ignore, where)
+        where, remote = self._check("AgentCache", resource, name, backup, remote_cache, ignore, remote)
+        self._skip_args = skip_args
         if callable(copy):
             checked_function(copy, f"{where}: copy")
         copy_rule = copy_rule_named(copy)
         if copy_rule is None:
             raise ConfigurationError(f"{where}: copy must be 'auto', 'never' or a function of one value, got {copy!r}")
-        if maxsize is not None and (isinstance(maxsize, bool) or not isinstance(maxsize, int) or maxsize < 1):
-            raise ConfigurationError(
-                f"{where}: maxsize must be 1 or more entries, or None for no bound, got {maxsize!r}"
-            )
         checked_flag(inherit, f"{where}: inherit")
         checked_flag(shared, f"{where}: shared")
         says_who = vary is not None and not getattr(vary, "is_of_process", False)
@@ -408,10 +395,11 @@ class AgentCache(Decorator):
             )
         for option, given in (("key", key), ("vary", vary), ("cache_if", cache_if)):
             checked_function(given, f"{where}: {option}")
+        self._is_for_streams = max_stream_bytes is not None
         self._policy = ReadPolicy(
             scope=checked_choice(scope, ("global", "session"), f"{where}: scope"),
             ttl=checked_life(ttl, f"{where}: ttl"),
-            maxsize=maxsize,
+            maxsize=None if maxsize is None else count(1, maxsize, f"{where}: maxsize (None for no bound)"),
             copy_rule=copy_rule,
             key=key,
             vary=vary,
@@ -421,15 +409,16 @@ class AgentCache(Decorator):
             inherit=inherit,
             uncacheable=checked_choice(uncacheable, ("bypass", "raise"), f"{where}: uncacheable"),
             loop=checked_hints(loop, where, is_write=False),
-            remote=_checked_remote(remote, where).checked(where, scope=scope, is_read=True),
+            remote=remote.checked(where, scope=scope, is_read=True),
             jitter=checked_fraction(jitter, f"{where}: jitter"),
             grace=seconds(grace, f"{where}: grace", zero=True),
             stale_if_error=seconds(stale_if_error, f"{where}: stale_if_error", zero=True),
-            max_stream_bytes=_checked_bytes(max_stream_bytes, where),
+            max_stream_bytes=count(1, max_stream_bytes, f"{where}: max_stream_bytes")
+            if max_stream_bytes is not None
+            else DEFAULT_STREAM_BYTES,
             audit=None if audit is None else checked_share(audit, f"{where}: audit"),
         ).checked(where)
-        self._is_for_streams = max_stream_bytes is not None
-        if scope == "session" and (backup is not None or remote_cache is not None) and not self._policy.remote.share:
+        if scope == "session" and (backup is not None or remote_cache is not None) and not remote.share:
             raise ConfigurationError(
                 f"{where}: results of a session do not leave the process; leave out backup and remote_cache, or add "
                 "remote=RemotePolicy(share=True)"
@@ -475,97 +464,34 @@ class AgentCache(Decorator):
         def __call__(self, function: Any) -> Any:
             return self._decorate(function)
 
-    @property
-    def policy(self) -> ReadPolicy:
-        """Its options, checked."""
-        return self._policy
-
-    def _decorate(self, function: Any) -> Any:
-        tool = checked_tool(function, "AgentCache")
-        name = identity_of(tool, self._name)
-        parameters = parameters_of(tool, function, self._skip_args, name, self._ignore, is_read=True)
-        is_stream = is_generator(tool)
+    def _check_parameters(self, positional: Sequence[str], names: Sequence[str], tool: str, *, is_stream: bool) -> None:
         if self._is_for_streams and not is_stream:
             raise ConfigurationError(
-                f"{name}: max_stream_bytes is for generators, and has no effect here; leave it out"
+                f"{tool}: max_stream_bytes is for generators, and has no effect here; leave it out"
             )
-        tags = self.tags(parameters.names, name)
-        if self._policy.vary is None and self._policy.key is None:
-            left_out = dict.fromkeys(parameters.positional[: self._skip_args], "skip_args")
-            left_out |= dict.fromkeys(self._ignore, "ignore")
-            _check_left_out(self._resource, parameters.names, left_out, name)
-        operation = (StreamingRead if is_stream else ReadOperation)(
-            tool,
-            name,
-            parameters,
-            tags,
-            self._policy,
-            self._backup,
-            self._remote,
-            is_sync=_is_sync(tool),
-        )
-        body: Any = stream_body(operation) if isinstance(operation, StreamingRead) else read_body(operation)
-        body.resource = self._resource
-        body.scope = self._policy.scope
-        body.__agent_cache__ = operation
-        body.cache_key = operation.cache_key
-        waited = blocking if operation.is_sync else _as_it_is
-        body.invalidate = waited(operation.invalidate)
-        body.fresh = body.refresh = operation.fresh if is_stream else waited(operation.fresh)
-        body.set = waited(operation.set)
-        body.clear = operation.clear
-        body.contains = operation.contains
-        body.cache_info = operation.cache_info
+        if self._policy.vary is not None or self._policy.key is not None:
+            return
+        # A template over a parameter that does not identify a call would give an entry the tag of another call.
+        left_out = dict.fromkeys(positional[: self._skip_args], "skip_args") | dict.fromkeys(self._ignore, "ignore")
+        for name, option in left_out.items():
+            try:
+                TagSet.compile(self._resource, [one for one in names if one != name], tool)
+            except ConfigurationError as error:
+                raise ConfigurationError(
+                    f"{tool}: resource {self._resource!r} depends on {name!r}, which {option}= leaves out of the "
+                    "identity, so calls with another value would share the result; leave it in, or add vary=lambda "
+                    "arguments: ..."
+                ) from error
+
+    def _decorate(self, function: Any) -> Any:
+        body = super()._decorate(function)
+        operation: ReadOperation = body.__agent_cache__
+        waited: Any = blocking if operation.is_sync else lambda method: method
+        body.invalidate, body.set = waited(operation.invalidate), waited(operation.set)
+        body.fresh = body.refresh = operation.fresh if operation.is_stream else waited(operation.fresh)
+        for attribute in ("cache_key", "clear", "contains", "cache_info"):
+            setattr(body, attribute, getattr(operation, attribute))
         return body
-
-
-def _is_sync(function: Callable[..., Any]) -> bool:
-    return not (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function))
-
-
-def _as_it_is(method: Callable[..., Any]) -> Callable[..., Any]:
-    return method
-
-
-def _checked_names(ignore: Any, where: str) -> tuple[str, ...]:
-    if isinstance(ignore, Sequence) and not isinstance(ignore, str) and all(isinstance(one, str) for one in ignore):
-        return tuple(ignore)
-    raise ConfigurationError(f'{where}: ignore must be a sequence of parameter names, as in ("ctx",), got {ignore!r}')
-
-
-def _check_left_out(resource: Any, parameters: Sequence[str], left_out: Mapping[str, str], tool: str) -> None:
-    """Refuse a template over a parameter that does not identify a call: an entry would have the tag of another call.
-
-    Args:
-        left_out: such parameters, each with the option that leaves it out.
-    """
-    for name, option in left_out.items():
-        try:
-            TagSet.compile(resource, [one for one in parameters if one != name], tool)
-        except ConfigurationError as error:
-            raise ConfigurationError(
-                f"{tool}: resource {resource!r} depends on {name!r}, which {option}= leaves out of the identity, so "
-                "calls with another value would share the result; leave it in, or add vary=lambda arguments: ..."
-            ) from error
-
-
-def _checked_remote(remote: Any, where: str) -> RemotePolicy:
-    """Check a ``remote=`` option; None is the default policy."""
-    if remote is None:
-        return DEFAULT_REMOTE
-    if not isinstance(remote, RemotePolicy):
-        raise ConfigurationError(
-            f"{where}: remote must be a RemotePolicy(...), got {remote!r}; pass a tier as remote_cache"
-        )
-    return remote
-
-
-def _checked_bytes(given: Any, where: str) -> int:
-    if given is None:
-        return DEFAULT_STREAM_BYTES
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ConfigurationError(f"{where}: max_stream_bytes must be 1 or more bytes, got {given!r}")
-    return int(given)
 
 
 def _takes_arguments(vary: Callable[..., Any]) -> bool:
@@ -579,9 +505,6 @@ def _takes_arguments(vary: Callable[..., Any]) -> bool:
     except ValueError:  # a builtin without a signature
         return True
     return False
-
-
-# Writes
 
 
 @configures
@@ -645,8 +568,7 @@ class AgentCacheInvalidator(Decorator):
         remote: RemotePolicy | None = None,
         shared: bool = False,
     ) -> None:
-        where = self._check("AgentCacheInvalidator", resource, name, backup, remote_cache)
-        self._ignore = _checked_names(ignore, where)
+        where, remote = self._check("AgentCacheInvalidator", resource, name, backup, remote_cache, ignore, remote)
         if skip_args != 0:
             raise TypeError(
                 f"{where}: skip_args has no effect on a write; to drop single entries, use clear_all=False, key_fn=..."
@@ -673,7 +595,7 @@ class AgentCacheInvalidator(Decorator):
             key_fn=key_fn,
             heeds_contexts=not shared,
             loop=checked_hints(loop, where, is_write=True),
-            remote=_checked_remote(remote, where).checked(where, scope=scope, is_read=False),
+            remote=remote.checked(where, scope=scope, is_read=False),
         )
 
     if MYPY:
@@ -697,37 +619,15 @@ class AgentCacheInvalidator(Decorator):
         def __call__(self, function: Any) -> Any:
             return self._decorate(function)
 
-    @property
-    def policy(self) -> WritePolicy:
-        """Its options, checked."""
-        return self._policy
-
-    def _decorate(self, function: Any) -> Any:
-        tool = checked_tool(function, "AgentCacheInvalidator")
-        name = identity_of(tool, self._name)
-        parameters = parameters_of(tool, function, 0, name, self._ignore, is_read=False)
-        operation = (StreamingWrite if is_generator(tool) else WriteOperation)(
-            tool,
-            name,
-            parameters,
-            self.tags(parameters.names, name),
-            self._policy,
-            self._backup,
-            self._remote,
-            is_sync=_is_sync(tool),
-        )
-        body: Any = stream_body(operation) if isinstance(operation, StreamingWrite) else write_body(operation)
-        body.resource = self._resource
-        body.scope = self._policy.scope
-        body.__agent_cache__ = operation
-        return body
-
 
 def _exceptions(given: Any, where: str) -> tuple[type[BaseException], ...]:
     classes = (given,) if isinstance(given, type) else tuple(given) if isinstance(given, Iterable) else (given,)
     if not all(isinstance(one, type) and issubclass(one, BaseException) for one in classes):
         raise ConfigurationError(f"{where} must be exception classes, got {given!r}")
     return classes
+
+
+# Writes that are no tools
 
 
 async def invalidate(*tags: str | Sequence[object]) -> None:
@@ -757,10 +657,8 @@ def invalidate_sync(*tags: str | Sequence[object]) -> None:
 
 
 async def _invalidate(paths: tuple[str, ...], *, is_sync: bool) -> None:
-    PLACE.get().scope.check_write("invalidate()")
     paths = paths if len(paths) <= MANY_PATHS else within_limit(paths)
-    _count(paths)
-    await _write(paths, is_sync=is_sync).complete()
+    await _new_write(paths, "invalidate()", is_sync=is_sync).complete()
 
 
 def writing(*tags: str | Sequence[object]) -> _Writing:
@@ -797,41 +695,35 @@ class _Writing(AbstractAsyncContextManager[None], AbstractContextManager[None]):
     @overload
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]: ...
     def __call__(self, function: Any) -> Any:
-        if not inspect.iscoroutinefunction(inspect.unwrap(function)):
-            return self._around(function)
-
         @functools.wraps(function)
-        async def within(*args: Any, **kwargs: Any) -> Any:
+        async def run(*args: Any, **kwargs: Any) -> Any:
             async with _Writing(self._paths):
                 return await function(*args, **kwargs)
-
-        return within
-
-    def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Surround a function that is no `async def`. If it returns something to be awaited, surround that."""
 
         async def awaited(work: Awaitable[Any]) -> Any:
             async with _Writing(self._paths):
                 return await work
 
         @functools.wraps(function)
-        def within(*args: Any, **kwargs: Any) -> Any:
+        def run_sync(*args: Any, **kwargs: Any) -> Any:
             with _Writing(self._paths):
                 result = function(*args, **kwargs)
             return awaited(result) if hasattr(type(result), "__await__") else result
 
-        return within
+        return run if inspect.iscoroutinefunction(inspect.unwrap(function)) else run_sync
 
     async def __aenter__(self) -> None:
-        await self._new_write(is_sync=False).begin()
+        self._begun = _new_write(self._paths, "a block of writing()", is_sync=False)
+        await self._begun.begin()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._end(error)
+        write = self._begun
+        await (write.end(fills=write.fills) if error is None else write.fail(error))
 
     def __enter__(self) -> None:
-        write = self._new_write(is_sync=True)
+        self._begun = write = _new_write(self._paths, "a block of writing()", is_sync=True)
         try:
             run_blocking(write.begin())
         except KeyboardInterrupt as interrupt:
@@ -842,34 +734,30 @@ class _Writing(AbstractAsyncContextManager[None], AbstractContextManager[None]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            run_blocking(self._end(error))
+            run_blocking(self.__aexit__(kind, error, traceback))
         except KeyboardInterrupt as interrupt:
-            run_blocking(self._end(error or interrupt))
+            run_blocking(self._begun.fail(error or interrupt))
             raise
 
-    def _new_write(self, *, is_sync: bool) -> Write:
-        PLACE.get().scope.check_write("a block of writing()")
-        _count(self._paths)
-        self._begun = write = _write(self._paths, is_sync=is_sync)
-        return write
 
-    async def _end(self, error: BaseException | None) -> None:
-        if error is None:
-            await self._begun.end(fills=self._begun.fills)
-        else:
-            await self._begun.fail(error)
-
-
-def _count(paths: tuple[str, ...]) -> None:
+def _new_write(paths: tuple[str, ...], what: str, *, is_sync: bool) -> Write:
+    """A write of these paths that is no tool's. It is counted."""
+    scope = PLACE.get().scope
+    scope.check_write(what)
     roots = tuple(dict.fromkeys(map(root_of, paths)))
-    for metrics in (METRICS, *(participant.metrics for participant in PLACE.get().scope.participants)):
+    for metrics in (METRICS, *(participant.metrics for participant in scope.participants)):
         metrics.invalidated(roots)
+    mark_written(roots)
+    return Write(Outside("writing " + ", ".join(roots), is_sync, roots), paths)
 
 
 def _parsed(tags: tuple[str | Sequence[object], ...], function: str) -> tuple[str, ...]:
     if not tags:
         raise ConfigurationError(f"{function}() needs at least one tag, for example {function}('order:7')")
     return parse_tags(tags)
+
+
+# Reads that are not cached
 
 
 class Bypass:
@@ -916,9 +804,3 @@ def bypass() -> Bypass:
         A context manager. To enter one that is entered already raises `ConfigurationError`.
     """
     return Bypass()
-
-
-def _write(paths: tuple[str, ...], *, is_sync: bool) -> Write:
-    roots = tuple(dict.fromkeys(map(root_of, paths)))
-    mark_written(roots)
-    return Write(Outside("writing " + ", ".join(roots), is_sync, roots), paths)

@@ -1,7 +1,7 @@
 """Ttls at run time, and what to change about the options of tools.
 
 `recommendations` reads what the loads of each tool have shown (`core.evidence`): why they were needed, and whether the
-results had changed. Each rule is a function of these sums.
+results had changed.
 
 How often a result changes is estimated from reloads alone. A reload tells whether it has changed since the load
 before, not when. With changes that come at random at a rate of ``r`` a second, an interval ``t`` shows one with
@@ -17,23 +17,19 @@ that is ``r * ttl / 2`` as long as it is small. So a share ``eps`` of stale answ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from agent_cache.config import CURRENT
-from agent_cache.core.evidence import Evidence
 from agent_cache.core.options import no_life, seconds
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.state import READERS, is_writer, warn_once
 from agent_cache.engine.ttls import TTLS
 from agent_cache.engine.write import WriteOperation
 from agent_cache.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from agent_cache.remote.protocol import Tier
 
 __all__ = ["Recommendation", "get_ttl", "recommendations", "set_ttl"]
 
@@ -65,10 +61,9 @@ def set_ttl(tool: Callable[..., Any] | str, ttl: float | timedelta | None) -> No
     found = _find(tool, "set_ttl")
     life = None if ttl is None else _checked_ttl(ttl, found.name)
     TTLS.set(found.name, life)
-    sharing: list[Any] = [tier for tier in found.tiers if hasattr(tier, "publish_ttl")]
-    for tier in sharing:
+    for tier in found.tiers:
         TTLS.note_published(tier, found.name, life)
-    for tier in sharing:
+    for tier in found.tiers:
         try:
             tier.publish_ttl(found.name, life)
         except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
@@ -89,10 +84,10 @@ def get_ttl(tool: Callable[..., Any] | str) -> float | Callable[[Any], Any] | No
             name was given.
     """
     found = _find(tool, "get_ttl")
-    operations = found.operations if isinstance(tool, str) else [_operation_of(tool, "get_ttl")]
-    if not operations:
+    policies = [each.policy for each in (found.operations if isinstance(tool, str) else [tool.__agent_cache__])]
+    ttls = [each.ttl if each.longest_ttl is None else each.longest_ttl for each in policies]
+    if not ttls:
         return TTLS.get(found.name) if TTLS.get(found.name) is not None else found.declared
-    ttls = [_in_force(operation) for operation in operations]
     if any(each != ttls[0] for each in ttls):
         raise ConfigurationError(
             f"get_ttl: several tools are called {found.name!r}, with different ttls: give the tool itself"
@@ -100,48 +95,51 @@ def get_ttl(tool: Callable[..., Any] | str) -> float | Callable[[Any], Any] | No
     return ttls[0]
 
 
-def _in_force(operation: ReadOperation) -> float | Callable[[Any], Any] | None:
-    policy = operation.policy
-    return policy.ttl if policy.longest_ttl is None else policy.longest_ttl
-
-
 class _Found(NamedTuple):
     """The tools of a name.
 
     Attributes:
-        tiers: where a ttl is to be published.
+        tiers: those that pass a ttl on.
         declared: the ttl of a rule whose tool has not been called yet.
     """
 
     name: str
     operations: list[ReadOperation]
-    tiers: list[Tier]
+    tiers: list[Any]
     declared: Any = None
 
 
 def _find(tool: Any, function: str) -> _Found:
-    name = tool if isinstance(tool, str) else _operation_of(tool, function).name
-    tools = READERS.all()
-    operations = [one for one in tools if isinstance(one, ReadOperation) and one.name == name]
+    operation = getattr(tool, "__agent_cache__", None)
+    if not isinstance(tool, str) and not isinstance(operation, ReadOperation | WriteOperation):
+        raise ConfigurationError(
+            f"{function}: {tool!r} is neither a tool that AgentCache decorates nor the name of one"
+        )
+    name = tool if operation is None else operation.name
+    reads = [one for one in READERS.all() if isinstance(one, ReadOperation)]
+    operations = [one for one in reads if one.name == name]
+    if isinstance(operation, WriteOperation) or (not operations and is_writer(name)):
+        raise ConfigurationError(f"{function}: {name!r} is a write tool, which has no ttl; name one that reads")
     if operations:
         if all(operation.declared.ttl is no_life for operation in operations):
             raise ConfigurationError(f"{function}: {name!r} is a watch, of which nothing is stored, so it has no ttl")
         return _Found(name, operations, _tiers_of([operation.own_tiers for operation in operations]))
-    if is_writer(name):
-        raise ConfigurationError(f"{function}: {name!r} is a write tool, which has no ttl; name one that reads")
     from agent_cache.toolbox.box import rule_named
     from agent_cache.toolbox.rules import Read
 
     rule = rule_named(name)
     if isinstance(rule, Read):
-        own = tuple(tier for tier in rule.decorator.tiers if tier is not None)
-        return _Found(name, [], _tiers_of([own]), rule.decorator.policy.ttl)
+        return _Found(
+            name,
+            [],
+            _tiers_of([[tier for tier in rule.decorator.tiers if tier is not None]]),
+            rule.decorator.policy.ttl,
+        )
     if rule is not None:
         raise ConfigurationError(f"{function}: the rule of {name!r} is {rule!r}, which has no ttl; name a Read(...)")
-    known = sorted({one.name for one in tools if isinstance(one, ReadOperation)})
     from difflib import get_close_matches  # for an error alone
 
-    near = get_close_matches(name, known, 1, cutoff=0.4)
+    near = get_close_matches(name, sorted({one.name for one in reads}), 1, cutoff=0.4)
     hint = f"; is {near[0]!r} meant?" if near else ""
     raise ConfigurationError(
         f"{function}: no read tool called {name!r} is known in this process; the name is 'module:qualname', the name= "
@@ -149,26 +147,11 @@ def _find(tool: Any, function: str) -> _Found:
     )
 
 
-def _operation_of(tool: Any, function: str) -> ReadOperation:
-    operation = getattr(tool, "__agent_cache__", None)
-    if isinstance(operation, ReadOperation):
-        return operation
-    if isinstance(operation, WriteOperation):
-        raise ConfigurationError(
-            f"{function}: {operation.name!r} is a write tool, which has no ttl; name one that reads"
-        )
-    raise ConfigurationError(f"{function}: {tool!r} is neither a tool that AgentCache decorates nor the name of one")
-
-
-def _tiers_of(named: Iterable[tuple[Tier, ...]]) -> list[Tier]:
-    """The tiers behind tools that name these themselves, each once."""
+def _tiers_of(named: list[Any]) -> list[Any]:
+    """The tiers behind tools that name these themselves, each once, as far as they pass a ttl on."""
     configured = CURRENT.value
-    found: dict[int, Tier] = {}
-    for own in named:
-        for tier in own or (configured.backup, configured.remote):
-            if tier is not None:
-                found[id(tier)] = tier
-    return list(found.values())
+    found = {id(tier): tier for own in named for tier in (own or (configured.backup, configured.remote))}
+    return [tier for tier in found.values() if hasattr(tier, "publish_ttl")]
 
 
 def _checked_ttl(ttl: Any, name: str) -> float:
@@ -263,24 +246,16 @@ class Recommendation:
     seconds_between_changes: float | None = None
 
 
-_LEAST_COMPARED: Final = 20
-"""Reloads, or loads of one cause. With fewer, a share is known no better than by 22 points to either side."""
+# Of fewer loads or reloads a share is known no better than by 22 points to either side. A few changed ones may be races
+# outside of this program. After so many calls without a hit, less than 2 % are repeats: 0.98 ** 150 < 0.05.
+_LEAST_COMPARED, _LEAST_CHANGED, _LEAST_CALLS = 20, 5, 200
 
-_LEAST_CHANGED: Final = 5
-"""Reloads that have changed and that no write explains: a few may be races outside of this program."""
+# A ttl is changed by at most the first factor at a time, and not for less than the second one.
+_STEP, _NOTABLE = 4.0, 1.5
 
-_LEAST_CALLS: Final = 200
-"""Calls without a hit after which less than 2 % of the calls are repeats: ``0.98 ** 150 < 0.05``, and some to spare."""
-
-_STEP: Final = 4.0
-_NOTABLE: Final = 1.5
-"""A ttl is changed by at most the first factor at a time, and not for less than the second one."""
-
-_MANY: Final = 0.1
-_SOME: Final = 0.05
-_FEW: Final = 0.02
-"""Shares of the calls: from which evictions, and results that are not stored, matter; from which expiries do; and up to
-which calls are said not to be repeated."""
+# Shares of the calls: from which evictions, and results that are not stored, matter; from which expiries do; and up to
+# which calls are said not to be repeated.
+_MANY, _SOME, _FEW = 0.1, 0.05, 0.02
 
 
 def recommendations(*, max_stale: float = 0.01) -> list[Recommendation]:
@@ -302,166 +277,144 @@ def recommendations(*, max_stale: float = 0.01) -> list[Recommendation]:
     if isinstance(max_stale, bool) or not isinstance(max_stale, int | float) or not 0 < max_stale < 1:
         raise ConfigurationError(f"recommendations: max_stale must be a share between 0 and 1, got {max_stale!r}")
     tools = [one for one in READERS.all() if isinstance(one, ReadOperation) and one.declared.ttl is not no_life]
-    return [each for tool in sorted(tools, key=attrgetter("name")) for each in _recommend(tool, max_stale)]
+    return [each for tool in sorted(tools, key=attrgetter("name")) for each in _Advice(tool, max_stale).given()]
 
 
-def _recommend(tool: ReadOperation, max_stale: float) -> list[Recommendation]:
-    """What follows from what was seen of one tool. Nothing without evidence."""
-    facts = _Facts.of(tool, max_stale)
-    rules = (_evictions, _reuse, _ttl, _unannounced, _needless_drops, _unstored)
-    found = [each for rule in rules if (each := rule(facts)) is not None]
-    is_seen = facts.compared >= _LEAST_COMPARED or facts.hit_rate >= 1 / 2
-    if not found and facts.calls >= _LEAST_CALLS and facts.watched and is_seen:
-        reloads = f"{_number(facts.compared)} reloads compared, {_number(facts.seen.changed)} changed"
-        reason = f"{facts.hit_rate:.0%} of {facts.calls:,} calls were hits; {reloads}"
-        found = [facts.made("keep", reason, facts.calls, facts.ttl)]
-    return found
-
-
-class _Facts(NamedTuple):
-    """Figures that several rules need.
+class _Advice:
+    """What follows from what was seen of one tool.
 
     Attributes:
-        tool: the tool.
-        seen: what its loads have shown.
         ttl: the longest life of a result in seconds, None without a bound.
-        max_stale: which share of the answers may be stale.
         calls: hits and loads.
         watched: loads whose cause is known.
         compared: reloads of results that no write is known to have touched.
         rate: how often results change that no write announces.
     """
 
-    tool: ReadOperation
-    seen: Evidence
-    ttl: float | None
-    max_stale: float
-    hits: int
-    calls: int
-    hit_rate: float
-    watched: int
-    compared: float
-    rate: _Rate | None
+    def __init__(self, tool: ReadOperation, max_stale: float) -> None:
+        self.tool, self.max_stale = tool, max_stale
+        self.seen = seen = tool.evidence
+        self.ttl = tool.policy.longest_ttl
+        self.hits, loads = seen.calls
+        self.calls, self.watched = self.hits + loads, sum(seen.causes.values())
+        self.hit_rate = self.hits / self.calls if self.calls else 0.0
+        self.compared = seen.changed + seen.unchanged
+        self.rate = _rate(seen.changed, seen.unchanged, seen.seconds)
+        self.found: list[Recommendation] = []
 
-    @classmethod
-    def of(cls, tool: ReadOperation, max_stale: float) -> _Facts:
-        seen = tool.evidence
-        hits, loads = seen.calls
-        calls, compared = hits + loads, seen.changed + seen.unchanged
-        rate = _rate(seen.changed, seen.unchanged, seen.seconds)
-        hit_rate, watched = hits / calls if calls else 0.0, sum(seen.causes.values())
-        return cls(tool, seen, tool.policy.longest_ttl, max_stale, hits, calls, hit_rate, watched, compared, rate)
+    def given(self) -> list[Recommendation]:
+        """The most important first. Nothing without evidence."""
+        for rule in (self.evictions, self.reuse, self.lifetime, self.unannounced, self.needless_drops, self.unstored):
+            rule()
+        is_seen = self.compared >= _LEAST_COMPARED or self.hit_rate >= 1 / 2
+        if not self.found and self.calls >= _LEAST_CALLS and self.watched and is_seen:
+            reloads = f"{self.compared:,.0f} reloads compared, {self.seen.changed:,.0f} changed"
+            self.add("keep", f"{self.hit_rate:.0%} of {self.calls:,} calls were hits; {reloads}", self.calls, self.ttl)
+        return self.found
 
-    def share(self, cause: str) -> float:
-        """The share of all calls that were loads of this cause."""
-        return (1 - self.hit_rate) * self.seen.causes[cause] / self.watched if self.watched else 0.0
-
-    def made(
+    def add(
         self,
         action: _Action,
         reason: str,
         evidence: float,
         current: float | None = None,
         suggested: float | None = None,
-    ) -> Recommendation:
+    ) -> None:
         changed, compared = round(self.seen.changed), round(self.compared)
         between = 1 / self.rate.likely if self.rate is not None and changed else None
-        return Recommendation(
-            self.tool.name, action, reason, round(evidence), current, suggested, changed, compared, between
+        self.found.append(
+            Recommendation(
+                self.tool.name, action, reason, round(evidence), current, suggested, changed, compared, between
+            )
         )
 
+    def share(self, cause: str) -> float:
+        """The share of all calls that were loads of this cause."""
+        return (1 - self.hit_rate) * self.seen.causes[cause] / self.watched if self.watched else 0.0
 
-def _evictions(facts: _Facts) -> Recommendation | None:
-    seen, evicted, share = facts.seen, facts.seen.causes["evicted"], facts.share("evicted")
-    maxsize, different = facts.tool.policy.maxsize, facts.seen.different_calls
-    if evicted < _LEAST_COMPARED or share <= _MANY:
-        return None
-    reason = f"{share:.0%} of {facts.calls:,} calls asked for what was evicted ({evicted:,} of {facts.watched:,} loads)"
-    if maxsize is None or 2 * seen.by_size > evicted:
-        return facts.made("raise_max_bytes", f"{reason}: raise configure(max_bytes=...)", evicted)
-    wanted = 1 << max(different, maxsize + 1).bit_length()
-    reason = f"{reason}; there are about {different:,} different calls"
-    return facts.made("raise_maxsize", reason, evicted, maxsize, min(wanted, int(_STEP) * maxsize))
+    def evictions(self) -> None:
+        seen, evicted, share = self.seen, self.seen.causes["evicted"], self.share("evicted")
+        maxsize, different = self.tool.policy.maxsize, self.seen.different_calls
+        if evicted < _LEAST_COMPARED or share <= _MANY:
+            return
+        reason = (
+            f"{share:.0%} of {self.calls:,} calls asked for what was evicted ({evicted:,} of {self.watched:,} loads)"
+        )
+        if maxsize is None or 2 * seen.by_size > evicted:
+            self.add("raise_max_bytes", f"{reason}: raise configure(max_bytes=...)", evicted)
+            return
+        wanted = 1 << max(different, maxsize + 1).bit_length()
+        reason = f"{reason}; there are about {different:,} different calls"
+        self.add("raise_maxsize", reason, evicted, maxsize, min(wanted, int(_STEP) * maxsize))
 
+    def reuse(self) -> None:
+        cold = self.seen.causes["cold"]
+        if self.calls < _LEAST_CALLS or self.watched < _LEAST_CALLS:
+            return
+        # Of the calls that were looked at, and of all: an upper bound of the share that were made before, at 95 %.
+        for repeated, calls in ((self.watched - cold, self.watched), (self.hits, self.calls)):
+            if repeated + 2 * math.sqrt(repeated) + 3 > _FEW * calls:
+                return
+        reason = (
+            f"{cold:,} of {self.watched:,} loads were the first of their call, and {self.hits:,} of {self.calls:,} "
+            "calls were hits: caching saves nothing here, unless an argument differs each time that does not matter "
+            "(ignore=)"
+        )
+        self.add("no_reuse", reason, self.watched)
 
-def _reuse(facts: _Facts) -> Recommendation | None:
-    cold = facts.seen.causes["cold"]
-    if facts.calls < _LEAST_CALLS or facts.watched < _LEAST_CALLS:
-        return None
-    # Of the calls that were looked at, and of all: an upper bound of the share that were made before, at 95 %.
-    for repeated, calls in ((facts.watched - cold, facts.watched), (facts.hits, facts.calls)):
-        if repeated + 2 * math.sqrt(repeated) + 3 > _FEW * calls:
-            return None
-    reason = (
-        f"{cold:,} of {facts.watched:,} loads were the first of their call, and {facts.hits:,} of {facts.calls:,} "
-        "calls were hits: caching saves nothing here, unless an argument differs each time that does not matter "
-        "(ignore=)"
-    )
-    return facts.made("no_reuse", reason, facts.watched)
+    def lifetime(self) -> None:
+        rate, ttl, max_stale, changed, compared = self.rate, self.ttl, self.max_stale, self.seen.changed, self.compared
+        if rate is None or ttl is None or compared < _LEAST_COMPARED:
+            return
+        best = 2 * max_stale / rate.likely
+        counted = f"{changed:,.0f} of {compared:,.0f} reloads had changed"
+        about = "at least" if rate.most == math.inf else "about"
+        every = f", {about} every {_duration(1 / rate.likely)}" if changed else ""
+        if best < ttl / _NOTABLE and 2 * max_stale <= ttl * rate.least:
+            stale = 1 + math.expm1(-rate.likely * ttl) / (rate.likely * ttl)
+            hint = ""
+            if changed > 0.99 * compared:
+                hint = "; if they differ by a time or a random id, leave it out by LoopHints(outcome_key=...)"
+            reason = f"{counted}{every}: {about} {stale:.0%} of the hits may be stale; shorten it, or name the writes"
+            self.add("shorten_ttl", reason + hint, compared, ttl, _rounded(max(best, ttl / _STEP)))
+            return
+        share = self.share("expired")
+        is_short = best > ttl * _NOTABLE and 2 * max_stale >= ttl * rate.most
+        if is_short and share > _SOME and not callable(self.tool.policy.ttl):
+            reason = f"{counted}{every}, and {share:.0%} of {self.calls:,} calls came too late by the ttl alone"
+            self.add("raise_ttl", reason, compared, ttl, _rounded(min(best, ttl * _STEP)))
 
+    def unannounced(self) -> None:
+        changed, compared = self.seen.changed, self.compared
+        if changed < _LEAST_CHANGED or compared < _LEAST_COMPARED or self.rate is None:
+            return
+        expires = self.ttl is not None or callable(self.tool.policy.ttl)
+        if expires and not any(use.is_written or use.writers for use in self.tool.root_uses):
+            return  # nobody says that writes announce the changes: the ttl is there for them
+        reason = (
+            f"{changed:,.0f} of {compared:,.0f} reloads had changed, and no write was seen: a tag is missing, or "
+            "somebody writes around the cache"
+        )
+        suggested = None if expires else _rounded(2 * self.max_stale / self.rate.likely)
+        self.add("name_writes", reason, compared, self.ttl, suggested)
 
-def _ttl(facts: _Facts) -> Recommendation | None:
-    rate, ttl, max_stale, changed, compared = facts.rate, facts.ttl, facts.max_stale, facts.seen.changed, facts.compared
-    if rate is None or ttl is None or compared < _LEAST_COMPARED:
-        return None
-    best = 2 * max_stale / rate.likely
-    counted = f"{_number(changed)} of {_number(compared)} reloads had changed"
-    about = "at least" if rate.most == math.inf else "about"
-    every = f", {about} every {_duration(1 / rate.likely)}" if changed else ""
-    if best < ttl / _NOTABLE and 2 * max_stale <= ttl * rate.least:
-        stale = 1 + math.expm1(-rate.likely * ttl) / (rate.likely * ttl)
-        hint = ""
-        if changed > 0.99 * compared:
-            hint = "; if they differ by a time or a random id, leave it out by LoopHints(outcome_key=...)"
-        reason = f"{counted}{every}: {about} {stale:.0%} of the hits may be stale; shorten it, or name the writes{hint}"
-        return facts.made("shorten_ttl", reason, compared, ttl, _rounded(max(best, ttl / _STEP)))
-    share = facts.share("expired")
-    is_short = best > ttl * _NOTABLE and 2 * max_stale >= ttl * rate.most
-    if is_short and share > _SOME and not callable(facts.tool.policy.ttl):
-        reason = f"{counted}{every}, and {share:.0%} of {facts.calls:,} calls came too late by the ttl alone"
-        return facts.made("raise_ttl", reason, compared, ttl, _rounded(min(best, ttl * _STEP)))
-    return None
+    def needless_drops(self) -> None:
+        share, dropped, unchanged = self.share("invalidated"), self.seen.dropped, self.seen.dropped_unchanged
+        if dropped >= _LEAST_COMPARED and share > _MANY and unchanged >= 0.9 * dropped:
+            reason = (
+                f"{share:.0%} of {self.calls:,} calls asked for what a write had dropped, and {unchanged:,.0f} of "
+                f"{dropped:,.0f} of these results had not changed: the tags name more than the writes change"
+            )
+            self.add("narrow_tags", reason, dropped)
 
-
-def _unannounced(facts: _Facts) -> Recommendation | None:
-    changed, compared = facts.seen.changed, facts.compared
-    if changed < _LEAST_CHANGED or compared < _LEAST_COMPARED or facts.rate is None:
-        return None
-    expires = facts.ttl is not None or callable(facts.tool.policy.ttl)
-    if expires and not any(use.is_written or use.writers for use in facts.tool.root_uses):
-        return None  # nobody says that writes announce the changes: the ttl is there for them
-    reason = (
-        f"{_number(changed)} of {_number(compared)} reloads had changed, and no write was seen: a tag is missing, or "
-        "somebody writes around the cache"
-    )
-    suggested = None if expires else _rounded(2 * facts.max_stale / facts.rate.likely)
-    return facts.made("name_writes", reason, compared, facts.ttl, suggested)
-
-
-def _needless_drops(facts: _Facts) -> Recommendation | None:
-    share, dropped, unchanged = facts.share("invalidated"), facts.seen.dropped, facts.seen.dropped_unchanged
-    if dropped < _LEAST_COMPARED or share <= _MANY or unchanged < 0.9 * dropped:
-        return None
-    reason = (
-        f"{share:.0%} of {facts.calls:,} calls asked for what a write had dropped, and {_number(unchanged)} of "
-        f"{_number(dropped)} of these results had not changed: the tags name more than the writes change"
-    )
-    return facts.made("narrow_tags", reason, dropped)
-
-
-def _unstored(facts: _Facts) -> Recommendation | None:
-    count, share = facts.seen.causes["unstored"], facts.share("unstored")
-    if count < _LEAST_COMPARED or share <= _MANY:
-        return None
-    reason = (
-        f"{share:.0%} of {facts.calls:,} calls asked again for what had not been stored: cache_if= or ttl= refuses it, "
-        "it cannot be copied, or writes overlap its loads"
-    )
-    return facts.made("store_results", reason, count)
-
-
-def _number(count: float) -> str:
-    return f"{round(count):,}"
+    def unstored(self) -> None:
+        number, share = self.seen.causes["unstored"], self.share("unstored")
+        if number >= _LEAST_COMPARED and share > _MANY:
+            reason = (
+                f"{share:.0%} of {self.calls:,} calls asked again for what had not been stored: cache_if= or ttl= "
+                "refuses it, it cannot be copied, or writes overlap its loads"
+            )
+            self.add("store_results", reason, number)
 
 
 def _rounded(duration: float) -> float:

@@ -590,8 +590,10 @@ class _Form(NamedTuple):
     def of_read(self, rule: Read | Watch) -> ReadPolicy:
         """The policy of a read whose answers have this form."""
         if isinstance(rule, Watch):
-            return replace(_WATCHING.policy, loop=rule.loop)
-        policy, failed, store_if = rule.decorator.policy, self.failed, self.store_if
+            watching: ReadPolicy = _WATCHING.policy
+            return replace(watching, loop=rule.loop)
+        policy: ReadPolicy = rule.decorator.policy
+        failed, store_if = self.failed, self.store_if
         own, key, label = policy.cache_if, policy.key, self.label
 
         def may_be_stored(answer: Any) -> bool:

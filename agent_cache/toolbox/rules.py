@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
 from agent_cache.core.options import NO_HINTS, LoopHints, RemotePolicy, checked_choice, checked_hints, configures
 from agent_cache.core.tags import ComputedTags, TagSet, escape, parse_template, unescape
 from agent_cache.errors import ConfigurationError
-from agent_cache.tools import AgentCache, AgentCacheInvalidator, Resource
+from agent_cache.tool_types import Resource
+from agent_cache.tools import AgentCache, AgentCacheInvalidator
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -101,11 +102,10 @@ class Read:
 
     def __init__(self, resource: Resource, *, parse: Parse = None, **options: Unpack[ReadOptions]) -> None:
         _check_options("Read", options, ReadOptions)
-        decorator = AgentCache(resource, **options).by_name()
+        decorator = AgentCache(resource, **options)
         if parse is not None:
             checked_choice(parse, ("json",), "Read: parse", or_else="None")
-            decorator = decorator.parsing(parsed)
-        self.decorator = decorator
+        self.decorator = decorator.by_name(None if parse is None else parsed)
         self.resource = resource
         self.shared = options.get("shared", False)
         compiled_tags(self, None, "Read")
@@ -135,11 +135,10 @@ class Write:
 
     def __init__(self, resource: Resource, *, parse: Parse = None, **options: Unpack[WriteOptions]) -> None:
         _check_options("Write", options, WriteOptions)
-        decorator = AgentCacheInvalidator(resource, **options).by_name()
+        decorator = AgentCacheInvalidator(resource, **options)
         if parse is not None:
             checked_choice(parse, ("json",), "Write: parse", or_else="None")
-            decorator = decorator.parsing(parsed)
-        self.decorator = decorator
+        self.decorator = decorator.by_name(None if parse is None else parsed)
         self.resource = resource
         self.shared = options.get("shared", False)
         compiled_tags(self, None, "Write")
