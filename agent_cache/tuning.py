@@ -84,7 +84,8 @@ def get_ttl(tool: Callable[..., Any] | str) -> float | Callable[[Any], Any] | No
             name was given.
     """
     found = _find(tool, "get_ttl")
-    policies = [each.policy for each in (found.operations if isinstance(tool, str) else [tool.__agent_cache__])]
+    own = getattr(tool, "__agent_cache__", None)
+    policies = [each.policy for each in (found.operations if own is None else [own])]
     ttls = [each.ttl if each.longest_ttl is None else each.longest_ttl for each in policies]
     if not ttls:
         return TTLS.get(found.name) if TTLS.get(found.name) is not None else found.declared

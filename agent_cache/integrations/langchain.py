@@ -23,7 +23,7 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.integrations.any_framework import note_function
 from agent_cache.integrations.checked_arguments import as_checked
 from agent_cache.integrations.server_identity import alone, identity_of_sent
-from agent_cache.toolbox.tool_table import ToolInfo
+from agent_cache.toolbox import ToolInfo
 
 try:
     from langchain.agents.middleware import AgentMiddleware

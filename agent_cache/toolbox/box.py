@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from marshal import dumps
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypedDict, TypeVar, Unpack
 from weakref import WeakValueDictionary
 
 from agent_cache.config import Configuration
@@ -29,7 +29,7 @@ from agent_cache.core.options import (
     plain_result,
 )
 from agent_cache.core.parameters import JsonArguments, Named
-from agent_cache.core.tags import ComputedTags, TagSet, unescape
+from agent_cache.core.tags import TagSet, unescape
 from agent_cache.engine.blocking import run_blocking
 from agent_cache.engine.call import hit, run as run_call
 from agent_cache.engine.operation import UNKEYED
@@ -48,11 +48,10 @@ from agent_cache.toolbox.rules import (
     compiled_tags,
     find_rule,
     hinted_kind,
-    is_pattern,
     roots_of,
     templates_of,
 )
-from agent_cache.toolbox.tool_table import ToolInfo, ToolRow, ToolTable
+from agent_cache.toolbox.tool_table import ToolInfo, ToolRow, ToolTable, problems_of, row_of
 from agent_cache.tools import AgentCache, checked_tool
 from agent_cache.values.canonical import MISSING
 from agent_cache.values.compare import is_empty
@@ -69,6 +68,19 @@ _MAX_TOOLS: Final = 1_000
 
 _PASS: Final = Pass()
 _WATCH: Final = Watch()
+
+
+class _CallOptions(TypedDict, total=False):
+    """The options of `Toolbox.call_sync`: those of `Toolbox.call`."""
+
+    schema: Mapping[str, Any] | None
+    annotations: Any
+    vary: Any
+    returns: Any
+    failed: Callable[[Any], bool] | None
+    store_if: Callable[[Any], bool] | None
+    refused: Callable[[AgentLoopDetectedError], Any] | None
+    context: Any
 
 
 @configures
@@ -177,7 +189,7 @@ class Toolbox:
             if not isinstance(info, ToolInfo):
                 raise TypeError(f"explain takes names of tools and ToolInfo(...), got {info!r}")
         names = [info.name for info in infos]
-        problems = [*self._overlaps(names), *self._one_sided_roots()]
+        problems = problems_of(self._rules, names)
         if unlisted:
             servers = "1 server" if unlisted == 1 else f"{unlisted} servers"
             problems.append(f"the tools of {servers} are not known yet: explain again after a run")
@@ -192,8 +204,11 @@ class Toolbox:
                 rows.append(ToolRow(info.name, "decorated", "", "", "its decorator"))
                 continue
             found = self._find(info.name, info.annotations)
-            rows.append(_row_of(info, found, self._fields.get(f"{self.namespace}:{info.name}")))
-            if any(tool.read is not None and tool.read.has_unknown_askers for tool in self._compiled_of(info.name)):
+            rows.append(row_of(info, found, self._fields.get(f"{self.namespace}:{info.name}")))
+            with self._lock:
+                reads = [tool.read for tools in (self._tools, self._sync_tools) for tool in tools.values()]
+            full_name = f"{self.namespace}:{info.name}"
+            if any(read is not None and read.name == full_name and read.has_unknown_askers for read in reads):
                 problems.append(
                     f"{info.name!r} ran uncached: its context may say who asks in a form that cannot be compared; give "
                     "its rule vary= to say what of the context counts, or shared=True if nothing does"
@@ -203,35 +218,6 @@ class Toolbox:
             except ConfigurationError as error:
                 problems.append(str(error))
         return ToolTable(rows, problems)
-
-    def _compiled_of(self, name: str) -> list[_Tool]:
-        with self._lock:
-            every = [*self._tools.values(), *self._sync_tools.values()]
-        full_name = f"{self.namespace}:{name}"
-        return [tool for tool in every if tool.operation is not None and tool.operation.name == full_name]
-
-    def _overlaps(self, names: list[str]) -> Iterable[str]:
-        patterns = [name for name in self._rules if is_pattern(name)]
-        for place, pattern in enumerate(patterns if not names else ()):
-            for first in patterns[:place]:
-                if not set(first) & {"?", "["} and find_rule({first: _PASS}, pattern):
-                    yield f"the rule {pattern!r} never applies: {first!r} is written first and matches all of its names"
-                    break
-        for name in names:
-            if name in self._rules:
-                continue
-            of_it = [pattern for pattern in patterns if find_rule({pattern: _PASS}, name)]
-            if len(of_it) > 1:
-                others = ", ".join(map(repr, of_it[1:]))
-                yield f"{name!r} matches {of_it[0]!r}, which is written first and holds, and {others}"
-
-    def _one_sided_roots(self) -> Iterable[str]:
-        by_kind: dict[str, set[str]] = {"read": set(), "write": set()}
-        for rule in self._rules.values():
-            if isinstance(rule, Read | Write):
-                by_kind[rule.kind].update(roots_of({"": rule}, ""))
-        for root in sorted(by_kind["write"] - by_kind["read"]):
-            yield f"no rule reads {root!r}, so its writes drop nothing under it, unless other tools have this tag"
 
     def _tags_of(self, rule: Rule, name: str, schema: Mapping[str, Any] | None) -> TagSet:
         if isinstance(rule, Read | Write):
@@ -285,9 +271,8 @@ class Toolbox:
             ConfigurationError: if a template names no property of `schema`; the tool has not run then.
             AgentLoopDetectedError: if a session refuses the call.
         """
-        form = None if returns is failed is store_if is refused is None else (returns, failed, store_if, refused)
         operation, key, given, vary = self._identified(
-            self._tools, name, arguments, schema, annotations, vary, form, context
+            self._tools, name, arguments, schema, annotations, vary, returns, failed, store_if, refused, context
         )
         if operation is None:
             return await run()
@@ -303,24 +288,13 @@ class Toolbox:
         name: str,
         arguments: Mapping[str, Any],
         run: Callable[[], Any],
-        *,
-        schema: Mapping[str, Any] | None = None,
-        annotations: Any = None,
-        vary: Any = None,
-        returns: Any = None,
-        failed: Callable[[Any], bool] | None = None,
-        store_if: Callable[[Any], bool] | None = None,
-        refused: Callable[[AgentLoopDetectedError], Any] | None = None,
-        context: Any = None,
+        **options: Unpack[_CallOptions],
     ) -> Any:
         """The same from synchronous code: `run` is a plain function, and runs in this thread.
 
         Identical calls of several threads share one run. Calls by `call` share tags with them and no entries.
         """
-        form = None if returns is failed is store_if is refused is None else (returns, failed, store_if, refused)
-        operation, key, given, vary = self._identified(
-            self._sync_tools, name, arguments, schema, annotations, vary, form, context
-        )
+        operation, key, given, vary = self._identified(self._sync_tools, name, arguments, **options)
         if operation is None:
             return run()
         here = PLACE.get()
@@ -335,15 +309,19 @@ class Toolbox:
         tools: dict[Any, _Tool],
         name: str,
         arguments: Mapping[str, Any],
-        schema: Mapping[str, Any] | None,
-        annotations: Any,
-        vary: Any,
-        form: tuple[Any, ...] | None,
-        context: Any,
+        schema: Mapping[str, Any] | None = None,
+        annotations: Any = None,
+        vary: Any = None,
+        returns: Any = None,
+        failed: Any = None,
+        store_if: Any = None,
+        refused: Any = None,
+        context: Any = None,
     ) -> tuple[Any, Any, dict[str, Any], Any]:
         """The operation of a tool, None for `Pass`, and what identifies the call: its key, its arguments as a dict with
         defaults, and what it varies by.
         """
+        form = None if returns is failed is store_if is refused is None else (returns, failed, store_if, refused)
         tool = tools.get(name if form is None else (name, form))
         if (
             tool is None
@@ -437,7 +415,7 @@ class Toolbox:
                 schema = tools[key].schema
             exact = key, _image_of(schema)  # two servers may each have a tool of this name
             tool = tools.get(exact)
-            if tool is None or not _is_of(tool.operation, found.rule):
+            if tool is None or tool.rule is not found.rule:  # another hint makes it another one
                 made = _NO_FORM if form is None else _Form(*form)
                 tool = self._compile(name, found, schema, made, is_sync=tools is self._sync_tools)
             tools[exact] = tools[key] = tool = tool._replace(schema=schema, annotations=annotations)
@@ -445,35 +423,31 @@ class Toolbox:
         return tool
 
     def _compile(
-        self,
-        name: str,
-        found: Found,
-        schema: Mapping[str, Any] | None,
-        form: _Form,
-        *,
-        is_sync: bool,
+        self, name: str, found: Found, schema: Mapping[str, Any] | None, form: _Form, *, is_sync: bool
     ) -> _Tool:
         rule, full_name = found.rule, f"{self.namespace}:{name}"
         self._warn_of_unknown(found, full_name)
         if isinstance(rule, Pass):
-            return _Tool(None, schema)
-        tags = self._tags_of(rule, name, schema)
+            return _Tool(None, rule, schema)
+        tags, function = self._tags_of(rule, name, schema), _runner(name, form.returns, is_sync=is_sync)
         parameters = JsonArguments(is_read=not isinstance(rule, Write), form=form.label)
-        function = _runner(name, form.returns, is_sync=is_sync)
+        tiers = (None, None) if isinstance(rule, Watch) else rule.decorator.tiers
+        defaults = {
+            name: described["default"]
+            for name, described in (_properties_in(schema) or {}).items()
+            if isinstance(described, Mapping) and "default" in described
+        }
+        # Either warns of roots that no tool writes or reads, if it is new: that tool may not have been called yet.
         if isinstance(rule, Write):
-            write = _NamedWrite(
-                function, full_name, parameters, tags, form.of_write(rule.decorator.policy), *rule.decorator.tiers,
-                is_sync=is_sync,
-            )  # fmt: skip
-            write.form = form
-            write.is_new = False  # it warns of roots that no tool reads: that tool may not have been called yet
-            return _Tool(write, schema, _defaults_in(schema))
-        policy, tiers = form.of_read(rule), (None, None) if isinstance(rule, Watch) else rule.decorator.tiers
+            write = _NamedWrite(function, full_name, parameters, tags, form.of_write(rule), *tiers, is_sync=is_sync)
+            write.form, write.is_new = form, False
+            return _Tool(write, rule, schema, defaults or None)
+        policy = form.of_read(rule)
         read = _NamedRead(function, full_name, parameters, tags, policy, *tiers, is_sync=is_sync)
-        read.form, read.is_new = form, False  # likewise
+        read.form, read.is_new = form, False
         read.cache_if = None if isinstance(rule, Watch) else rule.decorator.policy.cache_if
         has_plain_key = policy.key is None and policy.vary is None
-        return _Tool(read, schema, _defaults_in(schema), read, has_plain_key, form.label)
+        return _Tool(read, rule, schema, defaults or None, read, has_plain_key, form.label)
 
     def _warn_of_unknown(self, found: Found, full_name: str) -> None:
         if found.is_unknown:
@@ -539,6 +513,7 @@ class _Tool(NamedTuple):
 
     Attributes:
         operation: None for `Pass`.
+        rule: the rule by which it was compiled.
         schema: that of its arguments, as the caller gave it.
         defaults: those in the schema, None without.
         read: the same operation if it is a read, or a watch.
@@ -548,19 +523,13 @@ class _Tool(NamedTuple):
     """
 
     operation: ReadOperation | WriteOperation | None
+    rule: Rule
     schema: Mapping[str, Any] | None
     defaults: dict[str, Any] | None = None
     read: _NamedRead | None = None
     has_plain_key: bool = False
     form: str | None = None
     annotations: Any = None
-
-
-def _is_of(operation: ReadOperation | WriteOperation | None, rule: Rule) -> bool:
-    """Whether an operation was compiled by a rule of this kind: another hint makes it another one."""
-    if operation is None:
-        return isinstance(rule, Pass)
-    return not isinstance(rule, Pass) and operation.is_read is not isinstance(rule, Write)
 
 
 class _Form(NamedTuple):
@@ -576,7 +545,9 @@ class _Form(NamedTuple):
         """What tells it from others in a tier: the names of its functions, which are the same in other processes."""
         if self == _NO_FORM:
             return None
-        functions = ["" if one is None else _full_name(one) for one in self[1:]]
+        functions = [
+            f"{getattr(one, '__module__', '')}.{getattr(one, '__qualname__', '')}" if one else "" for one in self[1:]
+        ]
         return ",".join([repr(self.returns), *functions])
 
     def is_failure(self, answer: Any) -> bool:
@@ -611,8 +582,9 @@ class _Form(NamedTuple):
             policy = replace(policy, cache_if=may_be_stored)
         return policy if key is None else replace(policy, key=key_of)
 
-    def of_write(self, policy: WritePolicy) -> WritePolicy:
+    def of_write(self, rule: Write) -> WritePolicy:
         """The policy of a write whose answers have this form."""
+        policy: WritePolicy = rule.decorator.policy
         failed, own = self.failed, policy.ok
         if failed is None:
             return policy
@@ -622,13 +594,23 @@ class _Form(NamedTuple):
 _NO_FORM: Final = _Form(None, None, None, None)
 
 
-class _NamedRead(ReadOperation):
+class _NamedTool:
+    """What reads and writes of a toolbox have in common."""
+
+    __slots__ = ()
+
+    form: _Form
+
+    def notice(self, loop: AgentLoopDetectedError) -> Any:
+        return str(loop) if self.form.refused is None else self.form.refused(loop)
+
+
+class _NamedRead(_NamedTool, ReadOperation):
     """A read or a watch of a toolbox."""
 
     __slots__ = ("cache_if", "form")
 
     cache_if: Callable[[Any], bool] | None
-    form: _Form
 
     def audit_share(self, configuration: Configuration) -> float:
         """By its rule alone: an audit calls once more what runs the tool for one call."""
@@ -644,19 +626,11 @@ class _NamedRead(ReadOperation):
         except Exception:  # noqa: BLE001 - the user's function; that it raises has been logged where the answer was stored
             return True
 
-    def notice(self, loop: AgentLoopDetectedError) -> Any:
-        return str(loop) if self.form.refused is None else self.form.refused(loop)
 
-
-class _NamedWrite(WriteOperation):
+class _NamedWrite(_NamedTool, WriteOperation):
     """A write of a toolbox."""
 
     __slots__ = ("form",)
-
-    form: _Form
-
-    def notice(self, loop: AgentLoopDetectedError) -> Any:
-        return str(loop) if self.form.refused is None else self.form.refused(loop)
 
 
 _WATCHING: Final = AgentCache("watch", ttl=no_life)
@@ -687,10 +661,6 @@ def _runner(name: str, returns: Any, *, is_sync: bool) -> Callable[..., Any]:
     return function
 
 
-def _full_name(function: Any) -> str:
-    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
-
-
 def _properties_in(schema: Any) -> Mapping[str, Any] | None:
     """The arguments that a schema describes. It comes from a server, and may be anything."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
@@ -711,28 +681,3 @@ def _names_in(schema: Mapping[str, Any] | None) -> tuple[str, ...] | None:
     if schema is None or properties is None or schema.get("additionalProperties") or schema.get("patternProperties"):
         return None
     return tuple(properties)
-
-
-def _defaults_in(schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The defaults in a schema; None without any."""
-    found = {
-        name: described["default"]
-        for name, described in (_properties_in(schema) or {}).items()
-        if isinstance(described, Mapping) and "default" in described
-    }
-    return found or None
-
-
-def _row_of(info: ToolInfo, found: Found, fields: str | None) -> ToolRow:
-    rule, why = found.rule, found.why
-    tags = ttl = ""
-    if isinstance(rule, Read | Write):
-        resource = rule.resource
-        resources = [resource] if isinstance(resource, str | ComputedTags) else list(resource)
-        tags = ", ".join(one if isinstance(one, str) else f"{one.root}: computed" for one in resources)
-    if isinstance(rule, Read):
-        life = rule.decorator.policy.ttl
-        ttl = "" if life is None else "by result" if callable(life) else f"{life:.12g} s"
-        if info.takes_context and rule.decorator.policy.heeds_contexts:
-            why += f"; by who asks, as its context says{f' ({fields})' if fields else ''}"
-    return ToolRow(info.name, rule.kind, tags, ttl, why)

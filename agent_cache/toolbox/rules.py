@@ -15,7 +15,7 @@ from agent_cache.core.options import NO_HINTS, LoopHints, RemotePolicy, checked_
 from agent_cache.core.tags import ComputedTags, TagSet, escape, parse_template, unescape
 from agent_cache.errors import ConfigurationError
 from agent_cache.tool_types import Resource
-from agent_cache.tools import AgentCache, AgentCacheInvalidator
+from agent_cache.tools import AgentCache, AgentCacheInvalidator, Decorator
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -81,8 +81,36 @@ class WriteOptions(TypedDict, total=False):
 Parse = Literal["json"] | None
 
 
+class TaggedRule:
+    """What a tool depends on, or touches, with the options of its decorator."""
+
+    __slots__ = ("decorator", "resource", "shared")
+
+    kind: str
+
+    def _set(
+        self, decorator: type[Decorator], resource: Resource, parse: Parse, known: type, options: Mapping[str, Any]
+    ) -> None:
+        kind = type(self).__name__
+        for option in options:
+            if option not in known.__annotations__:
+                raise ConfigurationError(
+                    f"{kind}: {option!r} is not an option of it; use one of {', '.join(known.__annotations__)}, parse"
+                )
+        if parse is not None:
+            checked_choice(parse, ("json",), f"{kind}: parse", or_else="None")
+        make: Any = decorator
+        self.decorator: Decorator = make(resource, **options).by_name(None if parse is None else parsed)
+        self.resource = resource
+        self.shared: bool = options.get("shared", False)
+        compiled_tags(self, None, kind)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.resource!r})"
+
+
 @configures
-class Read:
+class Read(TaggedRule):
     """A tool that reads: its answers are cached until something that they depend on is written.
 
     Args:
@@ -96,26 +124,16 @@ class Read:
         ConfigurationError: if an option cannot work.
     """
 
-    __slots__ = ("decorator", "resource", "shared")
+    __slots__ = ()
 
     kind = "read"
 
     def __init__(self, resource: Resource, *, parse: Parse = None, **options: Unpack[ReadOptions]) -> None:
-        _check_options("Read", options, ReadOptions)
-        decorator = AgentCache(resource, **options)
-        if parse is not None:
-            checked_choice(parse, ("json",), "Read: parse", or_else="None")
-        self.decorator = decorator.by_name(None if parse is None else parsed)
-        self.resource = resource
-        self.shared = options.get("shared", False)
-        compiled_tags(self, None, "Read")
-
-    def __repr__(self) -> str:
-        return f"Read({self.resource!r})"
+        self._set(AgentCache, resource, parse, ReadOptions, options)
 
 
 @configures
-class Write:
+class Write(TaggedRule):
     """A tool that writes: it drops what it touches before it runs, and again when it has ended, however it ended.
 
     Args:
@@ -129,22 +147,12 @@ class Write:
         ConfigurationError: if an option cannot work.
     """
 
-    __slots__ = ("decorator", "resource", "shared")
+    __slots__ = ()
 
     kind = "write"
 
     def __init__(self, resource: Resource, *, parse: Parse = None, **options: Unpack[WriteOptions]) -> None:
-        _check_options("Write", options, WriteOptions)
-        decorator = AgentCacheInvalidator(resource, **options)
-        if parse is not None:
-            checked_choice(parse, ("json",), "Write: parse", or_else="None")
-        self.decorator = decorator.by_name(None if parse is None else parsed)
-        self.resource = resource
-        self.shared = options.get("shared", False)
-        compiled_tags(self, None, "Write")
-
-    def __repr__(self) -> str:
-        return f"Write({self.resource!r})"
+        self._set(AgentCacheInvalidator, resource, parse, WriteOptions, options)
 
 
 @configures
@@ -186,14 +194,6 @@ class Pass:
 Rule = Read | Write | Watch | Pass
 
 
-def _check_options(kind: str, options: Mapping[str, Any], known: type) -> None:
-    for option in options:
-        if option not in known.__annotations__:
-            raise ConfigurationError(
-                f"{kind}: {option!r} is not an option of it; use one of {', '.join(known.__annotations__)}, parse"
-            )
-
-
 # Which rule is that of a tool
 
 
@@ -218,7 +218,7 @@ def find_rule(rules: Mapping[str, Rule], name: str) -> Found | None:
 
 def is_shared(rule: Rule) -> bool:
     """Whether a rule says that all users share the answers of its tool."""
-    return isinstance(rule, Read | Write) and rule.shared
+    return isinstance(rule, TaggedRule) and rule.shared
 
 
 def is_pattern(name: str) -> bool:
@@ -229,7 +229,7 @@ def is_pattern(name: str) -> bool:
 def hinted_kind(annotations: Any) -> Literal["read", "write"] | None:
     """What the annotations of an MCP tool say of it: the hint is ``readOnlyHint``, or ``read_only_hint``."""
     for name in ("read_only_hint", "readOnlyHint"):  # FastMCP warns of the latter on a model of mcp 2
-        said = annotations.get(name) if isinstance(annotations, Mapping) else getattr(annotations, name, None)
+        said = _member(annotations, name)
         if said is not None:
             return "read" if said is True else "write"
     return None
@@ -237,21 +237,18 @@ def hinted_kind(annotations: Any) -> Literal["read", "write"] | None:
 
 def roots_of(rules: Mapping[str, Rule], namespace: str) -> tuple[str, ...]:
     """Every root that a tool of these rules reads or writes; the namespace if there is none."""
-    found = [root for rule in rules.values() if isinstance(rule, Read | Write) for root in _roots(rule.resource)]
+    tagged = [rule.resource for rule in rules.values() if isinstance(rule, TaggedRule)]
+    resources = [one for each in tagged for one in ([each] if isinstance(each, str | ComputedTags) else each)]
+    found = [
+        escape(one.root if isinstance(one, ComputedTags) else parse_template(one, AnyName(), "rule")[0])
+        for one in resources
+    ]
     return tuple(dict.fromkeys(found)) or (escape(namespace),)
 
 
 def templates_of(roots: tuple[str, ...]) -> tuple[str, ...]:
     """The resource of a rule whose tags are these roots."""
     return tuple(unescape(root).replace("{", "{{").replace("}", "}}") for root in roots)
-
-
-def _roots(resource: Any) -> list[str]:
-    resources = [resource] if isinstance(resource, str | ComputedTags) else list(resource)
-    return [
-        escape(one.root if isinstance(one, ComputedTags) else parse_template(one, AnyName(), "rule")[0])
-        for one in resources
-    ]
 
 
 # Tags
@@ -266,7 +263,7 @@ class AnyName(tuple[str, ...]):
         return name != "result"
 
 
-def compiled_tags(rule: Read | Write, names: tuple[str, ...] | None, tool: str) -> TagSet:
+def compiled_tags(rule: TaggedRule, names: tuple[str, ...] | None, tool: str) -> TagSet:
     """The tags of a rule for one tool.
 
     Args:
@@ -284,17 +281,11 @@ def parsed(result: Any) -> Any:
     Raises:
         ValueError: if it is no JSON.
     """
-    if isinstance(result, str | bytes | bytearray):
-        return json.loads(result)
-    content = result.get("content") if isinstance(result, Mapping) else getattr(result, "content", None)
-    if isinstance(content, str):
-        return json.loads(content)
-    texts = [_text_of(part) for part in content] if isinstance(content, list | tuple) else []
-    if len(texts) == 1 and texts[0] is not None:
-        return json.loads(texts[0])
-    return result
+    content = result if isinstance(result, str | bytes | bytearray) else _member(result, "content")
+    if isinstance(content, list | tuple) and len(content) == 1:
+        content = _member(content[0], "text")
+    return json.loads(content) if isinstance(content, str | bytes | bytearray) else result
 
 
-def _text_of(part: Any) -> str | None:
-    text = part.get("text") if isinstance(part, Mapping) else getattr(part, "text", None)
-    return text if isinstance(text, str) else None
+def _member(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)

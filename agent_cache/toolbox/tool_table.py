@@ -1,13 +1,15 @@
-"""What a toolbox does with each tool, as a table."""
+"""What a toolbox does with each tool, as a table, and what is wrong with its rules."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from agent_cache.core.tags import ComputedTags
+from agent_cache.toolbox.rules import Found, Pass, Read, Rule, Write, find_rule, is_pattern, roots_of
 from agent_cache.values.compare import escaped
 
-__all__ = ["ToolInfo", "ToolRow", "ToolTable"]
+__all__ = ["ToolInfo", "ToolRow", "ToolTable", "problems_of", "row_of"]
 
 
 class ToolInfo(NamedTuple):
@@ -77,3 +79,46 @@ class ToolTable(Sequence[ToolRow]):
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
         ]
         return "\n".join([*text, *(f"problem: {escaped(problem)}" for problem in self.problems)])
+
+
+def row_of(info: ToolInfo, found: Found, fields: str | None) -> ToolRow:
+    """The row of a tool by its rule, and by what counts of its contexts, if that is known."""
+    rule, why = found.rule, found.why
+    tags = ttl = ""
+    if isinstance(rule, Read | Write):
+        resources = [rule.resource] if isinstance(rule.resource, str | ComputedTags) else rule.resource
+        tags = ", ".join(one if isinstance(one, str) else f"{one.root}: computed" for one in resources)
+    if isinstance(rule, Read):
+        life = rule.decorator.policy.ttl
+        ttl = "" if life is None else "by result" if callable(life) else f"{life:.12g} s"
+        if info.takes_context and rule.decorator.policy.heeds_contexts:
+            why += f"; by who asks, as its context says{f' ({fields})' if fields else ''}"
+    return ToolRow(info.name, rule.kind, tags, ttl, why)
+
+
+def problems_of(rules: Mapping[str, Rule], names: Sequence[str]) -> list[str]:
+    """Sentences on rules of which one hides another, by the names of the tools if there are any; and on roots that are
+    only written.
+    """
+    problems = []
+    patterns = [name for name in rules if is_pattern(name)]
+    for place, pattern in enumerate(patterns if not names else ()):
+        of_all = [one for one in patterns[:place] if not set(one) & {"?", "["} and find_rule({one: Pass()}, pattern)]
+        if of_all:
+            problems.append(
+                f"the rule {pattern!r} never applies: {of_all[0]!r} is written first and matches all of its names"
+            )
+    for name in names:
+        of_it = [pattern for pattern in patterns if find_rule({pattern: Pass()}, name)]
+        if name not in rules and len(of_it) > 1:
+            others = ", ".join(map(repr, of_it[1:]))
+            problems.append(f"{name!r} matches {of_it[0]!r}, which is written first and holds, and {others}")
+    read, written = (
+        {root for rule in rules.values() if isinstance(rule, kind) for root in roots_of({"": rule}, "")}
+        for kind in (Read, Write)
+    )
+    problems += [
+        f"no rule reads {root!r}, so its writes drop nothing under it, unless other tools have this tag"
+        for root in sorted(written - read)
+    ]
+    return problems
