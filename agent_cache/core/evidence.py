@@ -1,14 +1,14 @@
 """What the loads of a tool have shown: why each was needed, and whether its result differed from the one before.
 
-`Evidence` belongs to one tool and is bounded: it remembers the latest load of at most 128 calls, chosen by a hash of
-their keys, and adds up what follows from them. The choice by hash is that of SHARDS (Waldspurger, Park, Garthwaite,
-Ahmad: Efficient MRC Construction with SHARDS, FAST 2015): all loads of the chosen calls are seen and none of the
-others, so that shares are those of all calls, however many there are. If too many are chosen, the threshold is halved.
+`Evidence` is bounded: it remembers the latest load of at most 128 calls, chosen by a hash of their keys, and adds up
+what follows from them. All loads of the chosen calls are seen and none of the others, so that shares are those of all
+calls: SHARDS (Waldspurger, Park, Garthwaite, Ahmad: Efficient MRC Construction with SHARDS, FAST 2015).
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any, Final
 
 __all__ = ["BY_NUMBER", "BY_SIZE", "SHORTEST", "Evidence", "LastLoad"]
@@ -24,8 +24,6 @@ NOT, BY_NUMBER, BY_SIZE = 0, 1, 2
 """Whether an entry was evicted: because of `maxsize`, or of `max_bytes`."""
 
 _MAX_CALLS: Final = 128
-"""Calls whose latest load is remembered: some 200 bytes each, beside their keys."""
-
 _MAX_COMPARED: Final = 4_096
 """Comparisons after which their sums are halved, so that what was seen lately counts more."""
 
@@ -33,6 +31,7 @@ _ALL: Final = 1 << 64
 _MIX: Final = 0x9E3779B97F4A7C15  # odd: multiplied by it, numbers that follow each other are spread over all 64 bits
 
 
+@dataclass(slots=True)
 class LastLoad:
     """The latest load of a call.
 
@@ -41,26 +40,19 @@ class LastLoad:
         expires: that at which its entry expires; of what was not stored, its start.
         digest: of the result; None if it has none, or it was not computed.
         serial: of the latest write before the result was stored.
-        is_stored: whether the result was stored.
         evicted: whether and why the entry was evicted: see `NOT`.
     """
 
-    __slots__ = ("digest", "evicted", "expires", "is_stored", "serial", "started")
-
-    def __init__(self, started: float, expires: float, digest: bytes | None, serial: int, *, is_stored: bool) -> None:
-        self.started = started
-        self.expires = expires
-        self.digest = digest
-        self.serial = serial
-        self.is_stored = is_stored
-        self.evicted = NOT
+    started: float
+    expires: float
+    digest: bytes | None
+    serial: int
+    is_stored: bool
+    evicted: int = NOT
 
 
 class Evidence:
-    """What was seen of one tool. Threads take no lock for it: a count may be lost.
-
-    Args:
-        stats: the counters of the tool: `agent_cache.metrics.Stats`.
+    """What was seen of one tool, with the counters `stats`. Threads take no lock for it: a count may be lost.
 
     Attributes:
         latest: the latest loads, by key. The same object as long as the tool lives.
@@ -70,11 +62,6 @@ class Evidence:
         seconds: the intervals between these loads and the ones before, in sum.
         dropped, dropped_unchanged: reloads of results that a write had dropped; and those that had not changed.
     """
-
-    __slots__ = (
-        "_base", "_stats", "_threshold", "by_size", "causes", "changed", "dropped", "dropped_unchanged", "latest",
-        "seconds", "unchanged",
-    )  # fmt: skip
 
     def __init__(self, stats: Any) -> None:
         self._stats = stats
@@ -119,19 +106,19 @@ class Evidence:
             is_miss: the call had to be loaded. False for one that asked for a fresh value, and for what a tier had.
         """
         former = self.latest.get(key)
-        cause = _cause(former, present, load.started)
-        if cause == "invalidated" and former is not None and written <= former.serial:
-            cause = None  # it was dropped otherwise: by its name, or with a session whose id another one has now
+        cause = _cause(former, present, load.started, written)
         if is_miss and cause is not None:
             self.causes[cause] += 1
             self.by_size += cause == "evicted" and former is not None and former.evicted == BY_SIZE
         if former is not None and former.is_stored and load.is_stored and None not in (former.digest, load.digest):
-            is_same = former.digest == load.digest
-            is_unwritten = (present is not None and present == former.expires) or (
-                former.evicted != NOT and written <= former.serial
-            )
-            if is_unwritten and load.started > former.started:
-                self._compare(load.started - former.started, is_same=is_same)
+            is_same, interval = former.digest == load.digest, load.started - former.started
+            is_unwritten = former.evicted != NOT and written <= former.serial
+            if (is_unwritten or present == former.expires) and interval > 0:
+                self.unchanged += is_same
+                self.changed += not is_same
+                self.seconds += interval
+                if self.changed + self.unchanged > _MAX_COMPARED:
+                    self.changed, self.unchanged, self.seconds = self.changed / 2, self.unchanged / 2, self.seconds / 2
             elif is_miss and cause == "invalidated":
                 self.dropped += 1
                 self.dropped_unchanged += is_same
@@ -142,15 +129,8 @@ class Evidence:
                 if not self.is_chosen(other):
                     self.latest.pop(other, None)
 
-    def _compare(self, interval: float, *, is_same: bool) -> None:
-        self.unchanged += is_same
-        self.changed += not is_same
-        self.seconds += interval
-        if self.changed + self.unchanged > _MAX_COMPARED:
-            self.changed, self.unchanged, self.seconds = self.changed / 2, self.unchanged / 2, self.seconds / 2
 
-
-def _cause(former: LastLoad | None, present: float | None, now: float) -> str | None:
+def _cause(former: LastLoad | None, present: float | None, now: float, written: int) -> str | None:
     """Why a call had to be loaded; None if that is not known, as for a hit that its tier did not confirm in time."""
     if present is not None:
         return "expired" if present <= now else None
@@ -160,4 +140,7 @@ def _cause(former: LastLoad | None, present: float | None, now: float) -> str | 
         return "unstored"
     if former.expires <= now:
         return "expired"  # whatever has removed it since: it would have been loaded all the same
-    return "evicted" if former.evicted != NOT else "invalidated"
+    if former.evicted != NOT:
+        return "evicted"
+    # Else it was dropped by its name, or with a session whose id another one has now.
+    return "invalidated" if written > former.serial else None

@@ -1,8 +1,8 @@
 """Leases: until when local copies of the values of tiers may be served.
 
 A copy is served only while its tier knows of every write that could have changed it. Each hit has to ask that, and must
-not pay for it with a call. So a `Lease` gives its answer as data: a word to compare, and maybe a `Term`. The generated
-body of a tool reads both inline (`engine.body`); only where they do not say yes is the lease asked by a call.
+not pay for it with a call. So a `Lease` gives its answer as data, which the generated body of a tool reads inline
+(`engine.body`): a word to compare, and maybe a `Term`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ _AFTER_EVERY_TERM: Final[Callable[[], float]] = float("inf").__pos__  # in C
 
 class Page(Protocol):
     """What a lease reads at each hit: a list of a number, or a memory view of format ``Q`` on memory that processes
-    share. It can be read for as long as a lease refers to it, also after its tier was closed. A number that has meant
-    that copies are not valid does not come back to mean that they are. Below 2**30 it is compared 5 ns faster.
+    share. A number that has meant that copies are not valid does not come back to mean that they are.
     """
 
     def __getitem__(self, index: int, /) -> int: ...
@@ -62,14 +61,8 @@ class Lease:
     """The trust in local copies of a tier's values.
 
     They may be served while ``page[0] == stamp`` and, if there is a `term`, while ``term.clock() < term.until``. A hit
-    makes these two comparisons itself, and calls `renew` if one of them fails.
-
-    Without arguments, it lets no copy be served.
-
-    Attributes:
-        page: its first item is read at each hit.
-        stamp: what was there when the copies were last known to be valid; `ENDED` if nothing is to match.
-        term: None if the page alone says it.
+    makes these two comparisons itself, and calls `renew` if one of them fails. Without arguments, it lets no copy be
+    served.
     """
 
     __slots__ = ("__weakref__", "page", "stamp", "term")
@@ -80,7 +73,7 @@ class Lease:
         self.term = term
 
     def is_valid(self) -> bool:
-        """Whether the copies may be served now. The generated body repeats the first test."""
+        """Whether the copies may be served now."""
         term = self.term
         return (self.page[0] == self.stamp and (term is None or term.clock() < term.until)) or self.renew()
 
@@ -99,10 +92,7 @@ UNTRUSTED: Final = Lease()
 
 
 class CombinedLease(Lease):
-    """The lease in copies that depend on several: they are served while all of these are valid.
-
-    Each hit asks them all, by a call.
-    """
+    """The lease in copies that depend on several: each hit asks all of them, by a call."""
 
     __slots__ = ("parts",)
 

@@ -4,20 +4,17 @@ An `Entry` is a value with its expiry, its load time, its tags and the version u
 `Store` holds the entries of one tool in one scope, the least recently used first. Nothing lists its entries by their
 tags: whoever meets an entry asks `Store.is_current`, and a stale one is removed then. The rule: `core.versions`.
 
-The owner of a store calls `insert`, `discard`, `evict`, `sweep`, `shorten` and `drop_all` under the lock of the
-versions. Hits take none: `lookup` and `touch` are bound C methods of the current mapping, each atomic. Dropping
-everything swaps the mapping; the old one is returned, to be freed outside of the lock.
+The owner of a store calls `insert`, `discard`, `evict`, `sweep` and `drop_all` under the lock of the versions. Hits
+take none: `lookup`, `peek` and `touch` are bound C methods of the current mapping, each atomic. Dropping everything
+swaps the mapping; the old one is returned, to be freed outside of the lock.
 """
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping
-from heapq import heapify, heappop, heappush, heapreplace
-from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from agent_cache.core.evidence import BY_NUMBER, BY_SIZE
 from agent_cache.core.lease import Lease
@@ -26,11 +23,11 @@ from agent_cache.core.versions import VERSIONS, EntryTag, Versions, Written
 from agent_cache.values.canonical import MISSING, size_of
 from agent_cache.values.copies import faster
 
-__all__ = ["NEVER", "Entry", "Lookup", "Sizes", "Store", "Tool", "UnsharedEntry", "entry_size"]
+__all__ = ["NEVER", "Entry", "Lookup", "Sizes", "Store", "UnsharedEntry", "entry_size"]
 
 NEVER: Final = float("inf")
 
-NO_VERSIONS: Final[Mapping[Any, Any]] = MappingProxyType({})
+_NOTHING: Final[Mapping[Any, Any]] = {}
 
 
 class Entry:
@@ -80,7 +77,7 @@ class Entry:
         self.size = size
         self.lease = lease
         self.kept_for = kept_for
-        self.versions: Mapping[Any, Any] = NO_VERSIONS
+        self.versions: Mapping[Any, Any] = _NOTHING
         self.failure: Exception | None = None
         self.copies = 0
 
@@ -110,9 +107,9 @@ class Entry:
 
     def value_at(self, now: float) -> Any:
         """The value for a hit at this clock reading; `MISSING` if it has expired, or its tiers are not trusted now."""
+        lease = self.lease
         if now >= self.expires:
             return MISSING
-        lease = self.lease
         if lease is not None:  # as Lease.is_valid(), without the call
             term = lease.term
             is_valid = lease.page[0] == lease.stamp and (term is None or term.clock() < term.until)
@@ -144,45 +141,21 @@ class UnsharedEntry(Entry):
         return MISSING
 
 
-_TAG_SIZE: Final = 100
-"""Bytes of one tag of an entry, its text and its place in a tuple."""
-
-
 def entry_size(stored: Any, key: Hashable, tags: tuple[Tag | EntryTag, ...]) -> int:
     """Estimate the bytes of an entry: what is stored (the value, or what makes its copies), its key, and its tags."""
-    return size_of(key, tags, stored) + _TAG_SIZE * len(tags)
+    return size_of(key, tags, stored) + 100 * len(tags)
 
 
 # The store
 
 Lookup = Callable[[Hashable], "Entry | None"]
 
-
-class Tool(Protocol):
-    """What a store knows of its tool.
-
-    Attributes:
-        number: its number in the tags of its entries.
-        is_named: whether any of its entries was ever written by its key. Until then none is asked for.
-    """
-
-    number: int
-    is_named: bool
-
-
-def _no_entry(_key: Hashable) -> None:
-    """Takes the place of `Store.lookup` while the store is switched off."""
-
-
-_NO_LOADS: Final[Mapping[Hashable, Any]] = MappingProxyType({})
-
-
 _NEWEST: Final = object()
 """The key of the newest entry in what was dropped."""
 
 
-def _let_go(_entry: Entry) -> None:
-    """Nobody is told of an entry that is gone."""
+def _no_entry(_key: Hashable) -> None:
+    """Takes the place of `Store.lookup` while the store is switched off."""
 
 
 class Store:
@@ -191,7 +164,8 @@ class Store:
     Args:
         maxsize: how many entries it holds at most; dead ones are dropped first, then the least recently used. None for
             no bound.
-        tool: the operation whose results it holds.
+        tool: the operation whose results it holds: it has a `number`, and `is_named` says whether any of its entries
+            was ever written by its key.
         owner: the session it belongs to; None for the global scope.
         static: tags that every entry depends on.
         versions: what its entries are checked by.
@@ -201,24 +175,25 @@ class Store:
         requests: the requests that tiers were sent for calls, by key. Bounded.
         is_open: False once its session has ended: nothing is stored any more.
         lookup: the entry under a key, or None: whether it is current is still to be asked.
+        peek: the same, also while the store is switched off. Neither counts as a use.
         touch: makes a key the most recently used; raises KeyError if it is not there.
         newest: the entry that was used last.
         bytes: the sum of the sizes of the entries.
-        sizes: the sum over several stores that this one counts in; None for a store on its own.
-        recorded: what `sizes` has on record for it: at least `bytes`.
+        sizes: the sum over several stores that this one counts in, None for a store on its own; `is_counted` there.
         stats: the counters of its tool.
         latest: the latest loads that its owner remembers, to be told of evictions: see `core.evidence`.
         session: the id of the session that the entries belong to, which is a part of the keys there; None without one.
-        let_go: told of each entry that was found stale.
+        let_go: told of each entry that was found stale; None if nobody is.
     """
 
     __slots__ = (
-        "__weakref__", "_data", "_gate", "_own", "_shown", "_unswept", "bytes", "flights", "is_open", "latest",
-        "let_go", "lookup", "maxsize", "newest", "owner", "recorded", "requests", "session", "sizes", "static", "stats",
-        "tool", "touch", "versions",
+        "__weakref__", "_data", "_gate", "_own", "_shown", "_unswept", "bytes", "flights", "is_counted", "is_open",
+        "latest", "let_go", "lookup", "maxsize", "newest", "owner", "peek", "requests", "session", "sizes", "static",
+        "stats", "tool", "touch", "versions",
     )  # fmt: skip
 
     lookup: Lookup
+    peek: Lookup
     touch: Callable[[Hashable], None]
 
     def __init__(
@@ -229,11 +204,7 @@ class Store:
         static: tuple[Tag, ...] = (),
         versions: Versions = VERSIONS,
     ) -> None:
-        self.maxsize = maxsize
-        self.versions = versions
-        self.tool = tool
-        self.owner = owner
-        self.static = static
+        self.maxsize, self.tool, self.owner, self.static, self.versions = maxsize, tool, owner, static, versions
         self._own: Written | None = None if owner is None else versions.of_session(owner)
         self.flights: dict[tuple[Hashable, object], Any] = {}
         self.requests: dict[Hashable, Any] = {}
@@ -241,20 +212,21 @@ class Store:
         self._shown: tuple[dict[str, Any], str] | None = None
         self._gate: Callable[[Lookup], Lookup] | None = None
         self.sizes: Sizes | None = None
-        self.recorded = 0
+        self.is_counted = False
         self.stats: Any = None
-        self.latest: Mapping[Hashable, Any] = _NO_LOADS
+        self.latest: Mapping[Hashable, Any] = _NOTHING
         self.session: str | None = None if owner is None else owner.session_id
-        self.let_go: Callable[[Entry], object] = _let_go
-        self._renew()
+        self.let_go: Callable[[Entry], object] | None = None
+        self._renew(is_on=True)
 
-    def _renew(self) -> None:
+    def _renew(self, *, is_on: bool) -> None:
         self._data: OrderedDict[Hashable, Entry] = OrderedDict()
         self._unswept: list[Hashable] = []  # keys that `sweep` has not come to yet
         self.bytes = 0
-        self.switch(on=True)
+        self.peek = self._data.get
         self.touch = self._data.move_to_end
         self.newest: Entry | None = None
+        self.switch(on=is_on)
 
     def __del__(self) -> None:
         if self.bytes and self.sizes is not None:
@@ -266,35 +238,29 @@ class Store:
     def __contains__(self, key: Hashable) -> bool:
         return key in self._data
 
-    def peek(self, key: Hashable) -> Entry | None:
-        """The entry under a key, also while the store is switched off, without counting as a use."""
-        return self._data.get(key)
-
     def keys(self) -> list[Hashable]:
         """All keys, least recently used first."""
         return list(self._data)
 
     # Whether an entry counts
 
-    def tags_of(self, key: Hashable, tags: tuple[Tag | EntryTag, ...]) -> tuple[Tag | EntryTag, ...]:
-        """What the entry under a key depends on: these tags, and its own if any entry was ever written by its key."""
-        tool = self.tool
-        return (*tags, (tool.number, key)) if tool.is_named else tags
-
     def is_touched(self, key: Hashable, tags: tuple[Tag | EntryTag, ...], since: int) -> bool:
         """Whether a write that is newer than this version concerns an entry or a load with these tags."""
-        if since == self.versions.now:
+        versions, own, tool = self.versions, self._own, self.tool
+        if since == versions.now:
             return False
-        tags = self.tags_of(key, tags)
-        return self.versions.touches(tags, since) or (self._own is not None and self._own.touches(tags, since))
+        if tool.is_named:
+            tags = (*tags, (tool.number, key))
+        return versions.touches(tags, since) or (own is not None and own.touches(tags, since))
 
-    def is_held(self, key: Hashable, tags: tuple[Tag | EntryTag, ...]) -> bool:
-        """Whether a write that runs, or may still take effect, keeps an entry with these tags from being stored."""
-        own = self._own
-        if not self.versions.held and (own is None or not own.held):
-            return False
-        tags = self.tags_of(key, tags)
-        return self.versions.holds(tags) or (own is not None and own.holds(tags))
+    def is_held(self, key: Hashable, tags: tuple[Tag | EntryTag, ...], beside: Any = None) -> bool:
+        """Whether a write, but for that of the hold `beside`, keeps an entry with these tags from being stored, since
+        it runs, or may still take effect.
+        """
+        versions, own, tool = self.versions, self._own, self.tool
+        if tool.is_named:
+            tags = (*tags, (tool.number, key))
+        return versions.holds(tags, beside) or (own is not None and own.holds(tags, beside))
 
     def may_take(self, key: Hashable, tags: tuple[Tag | EntryTag, ...], since: int) -> bool:
         """Whether a load with these tags, which began with this version, may be stored: no later write concerns it, and
@@ -305,22 +271,18 @@ class Store:
             return True
         return not (self.is_touched(key, tags, since) or self.is_held(key, tags))
 
-    def is_held_beside(self, hold: Any, key: Hashable, tags: tuple[Tag | EntryTag, ...]) -> bool:
-        """The same for another write than the one that has this hold."""
-        return self.versions.is_held_beside(hold, self.tags_of(key, tags), self._own)
-
     def is_current(self, key: Hashable, entry: Entry) -> bool:
         """Whether an entry that was found under a key counts now. If not, it is removed."""
         now = self.versions.now  # first: a write that comes meanwhile is met the next time
-        if entry.checked == now:
-            return True
-        if self.is_touched(key, entry.tags, entry.checked):
-            with self.versions.lock:
-                if self._data.get(key) is entry:
-                    self.discard(key)
-            self.let_go(entry)
-            return False
-        entry.checked = now
+        if entry.checked != now:
+            if self.is_touched(key, entry.tags, entry.checked):
+                with self.versions.lock:
+                    if self._data.get(key) is entry:
+                        self.discard(key)
+                if self.let_go is not None:
+                    self.let_go(entry)
+                return False
+            entry.checked = now
         return True
 
     def find(self, key: Hashable) -> Entry | None:
@@ -336,23 +298,20 @@ class Store:
 
     def switch(self, *, on: bool) -> None:
         """Switch lookups on or off. Entries stay, and can be dropped, either way."""
-        self.lookup = self._data.get if on else _no_entry
-        self._show()
+        self.lookup = self.peek if on else _no_entry
+        if self._shown is not None:
+            names, name = self._shown
+            names[name] = self.lookup if self._gate is None else self._gate(self.lookup)
 
     def show_in(self, names: dict[str, Any], name: str) -> None:
         """Keep `lookup` among the global names of generated code, too, under this name."""
         self._shown = names, name
-        self._show()
+        self.switch(on=self.lookup is not _no_entry)
 
     def sample(self, gate: Callable[[Lookup], Lookup] | None) -> None:
         """Let generated code look up entries by what `gate` makes of `lookup`; None for `lookup` itself."""
         self._gate = gate
-        self._show()
-
-    def _show(self) -> None:
-        if self._shown is not None:
-            names, name = self._shown
-            names[name] = self.lookup if self._gate is None else self._gate(self.lookup)
+        self.switch(on=self.lookup is not _no_entry)
 
     # Changes
 
@@ -365,47 +324,33 @@ class Store:
         self.newest = entry
 
     def insert(self, key: Hashable, entry: Entry, now: float) -> tuple[Entry | None, list[Entry]]:
-        """Insert or replace an entry.
-
-        Args:
-            now: the clock reading.
+        """Insert or replace an entry at this clock reading.
 
         Returns:
             The entry that was evicted for it, if one was, and the dead ones that were dropped.
         """
-        data = self._data
+        data, swept = self._data, list[Entry]()
         if key in data:
             self.discard(key)
-        data[key] = entry
-        self.newest = entry
+        data[key] = self.newest = entry
         if entry.size:
             self._resize(entry.size)
-        if self.maxsize is None:
-            return None, self.sweep(now)
-        if len(data) <= self.maxsize:
-            return None, []
-        swept = self.sweep(now)
-        if len(data) <= self.maxsize:
-            return None, swept
-        key, oldest = data.popitem(last=False)
-        if self.latest:
-            self._note_evicted(key, BY_NUMBER)
-        if oldest.size:
-            self._resize(-oldest.size)
-        return oldest, swept
+        if self.maxsize is None or len(data) > self.maxsize:
+            swept = self.sweep(now)
+            if self.maxsize is not None and len(data) > self.maxsize:
+                return self.evict(BY_NUMBER), swept
+        return None, swept
 
-    def evict(self) -> Entry:
+    def evict(self, why: int = BY_SIZE) -> Entry:
         """Remove the least recently used entry."""
         key = next(iter(self._data))
-        self._note_evicted(key, BY_SIZE)
+        if self.latest:
+            load = self.latest.get(key if self.session is None else (self.session, key))
+            if load is not None:
+                load.evicted = why
         entry = self.discard(key)
         assert entry is not None
         return entry
-
-    def _note_evicted(self, key: Hashable, why: int) -> None:
-        load = self.latest.get(key if self.session is None else (self.session, key))
-        if load is not None:
-            load.evicted = why
 
     def discard(self, key: Hashable) -> Entry | None:
         """Remove the entry under a key, if there is one."""
@@ -444,14 +389,12 @@ class Store:
 
     def drop_all(self) -> OrderedDict[Hashable, Entry]:
         """Empty the store in constant time. Returns its entries, to be freed outside of the lock."""
-        was_on = self.lookup is not _no_entry
         dropped = self._data
         if self.newest is not None:  # perhaps not in the mapping: a hit may note an entry just as it is dropped
             dropped[_NEWEST] = self.newest
         if self.bytes:
             self._resize(-self.bytes)
-        self._renew()
-        self.switch(on=was_on)
+        self._renew(is_on=self.lookup is not _no_entry)
         return dropped
 
     def close(self) -> OrderedDict[Hashable, Entry]:
@@ -465,24 +408,23 @@ class Store:
             self.sizes.change(self, change)
 
 
-class Sizes:
-    """The sizes of several stores in sum, and which of them is the largest.
+_SAMPLE: Final = 16
+"""How many stores are compared for the largest one, as Redis compares keys for the one that is least used."""
 
-    The stores are in a heap, by the figure that was recorded for each when it last grew. A store that has shrunk since
-    is put in its place when it comes to the top, so an insertion takes O(log n) for n stores, and finding the largest
-    as much on average.
+
+class Sizes:
+    """The sizes of several stores in sum, and which of the next few of them is the largest.
 
     Attributes:
         lost: sizes of stores that were freed with entries in them, still to be subtracted.
     """
 
-    __slots__ = ("_heap", "_limit", "_serial", "_total", "lost")
+    __slots__ = ("_limit", "_place", "_stores", "_total", "lost")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, weakref.ref[Store]]] = []
+        self._stores: list[weakref.ref[Store]] = []
+        self._place = self._total = 0
         self._limit = 64
-        self._serial = itertools.count()
-        self._total = 0
         self.lost: deque[int] = deque()  # appended to by the garbage collector, on any thread
 
     @property
@@ -493,32 +435,32 @@ class Sizes:
         return self._total
 
     def change(self, store: Store, change: int) -> None:
-        """Count a change of a store, and record the store if it has grown."""
+        """Count a change of a store."""
         self._total += change
-        if store.bytes > store.recorded:
-            store.recorded = store.bytes
-            heappush(self._heap, (-store.bytes, next(self._serial), weakref.ref(store)))
-            if len(self._heap) > self._limit:
-                self._compact()
+        if not store.is_counted:
+            store.is_counted = True
+            self._stores.append(weakref.ref(store))
+            if len(self._stores) > self._limit:
+                self._stores = [one for one in self._stores if one() is not None]
+                self._limit = max(64, 2 * len(self._stores))
 
     def largest(self) -> Store | None:
-        """The store of the largest size; None if all are empty."""
-        heap = self._heap
-        while heap:
-            size, _, reference = heap[0]
-            store = reference()
-            if store is None or store.recorded != -size:  # freed, or recorded again since
-                heappop(heap)
-            elif store.bytes == store.recorded:
-                return store if store.bytes else None
-            else:
-                store.recorded = store.bytes
-                heapreplace(heap, (-store.bytes, next(self._serial), reference))
-        return None
-
-    def _compact(self) -> None:
-        """Remove the records that are out of date. The heap has doubled since it was last done."""
-        stores = [(record, record[2]()) for record in self._heap]
-        self._heap = [record for record, store in stores if store is not None and store.recorded == -record[0]]
-        heapify(self._heap)
-        self._limit = max(64, 2 * len(self._heap))
+        """The largest of the next 16 stores that are not empty, of all if there are no more; None if all are empty."""
+        found: Store | None = None
+        most = seen = 0
+        stores = self._stores
+        while seen < min(_SAMPLE, len(stores)):
+            place = self._place % len(stores)
+            store = stores[place]()
+            size = 0 if store is None else store.bytes
+            if store is None or not size:
+                if store is not None:
+                    store.is_counted = False
+                stores[place] = stores[-1]
+                stores.pop()
+                continue
+            if size > most:
+                found, most = store, size
+            self._place = place + 1
+            seen += 1
+        return found

@@ -57,12 +57,8 @@ def paths_read(tag: Tag | EntryTag) -> tuple[Path, ...]:
     """The paths whose versions concern what depends on a tag."""
     if isinstance(tag, tuple):
         return (tag, (tag[0], _BELOW)) if len(tag) == 1 else (tag, tag[:1])
-    at = tag.find(":")
-    if at < 0:
+    if ":" not in tag:
         return tag, tag + ":*"
-    last = tag.rfind(":")
-    if at == last:
-        return tag, tag + ":*", tag[:at]
     return tag, tag + ":*", *ancestors(tag)
 
 
@@ -70,65 +66,15 @@ def paths_written(tag: Tag | EntryTag) -> tuple[Path, ...]:
     """The paths that a write of a tag gives a version."""
     if isinstance(tag, tuple):
         return (tag,) if len(tag) == 1 else (tag, (tag[0], _BELOW))
-    at = tag.find(":")
-    if at < 0:
+    if ":" not in tag:
         return (tag,)
-    if at == tag.rfind(":"):
-        return tag, tag[:at] + ":*"
     return tag, *[above + ":*" for above in ancestors(tag)]
 
 
-class Written:
-    """What was written lately, and what is held: in the whole process, or by writes that are limited to one session.
-
-    Attributes:
-        known: the paths that were written lately with their versions, the generation before that, and the version
-            below which nothing is known. Replaced as one, so that a reader has three that belong together.
-        held: how many holds each path has.
-    """
-
-    __slots__ = ("__weakref__", "_rotated", "held", "known")
-
-    def __init__(self) -> None:
-        self.known: tuple[dict[Path, int], dict[Path, int], int] = ({}, {}, 0)
-        self.held: dict[Path, int] = {}
-        self._rotated = 0
-
-    def touches(self, tags: Iterable[Tag | EntryTag], since: int) -> bool:
-        """Whether a write that is newer than this version concerns what depends on any of these tags. Takes no lock."""
-        latest, former, floor = self.known
-        if since < floor:
-            return True
-        if former:
-            for tag in tags:
-                for path in paths_read(tag):
-                    if latest.get(path, 0) > since or former.get(path, 0) > since:
-                        return True
-        elif latest:
-            for tag in tags:
-                for path in paths_read(tag):
-                    if latest.get(path, 0) > since:
-                        return True
-        return False
-
-    def holds(self, tags: Iterable[Tag | EntryTag]) -> bool:
-        """Whether a write that runs, or may still take effect, concerns what depends on any of these tags."""
-        held = self.held
-        return bool(held) and any(path in held for tag in tags for path in paths_read(tag))
-
-    def last(self, tag: Tag) -> int:
-        """The version of the last write that concerns what depends on a tag, as far as it is known."""
-        latest, former, _ = self.known
-        return max([max(latest.get(path, 0), former.get(path, 0)) for path in paths_read(tag)])
-
-    def rotate(self, version: int) -> dict[Path, int]:
-        """Begin a generation with this version. The caller holds the lock. Returns the one that is dropped, for the
-        caller to free it after that.
-        """
-        latest, former, _ = self.known
-        self.known = {}, latest, self._rotated
-        self._rotated = version - 1
-        return former
+def _all_paths(tags: Iterable[Tag | EntryTag], bare: Iterable[str]) -> tuple[Path, ...]:
+    paths = dict.fromkeys([path for tag in tags for path in paths_written(tag)])
+    paths.update(dict.fromkeys([root + ":*" for root in bare]))
+    return tuple(paths)
 
 
 class Hold:
@@ -143,22 +89,78 @@ class Hold:
     Attributes:
         paths: what it holds.
         since: the version that its begin has given; 0 before.
-        added, released: how many of its places (each path in each scope) are counted, and were given up again.
+        until: the clock reading until which it holds, if it has ended and may still take effect.
     """
 
-    __slots__ = ("added", "late", "paths", "released", "scopes", "since")
+    __slots__ = ("late", "paths", "scopes", "since", "until")
 
     def __init__(
         self,
-        tags: Iterable[Tag | EntryTag],
+        tags: Sequence[Tag | EntryTag],
         bare: Iterable[str] = (),
         scopes: Sequence[Written] | None = None,
         late: tuple[str, ...] = (),
     ) -> None:
-        self.paths = _all_paths(tags, bare)
+        self.paths = paths_written(tags[0]) if len(tags) == 1 and not bare else _all_paths(tags, bare)
         self.scopes = (VERSIONS,) if scopes is None else scopes
         self.late = late
-        self.since = self.added = self.released = 0
+        self.since = 0
+        self.until: float | None = None
+
+
+class Written:
+    """What was written lately, and what is held: in the whole process, or by writes that are limited to one session.
+
+    Attributes:
+        known: the paths that were written lately with their versions, the generation before that, and the version
+            below which nothing is known. Replaced as one, so that a reader has three that belong together.
+        held: the holds of each path.
+    """
+
+    __slots__ = ("__weakref__", "_rotated", "held", "known")
+
+    def __init__(self) -> None:
+        self.known: tuple[dict[Path, int], dict[Path, int], int] = ({}, {}, 0)
+        self.held: dict[Path, set[Hold]] = {}
+        self._rotated = 0
+
+    def touches(self, tags: Iterable[Tag | EntryTag], since: int) -> bool:
+        """Whether a write that is newer than this version concerns what depends on any of these tags. Takes no lock."""
+        latest, former, floor = self.known
+        if since < floor:
+            return True
+        if latest:
+            for tag in tags:
+                for path in paths_read(tag):
+                    if latest.get(path, 0) > since or (former and former.get(path, 0) > since):
+                        return True
+        return False
+
+    def holds(self, tags: Iterable[Tag | EntryTag], beside: Hold | None = None) -> bool:
+        """Whether a write, but for that of the hold `beside`, concerns what depends on any of these tags, since it
+        runs, or may still take effect.
+        """
+        if self.held:
+            for tag in tags:
+                for path in paths_read(tag):
+                    found = self.held.get(path)
+                    if found and (len(found) > 1 or beside not in found or beside.until is not None):
+                        return True
+        return False
+
+    def last(self, tag: Tag) -> int:
+        """The version of the last write that concerns what depends on a tag, as far as it is known."""
+        latest, former, _ = self.known
+        return max([max(latest.get(path, 0), former.get(path, 0)) for path in paths_read(tag)])
+
+    def rotate(self, version: int) -> dict[Path, int]:
+        """Begin a generation with this version. The caller holds the lock. Returns the one that is dropped, for the
+        caller to free it after that.
+        """
+        latest, former, _ = self.known
+        self.known = {}, latest, self._rotated
+        self._rotated = version - 1
+        return former
 
 
 class Versions(Written):
@@ -227,19 +229,19 @@ class Versions(Written):
             self.now = version
         return version
 
-    # Holds
+    # Holds. An interrupt can come wherever something has been called, so each step may be done twice.
 
-    # An interrupt can come wherever something has been called, and at the end of a turn of a loop. So a place and the
-    # number of places change with no call between them.
-
-    def begin(self, hold: Hold) -> None:
+    def begin(self, hold: Hold) -> int:
         """Begin a write: give what it names a version, and hold it until `end`, which follows also if this is
-        interrupted.
+        interrupted. Returns the version.
         """
         with self.lock:
             self.running.add(hold)
-            hold.since = self._enter(hold.paths, hold.scopes)
-            self._add(hold)
+            version = hold.since = self._enter(hold.paths, hold.scopes)
+            for scope in hold.scopes:
+                for path in hold.paths:
+                    scope.held.setdefault(path, set()).add(hold)
+        return version
 
     def end(
         self, hold: Hold, tags: Iterable[Tag | EntryTag] = (), bare: Iterable[str] = (), until: float | None = None
@@ -256,17 +258,24 @@ class Versions(Written):
         Returns:
             The version.
         """
-        paths = hold.paths
         if tags or bare:
-            paths += _all_paths(tags, bare)
+            hold.paths = tuple(dict.fromkeys(hold.paths + _all_paths(tags, bare)))
         with self.lock:
-            if until is not None and hold in self.running:
-                further = Hold((), (), hold.scopes)
-                further.paths = tuple(dict.fromkeys(paths))
-                heapq.heappush(self.timed, (until, next(self._numbers), further))
-                self._add(further)
-            version = self._enter(paths, hold.scopes)
-            self._release(hold)
+            if until is not None:
+                version = self.begin(hold)
+                heapq.heappush(self.timed, (until, next(self._numbers), hold))
+                hold.until = until
+            else:
+                version = self._enter(hold.paths, hold.scopes)
+            if hold.until is None:
+                for scope in hold.scopes:
+                    for path in hold.paths:
+                        found = scope.held.get(path)
+                        if found is not None:
+                            found.discard(hold)
+                            if not found:
+                                scope.held.pop(path, None)
+            self.running.discard(hold)
         return version
 
     def expire(self, now: float) -> None:
@@ -274,76 +283,30 @@ class Versions(Written):
         with self.lock:
             while self.timed and self.timed[0][0] <= now:
                 item = self.timed[0]
-                self._enter(item[2].paths, item[2].scopes)
-                self._release(item[2])
+                item[2].until = None
+                self.end(item[2])
                 if self.timed[0] is item:
                     heapq.heappop(self.timed)
                 else:  # a finalizer has ended a write meanwhile
                     self.timed.remove(item)
                     heapq.heapify(self.timed)
 
-    def _add(self, hold: Hold) -> None:
-        paths = hold.paths
-        for scope in hold.scopes:
-            held = scope.held
-            for path in paths:
-                if path in held:
-                    held[path] += 1
-                else:
-                    held[path] = 1
-                hold.added += 1
-
-    def _release(self, hold: Hold) -> None:
-        """Hold no more. May be repeated, if it was interrupted."""
-        self.running.discard(hold)
-        size = len(hold.paths)
-        while hold.released < hold.added:
-            held, path = hold.scopes[hold.released // size].held, hold.paths[hold.released % size]
-            if held[path] > 1:
-                held[path] -= 1
-            else:
-                del held[path]
-            hold.released += 1
-
-    def is_held_beside(self, hold: Hold, tags: Iterable[Tag | EntryTag], scope: Written | None) -> bool:
-        """Whether another write holds what depends on these tags. The caller holds the lock."""
-        with self.lock:
-            paths = {path for tag in tags for path in paths_read(tag)}
-            for one in (self,) if scope is None else (self, scope):
-                own = hold.paths if one in hold.scopes and hold in self.running else ()
-                if any(path in paths and count > own.count(path) for path, count in list(one.held.items())):
-                    return True
-        return False
-
     def release_all(self) -> None:
         """Hold nothing any more. For tests, between which nothing goes on."""
-        with self.lock:
-            for hold in [*self.running, *[hold for _, _, hold in self.timed]]:
-                self._enter(hold.paths, hold.scopes)
-                self._release(hold)
-            self.timed.clear()
-
-    # Forks: the lock is taken around them, so that nothing is half done in the child
+        self.expire(float("inf"))
+        for hold in list(self.running):
+            self.end(hold)
 
     def after_fork(self) -> None:
-        """In the child: what the parent was writing ends there, and nobody would end it here."""
+        """In the child, with the lock that was taken before the fork: what the parent was writing ends there, and
+        nobody would end it here.
+        """
         try:
             for hold in list(self.running):
-                self._enter((*hold.paths, *hold.late), hold.scopes)
-                self._release(hold)
+                self.end(hold, hold.late)
             self.now += 1
         finally:
             self.lock.release()
-
-
-def _all_paths(tags: Iterable[Tag | EntryTag], bare: Iterable[str]) -> tuple[Path, ...]:
-    paths: dict[Path, None] = {}
-    for tag in tags:
-        for path in paths_written(tag):
-            paths[path] = None
-    for root in bare:
-        paths[root + ":*"] = None
-    return tuple(paths)
 
 
 VERSIONS: Final = Versions()

@@ -430,9 +430,8 @@ class Write(Hold):
             kept: list[Fill] = []
             for call, entry in fills:
                 flight, store = call.flight, call.flight.store
-                if not store.is_touched(flight.key, entry.tags, flight.since) and not store.is_held_beside(
-                    self, flight.key, entry.tags
-                ):
+                is_touched = store.is_touched(flight.key, entry.tags, flight.since)
+                if not is_touched and not store.is_held(flight.key, entry.tags, beside=self):
                     kept.append(Fill(call, entry))
             # What loads one of these entries now is older, whatever the write turns out to touch.
             entries = tags_of_keys([(call.operation, call.key) for call, _ in kept])

@@ -214,7 +214,7 @@ def test_a_session_asks_for_what_was_written_in_it_too():
     VERSIONS.begin(hold)
     assert store.find("k") is None
     assert store.is_held("k", ("note",))
-    assert not store.is_held_beside(hold, "k", ("note",))
+    assert not store.is_held("k", ("note",), beside=hold)
     VERSIONS.end(hold, ["note"])
     assert not store.is_held("k", ("note",))
 

@@ -180,12 +180,12 @@ def test_a_write_that_ends_while_others_expire_holds_what_it_names(versions: Ver
 
 def test_a_write_knows_its_own_hold_from_those_of_others(versions: Versions):
     one = begun(versions, ["order:7"])
-    assert not versions.is_held_beside(one, ["order:7", "cart"], None)
+    assert not versions.holds(["order:7", "cart"], one)
     begun(versions, ["cart"])
-    assert versions.is_held_beside(one, ["order:7", "cart"], None)
-    assert not versions.is_held_beside(one, ["order:7"], None)
+    assert versions.holds(["order:7", "cart"], one)
+    assert not versions.holds(["order:7"], one)
     begun(versions, ["order"])
-    assert versions.is_held_beside(one, ["order:7"], None)
+    assert versions.holds(["order:7"], one)
 
 
 @pytest.mark.parametrize("until", [None, 5.0])
@@ -223,9 +223,9 @@ def test_a_write_that_is_limited_to_sessions_concerns_them_alone(versions: Versi
     assert own.holds(["note"])
     assert not versions.touches(["note"], since)
     assert not versions.held
-    assert not versions.is_held_beside(hold, ["note"], own)
+    assert not own.holds(["note"], hold)
     other = begun(versions, ["note"], scopes=scopes)
-    assert versions.is_held_beside(hold, ["note"], own)
+    assert own.holds(["note"], hold)
     versions.end(hold, ["note", "draft"], until=5.0)
     since = versions.now
     versions.expire(5.0)
