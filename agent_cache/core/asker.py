@@ -13,7 +13,7 @@ Who asks is part of the key, and what cannot be told apart is not shared:
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from enum import Enum
 from functools import lru_cache
 from operator import itemgetter
@@ -21,9 +21,8 @@ from typing import Any, Final, NamedTuple
 
 from agent_cache.core.contexts import Injected, Place, places_in, sent_by
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
-from agent_cache.values import contents
 from agent_cache.values.canonical import MAX_DEPTH, blake2b, full_name, has_native_state
-from agent_cache.values.contents import BUILTINS, FUNCTIONS, is_data, is_own, leaf_of
+from agent_cache.values.contents import BUILTINS, FUNCTIONS, attributes_of, data_of, inside, is_own, shape_of
 
 __all__ = ["Apart", "UnknownAsker", "asker_in", "fields_in"]
 
@@ -176,8 +175,7 @@ class _Fields:
 
     def add(self, place: Place) -> None:
         """Take what says who asks of a value that may say it."""
-        value, whole = place.value, place.is_whole
-        kind: Any = type(value)
+        value, whole, kind = place.value, place.is_whole, type(place.value)
         if value is None:
             return
         self._values = self._clients = self._ids = 0
@@ -188,37 +186,37 @@ class _Fields:
         if node is not _NOTHING:
             self.found.append((place.name, node))
         is_empty = not self._values and (self._clients or (self._ids and not place.has_ids))
-        if whole and (is_empty or (self._clients and not is_data(kind) and not _is_request(kind))):
+        if whole and (is_empty or (self._clients and not shape_of(kind).is_data and not _is_request(kind))):
             self.doubtful = f"{place.name or 'its context'}, a {full_name(kind)},"
 
     def _node(self, value: Any, *, whole: bool, opened: bool = False) -> Any:
         self._nodes += 1
-        kind: Any = type(value)
-        if kind in BUILTINS and self._nodes <= self._limit:
-            self._values += whole
-            return value if whole else _NOTHING
+        if not whole and type(value) in BUILTINS:
+            return _NOTHING
         if self._nodes > self._limit or len(self._path) >= MAX_DEPTH:
             if whole:
                 raise UnknownAsker(f" has more than {_MAX_FIELDS} fields, or {MAX_DEPTH} levels")
             return _NOTHING
-        leaf = leaf_of(kind)
-        if leaf is not None or id(value) in self._path:  # what is around it counts already
+        kind: Any = type(value)
+        if value.__class__ is not kind and isinstance(value.__class__, type):  # a proxy: what it stands for
+            kind = value.__class__
+            value = kind(value) if kind in BUILTINS else value
+        shape = shape_of(kind)
+        if shape.leaf is not None or id(value) in self._path:  # what is around it counts already
             self._values += whole
-            if leaf is None or not whole:
+            if shape.leaf is None or not whole:
                 return _NOTHING
-            return self._with_attributes((kind.__qualname__, leaf(value)) if is_own(kind) else leaf(value), value, kind)
+            node = shape.leaf(value)
+            is_plain = kind in BUILTINS or not is_own(kind)
+            return node if is_plain else self._with_attributes((kind.__qualname__, node), value, kind)
         self._path.add(id(value))
         try:
-            if value.__class__ is not kind and isinstance(value.__class__, type):  # a proxy: what it stands for
-                kind = value.__class__
-                if kind in BUILTINS:
-                    return self._node(kind(value), whole=whole)
-            if contents.is_container(kind):
+            if shape.is_container:
                 return self._members(value, kind, opened=opened) if whole else _NOTHING
-            reader = _sent_with if _is_request(kind) else contents.reader_of(kind)
-            if reader is None:
+            read = _sent_with if _is_request(kind) else shape.read
+            if read is None:
                 return self._object(value, kind, whole=whole, opened=opened)
-            items = reader(value)
+            items = read(value)
             if not whole and len(items) > _MAX_SMALL:
                 return _NOTHING
             self._values += whole and not items  # what is empty can be compared
@@ -236,7 +234,7 @@ class _Fields:
 
     def _with_attributes(self, node: Any, value: Any, kind: Any) -> Any:
         """The same with what an object of a class of the user's own has beside its value."""
-        found = contents.inside(value, kind) if is_own(kind) and not issubclass(kind, Enum) else None
+        found = inside(value, kind) if is_own(kind) and not issubclass(kind, Enum) else None
         return (node, self._pairs(list(found.items()), kind, whole=True)) if found else node
 
     def _object(self, value: Any, kind: Any, *, whole: bool, opened: bool) -> Any:
@@ -244,40 +242,40 @@ class _Fields:
         if isinstance(value, FUNCTIONS):
             self._clients += 1
             return _NOTHING
-        before, opened = self._values, opened or is_own(kind)
-        if not opened:
-            return self._of_another_package(value, kind, contents.attributes_of(value, kind), whole=whole)
-        properties = [name for name in contents.properties_of(kind) if _meaning_of(name) == "someone"]
-        items = contents.attributes_of(value, kind, properties)
+        if not opened and not is_own(kind):
+            return self._of_another_package(value, kind, whole=whole)
+        before, shape = self._values, shape_of(kind)
+        items = attributes_of(value, kind, [name for name in shape.properties if _meaning_of(name) == "someone"])
         if not whole:
             items = [pair for pair in items if _is_named(pair[0])]
         node = self._pairs(items, kind, whole=whole)
+        # Data may be behind descriptors, as in a row of a database, or behind what computes attributes.
+        is_computed = shape.descriptors or (not items and shape.properties)
         is_lazy = hasattr(kind, "__getattr__") and all(one is None or isinstance(one, FUNCTIONS) for _, one in items)
-        if whole and (is_lazy or (self._values == before and contents.hides_data(kind, is_empty=not items))):
+        if whole and (is_lazy or (self._values == before and is_computed)):
             raise _unreadable(value)
         if not items or has_native_state(kind):
             self._client()
         return [(_CLASS, kind.__qualname__)] if node is _NOTHING and whole and is_own(kind) else node
 
-    def _of_another_package(self, value: Any, kind: Any, items: list[tuple[str, Any]], *, whole: bool) -> Any:
+    def _of_another_package(self, value: Any, kind: Any, *, whole: bool) -> Any:
         """All of an object that holds nothing but values; of a client, what it says of its user."""
-        is_compared = contents.is_compared(kind)
-        if whole and not items and is_compared:
+        items, shape = attributes_of(value, kind), shape_of(kind)
+        if whole and not items and shape.is_compared:
             raise _unreadable(value)
-        if whole and items and (is_compared or not contents.is_standard(kind)):
+        if whole and items and (shape.is_compared or not shape.is_standard):
             before = self._values, self._ids, self.is_named
             outer = self._is_strict, self._nodes, self._limit
             self._is_strict, self._limit = True, min(self._limit, self._nodes + _MAX_SMALL)
             try:  # what may be a client first
-                return self._pairs(sorted(items, key=lambda pair: is_data(type(pair[1]))), kind, whole=True)
+                return self._pairs(sorted(items, key=lambda pair: shape_of(type(pair[1])).is_data), kind, whole=True)
             except Uncacheable:
                 self._values, self._ids, self.is_named = before
             finally:
                 self._is_strict, self._nodes, self._limit = outer
         self._client()
-        kinds: list[Any] = [type(one) for _, one in items]
-        named = [pair for pair, of in zip(items, kinds, strict=True) if pair[1] is not None and leaf_of(of)]
-        return self._pairs([pair for pair in named if _is_named(pair[0])], kind, whole=False)
+        texts = [pair for pair in items if pair[1] is not None and shape_of(type(pair[1])).leaf and _is_named(pair[0])]
+        return self._pairs(texts, kind, whole=False)
 
     def _client(self) -> None:
         if self._is_strict:
@@ -287,12 +285,11 @@ class _Fields:
     def _pairs(self, items: list[tuple[Any, Any]], kind: Any, *, whole: bool) -> Any:
         kept: list[tuple[str, Any]] = []
         for key, item in items:
-            of: Any = type(item)
             name = key if isinstance(key, str) else f"key {self._key(key)!r}"
             meaning, before, node = _meaning_of(name), self._values, _NOTHING
             if meaning == "run":
                 self._ids += 1
-                if contents.reader_of(of) is not None and not name.startswith("__pregel"):
+                if shape_of(type(item)).read is not None and not name.startswith("__pregel"):
                     node = self._node(item, whole=False)  # no id, whatever its name
             else:
                 try:
@@ -306,20 +303,15 @@ class _Fields:
                 kept.append((name, node))
             if len(self._path) == 1 and (node is _NOTHING or _is_class(node)):
                 self.passed.append(name)
-        if whole and kind is not dict and is_own(kind) and not issubclass(kind, tuple):
-            kept += self._of_class(kind, {name for name, _ in items})
+        if whole and kind is not dict and is_own(kind) and not issubclass(kind, tuple):  # the data of the class counts
+            before, names = self._values, {name for name, _ in items}
+            data = [(name, getattr(kind, name)) for name in data_of(kind) if name not in names]
+            node = self._pairs(data, dict, whole=True)
+            self._values = before  # it makes no object comparable
+            kept += [] if node is _NOTHING else node
         if kept and not issubclass(kind, Mapping):
             kept.append((_CLASS, kind.__qualname__))
-        kept.sort(key=itemgetter(0))
-        return kept or _NOTHING
-
-    def _of_class(self, kind: Any, known: Container[Any]) -> list[tuple[str, Any]]:
-        """What counts of the data of a class. It makes no object comparable."""
-        before = self._values
-        data = [(name, getattr(kind, name)) for name in contents.data_of(kind) if name not in known]
-        node = self._pairs(data, dict, whole=True)
-        self._values = before
-        return [] if node is _NOTHING else node
+        return sorted(kept, key=itemgetter(0)) or _NOTHING
 
     def _key(self, key: Any) -> Any:
         found = self._node(key, whole=True)

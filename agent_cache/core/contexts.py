@@ -1,8 +1,7 @@
 """What frameworks hand to a tool beside the model's arguments, what its body asks them for, and who asks in it.
 
-Parameters that a framework fills in, contexts and dependencies, are recognised by class name *and* defining package,
-where need be from the text of the annotation: nothing is imported and nothing is evaluated. A class of the user's own
-that is called ``Context`` is an argument like any other.
+Parameters that a framework fills in, contexts and dependencies, are recognised by class name *and* defining package:
+nothing is imported. A class of the user's own that is called ``Context`` is an argument like any other.
 
 `core.asker` decides what counts of a value that is found here. A body is followed into what the user's program has of
 the names in it: functions, methods, properties and constructors of classes, partial functions, and tables of functions.
@@ -244,6 +243,8 @@ def _role_of_dependency(value: Any) -> Role | None:
 
 
 def _role_of_object(kind: Any) -> Role | None:
+    if type(kind) is _StandIn and not is_context(kind.__name__, kind.__module__):
+        kind = getattr(sys.modules.get(kind.__module__), kind.__name__, kind)
     role = _role_of_dependency(kind)
     if role is not None:
         return role
@@ -258,56 +259,50 @@ def _role_of_object(kind: Any) -> Role | None:
 
 def _role_of_hint(hint: Any, function: Callable[..., Any]) -> Role | None:
     if isinstance(hint, str | typing.ForwardRef):
+        text = hint if isinstance(hint, str) else hint.__forward_arg__
         try:
-            text = hint if isinstance(hint, str) else hint.__forward_arg__
-            return _role_in_tree(ast.parse(text.strip(), mode="eval").body, function)
-        except (SyntaxError, ValueError):
+            hint = eval(text.strip(), {}, _Names(function))  # noqa: S307 - the tool's own code, as `get_type_hints` does
+        except Exception:  # noqa: BLE001 - it means nothing here: an argument like any other
             return None
-    origin = typing.get_origin(hint)
+    origin, members = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        return _first(_role_of_hint(member, function) for member in (hint.__origin__, *hint.__metadata__))
-    if origin is typing.Union or origin is UnionType:
-        return _first(_role_of_hint(member, function) for member in typing.get_args(hint))
-    return _role_of_object(origin or hint)
+        members = hint.__origin__, *[one for one in hint.__metadata__ if not isinstance(one, str)]
+    elif origin is not typing.Union and origin is not UnionType:
+        return _role_of_object(origin or hint)
+    return next((role for one in members if (role := _role_of_hint(one, function)) is not None), None)
 
 
-def _first(roles: Iterable[Role | None]) -> Role | None:
-    return next((role for role in roles if role is not None), None)
+class _Names(dict[str, Any]):
+    """What names mean where a function is defined. One that is imported for type checkers only stands for itself."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def __missing__(self, name: str) -> Any:
+        for scope in (getattr(self._function, "__globals__", {}), vars(builtins)):
+            if name in scope:
+                return scope[name]
+        return _stand_in(_imported_by(self._function).get(name, name))
 
 
-def _role_in_tree(node: ast.expr, function: Callable[..., Any]) -> Role | None:
-    members: list[ast.expr]
-    match node:
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            members = [left, right]
-        case ast.Subscript(value=value, slice=inner):
-            is_around = ast.unparse(value).rpartition(".")[2] in ("Annotated", "Optional", "Union")
-            members = [value] if not is_around else inner.elts if isinstance(inner, ast.Tuple) else [inner]
-        case ast.Call(func=called):
-            role = _role_in_tree(called, function)
-            return "value" if role == "state" and (node.args or node.keywords) else role
-        case ast.Constant(value=str(text)):
-            return _role_of_hint(text, function)
-        case ast.Name() | ast.Attribute():
-            return _role_of_name(ast.unparse(node), function)
-        case _:
-            return None
-    return _first(_role_in_tree(member, function) for member in members)
+class _StandIn(type):
+    """A class, or module, that is known by its name alone."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _stand_in(f"{cls.__module__}.{cls.__name__}.{name}")
+
+    def __call__(cls, *_args: Any, **_kwargs: Any) -> Any:
+        return cls
+
+    __getitem__ = __call__
 
 
-def _role_of_name(dotted: str, function: Callable[..., Any]) -> Role | None:
-    """The role of what a name means where a function is defined. A module that is loaded tells what it names."""
-    first, *attributes = dotted.split(".")
-    scope = getattr(function, "__globals__", {})
-    if first in scope or hasattr(builtins, first):
-        found = scope.get(first)
-        for attribute in attributes:
-            found = getattr(found, attribute, None)
-        return _role_of_object(found)
-    module, _, name = ".".join((_imported_by(function).get(first, first), *attributes)).rpartition(".")
-    if is_context(name, module):
-        return CONTEXTS[name][0]
-    return _role_of_object(vars(sys.modules[module]).get(name)) if module in sys.modules else None
+def _stand_in(path: str) -> Any:
+    module, _, name = path.strip(".").rpartition(".")
+    return _StandIn(name, (), {"__module__": module})
 
 
 def _imported_by(function: Callable[..., Any]) -> Mapping[str, str]:

@@ -177,8 +177,6 @@ class PassedOn(Parameters):
 
 # Whether two functions of one name are one tool
 
-_MOST: Final = 10_000  # objects that are compared: tools that bind more are two
-
 
 def called_by(function: Any) -> Any:
     """What a function calls in the end, behind decorators, partials and methods. An object stands for its class."""
@@ -199,72 +197,50 @@ def location_of(function: Callable[..., Any]) -> str:
 
 
 def are_one_tool(function: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """Whether two functions of one name are the same tool: the same definition, which binds the same things.
+    """Whether two functions of one name are the same tool: one definition that binds the same things, or one that was
+    run again, as when a module is reloaded, or a cell of a notebook.
 
-    The same code may have run again, when a module is reloaded, or a cell of a notebook: then the functions and objects
-    that it makes are others, and what they are made of is compared. Within one run of the code, two objects are the
-    same only if they are values, or one object: the state of others may come to differ. Functions that are made inside
-    of another one are never the same, unless they are one.
+    Two objects are the same only if they are values, or one object: the state of others may come to differ. Functions
+    that are made inside of another one are never the same, unless they are one.
     """
-    is_again = called_by(function) is not called_by(other)
-    is_inside = "<locals>" in getattr(called_by(function), "__qualname__", "")
-    return not (is_again and is_inside) and _are_same(function, other, {}, is_again=is_again)
+    one, two = called_by(function), called_by(other)
+    if one is not two and "<lambda>" in one.__qualname__:
+        return bool(one.__code__ == two.__code__)
+    return "<locals>" not in one.__qualname__ if one is not two else _are_same(function, other)
 
 
-def _are_same(one: Any, two: Any, seen: dict[tuple[int, int], Any], *, is_again: bool) -> bool:
-    """Whether two objects are made of the same: `seen` has those that are compared already."""
-    pair = id(one), id(two)
-    if one is two or pair in seen:
+def _are_same(one: Any, two: Any, levels: int = 10) -> bool:
+    """Whether two objects are made of the same."""
+    if one is two:
         return True
-    if len(seen) >= _MOST:
+    if type(one) is not type(two) or levels == 0:
         return False
-    seen[pair] = one, two  # or an id may be another's later
-    (kind, parts), (other_kind, others) = _made_of(one, is_again=is_again), _made_of(two, is_again=is_again)
-    return (
-        kind is not None
-        and kind == other_kind
-        and parts.keys() == others.keys()
-        and all(_are_same(part, others[name], seen, is_again=is_again) for name, part in parts.items())
+    parts, others = _made_of(one), _made_of(two)
+    if parts is None or others is None:
+        try:
+            return key_part(one) == key_part(two)
+        except Exception:  # noqa: BLE001 - no value, or its class does not let it be looked at
+            return False
+    return parts.keys() == others.keys() and all(
+        _are_same(part, others[name], levels - 1) for name, part in parts.items()
     )
 
 
-def _made_of(value: Any, *, is_again: bool) -> tuple[Any, Mapping[Any, Any]]:
-    """What an object is, None if it is nothing but itself, and the parts that it has."""
+def _made_of(value: Any) -> Mapping[Any, Any] | None:
+    """The parts of what binds things; None for anything else."""
     match value:
         case types.FunctionType(__code__=code):
-            cells = zip(code.co_freevars, value.__closure__ or (), strict=True)
-            filled = [(name, cell) for name, cell in cells if cell != types.CellType()]
-            bound = {
-                name: cell.cell_contents for name, cell in filled if name != "__class__"
-            }  # that one is for super()
-            is_named = is_again and "<lambda>" not in code.co_qualname
-            kind = types.FunctionType, value.__module__, code.co_qualname if is_named else code
-            return kind, {**bound, "=": value.__defaults__, "*": value.__kwdefaults__}
+            cells = dict(zip(code.co_freevars, value.__closure__ or (), strict=True))
+            bound = {name: cell.cell_contents for name, cell in cells.items() if cell != types.CellType()}
+            return {**bound, "=": value.__defaults__, "*": value.__kwdefaults__, code: True}
         case functools.partial():
-            return functools.partial, {"func": value.func, "args": value.args, "keywords": value.keywords}
+            return {"func": value.func, "args": value.args, "keywords": value.keywords}
         case types.MethodType():
-            return types.MethodType, {"func": value.__func__, "self": value.__self__}
+            return {"func": value.__func__, "self": value.__self__}
         case types.BuiltinMethodType():
-            return (types.BuiltinMethodType, value.__name__), {"self": value.__self__}
-        case type():
-            return _name_of(value) if is_again else None, {}
+            return {"name": value.__name__, "self": value.__self__}
         case tuple() | list():
-            return type(value), dict(enumerate(value))
+            return dict(enumerate(value))
         case dict():
-            return type(value), value
-    try:
-        return key_part(value), {}
-    except Exception:  # noqa: BLE001 - no value, or its class does not let it be looked at
-        return (_name_of(type(value)), _state(value)) if is_again else (None, {})
-
-
-def _name_of(kind: type) -> tuple[str, str]:
-    return kind.__module__, kind.__qualname__
-
-
-def _state(instance: Any) -> dict[str, Any]:
-    """The attributes that an object has itself."""
-    slots = [slot for kind in type(instance).__mro__ for slot in vars(kind).values()]
-    slots = [slot for slot in slots if isinstance(slot, types.MemberDescriptorType)]
-    filled = {slot.__name__: slot.__get__(instance) for slot in slots if hasattr(instance, slot.__name__)}
-    return {**getattr(instance, "__dict__", {}), **filled}
+            return value
+    return None

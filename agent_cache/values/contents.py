@@ -1,7 +1,7 @@
-"""What a value consists of: itself, its members, its fields, or what is in an object of any class.
+"""What an object consists of: itself, its members, its fields, or what is in it, decided once for each class.
 
-Everything is decided once for each class. An object of the user's own program is what it has in it; one of another
-package may be a client, of which nobody knows what it holds.
+An object of the user's own program is what it has in it; one of another package may be a client, of which nobody knows
+what it holds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import ReferenceType
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
@@ -27,10 +27,13 @@ from agent_cache.values.canonical import (
     text_of_standard_value,
 )
 
-__all__ = [
-    "BUILTINS", "FUNCTIONS", "attributes_of", "data_of", "hides_data", "inside", "is_compared", "is_container",
-    "is_data", "is_own", "is_standard", "leaf_of", "note_program", "properties_of", "reader_of",
-]  # fmt: skip
+__all__ = ["BUILTINS", "FUNCTIONS", "Shape", "attributes_of", "data_of", "inside", "is_own", "note_program", "shape_of"]
+
+BUILTINS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+FUNCTIONS: Final = (
+    types.BuiltinFunctionType, types.FunctionType, types.MethodType, types.ModuleType, ReferenceType, partial, type,
+)  # fmt: skip
+_GROUPS: Final = (Sequence, Set, ValuesView)
 
 # The program
 
@@ -43,52 +46,96 @@ def note_program(module: str) -> None:
     if package not in _OWN:
         _OWN.add(package)
         is_own.cache_clear()
-
-
-def is_standard(kind: Any) -> bool:
-    """Whether a class is of the standard library."""
-    return kind.__module__.partition(".")[0] in sys.stdlib_module_names
+        shape_of.cache_clear()
 
 
 @lru_cache(maxsize=1024)
 def is_own(kind: Any) -> bool:
-    """Whether a class is of the user's program: neither of the standard library nor of an installed package."""
+    """Whether a class is of the user's program: neither of the standard library nor of an installed package, which lies
+    where packages are installed, or beside a record of it.
+    """
     package = kind.__module__.partition(".")[0]
-    if is_standard(kind) or package == "agent_cache":
-        return False
     path = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return package in _OWN or path is None or not _is_installed(package, path)
-
-
-def _is_installed(package: str, path: str) -> bool:
-    """Whether a module lies where packages are installed, or beside a record of its package."""
-    folder, *inside = re.split(rf"[\\/]{re.escape(package)}(?=[\\/.])", path)
-    if not inside:
+    if package in sys.stdlib_module_names or package == "agent_cache":
         return False
-    if {"site-packages", "dist-packages"}.intersection(re.split(r"[\\/]", folder)):
+    folder, *within = re.split(rf"[\\/]{re.escape(package)}(?=[\\/.])", path or "")
+    if package in _OWN or not within:
         return True
     records = Path(folder).glob("*.dist-info/RECORD")
-    return any(re.search(rf"^{re.escape(package)}[/.]", one.read_text("utf-8"), re.MULTILINE) for one in records)
+    return {"site-packages", "dist-packages"}.isdisjoint(re.split(r"[\\/]", folder)) and not any(
+        re.search(rf"^{re.escape(package)}[/.]", one.read_text("utf-8"), re.MULTILINE) for one in records
+    )
 
 
-# Values
+# Classes
 
-BUILTINS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
-FUNCTIONS: Final = (
-    types.BuiltinFunctionType,
-    types.FunctionType,
-    types.MethodType,
-    types.ModuleType,
-    ReferenceType,
-    partial,
-    type,
-)
-_GROUPS: Final = (Sequence, Set, ValuesView)
+
+class Shape(NamedTuple):
+    """What is known of the objects of a class.
+
+    Attributes:
+        leaf: makes builtins of a value, which are the same in every process; None of what is no value.
+        is_container: whether they are sequences or sets without fields.
+        read: gives names and values of what is data by its class; None of what is not.
+        is_compared: whether they are compared by what they are.
+        is_standard: whether the class is of the standard library.
+        slots, properties: the names of what they have beside a ``__dict__``, and of what they compute.
+        descriptors: whether they may have data behind descriptors, as those of an object-relational mapper have.
+    """
+
+    leaf: Callable[[Any], Any] | None
+    is_container: bool
+    read: Callable[[Any], list[tuple[Any, Any]]] | None
+    is_compared: bool
+    is_standard: bool
+    slots: tuple[str, ...]
+    properties: tuple[str, ...]
+    descriptors: bool
+
+    @property
+    def is_data(self) -> bool:
+        """Whether an object says by itself what it consists of."""
+        return self.leaf is not None or self.is_container or self.read is not None
+
+
+def _members_of(kind: Any) -> dict[str, Any]:
+    return {name: found for base in reversed(kind.__mro__) for name, found in vars(base).items()}
 
 
 @lru_cache(maxsize=1024)
-def leaf_of(kind: Any) -> Callable[[Any], Any] | None:
-    """What makes builtins of values of a class, which are the same in every process; None of other classes."""
+def shape_of(kind: Any) -> Shape:
+    """What is known of the objects of a class."""
+    members = _members_of(kind)
+    slots = [one for one in members.values() if isinstance(one, types.MemberDescriptorType)]
+    names, is_compared = declared_names(kind), kind.__eq__ is not object.__eq__
+    plain = (types.MemberDescriptorType, types.GetSetDescriptorType, property)
+    own_slots = tuple(one.__name__ for one in slots if "__slots__" in vars(one.__objclass__))
+    has_fields = kind.__dictoffset__ or own_slots or issubclass(kind, (*FUNCTIONS, *_GROUPS, Mapping))
+    has_text = kind.__str__ is not object.__str__ or kind.__repr__ is not object.__repr__
+    leaf = _leaf_of(kind)
+    if leaf is None and has_text and is_compared and kind.__hash__ is not None and (not has_fields or kind is range):
+        leaf = partial(_with_text, kind.__name__)  # of NumPy, of an extension in Rust
+    return Shape(
+        leaf,
+        issubclass(kind, _GROUPS) and names is None,
+        _reader_of(kind, names),
+        is_compared,
+        kind.__module__.partition(".")[0] in sys.stdlib_module_names,
+        own_slots,
+        tuple(name for name, one in members.items() if isinstance(one, property)),
+        any(hasattr(one, "__set__") and one not in plain for one in {*map(type, members.values())}),
+    )
+
+
+@lru_cache(maxsize=1024)
+def data_of(kind: Any) -> tuple[str, ...]:
+    """The names of data of a class of the user's own, but for defaults of fields."""
+    passed = {*(declared_names(kind) or ()), "model_config"}
+    named = [pair for pair in _members_of(kind).items() if not (pair[0].startswith("__") or pair[0] in passed)]
+    return tuple(name for name, one in named if not hasattr(type(one), "__get__") and shape_of(type(one)).is_data)
+
+
+def _leaf_of(kind: Any) -> Callable[[Any], Any] | None:
     if kind in BUILTINS:
         return lambda value: value
     if issubclass(kind, (date, datetime, time, timedelta, timezone)):
@@ -102,37 +149,17 @@ def leaf_of(kind: Any) -> Callable[[Any], Any] | None:
         if issubclass(kind, base) and declared_names(kind) is None:
             return base.__str__ if base is str else base
     secret: Callable[[Any], Any] | None = getattr(kind, "get_secret_value", None)
-    if secret is not None or kind.__name__.lower().endswith("url"):
-        return secret or str
-    has_fields = kind.__dictoffset__ or _slots_of(kind) or issubclass(kind, (*FUNCTIONS, *_GROUPS, Mapping))
-    has_text = kind.__str__ is not object.__str__ or kind.__repr__ is not object.__repr__
-    if has_text and is_compared(kind) and kind.__hash__ is not None and (not has_fields or kind is range):
-        return lambda value: (kind.__name__, _text(value))  # of NumPy, of an extension in Rust
-    return None
+    return secret or (str if kind.__name__.lower().endswith("url") else None)
 
 
-def is_compared(kind: Any) -> bool:
-    """Whether objects of a class are compared by what they are."""
-    return kind.__eq__ is not object.__eq__
-
-
-def _text(value: Any) -> str:
+def _with_text(name: str, value: Any) -> tuple[str, str]:
     text = str(value)
     if text.startswith("<"):  # what has no form as text, by convention
         raise Uncacheable(f" is a {full_name(type(value))}, which cannot be compared")
-    return text
+    return name, text
 
 
-@lru_cache(maxsize=1024)
-def is_container(kind: Any) -> bool:
-    """Whether a class is one of sequences or sets without fields."""
-    return issubclass(kind, _GROUPS) and declared_names(kind) is None
-
-
-@lru_cache(maxsize=1024)
-def reader_of(kind: Any) -> Callable[[Any], list[tuple[Any, Any]]] | None:
-    """What gives names and values of objects that are data by their class; None of any other class."""
-    names = declared_names(kind)
+def _reader_of(kind: Any, names: tuple[str, ...] | None) -> Callable[[Any], list[tuple[Any, Any]]] | None:
     if kind is dict:
         return lambda value: list(value.items())
     if names is not None:
@@ -151,55 +178,12 @@ def reader_of(kind: Any) -> Callable[[Any], list[tuple[Any, Any]]] | None:
     return (lambda value: list(value.__dict__.items())) if kind is types.SimpleNamespace else None
 
 
-def is_data(kind: Any) -> bool:
-    """Whether objects of a class say by themselves what they consist of."""
-    return leaf_of(kind) is not None or is_container(kind) or reader_of(kind) is not None
-
-
 # Objects
 
 
 def inside(value: Any, kind: Any) -> dict[str, Any]:
     """The ``__dict__`` of a value; empty if it has none of its own."""
     return getattr(value, "__dict__", {}) if kind.__dictoffset__ else {}
-
-
-@lru_cache(maxsize=1024)
-def _members_of(kind: Any) -> dict[str, Any]:
-    return {name: found for base in reversed(kind.__mro__) for name, found in vars(base).items()}
-
-
-@lru_cache(maxsize=1024)
-def _slots_of(kind: Any) -> tuple[str, ...]:
-    slots = [found for found in _members_of(kind).values() if isinstance(found, types.MemberDescriptorType)]
-    return tuple(slot.__name__ for slot in slots if "__slots__" in vars(slot.__objclass__))
-
-
-@lru_cache(maxsize=1024)
-def properties_of(kind: Any) -> tuple[str, ...]:
-    """The names of the properties of a class."""
-    return tuple(name for name, found in _members_of(kind).items() if isinstance(found, property))
-
-
-@lru_cache(maxsize=1024)
-def data_of(kind: Any) -> tuple[str, ...]:
-    """The attributes of a class of the user's own that are data, but for defaults of fields."""
-    fields = {*(declared_names(kind) or ()), "model_config"}
-    return tuple(
-        name
-        for name, found in _members_of(kind).items()
-        if not (name.startswith("__") or name in fields or hasattr(type(found), "__get__")) and is_data(type(found))
-    )
-
-
-@lru_cache(maxsize=1024)
-def hides_data(kind: Any, *, is_empty: bool) -> bool:
-    """Whether an object in which nothing counts has data elsewhere: behind descriptors, as of an object-relational
-    mapper, or behind what computes its attributes, if it is empty.
-    """
-    kinds = {type(found) for found in _members_of(kind).values()}
-    plain = (types.MemberDescriptorType, types.GetSetDescriptorType, property)
-    return any(hasattr(one, "__set__") and one not in plain for one in kinds) or (property in kinds and is_empty)
 
 
 def attributes_of(value: Any, kind: Any, properties: Iterable[str] = ()) -> list[tuple[str, Any]]:
@@ -209,7 +193,7 @@ def attributes_of(value: Any, kind: Any, properties: Iterable[str] = ()) -> list
         Uncacheable: if a property of a class of the user's own raises. One of another package may need a request.
     """
     found = dict(inside(value, kind))
-    for name in (*_slots_of(kind), *properties):
+    for name in (*shape_of(kind).slots, *properties):
         try:
             if (one := getattr(value, name, MISSING)) is not MISSING:
                 found[name] = one

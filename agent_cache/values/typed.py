@@ -5,8 +5,7 @@ the help of pydantic. In the *tagged* form of any other, what JSON does not know
 ``{"$object": ["Order", {"id": "7"}]}``. What is written is read again at once, and must be the same value, of the same
 types, or it is refused.
 
-Data counts as hostile. No name in it is imported: it only chooses among the classes that the annotation names, and no
-other types may occur.
+No name in data is imported: it only chooses among builtin types, and the classes that the annotation names.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ import contextlib
 import inspect
 import marshal
 import math
-import os
 import sys
 import types
 import typing
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
 from functools import lru_cache, partial
@@ -138,29 +136,6 @@ def _evaluated(owner: Any, names: dict[str, Any]) -> dict[str, Any]:
 
 # The tagged form
 
-_MAX_DIGITS: Final = 4096
-"""Hexadecimal digits of an integer. Arithmetic on larger ones takes time that no size of data betrays."""
-
-_MAX_COLLISIONS: Final = 16
-"""Members of a set, or keys of a dict, that may share a hash by chance. More are a flood: each costs a comparison with
-all before it."""
-
-
-def _read_int(text: str) -> int:
-    if len(text) > _MAX_DIGITS:
-        raise Undecodable("an integer is too large")
-    return int(text, 16)
-
-
-def _distinct(members: Collection[Any]) -> Collection[Any]:
-    """Members of a set or keys of a dict, unless they would make it slow, or it would lose some.
-
-    Hashes of text are secret to a process; anyone can calculate those of numbers and tuples.
-    """
-    if len(members) - len(set(map(hash, members))) > _MAX_COLLISIONS or len(set(members)) < len(members):
-        raise Undecodable("members of a set or keys of a dict occur twice, or are chosen to collide")
-    return members
-
 
 def _clock(kind: Any) -> tuple[Callable[[Any], Iterable[Any]], Callable[..., Any]]:
     return (
@@ -171,13 +146,13 @@ def _clock(kind: Any) -> tuple[Callable[[Any], Iterable[Any]], Callable[..., Any
 
 _FORMS: Final[dict[Any, tuple[Callable[[Any], Iterable[Any]], Callable[..., Any]]]] = {
     tuple: (iter, lambda *members: members),
-    set: (iter, lambda *members: {*_distinct(members)}),
-    frozenset: (iter, lambda *members: frozenset(_distinct(members))),
+    set: (iter, lambda *members: {*members}),
+    frozenset: (iter, lambda *members: frozenset(members)),
     str: (
         lambda value: (value.encode("utf-8", "surrogatepass").hex(),),
         lambda text: bytes.fromhex(text).decode("utf-8", "surrogatepass"),
     ),
-    int: (lambda value: (f"{value:x}",), _read_int),
+    int: (lambda value: (f"{value:x}",), partial(int, base=16)),
     float: (lambda value: (value.hex(),), float.fromhex),
     complex: (lambda value: (value.real, value.imag), complex),
     bytes: (lambda value: (b64encode(value).decode(),), partial(b64decode, validate=True)),
@@ -191,7 +166,6 @@ _FORMS: Final[dict[Any, tuple[Callable[[Any], Iterable[Any]], Callable[..., Any]
 """How values are taken apart, and made of their parts. Any exception means that data is bad."""
 
 _BY_TAG: Final = {f"${kind.__name__}": kind for kind in _FORMS}
-_GROUPS: Final = frozenset({list, tuple, set, frozenset, dict})
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 _STATE_OF_MODEL: Final = (*PYDANTIC_STATE, PYDANTIC_FIELDS_SET)
 
@@ -229,7 +203,7 @@ def _stands_for_itself(value: Any, kind: type) -> bool:
 
 
 def _made(kind: Any, fields: dict[str, Any], state: list[Any]) -> Any:
-    """An object of a class."""
+    """An object of a class. No `__init__` runs, so that it has what was written, but that of a Struct."""
     if is_model(kind):
         if any(name not in kind.__pydantic_fields__ and hasattr(kind, name) for name in fields):
             raise Undecodable("an attribute of a model hides one of its class")
@@ -253,14 +227,13 @@ def _made(kind: Any, fields: dict[str, Any], state: list[Any]) -> Any:
 
 
 class Wire:
-    """One serialisation of msgspec's. `openers` are the bytes that lists and dicts begin with; others may look so."""
+    """One serialisation of msgspec's."""
 
-    def __init__(self, codec: Any, openers: Iterable[int], **hooks: Any) -> None:
+    def __init__(self, codec: Any, **hooks: Any) -> None:
         self.name: str = codec.__name__.rpartition(".")[2]
         self.encode: Callable[[Any], bytes] = codec.Encoder(enc_hook=_model_to_data).encode
         self.decode: Callable[[bytes], Any] = codec.Decoder(**hooks).decode
         self.decoder_of = partial(codec.Decoder, dec_hook=_from_data, **hooks)
-        self.openers = bytes(openers)
 
 
 def _model_to_data(value: Any) -> Any:
@@ -278,10 +251,10 @@ def _from_data(kind: Any, data: Any) -> Any:
     raise NotImplementedError(kind)
 
 
-MESSAGE_PACK: Final = Wire(msgspec.msgpack, (*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF), ext_hook=_from_data)
+MESSAGE_PACK: Final = Wire(msgspec.msgpack, ext_hook=_from_data)
 """Binary, and the fastest."""
 
-JSON: Final = Wire(msgspec.json, b"[{")
+JSON: Final = Wire(msgspec.json)
 """Text that people and other programs can read."""
 
 
@@ -289,23 +262,9 @@ JSON: Final = Wire(msgspec.json, b"[{")
 
 MAX_PARTS: Final = 1_000_000
 
-_KINDS: Final[dict[Any, tuple[type, ...]]] = {
-    **{kind: (kind,) for kind in (type(None), bool, str, bytes, bytearray, datetime, time, timedelta, *_GROUPS)},
-    **{
-        kind: tuple(one for one in _GROUPS if issubclass(one, kind))
-        for name in ("Collection", "Iterable", "Mapping", "Sequence", "Set")
-        for kind in (getattr(collections.abc, name), getattr(collections.abc, f"Mutable{name}", None))
-        if kind is not None
-    },
-    None: (type(None),),
-    int: (int, bool),  # the numeric tower of PEP 484, which tools lean on
-    float: (float, int, bool),
-    complex: (complex, float, int, bool),
-    date: (date, datetime),
-}
-"""The types of values that an annotation allows, if it is no class with fields."""
+_WITHOUT_FIELDS: Final = frozenset({"builtins", "collections", "datetime", *STANDARD.values()})
+"""The modules of types that are known by their names."""
 
-_HASHED_WELL: Final = frozenset({"str[]", "bytes[]", "bool[]", "NoneType[]", "date[]", "datetime[]", "timedelta[]"})
 _QUALIFIERS: Final = frozenset(
     getattr(typing, name, None) for name in ("Annotated", "ClassVar", "Final", "NotRequired", "ReadOnly", "Required")
 )
@@ -320,11 +279,7 @@ class Schema:
 
     def __init__(self, annotation: Any) -> None:
         self.annotation = Any if annotation is None else annotation
-        self._kinds: set[Any] = set()  # the types of which there may be values, wherever it says
-        self._is_open = False  # whether there may be values of all builtin types somewhere
-        # Whether msgspec may read data by it. Not if a forger could choose members of a set or keys that have one hash,
-        # which takes Python seconds, or if the default of a field that data leaves out may be another where it is read.
-        self._has_direct = True
+        self._omits_defaults = False  # the default of a field that data leaves out may be another where it is read
         self._classes: dict[str, Any] = {}  # those with fields, by name; None where two have one name
         self._texts: dict[Any, str] = {}
         self._readers: dict[str, Callable[[bytes], Any] | None] = {}
@@ -332,43 +287,35 @@ class Schema:
         self.fingerprint = ";".join([text, *sorted(self._texts.values())]).encode("utf-8", "surrogatepass")
 
     def _describe(self, hint: Any) -> str:
-        """Note what a hint allows. Returns its structure as text, down to the fields of every class."""
+        """Note the classes that a hint names. Returns its structure as text, down to the fields of every class."""
         kind, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
         if kind in _QUALIFIERS:
             return self._describe(arguments[0] if arguments else Any)
         if hasattr(hint, "__supertype__"):  # a NewType
             return self._describe(hint.__supertype__)
         if kind is Any or kind is object or isinstance(hint, str | typing.TypeVar):
-            self._is_open = True
             return "*"
         if kind is typing.Literal:
             return "|".join(sorted(f"{self._describe(type(each))}={each!r}" for each in arguments))
         texts = [str(each) if each is Ellipsis else self._describe(each) for each in arguments]
         if kind is typing.Union or kind is types.UnionType:
             return "|".join(sorted({*texts}))
-        if kind in _KINDS:
-            self._kinds.update(_KINDS[kind])
-            hashed = {*texts[0].split("|")} if texts else {"*"}
-            is_safe = hashed <= _HASHED_WELL or (hashed == {"*"} and dict in _KINDS[kind])
-            self._has_direct &= is_safe or {set, frozenset, dict}.isdisjoint(_KINDS[kind])
-            self._is_open |= not texts and not _GROUPS.isdisjoint(_KINDS[kind])
-        elif type(kind).__name__ == "TypeAliasType" and kind not in self._texts:
+        if type(kind).__name__ == "TypeAliasType" and kind not in self._texts:
             self._texts[kind] = ""  # while it is read: it may name itself
             self._texts[kind] = f"{kind.__name__}={self._describe(kind.__value__)}"
-        elif isinstance(kind, type) and kind not in self._kinds:
+        elif (
+            isinstance(kind, type)
+            and kind not in self._texts
+            and kind.__module__.partition(".")[0] not in _WITHOUT_FIELDS
+        ):
             self._describe_class(kind)
         return f"{getattr(kind, '__qualname__', None) or getattr(kind, '__name__', kind)}[{','.join(texts)}]"
 
     def _describe_class(self, kind: Any) -> None:
-        self._kinds.add(kind)
-        if issubclass(kind, os.PathLike) and kind.__name__ in {"Path", "PurePath"}:
-            self._kinds.update(getattr(sys.modules["pathlib"], name) for name in STANDARD if name.endswith("Path"))
+        if kind in self._texts:
             return
-        if text_of_standard_value(kind) is not None:
-            return
-        # A TypedDict may have other keys; a model holds whatever its class and its client let pass.
-        self._is_open |= typing.is_typeddict(kind) or is_model(kind)
-        self._has_direct &= not getattr(getattr(kind, "__struct_config__", None), "omit_defaults", False)
+        self._texts[kind] = ""
+        self._omits_defaults |= getattr(getattr(kind, "__struct_config__", None), "omit_defaults", False)
         name = kind.__qualname__
         self._classes[name] = None if name in self._classes else kind
         fields = [f"{field}:{self._describe(hint)}" for field, hint in _fields_of(kind).items()]
@@ -418,44 +365,29 @@ class Schema:
             return self._unpack(wire.decode(data))
         if wire.name not in self._readers:
             self._readers[wire.name] = None
-            with contextlib.suppress(Exception):  # msgspec cannot tell the annotation's types apart
-                reader = wire.decode if self.fingerprint == b"*" else wire.decoder_of(self.annotation).decode
-                self._readers[wire.name] = reader if self._has_direct else None
+            if not self._omits_defaults:
+                with contextlib.suppress(Exception):  # msgspec cannot tell the annotation's types apart
+                    plain = self.fingerprint == b"*"
+                    self._readers[wire.name] = wire.decode if plain else wire.decoder_of(self.annotation).decode
         read = self._readers[wire.name]
         if read is None:
             raise Undecodable("the return annotation has no direct form")
-        value = read(data)
-        if len(data) - len(data.translate(None, wire.openers)) > MAX_DEPTH:  # else it cannot be nested deeper
-            _is_plain(value, len(data))
-        return value
+        return read(data)
 
-    def _unpack(self, data: Any, levels: int = MAX_DEPTH) -> Any:
+    def _unpack(self, data: Any) -> Any:
         """Read what `_pack` wrote."""
-        if levels < 0:
-            raise Undecodable(f"a value is nested more than {MAX_DEPTH} levels deep")
-        value = self._unpacked(data, levels - 1)
-        if not (self._is_open or type(value) in self._kinds):
-            raise Undecodable(f"the return annotation does not allow a value of type {full_name(type(value))}")
-        return value
-
-    def _unpacked(self, data: Any, levels: int) -> Any:
-        def each(parts: Iterable[Any]) -> list[Any]:
-            return [self._unpack(part, levels) for part in parts]
-
         kind = type(data)
         if kind is list:
-            return each(data)
+            return [*map(self._unpack, data)]
         if kind is not dict:
             return data
         tag, content = next(iter(data.items())) if len(data) == 1 else ("", cast("Any", None))
         if tag[:1] != "$":
-            return dict(zip(data, each(data.values()), strict=True))
+            return {key: self._unpack(each) for key, each in data.items()}
         if tag == "$dict":
-            return dict(zip(_distinct(each(key for key, _ in content)), each(item for _, item in content), strict=True))
+            return {self._unpack(key): self._unpack(each) for key, each in content}
         if tag in _BY_TAG:
-            found = _BY_TAG[tag]
-            parts = each(content) if found in _GROUPS else [_OPEN._unpack(part, levels + 1) for part in content]
-            return _FORMS[found][1](*parts)
+            return _FORMS[_BY_TAG[tag]][1](*map(self._unpack, content))
         if tag[1:] in STANDARD:
             return getattr(import_module(STANDARD[tag[1:]]), tag[1:])(*map(str.__str__, content))
         owner = self._classes.get(content[0])
@@ -463,7 +395,8 @@ class Schema:
             raise Undecodable("an object of a class that the return annotation does not name")
         if tag == "$enum":
             return owner(content[2]) if content[1] is None else owner[content[1]]
-        return _made(owner, dict(zip(content[1], each(content[1].values()), strict=True)), each(content[2:]))
+        fields = {name: self._unpack(each) for name, each in content[1].items()}
+        return _made(owner, fields, [*map(self._unpack, content[2:])])
 
 
 def _fields_of(kind: Any) -> dict[str, Any]:

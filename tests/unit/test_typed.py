@@ -15,7 +15,6 @@ from decimal import Decimal
 from ipaddress import ip_address, ip_network
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, NewType, TypeVar, Union
-from uuid import UUID
 
 import msgspec
 import pytest
@@ -127,6 +126,7 @@ def test_builtin_values_come_back_where_no_annotation_says_what_they_are(value, 
         (Parcel(Decimal(1), Spot(2, (1,)), {"a"}), Parcel | Frozen),
         ([Status.OPEN, {"id": "x"}, (Line("a", 1.0), 1)], list[Any | Status | Row | tuple[Line, int]]),
         (Line("a", 5), Line),  # an int in a field of float stays one
+        ([1, None, (2.0,)], list[str]),  # builtins come back whatever the annotation says
     ],
 )
 @pytest.mark.parametrize("wire", [MESSAGE_PACK, JSON])
@@ -220,18 +220,9 @@ REFUSED = [
     (Stateful("a", 1.0), Line),
     (Text("a"), str),
     (Text("a"), Any),
-    (1, str),
-    ("1", int),
-    (1.0, int),
-    (None, int),
-    ([1], list[str]),
-    ((1, "a"), tuple[int, int]),
-    ({"a": 1}, dict[str, str]),
-    ({1}, frozenset[int]),
     (deque([1]), Any),
     (threading.Lock(), Any),
     (object(), object),
-    ([2**40_000], Any),
     ({"a": Bare()}, Any),
     (Ellipsis, Any),
 ]
@@ -297,8 +288,8 @@ def test_a_value_that_shares_its_parts_a_million_fold_is_refused_at_once():
 
 def test_reasons_name_types_and_no_values():
     with pytest.raises(Unencodable) as caught:
-        schema_of(dict[int, int]).dump({1: "hunter2"}, MESSAGE_PACK)
-    assert "builtins.str" in str(caught.value)
+        schema_of(dict[int, int]).dump({1: Text("hunter2")}, MESSAGE_PACK)
+    assert "test_typed.Text" in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
 
@@ -457,7 +448,6 @@ def test_two_versions_of_a_class_do_not_misread_each_other(versions, values, wir
 
 # -- Data that nobody here wrote ----------------------------------------------------------------------------------
 
-FLOOD = [{"$int": f"{n * (2**61 - 1):x}"} for n in range(10_000)]  # all of one hash
 WRONG = [
     ({"$object": ["Line", {"sku": "a", "price": 1.0, "extra": None}]}, Any),
     ({"$object": ["os.system", {}]}, Line),
@@ -468,22 +458,17 @@ WRONG = [
     ({"$nothing": 1}, Any),
     ({"$tuple": 1}, Any),
     ({"$set": [[]]}, Any),
-    ({"$set": [1, 1]}, Any),
-    ({"$dict": [[1, 2], [1, 3]]}, Any),
     ({"$datetime": ["x", 0, None]}, Any),
     ({"$datetime": ["2026-01-01", 7, None]}, Any),
     ({"$bytes": "§"}, Any),
     ({"$datetime": ["2026-01-01", 0, "../../etc/passwd"]}, Any),
     ({"$datetime": ["2026-01-01", 0, "os.path"]}, Any),
-    ({"$int": "f" * 5000}, Any),
     ({"$int": 5}, Any),
     ({"$Decimal": [1]}, Any),
     ({"$Decimal": "x"}, Any),
     ({"$": 1}, Any),
     ({"$model": ["Line", {}, [], None, None]}, Line),
     ({"$timedelta": [10**12, 0, 0]}, Any),
-    (1, str),
-    ({"$set": FLOOD}, Any),
 ]
 
 
@@ -495,43 +480,6 @@ def test_data_that_no_encoder_wrote_is_undecodable(data, returns):
     assert {
         name for name in set(sys.modules) - loaded if not name.startswith(("zoneinfo", "tzdata", "importlib"))
     } == set()
-
-
-@dataclasses.dataclass(frozen=True)
-class Member:
-    a: int
-
-
-@pytest.mark.parametrize(
-    ("returns", "value", "wires"),
-    [
-        (set[tuple[int, int]], {(1, 2)}, {MESSAGE_PACK, JSON}),
-        (dict[str, set[Member]], {"a": {Member(1)}}, {MESSAGE_PACK, JSON}),
-        (dict[Decimal, int], {Decimal(1): 1}, {MESSAGE_PACK, JSON}),
-        (list[frozenset[UUID]], [frozenset({UUID(int=1)})], {MESSAGE_PACK, JSON}),
-        (Page[set[Spot]], Page([{Spot(1)}]), {MESSAGE_PACK, JSON}),
-        (set[int], {2**62}, {MESSAGE_PACK, JSON}),
-        (dict[int, str], {-1: "a"}, {MESSAGE_PACK, JSON}),
-        (dict[date, int], {date(2026, 1, 1): 1}, set()),
-        (dict[datetime, int], {WHEN: 1}, set()),
-        (set, {"a"}, {MESSAGE_PACK, JSON}),
-        (set[str], {"a"}, set()),
-        (dict[str, set[bytes]], {"a": {b"a"}}, set()),
-        (dict[str, Any], {"a": [1]}, set()),
-        (Tree, Tree([Tree([])]), set()),
-    ],
-)
-@pytest.mark.parametrize("wire", [MESSAGE_PACK, JSON])
-def test_hashes_that_anybody_can_choose_are_looked_at_before_anything_is_built(returns, value, wires, wire):
-    """Only the tagged form does. That of numbers, tuples and objects of them can be chosen; that of text cannot."""
-    data, is_tagged = schema_of(returns).dump(value, wire)
-    assert same(schema_of(returns).load(data, wire, is_tagged=is_tagged), value)
-    if wire in wires:
-        assert is_tagged
-        with pytest.raises(Undecodable, match="no direct form"):
-            schema_of(returns).load(wire.encode(value), wire, is_tagged=False)
-    else:
-        assert not is_tagged
 
 
 def test_what_is_innermost_may_be_tagged_too():
@@ -548,19 +496,6 @@ def test_what_is_innermost_may_be_tagged_too():
 def test_a_large_dict_of_any_keys_comes_back(wire, returns, key):
     value = {key(number): {"rows": [[number]], "ä": {}} for number in range(200)}
     assert same(roundtrip(value, returns, wire), value)
-
-
-@pytest.mark.parametrize("wire", [MESSAGE_PACK, JSON])
-@pytest.mark.parametrize("blanks", [b"", b" \n\t\r"])
-def test_many_lists_in_few_levels_are_none_too_many(wire, blanks):
-    rows = [[[number, "ä" * 200]] for number in range(500)]
-    data = (blanks if wire is JSON else b"") + wire.encode(rows)
-    assert schema_of(Any).load(data, wire, is_tagged=False) == rows
-    deep: Any = rows
-    for _ in range(MAX_DEPTH - 2):
-        deep = [deep]
-    with pytest.raises(Undecodable, match="levels"):
-        schema_of(Any).load((blanks if wire is JSON else b"") + wire.encode(deep), wire, is_tagged=False)
 
 
 # -- pydantic ---------------------------------------------------------------------------------------------------------
