@@ -175,7 +175,8 @@ class _Fields:
 
     def add(self, place: Place) -> None:
         """Take what says who asks of a value that may say it."""
-        value, whole, kind = place.value, place.is_whole, type(place.value)
+        value, whole = place.value, place.is_whole
+        kind: Any = type(value)
         if value is None:
             return
         self._values = self._clients = self._ids = 0

@@ -46,7 +46,7 @@ def note_program(module: str) -> None:
     if package not in _OWN:
         _OWN.add(package)
         is_own.cache_clear()
-        shape_of.cache_clear()
+        _shape_of.cache_clear()
 
 
 @lru_cache(maxsize=1024)
@@ -103,8 +103,7 @@ def _members_of(kind: Any) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1024)
-def shape_of(kind: Any) -> Shape:
-    """What is known of the objects of a class."""
+def _shape_of(kind: Any) -> Shape:
     members = _members_of(kind)
     slots = [one for one in members.values() if isinstance(one, types.MemberDescriptorType)]
     names, is_compared = declared_names(kind), kind.__eq__ is not object.__eq__
@@ -125,6 +124,10 @@ def shape_of(kind: Any) -> Shape:
         tuple(name for name, one in members.items() if isinstance(one, property)),
         any(hasattr(one, "__set__") and one not in plain for one in {*map(type, members.values())}),
     )
+
+
+shape_of: Final[Callable[[Any], Shape]] = _shape_of
+"""What is known of the objects of a class."""
 
 
 @lru_cache(maxsize=1024)

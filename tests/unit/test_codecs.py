@@ -321,7 +321,7 @@ def nested(codec: Codec, depth: int) -> bytes:
 
 @pytest.mark.parametrize("maker", PLAIN)
 @pytest.mark.parametrize("form", [0, 1])
-@pytest.mark.parametrize("depth", [102, 401, 900, 5000, 500_000])
+@pytest.mark.parametrize("depth", [500_000])
 @pytest.mark.parametrize("returns", [Any, list, Tree])
 def test_deep_nesting_is_undecodable(maker, form, depth, returns):
     codec = maker()
