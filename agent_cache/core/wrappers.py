@@ -204,9 +204,11 @@ def are_one_tool(function: Callable[..., Any], other: Callable[..., Any]) -> boo
     that are made inside of another one are never the same, unless they are one.
     """
     one, two = called_by(function), called_by(other)
-    if one is not two and "<lambda>" in one.__qualname__:
-        return bool(one.__code__ == two.__code__)
-    return "<locals>" not in one.__qualname__ if one is not two else _are_same(function, other)
+    if one is two:
+        return _are_same(function, other)
+    if (one.__module__, one.__qualname__) != (two.__module__, two.__qualname__) or "<locals>" in one.__qualname__:
+        return False
+    return "<lambda>" not in one.__qualname__ or bool(one.__code__ == two.__code__)
 
 
 def _are_same(one: Any, two: Any, levels: int = 10) -> bool:
