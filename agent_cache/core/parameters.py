@@ -316,14 +316,21 @@ class Named(dict[str, Any]):
         vary: what else identifies the call, None without. An `UnknownAsker` if that cannot be told.
         is_read: whether one that is not there is None to a template, which stands for the whole root then. To a write,
             None names nothing below the root, and an argument that is not there may name anything.
+        spelled: how many were passed by position, and the names of the others, in order.
     """
 
-    __slots__ = ("is_read", "vary")
+    __slots__ = ("is_read", "spelled", "vary")
 
-    def __init__(self, arguments: Mapping[str, Any], vary: Any = None, *, is_read: bool = True) -> None:
+    def __init__(
+        self,
+        arguments: Mapping[str, Any],
+        vary: Any = None,
+        *,
+        is_read: bool = True,
+        spelled: tuple[int, tuple[str, ...]] = (0, ()),
+    ) -> None:
         super().__init__(arguments)
-        self.vary = vary
-        self.is_read = is_read
+        self.vary, self.is_read, self.spelled = vary, is_read, spelled
 
     def __missing__(self, name: str) -> None:
         if not self.is_read:

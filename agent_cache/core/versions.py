@@ -57,8 +57,11 @@ def paths_read(tag: Tag | EntryTag) -> tuple[Path, ...]:
     """The paths whose versions concern what depends on a tag."""
     if isinstance(tag, tuple):
         return (tag, (tag[0], _BELOW)) if len(tag) == 1 else (tag, tag[:1])
-    if ":" not in tag:
+    at = tag.find(":")
+    if at < 0:
         return tag, tag + ":*"
+    if at == tag.rfind(":"):  # nearly all
+        return tag, tag + ":*", tag[:at]
     return tag, tag + ":*", *ancestors(tag)
 
 
@@ -66,8 +69,11 @@ def paths_written(tag: Tag | EntryTag) -> tuple[Path, ...]:
     """The paths that a write of a tag gives a version."""
     if isinstance(tag, tuple):
         return (tag,) if len(tag) == 1 else (tag, (tag[0], _BELOW))
-    if ":" not in tag:
+    at = tag.find(":")
+    if at < 0:
         return (tag,)
+    if at == tag.rfind(":"):
+        return tag, tag[:at] + ":*"
     return tag, *[above + ":*" for above in ancestors(tag)]
 
 
@@ -198,7 +204,7 @@ class Versions(Written):
         return (self,) if sessions is None else tuple([self.of_session(session) for session in sessions])
 
     def write(
-        self, tags: Iterable[Tag | EntryTag], bare: Iterable[str] = (), scopes: Sequence[Written] | None = None
+        self, tags: Sequence[Tag | EntryTag], bare: Iterable[str] = (), scopes: Sequence[Written] | None = None
     ) -> int:
         """Give what these tags name a new version.
 
@@ -210,72 +216,66 @@ class Versions(Written):
         Returns:
             The version.
         """
-        return self._enter(_all_paths(tags, bare), (self,) if scopes is None else scopes)
+        return self.note(Hold(tags, bare, (self,) if scopes is None else scopes))
 
-    def _enter(self, paths: Iterable[Path], scopes: Sequence[Written]) -> int:
-        freed: object = None  # after the lock
-        with self.lock:
-            while True:
-                version = self.now + 1
-                for scope in scopes:
-                    latest = scope.known[0]
-                    if len(latest) >= GENERATION:
-                        freed = freed, scope.rotate(version)
-                        latest = scope.known[0]
-                    for path in paths:
-                        latest[path] = version
-                if self.now < version:  # else a finalizer has written meanwhile
-                    break
-            self.now = version
-        return version
-
-    # Holds. An interrupt can come wherever something has been called, so each step may be done twice.
-
-    def begin(self, hold: Hold) -> int:
-        """Begin a write: give what it names a version, and hold it until `end`, which follows also if this is
-        interrupted. Returns the version.
-        """
-        with self.lock:
-            self.running.add(hold)
-            version = hold.since = self._enter(hold.paths, hold.scopes)
-            for scope in hold.scopes:
-                for path in hold.paths:
-                    scope.held.setdefault(path, set()).add(hold)
-        return version
-
-    def end(
-        self, hold: Hold, tags: Iterable[Tag | EntryTag] = (), bare: Iterable[str] = (), until: float | None = None
+    def note(
+        self,
+        hold: Hold,
+        tags: Sequence[Tag | EntryTag] = (),
+        bare: Iterable[str] = (),
+        until: float | None = None,
+        *,
+        begins: bool = False,
     ) -> int:
-        """End a write: give what it has written a version, then hold it no more.
+        """Give what a write names a version, when it begins and when it has ended, and hold it in between.
 
-        It may be repeated, if it was interrupted.
+        It may be repeated, if it was interrupted: an interrupt can come wherever something has been called, so each
+        step may be done twice.
 
         Args:
-            hold: what has begun.
-            tags, bare: what it has written beside that.
+            hold: the write.
+            tags, bare: what it has written beside what it began with.
             until: the clock reading until which all of it is held further on, since the write may still take effect.
+            begins: whether it begins. Else it has ended.
 
         Returns:
             The version.
         """
         if tags or bare:
             hold.paths = tuple(dict.fromkeys(hold.paths + _all_paths(tags, bare)))
+        paths, is_held = hold.paths, begins or until is not None
+        freed: object = None  # after the lock
         with self.lock:
+            if begins:
+                self.running.add(hold)
+            while True:
+                version = self.now + 1
+                for scope in hold.scopes:
+                    if len(scope.known[0]) >= GENERATION:
+                        freed = freed, scope.rotate(version)
+                    latest = scope.known[0]
+                    for path in paths:
+                        latest[path] = version
+                if self.now < version:  # else a finalizer has written meanwhile
+                    break
+            self.now = version
+            if begins:
+                hold.since = version
+            for scope in hold.scopes if is_held else ():
+                for path in paths:
+                    scope.held.setdefault(path, set()).add(hold)
             if until is not None:
-                version = self.begin(hold)
                 heapq.heappush(self.timed, (until, next(self._numbers), hold))
                 hold.until = until
-            else:
-                version = self._enter(hold.paths, hold.scopes)
-            if hold.until is None:
-                for scope in hold.scopes:
-                    for path in hold.paths:
+            if not begins:
+                for scope in hold.scopes if hold.until is None else ():
+                    for path in paths:
                         found = scope.held.get(path)
                         if found is not None:
                             found.discard(hold)
                             if not found:
                                 scope.held.pop(path, None)
-            self.running.discard(hold)
+                self.running.discard(hold)
         return version
 
     def expire(self, now: float) -> None:
@@ -284,7 +284,7 @@ class Versions(Written):
             while self.timed and self.timed[0][0] <= now:
                 item = self.timed[0]
                 item[2].until = None
-                self.end(item[2])
+                self.note(item[2])
                 if self.timed[0] is item:
                     heapq.heappop(self.timed)
                 else:  # a finalizer has ended a write meanwhile
@@ -295,7 +295,7 @@ class Versions(Written):
         """Hold nothing any more. For tests, between which nothing goes on."""
         self.expire(float("inf"))
         for hold in list(self.running):
-            self.end(hold)
+            self.note(hold)
 
     def after_fork(self) -> None:
         """In the child, with the lock that was taken before the fork: what the parent was writing ends there, and
@@ -303,7 +303,7 @@ class Versions(Written):
         """
         try:
             for hold in list(self.running):
-                self.end(hold, hold.late)
+                self.note(hold, hold.late)
             self.now += 1
         finally:
             self.lock.release()

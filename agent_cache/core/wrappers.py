@@ -105,22 +105,9 @@ def _visible(own: inspect.Signature, shown: inspect.Signature) -> inspect.Signat
     return inspect.Signature(sorted(found, key=lambda one: one.kind))
 
 
-class Passed(Named):
-    """The arguments of a call as its caller has passed them, by name, with the defaults of the wrapper itself.
-
-    Attributes:
-        count: how many were passed by position.
-        keywords: the names of the others, in order.
-    """
-
-    __slots__ = ("count", "keywords")
-
-    count: int
-    keywords: tuple[str, ...]
-
-
 class PassedOn(Parameters):
-    """The parameters of a tool that passes on what it gets: see the module.
+    """The parameters of a tool that passes on what it gets: see the module. The arguments of a call are those that its
+    caller has passed, by name, with the defaults of the wrapper itself.
 
     Args:
         visible: those that it takes. Of those that it passes on the default is `OMITTED`.
@@ -149,9 +136,7 @@ class PassedOn(Parameters):
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, with_defaults: bool = True) -> dict[str, Any]:  # noqa: ARG002 - as Parameters has it
         bound = super().bind(args, kwargs).items()
         given = {name: value for name, value in bound if value is not OMITTED and (name not in self._extra or value)}
-        found = Passed(given, is_read=self._is_read)
-        found.count, found.keywords = len(args), tuple(kwargs)
-        return found
+        return Named(given, is_read=self._is_read, spelled=(len(args), tuple(kwargs)))
 
     def recorded(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """As the shown signature has them, with its defaults: so a recording is the same whatever is in between."""
@@ -164,12 +149,13 @@ class PassedOn(Parameters):
 
     def split(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The call as it was spelled."""
-        assert isinstance(arguments, Passed)
-        args = [arguments[name] for name in self.positional[: arguments.count]]
-        if arguments.count > len(args):
+        assert isinstance(arguments, Named)
+        count, keywords = arguments.spelled
+        args = [arguments[name] for name in self.positional[:count]]
+        if count > len(args):
             args += next(arguments[one.name] for one in self.all if one.kind is _RESTS[0])
         surplus = {} if self.surplus is None else arguments.get(self.surplus, {})
-        return tuple(args), {name: surplus[name] if name in surplus else arguments[name] for name in arguments.keywords}
+        return tuple(args), {name: surplus[name] if name in surplus else arguments[name] for name in keywords}
 
     def canonical(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return super().split(self.named(args, kwargs))

@@ -158,7 +158,7 @@ async def run_write(call: Call) -> Any:
             await write.begin()
         else:  # the same without a coroutine
             write.is_open = True
-            VERSIONS.begin(write)
+            VERSIONS.note(write, begins=True)
             write.former = WRITING.set(write)
         if operation.is_new:
             operation.is_new = False
@@ -178,7 +178,7 @@ async def run_write(call: Call) -> Any:
         raise
     finally:
         if write.is_open:  # its end was interrupted, or had no room on the stack
-            VERSIONS.end(write, write.late)
+            VERSIONS.note(write, write.late)
     if ended is not ENDED:
         await ended
     return value
@@ -311,7 +311,7 @@ class Write(Hold):
                 self._announced = self._announcement()
                 await self._announced.begin()
             self.is_open = True  # first: one whose begin was interrupted is to be ended
-            VERSIONS.begin(self)
+            VERSIONS.note(self, begins=True)
             self.former = WRITING.set(self)
         except BaseException as error:
             await self.fail(error)
@@ -399,7 +399,7 @@ class Write(Hold):
         if fills:
             fills = self._end_with(fills, late, bare, hold)
         else:
-            VERSIONS.end(self, late, bare, CLOCK.now() + hold if hold else None)
+            VERSIONS.note(self, late, bare, CLOCK.now() + hold if hold else None)
         self.is_open = False  # after it: a write whose end was interrupted ends again
         configured, links = self._known
         if CURRENT.once_configured is not configured or READERS.links != links:  # tiers that have come while it ran
@@ -435,7 +435,7 @@ class Write(Hold):
                     kept.append(Fill(call, entry))
             # What loads one of these entries now is older, whatever the write turns out to touch.
             entries = tags_of_keys([(call.operation, call.key) for call, _ in kept])
-            VERSIONS.end(self, (*late, *entries), bare, now + hold if hold else None)
+            VERSIONS.note(self, (*late, *entries), bare, now + hold if hold else None)
             for call, _ in kept:
                 call.flight.restart()
         return kept

@@ -207,15 +207,15 @@ def test_a_session_asks_for_what_was_written_in_it_too():
     store = Store(None, SimpleNamespace(number=TOOL, is_named=False), session)
     insert(store, "k", made("value", "note"))
     hold = Hold(["note"], scopes=VERSIONS.scopes_of([Session()]))
-    VERSIONS.begin(hold)
+    VERSIONS.note(hold, begins=True)
     assert store.find("k") is not None
-    VERSIONS.end(hold, ["note"])
+    VERSIONS.note(hold, ["note"])
     hold = Hold(["note"], scopes=VERSIONS.scopes_of([session]))
-    VERSIONS.begin(hold)
+    VERSIONS.note(hold, begins=True)
     assert store.find("k") is None
     assert store.is_held("k", ("note",))
     assert not store.is_held("k", ("note",), beside=hold)
-    VERSIONS.end(hold, ["note"])
+    VERSIONS.note(hold, ["note"])
     assert not store.is_held("k", ("note",))
 
 

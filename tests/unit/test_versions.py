@@ -21,7 +21,7 @@ TAGS = st.lists(st.sampled_from(["a", "b", "7", "*"]), min_size=1, max_size=5).m
 def begun(versions: Versions, *tags: Any, **options: Any) -> Hold:
     """The hold of a write that has begun."""
     hold = Hold(*tags, **({"scopes": [versions]} | options))
-    versions.begin(hold)
+    versions.note(hold, begins=True)
     return hold
 
 
@@ -87,7 +87,7 @@ def watching(versions: Versions, then: Callable[[Any], None]) -> None:
 def test_who_sees_a_new_version_sees_all_that_it_was_given_to(versions: Versions):
     before, seen = versions.now, []
     watching(versions, lambda path: seen.append((path, versions.now)))
-    versions.end(begun(versions, ["a:1", "b"]), ["c"], ["d"])
+    versions.note(begun(versions, ["a:1", "b"]), ["c"], ["d"])
     assert {path for path, _ in seen} == {"a:1", "a:*", "b", "c", "d:*"}
     assert [now for _, now in seen] == [before] * 3 + [before + 1] * 5
 
@@ -145,17 +145,17 @@ def test_a_write_holds_what_it_names_until_it_ends(versions: Versions):
     assert not versions.holds(["order:8", "cart:1"])
     since = versions.now
     other = begun(versions, ["order:7"])
-    versions.end(hold, ["order:7", "user"], ["cart"])
+    versions.note(hold, ["order:7", "user"], ["cart"])
     assert versions.touches(["user"], since)
     assert versions.holds(["order"])
-    versions.end(other, ["order:7"])
+    versions.note(other, ["order:7"])
     assert not versions.held
     assert not versions.running
 
 
 def test_what_may_still_take_effect_is_held_until_its_time_is_over(versions: Versions):
-    versions.end(begun(versions, ["order:7"]), ["order:7", "user:1"], until=5.0)
-    versions.end(begun(versions, ["order:8"]), ["order:8"], until=9.0)
+    versions.note(begun(versions, ["order:7"]), ["order:7", "user:1"], until=5.0)
+    versions.note(begun(versions, ["order:8"]), ["order:8"], until=9.0)
     since = versions.now
     versions.expire(4.9)
     assert versions.holds(["user:1"])
@@ -170,9 +170,9 @@ def test_what_may_still_take_effect_is_held_until_its_time_is_over(versions: Ver
 
 def test_a_write_that_ends_while_others_expire_holds_what_it_names(versions: Versions):
     """In the middle of it: see above."""
-    versions.end(begun(versions, ["a"]), ["a"], until=5.0)
+    versions.note(begun(versions, ["a"]), ["a"], until=5.0)
     open_writes = [begun(versions, ["b"])]
-    watching(versions, lambda _: open_writes and versions.end(open_writes.pop(), ["b"], until=1.0))
+    watching(versions, lambda _: open_writes and versions.note(open_writes.pop(), ["b"], until=1.0))
     versions.expire(5.0)
     versions.expire(5.0)
     assert not versions.held
@@ -194,8 +194,8 @@ def test_an_end_that_was_interrupted_anywhere_is_repeated(until: float | None):
         versions = Versions()
         hold = begun(versions, ["order:7", "cart"])
         since = versions.now
-        where = interrupted(lambda: versions.end(hold, ["order:7", "user"], until=until), stop)  # noqa: B023
-        versions.end(hold, ["order:7", "user"], until=until)
+        where = interrupted(lambda: versions.note(hold, ["order:7", "user"], until=until), stop)  # noqa: B023
+        versions.note(hold, ["order:7", "user"], until=until)
         assert versions.touches(["order:7"], since), where
         assert versions.touches(["user"], since), where
         assert not versions.running, where
@@ -226,11 +226,11 @@ def test_a_write_that_is_limited_to_sessions_concerns_them_alone(versions: Versi
     assert not own.holds(["note"], hold)
     other = begun(versions, ["note"], scopes=scopes)
     assert own.holds(["note"], hold)
-    versions.end(hold, ["note", "draft"], until=5.0)
+    versions.note(hold, ["note", "draft"], until=5.0)
     since = versions.now
     versions.expire(5.0)
     assert own.touches(["draft"], since)
-    versions.end(other, ["note"])
+    versions.note(other, ["note"])
     assert not own.held
     reference = weakref.ref(own)
     del own, session, scopes, hold, other
@@ -243,7 +243,7 @@ def test_in_a_child_nothing_is_held_by_writes_that_run_in_its_parent(versions: V
     session = Session()
     own: Written = versions.of_session(session) if limited else versions
     scopes = versions.scopes_of([session] if limited else None)
-    versions.end(begun(versions, ["cart"], scopes=scopes), ["cart"], until=5.0)
+    versions.note(begun(versions, ["cart"], scopes=scopes), ["cart"], until=5.0)
     begun(versions, ["order:7"], scopes=scopes, late=("user",))
     since = versions.now
     versions.lock.acquire()
