@@ -135,11 +135,10 @@ class Written:
         latest, former, floor = self.known
         if since < floor:
             return True
-        if latest:
-            for tag in tags:
-                for path in paths_read(tag):
-                    if latest.get(path, 0) > since or (former and former.get(path, 0) > since):
-                        return True
+        for tag in tags if former or latest else ():
+            for path in paths_read(tag):
+                if latest.get(path, 0) > since or (former and former.get(path, 0) > since):
+                    return True
         return False
 
     def holds(self, tags: Iterable[Tag | EntryTag], beside: Hold | None = None) -> bool:
