@@ -120,6 +120,13 @@ def test_what_is_forgotten_counts_as_written(tags: list[str], size: int):
     assert not versions.touches(["a", *tags], versions.now)
 
 
+def test_what_was_written_counts_while_a_new_generation_is_empty(versions: Versions):
+    before = versions.now
+    versions.write(["order:7"])
+    versions.rotate(versions.now + 1)
+    assert versions.touches(["order:7"], before)
+
+
 def test_a_generation_that_is_dropped_is_freed_outside_of_the_lock(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "GENERATION", 1)
     versions, free = Versions(), []
