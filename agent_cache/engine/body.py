@@ -60,7 +60,7 @@ from agent_cache.engine.call import hit, run
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.scope import PLACE, ROOT
-from agent_cache.engine.streaming import END, StreamingRead, StreamingWrite
+from agent_cache.engine.streams import END, WAIT, StreamingRead, StreamingWrite
 from agent_cache.engine.write import WriteOperation
 from agent_cache.values.canonical import MISSING
 
@@ -72,7 +72,7 @@ _NAMES: Final[dict[str, Any]] = {
     "call": run, "run": run_blocking, "hit": hit, "place": PLACE.get, "root": ROOT, "Uncacheable": Uncacheable,
     "part": key_part, "receiver_part": receiver_part, "part_of_default": default_part, "PLAIN": PLAIN, "type": type,
     "str": str, "int": int, "dict": dict, "list": list, "MISSING": MISSING, "NEVER": NEVER, "versions": VERSIONS,
-    "current": CURRENT, "known": ALIASES.get, "image": marshal.dumps, "END": END,
+    "current": CURRENT, "known": ALIASES.get, "image": marshal.dumps, "END": END, "WAIT": WAIT,
 }  # fmt: skip
 """What the bodies of all tools name. In the source text a ``$`` stands in front of each name that is not the tool's."""
 
@@ -128,19 +128,23 @@ def write_body(operation: WriteOperation) -> Body:
 
 
 def stream_body(operation: StreamingRead | StreamingWrite) -> Body:
-    """Make the generator function that replaces a streaming tool: `engine.streaming.consume` with a signature."""
+    """Make the generator function that replaces a streaming tool."""
     header, passed, _ = _spelled(operation.parameters)
     if isinstance(operation.parameters, PassedOn):
         header = passed = _EVERYTHING
     source = _STREAM.replace("await ", "") if operation.is_sync else _STREAM
-    return _body(operation, header, source.format(passed=passed).splitlines(), {"begin": operation.begin})
+    names = {"begin": operation.begin}
+    over = _compiled("_cache_", "$begin", tuple(source.format(passed="").splitlines()), is_sync=operation.is_sync)
+    operation.iterate = _made(over, {}, (), f"<agent_cache stream of {operation.name}>")
+    return _body(operation, header, source.format(passed=passed).splitlines(), names)
 
 
 _STREAM: Final = """\
-$reader = $begin({passed})
+$cursor = $begin({passed})
 try:
     while True:
-        $chunk = await $reader.next()
+        while ($chunk := $cursor.take()) is $WAIT:
+            await $cursor.wait()
         if $chunk is $END:
             return
         try:
@@ -148,13 +152,14 @@ try:
         except GeneratorExit:
             raise
         except BaseException as $error:
-            $reader.throw($error)
+            $cursor.request("throw", $error)
         else:
             if $sent is not None:
-                $reader.send($sent)
+                $cursor.request("send", $sent)
 finally:
-    await $reader.leave()
+    await $cursor.leave()
 """
+"""A generator over a cursor: see `engine.streams`. That of a `def` waits without ``await``."""
 
 _COUNTED: Final = """\
 if $entry is not $store.newest:

@@ -20,10 +20,9 @@ from typing import Any, Self, final
 
 from agent_cache.config import CURRENT, Configuration, Installed
 from agent_cache.core.tags import Tag, TagRule
-from agent_cache.engine.operation import Operation, Proceed
+from agent_cache.engine.operation import TOO_LONG, Operation, Proceed
 from agent_cache.engine.scope import Call
 from agent_cache.engine.state import LOG, warn_once
-from agent_cache.engine.stream_chunks import TOO_LONG
 from agent_cache.values.canonical import MISSING
 
 __all__ = ["ToolCall", "observe_call", "observed", "shown_arguments"]

@@ -23,7 +23,7 @@ from agent_cache.metrics import METRICS
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Request, Tier
 
-__all__ = ["UNKEYED", "CacheKey", "Operation", "PlacedRule", "Proceed", "Setup"]
+__all__ = ["TOO_LONG", "UNKEYED", "CacheKey", "Operation", "PlacedRule", "Proceed", "Setup"]
 
 P = TypeVar("P", bound="ReadPolicy | WritePolicy")
 
@@ -37,6 +37,9 @@ place; None and 0 for all others.
 
 UNKEYED: Final = object()
 """The key of a call that has no identity. Nothing is ever stored under it."""
+
+TOO_LONG: Final = object()
+"""The result of a stream that was longer than what may be kept. No tag can be made of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +76,7 @@ class Operation(Generic[P]):
     """One decorated tool: everything that was settled at decoration. Base of `ReadOperation` and `WriteOperation`.
 
     Attributes:
-        is_stream: whether the tool is a generator: see `engine.streaming`.
+        is_stream: whether the tool is a generator: see `engine.streams`.
         is_sync: whether it is a `def`, whose calls are made in the calling thread: see `engine.blocking`.
         coroutine_function: what a call runs and awaits; of a `def` its function, which is not awaited, unless it is
             replaced by another one.

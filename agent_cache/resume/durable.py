@@ -30,7 +30,7 @@ from agent_cache.core.options import checked_choice, checked_flag
 from agent_cache.core.tags import root_of, unescape
 from agent_cache.engine.interception import InterceptedCall
 from agent_cache.engine.scope import PLACE
-from agent_cache.engine.streaming import proceed_stream, relayed
+from agent_cache.engine.streams import proceed_stream
 from agent_cache.engine.write import tags_of_intent
 from agent_cache.errors import (
     CassetteError,
@@ -377,8 +377,9 @@ class _JournalRecorder(Recorder):
         stream = proceed_stream(call) if _CHECKING.get() is self else super().play_stream(call)
         if not self._stale_tags:
             return stream
-        is_sync = call.operation.is_sync
-        return relayed(stream, partial(self._drop_stale, is_sync=is_sync), is_sync=is_sync)
+        operation: Any = call.operation
+        prepare = partial(self._drop_stale, is_sync=operation.is_sync)
+        return operation.iterate(lambda: operation.relay(stream, prepare))
 
     async def _run_async(self, call: ActiveCall, proceed: Callable[[], Awaitable[Any]]) -> Any:
         if call.recorded is None and (doubt := self._admit(call)) is not None:

@@ -26,7 +26,6 @@ from agent_cache import (
     invalidate_sync,
     tags_from,
 )
-from agent_cache.engine import stream_chunks, thread_streams
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.harness import library
 from tests.harness.slow import slow
@@ -200,32 +199,6 @@ def test_a_follower_of_a_long_stream_takes_what_is_there_before_it_is_told_of_th
     assert [next(second), next(second)] == ["1" * 100, "2" * 100]
     with pytest.raises(RuntimeError, match="interrupted"):
         next(second)
-
-
-@pytest.mark.parametrize("taken", range(3))
-def test_a_reader_takes_all_chunks_of_a_run_that_another_thread_ends_between_its_two_looks(
-    taken: int, source: Source, monkeypatch: pytest.MonkeyPatch
-):
-    """The first caller finds no chunk, and then its call has ended."""
-    streams = [source.numbers(1), source.numbers(1)]
-    for _ in range(taken):
-        next(streams[0])
-    others: list[Call] = []
-
-    def look(reader: stream_chunks.Reader) -> bool:
-        found = may_take(reader)
-        if not found and not others and threading.current_thread() is threading.main_thread():
-            if not taken:
-                reader.pump.advance(lambda: True)  # the first chunk, brought by whoever is first
-            others.append(Call(list, streams[1]))
-            others[0].result()
-        return found
-
-    may_take = stream_chunks.Reader.may_take
-    monkeypatch.setattr(stream_chunks.Reader, "may_take", look)
-    assert list(streams[0]) == [*range(taken, 3)]
-    assert others[0].result() == [0, 1, 2]
-    assert source.runs == [3]
 
 
 def test_a_follower_without_a_chunk_runs_the_tool_itself_when_the_run_is_interrupted():
@@ -511,108 +484,25 @@ def test_a_stream_beyond_the_bound_reaches_its_callers_and_is_not_stored():
     late.close()
 
 
-def test_a_fast_reader_leads_one_of_another_thread_by_the_bound_at_most():
-    source = Source(length=20, chunk=lambda _: BIG, max_stream_bytes=5_000)
-    slow = source.numbers(1)
+def test_nobody_waits_for_a_slow_caller_and_it_gets_all_chunks():
+    source = Source(length=40, chunk=lambda _: BIG, max_stream_bytes=5_000)
+    slow, fast = source.numbers(1), source.numbers(1)
     next(slow)
-    fast: list[Any] = []
-    is_ahead = threading.Event()
-
-    def read() -> None:
-        for chunk in source.numbers(1):
-            fast.append(chunk)
-            if len(fast) == 5:
-                is_ahead.set()
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    assert is_ahead.wait(PATIENCE)
-    for taken in range(1, 20):
-        assert len(fast) <= taken + 6
-        next(slow)
-    assert list(slow) == []
-    thread.join(PATIENCE)
-    assert len(fast) == 20
-    assert source.runs == [20]
+    assert Call(list, fast).result() == [BIG] * 40
+    assert list(slow) == [BIG] * 39
+    assert source.runs == [40]
 
 
-def test_a_fast_reader_does_not_lead_on_while_a_slow_one_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch):
-    """The slow one finds no chunk, and before it can bring the generator on, the fast one does: again and again."""
-    source = Source(length=20, chunk=lambda _: BIG, max_stream_bytes=5_000)
-    slow = source.numbers(1)
-    next(slow)
-    waits, has_its_turn, held_up = threading.Event(), threading.Event(), threading.Event()
-
-    def advance(pump: thread_streams.HandPump, is_needed: Callable[[], bool]) -> None:
-        if not waits.is_set():
-            waits.set()
-            assert has_its_turn.wait(PATIENCE)
-        go_on(pump, is_needed)
-
-    def look(stream: stream_chunks.Stream) -> list[stream_chunks.Reader]:
-        found = laggards(stream)
-        if found:
-            held_up.set()
-        return found
-
-    go_on, laggards = thread_streams.HandPump.advance, stream_chunks.Stream.laggards
-    monkeypatch.setattr(thread_streams.HandPump, "advance", advance)
-    monkeypatch.setattr(stream_chunks.Stream, "laggards", look)
-    turn = Call(next, slow)
-    assert waits.wait(PATIENCE)
-    fast = Call(list, source.numbers(1))
-    until(lambda: held_up.is_set() or fast.is_over())
-    assert source.runs[0] <= 8
-    has_its_turn.set()
-    assert turn.result() == BIG
-    assert len(list(slow)) == 18
-    assert len(fast.result()) == 20
-
-
-def test_a_fast_reader_that_waits_for_a_slow_one_is_told_of_an_interruption(monkeypatch: pytest.MonkeyPatch):
-    """The generator goes on meanwhile in the thread of an event loop, where nobody waits for the slow one."""
-    source = Source(length=20, chunk=lambda _: BIG, max_stream_bytes=5_000)
-    source.error = KeyboardInterrupt()
-    slow, follower, driver = (source.numbers(1) for _ in range(3))
-    held_up = threading.Event()
-
-    def look(stream: stream_chunks.Stream) -> list[stream_chunks.Reader]:
-        found = laggards(stream)
-        if found:
-            held_up.set()
-        return found
-
-    async def read_to_the_end() -> None:
-        for _ in range(19):
-            next(driver)
-        until(lambda: len(taken) == 20)
-        held_up.clear()
-        assert held_up.wait(PATIENCE)
-        with pytest.raises(KeyboardInterrupt):
-            next(driver)
-
-    laggards = stream_chunks.Stream.laggards
-    monkeypatch.setattr(stream_chunks.Stream, "laggards", look)
-    with ThreadPoolExecutor(1) as slow_thread:
-        slow_thread.submit(next, slow).result()
-        next(driver)
-        taken: list[Any] = []
-        fast = Call(taken.extend, follower)
-        assert held_up.wait(PATIENCE)
-        asyncio.run(read_to_the_end())
-        with pytest.raises(RuntimeError, match="interrupted"):
-            fast.result()
-
-
-def test_a_reader_that_does_not_go_on_is_cut_off(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stream_chunks, "PATIENCE", 0.01)
-    source = Source(length=20, chunk=lambda _: BIG, max_stream_bytes=5_000)
-    slow = source.numbers(1)
-    next(slow)
-    with ThreadPoolExecutor(1) as pool:
-        assert len(pool.submit(list, source.numbers(1)).result(PATIENCE)) == 20
+@pytest.mark.parametrize("first", ["slow", "fast"])
+def test_a_caller_that_is_ten_times_the_bound_behind_is_told(first: str):
+    source = Source(length=60, chunk=lambda _: BIG, max_stream_bytes=5_000)
+    slow, fast = source.numbers(1), source.numbers(1)
+    for stream in (slow, fast) if first == "slow" else (fast, slow):
+        next(stream)
+    assert len(list(fast)) == 59
     with pytest.raises(RuntimeError, match="max_stream_bytes"):
         list(slow)
+    assert source.runs == [60]
 
 
 def test_a_reader_does_not_wait_for_one_whose_thread_has_ended():

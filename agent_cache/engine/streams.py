@@ -1,0 +1,719 @@
+"""Streaming tools: generators whose chunks pass to their callers while they run, and are stored when they have ended.
+
+A `Stream` is one run of a generator. Its chunks are a linked list, as in `itertools.tee`: each caller goes along it at
+its own speed, and what all have passed is freed. The beginning is kept, up to ``max_stream_bytes``, for callers that
+join and to be stored. The generator goes on when a caller wants a chunk that is not there.
+
+A `Cursor` is one call: what its caller iterates over. It makes that call as other tools are called, with the tuple of
+the chunks as the result; the generator runs in the call that leads the load, which goes on when its own caller has
+left, and is cancelled with the last one. Of an `async def` the call is a task, since a generator with timeouts or
+context variables has to stay in one. Of a `def` it is a coroutine that is continued by the thread that needs the next
+chunk, so that two generators in one thread cannot wait for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from asyncio import CancelledError
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError as CancelledFuture
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import methodcaller
+from sys import getsizeof
+from types import coroutine
+from typing import Any, Final
+
+from agent_cache.clock import CLOCK
+from agent_cache.core.options import DEFAULT_STREAM_BYTES
+from agent_cache.core.store import Entry, UnsharedEntry
+from agent_cache.core.versions import VERSIONS
+from agent_cache.engine.blocking import run_blocking, running_loop
+from agent_cache.engine.call import hit, run
+from agent_cache.engine.flight import Flight
+from agent_cache.engine.interception import InterceptedCall
+from agent_cache.engine.operation import TOO_LONG, Operation, Proceed
+from agent_cache.engine.read import ReadOperation
+from agent_cache.engine.result import count_unstored, store_result
+from agent_cache.engine.scope import PLACE, Call, Scope
+from agent_cache.engine.state import event_loop, warn_once
+from agent_cache.engine.write import Fill, WriteOperation
+from agent_cache.values.canonical import MISSING, size_of
+from agent_cache.values.copies import IMMUTABLE, CopyRule, UncopyableError
+
+__all__ = ["END", "WAIT", "StreamingRead", "StreamingWrite", "proceed_stream"]
+
+END: Final = object()
+"""What a cursor gives after the last chunk."""
+
+WAIT: Final = object()
+"""What a cursor gives if the next chunk is not there yet."""
+
+_MOST_BEHIND: Final = 10
+"""How many times ``max_stream_bytes`` a caller may be behind another one of the same run."""
+
+_NO_SIZE: Final = size_of()
+
+
+# Runs
+
+
+@coroutine
+def _pause() -> Generator[object, None, None]:
+    """Return from the run of a `def` to the caller that has continued it."""
+    yield _pause
+
+
+@dataclass(slots=True, eq=False)
+class _Chunk:
+    """One chunk of a run.
+
+    Attributes:
+        value: what the generator yielded: for the call that leads, and for others if it may be shared.
+        copier: makes what others get and what is stored; None if the chunk may be shared.
+        end: bytes of all chunks up to this one.
+        next: the next chunk, None until there is one.
+    """
+
+    value: Any
+    copier: Callable[[], Any] | None
+    end: int
+    next: _Chunk | None = None
+
+
+class Stream:
+    """One run of a generator, and the chunks that its callers follow.
+
+    Who follows it is changed under the lock of the versions, in which callers join. Chunks are taken without a lock.
+
+    Args:
+        operation: the tool.
+        leader: the cursor whose call runs the generator; None for a reload in the background.
+        flight: the load that this is; None if it is not shared.
+
+    Attributes:
+        error: the exception that has ended the generator.
+        seconds: for how long the generator has run: not for how long it waited for its callers.
+        unkept: why its beginning is not kept, for the log, and the error behind that.
+        wanted: set when a caller wants the next chunk of an async generator.
+    """
+
+    def __init__(self, operation: Any, leader: Cursor | None, flight: Flight | None = None) -> None:
+        self._cursors: list[Cursor] = []
+        self._flight = flight
+        self._is_sync: bool = operation.is_sync
+        self._limit: int = operation.policy.max_stream_bytes if operation.is_read else DEFAULT_STREAM_BYTES
+        self._rule: CopyRule | None = None if flight is None else operation.chunk_rule
+        self._last = _Chunk(None, None, 0)
+        self._head: _Chunk | None = self._last
+        self.error: Exception | None = None
+        self.leader = leader
+        self.seconds = 0.0
+        self.unkept: tuple[str, Exception | None] = "", None
+        self.wanted = asyncio.Event()
+        if leader is not None:
+            self.admit(leader)
+
+    async def run(self, generator: Any) -> Any:
+        """Read a generator to its end, as its callers want it. Returns the tuple of its chunks, or `TOO_LONG`.
+
+        Without a caller, it ends where it is too long to be stored.
+
+        Raises:
+            BaseException: what the generator raised.
+        """
+        try:
+            while (value := await self._next(generator)) is not END:
+                self._add(value)
+                if self.leader is not None and self._is_sync:
+                    await _pause()
+                elif self.leader is not None:
+                    self.wanted.clear()
+                    await self.wanted.wait()
+        except Exception as error:
+            self.error = error
+            raise
+        finally:
+            if self._is_sync:
+                generator.close()
+            else:
+                await generator.aclose()
+        if self._head is None:
+            return TOO_LONG
+        chunk, chunks = self._head, []
+        while chunk.next is not None:
+            chunk = chunk.next
+            chunks.append(chunk.value if chunk.copier is None else chunk.copier())
+        return tuple(chunks)
+
+    async def _next(self, generator: Any) -> Any:
+        if self.leader is None and self._head is None and not self._cursors:
+            return END
+        step: Callable[[Any], Any] = next if self._is_sync else anext
+        if self.leader is not None and self.leader.step is not None:
+            step, self.leader.step = self.leader.step, None
+        end = StopIteration if self._is_sync else StopAsyncIteration
+        began = CLOCK.now()
+        try:
+            return step(generator) if self._is_sync else await step(generator)
+        except end:
+            return END
+        finally:
+            self.seconds += CLOCK.now() - began
+
+    def _add(self, value: Any) -> None:
+        copier, flight, is_immutable = None, self._flight, type(value) in IMMUTABLE
+        if self._rule is not None and not is_immutable:
+            try:
+                copier = self._rule.snapshot(value)
+            except UncopyableError as error:
+                self._rule = self._head = None
+                self.unkept = "a chunk could not be copied, so its stream was not cached", error
+                self._unshare(f"has a chunk that cannot be copied: {error}")
+        if flight is not None and flight.inherited is not None:
+            call: Any = flight.leader
+            if not flight.inherited.belongs_to(flight.store.owner, call.local.tenant):
+                self._unshare("depends on a session or a tenant, whose data other callers must not get")
+        size = getsizeof(value) if is_immutable else size_of(value) - _NO_SIZE  # `size_of` takes 1 us
+        last, self._last = self._last, _Chunk(value, copier, self._last.end + size)
+        if self._last.end > self._limit and self._head is not None:
+            self.unkept = "a stream was longer than max_stream_bytes, so it was not cached", None
+            with VERSIONS.lock:
+                self._head = None
+                if flight is not None:
+                    flight.detach()
+        last.next = self._last
+        for cursor in tuple(self._cursors):
+            if (at := cursor.at) is not None and last.end - at.end > _MOST_BEHIND * self._limit:
+                self._exclude(cursor, "is too far ahead of this caller: read it faster, close it, or give the tool a "
+                                      "larger max_stream_bytes")  # fmt: skip
+            cursor.wake()
+
+    # Who follows it
+
+    def admit(self, cursor: Cursor) -> None:
+        """Let a call follow it from its beginning. If it is shared, the caller holds the lock."""
+        cursor.at, cursor.stream = self._head, self
+        self._cursors.append(cursor)
+        cursor.wake()
+
+    def remove(self, cursor: Cursor) -> bool:
+        """Let a call go. Returns whether it was the last one: then nobody joins any more."""
+        with VERSIONS.lock:
+            if cursor in self._cursors:
+                self._cursors.remove(cursor)
+            is_last = not self._cursors and self.leader is not None
+            if is_last and self._flight is not None:
+                self._flight.detach()
+        return is_last
+
+    def _unshare(self, reason: str) -> None:
+        """Leave it to the call that leads, before there is a chunk that others must not get."""
+        flight, self._flight = self._flight, None
+        with VERSIONS.lock:
+            if flight is not None:
+                flight.detach()
+            others = [cursor for cursor in self._cursors if cursor is not self.leader]
+        for cursor in others:
+            self._exclude(cursor, f"was shared with another caller, and now it {reason}")
+
+    def _exclude(self, cursor: Cursor, reason: str) -> None:
+        """Do not let a call follow it any more: it runs the tool by itself, or raises if it has chunks already."""
+        if cursor.count or cursor is self.leader:
+            cursor.error = RuntimeError(f"this stream {reason}")
+        with VERSIONS.lock:
+            if cursor in self._cursors:
+                self._cursors.remove(cursor)
+        cursor.at = None
+        if cursor is not self.leader:
+            cursor.stream = None
+            if not cursor.waiter.done():
+                cursor.waiter.set_result(_NOT_SHARED)
+        cursor.wake()
+
+    def interrupt(self) -> None:
+        """Let the calls go that have no chunk yet: they run the tool by themselves. The caller holds the lock."""
+        for cursor in self._cursors:
+            if cursor is not self.leader and not cursor.count:
+                cursor.stream = None
+
+
+_NOT_SHARED: Final = UnsharedEntry(None, 0.0, 0.0)
+"""Lets a call that waits for a load run the tool by itself."""
+
+
+class StreamFlight(Flight):
+    """The load of a streaming tool. Whoever joins it follows its stream. If it is interrupted, nobody else leads it."""
+
+    __slots__ = ("stream",)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.stream = Stream(self.store.tool, _cursor_here(), self)
+
+    def join(self) -> Any:
+        waiter = super().join()
+        cursor = _cursor_here()
+        if cursor is not None:
+            cursor.waiter = waiter
+            self.stream.admit(cursor)
+        return waiter
+
+    def hand_over(self) -> None:
+        with VERSIONS.lock:
+            self.stream.interrupt()
+            self.land(_NOT_SHARED)
+
+
+# Calls
+
+
+class Cursor:
+    """One call of a streaming tool, and where its caller is in the chunks of the run that answers it.
+
+    Args:
+        operation: the tool.
+        answer: makes the call, and returns what it returns; None if it has been answered.
+        value: that answer.
+
+    Attributes:
+        at: the last chunk that was taken, or the beginning.
+        call: the `Call` that it makes, once there is one.
+        count: how many chunks were taken.
+        error: what its caller gets, since it cannot follow its run any more.
+        on_end: is called when its caller has stopped reading.
+        outcome: the result of the call, and what it has raised; None as long as it runs.
+        step: what is to be done with the generator next, in place of asking for a chunk.
+        stream: the run that it follows, once there is one.
+        waiter: the future by which it waits for the load of another call.
+    """
+
+    def __init__(
+        self, operation: Operation[Any], answer: Callable[[], Awaitable[Any]] | None = None, value: Any = None
+    ) -> None:
+        self._operation: Any = operation
+        self._rest: Iterator[Any] | None = None
+        self.at: _Chunk | None = None
+        self.call: Call | None = None
+        self.count = 0
+        self.error: Exception | None = None
+        self.on_end: Callable[[], object] = int
+        self.outcome: tuple[Any, BaseException | None] | None = None
+        self.step: Callable[[Any], Any] | None = None
+        self.stream: Stream | None = None
+        self.waiter: Any = None
+        if answer is None:
+            self.outcome = value, None
+        else:
+            self._start(self._make_call(answer))
+
+    async def _make_call(self, answer: Callable[[], Awaitable[Any]]) -> None:
+        _CURSOR.set(self)
+        try:
+            self.outcome = await answer(), None
+        except BaseException as error:  # noqa: BLE001 - it is raised to the caller; a task would end the event loop
+            self.outcome = None, self._ended_by(error)
+        self.wake()
+
+    def take(self) -> Any:
+        """The next chunk, `WAIT`, or `END`.
+
+        Raises:
+            BaseException: what the call has raised, after its chunks; that of its run, if chunks of it were taken and
+                a stored answer would replace them.
+        """
+        if self._rest is None:
+            outcome = self.outcome  # first: another thread may end it now, after chunks that were not there yet
+            if self.error is not None:
+                raise self.error
+            at, stream = self.at, self.stream
+            # A chunk that only the leader may have comes after the others have lost their stream.
+            if at is not None and stream is not None and (chunk := at.next) is not None and self.stream is stream:
+                self.at = chunk
+                self.count += 1
+                return chunk.value if chunk.copier is None or self is stream.leader else chunk.copier()
+            if outcome is None:
+                return WAIT
+            value, error = outcome
+            if error is None and self.count and stream is not None:
+                error = stream.error
+            if error is not None:
+                raise error
+            if value is TOO_LONG:
+                value = ()
+            # A session may give a text in place of the chunks.
+            self._rest = iter(value[self.count :] if type(value) is tuple else (value,))
+        return next(self._rest, END)
+
+    def leave(self) -> Any:
+        """Stop reading, and wait until the run has ended, if nobody else follows it. To be awaited, if it is async.
+
+        Raises:
+            Exception: what the generator raised when it was closed.
+        """
+        work = self._leave()
+        return run_blocking(work) if self._operation.is_sync else work
+
+    async def _leave(self) -> None:
+        stream = self.stream
+        leader = self if stream is None else stream.leader
+        is_last = stream is None or stream.remove(self)
+        running = [one for one in {self, leader} if one is not None and one.outcome is None]
+        ending = [one for one in running if is_last or one is not leader]
+        try:
+            if ending:
+                await self._cancel(ending)
+            error = None if self.outcome is None else self.outcome[1]
+            if self in ending and error is not None and not isinstance(error, CancelledError):
+                raise error
+        finally:
+            self.on_end()
+
+    def request(self, method: str, argument: Any) -> None:
+        """Send a value, or throw an exception, into the generator of a write with the next step.
+
+        Args:
+            method: ``"send"`` or ``"throw"``.
+
+        Raises:
+            TypeError: if a value is sent into a read.
+            BaseException: what is thrown into a read: its caller leaves it.
+        """
+        if self._operation.is_read:
+            if method == "throw":
+                raise argument
+            raise TypeError(
+                "no value can be sent into the stream of a read tool, since other callers may have the same one; make "
+                "it an argument of the tool, or leave the tool undecorated"
+            )
+        self.step = methodcaller(method if self._operation.is_sync else f"a{method}", argument)
+
+    # What differs for a `def`: see `ThreadCursor`
+
+    def _start(self, call: Coroutine[Any, Any, None]) -> None:
+        self._news = asyncio.Event()
+        try:
+            self._loop = event_loop(self._operation.name)
+        except BaseException:
+            call.close()
+            raise
+        self._task = self._loop.create_task(call, name=f"agent_cache streams {self._operation.name}")
+
+    async def wait(self) -> None:
+        """Wait until there may be another chunk. To be awaited, if it is async."""
+        self._news.clear()
+        if self.stream is not None:
+            self.stream.wanted.set()
+        await self._news.wait()
+
+    def wake(self) -> None:
+        """Let it look again, if it waits."""
+        self._news.set()
+
+    async def _cancel(self, ending: list[Any]) -> None:
+        tasks = [one._task for one in ending]
+        if running_loop() is self._loop:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # cancelled itself, it cancels them again
+        elif not self._loop.is_closed():  # closed by another loop, or by the garbage collector without one
+            for task in tasks:
+                self._loop.call_soon_threadsafe(task.cancel)
+
+    def _ended_by(self, error: BaseException) -> BaseException:
+        return error
+
+
+_CURSOR: ContextVar[Cursor | None] = ContextVar("agent_cache_cursor", default=None)
+"""The cursor whose call is made in this context, or around it."""
+
+
+def _cursor_here() -> Cursor | None:
+    """The cursor of the call that is being made here: not that of a call around it."""
+    cursor = _CURSOR.get()
+    return cursor if cursor is not None and cursor.call is PLACE.get().call is not None else None
+
+
+class ThreadCursor(Cursor):
+    """The call of a synchronous generator, continued by one thread at a time, in one context."""
+
+    def _start(self, call: Coroutine[Any, Any, None]) -> None:
+        self._context = copy_context()
+        self._coroutine = call
+        self._lock = threading.Lock()
+        self._thread: int | None = None
+        self._awaited: Any = None
+        self._interruption: BaseException | None = None
+
+    def wait(self) -> None:  # type: ignore[override]  # nothing is to be awaited
+        stream = self.stream
+        leader: Any = self if stream is None or stream.leader is None else stream.leader
+        if leader.outcome is not None:
+            leader = self
+        if leader._thread == threading.get_ident():
+            raise ValueError("this stream is read by the generator that yields it")
+        with leader._lock:  # another thread may have brought the chunk meanwhile
+            if leader.outcome is None and self.stream is stream and (self.at is None or self.at.next is None):
+                leader._go_on()
+
+    def wake(self) -> None:
+        """Nothing waits: see `wait`."""
+
+    async def _cancel(self, ending: list[Any]) -> None:
+        for one in ending:
+            if one._thread != threading.get_ident():  # by the garbage collector, from inside of the generator
+                with one._lock:
+                    interruption: BaseException | None = CancelledError("nobody reads this stream any more")
+                    while one.outcome is None:
+                        one._go_on(interruption)
+                        interruption = None
+
+    def _go_on(self, interruption: BaseException | None = None) -> None:
+        """Go on to the next chunk, to the end, or to where it waits for a load whose stream it follows.
+
+        Raises:
+            BaseException: what interrupts this thread, such as a `KeyboardInterrupt`. Who waits in another one gets a
+                `RuntimeError`.
+        """
+        self._thread = threading.get_ident()
+        try:
+            while interruption is not None or not self._follows():
+                if interruption is None and self._awaited is not None:
+                    interruption = _interruption_of(self._awaited)
+                step: Any = self._coroutine.send if interruption is None else self._coroutine.throw
+                argument, interruption = interruption, None
+                self._awaited = self._context.run(step, argument)
+                if self._awaited is _pause:
+                    self._awaited = None
+                    return
+        except StopIteration:
+            pass
+        except BaseException as error:  # noqa: BLE001 - it was met before its first step, or between two of them
+            self._context.run(self._coroutine.close)
+            self.outcome = None, self._ended_by(error)
+        finally:
+            self._thread = None
+        interruption, self._interruption = self._interruption, None
+        if interruption is not None:
+            raise interruption
+
+    def _ended_by(self, error: BaseException) -> BaseException:
+        if isinstance(error, Exception | CancelledError):
+            return error
+        self._interruption = error
+        interrupted = RuntimeError("the run of this stream was interrupted in another thread")
+        interrupted.__cause__ = error
+        return interrupted
+
+    def _follows(self) -> bool:
+        """Whether it waits for a load whose chunks its caller takes and continues."""
+        leader = None if self.stream is None else self.stream.leader
+        is_waiting = self._awaited is not None and self._awaited is self.waiter and not self.waiter.done()
+        return is_waiting and leader is not None and leader.outcome is None
+
+
+def _interruption_of(waiter: Any) -> BaseException | None:
+    """Wait in this thread. Returns what has interrupted it, to be handled by the code that waits."""
+    try:
+        waiter.exception()
+    except CancelledFuture:
+        return None  # what awaits it raises this
+    except BaseException as interruption:  # noqa: BLE001 - it is raised where this is awaited
+        return interruption
+    return None
+
+
+# Operations
+
+
+async def _load_stream(call: Call) -> Any:
+    """Run a streaming tool under single flight, and store its chunks if it ends by itself: its `own_load`."""
+    operation = call.operation
+    flight: StreamFlight = call.flight  # type: ignore[assignment]  # of its `flight_class`
+    call.within = flight if operation.policy.inherit else None
+    call.started = CLOCK.now()
+    value = await flight.stream.run(operation.function(*call.args, **call.kwargs))
+    call.cost = flight.stream.seconds
+    if value is not TOO_LONG:
+        store_result(call, value)
+        return value
+    flight.result = Entry(value, 0.0, call.cost)
+    count_unstored(call)
+    reason, error = flight.stream.unkept
+    warn_once(reason, operation.name, error)
+    if call.is_fresh or operation.policy.kept_for:
+        with VERSIONS.lock:
+            _former = flight.store.discard(call.key)
+    return value
+
+
+async def _note_call(proceed: Proceed, call: Call) -> Any:
+    """Let its cursor know a call. Around each call of a streaming tool."""
+    cursor = _CURSOR.get()
+    if cursor is not None:
+        cursor.call = call
+    if call.within is not None and call.operation.is_read:
+        # The tool that reads this stream may have ended before the stream does, since it has left the loop.
+        call.within.inherit_tags(call.known_tags())
+    return await proceed(call)
+
+
+class _Streaming(Operation[Any]):
+    """What streaming tools of both kinds have in common.
+
+    Attributes:
+        iterate: makes a generator, or an async one, over the cursor that its argument makes: see `engine.body`.
+    """
+
+    __slots__ = ()
+
+    is_stream = True
+    iterate: Callable[[Callable[[], Cursor]], Any]
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.run_with(self._run_alone)
+        self.around = _note_call
+
+    async def _run_alone(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the tool where its run is not shared: uncached, or as a write."""
+        cursor = _cursor_here()
+        if cursor is not None and cursor.count:
+            raise RuntimeError("the run of this stream was interrupted, and another one would begin anew")
+        return await Stream(self, cursor).run(self.function(*args, **kwargs))
+
+    def cursor(self, answer: Callable[[], Awaitable[Any]] | None = None, value: Any = None) -> Cursor:
+        """A cursor over the answer to a call: see `Cursor`."""
+        return (ThreadCursor if self.is_sync else Cursor)(self, answer, value)
+
+    def relay(self, stream: Any, prepare: Callable[[], Awaitable[object]] | None = None) -> Cursor:
+        """A cursor over a stream that a recorder or a player gives. `prepare` is awaited before the first chunk."""
+
+        async def answer() -> Any:
+            if prepare is not None:
+                await prepare()
+            return await Stream(self, _CURSOR.get()).run(stream)
+
+        return self.cursor(answer)
+
+    def read(
+        self, scope: Scope, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_fresh: bool = False,
+        intercepted: InterceptedCall | None = None,
+    ) -> Cursor:  # fmt: skip
+        """Begin a call that no local hit has answered: as `engine.call.run`."""
+        if scope.interceptor is None:
+            return self.cursor(partial(run, self, scope, key, args, kwargs, is_fresh=is_fresh, intercepted=intercepted))
+        call = InterceptedCall(self, scope, key, args, kwargs, is_fresh=is_fresh, outer=intercepted)
+        return self.relay(scope.interceptor.play_stream(call))
+
+    def is_successful(self, value: Any) -> bool:
+        return value is TOO_LONG or super().is_successful(value)
+
+
+class StreamingRead(_Streaming, ReadOperation):
+    """A decorated read tool that is a generator function, async or not. Its result is the tuple of its chunks.
+
+    Attributes:
+        chunk_rule: how chunks are protected from callers that change them.
+    """
+
+    __slots__ = ("chunk_rule", "iterate")
+
+    def __init__(
+        self, function: Callable[..., Any], name: str, parameters: Any, tags: Any, policy: Any, *rest: Any,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        self.chunk_rule: CopyRule = policy.copy_rule
+        policy = replace(policy, copy_rule=_of_chunks(policy.copy_rule))
+        super().__init__(function, name, parameters, tags, policy, *rest, **options)
+        self.own_load, self.flight_class = _load_stream, StreamFlight
+
+    @property
+    def returns(self) -> Any:
+        """The annotation of the tuple of its chunks."""
+        if self._returns is None:
+            from agent_cache.values.typed import ReturnedChunks
+
+            self._returns = ReturnedChunks(self.function)
+        return self._returns
+
+    def begin(self, /, *args: Any, **kwargs: Any) -> Cursor:
+        """Begin a call with arguments in their canonical spelling."""
+        arguments = self.parameters.named(args, kwargs)
+        here = PLACE.get()
+        key = self.key_or_unkeyed(arguments)
+        value = hit(self, here, key, arguments)
+        return self.read(here.scope, key, args, kwargs) if value is MISSING else self.cursor(value=value)
+
+    def fresh(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Run the tool now, whatever is cached, and store its chunks; inside `bypass` they are not stored."""
+        arguments = self.bind("fresh", args, kwargs)
+        split = self.parameters.split(arguments)
+        return self.iterate(lambda: self.read(PLACE.get().scope, self.key_or_unkeyed(arguments), *split, is_fresh=True))
+
+    async def set(self, value: Any, /, *args: Any, **kwargs: Any) -> bool:
+        """Store the chunks of a stream that the caller has, as if a load had yielded them. See `ReadOperation.set`.
+
+        Raises:
+            TypeError: if they are not a sequence of chunks.
+        """
+        if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Iterable):
+            raise TypeError(f"set takes the sequence of chunks of {self.name}, not a {type(value).__name__}")
+        return await super().set(tuple(value), *args, **kwargs)
+
+    def _fill(self, call: Call, value: Any) -> Fill | None:
+        return None if sum(map(size_of, value)) > self.policy.max_stream_bytes else super()._fill(call, value)
+
+
+class StreamingWrite(_Streaming, WriteOperation):
+    """A decorated write tool that is a generator function: it begins with the iteration, and ends with it."""
+
+    __slots__ = ("iterate",)
+
+    def begin(self, /, *args: Any, **kwargs: Any) -> Cursor:
+        """Begin a call with arguments in their canonical spelling."""
+        return self.read(PLACE.get().scope, None, args, kwargs)
+
+
+def proceed_stream(call: InterceptedCall) -> Any:
+    """Make an intercepted call of a streaming tool as if there were no interceptor: as `InterceptedCall.proceed`.
+
+    Returns:
+        A generator, or an async one.
+    """
+    operation: Any = call.operation
+
+    def begin() -> Cursor:
+        outside = call.outside
+        token = call.enter() if outside.interceptor is None else None
+        try:
+            value = call.local_hit()
+            if value is MISSING:
+                options = {"is_fresh": call.is_fresh, "intercepted": call}
+                cursor: Cursor = operation.read(outside, call.key, call.args, call.kwargs, **options)
+            else:
+                cursor = operation.cursor(value=value)
+        finally:
+            if token is not None:
+                call.leave(token)
+        cursor.on_end = call.note_source
+        return cursor
+
+    return operation.iterate(begin)
+
+
+def _of_chunks(rule: CopyRule) -> CopyRule:
+    """The rule for tuples of chunks, by the rule for chunks."""
+    if rule.name in ("auto", "never"):
+        return rule
+
+    def snapshot(chunks: Sequence[Any]) -> Callable[[], Any] | None:
+        copiers = [None if type(chunk) in IMMUTABLE else rule.snapshot(chunk) for chunk in chunks]
+        if not any(copiers):
+            return None
+        pairs = list(zip(chunks, copiers, strict=True))
+        return lambda: tuple([chunk if copier is None else copier() for chunk, copier in pairs])
+
+    return CopyRule(rule.name, snapshot)
