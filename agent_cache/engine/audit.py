@@ -16,27 +16,26 @@ import asyncio
 import os
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
-from contextlib import aclosing, closing
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextvars import copy_context
 from copy import copy
 from dataclasses import dataclass
-from functools import cache, partial
-from threading import Thread
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from functools import cache
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
-from agent_cache.core.store import NEVER, Entry, Lookup, Store
+from agent_cache.core.store import Entry, Lookup, Store
 from agent_cache.core.tags import Tag, root_of
-from agent_cache.core.versions import VERSIONS, EntryTag
+from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.blocking import in_background, run_blocking, start_thread
 from agent_cache.engine.middleware import shown_arguments
-from agent_cache.engine.operation import Operation, Proceed
+from agent_cache.engine.operation import TOO_LONG, Operation, Proceed
 from agent_cache.engine.scope import INTERCEPTORS, PLACE, ROOT, Call, LocalTool, Participant, Scope
 from agent_cache.engine.state import LOG, READERS, forget_oldest, warn_once, write_now
 from agent_cache.engine.tiers import request_of
-from agent_cache.values.canonical import MISSING, size_of
+from agent_cache.values.canonical import MISSING
 from agent_cache.values.compare import fingerprint
 from agent_cache.values.copies import UncopyableError, auto_copier
 
@@ -44,17 +43,9 @@ if TYPE_CHECKING:
     from random import Random
 
 __all__ = [
-    "StaleHit",
-    "begin_audit",
-    "chooses",
-    "forget_audits",
-    "note_load",
-    "note_tool",
-    "note_write",
-    "notes_writes",
-    "sampled_lookup",
-    "sampling",
-]
+    "StaleHit", "begin_audit", "chooses", "forget_audits", "note_load", "note_tool", "note_write", "notes_writes",
+    "sampled_lookup", "sampling",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -98,26 +89,21 @@ def sampling() -> Random:
     return made
 
 
-def sampled_lookup(share: float) -> Callable[[Lookup], Lookup]:
-    """Makes a lookup of generated code find nothing in this share of the calls."""
-    draw = sampling().random
-
-    def sampled(lookup: Lookup) -> Lookup:
-        return lambda key: None if draw() < share else lookup(key)
-
-    return sampled
-
-
 def chooses(share: float) -> bool:
     """Whether a hit is chosen, with this probability."""
     return sampling().random() < share
 
 
+def sampled_lookup(share: float) -> Callable[[Lookup], Lookup]:
+    """Makes a lookup of generated code find nothing in this share of the calls."""
+    draw = sampling().random
+    return lambda lookup: lambda key: None if draw() < share else lookup(key)
+
+
 def _apply(old: Configuration, new: Configuration) -> None:
     if old.audit != new.audit:
-        configuration = CURRENT.value
         for tool in READERS.all():
-            share = tool.audit_share(configuration)
+            share = tool.audit_share(CURRENT.value)
             for store in tool.stores():
                 store.sample(sampled_lookup(share) if share else None)
 
@@ -125,58 +111,25 @@ def _apply(old: Configuration, new: Configuration) -> None:
 CURRENT.listeners.append(_apply)
 
 
-# What has run since an answer was loaded
+# The writes that have run since an answer was loaded
 
-_MAX_WRITES: Final = 1_000
+_Described = tuple[str, tuple[Tag, ...], tuple[str, ...]]
+"""The name of a write tool, the tags that it has touched, and these without the values in them."""
+
 _MAX_LOADS: Final = 10_000
 """Answers of one store of which it is known when they were loaded."""
 
 
-class _Write(NamedTuple):
-    """A write tool that has run: its number, the tags that it has touched, and their templates."""
+_numbers = count(1)
+_writing: dict[Call, None] = {}
+"""The write tools that run."""
 
-    number: float
-    tool: str
-    tags: tuple[Tag, ...]
-    templates: tuple[str, ...]
+_written: deque[tuple[int, _Described]] = deque(maxlen=1_000)
+"""The last ones that have ended, numbered in that order."""
 
-
-class _History:
-    """The last write tools that have ended, how many have, and those that run."""
-
-    def __init__(self) -> None:
-        self.ended: deque[_Write] = deque(maxlen=_MAX_WRITES)
-        self.count = 0
-        self.running: dict[Call, None] = {}
-
-    def note_end(self, call: Call) -> None:
-        self.ended.append(self._write(call, self.count))
-        self.count += 1
-
-    def after_fork(self) -> None:
-        """In the child: what other threads were writing goes on in the parent, and has begun before any load here."""
-        for call in list(self.running):
-            del self.running[call]
-            self.note_end(call)
-
-    def since(self, number: int) -> list[_Write]:
-        """The writes that may have had an effect since a load for which `count` was this number."""
-        running = [self._write(call, NEVER) for call in list(self.running)]
-        return [*(write for write in list(self.ended) if write.number >= number), *running]
-
-    def may_touch(self, tags: Iterable[Tag | EntryTag]) -> bool:
-        """Whether a write runs whose result may name what depends on any of these tags."""
-        roots = {root_of(tag) for tag in tags if isinstance(tag, str)}
-        return any(not roots.isdisjoint(call.operation.late_roots) for call in list(self.running))
-
-    def _write(self, call: Call, number: float) -> _Write:
-        operation = call.operation
-        tags = tuple(dict.fromkeys((*operation.tags.static, *call.tags)))
-        return _Write(number, operation.name, tags, _templates(operation))
-
-
-_history = _History()
 _loads: weakref.WeakKeyDictionary[Store, dict[Hashable, int]] = weakref.WeakKeyDictionary()
+"""The number that the next write to end had when an answer was loaded."""
+
 _audited: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
 
 
@@ -195,17 +148,17 @@ def notes_writes(configuration: Configuration) -> bool:
 
 async def note_write(proceed: Proceed, call: Call) -> Any:
     """Note that a write tool runs, and has run, while any tool is audited."""
-    _history.running[call] = None
+    _writing[call] = None
     try:
         return await proceed(call)
     finally:
-        _history.running.pop(call, None)  # here: an interrupt on the way to a function of ours would leave it there
-        _history.note_end(call)
+        _writing.pop(call, None)  # here: an interrupt on the way to a function of ours would leave it there
+        _written.append((next(_numbers), _described(call)))
 
 
 async def note_load(proceed: Proceed, call: Call) -> Any:
     """Note which writes have come before a load of an audited tool."""
-    before = _history.count
+    before = next(_numbers)
     value = await proceed(call)
     if call.source in ("miss", "hit"):
         noted = _loads.setdefault(call.local.store, {})
@@ -215,13 +168,72 @@ async def note_load(proceed: Proceed, call: Call) -> Any:
     return value
 
 
+def _described(call: Call) -> _Described:
+    operation = call.operation
+    return operation.name, tuple(dict.fromkeys((*operation.tags.static, *call.tags))), _templates(operation)
+
+
 def _templates(operation: Operation[Any]) -> tuple[str, ...]:
-    """The tags of a tool without the values in them, for the log."""
     rules = operation.tags
     return (*rules.static, *(rule.source for rule in (*rules.early, *rules.late)))
 
 
-# The calls that a tool makes while it is audited
+# Audits
+
+_running: dict[Operation[Any], _Audit] = {}
+"""The one audit of each tool."""
+
+_excluded: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
+"""Tools that have written while they were audited."""
+
+_logged: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
+_MAX_LOGGED: Final = 10
+"""Write tools that the line in the log names."""
+
+
+def audits_running() -> int:
+    """How many audits have begun and not ended."""
+    return len(_running)
+
+
+def forget_audits() -> None:
+    """Forget the audits that run, what writes and loads have noted, and which tools cannot be audited."""
+    for known in (_running, _written, _loads, _excluded, _logged):
+        known.clear()
+
+
+def _after_fork() -> None:
+    _running.clear()  # they go on in the parent. So do the writes of its other threads, begun before any load here
+    _written.extend([(next(_numbers), _described(call)) for call in _writing])
+    _writing.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def begin_audit(
+    operation: Operation[Any], local: LocalTool, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Audit a call that was just answered by a local hit, unless its tool is being audited already.
+
+    Args:
+        key: the key of the call, without a tenant.
+    """
+    store, qualified = local.store, local.qualify(key)
+    found = store.find(qualified)
+    if found is None or operation in _excluded:
+        return
+    if operation.is_sync and INTERCEPTORS:
+        return  # to a recorder, a call of a thread of ours would be one that has lost its context
+    audit = _Audit(operation, local, key, found)
+    with VERSIONS.lock:
+        other = _running.get(operation)
+        if other is not None and not (other.loop is not None and other.loop.is_closed()):
+            return
+        _running[operation] = audit
+        is_there = store.find(qualified) is found  # else a write was faster
+    if not is_there or not audit.begin(args, kwargs):
+        audit.end()
 
 
 class _WriteRefused(RuntimeError):
@@ -255,152 +267,46 @@ class _AuditScope(Scope):
         if operation.is_read:
             setup.uncached = setup.bare
         else:
-            setup.run = self._audit.refuse_write
+            setup.run = self._audit.refuse_call
         return local
-
-
-# Audits
-
-_running: dict[Operation[Any], _Audit] = {}
-"""The one audit of each tool."""
-
-_excluded: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
-"""Tools that have written while they were audited."""
-
-
-def audits_running() -> int:
-    """How many audits have begun and not ended."""
-    return len(_running)
-
-
-def forget_audits() -> None:
-    """Forget the audits that run, what writes and loads have noted, and which tools cannot be audited."""
-    for audit in list(_running.values()):
-        audit.end()
-    _history.ended.clear()
-    _logged.clear()
-    _loads.clear()
-    _excluded.clear()
-
-
-def _after_fork() -> None:
-    _running.clear()  # none of them runs in the child
-    _history.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def begin_audit(
-    operation: Operation[Any], local: LocalTool, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Audit a call that was just answered by a local hit, unless its tool is being audited already.
-
-    Args:
-        key: the key of the call, without a tenant.
-    """
-    store, qualified = local.store, local.qualify(key)
-    found = store.find(qualified)
-    if found is None or operation in _excluded:
-        return
-    if operation.is_sync and INTERCEPTORS:
-        return  # to a recorder, a call of a thread of ours would be one that has lost its context
-    audit = _Audit(operation, local, key, found)
-    with VERSIONS.lock:
-        for other in [one for one in _running.values() if one.has_lost_its_loop()]:
-            other.end()
-        if operation in _running:
-            return
-        _running[operation] = audit
-        is_there = store.find(qualified) is found  # else a write was faster
-    if not is_there or not audit.begin(args, kwargs):
-        audit.end()
 
 
 class _Audit:
     """One run of a tool beside a hit.
 
     Attributes:
-        key: the key of the entry, with the tenant.
-        since: the version at which it began: a write after that explains a difference.
+        loop: the event loop that it runs in; None in a thread.
     """
-
-    __slots__ = (
-        "_args",
-        "_found",
-        "_has_written",
-        "_key",
-        "_kwargs",
-        "_local",
-        "_loop",
-        "_operation",
-        "_session",
-        "_store",
-        "_task",
-        "key",
-        "since",
-    )
 
     def __init__(self, operation: Operation[Any], local: LocalTool, key: Hashable, found: Entry) -> None:
         self._operation: Any = operation
         self._local = local
-        self._store: Store = local.store
         self._key = key
+        self._qualified = local.qualify(key)
         self._found = found
-        self._args: tuple[Any, ...] = ()
-        self._kwargs: dict[str, Any] = {}
         self._has_written = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[None] | Thread | None = None
-        self.key = local.qualify(key)
-        self.since = VERSIONS.now
+        self._since = VERSIONS.now  # a write after that explains a difference
         participants = PLACE.get().scope.participants
         self._session = participants[0].session_id if participants else None
-
-    # From its beginning to its end
+        self.loop: asyncio.AbstractEventLoop | None = None
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Start it after the hit. Returns whether it will run."""
-        # The caller may change its arguments as soon as it has its answer, and so may the tool.
-        names = {one.name for one in self._operation.parameters.all if one.in_key and not one.is_receiver}
-        try:
-            self._args, self._kwargs = self._copied(args, kwargs, names)
+        operation, name = self._operation, f"agent_cache audits {self._operation.name}"
+        try:  # the caller may change its arguments as soon as it has its answer, and so may the tool
+            self._args, self._kwargs = _copied(operation.parameters, args, kwargs)
         except UncopyableError:
             return False
         context = copy_context()
-        if self._operation.is_sync:
-            return start_thread(partial(context.run, self._run_in_thread), f"agent_cache audits {self._operation.name}")
-        self._loop = asyncio.get_running_loop()
-        self._loop.call_soon(self._run_in_task, context=context)  # a task might start at once, and hold up the hit
+        if operation.is_sync:
+            return start_thread(lambda: context.run(run_blocking, self._check()), name)
+        self.loop = asyncio.get_running_loop()
+        self.loop.call_soon(self._begin_task, name)  # a task might start at once, and hold up the hit
         return True
 
-    def _copied(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], names: set[str]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        parameters = self._operation.parameters
-        if not parameters.all:  # of a tool that is known by name: in front of them is what runs it
-            return args, {name: _copy(value) for name, value in kwargs.items()}
-        arguments = parameters.named(args, kwargs)
-        for name in names.intersection(arguments):
-            arguments[name] = _copy(arguments[name])
-        split: tuple[tuple[Any, ...], dict[str, Any]] = parameters.split(arguments)
-        return split
-
-    def _run_in_task(self) -> None:
-        assert self._loop is not None
-        task = self._loop.create_task(self._check(), name=f"agent_cache audits {self._operation.name}")
-        self._task = task
-        task.add_done_callback(lambda _: self.end())
-
-    def _run_in_thread(self) -> None:
-        try:
-            run_blocking(self._check())
-        finally:
-            self.end()
-
-    def has_lost_its_loop(self) -> bool:
-        """Whether it cannot go on, since its event loop is closed."""
-        return self._loop is not None and self._loop.is_closed()
+    def _begin_task(self, name: str) -> None:
+        self._task = asyncio.create_task(self._check(), name=name)
+        self._task.add_done_callback(lambda _: self.end())
 
     def end(self) -> None:
         """Let the tool be audited again."""
@@ -408,7 +314,7 @@ class _Audit:
             if _running.get(self._operation) is self:
                 del _running[self._operation]
 
-    async def refuse_write(self, call: Call) -> NoReturn:
+    async def refuse_call(self, call: Call) -> NoReturn:
         """Refuse a write tool that the tool calls: what runs it here."""
         self.refuse(call.operation.name)
 
@@ -416,8 +322,6 @@ class _Audit:
         """Refuse a write that the tool makes: an audit must not have any effect."""
         self._has_written = True
         raise _WriteRefused(f"{name} was not run: it writes, and its caller is only audited")
-
-    # The check
 
     async def _check(self) -> None:
         PLACE.set(_AuditScope(self, tenant=self._local.tenant))
@@ -429,6 +333,8 @@ class _Audit:
         except BaseException as error:  # noqa: BLE001 - the tool's own, SystemExit too; the caller has its answer
             if not self._has_written:
                 warn_once("an audit of a hit failed, so it says nothing", operation.name, error)
+        finally:
+            self.end()
         if self._has_written:
             _excluded.add(operation)
             warn_once("the tool writes, so its hits cannot be audited", operation.name)
@@ -442,8 +348,10 @@ class _Audit:
             return
         if not self._is_same_call():
             return
-        fresh = await self._run_tool()
-        if self._has_written or fresh is MISSING or not operation.is_successful(fresh) or not self._is_same_call():
+        fresh = operation.coroutine_function(*self._args, **self._kwargs)
+        if not operation.returns_at_once:
+            fresh = await fresh
+        if self._has_written or fresh is TOO_LONG or not operation.is_successful(fresh) or not self._is_same_call():
             return
         found = self._identity(fresh)
         if found == expected:
@@ -453,7 +361,9 @@ class _Audit:
             try:
                 self._report(cached, fresh)
             finally:
-                await self._drop_in_tiers()
+                tiers = operation.possible_tiers()
+                if tiers:
+                    await self._of_tier(operation.discard, tiers, self._qualified, self._request())
 
     def _identity(self, value: Any) -> bytes | None:
         outcome_key = self._operation.policy.loop.outcome_key
@@ -463,31 +373,6 @@ class _Audit:
         """Whether the arguments, and what the calls of the tool vary by, still identify the call that was answered."""
         parameters = self._operation.parameters
         return bool(self._operation.key_of(parameters.named(self._args, self._kwargs)) == self._key)
-
-    async def _run_tool(self) -> Any:
-        """The result of the tool; `MISSING` for a stream that is too long to be compared."""
-        operation, args, kwargs = self._operation, self._args, self._kwargs
-        if operation.returns_at_once:
-            return operation.function(*args, **kwargs)
-        if not operation.is_stream:
-            return await operation.coroutine_function(*args, **kwargs)
-        chunks: list[Any] = []
-        room = operation.policy.max_stream_bytes
-        if operation.is_sync:
-            with closing(operation.function(*args, **kwargs)) as stream:
-                for chunk in stream:
-                    room -= size_of(chunk)
-                    if room < 0:
-                        return MISSING
-                    chunks.append(chunk)
-        else:
-            async with aclosing(operation.function(*args, **kwargs)) as stream:
-                async for chunk in stream:
-                    room -= size_of(chunk)
-                    if room < 0:
-                        return MISSING
-                    chunks.append(chunk)
-        return tuple(chunks)
 
     async def _is_in_tiers(self, expected: bytes) -> bool:
         """Whether the farthest tier has the cached answer, too. Otherwise a write of another process explains the
@@ -499,30 +384,8 @@ class _Audit:
         found, _ = await self._of_tier(tiers[-1].lookup, self._request())
         return found is not None and self._identity(found.value) == expected
 
-    def _drop(self) -> bool:
-        """Drop the entry, unless a write explains why the answers differ, or it may not be served any more anyway."""
-        store, found, now = self._store, self._found, CLOCK.now()
-        with VERSIONS.lock:
-            VERSIONS.expire(now)
-            is_unexplained = (
-                _running.get(self._operation) is self
-                and store.is_open
-                and store.find(self.key) is found
-                and store.may_take(self.key, found.tags, self.since)
-                and not _history.may_touch(found.tags)
-                and found.is_valid_at(now)
-            )
-            if is_unexplained:
-                write_now(keys=((self._operation, self.key),))
-        return is_unexplained
-
-    async def _drop_in_tiers(self) -> None:
-        tiers = self._operation.possible_tiers()
-        if tiers:
-            await self._of_tier(self._operation.discard, tiers, self.key, self._request())
-
     def _request(self) -> Any:
-        call = Call(self._operation, self._local, self.key, self._args, self._kwargs, "write")
+        call = Call(self._operation, self._local, self._qualified, self._args, self._kwargs, "write")
         for rule in self._operation.tags.early:
             call.tags += rule.make(call.arguments, None)
         return request_of(call)
@@ -530,7 +393,23 @@ class _Audit:
     def _of_tier(self, method: Callable[..., Awaitable[Any]], *args: Any) -> Awaitable[Any]:
         return in_background(method, *args) if self._operation.is_sync else method(*args)
 
-    # What it has found
+    def _drop(self) -> bool:
+        """Drop the entry, unless a write explains why the answers differ, or it may not be served any more anyway."""
+        store, key, found, now = self._local.store, self._qualified, self._found, CLOCK.now()
+        roots = {root_of(tag) for tag in found.tags if isinstance(tag, str)}
+        with VERSIONS.lock:
+            VERSIONS.expire(now)
+            is_unexplained = (
+                _running.get(self._operation) is self
+                and store.is_open
+                and store.find(key) is found
+                and store.may_take(key, found.tags, self._since)
+                and all(roots.isdisjoint(call.operation.late_roots) for call in tuple(_writing))
+                and found.is_valid_at(now)
+            )
+            if is_unexplained:
+                write_now(keys=((self._operation, key),))
+        return is_unexplained
 
     def _count(self, *, stale: bool) -> None:
         for stats in self._local.stats:
@@ -538,16 +417,19 @@ class _Audit:
             stats.stale_found += stale
 
     def _report(self, cached: Any, fresh: Any) -> None:
-        operation, name = self._operation, self._operation.name
-        since = _loads.get(self._store, {}).get(self.key, 0)
-        writes = _history.since(since)
-        _log_stale(operation, writes)
-        on_stale = CURRENT.value.on_stale
+        operation, name, on_stale = self._operation, self._operation.name, CURRENT.value.on_stale
+        since = _loads.get(self._local.store, {}).get(self._qualified, 0)
+        writes = [one for number, one in tuple(_written) if number > since] + [
+            _described(one) for one in tuple(_writing)
+        ]
+        if operation not in _logged:
+            _logged.add(operation)
+            _log_stale(operation, writes)
         if on_stale is None:
             return
         arguments = shown_arguments(operation, operation.parameters.named(self._args, self._kwargs))
         tags = tuple([tag for tag in dict.fromkeys(self._found.tags) if isinstance(tag, str)])
-        ran = tuple((write.tool, write.tags) for write in writes)
+        ran = tuple([(tool, touched) for tool, touched, _ in writes])
         hit = StaleHit(name, arguments, cached, fresh, tags, ran, self._session)
         outside = copy_context()  # what it calls is neither audited nor a call of the session
         outside.run(PLACE.set, ROOT)
@@ -557,32 +439,39 @@ class _Audit:
             warn_once("on_stale raised", name, error)
 
 
+def _copied(parameters: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Copies of the arguments that identify a call.
+
+    Raises:
+        UncopyableError: if one cannot be copied.
+    """
+    if not parameters.all:  # of a tool that is known by name: in front of them is what runs it
+        return args, {name: _copy(value) for name, value in kwargs.items()}
+    arguments = parameters.named(args, kwargs)
+    for one in parameters.all:
+        if one.in_key and not one.is_receiver and one.name in arguments:
+            arguments[one.name] = _copy(arguments[one.name])
+    split: tuple[tuple[Any, ...], dict[str, Any]] = parameters.split(arguments)
+    return split
+
+
 def _copy(value: Any) -> Any:
     copier = auto_copier(value)
     return value if copier is None else copier()
 
 
-def _log_stale(operation: Any, writes: Iterable[_Write]) -> None:
-    """Log once for each tool that a stale answer of it was found. Tags are logged without the values in them."""
-    if operation in _logged:
-        return
-    _logged.add(operation)
-    ran = dict.fromkeys(f"{write.tool} ({', '.join(write.templates)})" for write in writes)
+def _log_stale(operation: Any, writes: list[_Described]) -> None:
+    """Log that a stale answer of a tool was found. Tags are logged without the values in them."""
+    ran = dict.fromkeys(f"{tool} ({', '.join(templates)})" for tool, _, templates in writes)
     shown = list(ran)[-_MAX_LOGGED:]
     more = f" and {len(ran) - len(shown)} others" if len(ran) > len(shown) else ""
     since = f"these write tools have run: {', '.join(shown)}{more}" if ran else "no write tool has run in this process"
-    depends = ", ".join(_templates(operation)) or "nothing"
     LOG.warning(
         "%s: an audit has found a stale answer: the tool returns another one now, and no write of its tags explains "
         "it. It depends on %s; since it was loaded %s. A tag is missing, or something changes it without a write. If "
         "its answers differ by themselves, give it loop=LoopHints(outcome_key=...), which names what to compare",
         operation.name,
-        depends,
+        ", ".join(_templates(operation)) or "nothing",
         since,
         extra={"agent_cache_event": "a stale answer", "agent_cache_tool": operation.name},
     )
-
-
-_logged: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
-_MAX_LOGGED: Final = 10
-"""Write tools that the line in the log names."""

@@ -3,17 +3,17 @@
 A middleware is an ``async def (call, proceed)``. It is awaited in the task and the context of the call, `proceed` runs
 the rest of it, and what the tool does is untouched: the tool runs exactly once, and its answer or its error reaches the
 caller, whatever the middleware returns, and whichever `Exception` it raises. What is no `Exception` ends the call, as
-anywhere in Python: a cancellation, `KeyboardInterrupt`, `SystemExit`, `GeneratorExit` and others of a program reach the
-caller, and a tool that has not begun does not run.
+anywhere in Python, and a tool that has not begun does not run.
 
-One form serves every tool. The stages of a `def` are coroutines that `engine.blocking` drives in the calling thread, so
-a middleware around them is one more; it may await `proceed()` and nothing else there, as there is no event loop.
+One form serves every tool: the calls of a `def` are coroutines, too, which `engine.blocking` runs in the calling
+thread. A middleware around them may await `proceed()` and nothing else, as there is no event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Self, final
@@ -29,32 +29,38 @@ __all__ = ["ToolCall", "observe_call", "observed", "shown_arguments"]
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ToolCall:
     """What a middleware sees of a call: ``async def observe(call, proceed)``.
 
     All of it is read-only. It may be kept after the call.
+
+    Attributes:
+        tool: ``module:qualname`` of the tool, or its `name=`, as in the metrics.
+        session: the id of the innermost session, None outside of sessions.
+        is_read_only: whether it is a read tool.
+        is_sync: whether the tool is a `def`: then there is no event loop, and nothing but ``proceed()`` can be awaited.
+        is_stream: whether the tool is a generator: ``proceed()`` gives the tuple of its chunks, or None if they are not
+            kept.
+        source: None until `proceed` has ended; then how the call was answered. ``"miss"``: the tool ran, and its result
+            may be stored; ``"shared"``: another caller's run; ``"hit"``: of a tier, or a result within its grace
+            period; ``"uncached"`` and ``"write"``: the tool ran.
     """
 
-    __slots__ = ("_arguments", "_call", "_operation", "_session", "_shown", "_source", "_tags")
-
-    def __init__(self, call: Call) -> None:
-        participants = call.scope.participants
-        self._call: Call | None = call
-        self._operation = call.operation
-        self._arguments: Mapping[str, Any] = call.arguments
-        self._session = participants[0].session_id if participants else None
-        self._shown: Mapping[str, Any] | None = None
-        self._source: str | None = None
-        self._tags: tuple[Tag, ...] | None = None
+    tool: str
+    session: str | None
+    is_read_only: bool
+    is_sync: bool
+    is_stream: bool
+    _operation: Any
+    _arguments: Mapping[str, Any]
+    _call: Call | None
+    source: str | None = None
+    _shown: Mapping[str, Any] | None = None
+    _tags: tuple[Tag, ...] | None = None
 
     def __repr__(self) -> str:
         return f"<ToolCall of {self.tool}>"
-
-    @property
-    def tool(self) -> str:
-        """``module:qualname`` of the tool, or its `name=`, as in the metrics."""
-        name: str = self._operation.name
-        return name
 
     @property
     def arguments(self) -> Mapping[str, Any]:
@@ -62,23 +68,11 @@ class ToolCall:
         changed. The object of a method, contexts that a framework injects, and parameters that ``skip_args`` and
         ``ignore`` name are left out.
         """
-        if self._shown is None:
-            self._shown = MappingProxyType(shown_arguments(self._operation, self._arguments))
-        return self._shown
-
-    @property
-    def source(self) -> str | None:
-        """None until `proceed` has ended; then how the call was answered.
-
-        ``"miss"``: the tool ran, and its result may be stored; ``"shared"``: another caller's run; ``"hit"``: of a
-        tier, or a result within its grace period; ``"uncached"`` and ``"write"``: the tool ran.
-        """
-        return self._source
-
-    @property
-    def session(self) -> str | None:
-        """The id of the innermost session, None outside of sessions."""
-        return self._session
+        shown = self._shown
+        if shown is None:
+            shown = MappingProxyType(shown_arguments(self._operation, self._arguments))
+            _set(self, "_shown", shown)
+        return shown
 
     @property
     def tags(self) -> tuple[Tag, ...]:
@@ -88,38 +82,26 @@ class ToolCall:
         """
         return self._known_tags() if self._tags is None else self._tags
 
-    @property
-    def is_read_only(self) -> bool:
-        """Whether it is a read tool."""
-        return bool(self._operation.is_read)
-
-    @property
-    def is_sync(self) -> bool:
-        """Whether the tool is a `def`: then there is no event loop, and nothing but ``proceed()`` can be awaited."""
-        return bool(self._operation.is_sync)
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the tool is a generator: ``proceed()`` gives the tuple of its chunks, or None if it was longer than
-        what is kept.
-        """
-        return bool(self._operation.is_stream)
-
     def _known_tags(self) -> tuple[Tag, ...]:
         rules = self._operation.tags
-        return _without_repeats(rules.static, _rendered(rules.early, self._arguments, None))
+        return tuple(dict.fromkeys((*rules.static, *_rendered(rules.early, self._arguments, None))))
 
     def _end(self, result: Any = MISSING) -> None:
         """Note how the call was answered, and let go of it: a middleware may keep what it was shown for long."""
-        call, self._call = self._call, None
+        call = self._call
         if call is None:
             return
-        self._source = call.source
-        rules, is_read = self._operation.tags, self._operation.is_read
-        if not is_read and self._operation.policy.key_fn is not None:
-            self._tags = call.tags
-        elif rules.late and result is not MISSING and result is not TOO_LONG:
-            self._tags = _without_repeats(self._known_tags(), _rendered(rules.late, self._arguments, result))
+        _set(self, "_call", None)
+        _set(self, "source", call.source)
+        late = self._operation.tags.late
+        if not self.is_read_only and self._operation.policy.key_fn is not None:
+            _set(self, "_tags", call.tags)
+        elif late and result is not MISSING and result is not TOO_LONG:
+            tags = (*self._known_tags(), *_rendered(late, self._arguments, result))
+            _set(self, "_tags", tuple(dict.fromkeys(tags)))
+
+
+_set = object.__setattr__
 
 
 def shown_arguments(operation: Operation[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,19 +120,23 @@ def _rendered(rules: tuple[TagRule, ...], arguments: Mapping[str, Any], result: 
     return tags
 
 
-def _without_repeats(*tags: tuple[Tag, ...]) -> tuple[Tag, ...]:
-    return tuple(dict.fromkeys(tag for some in tags for tag in some))
-
-
 # Around a call
 
 
-def observe_call(middleware: tuple[Installed, ...], proceed: Proceed, call: Call) -> Awaitable[Any]:
-    """Run a call inside of these middleware, the first one outermost.
+def observed(operation: Operation[Any], run: Proceed, configuration: Configuration) -> Proceed:
+    """What runs a call, inside of the middleware that are configured, and with what a stream needs to know of it."""
+    middleware = configuration.middleware_of(is_sync=operation.is_sync)
+    if middleware:
+        run = partial(observe_call, middleware, run)
+    return run if operation.around is None else partial(operation.around, run)
 
-    Only in configurations that have some: see `observed`.
-    """
-    shown = ToolCall(call)
+
+def observe_call(middleware: tuple[Installed, ...], proceed: Proceed, call: Call) -> Awaitable[Any]:
+    """Run a call inside of these middleware, the first one outermost."""
+    operation, participants = call.operation, call.scope.participants
+    session = participants[0].session_id if participants else None
+    kind = operation.is_read, operation.is_sync, operation.is_stream
+    shown = ToolCall(operation.name, session, *kind, operation, call.arguments, call)
     begin: Callable[[], Awaitable[Any]] = partial(_run_shown, shown, proceed, call)
     for one in reversed(middleware):
         if one.observes(is_sync=shown.is_sync):
@@ -202,18 +188,16 @@ async def _run_inside(middleware: Installed, shown: ToolCall, begin: Callable[[]
 
 def _remove(middleware: Installed, error: Exception, *, is_sync: bool) -> None:
     """Remove a middleware that has raised, for tools of the kind of this one."""
-    if not CURRENT.remove(middleware, is_sync=is_sync):
-        return
-    kind = "def" if is_sync else "async def"
-    LOG.warning(
-        "%s: a middleware raised, so it does not observe tools that are `%s` any more; what they did is untouched "
-        "(%s); configure(middleware=...) installs it again",
-        middleware.name,
-        kind,
-        type(error).__name__,
-        exc_info=error,
-        extra={"agent_cache_event": "a middleware raised", "agent_cache_tool": middleware.name},
-    )
+    if CURRENT.remove(middleware, is_sync=is_sync):
+        LOG.warning(
+            "%s: a middleware raised, so it does not observe tools that are `%s` any more; what they did is untouched "
+            "(%s); configure(middleware=...) installs it again",
+            middleware.name,
+            "def" if is_sync else "async def",
+            type(error).__name__,
+            exc_info=error,
+            extra={"agent_cache_event": "a middleware raised", "agent_cache_tool": middleware.name},
+        )
 
 
 def _is_cancelled() -> bool:
@@ -231,16 +215,16 @@ class _Rest:
     To call it returns itself, to be awaited: a coroutine that nobody awaits would be a warning, and be awaited once.
 
     Attributes:
+        error: what the rest has raised, once it has.
         was_cancelled: whether something has cancelled the task that it ran in, not the tool itself.
     """
 
-    __slots__ = ("_begin", "_is_closed", "_outcome", "_waiters", "was_cancelled")
-
     def __init__(self, begin: Callable[[], Awaitable[Any]]) -> None:
         self._begin: Callable[[], Awaitable[Any]] | None = begin
-        self._outcome: tuple[Any] | BaseException | None = None
-        self._waiters: list[asyncio.Future[tuple[Any] | BaseException]] = []
+        self._ended: asyncio.Future[_Outcome] | None = None
         self._is_closed = False
+        self._outcome: _Outcome | None = None
+        self.error: BaseException | None = None
         self.was_cancelled = False
 
     def __call__(self) -> Self:
@@ -250,11 +234,6 @@ class _Rest:
         value = yield from self.outcome().__await__()
         return None if value is TOO_LONG else value
 
-    @property
-    def error(self) -> BaseException | None:
-        """What the rest has raised, once it has."""
-        return self._outcome if isinstance(self._outcome, BaseException) else None
-
     async def outcome(self) -> Any:
         """Run the rest, or give the outcome that it had. While it runs in another task, wait for it."""
         begin, self._begin = self._begin, None
@@ -263,48 +242,39 @@ class _Rest:
                 value = await begin()
             except BaseException as error:
                 self.was_cancelled = isinstance(error, asyncio.CancelledError) and _is_cancelled()
-                self._end(error)
+                self._end((None, error))
                 raise
-            self._end((value,))
+            self._end((value, None))
             return value
         if self._is_closed:
             raise RuntimeError("proceed() was called after the middleware had ended")
-        outcome = await self._join() if self._outcome is None else self._outcome
+        if self._outcome is None:
+            # It is handed over, since the middleware may end before this task goes on.
+            self._ended = self._ended or asyncio.get_running_loop().create_future()
+            value, error = await asyncio.shield(self._ended)
+        else:
+            value, error = self._outcome
         try:
-            if isinstance(outcome, BaseException):
-                raise outcome
-            return outcome[0]
+            if error is not None:
+                raise error
+            return value
         finally:
-            del outcome  # its traceback refers to this frame
+            del error  # its traceback refers to this frame
 
-    def _join(self) -> asyncio.Future[tuple[Any] | BaseException]:
-        """Wait for the outcome in a task beside the run. It is handed over: the middleware may end before the task goes
-        on.
-        """
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        return waiter
-
-    def _end(self, outcome: tuple[Any] | BaseException) -> None:
+    def _end(self, outcome: _Outcome) -> None:
         """Note the outcome, and give it to those that wait for it."""
         if not self._is_closed:
-            self._outcome = outcome
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(outcome)
+            self._outcome, self.error = outcome, outcome[1]
+        if self._ended is not None:
+            self._ended.set_result(outcome)
 
     def close(self) -> None:
         """Let go of the outcome, whose traceback refers to this. A run in another task goes on, and who waits for it is
         given its outcome.
         """
-        self._begin = self._outcome = None
+        self._begin = self._outcome = self.error = None
         self._is_closed = True
 
 
-def observed(operation: Operation[Any], run: Proceed, configuration: Configuration) -> Proceed:
-    """What runs a call, inside of the middleware that are configured, and with what a stream needs to know of it."""
-    middleware = configuration.middleware_of(is_sync=operation.is_sync)
-    if middleware:
-        run = partial(observe_call, middleware, run)
-    return run if operation.around is None else partial(operation.around, run)
+_Outcome = tuple[Any, BaseException | None]
+"""A value, or an error."""

@@ -8,7 +8,6 @@ write drops before that step, also one that overlaps the load, is never found.
 
 from __future__ import annotations
 
-import asyncio
 from contextvars import copy_context
 from functools import partial
 from typing import Any
@@ -25,9 +24,9 @@ from agent_cache.values.canonical import MISSING
 
 __all__ = ["refresh", "serve_expired"]
 
-_reloads: dict[Any, dict[object, asyncio.Task[None] | Call]] = {}
-"""Background reloads, by the entry that they replace, in each event loop, which holds tasks only weakly. Those of
-synchronous tools are under `blocking.THREADS`."""
+_reloads: dict[Any, dict[object, object]] = {}
+"""Background reloads by the entry that they replace: their tasks, in each event loop, which holds tasks only weakly.
+Those of synchronous tools are under `blocking.THREADS`."""
 
 
 async def serve_expired(proceed: Proceed, call: Call) -> Any:
@@ -89,10 +88,9 @@ def refresh(call: Call) -> None:
     The reload asks for the versions itself, so it does not miss a write in between. It is no call of the agent's:
     sessions neither count nor see it, and its failure is counted and logged.
     """
-    reload = Call(call.operation, call.local, call.key, call.args, call.kwargs, "miss")
+    reload = _reload_of(call)
     reload.is_fresh = True
-    reload.tags = call.tags
-    _start_reload(reload, reload, call.local.setup.reload)
+    _start(reload, reload, call.local.setup.reload)
 
 
 def _reload_expired(call: Call, entry: Entry, run: Proceed) -> None:
@@ -101,52 +99,50 @@ def _reload_expired(call: Call, entry: Entry, run: Proceed) -> None:
     """
     loop = THREADS if call.operation.is_sync else event_loop(call.operation.name)
     if entry not in _reloads.get(loop, ()) and (call.key, loop) not in call.local.store.flights:
-        reload = Call(call.operation, call.local, call.key, call.args, call.kwargs, "miss")
-        reload.tags = call.tags
-        _start_reload(reload, entry, run)
+        _start(_reload_of(call), entry, run)
 
 
-def _start_reload(reload: Call, replaces: object, run: Proceed) -> None:
+def _reload_of(call: Call) -> Call:
+    reload = Call(call.operation, call.local, call.key, call.args, call.kwargs, "miss")
+    reload.tags = call.tags
     reload.parent = reload.leading = reload.within = None
-    if reload.operation.is_sync:
-        _reload_in_thread(reload, replaces, run)
-        return
-    loop = event_loop(reload.operation.name)
+    return reload
+
+
+def _start(reload: Call, replaces: object, run: Proceed) -> None:
+    name = f"agent_cache refreshes {reload.operation.name}"
+    loop: Any = THREADS if reload.operation.is_sync else event_loop(reload.operation.name)
     if loop not in _reloads:
         for ended in [each for each in list(_reloads) if each != THREADS and each.is_closed()]:
             _reloads.pop(ended, None)
     reloads = _reloads.setdefault(loop, {})
-    task = loop.create_task(_reload(reload, run), name=f"agent_cache refreshes {reload.operation.name}")
-    reloads[replaces] = task
-
-    def forget(_task: asyncio.Task[None]) -> None:
-        reloads.pop(replaces, None)
-        if not reloads and _reloads.get(loop) is reloads:
-            del _reloads[loop]
-
-    task.add_done_callback(forget)
-
-
-def _reload_in_thread(reload: Call, replaces: object, run: Proceed) -> None:
-    reloads = _reloads.setdefault(THREADS, {})
     if reloads.setdefault(replaces, reload) is not reload:
         return  # another thread was faster
+
+    def forget(_task: object = None) -> None:
+        reloads.pop(replaces, None)
+        if not reloads and loop != THREADS:
+            _reloads.pop(loop, None)
+
+    if loop != THREADS:
+        reloads[replaces] = task = loop.create_task(_reload(reload, run), name=name)
+        task.add_done_callback(forget)
+        return
     context = copy_context()
 
     def work() -> None:
         try:
             context.run(run_blocking, _reload(reload, run))
         finally:
-            reloads.pop(replaces, None)
+            forget()
 
-    if not start_thread(work, f"agent_cache refreshes {reload.operation.name}"):
-        reloads.pop(replaces, None)
+    if not start_thread(work, name):
+        forget()
 
 
 async def _reload(call: Call, run: Proceed) -> None:
     PLACE.set(call)
-    stats = call.operation.stats
-    failed = False
+    stats, failed = call.operation.stats, False
     try:
         await run(call)
     except Exception as error:  # noqa: BLE001 - the tool's own; the caller has its answer already
