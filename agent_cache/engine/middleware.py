@@ -29,7 +29,7 @@ __all__ = ["ToolCall", "observe_call", "observed", "shown_arguments"]
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ToolCall:
     """What a middleware sees of a call: ``async def observe(call, proceed)``.
 
@@ -248,18 +248,17 @@ class _Rest:
             return value
         if self._is_closed:
             raise RuntimeError("proceed() was called after the middleware had ended")
-        if self._outcome is None:
-            # It is handed over, since the middleware may end before this task goes on.
+        outcome = self._outcome
+        if outcome is None:  # it is handed over, since the middleware may end before this task goes on
             self._ended = self._ended or asyncio.get_running_loop().create_future()
-            value, error = await asyncio.shield(self._ended)
-        else:
-            value, error = self._outcome
+            outcome = await asyncio.shield(self._ended)
+        value, failure = outcome
         try:
-            if error is not None:
-                raise error
+            if failure is not None:
+                raise failure
             return value
         finally:
-            del error  # its traceback refers to this frame
+            del failure, outcome  # a traceback refers to this frame
 
     def _end(self, outcome: _Outcome) -> None:
         """Note the outcome, and give it to those that wait for it."""
