@@ -161,18 +161,6 @@ finally:
 """
 """A generator over a cursor: see `engine.streams`. That of a `def` waits without ``await``."""
 
-_COUNTED: Final = """\
-if $entry is not $store.newest:
-    try:
-        $store.touch($key)
-        $store.newest = $entry
-    except KeyError:
-        pass
-$stats.hits += 1
-$stats.time_saved += $entry.cost
-return $value
-""".splitlines()
-
 _IS_TRUSTED: Final = (
     "(($lease := $entry.lease) is None or ($lease.page[0] == $lease.stamp "
     "and (($term := $lease.term) is None or ($clock := $term.clock)() < $term.until)))"
@@ -181,44 +169,45 @@ _IS_TRUSTED: Final = (
 would look for a method of this name, which takes 15 ns."""
 
 
-def _indented(lines: Iterable[str], levels: int) -> list[str]:
-    return ["    " * levels + line for line in lines]
-
-
 def _answers(arguments: str, policy: ReadPolicy) -> list[str]:
     """The answer to a local hit. For an entry that never expires the clock is not read, which saves 50 ns."""
-    elsewhere = [
-        f"$value = $hit($operation, $here, $key, {arguments})",
-        "if $value is not $MISSING:",
-        "    return $value",
-    ]
+    elsewhere = f"$value = $hit($operation, $here, $key, {arguments})\nif $value is not $MISSING:\n    return $value"
     if policy.scope == "session":
-        return elsewhere
+        return elsewhere.splitlines()
     unexpired = "$now() < $entry.fast" if policy.ttl is not None else "($entry.fast == $NEVER or $now() < $entry.fast)"
-    find = [
-        "    $entry = $lookup($key)",  # a global that the store sets, which saves 7 ns
-        "    if $entry is not None and ($entry.checked == $versions.now or $store.is_current($key, $entry)):",
-    ]
-    return [
-        "if $here is $root:",
-        *find,
-        f"        $value = $entry.value if {unexpired} and {_IS_TRUSTED} else $entry.value_at($now())",
-        "        if $value is not $MISSING:",
-        *_indented(_COUNTED, 3),
-        # In a session a frame less: benchmarks.budgets, "hit": the same in a session.
-        (
-            "elif $here.call is None and ($local := $here.tools.get($operation)) is not None and $local.is_plain"
-            " and $local.configuration is $current.value:"
-        ),
-        *find,
-        "        $moment = $now()",
-        f"        $value = $entry.value if $moment < $entry.fast and {_IS_TRUSTED} else $entry.value_at($moment)",
-        "        if $value is not $MISSING:",
-        f"            $value = $local.observe($key, $entry, $value, $moment, {arguments}, None)",
-        *_indented(_COUNTED, 3),
-        "else:",
-        *_indented(elsewhere, 1),
-    ]
+    at_root = _ENTRY.format(unexpired=unexpired, now="$now()", observed="")
+    observed = f"$value = $local.observe($key, $entry, $value, $moment, {arguments}, None)"
+    in_session = _ENTRY.format(unexpired="($moment := $now()) < $entry.fast", now="$moment", observed=observed)
+    # In a session a frame less: benchmarks.budgets, "hit": the same in a session.
+    is_in_session = (
+        "$here.call is None and ($local := $here.tools.get($operation)) is not None and $local.is_plain"
+        " and $local.configuration is $current.value"
+    )
+    branches = (("if $here is $root:", at_root), (f"elif {is_in_session}:", in_session), ("else:", elsewhere))
+    return [line for test, branch in branches for line in (test, *_indented(branch.splitlines()))]
+
+
+_ENTRY: Final = f"""\
+$entry = $lookup($key)
+if $entry is not None and ($entry.checked == $versions.now or $store.is_current($key, $entry)):
+    $value = $entry.value if {{unexpired}} and {_IS_TRUSTED} else $entry.value_at({{now}})
+    if $value is not $MISSING:
+        {{observed}}
+        if $entry is not $store.newest:
+            try:
+                $store.touch($key)
+                $store.newest = $entry
+            except KeyError:
+                pass
+        $stats.hits += 1
+        $stats.time_saved += $entry.cost
+        return $value
+"""
+"""How an entry of the global store answers. `lookup` is a global that the store sets, which saves 7 ns."""
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return ["    " + line for line in lines]
 
 
 # The source text of keys and of arguments
@@ -248,7 +237,19 @@ def _mapping_of(names: Iterable[str]) -> str:
 
 
 def _part_expression(parameter: Parameter) -> str:
-    name, part = parameter.name, _part_of_any(parameter)
+    name, hint = parameter.name, parameter.hint
+    if parameter.is_receiver:
+        part = f"$receiver_part({name})"
+    elif parameter.kind in _STARS:
+        part = f"$part({name})"
+    elif hint in ("str", "int"):
+        part = f"{name} if $type({name}) is ${hint} else $part({name})"
+    elif hint == "bool":
+        part = f'b"T" if {name} is True else b"F" if {name} is False else $part({name})'
+    elif hint in ("dict", "list"):  # the body of key_part, without the frame
+        part = f"$known($image({name}, 4)) or $part({name}) if $type({name}) is ${hint} else $part({name})"
+    else:
+        part = f'{name} if $type({name}) in $PLAIN else b"N" if {name} is None else $part({name})'
     if not parameter.is_sentinel:
         return part
     if parameter.kind in _STARS:
@@ -256,22 +257,6 @@ def _part_expression(parameter: Parameter) -> str:
     is_settled = type(parameter.default) is object  # it never gets an attribute
     constant = repr(default_part(parameter.default)) if is_settled else f"$part_of_default({name})"
     return f"{constant} if {name} is $default_{name} else {part}"
-
-
-def _part_of_any(parameter: Parameter) -> str:
-    name = parameter.name
-    if parameter.is_receiver:
-        return f"$receiver_part({name})"
-    if parameter.kind in _STARS:
-        return f"$part({name})"
-    match parameter.hint:
-        case "str" | "int" as kind:
-            return f"{name} if $type({name}) is ${kind} else $part({name})"
-        case "bool":
-            return f'b"T" if {name} is True else b"F" if {name} is False else $part({name})'
-        case "dict" | "list" as kind:  # the body of key_part, without the frame
-            return f"$known($image({name}, 4)) or $part({name}) if $type({name}) is ${kind} else $part({name})"
-    return f'{name} if $type({name}) in $PLAIN else b"N" if {name} is None else $part({name})'
 
 
 class _Source(str):
@@ -319,7 +304,7 @@ class _Generated(NamedTuple):
 @lru_cache(maxsize=500)  # 6 KB each; compiling one takes 300 us, four times all the rest
 def _compiled(prefix: str, header: str, lines: tuple[str, ...], *, is_sync: bool) -> _Generated:
     start = "def" if is_sync else "async def"
-    source = "\n".join([f"{start} $body({header}):", *_indented(lines, 1), ""]).replace("$", prefix)
+    source = "\n".join([f"{start} $body({header}):", *_indented(lines), ""]).replace("$", prefix)
     module = compile(source, "<agent_cache body>", "exec", dont_inherit=True)
     code = next(constant for constant in module.co_consts if isinstance(constant, CodeType))
     return _Generated(prefix, code, source.splitlines(keepends=True))

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Hashable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
@@ -41,6 +41,9 @@ from agent_cache.values.canonical import MISSING
 from agent_cache.values.copies import IMMUTABLE
 
 __all__ = ["hit", "load", "run", "run_tool", "run_uncached"]
+
+_MANY_CALLS: Final = 100
+"""After how many calls of a tool a miss checks once that something writes its roots."""
 
 
 def hit(
@@ -145,15 +148,24 @@ async def run(
             value, flight = await _follow(operation, store, key)
             if value is not MISSING and value is not BECOME_LEADER:
                 return value
-        if operation.is_new:
+        if operation.is_new and operation.stats.hits + operation.stats.misses >= _MANY_CALLS:
             operation.look_at_roots()
         call = Call(operation, local, key, args, kwargs, "miss")
         call.is_fresh = is_fresh
         if value is BECOME_LEADER:
             call.tags = flight.tags[len(store.static) :]
             work = partial(load, flight=flight)
-        elif flight is not None or (operation.early_rules and not _add_tags(call)):
+        elif flight is not None:  # the value that others have got could not be copied for this caller
             call.source, work = "uncached", setup.uncached
+        else:
+            for rule, make, position in operation.early_rules:
+                try:
+                    call.tags += rule.make(call.arguments, None) if make is None else make(call.args[position])
+                except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
+                    event = f"tags could not be computed from {rule.source!r}, so the call ran uncached"
+                    warn_once(event, operation.name, error)
+                    call.source, work = "uncached", setup.uncached
+                    break
     if INTERCEPTORS and call.scope.interceptor is None:
         report_escape(operation)
     if local.observers:
@@ -197,18 +209,6 @@ async def run(
         if replacement is not None:
             return replacement.answer
     return value
-
-
-def _add_tags(call: Call) -> bool:
-    """Compute the tags that are known before a load. Returns whether they could be: if not, the call runs uncached."""
-    for rule, make, position in call.operation.early_rules:
-        try:
-            call.tags += rule.make(call.arguments, None) if make is None else make(call.args[position])
-        except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
-            name = call.operation.name
-            warn_once(f"tags could not be computed from {rule.source!r}, so the call ran uncached", name, error)
-            return False
-    return True
 
 
 async def _follow(operation: Operation[Any], store: Store, key: Hashable) -> tuple[Any, Flight | None]:

@@ -9,7 +9,7 @@ import gc
 import weakref
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
@@ -72,10 +72,6 @@ class CacheInfo(NamedTuple):
     currsize: int
 
 
-_MANY_CALLS: Final = 100
-"""After how many calls of a tool a miss checks once that something writes its roots."""
-
-
 class ReadOperation(Operation[ReadPolicy]):
     """A decorated read tool.
 
@@ -88,7 +84,7 @@ class ReadOperation(Operation[ReadPolicy]):
         inherited_tiers: tiers that some answers depend on because of what their loads have read.
         number: its number in the tags of its entries.
         is_named: whether any of its entries was ever written by its key.
-        is_new: whether it had fewer than 100 calls when that was last looked at.
+        is_new: whether it has had few calls: see `look_at_roots`.
         roots: roots that its entries may depend on, also by what its loads have read.
         store: the store of its answers in the global scope.
     """
@@ -284,10 +280,9 @@ class ReadOperation(Operation[ReadPolicy]):
 
         The writes to a root may run in other processes of a fleet.
         """
-        if self.stats.calls >= _MANY_CALLS:
-            self.is_new = False
-            if self.policy.ttl is None and not self.tiers():
-                warn_of_unwritten_roots(self.name, self.tags.roots)
+        self.is_new = False
+        if self.policy.ttl is None and not self.tiers():
+            warn_of_unwritten_roots(self.name, self.tags.roots)
 
     async def fresh(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the tool now, whatever is cached, and store the answer; inside `bypass` it is not stored."""

@@ -100,10 +100,9 @@ def store_result(call: Call, value: Any, insert: Insert | None = None) -> None:
         expires = early_expiry(call, expires)
     if flight.inherited is not None:
         expires = min(expires, flight.inherited.expires)
-    may_be_refused = not flight.is_clean or flight.since != VERSIONS.now or VERSIONS.held
     stored: Entry | None
-    if may_be_refused and insert is None and flight.waiters is None and _is_refused(flight, value):
-        stored = flight.result = Entry(value, 0.0, cost)  # for the caller that ran the tool alone: it needs no copy
+    if call.local.setup.keeps_plain and type(value) in IMMUTABLE and flight.inherited is None:  # nearly all
+        stored = flight.result = Entry(value, expires, cost, tags or flight.tags)
     else:
         stored = protected_copy(call, value, expires)
     is_failure = False
@@ -129,20 +128,6 @@ def store_result(call: Call, value: Any, insert: Insert | None = None) -> None:
     if call.is_fresh or (policy.kept_for and not is_failure):
         with VERSIONS.lock:  # older than the value that is not to be stored; assigned, so that it is freed afterwards
             _former = flight.store.discard(call.key)
-
-
-def _is_refused(flight: Flight, value: object) -> bool:
-    """Whether a value that would be copied is not going to be stored because of a write, nor shared with others. If so,
-    nobody joins its load any more.
-    """
-    if type(value) in IMMUTABLE or flight.end_tags is None:
-        return False
-    with VERSIONS.lock:  # in which callers join
-        is_current = flight.is_clean and flight.store.may_take(flight.key, flight.end_tags, flight.since)
-        if flight.waiters or is_current:
-            return False
-        flight.give_up()
-    return True
 
 
 def early_expiry(call: Call, expires: float) -> float:
@@ -177,8 +162,6 @@ def protected_copy(call: Call, value: Any, expires: float) -> Entry | None:
     """Make the entry that hits and followers are answered from; None if the value cannot be copied.
 
     Followers run the tool themselves then: two readers of one generator would each get a part of it.
-
-    An immutable value of a tool without tiers is shared as it is.
     """
     flight, setup, policy = call.flight, call.local.setup, call.operation.policy
     tags: tuple[Tag | EntryTag, ...] = flight.end_tags or flight.tags
@@ -186,12 +169,8 @@ def protected_copy(call: Call, value: Any, expires: float) -> Entry | None:
     if inherited is not None:
         known = set(tags)
         tags += tuple([tag for tag in (*inherited.tags, *inherited.entries) if tag not in known])
-    is_immutable = type(value) in IMMUTABLE
-    if is_immutable and setup.keeps_plain and inherited is None:  # nearly all: what follows costs twice as much
-        flight.result = made = Entry(value, expires, call.cost, tags)
-        return made
     copy = None
-    if not is_immutable:
+    if type(value) not in IMMUTABLE:
         try:
             copy = policy.copy_rule.snapshot(value)
         except UncopyableError as error:
@@ -279,7 +258,7 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
                         stats.evictions += count
             if is_stored:
                 _newest = store.newest
-                replaced = store.peek(key)
+                replaced = store.lookup(key)
                 entry.checked = store.versions.now
                 evicted, swept = store.insert(key, entry, now)
                 garbage += swept

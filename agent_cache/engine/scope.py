@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from agent_cache.config import CURRENT
-from agent_cache.core.store import Entry, Store
+from agent_cache.core.store import Entry
 from agent_cache.core.tags import Tag
 from agent_cache.engine.flight import Flight
 from agent_cache.engine.state import forget_oldest
 from agent_cache.errors import AgentLoopDetectedError
-from agent_cache.metrics import Metrics, Stats
+from agent_cache.metrics import Stats
 from agent_cache.values.canonical import MISSING
 
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Ticket, Tier
 
 __all__ = [
-    "INTERCEPTORS", "MAX_TOOLS", "PLACE", "ROOT", "TENANT", "Call", "CallObserver", "Interceptor", "LocalTool",
+    "INTERCEPTORS", "MAX_TOOLS", "PLACE", "ROOT", "TENANT", "Call", "Interceptor", "LocalTool",
     "Participant", "Replacement", "Scope", "closes_generator", "leave_scope", "report_escape",
 ]  # fmt: skip
 
@@ -57,81 +57,26 @@ call whose tool makes it. Returns the value that the caller gets, or raises.
 """
 
 
-class CallObserver(Protocol):
-    """The part of a session in the calls of one tool. All of it is synchronous.
+Participant = Any
+"""A session, as the calls made inside it see it: `session.session.AgentCacheSession`.
 
-    - `ask` refuses a call by raising, or replaces its answer, or admits it by None. It counts nothing. It is given the
-      answer of a hit.
-    - `admit` lets a miss or a write in; given the clock reading, it asks first.
-    - `hit` is shown a local hit, which has ended by then; it refuses or replaces it likewise. `see` does the same for a
-      hit that was asked about.
-    - `done` is shown how an admitted call ended, and may replace its answer, or raise.
-    - `blocked` notes a call that another session refused; `answered` notes a hit whose answer another session
-      replaced, which counts as a hit all the same.
-    - `has_refused` recognises the errors that this session raised.
-    - `stats` are the session's counters of these calls, beside the process-wide ones.
-    """
-
-    stats: Stats
-
-    @property
-    def hit(self) -> Observe: ...
-    @property
-    def see(self) -> Observe: ...
-
-    def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Replacement | None: ...
-    def admit(self, call: Call, now: float | None = None) -> Replacement | None: ...
-    def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None: ...
-    def blocked(self, key: Hashable, now: float, outcome: str, kind: str) -> None: ...
-    def answered(self) -> None: ...
-    def has_refused(self, error: Exception) -> bool: ...
-
-
-class Participant(Protocol):
-    """A session, as the calls made inside it see it.
-
-    `observer_of` gives the observer of a tool's calls; those of a replay are traced, and not checked for loops.
-    `store_of` gives the store of a session-scoped `ReadOperation`. `stop` ends the run for a loop that was detected
-    when it was recorded.
-    """
-
-    metrics: Metrics
-    session_id: str
-
-    def observer_of(self, operation: Any, *, is_innermost: bool, is_replay: bool = False) -> CallObserver: ...
-    def store_of(self, operation: Any) -> Store: ...
-    def stop(self, loop: AgentLoopDetectedError) -> None: ...
+``observer_of(operation)`` gives its part in the calls of a tool, ``store_of(operation)`` the store of the answers of
+a session-scoped tool.
+"""
 
 
 # Recorders and players
 
 
-class Interceptor(Protocol):
-    """A recorder or a player: receives every call of a scope before anything is looked up.
+Interceptor = Any
+"""A recorder or a player: receives every call of a scope before anything is looked up.
 
-    `receive` plays a call: see `engine.interception.Receiver`. `play` returns what the caller of an
-    `engine.interception.InterceptedCall` gets: the outcome of ``call.proceed()``, or a recorded one. `play_stream` does
-    so for a streaming tool: what it returns is a generator or an async one. `escaped` handles a call in another thread
-    that may belong to this run, but has lost its context; it is given the tool's operation, or the recorder's own
-    description of a function. `thread` identifies the thread that it was installed in.
-    """
-
-    thread: int
-
-    def receive(
-        self,
-        operation: Any,
-        scope: Scope,
-        key: Hashable,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        is_fresh: bool = False,
-    ) -> Awaitable[Any]: ...
-    def play(self, call: Any) -> Awaitable[Any]: ...
-    def play_stream(self, call: Any) -> Any: ...
-    def escaped(self, called: Any) -> None: ...
-
+``receive`` plays a call: see `engine.interception.Receiver`. ``play`` returns what the caller of an `InterceptedCall`
+gets: the outcome of ``call.proceed()``, or a recorded one; ``play_stream`` does so for a streaming tool: a generator or
+an async one. ``escaped`` handles a call in another thread that may belong to this run, but has lost its context; it is
+given the tool's operation, or the recorder's own description of a function. ``thread`` identifies the thread that it
+was installed in.
+"""
 
 INTERCEPTORS: dict[Interceptor, str] = {}
 """Active interceptors of this process, and the real path of each one's file; empty for those without one."""
@@ -177,7 +122,7 @@ class LocalTool:
         self.store: Any
         self.store, self.tenant = operation.store_in(scope)
         if scope.participants:
-            self.observers: tuple[CallObserver, ...] = tuple(
+            self.observers: tuple[Any, ...] = tuple(
                 [one.observer_of(operation, is_innermost=one is scope.participants[0]) for one in scope.participants]
             )
             self.observe: Observe | None = self.observers[0].hit if len(self.observers) == 1 else self._observe
@@ -209,7 +154,8 @@ class LocalTool:
         or raise.
         """
         if len(self.observers) == 1:
-            return self.observers[0].admit(call, now)
+            admitted: Replacement | None = self.observers[0].admit(call, now)
+            return admitted
         replacement = self._ask(call.key, now, call)
         if replacement is None:
             for observer in self.observers:
@@ -220,8 +166,6 @@ class LocalTool:
         """Show the sessions how a call ended, by its value or its error. Every one sees it, also if one stops the run
         because of it. They replace the answer, or leave it by None.
         """
-        if len(self.observers) == 1:
-            return self.observers[0].done(call, value, error, now)
         last: Replacement | None = None
         stopped: AgentLoopDetectedError | None = None
         for observer in self.observers:
@@ -258,7 +202,7 @@ class LocalTool:
     def _ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Replacement | None:
         for observer in self.observers:
             try:
-                replacement = observer.ask(key, now, call, cached)
+                replacement: Replacement | None = observer.ask(key, now, call, cached)
             except AgentLoopDetectedError as loop:
                 # Of a write, the first of them has set the key.
                 self._report_blocked(observer, call.key if call else key, now, type(loop).__name__, loop.kind)
@@ -269,7 +213,7 @@ class LocalTool:
                 return replacement
         return None
 
-    def _report_blocked(self, by: CallObserver, key: Hashable, now: float, outcome: str, kind: str) -> None:
+    def _report_blocked(self, by: object, key: Hashable, now: float, outcome: str, kind: str) -> None:
         for observer in self.observers:
             if observer is not by:
                 observer.blocked(key, now, outcome, kind)
@@ -431,8 +375,7 @@ class Call:
 
     Attributes:
         is_dependency: whether a load that it is made in inherits from it.
-        operation: the tool's `ReadOperation` or `WriteOperation`.
-        local: what the tool has in the scope of the call.
+        operation, local: the tool's `Operation`, and what it has in the scope of the call.
         key: its identity, None where it has none.
         args, kwargs: its arguments in the one canonical spelling.
         tags: its dependencies beside the static tags, as far as they are known before the load; of a write all that it
@@ -441,12 +384,10 @@ class Call:
         source: how it was answered: ``miss``, ``hit`` (of a tier), ``shared``, ``uncached`` or ``write``.
         cost: seconds that its tool took, or that its answer has saved.
         is_fresh: the caller asked for a fresh value: no lookup, and no flight of others is joined.
-        call: itself, as the place of the calls that its tool makes.
-        parent: the call whose tool made this one, or None.
+        call, parent: itself, as the place of the calls that its tool makes; the call whose tool made this one, or None.
         leading: the innermost flight that this call runs under: its own, or its parent's.
         within: the load that inherits from the reads made under this call; None if there is none.
         flight: the flight it leads or follows. Only a call that takes part in one has it.
-        scope: the scope that it is made in.
         started: clock reading when the tool was started.
         numbers: its number in each session that saw it; None outside of sessions.
         depth: how many running calls enclose it, itself included; 0 once it has ended.
