@@ -315,11 +315,19 @@ async def load(call: Call, *, flight: Flight | None = None, may_be_stored: bool 
                 except RuntimeError:
                     pass  # interrupted while it waited
             if stored is not None:
-                return await _from_store(call, stored)
+                value = stored.value_at(CLOCK.now())
+                if value is MISSING or (
+                    call.within is not None and not inherit_entry(call.within, call.local, call.key, stored)
+                ):
+                    return await load(call, may_be_stored=False)
+                call.source, call.cost = "shared", stored.cost
+                call.flight = ServedEntry(stored)  # type: ignore[assignment]  # as much of one as sessions ask for
+                return value
             if waiter is not None:
                 assert flight is not None
                 call.source, call.flight = "shared", flight
-                outcome, failed = None, True
+                outcome: Any = None
+                failed = True
                 try:
                     outcome = await waiter
                     failed = type(outcome) is Failure
@@ -332,8 +340,15 @@ async def load(call: Call, *, flight: Flight | None = None, may_be_stored: bool 
                             within.inherit(read_of(call, flight, failed=failed), call=call)
                         if under is not None:
                             under.waits_for.remove(flight)  # type: ignore[union-attr]  # wait_for() has made it a list
+                if type(outcome) is Failure:
+                    outcome.raise_again()
                 if outcome is not BECOME_LEADER:
-                    return await _shared(call, outcome)
+                    value = outcome.share()
+                    if value is MISSING:  # it could not be copied for this caller
+                        call.source = "uncached"
+                        return await run_uncached(call)  # inside of what surrounds the call
+                    call.cost = outcome.cost
+                    return value
                 call.source = "miss"
         if own is None:  # the leader of this flight was interrupted: the tool runs again, in this caller's context
             assert flight is not None
@@ -368,52 +383,20 @@ async def load(call: Call, *, flight: Flight | None = None, may_be_stored: bool 
         return value
     except BaseException as error:
         if own is not None:
-            _give_up(call, own, within, error)
+            if within is not None:
+                within.inherit(read_of(call, own, failed=True), call=call)
+            if isinstance(error, Exception) and not call.local.has_refused(error):
+                own.land(Failure(error))
+            elif own.stored_tags is not None and not isinstance(error, Exception):
+                own.land(own.result)  # interrupted after the value was stored, while a tier was given its copy
+            else:  # the leader's run was stopped, not the tool: a follower runs the tool in its own run
+                own.hand_over()
+            if own.leader is call:
+                own.leader = None
         raise
     finally:
         if own is not None and under is not None and under.waits_for and own in under.waits_for:
             under.waits_for.remove(own)
-
-
-async def _from_store(call: Call, entry: Entry) -> Any:
-    """Answer with an entry that another thread has stored since this call was no hit, if it may be served."""
-    value = entry.value_at(CLOCK.now())
-    if value is not MISSING and call.within is not None and not inherit_entry(call.within, call.local, call.key, entry):
-        value = MISSING
-    if value is MISSING:
-        return await load(call, may_be_stored=False)
-    call.source, call.cost = "shared", entry.cost
-    call.flight = ServedEntry(entry)  # type: ignore[assignment]  # as much of one as sessions ask for
-    return value
-
-
-async def _shared(call: Call, outcome: Any) -> Any:
-    """The outcome of another call's load, for this one."""
-    if type(outcome) is Failure:
-        outcome.raise_again()
-    value = outcome.share()
-    if value is MISSING:  # it could not be copied for this caller
-        call.source = "uncached"
-        return await run_uncached(call)  # inside of what surrounds the call
-    call.cost = outcome.cost
-    return value
-
-
-def _give_up(call: Call, flight: Flight, within: Flight | None, error: BaseException) -> None:
-    """End a flight whose leader has raised, or let a follower lead it."""
-    if within is not None:
-        within.inherit(read_of(call, flight, failed=True), call=call)
-    if isinstance(error, Exception):
-        if call.local.has_refused(error):
-            flight.hand_over()  # the leader's run was stopped, not the tool: a follower runs the tool in its own run
-        else:
-            flight.land(Failure(error))
-    elif flight.stored_tags is not None:  # interrupted after the value was stored, while a tier was given its copy
-        flight.land(flight.result)
-    else:
-        flight.hand_over()
-    if flight.leader is call:
-        flight.leader = None
 
 
 async def run_tool(call: Call) -> Any:

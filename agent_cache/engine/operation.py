@@ -7,7 +7,7 @@ configuration adds to the calls of a tool: `make_setup` of each makes it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from agent_cache.config import Configuration
@@ -173,6 +173,7 @@ class Operation(Generic[P]):
         return str(loop)
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class CacheKey:
     """Identity of one call of one tool: opaque, hashable, equal for every spelling of the call.
 
@@ -182,23 +183,14 @@ class CacheKey:
         request: the call as tiers know it. The key itself names classes and instances by numbers of this process.
     """
 
-    __slots__ = ("_key", "_tool", "request")
-
-    def __init__(self, tool: Operation[Any], key: Hashable, request: Request) -> None:
-        self._tool = tool
-        self._key = key
-        self.request = request
+    _tool: Operation[Any]
+    _key: Hashable
+    request: Request = field(compare=False)
 
     @property
     def entry(self) -> tuple[Operation[Any], Hashable]:
         """The tool and the key of the entry."""
         return self._tool, self._key
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CacheKey) and self.entry == other.entry
-
-    def __hash__(self) -> int:
-        return hash((self._tool.name, self._key))
 
     def __repr__(self) -> str:
         return f"<CacheKey of {self._tool.name}, {hash(self) & 0xFFFFFFFF:08x}>"

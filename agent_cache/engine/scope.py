@@ -352,14 +352,11 @@ ROOT: Final[Scope] = Scope()
 """Outside of any session."""
 
 
-class Within:
+class Within(NamedTuple):
     """The place of a scope that was entered while a tool runs: a session, a recording or `bypass` inside of it."""
 
-    __slots__ = ("call", "scope")
-
-    def __init__(self, scope: Scope, call: Call) -> None:
-        self.scope = scope
-        self.call = call
+    scope: Scope
+    call: Call
 
 
 PLACE: ContextVar[Scope | Call | Within] = ContextVar("agent_cache_place", default=ROOT)
