@@ -325,13 +325,13 @@ class KeyFlight(Flight):
 
     __slots__ = ("answered", "batch", "batched", "outcome")
 
+    answered: asyncio.Event
+    batched: int
     outcome: tuple[Any, bool] | Failure
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.batch: Batch | None = None
-        self.batched = self.since
-        self.answered = asyncio.Event()
 
     def finish(self) -> None:
         super().finish()
@@ -566,7 +566,7 @@ class Batch:
 
     def add(self, flight: KeyFlight, key: Hashable) -> None:
         """Add a key, or one more flight for a key that is in it."""
-        flight.batch, flight.batched = self, flight.store.versions.now
+        flight.batch, flight.batched, flight.answered = self, flight.store.versions.now, asyncio.Event()
         flight.wait_for(self.flight)
         self.flights.setdefault(key, []).append(flight)
         if len(self.flights) >= self.cache.max_batch_size:

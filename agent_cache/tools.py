@@ -90,15 +90,8 @@ methods as well. Pyright compares descriptors by their own attributes, so a meth
 
 # What can be decorated
 
-_FRAMEWORKS = {
-    "langchain_core": "LangChain's @tool",
-    "langchain": "LangChain's @tool",
-    "agents": "the OpenAI Agents SDK's @function_tool",
-    "pydantic_ai": "Pydantic AI's Tool",
-    "fastmcp": "FastMCP's @tool",
-    "mcp": "MCP's @tool",
-    "claude_agent_sdk": "the Claude Agent SDK's @tool",
-}
+_FRAMEWORKS = frozenset({"langchain_core", "langchain", "agents", "pydantic_ai", "fastmcp", "mcp", "claude_agent_sdk"})
+"""Packages whose decorators return a tool object, and no function."""
 
 
 def checked_tool(function: Any, decorator: str) -> Callable[..., Any]:
@@ -112,20 +105,17 @@ def checked_tool(function: Any, decorator: str) -> Callable[..., Any]:
         ConfigurationError: likewise, for a builtin.
     """
     name, closest = _name(function), f"put @{decorator} closest to the function"
-    framework = _FRAMEWORKS.get(type(function).__module__.partition(".")[0])
+    package = type(function).__module__.partition(".")[0]
     problem = None
-    if framework is not None:
-        problem = f"was given a tool object made by {framework}; {closest}, below the framework's decorator"
+    if package in _FRAMEWORKS:
+        problem = f"was given a tool object of {package}; {closest}, below the framework's decorator"
     elif hasattr(function, "__fastmcp__"):
         problem = f"was given {name}, which FastMCP has already registered without it; {closest}, below @mcp.tool"
     elif isinstance(function, staticmethod | classmethod):
         kind = type(function).__name__
         problem = f"was given a {kind}; {closest}, below @{kind}"
     elif hasattr(function, "__agent_cache__"):
-        problem = (
-            f"cannot take {name}, which is already decorated with AgentCache or AgentCacheInvalidator; one of them is "
-            "enough"
-        )
+        problem = f"cannot take {name}, which one of AgentCache and AgentCacheInvalidator has already decorated"
     elif isinstance(function, type):
         problem = (
             f"cannot take the class {name}, whose instances would be the results; decorate a `def` or an `async def` "

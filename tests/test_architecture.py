@@ -134,7 +134,7 @@ LINES = {
     # they were; `call` is 500 of 480. `scope`, `operation`, `result`, `order` and `read` (2,000) are what the prototype
     # of the plan lacked: sessions around a call, tenants, what a load inherits, doubt, and refused results
     "session": 2_710,
-    "toolbox": 1_285,
+    "toolbox": 1_275,
     "remote": 12_330,
     "recording": 18_750,
     "resume": 3_940,

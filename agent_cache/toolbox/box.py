@@ -429,7 +429,7 @@ class Toolbox:
         self._warn_of_unknown(found, full_name)
         if isinstance(rule, Pass):
             return _Tool(None, rule, schema)
-        tags, function = self._tags_of(rule, name, schema), _runner(name, form.returns, is_sync=is_sync)
+        tags, function = self._tags_of(rule, name, schema), _runner(name, form.returns)
         parameters = JsonArguments(is_read=not isinstance(rule, Write), form=form.label)
         tiers = (None, None) if isinstance(rule, Watch) else rule.decorator.tiers
         defaults = {
@@ -550,14 +550,6 @@ class _Form(NamedTuple):
         ]
         return ",".join([repr(self.returns), *functions])
 
-    def is_failure(self, answer: Any) -> bool:
-        if self.failed is None:
-            return False
-        try:
-            return bool(self.failed(answer))
-        except Exception:  # noqa: BLE001 - the user's function; that it raises has been logged where the answer was stored
-            return False
-
     def of_read(self, rule: Read | Watch) -> ReadPolicy:
         """The policy of a read whose answers have this form."""
         if isinstance(rule, Watch):
@@ -617,12 +609,11 @@ class _NamedRead(_NamedTool, ReadOperation):
         return super().audit_share(configuration) if self.policy.audit is not None else 0.0
 
     def is_successful(self, value: Any) -> bool:
-        if self.form.is_failure(value):
-            return False
-        if self.cache_if is None or is_empty(value):
-            return True
+        failed, cache_if = self.form.failed, self.cache_if
         try:
-            return bool(self.cache_if(value))
+            if failed is not None and failed(value):
+                return False
+            return cache_if is None or is_empty(value) or bool(cache_if(value))
         except Exception:  # noqa: BLE001 - the user's function; that it raises has been logged where the answer was stored
             return True
 
@@ -646,16 +637,12 @@ def _named_by_text(
     return UNKEYED, args, {"arguments": given}
 
 
-def _runner(name: str, returns: Any, *, is_sync: bool) -> Callable[..., Any]:
+def _runner(name: str, returns: Any) -> Callable[..., Any]:
     """The function of a tool's operation, which each call gives what runs it."""
 
-    async def run_tool(run: Callable[[], Awaitable[Any]], _vary: Any, /, **_arguments: Any) -> Any:
-        return await run()
-
-    def run_sync_tool(run: Callable[[], Any], _vary: Any, /, **_arguments: Any) -> Any:
+    def function(run: Callable[[], Any], _vary: Any, /, **_arguments: Any) -> Any:
         return run()
 
-    function = run_sync_tool if is_sync else run_tool
     function.__name__ = function.__qualname__ = name
     function.__annotations__ = {} if returns is None else {"return": returns}
     return function
