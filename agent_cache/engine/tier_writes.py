@@ -17,11 +17,12 @@ from agent_cache.core.tags import Tag
 from agent_cache.engine.blocking import in_background
 from agent_cache.engine.state import READERS, event_loop, run_shielded, warn_once
 from agent_cache.errors import RemoteTierError
+from agent_cache.values.canonical import make_room
 
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Tier, WriteIntent
 
-__all__ = ["ENDED", "Announcement", "tiers_under"]
+__all__ = ["ENDED", "WITHOUT_TIERS", "Announcement", "tiers_under"]
 
 
 class _Ended:
@@ -44,6 +45,7 @@ def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: b
         The tiers, and whether each is in use: named by a tool, or by a plain call or an entered block of `configure`.
         The others are told like them, but a tier that was given up must not stop a write.
     """
+    state = CURRENT.once_configured, READERS.links
     found: dict[Tier, bool] = {}
     readers = list(dict.fromkeys(tool for root in roots for tool in READERS.under(root)))
     if in_sessions:
@@ -57,7 +59,21 @@ def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: b
     for tool in readers:
         if tool.own_tiers:
             found.update(dict.fromkeys(tool.tiers(), True))
+    if in_sessions:
+        if not found:
+            tiers_under(roots, own)  # for the note that there is none at all
+    elif not found:
+        make_room(WITHOUT_TIERS, _MAX_ROOTS)
+        WITHOUT_TIERS[roots] = state
     return found
+
+
+_MAX_ROOTS: Final = 1_000
+
+WITHOUT_TIERS: Final[dict[tuple[str, ...], tuple[object, int]]] = {}
+"""Roots under which no tier has anything, each with the state of tiers and tools under which this was found. A write
+must not look at each tool that reads there.
+"""
 
 
 class Announcement:

@@ -30,7 +30,7 @@ from agent_cache.engine.operation import CacheKey, Operation, PlacedRule, Setup
 from agent_cache.engine.result import insert_if_valid
 from agent_cache.engine.scope import Call, Scope
 from agent_cache.engine.state import READERS, mark_written, tags_of_keys, uses_of, warn_of_unread_roots, warn_once
-from agent_cache.engine.tier_writes import ENDED, Announcement, tiers_under
+from agent_cache.engine.tier_writes import ENDED, WITHOUT_TIERS, Announcement, tiers_under
 from agent_cache.engine.tiers import take_tickets
 from agent_cache.errors import ConfigurationError
 
@@ -50,10 +50,9 @@ class WriteOperation(Operation[WritePolicy]):
         is_new: whether it was not called yet.
         late_roots, late_rules: the tags that are known only from its result.
         roots: every root that it may touch.
-        without_tiers: the state of the tiers and tools under which no tier is to be told of it; None if one is.
     """
 
-    __slots__ = ("is_new", "late_roots", "late_rules", "roots", "without_tiers")
+    __slots__ = ("is_new", "late_roots", "late_rules", "roots")
 
     is_read = False
 
@@ -63,7 +62,6 @@ class WriteOperation(Operation[WritePolicy]):
         self.roots = self.tags.roots
         self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
         self.late_rules: tuple[PlacedRule, ...] = tuple((rule, None, 0) for rule in self.tags.late)
-        self.without_tiers: object = None
         uses_of(self.tags.roots, writer=self)
 
     def make_setup(self, configuration: Configuration) -> Setup:
@@ -94,7 +92,8 @@ class WriteOperation(Operation[WritePolicy]):
         key_fn = self.policy.key_fn
         assert key_fn is not None
         named = key_fn(*self.parameters.canonical(call.args, call.kwargs))
-        keys = (named,) if isinstance(named, CacheKey) or not _is_collection(named) else tuple(named)
+        is_collection = isinstance(named, Iterable) and not isinstance(named, str | bytes)
+        keys = tuple(named) if is_collection else (named,)
         for key in keys:
             if not isinstance(key, CacheKey):
                 raise ConfigurationError(
@@ -104,10 +103,6 @@ class WriteOperation(Operation[WritePolicy]):
         return keys
 
 
-def _is_collection(value: object) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, str | bytes)
-
-
 @dataclass(slots=True)
 class Outside:
     """A writer that is no write tool: `invalidate`, `writing`, and `tool.set`.
@@ -115,14 +110,13 @@ class Outside:
     Attributes:
         name: for messages.
         is_sync: whether it has no event loop. Its tiers are told in the background loop then.
-        roots, own_tiers, without_tiers: as of a `WriteOperation`.
+        roots, own_tiers: as of a `WriteOperation`.
     """
 
     name: str
     is_sync: bool
     roots: tuple[str, ...] = ()
     own_tiers: tuple[Tier, ...] = ()
-    without_tiers: object = None
 
     late_roots: ClassVar[tuple[str, ...]] = ()
     policy: ClassVar = WritePolicy(
@@ -278,9 +272,8 @@ class Write(Hold):
         # Before its tiers are looked for: those that come later are found at its end.
         self._known: tuple[object, int] = CURRENT.once_configured, READERS.links
         self.tiers: dict[Tier, bool] = {}
-        if entries or writer.without_tiers != self._known:
+        if entries or writer.own_tiers or WITHOUT_TIERS.get(writer.roots) != self._known:
             self.tiers = self._find_tiers()
-            writer.without_tiers = None if entries or self.tiers else self._known
 
     def _find_tiers(self) -> dict[Tier, bool]:
         roots = (*self.writer.roots, *[root for request in self.entries for root in request.roots])
