@@ -76,14 +76,12 @@ class InterceptedCall:
     @property
     def arguments(self) -> dict[str, Any]:
         """Parameter names and values, injected contexts included."""
-        named: dict[str, Any] = self.operation.parameters.named(self.args, self.kwargs)
-        return named
+        return self.operation.parameters.named(self.args, self.kwargs)
 
     @property
     def recorded_arguments(self) -> dict[str, Any]:
         """The same as recordings have them."""
-        recorded: dict[str, Any] = self.operation.parameters.recorded(self.args, self.kwargs)
-        return recorded
+        return self.operation.parameters.recorded(self.args, self.kwargs)
 
     @property
     def outside(self) -> Scope:
@@ -93,18 +91,16 @@ class InterceptedCall:
 
     async def proceed(self) -> Any:
         """Make the call as if there were no interceptor, and note how it was answered."""
-        operation, outside, key = self.operation, self.outside, self.key
+        outside, called = self.outside, (self.key, self.args, self.kwargs)
         try:
             if outside.interceptor is not None:
                 return await outside.interceptor.play(self.inside_of(outside))
             token = self.enter()
             try:
                 value = self.local_hit()
-                if value is not MISSING:
-                    return value
-                return await run(
-                    operation, outside, key, self.args, self.kwargs, is_fresh=self.is_fresh, intercepted=self
-                )
+                if value is MISSING:
+                    value = await run(self.operation, outside, *called, is_fresh=self.is_fresh, intercepted=self)
+                return value
             finally:
                 self.leave(token)
         finally:

@@ -37,7 +37,7 @@ from agent_cache.engine.result import (
     lease_of,
     note_load,
     protected_copy,
-)
+)  # fmt: skip
 from agent_cache.engine.scope import TENANT, Call
 from agent_cache.engine.stale import refresh
 from agent_cache.engine.state import READERS, clear_tools, warn_once, write_now
@@ -48,14 +48,8 @@ if TYPE_CHECKING:
     from agent_cache.remote.protocol import Found, Request, Ticket, Tier, Touched, Versions
 
 __all__ = [
-    "ask_tiers",
-    "check_versions",
-    "lease_in",
-    "offer_result",
-    "request_of",
-    "take_tickets",
-    "unsubscribe_all",
-]
+    "ask_tiers", "check_versions", "lease_in", "offer_result", "request_of", "take_tickets", "unsubscribe_all",
+]  # fmt: skip
 
 T = TypeVar("T")
 
@@ -109,10 +103,8 @@ async def check_versions(proceed: Proceed, call: Call) -> Any:
 
 
 async def ask_tiers(call: Call) -> Any:
-    """Answer a load from the nearest tier that has the value.
-
-    Returns:
-        The value, of which there is a local copy now; `MISSING` if the tool must run.
+    """Answer a load from the nearest tier that has the value, and keep a local copy of it. Returns the value, or
+    `MISSING` if the tool must run.
     """
     flight, tiers = call.flight, call.operation.tiers()  # another thread may have configured others
     policy, checked = call.operation.policy, call.asked
