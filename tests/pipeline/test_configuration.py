@@ -481,7 +481,7 @@ async def test_dropped_entries_of_sessions_stay_dropped_whatever_is_configured_l
 async def test_a_tier_that_is_configured_while_a_write_looks_for_tiers_is_told(
     here: WatchedTier, monkeypatch: pytest.MonkeyPatch
 ):
-    @AgentCacheInvalidator("order:{id}")
+    @AgentCacheInvalidator("looked_for:{id}")
     async def set_order(id: str) -> None: ...
 
     look = write.tiers_under
