@@ -55,12 +55,11 @@ def hit(
     at: Scope | None = None,
     is_audited: bool = False,
 ) -> Any:
-    """The value of a local hit, or `MISSING`. `engine.body` generates the same steps inline for calls at the root, and
-    in a session.
+    """The value of a local hit, or `MISSING`. `engine.body` generates the same steps for calls at the root, and in a
+    session.
 
     Args:
-        here: the place of the call.
-        arguments: its arguments by name, where the tool's loop guard needs them.
+        here, arguments: the place of the call, and its arguments by name, where the tool's loop guard needs them.
         at: the scope whose store is meant, if it is not that of the place.
         is_audited: whether the hit was chosen for an audit.
     """
@@ -113,10 +112,8 @@ async def run(
     how it ended.
 
     Args:
-        operation: the tool.
         here: the place of the call, or the scope that counts for it.
-        key: its identity; None of a write.
-        args, kwargs: its arguments in their canonical spelling.
+        key, args, kwargs: its identity, None of a write, and its arguments in their canonical spelling.
         is_fresh: whether a fresh value is asked for.
         intercepted: the same call as a recorder received it, which is told of its `Call`; None if none has.
     """

@@ -49,9 +49,8 @@ class Setup:
     Attributes:
         configuration: the settings it was made for.
         run: runs a call: all that `make_setup` puts around `engine.call.load`, or around a write.
-        uncached: the same around a run whose result is not stored.
+        uncached: the same around a run whose result is not stored; `bare` is that run alone.
         reload: the same as `run` for a load in the background, which is no call: middleware do not see it.
-        bare: that of `uncached` alone.
         tiers: the tiers behind the local store, nearest first.
         lease: the trust in local copies of what they have; None without tiers.
         share: the share of its hits that is audited.

@@ -78,12 +78,10 @@ class ReadOperation(Operation[ReadPolicy]):
     Attributes:
         declared: the policy that the code declares. `policy` differs from it by a ttl that was set at run time.
         evidence: what its loads have shown.
-        flight_class: the class of its loads.
-        late_roots: roots of the tags that come from the result.
+        flight_class, late_roots: the class of its loads, and the roots of the tags that come from their results.
         has_unknown_askers: whether calls ran uncached since nobody knows who made them.
         inherited_tiers: tiers that some answers depend on because of what their loads have read.
-        number: its number in the tags of its entries.
-        is_named: whether any of its entries was ever written by its key.
+        number, is_named: its number in the tags of its entries, and whether any of these was ever written by its key.
         is_new: whether it has had few calls: see `look_at_roots`.
         roots: roots that its entries may depend on, also by what its loads have read.
         store: the store of its answers in the global scope.
@@ -310,9 +308,8 @@ class ReadOperation(Operation[ReadPolicy]):
     ) -> dict[str, Any]:
         """Parameter names and values of the call that an attribute of the tool was given.
 
-        An instance hands on the attributes of its methods as they are, without itself: in ``shop.get.invalidate(2)``
-        the 2 would be taken for ``self``. A descriptor that binds them would double the time of a hit of every method,
-        from 0.18 to 0.37 us, so such a call is refused.
+        An instance hands on the attributes of its methods without itself: in ``shop.get.invalidate(2)`` the 2 would be
+        taken for ``self``. A descriptor that binds them would double the time of a hit, so such a call is refused.
 
         Args:
             before: what the attribute takes in front of these arguments.
@@ -336,9 +333,6 @@ class ReadOperation(Operation[ReadPolicy]):
         It asks no tier, takes no copy of the value, counts as no use and as no call, and is seen by no loop guard.
         False where nothing is looked up: for arguments without identity, outside of a session with
         ``scope="session"``, while caching is switched off, inside `bypass`, and within a recording or a replay.
-
-        Raises:
-            TypeError: if the tool cannot be called so.
         """
         arguments = self.bind("contains", args, kwargs)
         scope = PLACE.get().scope
@@ -444,10 +438,9 @@ class ReadOperation(Operation[ReadPolicy]):
     def _fill(self, call: Call, value: Any) -> Fill | None:
         """A result with its copy, tags and expiry; None if it may not be stored."""
         store = call.local.store
-        if store is None or not call.local.configuration.enabled:
+        # Its loads may depend on more than its own tags, which a given result does not tell.
+        if store is None or not call.local.configuration.enabled or len(self.roots) != len(self.tags.roots):
             return None
-        if len(self.roots) != len(self.tags.roots):
-            return None  # its loads depend on more than its own tags, which a given result does not tell
         fills: list[Fill] = []
         try:
             for rule in self.tags.early:
@@ -464,9 +457,7 @@ class ReadOperation(Operation[ReadPolicy]):
     def clear(self) -> int:
         """Drop every local answer of this tool, in every scope; loads in flight are not stored.
 
-        Returns how many, stale ones included.
-
-        What has read them is dropped with them, and not counted.
+        Returns how many, stale ones included. What has read them is dropped with them, and not counted.
         """
         mark_written(self.tags.roots)
         count = sum([len(store) for store in self.stores()])

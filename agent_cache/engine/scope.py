@@ -103,11 +103,9 @@ class LocalTool:
     """What one tool has in one scope. Made at its first call there, and again after a change of the configuration.
 
     Attributes:
-        setup: what the configuration adds to its calls: an `engine.operation.Setup`.
-        configuration: the settings it was made under.
-        store: where its answers are; None if they are not stored.
-        tenant: the owner of these entries, None without tenants.
-        observers: those of the sessions of the scope, innermost first.
+        configuration, setup: the settings it was made under, and what they add to its calls: an `operation.Setup`.
+        store, tenant: where its answers are, None if they are not stored; and whose they are, None without tenants.
+        observers: the parts of the sessions of the scope in its calls, innermost first.
         observe: shows a local hit to the sessions; None without sessions.
         stats: counters of the tool, in the process and in each session.
         is_plain: whether its hits are those of the global store, and sessions observe them: without tenant, recording
@@ -226,8 +224,7 @@ class Scope:
     """A place in the nesting of sessions. It does not change, unless what was entered ends in another context.
 
     Attributes:
-        participants: the sessions, innermost first; empty for the root.
-        owners: the same sessions as a set, which an invalidation with ``scope="session"`` reaches.
+        participants, owners: the sessions, innermost first, and as a set; none for the root.
         call: None: it is the place of calls that the tool of no other call makes.
         tenant: whose run this is, None without tenants.
         bypasses: whether reads made here run their tools uncached: see `bypass`.
@@ -252,13 +249,10 @@ class Scope:
         outside: Scope | None = None,
     ) -> None:
         self.call: Call | None = None  # a slot is read in 20 ns less than an attribute of the class
-        self.participants = participants
-        self.tenant = tenant
-        self.bypasses = bypasses
+        self.participants, self.tenant, self.bypasses = participants, tenant, bypasses
+        self.interceptor, self.outside = interceptor, outside
         self.owners: frozenset[object] = frozenset(participants)
         self.tools: dict[Any, LocalTool] = {}
-        self.interceptor = interceptor
-        self.outside = outside
         self.became: Scope | None = None
         # Its variants, and what has become it: they become what it becomes.
         self._followers: weakref.WeakSet[Scope] | None = None
@@ -405,12 +399,8 @@ class Call:
     def __init__(
         self, operation: Any, local: Any, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], source: str
     ) -> None:
-        self.operation = operation
-        self.local = local
-        self.key = key
-        self.args = args
-        self.kwargs = kwargs
-        self.source = source
+        self.operation, self.local, self.key = operation, local, key
+        self.args, self.kwargs, self.source = args, kwargs, source
         self.is_fresh = False
         self.asked: tuple[tuple[Tier, Ticket], ...] = ()
         place = PLACE.get()
