@@ -48,11 +48,12 @@ class Entry:
         versions: what each tier knows as the versions of the value.
         failure: the exception of a copy that failed, to be logged when the value is loaded again.
         copies: how many hits have got a copy, up to the second: from then on `copy` is the fastest one for its value.
+        digest: what the loop guards of sessions compare it by; None until one does.
     """
 
     __slots__ = (
-        "checked", "copies", "copy", "cost", "expires", "failure", "fast", "kept_for", "lease", "size", "tags", "value",
-        "versions",
+        "checked", "copies", "copy", "cost", "digest", "expires", "failure", "fast", "kept_for", "lease", "size",
+        "tags", "value", "versions",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +81,7 @@ class Entry:
         self.versions: Mapping[Any, Any] = _NOTHING
         self.failure: Exception | None = None
         self.copies = 0
+        self.digest: Hashable | None = None
 
     @property
     def kept_until(self) -> float:
@@ -183,12 +185,11 @@ class Store:
         stats: the counters of its tool.
         latest: the latest loads that its owner remembers, to be told of evictions: see `core.evidence`.
         session: the id of the session that the entries belong to, which is a part of the keys there; None without one.
-        let_go: told of each entry that was found stale; None if nobody is.
     """
 
     __slots__ = (
         "__weakref__", "_data", "_gate", "_own", "_shown", "_unswept", "bytes", "flights", "is_counted", "is_open",
-        "latest", "let_go", "lookup", "maxsize", "newest", "owner", "peek", "requests", "session", "sizes", "static",
+        "latest", "lookup", "maxsize", "newest", "owner", "peek", "requests", "session", "sizes", "static",
         "stats", "tool", "touch", "versions",
     )  # fmt: skip
 
@@ -216,7 +217,6 @@ class Store:
         self.stats: Any = None
         self.latest: Mapping[Hashable, Any] = _NOTHING
         self.session: str | None = None if owner is None else owner.session_id
-        self.let_go: Callable[[Entry], object] | None = None
         self._renew(is_on=True)
 
     def _renew(self, *, is_on: bool) -> None:
@@ -279,8 +279,6 @@ class Store:
                 with self.versions.lock:
                     if self._data.get(key) is entry:
                         self.discard(key)
-                if self.let_go is not None:
-                    self.let_go(entry)
                 return False
             entry.checked = now
         return True

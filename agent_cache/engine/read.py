@@ -36,7 +36,6 @@ from agent_cache.engine.state import (
     clear_tools,
     event_loop,
     mark_written,
-    note_stale,
     run_shielded,
     uses_of,
     warn_of_unwritten_roots,
@@ -165,7 +164,6 @@ class ReadOperation(Operation[ReadPolicy]):
         store = Store(self.policy.maxsize, self, owner, self.tags.static)
         store.sizes, store.stats = SIZES, self.stats
         store.latest = self.evidence.latest
-        store.let_go = note_stale
         with VERSIONS.lock:
             store.switch(on=CURRENT.value.enabled)
             self._stores.add(store)

@@ -23,11 +23,8 @@ from agent_cache.engine.flight import Flight
 from agent_cache.engine.inheritance import NO_LEASES, Inherited, Inherits, Source
 from agent_cache.engine.scope import Call, LocalTool
 from agent_cache.engine.state import (
-    WITNESSES,
     evict_for,
     free,
-    note_dropped,
-    note_evicted,
     wait_for_lock,
     warn_once,
 )
@@ -274,12 +271,8 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
             pass  # interrupted while it waited
     if garbage:
         free(garbage)
-    if replaced is not None:
-        note_dropped((replaced,))
-        if replaced.failure is not None:
-            warn_once("copying a hit failed, so it was loaded anew", call.operation.name, replaced.failure)
-    if WITNESSES and evicted is not None:
-        note_evicted(evicted)
+    if replaced is not None and replaced.failure is not None:
+        warn_once("copying a hit failed, so it was loaded anew", call.operation.name, replaced.failure)
     return is_valid
 
 

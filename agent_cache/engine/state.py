@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator
 from itertools import islice
 from time import sleep
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
@@ -24,10 +24,10 @@ from agent_cache.errors import NoEventLoopError
 from agent_cache.values.compare import utf8_text
 
 __all__ = [
-    "LOG", "READERS", "SIZES", "WITNESSES", "RootUse", "clear_everything", "clear_tools", "event_loop", "evict_for",
-    "forget_oldest", "forget_warnings", "free", "is_writer", "keep", "live_tools", "mark_written", "note_dropped",
-    "note_evicted", "note_stale", "run_shielded", "tags_of_keys", "unwatch", "uses_of", "wait_for_lock",
-    "warn_of_unread_roots", "warn_of_unwritten_roots", "warn_once", "watch", "write_now",
+    "LOG", "READERS", "SIZES", "RootUse", "clear_everything", "clear_tools", "event_loop", "evict_for",
+    "forget_oldest", "forget_warnings", "free", "is_writer", "keep", "live_tools", "mark_written",
+    "run_shielded", "tags_of_keys", "uses_of", "wait_for_lock",
+    "warn_of_unread_roots", "warn_of_unwritten_roots", "warn_once", "write_now",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -329,76 +329,7 @@ CURRENT.lock = VERSIONS.lock
 CURRENT.listeners.append(_apply)
 
 
-# Witnesses: the loop guards of sessions compare answers with earlier ones, and keep these no longer than the cache does
-
-
-class Witness(Protocol):
-    """Something that keeps an entry alive, to compare its value with a later one."""
-
-    def let_go(self, entry: Entry, known: dict[Any, Any] | None) -> None:
-        """Keep what identifies the value instead of the entry, if it is still the one that is kept.
-
-        Args:
-            known: what other witnesses have found out about the value; None if the entry was evicted, which is too
-                frequent to identify each value.
-        """
-        ...
-
-
-WITNESSES: dict[int, Any] = {}
-"""The witness of each entry that has one, or a set of them, by the id of the entry, which the witness keeps alive. One
-that lets go of its entry is removed."""
-
-
-def watch(entry: Entry, witness: Witness) -> None:
-    """Call `Witness.let_go` soon after the cache has dropped this entry, unless `unwatch` is called before."""
-    present = WITNESSES.setdefault(id(entry), witness)
-    if type(present) is set:
-        present.add(witness)
-    elif present is not witness:
-        WITNESSES[id(entry)] = {present, witness}
-
-
-def unwatch(entry: Entry, witness: Witness) -> None:
-    """Forget a witness that lets go of its entry."""
-    present = WITNESSES.get(id(entry))
-    if present is witness:
-        WITNESSES.pop(id(entry), None)
-    elif type(present) is set:
-        present.discard(witness)
-        if not present:
-            WITNESSES.pop(id(entry), None)
-
-
-def _witnesses_of(present: Any) -> list[Witness]:
-    return list(present) if type(present) is set else [present]
-
-
-def note_evicted(entry: Entry) -> None:
-    """Let no witness keep an entry that was evicted. Called outside of the lock."""
-    present = WITNESSES.pop(id(entry), None)
-    for witness in () if present is None else _witnesses_of(present):
-        witness.let_go(entry, None)
-
-
-def note_stale(entry: Entry) -> None:
-    """Let no witness keep an entry that was found stale."""
-    if WITNESSES:
-        note_dropped((entry,))
-
-
-def note_dropped(entries: Iterable[Any]) -> None:
-    """Let no witness keep entries that were dropped. Called outside of the lock, since values are compared.
-
-    Args:
-        entries: also anything else that a store drops.
-    """
-    for entry in entries:
-        present = WITNESSES.pop(id(entry), None)
-        if present is not None:
-            known: dict[Any, Any] = {}
-            for witness in _witnesses_of(present):
-                witness.let_go(entry, known)  # it identifies the value, which takes 1 to 50 us
+# Freeing
 
 
 def free(garbage: list[Any]) -> None:
@@ -407,12 +338,6 @@ def free(garbage: list[Any]) -> None:
     Args:
         garbage: entries, lists of entries, and what `Store.drop_all` has returned. It is emptied.
     """
-    if WITNESSES:
-        for dropped in garbage:
-            if isinstance(dropped, Entry):
-                note_evicted(dropped)
-            else:
-                note_dropped(dropped.values() if isinstance(dropped, dict) else dropped)
     garbage.clear()
 
 

@@ -1,26 +1,34 @@
-"""Reacts to loops and spent budgets: raises, warns, answers from the cache, or answers with a text for the model.
+"""What a session does with the calls of one tool: `ToolInSession`, which implements `engine.scope.CallObserver`.
 
-`LoopGuard` holds the reaction that the session was given (``on_loop=``, ``on_notice=``) and the error that has stopped
-the run. Each reaction is logged and counted, in the process and in the session.
+At each call it checks the budgets, writes the trace, counts, and has the loop detector judge the outcome. What that
+finds goes to the `LoopGuard` of the session, which refuses the call, replaces its answer, or lets it go on.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
+from threading import get_ident
 from typing import Any, Final, Literal
 
+from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.options import checked_choice, checked_function
-from agent_cache.engine.interception import note_loop
-from agent_cache.engine.scope import Replacement
+from agent_cache.core.store import NEVER, Entry
+from agent_cache.engine.interception import note_answer, note_loop
+from agent_cache.engine.operation import Operation
+from agent_cache.engine.scope import PLACE, Call, Replacement
 from agent_cache.engine.state import warn_once
 from agent_cache.errors import AgentLoopDetectedError
-from agent_cache.metrics import METRICS, Metrics
-from agent_cache.session.loop_detector import RunState
+from agent_cache.metrics import METRICS, Metrics, Stats
+from agent_cache.session.loop_detector import LoopDetector, ToolHistory, Verdict, digest_of, running_loop, task_in
+from agent_cache.session.loop_policy import ANY_NUMBER, LoopPolicy
+from agent_cache.session.unkeyed import UnkeyedCalls
 from agent_cache.values.canonical import MISSING
+from agent_cache.values.compare import fingerprint, signature_of
 
-__all__ = ["Decision", "LoopGuard", "OnLoop", "OnNotice"]
+__all__ = ["LoopGuard", "OnLoop", "OnNotice", "ToolInSession", "checked_reactions"]
 
 _LOG = logging.getLogger("agent_cache")
 
@@ -28,197 +36,163 @@ Decision = Literal["raise", "warn", "short_circuit", "notice"]
 OnLoop = Decision | Callable[[AgentLoopDetectedError], Decision | None]
 OnNotice = Callable[[AgentLoopDetectedError], object]
 
+_DECISIONS: Final = ("raise", "warn", "short_circuit", "notice")
+
 _MAX_SPENT: Final = 1_000
 """How many spent budgets are remembered, to log each once. Each tool has one of its own."""
 
-_DECISIONS: Final = ("raise", "warn", "short_circuit", "notice")
+_RECENT: Final = 10
+"""How many calls the report on a spent budget names."""
+
+_LONG_KEY: Final = 1_000
+"""A key of more characters is replaced by its fingerprint, so that a session does not keep large arguments alive."""
+
+
+def checked_reactions(on_loop: Any, on_notice: Any) -> None:
+    """Check the options ``on_loop=`` and ``on_notice=`` of a session."""
+    if callable(on_loop):
+        checked_function(on_loop, "AgentCacheSession: on_loop")
+    else:
+        checked_choice(on_loop, _DECISIONS, "AgentCacheSession: on_loop", or_else="a function")
+    checked_function(on_notice, "AgentCacheSession: on_notice")
 
 
 class LoopGuard:
-    """The reactions of one session.
-
-    Args:
-        session_id: for the log.
-        on_loop: the reaction, or a function that chooses it.
-        on_notice: called at the notice level.
-        metrics: the counters of the session.
-        run: the state of the run; its limit becomes 0 when the run is stopped.
+    """The reactions of a session to loops and spent budgets. Each is logged, and counted in the process and in the
+    session.
 
     Attributes:
-        error: the loop or the spent budget that has stopped the run; None if none has.
+        loop_error: the loop or the spent budget that has stopped the run; None if none has.
+        limit: how many calls the run may make; 0 once it was stopped, so that one comparison covers both.
     """
 
-    __slots__ = (
-        "_metrics", "_on_loop", "_on_notice", "_raised", "_run", "_session_id", "_spent", "_was_raised", "error",
-    )  # fmt: skip
+    session_id: str
+    metrics: Metrics
+    limit: int
+    loop_error: AgentLoopDetectedError | None = None
+    _on_loop: OnLoop
+    _on_notice: OnNotice | None
+    _is_raised = False
+    _raised: weakref.WeakSet[Exception] | None = None
+    _spent: set[tuple[str, str]] | None = None
 
-    def __init__(
-        self, session_id: str, on_loop: OnLoop, on_notice: OnNotice | None, metrics: Metrics, run: RunState
-    ) -> None:
-        if callable(on_loop):
-            checked_function(on_loop, "AgentCacheSession: on_loop")
-        else:
-            checked_choice(on_loop, _DECISIONS, "AgentCacheSession: on_loop", or_else="a function")
-        checked_function(on_notice, "AgentCacheSession: on_notice")
-        self._session_id = session_id
-        self._on_loop = on_loop
-        self._on_notice = on_notice
-        self._metrics = metrics
-        self._run = run
-        self._raised: weakref.WeakSet[Exception] | None = None
-        self._spent: set[tuple[str, str]] | None = None
-        self._was_raised = False
-        self.error: AgentLoopDetectedError | None = None
-
-    def reset(self) -> None:
-        """Begin a run, perhaps the second one of the session: nothing has stopped it."""
-        self.error = None
-        self._was_raised = False
-        self._spent = None
-
-    @property
-    def swallowed(self) -> AgentLoopDetectedError | None:
-        """The error that has stopped the run, if it was raised to a caller and did not reach the end of the session."""
-        return self.error if self._was_raised else None
-
-    def notice(self, loop: AgentLoopDetectedError) -> None:
+    def _notice(self, loop: AgentLoopDetectedError) -> None:
         """React at the notice level: log, count, call ``on_notice``. The call is not changed."""
         self._log(logging.INFO, "may be a loop", loop)
-        for metrics in (METRICS, self._metrics):
+        for metrics in (METRICS, self.metrics):
             metrics.noticed_loop(loop.kind)
-        note_loop("notice", loop.kind, self._metrics)
+        note_loop("notice", loop.kind, self.metrics)
         if self._on_notice is not None:
             try:
                 self._on_notice(loop)
             except Exception as error:  # noqa: BLE001 - the user's function; a notice changes nothing
-                self.count_failure("on_notice raised", loop.tool, error)
+                self._count_failure("on_notice raised", loop.tool, error)
 
-    def act(
+    def _act(
         self,
         loop: AgentLoopDetectedError,
         notice: Callable[[AgentLoopDetectedError], Any],
-        cached: Any = MISSING,
+        cached: Any,
         *,
-        is_first: bool = True,
+        is_first: bool,
         is_inside: bool = False,
     ) -> Replacement | None:
         """React at the action level, to a read or to a call that has not run.
 
         Args:
             notice: `Operation.notice` of the tool.
-            cached: the cached result of exactly this call.
+            cached: the cached result of exactly this call, or `MISSING`.
             is_first: whether this streak has not met the action level before; ``"warn"`` logs once a streak.
-            is_inside: whether a tool has made the call, and not the agent. Then a text for the model would become part
-                of what the tool returns, or hide that a write was not carried out.
+            is_inside: whether a tool makes the call: it never gets a text instead of a result.
 
         Returns:
-            The answer that replaces the tool's; None if the call is to go on unchanged.
-
-        Raises:
-            AgentLoopDetectedError: to refuse the call.
+            What the caller gets instead of an answer; None if the call goes on.
         """
-        loop = self.error or loop
+        loop = self.loop_error or loop
         decision = self._decide(loop)
-        self.count(loop)
+        self._count_loop(loop)
         if decision == "raise":
-            self.latch(loop)
-            self._was_raised = True
+            self._latch(loop)
+            self._is_raised = True
             raise self._own(loop)
         if is_first:
             self._log(logging.WARNING, "loop detected", loop)
+        if (decision == "notice" and is_inside) or (decision == "short_circuit" and cached is MISSING):
+            raise self._own(loop)
+        if decision == "short_circuit":
+            return Replacement(cached, decision, loop.kind)
         if decision == "notice":
-            if is_inside:
-                raise self._own(loop)
             try:
                 answer = notice(loop)
             except Exception as error:  # noqa: BLE001 - the user's function; the text says the same
-                self.count_failure("refused raised", loop.tool, error)
+                self._count_failure("refused raised", loop.tool, error)
                 answer = str(loop)
-            return Replacement(answer, "notice", loop.kind)
-        if decision == "short_circuit":
-            if cached is MISSING:
-                raise self._own(loop)
-            return Replacement(cached, "short_circuit", loop.kind)
-        note_loop("loop", loop.kind, self._metrics)
+            return Replacement(answer, decision, loop.kind)
+        note_loop("loop", loop.kind, self.metrics)
         return None
 
-    def has_raised(self, error: Exception) -> bool:
-        """Whether this guard raised the error, to refuse a call."""
-        return self._raised is not None and error in self._raised
-
-    def _own(self, loop: AgentLoopDetectedError) -> AgentLoopDetectedError:
-        self._note_raised(loop)
-        return loop.with_traceback(None)  # the same error may be raised a thousand times
-
-    def _note_raised(self, loop: AgentLoopDetectedError) -> None:
-        if self._raised is None:
-            self._raised = weakref.WeakSet()
-        self._raised.add(loop)
-
-    @property
-    def refuses(self) -> bool:
-        """Whether calls are refused before they run."""
-        return self._on_loop != "warn"
-
-    def act_later(self, loop: AgentLoopDetectedError, *, is_first: bool) -> None:
+    def _act_later(self, loop: AgentLoopDetectedError, *, is_first: bool) -> None:
         """React at the action level to a write that has run: its answer is returned, and the next call is refused."""
-        if is_first or not self.refuses:  # else it was counted when it was admitted
-            self.count(loop)
-            note_loop("loop", loop.kind, self._metrics)
-        if self.error is None and self._on_loop == "raise":
-            self.latch(loop)
+        if is_first or self._on_loop == "warn":  # else it was counted when it was admitted
+            self._count_loop(loop)
+            note_loop("loop", loop.kind, self.metrics)
+        if self.loop_error is None and self._on_loop == "raise":
+            self._latch(loop)
         elif is_first:
             self._log(logging.WARNING, "loop detected", loop)
 
-    def is_first_report(self, spent: AgentLoopDetectedError) -> bool:
+    def _is_first_report(self, spent: AgentLoopDetectedError) -> bool:
         """Whether this budget was not reported as spent before, so that ``"warn"`` logs it once."""
         budget = spent.kind, spent.tool if spent.kind == "tool_calls" else ""
-        reported = self._spent
-        if reported is None or len(reported) >= _MAX_SPENT:
-            reported = self._spent = set()
-        if budget in reported:
-            return False
-        reported.add(budget)
-        return True
+        if self._spent is None or len(self._spent) >= _MAX_SPENT:
+            self._spent = set()
+        is_first = budget not in self._spent
+        self._spent.add(budget)
+        return is_first
 
-    def latch(self, loop: AgentLoopDetectedError) -> None:
+    def _latch(self, loop: AgentLoopDetectedError) -> None:
         """Stop the run: every later call is refused with this error, unless an earlier one has stopped it."""
-        if self.error is None:
-            self.error = loop
-            self._run.limit = 0
+        if self.loop_error is None:
+            self.loop_error = loop
+            self.limit = 0
             self._log(logging.WARNING, "loop detected", loop)
 
     def stop(self, loop: AgentLoopDetectedError) -> None:
         """Stop the run for a loop that was raised when it was recorded, and has just been raised again."""
-        self._note_raised(loop)
+        self._own(loop)
         if self._decide(loop) == "raise":
-            self.latch(loop)
-            self._was_raised = True
+            self._latch(loop)
+            self._is_raised = True
 
-    def count(self, loop: AgentLoopDetectedError) -> None:
-        """Count a call that was acted upon."""
-        for metrics in (METRICS, self._metrics):
-            metrics.acted_on_loop(loop.kind)
+    def _own(self, loop: AgentLoopDetectedError) -> AgentLoopDetectedError:
+        """Note that this session raises an error, to refuse a call."""
+        if self._raised is None:
+            self._raised = weakref.WeakSet()
+        self._raised.add(loop)
+        return loop.with_traceback(None)  # the same error may be raised a thousand times
 
-    def count_failure(self, what: str, tool: str, error: BaseException, effect: str = "the default was used") -> None:
+    def _count_failure(self, what: str, tool: str, error: BaseException, effect: str = "the default was used") -> None:
         """Count a failure of a user's function, or of the loop detector, and log it once with its effect."""
-        for metrics in (METRICS, self._metrics):
+        for metrics in (METRICS, self.metrics):
             metrics.callback_failed()
         warn_once(f"{what}, so {effect}", tool, error)
 
+    def _count_loop(self, loop: AgentLoopDetectedError) -> None:
+        for metrics in (METRICS, self.metrics):
+            metrics.acted_on_loop(loop.kind)
+
     def _decide(self, loop: AgentLoopDetectedError) -> Decision | None:
-        if self.error is not None:
+        if self.loop_error is not None:
             return "raise"
-        on_loop = self._on_loop
-        if not callable(on_loop):
-            return on_loop
+        if not callable(self._on_loop):
+            return self._on_loop
         try:
-            decision = on_loop(loop)
+            decision = self._on_loop(loop)
         except Exception as error:  # noqa: BLE001 - the user's function; the safe decision is to stop
-            self.count_failure("on_loop raised", loop.tool, error)
+            self._count_failure("on_loop raised", loop.tool, error)
             return "raise"
         if decision is not None and decision not in _DECISIONS:
-            self.count_failure("on_loop returned no decision", loop.tool, ValueError(f"on_loop returned {decision!r}"))
+            self._count_failure("on_loop returned no decision", loop.tool, ValueError(f"on_loop returned {decision!r}"))
             return "raise"
         return decision
 
@@ -227,6 +201,381 @@ class LoopGuard:
             "agent_cache_event": "loop" if loop.level == "action" else "loop_notice",
             "agent_cache_tool": loop.tool,
             "agent_cache_kind": loop.kind,
-            "agent_cache_session": self._session_id,
+            "agent_cache_session": self.session_id,
         }
         _LOG.log(level, "%s: %s, %s, %d calls", what, loop.tool, loop.kind, loop.count, extra=extra)
+
+
+class ToolInSession(ToolHistory):
+    """The calls of one tool in one session.
+
+    Args:
+        session: the `AgentCacheSession`.
+        policy: the budgets; None if the session has none.
+        is_judged: whether these calls are judged for loops. Of others, as of those that a tool makes by itself, only a
+            new successful write matters: it ends the epoch.
+        is_inner: whether these calls are made in an inner session.
+    """
+
+    # It refers to nothing that refers to it, and no bound method of its own is kept: what a session leaves is freed
+    # without the garbage collector, which took a third of the time of short sessions.
+    __slots__ = (
+        "_add", "_has_budget", "_is_judged", "_is_keyed", "_max_calls", "_max_depth", "_max_nesting",
+        "_operation", "_session", "_used", "stats",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        operation: Operation[Any],
+        session: Any,
+        policy: LoopPolicy | None,
+        detector: LoopDetector | None,
+        *,
+        is_judged: bool,
+        is_inner: bool,
+    ) -> None:
+        self._operation = operation
+        self._session = session
+        self._add = session.trace.add_inner if is_inner else session.trace.add
+        self.stats: Stats = session.metrics.stats_of(operation.name, operation.tags.roots)
+        self.name = operation.name
+        self.hints = operation.policy.loop
+        self.is_write = not operation.is_read
+        self.repeat = "write_repeat" if self.is_write else "repeat"
+        self._is_judged = is_judged
+        self._is_keyed = operation.is_read and self.hints.loop_key is None
+        if operation.is_read and (self.hints.off or not is_judged):
+            detector = None
+        self.detector = detector
+        if detector is not None:
+            self.calls = detector.calls_of(operation)  # it outlives this object, which may be made again
+        self._max_calls = None if policy is None else policy.calls_of(self.name)
+        self._max_depth = (policy and policy.max_execution_depth) or ANY_NUMBER
+        self._max_nesting = (policy and policy.max_nesting) or ANY_NUMBER
+        self._used: list[int] = session.used_by(self.name) if self._max_calls is not None else [0]
+        self._has_budget = self._max_calls is not None or session.deadline != NEVER
+
+    # Hits
+
+    def hit(
+        self,
+        key: Hashable,
+        entry: Entry,
+        value: Any,
+        now: float,
+        arguments: Mapping[str, Any] | None,
+        parent: Call | None,
+        is_admitted: bool = False,  # noqa: FBT001, FBT002 - positional, since `see` alone gives it
+    ) -> Any:
+        session = self._session
+        if (session.calls >= session.limit or self._has_budget) and not is_admitted:
+            instead = self.ask(key, now, cached=value)
+            if instead is None:
+                return self.see(key, entry, value, now, arguments, parent)
+            self.stats.hits += 1
+            return instead.answer
+        inside = None if parent is None else parent.number_in(session)
+        detector = self.detector
+        if detector is not None and inside is None:
+            try:
+                loop = running_loop()
+                task = get_ident() if loop is None else task_in(loop)
+                if task != detector.task:
+                    detector.switch_to(task, loop)
+                if detector.pause is not None:
+                    detector.note_activity(now)
+                digest = entry.digest
+                if digest is None:
+                    digest = entry.digest = self._digest(value)
+                verdict = self.record(key if self._is_keyed else self._key_of_hit(key, arguments), digest, value)
+            except Exception as error:  # noqa: BLE001 - a broken guard is not a broken agent
+                verdict = self._detector_failed(error)
+            if verdict is not None:
+                instead = self._judge_hit(verdict, key, now, value)
+                if instead is not None:
+                    self.stats.hits += 1
+                    return instead.answer
+        # In one step, which no other thread interrupts: as in `metrics.Stats`.
+        session.calls = number = session.calls + 1
+        stats = self.stats
+        stats.hits += 1
+        stats.time_saved += entry.cost
+        self._add((self.name, key, now, inside, number))
+        return value
+
+    def see(
+        self,
+        key: Hashable,
+        entry: Entry,
+        value: Any,
+        now: float,
+        arguments: Mapping[str, Any] | None,
+        parent: Call | None,
+    ) -> Any:
+        self._used[0] += 1  # `_judge_hit` takes back a hit that is refused or replaced
+        return self.hit(key, entry, value, now, arguments, parent, is_admitted=True)
+
+    def answered(self) -> None:
+        self.stats.hits += 1
+
+    def _judge_hit(self, verdict: Verdict, key: Hashable, now: float, value: Any) -> Replacement | None:
+        report, is_first = verdict
+        if report.level == "notice":
+            self._session._notice(report)
+            return None
+        instead, is_refused = None, True
+        try:
+            instead = self._act(report, key, now, value, is_first=is_first)
+            is_refused = instead is not None
+        finally:
+            if is_refused:
+                self._used[0] -= 1
+        return instead
+
+    def _detector_failed(self, error: Exception) -> Verdict | None:
+        """Go on without a verdict on a call: its answer is what matters."""
+        self._session._count_failure("the loop detector failed", self.name, error, "the call was not checked")
+        return None
+
+    # Calls that run
+
+    def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Replacement | None:
+        session = self._session
+        is_inside = self._enclosing_number() is not None
+        detector = None if is_inside or not self._is_judged else self.detector
+        if call is not None:
+            if self.is_write and call.key is None:
+                self._set_key(call)
+            key = call.key
+        if detector is not None:
+            detector.note_activity(now)
+            if call is not None:
+                call.loop_key = self._key_of(call)
+        spent: tuple[str, int] | None = None
+        # A run that was stopped lets the tools that are running end: half of their work is worse than all of it.
+        if session.calls >= (self._max_depth if is_inside else session.limit):
+            spent = "depth", session.calls
+        elif now >= session.deadline:
+            spent = "time", session.calls
+        elif self._max_calls is not None and self._used[0] >= self._max_calls:
+            spent = "tool_calls", self._used[0]
+        elif call is not None and call.depth > self._max_nesting:
+            spent = "nesting", call.depth
+        if spent is not None:
+            report = AgentLoopDetectedError(self.name, *spent, 0, session.trace.recent_tools(_RECENT))
+            is_first = session._is_first_report(report)
+            cached = cached if call is None else _cached_for(call, now)
+            instead = self._act(report, key, now, cached, is_first=is_first, is_inside=is_inside)
+            if instead is not None:
+                return instead
+        if call is not None and detector is not None and detector.blocked and session._on_loop != "warn":
+            refusal = self.refusal_of(call.loop_key)
+            if refusal is not None:
+                return self._act(refusal, key, now, _cached_for(call, now), is_first=False)
+        return None
+
+    def admit(self, call: Call, now: float | None = None) -> Replacement | None:
+        session, detector, parent = self._session, self.detector, call.parent
+        if self.is_write and call.key is None:
+            self._set_key(call)
+        if not self._is_judged or (parent is not None and parent.number_in(session) is not None):
+            detector = None
+        is_asked = now is None
+        if now is not None:
+            if detector is not None:
+                detector.note_activity(now)
+            if (
+                session.calls >= session.limit
+                or self._has_budget
+                or call.depth > self._max_nesting
+                or (detector is not None and detector.blocked)
+            ):
+                is_asked = True
+                instead = self.ask(call.key, now, call)
+                if instead is not None:
+                    return instead
+        self._used[0] += 1
+        session.calls = number = session.calls + 1
+        if call.numbers is None:
+            call.numbers = {session: number}
+        else:
+            call.numbers[session] = number
+        if detector is not None:
+            call.began = detector.position + detector.unchanged
+            if not is_asked:
+                call.loop_key = self._key_of(call) if call.key is None or not self._is_keyed else call.key
+        return None
+
+    def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None:
+        session = self._session
+        parent = None if call.parent is None else call.parent.number_in(session)
+        outcome = "ok" if error is None else _name_of(error)
+        number, duration = call.numbers[session], now - call.started  # type: ignore[index]  # admit() has set it
+        kind = "write" if self.is_write else "read"
+        self._add((self.name, call.key, kind, call.source, outcome, call.started, duration, parent, number))
+        detector = self.detector
+        if detector is None:
+            return None
+        is_judged = parent is None and self._is_judged
+        if is_judged:
+            detector.active = now
+            if error is not None and (not isinstance(error, Exception) or call.local.has_refused(error)):
+                return None  # an interruption, or the refusal of a call that the tool has made
+        elif not self.is_write or error is not None:
+            return None
+        entry: Entry | None = None
+        try:
+            if error is not None:
+                detector.note_task()
+                value, has_failed = error, True
+                digest: Hashable = signature_of(error) or object()
+            else:
+                entry = None if call.source == "write" or call.source == "uncached" else _entry_of(call)
+                has_failed = entry is None and not self._operation.is_successful(value)
+                digest = None if entry is None else entry.digest
+                if digest is None:
+                    digest = self._digest(value)
+                    if entry is not None:
+                        entry.digest = digest
+                if not is_judged:
+                    if not has_failed:
+                        self.record_change(self._key_of(call), digest)
+                    return None
+                detector.note_task()
+            verdict = self.record(call.loop_key, digest, value, failed=has_failed, began=call.began)
+        except Exception as failure:  # noqa: BLE001 - a broken guard is not a broken agent
+            verdict = self._detector_failed(failure)
+        if verdict is None:
+            return None
+        report, is_first = verdict
+        if report.level == "notice":
+            self._session._notice(report)
+        elif self.is_write:
+            self._session._act_later(report, is_first=is_first)
+        else:  # without an entry there is no answer that a later call could be given again
+            cached = MISSING if entry is None else value
+            instead: Replacement | None = session._act(report, self._operation.notice, cached, is_first=is_first)
+            return instead
+        return None
+
+    # Refusals
+
+    def has_refused(self, error: Exception) -> bool:
+        raised = self._session._raised
+        return raised is not None and error in raised
+
+    def blocked(self, key: Hashable, now: float, outcome: str, kind: str) -> None:
+        self._record_refusal(key, now, outcome)
+        self._session.metrics.acted_on_loop(kind)
+
+    def _act(
+        self,
+        report: AgentLoopDetectedError,
+        key: Hashable,
+        now: float,
+        cached: Any,
+        *,
+        is_first: bool,
+        is_inside: bool = False,
+    ) -> Replacement | None:
+        """React to a call that has not run, and record it if it is refused or its answer is replaced."""
+        instead: Replacement | None
+        try:
+            instead = self._session._act(report, self._operation.notice, cached, is_first=is_first, is_inside=is_inside)
+        except AgentLoopDetectedError as error:
+            self._record_refusal(key, now, type(error).__name__)
+            raise
+        if instead is not None:
+            self._record_refusal(key, now, instead.outcome)
+            note_answer(self._operation, instead)
+        return instead
+
+    def _record_refusal(self, key: Hashable, now: float, outcome: str) -> None:
+        kind = "write" if self.is_write else "read"
+        parent, calls = self._enclosing_number(), self._session.calls
+        self._add((self.name, key, kind, "blocked", outcome, now, 0.0, parent, calls))
+
+    def _enclosing_number(self) -> int | None:
+        """The number of the call whose tool makes this one; None if the agent makes it."""
+        parent = PLACE.get().call
+        return None if parent is None else parent.number_in(self._session)
+
+    # What identifies calls and results for the loop detector: the functions of `LoopHints` first
+
+    def _set_key(self, call: Call) -> None:
+        """Give a write the key of its arguments, for the trace and the loop detector. It has none for the cache."""
+        try:
+            call.key = _shortened(self._operation.parameters.key(call.arguments))
+        except Uncacheable:
+            pass
+
+    def _key_of(self, call: Call) -> Hashable:
+        """The identity of a miss or a write."""
+        key = None if self.hints.loop_key is None else self._by_loop_key(call.arguments)
+        if key is None:
+            key = call.key
+        if key is not None:
+            return key
+        parameters = self._operation.parameters
+        try:
+            return _shortened(parameters.key(call.arguments))
+        except Uncacheable:
+            if self.detector.unkeyed is None:
+                self.detector.unkeyed = UnkeyedCalls()
+            return _shortened(self.detector.unkeyed.key(parameters, call.arguments))
+
+    def _key_of_hit(self, key: Hashable, arguments: Mapping[str, Any] | None) -> Hashable:
+        found = self._by_loop_key(arguments or {})
+        return key if found is None else found
+
+    def _by_loop_key(self, arguments: Mapping[str, Any]) -> Hashable | None:
+        assert self.hints.loop_key is not None
+        try:
+            return _shortened(key_part(self.hints.loop_key(dict(arguments))))
+        except Exception as error:  # noqa: BLE001 - the user's function; the arguments are the default
+            self._session._count_failure("loop_key failed", self.name, error)
+            return None
+
+    def _digest(self, value: Any) -> Hashable:
+        """What identifies a result."""
+        outcome_key = self.hints.outcome_key
+        if outcome_key is None:
+            return digest_of(value)
+        try:
+            outcome = outcome_key(value)
+        except Exception as error:  # noqa: BLE001 - the user's function; the whole result is the default
+            self._session._count_failure("outcome_key raised", self.name, error)
+            return digest_of(value)
+        found = fingerprint(outcome)
+        if found is None:
+            reason = TypeError(f"a {type(outcome).__name__} cannot be compared")
+            self._session._count_failure("outcome_key returned a value without identity", self.name, reason)
+        return found or digest_of(value)
+
+
+def _entry_of(call: Call) -> Entry | None:
+    """The cache entry of a call's result; None if it was not stored, or is too large for the cache."""
+    flight = call.flight
+    if flight.stored_tags is None:
+        return None
+    entry, store = flight.result, flight.store
+    return entry if store.newest is entry or store.peek(call.key) is entry else None
+
+
+def _cached_for(call: Call, now: float) -> Any:
+    """The cached answer for a call that asked for a fresh one and so has not looked, or `MISSING`."""
+    if not call.is_fresh or call.local.store is None:
+        return MISSING
+    entry = call.local.store.find(call.key)
+    return MISSING if entry is None else entry.value_at(now)
+
+
+def _name_of(error: BaseException) -> str:
+    return "cancelled" if isinstance(error, asyncio.CancelledError) else type(error).__name__
+
+
+def _shortened(key: Hashable) -> Hashable:
+    parts = key if isinstance(key, tuple) else (key,)
+    if sum(len(part) for part in parts if isinstance(part, str | bytes)) <= _LONG_KEY:
+        return key
+    return fingerprint(key) or key

@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 from agent_cache.core.options import Value, checked_text, configures, count, seconds
 from agent_cache.errors import ConfigurationError
 
-__all__ = ["NEVER", "LoopPolicy", "policy_of"]
+__all__ = ["ANY_NUMBER", "LoopPolicy", "policy_of"]
 
-NEVER: Final = 1_000_000_000
+ANY_NUMBER: Final = 1_000_000_000
 """More calls than a run makes. Below 2 ** 30, so that it is one digit of CPython's integers and compares fast."""
 
 
@@ -33,7 +33,6 @@ _DEFAULTS: Final = {
     "write_repeat": _Threshold(5, 10),
 }
 _Level = int | tuple[int, int] | None
-_PLAIN: Final = frozenset({int, type(None)})
 _Seconds = float | timedelta | None
 
 
@@ -95,8 +94,7 @@ class LoopPolicy(Value):
             if getattr(self, name) is not None:
                 count(1, getattr(self, name), f"LoopPolicy: {name}")
         for name in ("max_duration", "new_turn_after"):
-            if getattr(self, name) is not None:
-                seconds(getattr(self, name), f"LoopPolicy: {name}")
+            _seconds(getattr(self, name), name)
         if isinstance(self.max_tool_calls, Mapping):
             for tool, limit in self.max_tool_calls.items():
                 checked_text(tool, "LoopPolicy: max_tool_calls: a tool's name")
@@ -108,8 +106,7 @@ class LoopPolicy(Value):
     def __hash__(self) -> int:
         limits = self.max_tool_calls
         named = frozenset(limits.items()) if isinstance(limits, Mapping) else limits
-        others = (getattr(self, one.name) for one in fields(self) if one.name != "max_tool_calls")
-        return hash((named, *others))
+        return hash((named, *(getattr(self, one.name) for one in fields(self) if one.name != "max_tool_calls")))
 
     def __reduce__(self) -> tuple[Any, ...]:
         given = {one.name: getattr(self, one.name) for one in fields(self)}
@@ -125,12 +122,12 @@ class LoopPolicy(Value):
     @property
     def seconds(self) -> float | None:
         """`max_duration` in seconds."""
-        return None if self.max_duration is None else seconds(self.max_duration, "LoopPolicy: max_duration")
+        return _seconds(self.max_duration, "max_duration")
 
     @property
     def longest_pause(self) -> float | None:
         """`new_turn_after` in seconds."""
-        return None if self.new_turn_after is None else seconds(self.new_turn_after, "LoopPolicy: new_turn_after")
+        return _seconds(self.new_turn_after, "new_turn_after")
 
     def calls_of(self, tool: str) -> int | None:
         """How many calls a tool may make, None for any number."""
@@ -144,8 +141,6 @@ def policy_of(given: object, max_tool_repeats: int | None, max_execution_depth: 
     Raises:
         ConfigurationError: if a value cannot work, or a mapping has an unknown name.
     """
-    if given is None and type(max_tool_repeats) in _PLAIN and type(max_execution_depth) in _PLAIN:
-        return _changed_default(max_tool_repeats, max_execution_depth)
     if isinstance(given, Mapping):
         known = [one.name for one in fields(LoopPolicy)]
         if unknown := [name for name in given if name not in known]:
@@ -154,22 +149,30 @@ def policy_of(given: object, max_tool_repeats: int | None, max_execution_depth: 
     policy = _DEFAULT if given is None else given
     if not isinstance(policy, LoopPolicy):
         raise ConfigurationError(f"AgentCacheSession: loop_policy must be a LoopPolicy, got {given!r}")
-    return _change(policy, max_tool_repeats, max_execution_depth)
-
-
-def _change(policy: LoopPolicy, max_tool_repeats: int | None, max_execution_depth: int | None) -> LoopPolicy:
     if max_tool_repeats is not None:
-        policy = replace(policy, repeat=count(2, max_tool_repeats, "AgentCacheSession: max_tool_repeats"))
+        count(2, max_tool_repeats, "AgentCacheSession: max_tool_repeats")
     if max_execution_depth is not None:
         count(1, max_execution_depth, "AgentCacheSession: max_execution_depth")
-        policy = replace(policy, max_execution_depth=max_execution_depth)
-    return policy
+    return _changed(None if policy is _DEFAULT else policy, max_tool_repeats, max_execution_depth)
+
+
+@lru_cache(maxsize=256)
+def _changed(policy: LoopPolicy | None, max_tool_repeats: int | None, max_execution_depth: int | None) -> LoopPolicy:
+    """Sessions with the same options share a policy: to make and check one takes 8 us."""
+    policy = policy or _DEFAULT
+    if max_tool_repeats is not None:
+        policy = replace(policy, repeat=max_tool_repeats)
+    return policy if max_execution_depth is None else replace(policy, max_execution_depth=max_execution_depth)
+
+
+def _seconds(given: Any, name: str) -> float | None:
+    return None if given is None else seconds(given, f"LoopPolicy: {name}")
 
 
 def _threshold(check: str, level: Any) -> _Threshold:
     what = f"LoopPolicy: {check}"
     if level is None:
-        return _Threshold(NEVER, NEVER)
+        return _Threshold(ANY_NUMBER, ANY_NUMBER)
     if isinstance(level, int):
         # 2 leaves no room for a notice before the action: a notice at 1 would be one for every call.
         return _Threshold(max(2, min(_DEFAULTS[check].notice, level - 1)), count(2, level, what))
@@ -188,9 +191,3 @@ def _thresholds(*levels: _Level) -> Mapping[str, _Threshold]:
 
 
 _DEFAULT: Final = LoopPolicy()
-
-
-@lru_cache(maxsize=256)
-def _changed_default(max_tool_repeats: int | None, max_execution_depth: int | None) -> LoopPolicy:
-    """Sessions with the same options share a policy: to make and check one takes 8 us."""
-    return _change(_DEFAULT, max_tool_repeats, max_execution_depth)

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import Token
+from functools import cached_property
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.keys import Uncacheable, key_part
@@ -19,16 +20,19 @@ from agent_cache.engine.interception import Interceptor
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.scope import MAX_TOOLS, PLACE, Scope, closes_generator, leave_scope
-from agent_cache.engine.state import free
-from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
+from agent_cache.engine.state import forget_oldest, free
+from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import Metrics
-from agent_cache.session.guard import LoopGuard, OnLoop, OnNotice
-from agent_cache.session.hooks import SessionHooks
-from agent_cache.session.loop_detector import LoopDetector, RunState
-from agent_cache.session.loop_policy import LoopPolicy, policy_of
+from agent_cache.session.guard import LoopGuard, OnLoop, OnNotice, ToolInSession, checked_reactions
+from agent_cache.session.loop_detector import LoopDetector
+from agent_cache.session.loop_policy import ANY_NUMBER, LoopPolicy, policy_of
 from agent_cache.session.trace import Trace, TraceRecord
 
 __all__ = ["WATCHERS", "AgentCacheSession", "AttachedBlock", "Attachment"]
+
+_LOCK: Final = threading.RLock()
+"""For what is rare: entering, leaving, and the first call of a tool. Calls take no lock. Re-entrant, since a garbage
+collection may run anything meanwhile."""
 
 
 class Attachment(Protocol):
@@ -40,11 +44,11 @@ class Attachment(Protocol):
 
 WATCHERS: list[Callable[[AgentCacheSession], AbstractContextManager[Any]]] = []
 """Each makes a block that is entered around every session, and left with the error that leaves the session: what
-exports a span for it. The blocks raise nothing. As long as there are none, a session pays one test."""
+exports a span for it. The blocks raise nothing."""
 
 
 @configures
-class AgentCacheSession:
+class AgentCacheSession(LoopGuard):
     """One run of an agent: ``async with AgentCacheSession() as session: ...``, or a plain ``with`` where nothing is
     asynchronous.
 
@@ -86,17 +90,32 @@ class AgentCacheSession:
             the same `session_id`, which is required then.
         drift: an `agent_cache.recording.DriftDetector`, which compares the run with a baseline.
 
+    Attributes:
+        session_id: the name of the run.
+        metrics: the counters of the run.
+        loop_error: the loop or the spent budget that has stopped this run; None if none has.
+
     Raises:
         ConfigurationError: if an argument cannot work; on entering a session that is already entered; on leaving it in
             another context than it was entered in, or before one that was entered inside it, unless this closes an
             async generator.
     """
 
-    _journal: Attachment | None = None  # of the class where there is none: most sessions have none
+    # Most sessions have few of these: a value of the class takes no time to set.
+    calls = 0  # so far, without the refused ones
+    limit = ANY_NUMBER
+    deadline = NEVER  # the clock reading after which no call is admitted
+    _journal: Attachment | None = None
     _drift: Attachment | None = None
+    _tenant: Hashable | None = None
     _attached: ExitStack | None = None
-    _blocks: dict[Scope, Scope] | None = None  # those of `attach`, each with the place that it was entered in
     _journal_block: Any = None
+    _token: Token[Scope] | None = None
+    _scope: Scope | None = None
+    _outer: Scope | None = None
+    _blocks: dict[Scope, Scope] | None = None  # those of `attach`, each with the place that it was entered in
+    _detector: LoopDetector | None = None
+    _used: dict[str, list[int]] | None = None
 
     def __init__(
         self,
@@ -116,20 +135,17 @@ class AgentCacheSession:
         if session_id is not None:
             checked_text(session_id, "AgentCacheSession: session_id")
         checked_flag(loop_detection, "AgentCacheSession: loop_detection")
+        if on_loop != "raise" or on_notice is not None:
+            checked_reactions(on_loop, on_notice)
         self.session_id = session_id or _random_id()
-        self.metrics = Metrics(max_rows=MAX_TOOLS)
+        self._on_loop = on_loop
+        self._on_notice = on_notice
         self._policy = policy_of(loop_policy, max_tool_repeats, max_execution_depth)
         self._detects_loops = loop_detection
-        self._run = RunState(self._max_calls)
-        self._guard = LoopGuard(self.session_id, on_loop, on_notice, self.metrics, self._run)
-        self._detector: LoopDetector | None = None
-        self._deadline = NEVER
-        self._tenant_part = None if tenant is None else _tenant_part(tenant)
-        self._trace = Trace(count(1, trace_size, "AgentCacheSession: trace_size"))
+        self._trace_size = count(1, trace_size, "AgentCacheSession: trace_size")
         self._stores: dict[ReadOperation, Store] = {}
-        self._token: Token[Scope] | None = None
-        self._scope: Scope | None = None
-        self._outer: Scope | None = None
+        if tenant is not None:
+            self._tenant = _tenant_part(tenant)
         if journal is not None:
             self._journal = _checked_attachment(journal, "journal", "an agent_cache.resume.Journal")
             if session_id is None:
@@ -138,13 +154,20 @@ class AgentCacheSession:
                 )
         if drift is not None:
             self._drift = _checked_attachment(drift, "drift", "an agent_cache.recording.DriftDetector")
-        # For what is rare: entering, leaving, and the first call of a tool. Calls take no lock. Re-entrant, since a
-        # garbage collection may run anything meanwhile.
-        self._lock = threading.RLock()
 
-    @property
-    def _max_calls(self) -> int | None:
-        return self._policy.max_execution_depth if self._detects_loops else None
+    @cached_property
+    def metrics(self) -> Metrics:  # type: ignore[override]  # made when it is needed: it takes as long as all the rest
+        """The counters of this session, live."""
+        with _LOCK:
+            return self.__dict__.setdefault("metrics", Metrics(max_rows=MAX_TOOLS))  # type: ignore[no-any-return]
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The last calls, as `get_execution_trace` gives them."""
+        with _LOCK:
+            return self.__dict__.setdefault("trace", Trace(self._trace_size))  # type: ignore[no-any-return]
+
+    # Entering and leaving
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -152,18 +175,13 @@ class AgentCacheSession:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._attached is not None:
-            self._leave_attached(self._attached, kind, error, trace)
-            return
-        self._leave(error)
-        if error is None and self._guard.swallowed is not None:
-            raise self._guard.swallowed.with_traceback(None)
+        self.__exit__(kind, error, trace)
 
     def __enter__(self) -> Self:
         if self._journal is None and self._drift is None and not WATCHERS:
             self._enter()
             return self
-        with self._lock:
+        with _LOCK:
             self._check_not_entered()
             with ExitStack() as blocks:
                 for watcher in tuple(WATCHERS):
@@ -180,24 +198,15 @@ class AgentCacheSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._attached is not None:
-            self._leave_attached(self._attached, kind, error, trace)
+            blocks, self._attached, self._journal_block = self._attached, None, None
+            with blocks:
+                self.__exit__(kind, error, trace)
+                if error is not None:
+                    blocks.pop_all().__exit__(kind, error, trace)
             return
         self._leave(error)
-        if error is None and self._guard.swallowed is not None:
-            raise self._guard.swallowed.with_traceback(None)
-
-    def _leave_attached(
-        self,
-        blocks: ExitStack,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._attached = self._journal_block = None
-        with blocks:
-            self.__exit__(kind, error, trace)
-            if error is not None:
-                blocks.pop_all().__exit__(kind, error, trace)
+        if error is None and self._is_raised and self.loop_error is not None:  # and something has swallowed it
+            raise self.loop_error.with_traceback(None)
 
     def _check_not_entered(self) -> None:
         if self._token is not None:
@@ -207,38 +216,37 @@ class AgentCacheSession:
             )
 
     def _enter(self) -> None:
-        with self._lock:
+        with _LOCK:
             self._check_not_entered()
             outer = PLACE.get().scope
-            tenant = self._tenant_part if self._tenant_part is not None else outer.tenant
-            self._guard.reset()
-            self._run.restart(self._max_calls)
-            self._detector = None
-            longest = self._policy.seconds if self._detects_loops else None
-            self._deadline = NEVER if longest is None else CLOCK.now() + longest
-            self._outer, self._scope = outer, outer.within(self, tenant)
-            self._token = self._scope.enter()
+            if self.loop_error is not None:
+                self.loop_error, self._is_raised = None, False
+            self._spent = None
+            if self._detects_loops:
+                policy = self._policy
+                self.limit = policy.max_execution_depth or ANY_NUMBER
+                self.deadline = NEVER if policy.max_duration is None else CLOCK.now() + policy.seconds  # type: ignore[operator]  # it has one
+            self._outer = outer
+            self._scope = scope = outer.within(self, outer.tenant if self._tenant is None else self._tenant)
+            self._token = scope.enter()
 
     def _leave(self, error: BaseException | None) -> None:
-        with self._lock:
-            token, self._token = self._token, None
-            scope, self._scope = self._scope, None
-            outer, self._outer = self._outer, None
-            detector, self._detector = self._detector, None
-            stores, self._stores = self._stores, {}
-            blocks, self._blocks = self._blocks, None
+        with _LOCK:
+            token, scope, outer, blocks = self._token, self._scope, self._outer, self._blocks
+            detector, stores = self._detector, self._stores
+            self._token = self._scope = self._outer = self._blocks = self._detector = None
+            if stores:
+                self._stores = {}
         if token is None or scope is None or outer is None:
             raise ConfigurationError(f"session {self.session_id!r} is not entered")
         if detector is not None:
-            detector.close()
+            detector.release()
         for store in stores.values():
-            self._close(store)
-        self._run.release()
-        is_closing = closes_generator(error)
+            _close(store)
+        is_closing = error is not None and closes_generator(error)
         is_inside = not PLACE.get().scope.is_at(scope)
-        if blocks is not None:
-            for block, place in blocks.items():
-                block.become(place)
+        for block, place in (blocks or {}).items():
+            block.become(place)
         if not leave_scope(scope, outer, token, is_closing=is_closing) and not is_closing:
             raise ConfigurationError(
                 f"session {self.session_id!r} was entered in one context and left in another, so calls in between "
@@ -269,15 +277,15 @@ class AgentCacheSession:
         """
         return AttachedBlock(self)
 
-    def _join(self, outer: Scope) -> Scope:
+    def _join(self, here: Scope) -> Scope:
         """A place of its own for one block: that of this session, joined from another place."""
-        with self._lock:
-            if self._scope is None:
+        with _LOCK:
+            own = self._scope
+            if own is None:
                 raise ConfigurationError(
                     f"session {self.session_id!r} is not entered, so there is nothing to attach to; keep it open by "
                     "`async with session:` for as long as others use it"
                 )
-            own, here = self._scope, outer
             if own.tenant is None and here.tenant is not None:
                 raise ConfigurationError(
                     f"session {self.session_id!r} has no tenant, and is attached to inside of a session that has one; "
@@ -297,13 +305,15 @@ class AgentCacheSession:
                 scope = scope.intercepted(interceptor)
             if self._blocks is None:
                 self._blocks = {}
-            self._blocks[scope] = outer
+            self._blocks[scope] = here
         return scope
 
     def _part(self, scope: Scope) -> None:
-        with self._lock:
+        with _LOCK:
             if self._blocks is not None:
                 self._blocks.pop(scope, None)
+
+    # What users ask of it
 
     async def checkpoint(self, label: str, state: Any, *, importance: float = 0.5) -> Any:
         """Write the state of the agent into the journal, to restore it from there.
@@ -340,12 +350,7 @@ class AgentCacheSession:
 
     def get_execution_trace(self) -> list[TraceRecord]:
         """The last `trace_size` calls, in the order they ended."""
-        return self._trace.records()
-
-    @property
-    def loop_error(self) -> AgentLoopDetectedError | None:
-        """The loop or the spent budget that has stopped this run; None if none has."""
-        return self._guard.error
+        return self.trace.records()
 
     def raise_for_loop(self) -> None:
         """Raise `loop_error`, if there is one: for code behind a framework that swallows exceptions.
@@ -353,63 +358,53 @@ class AgentCacheSession:
         Raises:
             AgentLoopDetectedError: also if no call has been refused for it yet.
         """
-        if self._guard.error is not None:
-            raise self._guard.error.with_traceback(None)
+        if self.loop_error is not None:
+            raise self.loop_error.with_traceback(None)
 
     # engine.scope.Participant
 
-    def observer_of(self, operation: Operation[Any], *, is_innermost: bool, is_replay: bool = False) -> SessionHooks:
-        """The hooks for the calls of an operation. Only those of the innermost session check for loops, outside of a
-        replay.
-        """
-        with self._lock:
-            detector = self._detector
-            if detector is None and self._detects_loops:
-                detector = self._detector = LoopDetector(self._policy, self._run)
-                if self._token is None:  # called by a task that has outlived the session
-                    detector.close()
-        return SessionHooks(
+    def observer_of(self, operation: Operation[Any], *, is_innermost: bool, is_replay: bool = False) -> ToolInSession:
+        """What the session does with the calls of a tool. It judges those of its own, outside of a replay."""
+        detector: LoopDetector | None = None
+        if self._detects_loops:
+            with _LOCK:
+                detector = self._detector or LoopDetector(self._policy, CLOCK.now())
+                if self._token is not None:  # else it is for a task that has outlived the session
+                    self._detector = detector
+        return ToolInSession(
             operation,
-            session=self,
-            policy=self._policy if self._detects_loops else None,
-            detector=detector,
-            is_innermost=is_innermost and not is_replay,
+            self,
+            self._policy if self._detects_loops else None,
+            detector,
+            is_judged=is_innermost and not is_replay,
             is_inner=not is_innermost,
-            guard=self._guard,
-            run=self._run,
-            trace=self._trace,
-            stats=self.metrics.stats_of(operation.name, operation.tags.roots),
-            deadline=self._deadline,
         )
+
+    def used_by(self, tool: str) -> list[int]:
+        """The count of the calls of a tool with a budget of its own: a list of one number."""
+        with _LOCK:
+            if self._used is None:
+                self._used = {}
+            found = self._used.setdefault(tool, [0])
+            forget_oldest(self._used, MAX_TOOLS)
+            return found
 
     def store_of(self, operation: ReadOperation) -> Store:
         """The store of the results of a session-scoped tool. It is closed when the session ends."""
         oldest: Store | None = None
-        with self._lock:
+        with _LOCK:
             store = self._stores.pop(operation, None)
-            if store is not None:
-                self._stores[operation] = store  # it is the newest, as its `LocalTool`
-            else:
+            if store is None:
                 store = operation.new_store(self)
-                if self._token is None:  # called by a task that has outlived the session
-                    oldest = store
-                else:
-                    self._stores[operation] = store
-                    if len(self._stores) > MAX_TOOLS:
-                        oldest = self._stores.pop(next(iter(self._stores)))
+            if self._token is None:  # called by a task that has outlived the session
+                oldest = store
+            else:
+                self._stores[operation] = store  # it is the newest, as its `LocalTool`
+                if len(self._stores) > MAX_TOOLS:
+                    oldest = self._stores.pop(next(iter(self._stores)))
         if oldest is not None:
-            self._close(oldest)
+            _close(oldest)
         return store
-
-    @staticmethod
-    def _close(store: Store) -> None:
-        with VERSIONS.lock:
-            dropped = store.close()
-        free([dropped])
-
-    def stop(self, loop: AgentLoopDetectedError) -> None:
-        """Stop the run for a loop that stopped it when it was recorded."""
-        self._guard.stop(loop)
 
 
 class AttachedBlock:
@@ -456,6 +451,12 @@ class AttachedBlock:
         self.__exit__(kind, error, trace)
 
 
+def _close(store: Store) -> None:
+    with VERSIONS.lock:
+        dropped = store.close()
+    free([dropped])
+
+
 def _interceptors(scope: Scope) -> Iterator[Interceptor]:
     """The recorders and players of a scope, the innermost first."""
     while scope.outside is not None:
@@ -465,7 +466,7 @@ def _interceptors(scope: Scope) -> Iterator[Interceptor]:
 
 
 _IDS: list[str] = []
-"""Random ids for the next sessions. To ask the operating system for each takes 0.4 us, 8 % of an empty session."""
+"""Random ids for the next sessions. To ask the operating system for each takes 0.4 us."""
 
 os.register_at_fork(after_in_child=_IDS.clear)  # or the sessions of all workers of a server would have the same ones
 

@@ -6,6 +6,8 @@ Each row is run in a session that only warns, in every way in which a call can g
 from __future__ import annotations
 
 import asyncio
+import gc
+import tracemalloc
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -471,3 +473,30 @@ def test_the_guard_says_what_the_rules_say(blocks: list[Sequence], policy: dict[
             assert said_kind is None, number
         else:
             assert said_kind in {f"notice of {kind}" if level == "notice" else kind for kind in met}, number
+
+
+@pytest.mark.parametrize("way", ["run", "hit", "uncached"])
+async def test_what_a_session_remembers_is_bounded(way: str):
+    """Of calls, of outcomes of one call, of their order and of what is refused: more calls take no more memory."""
+
+    async def calls(first: int, last: int) -> int:
+        for number in range(first, last):
+            await stage.call(Step("get", number, "new"))
+            await stage.call(Step("get", -1, f"outcome {number}"))
+            await stage.call(Step("write", -1, "full", fails=True))
+            stage.answers.clear()
+        stage.tool("get").clear()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    stage = Stage(way)
+    policy = LoopPolicy(max_execution_depth=None)
+    async with AgentCacheSession(on_loop="warn", loop_policy=policy, trace_size=10):
+        await calls(0, 50)
+        tracemalloc.start()
+        try:
+            first = await calls(50, 1_200)
+            more = await calls(1_200, 1_700)
+        finally:
+            tracemalloc.stop()
+    assert more < first * 1.1 + 50_000

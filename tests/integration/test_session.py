@@ -29,7 +29,6 @@ from agent_cache import (
     writing,
 )
 from agent_cache.engine.scope import PLACE
-from agent_cache.engine.state import WITNESSES
 from tests.harness import library
 from tests.harness.gates import Gate, cancelled, started
 
@@ -961,8 +960,8 @@ async def test_the_running_task_is_found_without_a_call_of_asyncio():
     from agent_cache.session import loop_detector
 
     loop = asyncio.get_running_loop()
-    assert loop_detector.CURRENT_TASK(loop) is asyncio.current_task()
-    found = await asyncio.create_task(_running_task(loop_detector.CURRENT_TASK))
+    assert loop_detector.task_in(loop) is asyncio.current_task()
+    found = await asyncio.create_task(_running_task(loop_detector.task_in))
     assert found is not asyncio.current_task()
 
 
@@ -1400,26 +1399,6 @@ async def test_a_session_keeps_no_answer_beyond_its_end_though_a_task_goes_on_in
     await invalidate("kept")
     globally.meet()
     assert await kept.alive() == await globally.alive() == 0
-
-
-async def test_nothing_is_noted_for_sessions_that_have_gone():
-    """Left or not."""
-    kept = Kept(maxsize=None)
-    before = len(WITNESSES)
-    for number in range(4):
-        session = AgentCacheSession(max_execution_depth=10_000)
-        context = contextvars.copy_context()
-        await asyncio.create_task(session.__aenter__(), context=context)
-        for n in range(400):
-            await asyncio.create_task(kept.read(n), context=context)
-            await asyncio.create_task(kept.read.fresh(n // 2), context=context)
-        assert len(WITNESSES) <= before + 400
-        if number % 2:
-            with pytest.raises(ConfigurationError):
-                await session.__aexit__(None, None, None)
-        del session, context
-        await kept.alive()
-        assert len(WITNESSES) == before
 
 
 async def test_sessions_that_share_an_answer_let_it_go_together():

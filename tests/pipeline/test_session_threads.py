@@ -168,7 +168,7 @@ def test_a_budget_of_one_tool_counts_every_call_of_every_thread(every: int):
         asyncio.run(stopped())
         with pytest.raises(AgentLoopDetectedError, match="max_tool_calls"):
             asyncio.run(shared.inside(lambda: tools.get(0))())
-        assert shared.session._run.used["get"].calls == 6, where
+        assert shared.session.used_by("get") == [6], where
 
 
 def test_a_fan_out_is_one_round_while_a_task_of_another_thread_is_in_the_middle_of_a_step():
@@ -222,16 +222,15 @@ def test_two_threads_that_call_a_tool_for_the_first_time_share_its_store(monkeyp
         assert not made[0].is_open, where
 
 
-@pytest.mark.parametrize("method", ["record", "record_first", "hit"])
 async def test_a_loop_detector_that_breaks_costs_no_answer(
-    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """It is counted each time, and logged once for each tool."""
 
     def broken(*_: object, **__: object) -> None:
         raise KeyError("state")
 
-    monkeypatch.setattr(loop_detector.ToolDetector, method, broken)
+    monkeypatch.setattr(loop_detector.ToolHistory, "record", broken)
     tools = Tools()
     with caplog.at_level(logging.WARNING, logger="agent_cache"):
         async with AgentCacheSession() as session:
