@@ -199,6 +199,9 @@ class _Fields:
                 raise UnknownAsker(f" has more than {_MAX_FIELDS} fields, or {MAX_DEPTH} levels")
             return _NOTHING
         kind: Any = type(value)
+        if kind in BUILTINS:
+            self._values += 1
+            return value
         if value.__class__ is not kind and isinstance(value.__class__, type):  # a proxy: what it stands for
             kind = value.__class__
             value = kind(value) if kind in BUILTINS else value
@@ -208,8 +211,7 @@ class _Fields:
             if shape.leaf is None or not whole:
                 return _NOTHING
             node = shape.leaf(value)
-            is_plain = kind in BUILTINS or not is_own(kind)
-            return node if is_plain else self._with_attributes((kind.__qualname__, node), value, kind)
+            return self._with_attributes((kind.__qualname__, node), value, kind) if is_own(kind) else node
         self._path.add(id(value))
         try:
             if shape.is_container:

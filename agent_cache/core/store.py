@@ -267,7 +267,7 @@ class Store:
         none that runs, or may still take effect. The caller holds the lock.
         """
         own, versions = self._own, self.versions
-        if since == versions.now and not versions.held and (own is None or not own.held):  # nearly always
+        if since == versions.now and not versions.held and (own is None or not own.held):
             return True
         return not (self.is_touched(key, tags, since) or self.is_held(key, tags))
 

@@ -230,9 +230,10 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
         if VERSIONS.timed:
             VERSIONS.expire(now)
         inherited = flight.inherited
+        is_unwritten = flight.since == VERSIONS.now and not VERSIONS.held and store.owner is None  # nearly always
         is_valid = (
             flight.is_clean
-            and store.may_take(key, entry.tags, flight.since)
+            and (is_unwritten or store.may_take(key, entry.tags, flight.since))
             and store.is_open
             and (CURRENT.value is local.configuration or _is_still_enabled(local))
             and (inherited is None or _may_depend_on(call, entry, inherited))
