@@ -80,6 +80,7 @@ class ReadOperation(Operation[ReadPolicy]):
         flight_class, late_roots: the class of its loads, and the roots of the tags that come from their results.
         has_unknown_askers: whether calls ran uncached since nobody knows who made them.
         inherited_tiers: tiers that some answers depend on because of what their loads have read.
+        namesakes: the read tools of its name, itself included.
         number, is_named: its number in the tags of its entries, and whether any of these was ever written by its key.
         is_new: whether it has had few calls: see `look_at_roots`.
         roots: roots that its entries may depend on, also by what its loads have read.
@@ -88,7 +89,8 @@ class ReadOperation(Operation[ReadPolicy]):
 
     __slots__ = (
         "_returns", "_stores", "_tiers", "declared", "evidence", "flight_class", "has_unknown_askers",
-        "inherited_tiers", "inherited_uses", "is_named", "is_new", "late_roots", "number", "roots", "store",
+        "inherited_tiers", "inherited_uses", "is_named", "is_new", "late_roots", "namesakes", "number", "roots",
+        "store",
     )  # fmt: skip
 
     is_read = True
@@ -101,6 +103,7 @@ class ReadOperation(Operation[ReadPolicy]):
         self.flight_class: type[Flight] = Flight
         self.inherited_uses: list[Any] = []
         self.inherited_tiers: Collection[Tier] = ()  # a WeakSet from the first one on: most tools have none
+        self.namesakes: weakref.WeakSet[ReadOperation]
         self._returns: Any = None
         self._tiers: tuple[Configuration | None, tuple[Tier, ...]] = None, ()
         self.declared = self.policy
@@ -146,12 +149,12 @@ class ReadOperation(Operation[ReadPolicy]):
 
     def _namesake(self) -> ReadOperation | None:
         """Another function's tool that shares its name and a tier."""
+        with VERSIONS.lock:
+            others = [one for one in self.namesakes if one is not self]
         tiers = {id(tier) for tier in self.tiers()}
-        for other in READERS.all() if tiers else ():
-            is_another = other is not self and other.name == self.name and not tiers.isdisjoint(map(id, other.tiers()))
-            if is_another and not are_one_tool(self.function, other.function):
-                found: ReadOperation = other
-                return found
+        for other in others:
+            if not tiers.isdisjoint(map(id, other.tiers())) and not are_one_tool(self.function, other.function):
+                return other
         return None
 
     def set_policy(self, policy: ReadPolicy) -> None:

@@ -143,21 +143,25 @@ class _Readers:
 
     def __init__(self) -> None:
         self._tools: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._names: weakref.WeakValueDictionary[str, weakref.WeakSet[Any]] = weakref.WeakValueDictionary()
         self._numbers = itertools.count(1)
         self.links = 0
         os.register_at_fork(after_in_child=self._forget_flights)
 
     def add(self, tool: Any) -> int:
-        """Note a tool. Returns its number in the tags of its entries."""
+        """Note a tool, which keeps those of its name. Returns its number in the tags of its entries."""
         number = next(self._numbers)
         with VERSIONS.lock:
             self._tools[number] = tool
+            tool.namesakes = self._names.setdefault(tool.name, weakref.WeakSet())
+            tool.namesakes.add(tool)
         return number
 
     def remove(self, tool: Any) -> None:
         """Forget a tool that was refused."""
         with VERSIONS.lock:
             self._tools.pop(tool.number, None)
+            tool.namesakes.discard(tool)
 
     def link(self, tool: Any, uses: Iterable[RootUse]) -> None:
         """Note that a tool depends on roots."""
