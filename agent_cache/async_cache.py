@@ -56,15 +56,13 @@ def upstream_class() -> type:
     run only if the metadata of async-cache beside it lists it (read here, since `importlib.metadata` alone takes 15 ms
     to import), and it is imported as ``cache`` only if ``import cache`` means that file.
     """
-    for folder in sys.path:
-        spec = PathFinder.find_spec("cache", [folder])
-        path = Path((spec and spec.origin) or "cache")
-        records = [one.read_text("utf-8") for one in Path(folder).glob("async_cache-*.dist-info/RECORD")]
-        if any(f"\n{path.parent.name}/{path.name}," in f"\n{record}" for record in records):
+    for folder in map(Path, sys.path):
+        path, records = folder / "cache" / "__init__.py", folder.glob("async_cache-*.dist-info/RECORD")
+        if path.is_file() and any("cache/__init__.py," in record.read_text("utf-8") for record in records):
             break
     else:
         return NoUpstream
-    present = sys.modules["cache"] if "cache" in sys.modules else importlib.util.find_spec("cache")
+    present: Any = sys.modules["cache"] if "cache" in sys.modules else PathFinder.find_spec("cache")
     origin = getattr(present, "__file__", None) or getattr(present, "origin", None)
     if origin is not None and os.path.realpath(origin) == os.path.realpath(path):
         module = importlib.import_module("cache")
@@ -145,17 +143,13 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
         window = batch_window_ms
         if isinstance(window, bool) or not isinstance(window, int | float) or not 0 <= window < NEVER:
             raise ConfigurationError(f"AsyncCache: batch_window_ms must be milliseconds, 0 or more, got {window!r}")
+        self.maxsize = maxsize
         self.default_ttl = default_ttl
         self.batch_window_ms = batch_window_ms
         self.max_batch_size = count(1, max_batch_size, "AsyncCache: max_batch_size")
         self.hits = self.misses = 0
         self._storage = Storage(maxsize)
         self._open_batches: dict[Batch, None] = {}
-
-    @property
-    def maxsize(self) -> int | None:
-        """The largest number of entries; None for no bound."""
-        return self._storage.store.maxsize
 
     @property
     def cache(self) -> MutableMapping[Hashable, Any]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import Token
 from copy import copy as copy_of
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, cast, overload
 
 from agent_cache.config import checked_tier
 from agent_cache.core.options import (
@@ -43,7 +43,7 @@ from agent_cache.engine.blocking import blocking, run_blocking
 from agent_cache.engine.body import read_body, stream_body, write_body
 from agent_cache.engine.operation import CacheKey, Operation
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.scope import PLACE, ROOT, Scope, closes_generator, leave_scope
+from agent_cache.engine.scope import PLACE, Scope, closes_generator, leave_scope
 from agent_cache.engine.state import mark_written
 from agent_cache.engine.streams import StreamingRead, StreamingWrite
 from agent_cache.engine.write import DOUBT, Outside, Write, WriteOperation
@@ -184,14 +184,20 @@ def _name(function: Any) -> str:
 
 
 class Decorator:
-    """What both decorators have."""
+    """What both decorators have.
+
+    Attributes:
+        policy: the options, checked: a `ReadPolicy` or a `WritePolicy`.
+        tiers: the tiers that it names: ``backup`` and ``remote_cache``.
+    """
 
     _resource: Resource
     _ignore: tuple[str, ...]
     _skip_args = 0
     _parse: Callable[[Any], Any] | None = None
     _is_by_name = False
-    _policy: Any
+    policy: Any
+    tiers: tuple[Tier | None, Tier | None]
 
     def _check(
         self, decorator: str, resource: Any, name: str | None, backup: Any, remote_cache: Any, ignore: Any, remote: Any
@@ -222,19 +228,8 @@ class Decorator:
                 f"{where}: remote must be a RemotePolicy(...), got {remote!r}; pass a tier as remote_cache"
             )
         self._resource, self._name, self._ignore = resource, name, tuple(ignore)
-        self._backup = checked_tier(backup, f"{where}: backup")
-        self._remote = checked_tier(remote_cache, f"{where}: remote_cache")
+        self.tiers = checked_tier(backup, f"{where}: backup"), checked_tier(remote_cache, f"{where}: remote_cache")
         return where, DEFAULT_REMOTE if remote is None else remote
-
-    @property
-    def tiers(self) -> tuple[Tier | None, Tier | None]:
-        """The tiers that it names: ``backup`` and ``remote_cache``."""
-        return self._backup, self._remote
-
-    @property
-    def policy(self) -> Any:
-        """Its options, checked: a `ReadPolicy` or a `WritePolicy`."""
-        return self._policy
 
     def named(self, name: str) -> Self:
         """The same decorator for a tool of this name."""
@@ -274,10 +269,10 @@ class Decorator:
             kind = ReadOperation if is_read else WriteOperation
         tags = self.tags(parameters.names, name)
         self._check_parameters(parameters.positional, parameters.names, name, is_stream=is_stream)
-        operation: Any = kind(tool, name, parameters, tags, self._policy, self._backup, self._remote, is_sync=is_sync)
+        operation: Any = kind(tool, name, parameters, tags, self.policy, *self.tiers, is_sync=is_sync)
         make_body: Any = stream_body if is_stream else read_body if is_read else write_body
         body = make_body(operation)
-        body.resource, body.scope, body.__agent_cache__ = self._resource, self._policy.scope, operation
+        body.resource, body.scope, body.__agent_cache__ = self._resource, self.policy.scope, operation
         return body
 
     def _check_parameters(self, positional: Sequence[str], names: Sequence[str], tool: str, *, is_stream: bool) -> None:
@@ -386,7 +381,7 @@ class AgentCache(Decorator):
         for option, given in (("key", key), ("vary", vary), ("cache_if", cache_if)):
             checked_function(given, f"{where}: {option}")
         self._is_for_streams = max_stream_bytes is not None
-        self._policy = ReadPolicy(
+        self.policy = ReadPolicy(
             scope=checked_choice(scope, ("global", "session"), f"{where}: scope"),
             ttl=checked_life(ttl, f"{where}: ttl"),
             maxsize=None if maxsize is None else count(1, maxsize, f"{where}: maxsize (None for no bound)"),
@@ -459,7 +454,7 @@ class AgentCache(Decorator):
             raise ConfigurationError(
                 f"{tool}: max_stream_bytes is for generators, and has no effect here; leave it out"
             )
-        if self._policy.vary is not None or self._policy.key is not None:
+        if self.policy.vary is not None or self.policy.key is not None:
             return
         # A template over a parameter that does not identify a call would give an entry the tag of another call.
         left_out = dict.fromkeys(positional[: self._skip_args], "skip_args") | dict.fromkeys(self._ignore, "ignore")
@@ -490,9 +485,7 @@ def _takes_arguments(vary: Callable[..., Any]) -> bool:
     """
     try:
         inspect.signature(vary).bind()
-    except TypeError:
-        return True
-    except ValueError:  # a builtin without a signature
+    except (TypeError, ValueError):  # a builtin without a signature
         return True
     return False
 
@@ -575,7 +568,7 @@ class AgentCacheInvalidator(Decorator):
             )
         for option, given in (("key_fn", key_fn), ("ok", ok)):
             checked_function(given, f"{where}: {option}")
-        self._policy = WritePolicy(
+        self.policy = WritePolicy(
             scope=checked_choice(scope, ("global", "session"), f"{where}: scope"),
             settle=seconds(settle, f"{where}: settle", zero=True),
             doubt=seconds(doubt, f"{where}: doubt", zero=True),
@@ -678,17 +671,13 @@ class _Writing(AbstractAsyncContextManager[None], AbstractContextManager[None]):
     def __init__(self, paths: tuple[str, ...]) -> None:
         self._paths = paths
 
-    @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]: ...
-    @overload
-    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]: ...
-    @overload
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]: ...
-    def __call__(self, function: Any) -> Any:
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        called: Any = function
+
         @functools.wraps(function)
         async def run(*args: Any, **kwargs: Any) -> Any:
             async with _Writing(self._paths):
-                return await function(*args, **kwargs)
+                return await called(*args, **kwargs)
 
         async def awaited(work: Awaitable[Any]) -> Any:
             async with _Writing(self._paths):
@@ -697,10 +686,11 @@ class _Writing(AbstractAsyncContextManager[None], AbstractContextManager[None]):
         @functools.wraps(function)
         def run_sync(*args: Any, **kwargs: Any) -> Any:
             with _Writing(self._paths):
-                result = function(*args, **kwargs)
+                result = called(*args, **kwargs)
             return awaited(result) if hasattr(type(result), "__await__") else result
 
-        return run if inspect.iscoroutinefunction(inspect.unwrap(function)) else run_sync
+        within: Any = run if inspect.iscoroutinefunction(inspect.unwrap(function)) else run_sync
+        return cast("Callable[P, R]", within)
 
     async def __aenter__(self) -> None:
         self._begun = _new_write(self._paths, "a block of writing()", is_sync=False)
@@ -753,28 +743,25 @@ def _parsed(tags: tuple[str | Sequence[object], ...], function: str) -> tuple[st
 class Bypass:
     """A block of `bypass`."""
 
-    __slots__ = ("_outer", "_scope", "_token")
+    __slots__ = ("_entered",)
 
     def __init__(self) -> None:
-        self._token: Token[Scope] | None = None
-        self._outer = self._scope = ROOT
+        self._entered: tuple[Scope, Scope, Token[Scope]] | None = None
 
     def __enter__(self) -> Self:
-        if self._token is not None:
+        if self._entered is not None:
             raise ConfigurationError("bypass: this block is already entered; call bypass() again for another `with`")
-        self._outer = outer = PLACE.get().scope
-        self._scope = outer if outer.bypasses else outer.variant(bypasses=True)
-        self._token = self._scope.enter()
+        outer = PLACE.get().scope
+        scope = outer if outer.bypasses else outer.variant(bypasses=True)
+        self._entered = scope, outer, scope.enter()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        token, self._token = self._token, None
-        if token is None:
-            return
-        scope, outer, self._scope, self._outer = self._scope, self._outer, ROOT, ROOT
-        leave_scope(scope, outer, token, is_closing=closes_generator(error))
+        entered, self._entered = self._entered, None
+        if entered is not None:
+            leave_scope(*entered, is_closing=closes_generator(error))
 
 
 def bypass() -> Bypass:
