@@ -30,6 +30,7 @@ __all__ = [
     "run_blocking",
     "running_loop",
     "start_thread",
+    "wait_for_future",
 ]
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
         future = coroutine.send(None)
         while True:
             try:
-                _wait_for(future)
+                wait_for_future(future)
             except BaseException as interruption:  # noqa: BLE001 - it is the coroutine's to handle
                 future = coroutine.throw(interruption)
             else:
@@ -76,7 +77,13 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-def _wait_for(future: object) -> None:
+def wait_for_future(future: object) -> None:
+    """Block this thread until what a coroutine of the engine waits for is done. Its own outcome is not raised.
+
+    Raises:
+        RuntimeError: if it needs an event loop.
+        BaseException: what has interrupted this thread.
+    """
     if not isinstance(future, Future):
         raise RuntimeError(  # noqa: TRY004 - as of `asyncio.get_running_loop`, which code that awaits this has missed
             f"a synchronous tool cannot wait for {future!r}, which needs an event loop"

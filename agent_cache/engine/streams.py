@@ -16,8 +16,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError as CancelledFuture
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterable, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +29,7 @@ from agent_cache.clock import CLOCK
 from agent_cache.core.options import DEFAULT_STREAM_BYTES
 from agent_cache.core.store import Entry, UnsharedEntry
 from agent_cache.core.versions import VERSIONS
-from agent_cache.engine.blocking import run_blocking, running_loop
+from agent_cache.engine.blocking import run_blocking, running_loop, wait_for_future
 from agent_cache.engine.call import hit, run
 from agent_cache.engine.flight import Flight
 from agent_cache.engine.interception import InterceptedCall
@@ -96,7 +95,6 @@ class Stream:
     Attributes:
         error: the exception that has ended the generator.
         seconds: for how long the generator has run: not for how long it waited for its callers.
-        unkept: why its beginning is not kept, for the log, and the error behind that.
         wanted: set when a caller wants the next chunk of an async generator.
     """
 
@@ -104,6 +102,7 @@ class Stream:
         self._cursors: list[Cursor] = []
         self._flight = flight
         self._is_sync: bool = operation.is_sync
+        self._operation = operation
         self._limit: int = operation.policy.max_stream_bytes if operation.is_read else DEFAULT_STREAM_BYTES
         self._rule: CopyRule | None = None if flight is None else operation.chunk_rule
         self._last = _Chunk(None, None, 0)
@@ -111,7 +110,6 @@ class Stream:
         self.error: Exception | None = None
         self.leader = leader
         self.seconds = 0.0
-        self.unkept: tuple[str, Exception | None] = "", None
         self.wanted = asyncio.Event()
         if leader is not None:
             self.admit(leader)
@@ -169,21 +167,22 @@ class Stream:
             try:
                 copier = self._rule.snapshot(value)
             except UncopyableError as error:
+                self.unshare(f"it has a chunk that cannot be copied: {error}")
                 self._rule = self._head = None
-                self.unkept = "a chunk could not be copied, so its stream was not cached", error
-                self._unshare(f"has a chunk that cannot be copied: {error}")
+                warn_once("a chunk could not be copied, so its stream was not cached", self._operation.name, error)
         if flight is not None and flight.inherited is not None:
             call: Any = flight.leader
             if not flight.inherited.belongs_to(flight.store.owner, call.local.tenant):
-                self._unshare("depends on a session or a tenant, whose data other callers must not get")
+                self.unshare("it depends on a session or a tenant, whose data other callers must not get")
         size = getsizeof(value) if is_immutable else size_of(value) - _NO_SIZE  # `size_of` takes 1 us
         last, self._last = self._last, _Chunk(value, copier, self._last.end + size)
         if self._last.end > self._limit and self._head is not None:
-            self.unkept = "a stream was longer than max_stream_bytes, so it was not cached", None
             with VERSIONS.lock:
                 self._head = None
                 if flight is not None:
                     flight.detach()
+            if flight is not None:
+                warn_once("a stream was longer than max_stream_bytes, so it was not cached", self._operation.name)
         last.next = self._last
         for cursor in tuple(self._cursors):
             if (at := cursor.at) is not None and last.end - at.end > _MOST_BEHIND * self._limit:
@@ -209,15 +208,15 @@ class Stream:
                 self._flight.detach()
         return is_last
 
-    def _unshare(self, reason: str) -> None:
-        """Leave it to the call that leads, before there is a chunk that others must not get."""
+    def unshare(self, reason: str) -> None:
+        """Leave it to the call that leads: it was interrupted, or has a chunk now that others must not get."""
         flight, self._flight = self._flight, None
         with VERSIONS.lock:
             if flight is not None:
                 flight.detach()
-            others = [cursor for cursor in self._cursors if cursor is not self.leader]
-        for cursor in others:
-            self._exclude(cursor, f"was shared with another caller, and now it {reason}")
+            for cursor in tuple(self._cursors):
+                if cursor is not self.leader:
+                    self._exclude(cursor, f"was shared with another caller, and now {reason}")
 
     def _exclude(self, cursor: Cursor, reason: str) -> None:
         """Do not let a call follow it any more: it runs the tool by itself, or raises if it has chunks already."""
@@ -226,18 +225,12 @@ class Stream:
         with VERSIONS.lock:
             if cursor in self._cursors:
                 self._cursors.remove(cursor)
-        cursor.at = None
-        if cursor is not self.leader:
-            cursor.stream = None
-            if not cursor.waiter.done():
-                cursor.waiter.set_result(_NOT_SHARED)
-        cursor.wake()
-
-    def interrupt(self) -> None:
-        """Let the calls go that have no chunk yet: they run the tool by themselves. The caller holds the lock."""
-        for cursor in self._cursors:
-            if cursor is not self.leader and not cursor.count:
+            cursor.at = None
+            if cursor is not self.leader:
                 cursor.stream = None
+                if not cursor.waiter.done():
+                    cursor.waiter.set_result(_NOT_SHARED)
+        cursor.wake()
 
 
 _NOT_SHARED: Final = UnsharedEntry(None, 0.0, 0.0)
@@ -262,9 +255,8 @@ class StreamFlight(Flight):
         return waiter
 
     def hand_over(self) -> None:
-        with VERSIONS.lock:
-            self.stream.interrupt()
-            self.land(_NOT_SHARED)
+        self.stream.unshare("its run was interrupted")
+        self.land(_NOT_SHARED)
 
 
 # Calls
@@ -294,7 +286,6 @@ class Cursor:
         self, operation: Operation[Any], answer: Callable[[], Awaitable[Any]] | None = None, value: Any = None
     ) -> None:
         self._operation: Any = operation
-        self._rest: Iterator[Any] | None = None
         self.at: _Chunk | None = None
         self.call: Call | None = None
         self.count = 0
@@ -324,28 +315,28 @@ class Cursor:
             BaseException: what the call has raised, after its chunks; that of its run, if chunks of it were taken and
                 a stored answer would replace them.
         """
-        if self._rest is None:
-            outcome = self.outcome  # first: another thread may end it now, after chunks that were not there yet
-            if self.error is not None:
-                raise self.error
-            at, stream = self.at, self.stream
-            # A chunk that only the leader may have comes after the others have lost their stream.
-            if at is not None and stream is not None and (chunk := at.next) is not None and self.stream is stream:
-                self.at = chunk
-                self.count += 1
-                return chunk.value if chunk.copier is None or self is stream.leader else chunk.copier()
-            if outcome is None:
-                return WAIT
-            value, error = outcome
-            if error is None and self.count and stream is not None:
-                error = stream.error
-            if error is not None:
-                raise error
-            if value is TOO_LONG:
-                value = ()
-            # A session may give a text in place of the chunks.
-            self._rest = iter(value[self.count :] if type(value) is tuple else (value,))
-        return next(self._rest, END)
+        outcome = self.outcome  # first: another thread may end it now, after chunks that were not there yet
+        if self.error is not None:
+            raise self.error
+        at, stream = self.at, self.stream
+        # A chunk that only the leader may have comes after the others have lost their stream.
+        if at is not None and stream is not None and (chunk := at.next) is not None and self.stream is stream:
+            self.at = chunk
+            self.count += 1
+            return chunk.value if chunk.copier is None or self is stream.leader else chunk.copier()
+        if outcome is None:
+            return WAIT
+        value, error = outcome
+        if error is None and self.count and stream is not None:
+            error = stream.error
+        if error is not None:
+            raise error
+        if value is TOO_LONG:
+            value = ()
+        # A session may give a text in place of the chunks.
+        rest = iter(value[self.count :] if type(value) is tuple else (value,))
+        self.take = partial(next, rest, END)  # type: ignore[method-assign]  # a hit takes its chunks without a frame
+        return next(rest, END)
 
     def leave(self) -> Any:
         """Stop reading, and wait until the run has ended, if nobody else follows it. To be awaited, if it is async.
@@ -481,7 +472,10 @@ class ThreadCursor(Cursor):
         try:
             while interruption is not None or not self._follows():
                 if interruption is None and self._awaited is not None:
-                    interruption = _interruption_of(self._awaited)
+                    try:
+                        wait_for_future(self._awaited)
+                    except BaseException as raised:  # noqa: BLE001 - it is raised where this is awaited
+                        interruption = raised
                 step: Any = self._coroutine.send if interruption is None else self._coroutine.throw
                 argument, interruption = interruption, None
                 self._awaited = self._context.run(step, argument)
@@ -514,17 +508,6 @@ class ThreadCursor(Cursor):
         return is_waiting and leader is not None and leader.outcome is None
 
 
-def _interruption_of(waiter: Any) -> BaseException | None:
-    """Wait in this thread. Returns what has interrupted it, to be handled by the code that waits."""
-    try:
-        waiter.exception()
-    except CancelledFuture:
-        return None  # what awaits it raises this
-    except BaseException as interruption:  # noqa: BLE001 - it is raised where this is awaited
-        return interruption
-    return None
-
-
 # Operations
 
 
@@ -541,8 +524,6 @@ async def _load_stream(call: Call) -> Any:
         return value
     flight.result = Entry(value, 0.0, call.cost)
     count_unstored(call)
-    reason, error = flight.stream.unkept
-    warn_once(reason, operation.name, error)
     if call.is_fresh or operation.policy.kept_for:
         with VERSIONS.lock:
             _former = flight.store.discard(call.key)

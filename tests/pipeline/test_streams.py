@@ -389,7 +389,7 @@ async def test_what_ends_a_program_reaches_the_readers_and_not_the_loop(kind: ty
     await source.last.yields(1, 2)
     await source.last.raises(kind("enough"))
     assert await one == f"{kind.__name__}: enough"
-    assert (await other).startswith("RuntimeError: the run of this stream was interrupted")
+    assert "its run was interrupted" in await other
 
 
 async def test_followers_of_a_failing_stream_get_its_chunks_and_then_the_error(source: Source):

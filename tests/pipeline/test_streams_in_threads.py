@@ -189,18 +189,6 @@ def test_an_interruption_reaches_the_thread_that_it_has_met(source: Source):
     assert list(source.numbers(1)) == [0, 1, 2]
 
 
-def test_a_follower_of_a_long_stream_takes_what_is_there_before_it_is_told_of_the_interruption():
-    source = Source(chunk=lambda number: str(number) * 100, max_stream_bytes=250)
-    source.error = KeyboardInterrupt()
-    first, second = source.numbers(1), source.numbers(1)
-    assert [next(first), next(second), next(first), next(first)] == ["0" * 100, "0" * 100, "1" * 100, "2" * 100]
-    with pytest.raises(KeyboardInterrupt):
-        next(first)
-    assert [next(second), next(second)] == ["1" * 100, "2" * 100]
-    with pytest.raises(RuntimeError, match="interrupted"):
-        next(second)
-
-
 def test_a_follower_without_a_chunk_runs_the_tool_itself_when_the_run_is_interrupted():
     held = Held()
 
