@@ -354,15 +354,17 @@ class _Audit:
         if self._has_written or fresh is TOO_LONG or not operation.is_successful(fresh) or not self._is_same_call():
             return
         found = self._identity(fresh)
-        if found == expected:
-            self._count(stale=False)
-        elif found is not None and await self._is_in_tiers(expected) and self._drop():
-            self._count(stale=True)
+        is_stale = found != expected
+        if is_stale and not (found is not None and await self._is_in_tiers(expected) and self._drop()):
+            return
+        for stats in self._local.stats:
+            stats.audits += 1
+            stats.stale_found += is_stale
+        if is_stale:
             try:
                 self._report(cached, fresh)
             finally:
-                tiers = operation.possible_tiers()
-                if tiers:
+                if tiers := operation.possible_tiers():
                     await self._of_tier(operation.discard, tiers, self._qualified, self._request())
 
     def _identity(self, value: Any) -> bytes | None:
@@ -411,11 +413,6 @@ class _Audit:
                 write_now(keys=((self._operation, key),))
         return is_unexplained
 
-    def _count(self, *, stale: bool) -> None:
-        for stats in self._local.stats:
-            stats.audits += 1
-            stats.stale_found += stale
-
     def _report(self, cached: Any, fresh: Any) -> None:
         operation, name, on_stale = self._operation, self._operation.name, CURRENT.value.on_stale
         since = _loads.get(self._local.store, {}).get(self._qualified, 0)
@@ -440,38 +437,33 @@ class _Audit:
 
 
 def _copied(parameters: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Copies of the arguments that identify a call.
+    """Arguments with copies of those that identify a call.
 
     Raises:
         UncopyableError: if one cannot be copied.
     """
-    if not parameters.all:  # of a tool that is known by name: in front of them is what runs it
-        return args, {name: _copy(value) for name, value in kwargs.items()}
-    arguments = parameters.named(args, kwargs)
-    for one in parameters.all:
-        if one.in_key and not one.is_receiver and one.name in arguments:
-            arguments[one.name] = _copy(arguments[one.name])
-    split: tuple[tuple[Any, ...], dict[str, Any]] = parameters.split(arguments)
-    return split
-
-
-def _copy(value: Any) -> Any:
-    copier = auto_copier(value)
-    return value if copier is None else copier()
+    arguments = parameters.named(args, kwargs) if parameters.all else dict(kwargs)
+    # In front of those of a tool that is known by name is what runs it.
+    names = (
+        {one.name for one in parameters.all if one.in_key and not one.is_receiver} if parameters.all else set(kwargs)
+    )
+    for name in names.intersection(arguments):
+        copier = auto_copier(arguments[name])
+        arguments[name] = arguments[name] if copier is None else copier()
+    return parameters.split(arguments) if parameters.all else (args, arguments)
 
 
 def _log_stale(operation: Any, writes: list[_Described]) -> None:
     """Log that a stale answer of a tool was found. Tags are logged without the values in them."""
-    ran = dict.fromkeys(f"{tool} ({', '.join(templates)})" for tool, _, templates in writes)
-    shown = list(ran)[-_MAX_LOGGED:]
-    more = f" and {len(ran) - len(shown)} others" if len(ran) > len(shown) else ""
-    since = f"these write tools have run: {', '.join(shown)}{more}" if ran else "no write tool has run in this process"
+    ran = list(dict.fromkeys(f"{tool} ({', '.join(templates)})" for tool, _, templates in writes))
+    more = f" and {len(ran) - _MAX_LOGGED} others" if len(ran) > _MAX_LOGGED else ""
+    known = f"these write tools have run: {', '.join(ran[-_MAX_LOGGED:])}{more}"
     LOG.warning(
         "%s: an audit has found a stale answer: the tool returns another one now, and no write of its tags explains "
         "it. It depends on %s; since it was loaded %s. A tag is missing, or something changes it without a write. If "
         "its answers differ by themselves, give it loop=LoopHints(outcome_key=...), which names what to compare",
         operation.name,
         ", ".join(_templates(operation)) or "nothing",
-        since,
+        known if ran else "no write tool has run in this process",
         extra={"agent_cache_event": "a stale answer", "agent_cache_tool": operation.name},
     )

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -106,7 +106,7 @@ class Stream:
         self._limit: int = operation.policy.max_stream_bytes if operation.is_read else DEFAULT_STREAM_BYTES
         self._rule: CopyRule | None = None if flight is None else operation.chunk_rule
         self._last = _Chunk(None, None, 0)
-        self._head: _Chunk | None = self._last
+        self._kept: list[_Chunk] | None = [self._last]
         self.error: Exception | None = None
         self.leader = leader
         self.seconds = 0.0
@@ -138,16 +138,12 @@ class Stream:
                 generator.close()
             else:
                 await generator.aclose()
-        if self._head is None:
+        if self._kept is None:
             return TOO_LONG
-        chunk, chunks = self._head, []
-        while chunk.next is not None:
-            chunk = chunk.next
-            chunks.append(chunk.value if chunk.copier is None else chunk.copier())
-        return tuple(chunks)
+        return tuple([chunk.value if chunk.copier is None else chunk.copier() for chunk in self._kept[1:]])
 
     async def _next(self, generator: Any) -> Any:
-        if self.leader is None and self._head is None and not self._cursors:
+        if self.leader is None and self._kept is None and not self._cursors:
             return END
         step: Callable[[Any], Any] = next if self._is_sync else anext
         if self.leader is not None and self.leader.step is not None:
@@ -168,7 +164,7 @@ class Stream:
                 copier = self._rule.snapshot(value)
             except UncopyableError as error:
                 self.unshare(f"it has a chunk that cannot be copied: {error}")
-                self._rule = self._head = None
+                self._rule = self._kept = None
                 warn_once("a chunk could not be copied, so its stream was not cached", self._operation.name, error)
         if flight is not None and flight.inherited is not None:
             call: Any = flight.leader
@@ -176,9 +172,11 @@ class Stream:
                 self.unshare("it depends on a session or a tenant, whose data other callers must not get")
         size = getsizeof(value) if is_immutable else size_of(value) - _NO_SIZE  # `size_of` takes 1 us
         last, self._last = self._last, _Chunk(value, copier, self._last.end + size)
-        if self._last.end > self._limit and self._head is not None:
+        if self._last.end <= self._limit and self._kept is not None:
+            self._kept.append(self._last)
+        elif self._kept is not None:
             with VERSIONS.lock:
-                self._head = None
+                self._kept = None
                 if flight is not None:
                     flight.detach()
             if flight is not None:
@@ -194,7 +192,7 @@ class Stream:
 
     def admit(self, cursor: Cursor) -> None:
         """Let a call follow it from its beginning. If it is shared, the caller holds the lock."""
-        cursor.at, cursor.stream = self._head, self
+        cursor.at, cursor.stream = self._kept[0] if self._kept else None, self
         self._cursors.append(cursor)
         cursor.wake()
 
@@ -298,7 +296,7 @@ class Cursor:
         if answer is None:
             self.outcome = value, None
         else:
-            self._start(self._make_call(answer))
+            self._start(answer)
 
     async def _make_call(self, answer: Callable[[], Awaitable[Any]]) -> None:
         _CURSOR.set(self)
@@ -383,14 +381,11 @@ class Cursor:
 
     # What differs for a `def`: see `ThreadCursor`
 
-    def _start(self, call: Coroutine[Any, Any, None]) -> None:
+    def _start(self, answer: Callable[[], Awaitable[Any]]) -> None:
+        name = self._operation.name
         self._news = asyncio.Event()
-        try:
-            self._loop = event_loop(self._operation.name)
-        except BaseException:
-            call.close()
-            raise
-        self._task = self._loop.create_task(call, name=f"agent_cache streams {self._operation.name}")
+        self._loop = event_loop(name)
+        self._task = self._loop.create_task(self._make_call(answer), name=f"agent_cache streams {name}")
 
     async def wait(self) -> None:
         """Wait until there may be another chunk. To be awaited, if it is async."""
@@ -430,9 +425,9 @@ def _cursor_here() -> Cursor | None:
 class ThreadCursor(Cursor):
     """The call of a synchronous generator, continued by one thread at a time, in one context."""
 
-    def _start(self, call: Coroutine[Any, Any, None]) -> None:
+    def _start(self, answer: Callable[[], Awaitable[Any]]) -> None:
         self._context = copy_context()
-        self._coroutine = call
+        self._coroutine = self._make_call(answer)
         self._lock = threading.Lock()
         self._thread: int | None = None
         self._awaited: Any = None
