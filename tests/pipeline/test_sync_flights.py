@@ -97,7 +97,7 @@ def test_a_follower_that_is_interrupted_leaves_the_others_alone(held, get_order,
     leader = Call(get_order, 1)
     held.has_begun()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(blocking, "_wait_for", fail)
+        patch.setattr(blocking, "wait_for_future", fail)
         get_order(1)
     calls = [Call(get_order, 1) for _ in range(3)]
     until(lambda: followers_of(get_order) == 3)
