@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import agent_cache
-from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, ToolCall, configure, testing
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, ToolCall, configure, invalidate, testing
 from agent_cache.clock import CLOCK
 from agent_cache.core.lease import Term
 from tests.pipeline.leasing import LeasingTier
@@ -271,6 +271,25 @@ def test_a_miss_and_a_write_are_few_frames() -> None:
     miss, written = asyncio.run(main())
     assert 0 < len(miss) <= MISS, miss
     assert 0 < len(written) <= WRITE, written
+
+
+def test_a_write_looks_at_none_of_the_tools_that_read_what_it_writes() -> None:
+    """Of a write tool and of `invalidate`: under 100 tools they enter as many functions as under one."""
+    write = AgentCacheInvalidator(resource="card:{user_id}")(get_card)
+
+    async def main() -> None:
+        counts = []
+        for number in (1, 100):
+            tools = [
+                AgentCache(resource="card:{user_id}", name=f"tool{n} of {number}")(get_card) for n in range(number)
+            ]
+            await write("u1")
+            await invalidate("card:u1")
+            counts.append((len(await frames(write, "u1")), len(await frames(invalidate, "card:u1"))))
+            del tools
+        assert counts[0] == counts[1]
+
+    asyncio.run(main())
 
 
 def test_a_miss_passes_through_few_files() -> None:
