@@ -59,7 +59,8 @@ def set_ttl(tool: Callable[..., Any] | str, ttl: float | timedelta | None) -> No
         ConfigurationError: if no read tool of this name is known here, or `ttl` is anything else. Nothing has changed.
     """
     found = _find(tool, "set_ttl")
-    life = None if ttl is None else _checked_ttl(ttl, found.name)
+    what = f"set_ttl: the ttl of {found.name!r} (a function of the result can only be declared in code)"
+    life = None if ttl is None else seconds(ttl, what)
     TTLS.set(found.name, life)
     for tier in found.tiers:
         TTLS.note_published(tier, found.name, life)
@@ -153,21 +154,6 @@ def _tiers_of(named: list[Any]) -> list[Any]:
     configured = CURRENT.value
     found = {id(tier): tier for own in named for tier in (own or (configured.backup, configured.remote))}
     return [tier for tier in found.values() if hasattr(tier, "publish_ttl")]
-
-
-def _checked_ttl(ttl: Any, name: str) -> float:
-    if callable(ttl):
-        raise ConfigurationError(
-            f"set_ttl: the ttl of {name!r} must be seconds, which a fleet can be told; a function of the result can "
-            "only be declared in code"
-        )
-    try:
-        return seconds(ttl, "ttl")
-    except ConfigurationError:
-        raise ConfigurationError(
-            f"set_ttl: the ttl of {name!r} must be seconds or a timedelta, more than 0 and finite, or None for what "
-            f"its code declares, got {ttl!r}"
-        ) from None
 
 
 # The rate of change
