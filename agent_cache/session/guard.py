@@ -70,8 +70,8 @@ class LoopGuard:
     metrics: Metrics
     limit: int
     loop_error: AgentLoopDetectedError | None = None
-    _on_loop: OnLoop
-    _on_notice: OnNotice | None
+    _on_loop: OnLoop = "raise"
+    _on_notice: OnNotice | None = None
     _is_raised = False
     _raised: weakref.WeakSet[Exception] | None = None
     _spent: set[tuple[str, str]] | None = None

@@ -93,12 +93,14 @@ def digest_of(value: Any) -> Hashable:
 
 def _text_of(value: Any) -> str:
     """An outcome as short text: of the blocks that frameworks give to a model their text, and not how they are made."""
-    blocks = getattr(value, "content", value) if not isinstance(value, BaseException) else None
-    if type(blocks) is list and blocks:
-        texts: list[Any] = [one.get("text") if type(one) is dict else getattr(one, "text", None) for one in blocks]
-        if all(type(text) is str for text in texts):
+    try:
+        blocks = value.get("content", value) if type(value) is dict else getattr(value, "content", value)
+        if type(blocks) is list and blocks:
+            texts: list[Any] = [one["text"] if type(one) is dict else one.text for one in blocks]
             return shown("\n".join(texts))
-    return shown(blocks if type(blocks) is str else value)
+    except Exception:  # noqa: BLE001, S110 - there are no such blocks, or it is an attribute of any class
+        pass
+    return shown(value)
 
 
 # Signatures
@@ -350,95 +352,89 @@ class ToolHistory:
             began: `LoopDetector.clock` when it began; left out if no other call can have run meanwhile.
         """
         state: LoopDetector = self.detector
-        former = signature = self.calls.get(key)
-        is_same = is_known = former is not None and (former.digest is digest or former.digest == digest)
-        is_unseen = former is None or former.epoch != state.epoch
-        if signature is None or not is_same:
-            signature, is_known = self._turn_to(key, former, digest)
-        if self.is_write and not failed and not is_known:
-            state.end_epoch()
-        if signature.epoch != state.epoch:
-            signature.begin(state.epoch, state.levels[self.repeat].notice)
-        if self.hints.off:
+        signature = former = self.calls.get(key)
+        if former is None or former.epoch != state.epoch or (former.digest is not digest and former.digest != digest):
+            signature = self._signature(key, digest, has_written=self.is_write and not failed)
+        assert signature is not None
+        hints, is_same = self.hints, signature is former
+        if hints.off:
             return None
         before, signature.step = signature.step, state.step
-        change = _PROGRESS if before <= state.progress else _TRIED if before <= state.newest else _STALE
-        if (
-            is_same
-            and signature.count
-            and (began < signature.ended or (state.first_step <= before != state.step and change == _STALE))
-        ):
-            return None  # the same round
-        signature.in_a_row = signature.in_a_row + 1 if is_same else 1
-        if self.hints.poll and signature.in_a_row > 1:
-            state.unchanged += 1
-            signature.ended = state.position + state.unchanged
-            return self._judge_poll(signature, value)
+        change = _STALE
+        if before <= state.newest:
+            change = _PROGRESS if before <= state.progress else _TRIED
+        if is_same and signature.count:
+            if began < signature.ended or (change == _STALE and state.first_step <= before != signature.step):
+                return None  # the same round
+            signature.in_a_row += 1
+            if hints.poll:
+                state.unchanged += 1
+                signature.ended = state.position + state.unchanged
+                return self._judge_poll(signature, value)
+        else:
+            signature.in_a_row = 1
         step = state.step
-        signature.count += 1
-        state.position += 1
-        signature.ended = state.position + state.unchanged
-        if signature.count == 1 or self.hints.poll:
+        signature.count = count = signature.count + 1
+        state.position = position = state.position + 1
+        signature.ended = position + state.unchanged
+        if count == 1 or hints.poll:
             state.begin_streak()
-            if is_unseen or type(digest) is not object:  # what cannot be compared is no progress
+            if type(digest) is not object or former is None or former.epoch != state.epoch:
+                # What cannot be compared is progress if the call is new.
                 state.newest = step
                 if not failed:
                     state.progress = step
                 signature.step = state.step = step + 1
         else:
-            signature.balance = max(0, signature.balance + change)
+            if change > 0 or signature.balance:
+                signature.balance += change
             if state.length and signature is not state.last:
                 state.is_mixed = True
-            state.length += 1
+            state.length = length = state.length + 1
             state.streak.append(signature)
-            if len(state.streak) > 2 * _MAX_STREAK:
-                del state.streak[:_MAX_STREAK]
+            if not length % _MAX_STREAK:
+                del state.streak[:-_MAX_STREAK]
         state.last = signature
-        if self.hints.poll:
+        if hints.poll:
             return None
         if failed:
-            return self._judge(
-                signature, value, signature.in_a_row, state.count_error(self.name, digest, began, step), has_failed=True
-            )
-        if signature.count >= signature.judge_at or state.is_mixed:
+            errors = state.count_error(self.name, digest, began, step)
+            return self._judge(signature, value, signature.in_a_row, errors, has_failed=True)
+        if count >= signature.judge_at or state.is_mixed:
             return self._judge(signature, value)
         return None
 
     def record_change(self, key: Hashable, digest: Hashable) -> None:
-        """Note a successful write that is not counted here, such as one of an inner session: it ends the epoch if its
-        signature is new here.
-        """
-        signature = self.calls.get(key)
-        if signature is None or signature.digest != digest:
-            signature, is_known = self._turn_to(key, signature, digest)
-            if not is_known:
-                self.detector.end_epoch()
-        if signature.epoch != self.detector.epoch:
-            signature.begin(self.detector.epoch, self.detector.levels[self.repeat].notice)
+        """Note a successful write that is not counted here, such as one of an inner session."""
+        self._signature(key, digest, has_written=True)
 
     def refusal_of(self, key: Hashable) -> AgentLoopDetectedError | None:
         """Why this call is to be refused without running; None if it is not."""
         blocked: dict[Any, AgentLoopDetectedError] = self.detector.blocked
         return blocked.get((self.name, _ANY_ARGUMENTS)) or blocked.get((self.name, key))
 
-    def _turn_to(self, key: Hashable, former: Signature | None, digest: Hashable) -> tuple[Signature, bool]:
-        """The signature of a call with another outcome than the last one, and whether it was seen before."""
+    def _signature(self, key: Hashable, digest: Hashable, *, has_written: bool) -> Signature:
+        """The signature of a call with this outcome, in the current epoch. A new one of a write begins another."""
+        state: LoopDetector = self.detector
+        found = former = self.calls.get(key)
         if former is None:
             if len(self.calls) >= _MAX_CALLS:
                 forget_oldest(self.calls, _MAX_CALLS - 1)
-            self.calls[key] = new = Signature(self.name, key, digest, None)
-            return new, False
-        others = former.others
-        if others is None:
-            others = former.others = {}
-        found = others.pop(digest, None)
-        is_known = found is not None
-        found = found or Signature(self.name, key, digest, others)
-        if type(former.digest) is not object:
-            others[former.digest] = former
-            forget_oldest(others, _MAX_OUTCOMES)
+        elif former.digest != digest:
+            if former.others is None:
+                former.others = {}
+            found = former.others.pop(digest, None)
+            if type(former.digest) is not object:
+                former.others[former.digest] = former
+                forget_oldest(former.others, _MAX_OUTCOMES)
+        if found is None:
+            found = Signature(self.name, key, digest, None if former is None else former.others)
+            if has_written:
+                state.end_epoch()
         self.calls[key] = found
-        return found, is_known
+        if found.epoch != state.epoch:
+            found.begin(state.epoch, state.levels[self.repeat].notice)
+        return found
 
     def _judge_poll(self, signature: Signature, value: object) -> Verdict | None:
         """A declared poll is judged by itself, and unchanged answers of it are no part of a cycle."""

@@ -101,7 +101,10 @@ class AgentCacheSession(LoopGuard):
             async generator.
     """
 
-    # Most sessions have few of these: a value of the class takes no time to set.
+    # A value of the class takes no time to set, and most sessions need few of their own.
+    _detects_loops = True
+    _policy = policy_of(None, None, None)
+    _trace_size = 10_000
     calls = 0  # so far, without the refused ones
     limit = ANY_NUMBER
     deadline = NEVER  # the clock reading after which no call is admitted
@@ -116,6 +119,7 @@ class AgentCacheSession(LoopGuard):
     _blocks: dict[Scope, Scope] | None = None  # those of `attach`, each with the place that it was entered in
     _detector: LoopDetector | None = None
     _used: dict[str, list[int]] | None = None
+    _stores: dict[ReadOperation, Store] | None = None
 
     def __init__(
         self,
@@ -134,16 +138,16 @@ class AgentCacheSession(LoopGuard):
     ) -> None:
         if session_id is not None:
             checked_text(session_id, "AgentCacheSession: session_id")
-        checked_flag(loop_detection, "AgentCacheSession: loop_detection")
+        self.session_id = session_id or _random_id()
+        if loop_detection is not True:
+            self._detects_loops = checked_flag(loop_detection, "AgentCacheSession: loop_detection")
         if on_loop != "raise" or on_notice is not None:
             checked_reactions(on_loop, on_notice)
-        self.session_id = session_id or _random_id()
-        self._on_loop = on_loop
-        self._on_notice = on_notice
-        self._policy = policy_of(loop_policy, max_tool_repeats, max_execution_depth)
-        self._detects_loops = loop_detection
-        self._trace_size = count(1, trace_size, "AgentCacheSession: trace_size")
-        self._stores: dict[ReadOperation, Store] = {}
+            self._on_loop, self._on_notice = on_loop, on_notice
+        if not (loop_policy is max_tool_repeats is max_execution_depth is None):
+            self._policy = policy_of(loop_policy, max_tool_repeats, max_execution_depth)
+        if trace_size != 10_000:
+            self._trace_size = count(1, trace_size, "AgentCacheSession: trace_size")
         if tenant is not None:
             self._tenant = _tenant_part(tenant)
         if journal is not None:
@@ -234,14 +238,12 @@ class AgentCacheSession(LoopGuard):
         with _LOCK:
             token, scope, outer, blocks = self._token, self._scope, self._outer, self._blocks
             detector, stores = self._detector, self._stores
-            self._token = self._scope = self._outer = self._blocks = self._detector = None
-            if stores:
-                self._stores = {}
+            self._token = self._scope = self._outer = self._blocks = self._detector = self._stores = None
         if token is None or scope is None or outer is None:
             raise ConfigurationError(f"session {self.session_id!r} is not entered")
         if detector is not None:
             detector.release()
-        for store in stores.values():
+        for store in (stores or {}).values():
             _close(store)
         is_closing = error is not None and closes_generator(error)
         is_inside = not PLACE.get().scope.is_at(scope)
@@ -393,15 +395,17 @@ class AgentCacheSession(LoopGuard):
         """The store of the results of a session-scoped tool. It is closed when the session ends."""
         oldest: Store | None = None
         with _LOCK:
-            store = self._stores.pop(operation, None)
+            stores = self._stores or {}
+            store = stores.pop(operation, None)
             if store is None:
                 store = operation.new_store(self)
             if self._token is None:  # called by a task that has outlived the session
                 oldest = store
             else:
-                self._stores[operation] = store  # it is the newest, as its `LocalTool`
-                if len(self._stores) > MAX_TOOLS:
-                    oldest = self._stores.pop(next(iter(self._stores)))
+                stores[operation] = store  # it is the newest, as its `LocalTool`
+                if len(stores) > MAX_TOOLS:
+                    oldest = stores.pop(next(iter(stores)))
+                self._stores = stores
         if oldest is not None:
             _close(oldest)
         return store

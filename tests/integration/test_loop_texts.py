@@ -60,3 +60,29 @@ async def test_the_calls_of_a_round_are_named_likewise_and_the_attributes_are_wh
     assert "get_user" in str(caught.value)
     assert caught.value.tool.startswith("shop:get_")
     assert set(caught.value.calls) == {"shop:get_order", "shop:get_user"}
+
+
+class Block:
+    """As frameworks give text to a model."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        [Block("pending")],
+        [{"type": "text", "text": "pending"}],
+        {"content": [{"type": "text", "text": "pending"}], "isError": False},
+    ],
+    ids=["objects", "dicts", "a result of MCP"],
+)
+async def test_a_result_in_blocks_is_shown_by_its_text(result: Any):
+    @AgentCache("order", copy="never")
+    async def get_order() -> Any:
+        return result
+
+    async with AgentCacheSession(on_loop="notice"):
+        texts = [await get_order() for _ in range(5)]
+    assert "('pending')" in texts[-1]

@@ -504,7 +504,7 @@ async def test_a_task_that_outlives_its_session_sees_nothing_old_and_keeps_nothi
     go.set()
     await task
     assert answers == [1, 2, 3, 4, 5]
-    assert session._stores == {}
+    assert not session._stores
 
 
 async def test_a_load_that_outlives_its_session_is_answered_and_not_kept():
@@ -1022,7 +1022,7 @@ async def test_a_loop_over_a_generator_with_a_session_may_be_left_by_break(aroun
     gc.collect()
     assert not [error for error in errors if isinstance(error, ConfigurationError)]
     (session,) = streams.sessions
-    assert session._stores == {}
+    assert not session._stores
     calls = session.get_metrics()["calls"]
     assert [await streams.runs.read(), await streams.runs.read()] == [2, 3], "outside, nothing is stored"
     assert session.get_metrics()["calls"] == calls
