@@ -286,7 +286,7 @@ class ToolInSession(ToolHistory):
                     detector.note_activity(now)
                 digest = entry.digest
                 if digest is None:
-                    digest = entry.digest = self._digest(value)
+                    digest = entry.digest = digest_of(value) if self.hints.outcome_key is None else self._digest(value)
                 verdict = self.record(key if self._is_keyed else self._key_of_hit(key, arguments), digest, value)
             except Exception as error:  # noqa: BLE001 - a broken guard is not a broken agent
                 verdict = self._detector_failed(error)
@@ -382,7 +382,7 @@ class ToolInSession(ToolHistory):
             detector = None
         is_asked = now is None
         if now is not None:
-            if detector is not None:
+            if detector is not None and detector.pause is not None:
                 detector.note_activity(now)
             if (
                 session.calls >= session.limit
@@ -403,7 +403,8 @@ class ToolInSession(ToolHistory):
         if detector is not None:
             call.began = detector.position + detector.unchanged
             if not is_asked:
-                call.loop_key = self._key_of(call) if call.key is None or not self._is_keyed else call.key
+                is_keyed = call.key is not None and self.hints.loop_key is None
+                call.loop_key = call.key if is_keyed else self._key_of(call)
         return None
 
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None:
@@ -426,7 +427,6 @@ class ToolInSession(ToolHistory):
         entry: Entry | None = None
         try:
             if error is not None:
-                detector.note_task()
                 value, has_failed = error, True
                 digest: Hashable = signature_of(error) or object()
             else:
@@ -434,14 +434,17 @@ class ToolInSession(ToolHistory):
                 has_failed = entry is None and not self._operation.is_successful(value)
                 digest = None if entry is None else entry.digest
                 if digest is None:
-                    digest = self._digest(value)
+                    digest = digest_of(value) if self.hints.outcome_key is None else self._digest(value)
                     if entry is not None:
                         entry.digest = digest
                 if not is_judged:
                     if not has_failed:
                         self.record_change(self._key_of(call), digest)
                     return None
-                detector.note_task()
+            loop = running_loop()
+            task = get_ident() if loop is None else task_in(loop)
+            if task != detector.task:
+                detector.switch_to(task, loop)
             verdict = self.record(call.loop_key, digest, value, failed=has_failed, began=call.began)
         except Exception as failure:  # noqa: BLE001 - a broken guard is not a broken agent
             verdict = self._detector_failed(failure)
@@ -537,12 +540,10 @@ class ToolInSession(ToolHistory):
             return None
 
     def _digest(self, value: Any) -> Hashable:
-        """What identifies a result."""
-        outcome_key = self.hints.outcome_key
-        if outcome_key is None:
-            return digest_of(value)
+        """What identifies a result of a tool with an ``outcome_key``."""
+        assert self.hints.outcome_key is not None
         try:
-            outcome = outcome_key(value)
+            outcome = self.hints.outcome_key(value)
         except Exception as error:  # noqa: BLE001 - the user's function; the whole result is the default
             self._session._count_failure("outcome_key raised", self.name, error)
             return digest_of(value)
@@ -575,7 +576,8 @@ def _name_of(error: BaseException) -> str:
 
 
 def _shortened(key: Hashable) -> Hashable:
-    parts = key if isinstance(key, tuple) else (key,)
-    if sum(len(part) for part in parts if isinstance(part, str | bytes)) <= _LONG_KEY:
-        return key
-    return fingerprint(key) or key
+    length = 0
+    for part in key if isinstance(key, tuple) else (key,):
+        if isinstance(part, str | bytes):
+            length += len(part)
+    return key if length <= _LONG_KEY else fingerprint(key) or key

@@ -21,7 +21,6 @@ import marshal
 import sys
 from collections.abc import Callable, Hashable
 from contextvars import Context
-from threading import get_ident
 from typing import Any, Final
 
 from agent_cache.core.options import LoopHints
@@ -128,18 +127,23 @@ class Signature:
         "tool",
     )  # fmt: skip
 
-    def __init__(self, tool: str, key: Hashable, digest: Hashable, others: dict[Hashable, Signature] | None) -> None:
+    def __init__(
+        self,
+        tool: str,
+        key: Hashable,
+        digest: Hashable,
+        others: dict[Hashable, Signature] | None = None,
+        epoch: int = -1,
+        judge_at: int = 0,
+    ) -> None:
         self.tool = tool
         self.key = key
         self.digest = digest
         self.others = others
         self.text = ""
-        self.epoch = self.step = self.ended = -1
-        self.count = self.balance = self.in_a_row = self.met = self.judge_at = 0
-
-    def begin(self, epoch: int, judge_at: int) -> None:
-        """Start the counts again in a new epoch."""
-        self.epoch, self.judge_at = epoch, judge_at
+        self.epoch = epoch
+        self.judge_at = judge_at
+        self.step = self.ended = -1
         self.count = self.balance = self.in_a_row = self.met = 0
 
     def reaches(self, level: int) -> bool:
@@ -168,7 +172,7 @@ task_in: Callable[[Any], Any] = (
 """The running task of an event loop."""
 
 _NO_TASK: Final = object()
-_NO_CALL: Final = Signature("", None, None, None)
+_NO_CALL: Final = Signature("", None, None)
 
 
 class LoopDetector:
@@ -231,13 +235,6 @@ class LoopDetector:
 
     # Tasks and iterations
 
-    def note_task(self) -> None:
-        """Note the task of the current call."""
-        loop = running_loop()
-        task = get_ident() if loop is None else task_in(loop)
-        if task != self.task:
-            self.switch_to(task, loop)
-
     def switch_to(self, task: Any, loop: asyncio.AbstractEventLoop | None) -> None:
         """Note that another task makes the next call, perhaps in another iteration of the loop.
 
@@ -276,8 +273,8 @@ class LoopDetector:
         self.epoch += 1
         self.last = _NO_CALL
         self._error = None
-        self.begin_streak()
         self.blocked.clear()
+        self.begin_streak()
 
     def begin_streak(self) -> None:
         """Note a new signature: no cycle reaches back beyond it, and none stays blocked."""
@@ -378,7 +375,8 @@ class ToolHistory:
         state.position = position = state.position + 1
         signature.ended = position + state.unchanged
         if count == 1 or hints.poll:
-            state.begin_streak()
+            if state.length or state.blocked:
+                state.begin_streak()
             if type(digest) is not object or former is None or former.epoch != state.epoch:
                 # What cannot be compared is progress if the call is new.
                 state.newest = step
@@ -427,13 +425,16 @@ class ToolHistory:
             if type(former.digest) is not object:
                 former.others[former.digest] = former
                 forget_oldest(former.others, _MAX_OUTCOMES)
+        judge_at = state.levels[self.repeat].notice
         if found is None:
-            found = Signature(self.name, key, digest, None if former is None else former.others)
             if has_written:
                 state.end_epoch()
+            others = None if former is None else former.others
+            found = Signature(self.name, key, digest, others, state.epoch, judge_at)
+        elif found.epoch != state.epoch:
+            found.epoch, found.judge_at = state.epoch, judge_at
+            found.count = found.balance = found.in_a_row = found.met = 0
         self.calls[key] = found
-        if found.epoch != state.epoch:
-            found.begin(state.epoch, state.levels[self.repeat].notice)
         return found
 
     def _judge_poll(self, signature: Signature, value: object) -> Verdict | None:
