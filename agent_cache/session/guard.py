@@ -44,6 +44,9 @@ _MAX_SPENT: Final = 1_000
 _RECENT: Final = 10
 """How many calls the report on a spent budget names."""
 
+_NOT_COUNTED: Final = [0]
+"""Counts the calls of tools without a budget of their own, in place of a counter for each."""
+
 _LONG_KEY: Final = 1_000
 """A key of more characters is replaced by its fingerprint, so that a session does not keep large arguments alive."""
 
@@ -252,7 +255,7 @@ class ToolInSession(ToolHistory):
         self._max_calls = None if policy is None else policy.calls_of(self.name)
         self._max_depth = (policy and policy.max_execution_depth) or ANY_NUMBER
         self._max_nesting = (policy and policy.max_nesting) or ANY_NUMBER
-        self._used: list[int] = session.used_by(self.name) if self._max_calls is not None else [0]
+        self._used: list[int] = _NOT_COUNTED if self._max_calls is None else session.used_by(self.name)
         self._has_budget = self._max_calls is not None or session.deadline != NEVER
 
     # Hits

@@ -144,7 +144,7 @@ class AgentCacheSession(LoopGuard):
         if on_loop != "raise" or on_notice is not None:
             checked_reactions(on_loop, on_notice)
             self._on_loop, self._on_notice = on_loop, on_notice
-        if not (loop_policy is max_tool_repeats is max_execution_depth is None):
+        if loop_policy is not None or max_tool_repeats is not None or max_execution_depth is not None:
             self._policy = policy_of(loop_policy, max_tool_repeats, max_execution_depth)
         if trace_size != 10_000:
             self._trace_size = count(1, trace_size, "AgentCacheSession: trace_size")
