@@ -284,7 +284,7 @@ async def test_calls_of_a_block_whose_session_has_ended_are_made_where_it_was_en
     else:
         assert await task == [1, 1, 2, 3, 4, 5, 0], "outside of sessions nothing is stored"
     assert len(session.get_execution_trace()) == 2
-    assert session._stores == {}
+    assert not session._stores
 
 
 async def test_a_session_that_is_entered_again_is_joined_anew():

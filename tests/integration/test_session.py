@@ -1093,7 +1093,7 @@ async def test_a_session_in_a_generator_that_is_closed_by_the_end_of_the_loop():
         asyncio.run(main())
 
     await asyncio.to_thread(run)
-    assert streams.sessions[0]._stores == {}
+    assert not streams.sessions[0]._stores
 
 
 async def test_a_fixture_that_enters_in_one_context_and_leaves_in_another_is_still_told_so():
