@@ -290,14 +290,21 @@ class ToolInSession(ToolHistory):
                 digest = entry.digest
                 if digest is None:
                     digest = entry.digest = digest_of(value) if self.hints.outcome_key is None else self._digest(value)
-                verdict = self.record(key if self._is_keyed else self._key_of_hit(key, arguments), digest, value)
+                loop_key = key if self._is_keyed else self._by_loop_key(arguments or {}, key)
+                verdict = self.record(loop_key, digest, value)
             except Exception as error:  # noqa: BLE001 - a broken guard is not a broken agent
                 verdict = self._detector_failed(error)
             if verdict is not None:
-                instead = self._judge_hit(verdict, key, now, value)
-                if instead is not None:
-                    self.stats.hits += 1
-                    return instead.answer
+                report, is_first = verdict
+                if report.level == "notice":
+                    session._notice(report)
+                else:
+                    self._used[0] -= is_admitted  # unless it goes on
+                    instead = self._act(report, key, now, value, is_first=is_first)
+                    if instead is not None:
+                        self.stats.hits += 1
+                        return instead.answer
+                    self._used[0] += is_admitted
         # In one step, which no other thread interrupts: as in `metrics.Stats`.
         session.calls = number = session.calls + 1
         stats = self.stats
@@ -315,25 +322,11 @@ class ToolInSession(ToolHistory):
         arguments: Mapping[str, Any] | None,
         parent: Call | None,
     ) -> Any:
-        self._used[0] += 1  # `_judge_hit` takes back a hit that is refused or replaced
+        self._used[0] += 1  # `hit` takes back one that is refused or replaced
         return self.hit(key, entry, value, now, arguments, parent, is_admitted=True)
 
     def answered(self) -> None:
         self.stats.hits += 1
-
-    def _judge_hit(self, verdict: Verdict, key: Hashable, now: float, value: Any) -> Replacement | None:
-        report, is_first = verdict
-        if report.level == "notice":
-            self._session._notice(report)
-            return None
-        instead, is_refused = None, True
-        try:
-            instead = self._act(report, key, now, value, is_first=is_first)
-            is_refused = instead is not None
-        finally:
-            if is_refused:
-                self._used[0] -= 1
-        return instead
 
     def _detector_failed(self, error: Exception) -> Verdict | None:
         """Go on without a verdict on a call: its answer is what matters."""
@@ -517,9 +510,7 @@ class ToolInSession(ToolHistory):
 
     def _key_of(self, call: Call) -> Hashable:
         """The identity of a miss or a write."""
-        key = None if self.hints.loop_key is None else self._by_loop_key(call.arguments)
-        if key is None:
-            key = call.key
+        key = call.key if self.hints.loop_key is None else self._by_loop_key(call.arguments, call.key)
         if key is not None:
             return key
         parameters = self._operation.parameters
@@ -530,17 +521,13 @@ class ToolInSession(ToolHistory):
                 self.detector.unkeyed = UnkeyedCalls()
             return _shortened(self.detector.unkeyed.key(parameters, call.arguments))
 
-    def _key_of_hit(self, key: Hashable, arguments: Mapping[str, Any] | None) -> Hashable:
-        found = self._by_loop_key(arguments or {})
-        return key if found is None else found
-
-    def _by_loop_key(self, arguments: Mapping[str, Any]) -> Hashable | None:
+    def _by_loop_key(self, arguments: Mapping[str, Any], default: Hashable) -> Hashable:
         assert self.hints.loop_key is not None
         try:
             return _shortened(key_part(self.hints.loop_key(dict(arguments))))
         except Exception as error:  # noqa: BLE001 - the user's function; the arguments are the default
             self._session._count_failure("loop_key failed", self.name, error)
-            return None
+            return default
 
     def _digest(self, value: Any) -> Hashable:
         """What identifies a result of a tool with an ``outcome_key``."""

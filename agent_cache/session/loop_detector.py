@@ -26,7 +26,7 @@ from typing import Any, Final
 from agent_cache.core.options import LoopHints
 from agent_cache.engine.state import forget_oldest
 from agent_cache.errors import AgentLoopDetectedError
-from agent_cache.session.loop_policy import ANY_NUMBER, LoopPolicy
+from agent_cache.session.loop_policy import ANY_NUMBER, LoopPolicy, seconds_of
 from agent_cache.session.unkeyed import UnkeyedCalls
 from agent_cache.values.compare import fingerprint, shown
 
@@ -208,7 +208,7 @@ class LoopDetector:
 
     def __init__(self, policy: LoopPolicy, now: float) -> None:
         self.levels = policy.thresholds
-        self.pause = policy.longest_pause
+        self.pause = seconds_of(policy.new_turn_after, "new_turn_after")
         self.active = now
         self.epoch = self.position = self.unchanged = self.step = self.first_step = self.length = self._errors = 0
         self.newest = self.progress = self._error_at = self._error_clock = self._error_step = -1

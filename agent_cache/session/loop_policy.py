@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from agent_cache.core.options import Value, checked_text, configures, count, seconds
 from agent_cache.errors import ConfigurationError
 
-__all__ = ["ANY_NUMBER", "LoopPolicy", "policy_of"]
+__all__ = ["ANY_NUMBER", "LoopPolicy", "policy_of", "seconds_of"]
 
 ANY_NUMBER: Final = 1_000_000_000
 """More calls than a run makes. Below 2 ** 30, so that it is one digit of CPython's integers and compares fast."""
@@ -94,7 +94,7 @@ class LoopPolicy(Value):
             if getattr(self, name) is not None:
                 count(1, getattr(self, name), f"LoopPolicy: {name}")
         for name in ("max_duration", "new_turn_after"):
-            _seconds(getattr(self, name), name)
+            seconds_of(getattr(self, name), name)
         if isinstance(self.max_tool_calls, Mapping):
             for tool, limit in self.max_tool_calls.items():
                 checked_text(tool, "LoopPolicy: max_tool_calls: a tool's name")
@@ -118,16 +118,6 @@ class LoopPolicy(Value):
     def thresholds(self) -> Mapping[str, _Threshold]:
         """The two levels of each check."""
         return _thresholds(self.repeat, self.error, self.cycle, self.any_error, self.write_repeat)
-
-    @property
-    def seconds(self) -> float | None:
-        """`max_duration` in seconds."""
-        return _seconds(self.max_duration, "max_duration")
-
-    @property
-    def longest_pause(self) -> float | None:
-        """`new_turn_after` in seconds."""
-        return _seconds(self.new_turn_after, "new_turn_after")
 
     def calls_of(self, tool: str) -> int | None:
         """How many calls a tool may make, None for any number."""
@@ -165,7 +155,8 @@ def _changed(policy: LoopPolicy | None, max_tool_repeats: int | None, max_execut
     return policy if max_execution_depth is None else replace(policy, max_execution_depth=max_execution_depth)
 
 
-def _seconds(given: Any, name: str) -> float | None:
+def seconds_of(given: _Seconds, name: str) -> float | None:
+    """A duration of a policy in seconds."""
     return None if given is None else seconds(given, f"LoopPolicy: {name}")
 
 

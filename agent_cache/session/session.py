@@ -25,7 +25,7 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import Metrics
 from agent_cache.session.guard import LoopGuard, OnLoop, OnNotice, ToolInSession, checked_reactions
 from agent_cache.session.loop_detector import LoopDetector
-from agent_cache.session.loop_policy import ANY_NUMBER, LoopPolicy, policy_of
+from agent_cache.session.loop_policy import ANY_NUMBER, LoopPolicy, policy_of, seconds_of
 from agent_cache.session.trace import Trace, TraceRecord
 
 __all__ = ["WATCHERS", "AgentCacheSession", "AttachedBlock", "Attachment"]
@@ -229,7 +229,8 @@ class AgentCacheSession(LoopGuard):
             if self._detects_loops:
                 policy = self._policy
                 self.limit = policy.max_execution_depth or ANY_NUMBER
-                self.deadline = NEVER if policy.max_duration is None else CLOCK.now() + policy.seconds  # type: ignore[operator]  # it has one
+                longest = seconds_of(policy.max_duration, "max_duration") if policy.max_duration is not None else None
+                self.deadline = NEVER if longest is None else CLOCK.now() + longest
             self._outer = outer
             self._scope = scope = outer.within(self, outer.tenant if self._tenant is None else self._tenant)
             self._token = scope.enter()
@@ -309,11 +310,6 @@ class AgentCacheSession(LoopGuard):
                 self._blocks = {}
             self._blocks[scope] = here
         return scope
-
-    def _part(self, scope: Scope) -> None:
-        with _LOCK:
-            if self._blocks is not None:
-                self._blocks.pop(scope, None)
 
     # What users ask of it
 
@@ -437,7 +433,8 @@ class AttachedBlock:
         entered = self._entered.pop(scope, None)
         if entered is not None:
             outer, token = entered
-            self._session._part(scope)
+            with _LOCK:
+                (self._session._blocks or {}).pop(scope, None)
             leave_scope(scope, outer, token, is_closing=is_closing)
         if not is_here and not is_closing:
             raise ConfigurationError(
