@@ -428,7 +428,7 @@ class ThreadCursor(Cursor):
     def _start(self, answer: Callable[[], Awaitable[Any]]) -> None:
         self._context = copy_context()
         self._coroutine = self._make_call(answer)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may close another stream meanwhile
         self._thread: int | None = None
         self._awaited: Any = None
         self._interruption: BaseException | None = None
@@ -441,7 +441,8 @@ class ThreadCursor(Cursor):
         if leader._thread == threading.get_ident():
             raise ValueError("this stream is read by the generator that yields it")
         with leader._lock:  # another thread may have brought the chunk meanwhile
-            if leader.outcome is None and self.stream is stream and (self.at is None or self.at.next is None):
+            at = self.at
+            if leader.outcome is None and self.stream is stream and (at is None or at.next is None):
                 leader._go_on()
 
     def wake(self) -> None:
