@@ -35,7 +35,7 @@ from agent_cache.core.versions import Versions
 from agent_cache.engine.call import load
 from agent_cache.engine.flight import Failure, Flight
 from agent_cache.engine.scope import PLACE, Call
-from agent_cache.engine.state import free, keep
+from agent_cache.engine.state import keep
 from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
 
 __all__ = ["AsyncCache", "Metrics"]
@@ -476,8 +476,7 @@ class Storage:
         """Delete all entries. No load under way restores one."""
         with self.versions.lock:
             self.versions.write(((0,),))
-            garbage: list[Any] = [self.store.drop_all()]
-        free(garbage)
+            _garbage = self.store.drop_all()  # freed after the lock
 
 
 class EntriesView(MutableMapping[Hashable, Any]):

@@ -24,7 +24,6 @@ from agent_cache.engine.inheritance import NO_LEASES, Inherited, Inherits, Sourc
 from agent_cache.engine.scope import Call, LocalTool
 from agent_cache.engine.state import (
     evict_for,
-    free,
     wait_for_lock,
     warn_once,
 )
@@ -256,7 +255,7 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
                         stats.evictions += count
             if is_stored:
                 _newest = store.newest
-                replaced = store.lookup(key)
+                replaced = store.peek(key)
                 entry.checked = store.versions.now
                 evicted, swept = store.insert(key, entry, now)
                 garbage += swept
@@ -270,8 +269,6 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
             VERSIONS.lock.release()
         except RuntimeError:
             pass  # interrupted while it waited
-    if garbage:
-        free(garbage)
     if replaced is not None and replaced.failure is not None:
         warn_once("copying a hit failed, so it was loaded anew", call.operation.name, replaced.failure)
     return is_valid

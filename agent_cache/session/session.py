@@ -20,7 +20,7 @@ from agent_cache.engine.interception import Interceptor
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.scope import MAX_TOOLS, PLACE, Scope, closes_generator, leave_scope
-from agent_cache.engine.state import forget_oldest, free
+from agent_cache.engine.state import forget_oldest
 from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import Metrics
 from agent_cache.session.guard import LoopGuard, OnLoop, OnNotice, ToolInSession, checked_reactions
@@ -454,8 +454,7 @@ class AttachedBlock:
 
 def _close(store: Store) -> None:
     with VERSIONS.lock:
-        dropped = store.close()
-    free([dropped])
+        _dropped = store.close()  # freed after the lock
 
 
 def _interceptors(scope: Scope) -> Iterator[Interceptor]:
