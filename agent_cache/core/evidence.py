@@ -45,7 +45,7 @@ class LastLoad:
 
     started: float
     expires: float
-    digest: bytes | None
+    digest: Hashable
     serial: int
     is_stored: bool
     evicted: int = NOT
@@ -110,7 +110,8 @@ class Evidence:
         if is_miss and cause is not None:
             self.causes[cause] += 1
             self.by_size += cause == "evicted" and former is not None and former.evicted == BY_SIZE
-        if former is not None and former.is_stored and load.is_stored and None not in (former.digest, load.digest):
+        has_both = former is not None and former.digest is not None and load.digest is not None
+        if former is not None and has_both and former.is_stored and load.is_stored:
             is_same, interval = former.digest == load.digest, load.started - former.started
             is_unwritten = former.evicted != NOT and written <= former.serial
             if (is_unwritten or present == former.expires) and interval > 0:

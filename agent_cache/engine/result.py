@@ -333,17 +333,23 @@ def note_load(call: Call, value: object, stored: Entry | None, present: Entry | 
     digest = None if stored is None else _digest(call, value, stored)
     ends = call.started if stored is None else stored.expires
     load = LastLoad(call.started, ends, digest, serial, is_stored=stored is not None)
-    written = max([VERSIONS.last(root) for root in operation.roots], default=0)
+    written = max([VERSIONS.last(root) for root in operation.roots], default=0) if key in evidence.latest else 0
     expires = None if present is None else present.expires
     evidence.note(key, load, expires, written, is_miss=call.source == "miss" and not call.is_fresh)
 
 
-def _digest(call: Call, value: object, stored: Entry) -> bytes | None:
+def _digest(call: Call, value: object, stored: Entry) -> Hashable:
     """What two results share that are the same, types included; None if that cannot be told, or takes long."""
     outcome_key = call.operation.policy.loop.outcome_key
-    image: Any = next((part for part in getattr(stored.copy, "args", ()) if type(part) is bytes), value)
-    if type(image) in _LONGEST and len(image) > _LONGEST[type(image)]:
+    image: Any = value
+    for part in getattr(stored.copy, "args", ()):
+        if type(part) is bytes:
+            image = part
+    kind = type(image)
+    if kind in _LONGEST and len(image) > _LONGEST[kind]:
         return None
+    if outcome_key is None and (kind is bytes or kind is str):
+        return hash((kind, image))
     if outcome_key is not None:
         try:
             image = outcome_key(value)
