@@ -127,12 +127,13 @@ def test_a_tree_that_keeps_the_rules_is_let_through(tmp_path: Path):
 # under 34,000 lines and 500 names: folders that are not rebuilt yet have what they have.
 
 LINES = {
-    "core": 3_300,  # of 1,800: `lease` (120) goes with the tiers. Contexts and askers (760) were no row of the plan:
+    "core": 3_297,  # of 1,800: `lease` (120) goes with the tiers. Contexts and askers (760) were no row of the plan:
     # what says who asks has to be read out of six frameworks' objects. Nor was `evidence` (160)
-    "values": 1_660,  # of 1,250: `contents` (220) was to be a part of `canonical`, which is 120 over its row
-    "engine": 6_849,  # of 2,700: streams (700), audits (470), stale answers and the bridge to the tiers (800) are as
-    # they were; `call` is 500 of 480. `scope`, `operation`, `result`, `order` and `read` (2,000) are what the prototype
-    # of the plan lacked: sessions around a call, tenants, what a load inherits, doubt, and refused results
+    "values": 1_656,  # of 1,250: `contents` (220) was to be a part of `canonical`, which is 120 over its row
+    "engine": 6_740,  # of 2,700: `write`, `flight` and `blocking` are 150 over their rows, the bridge to the tiers, 760
+    # lines, goes with them. `scope`, `operation`, `result`, `inheritance`, `read` and `state` (2,300) are what the
+    # prototype of the plan lacked: sessions around a call, tenants, what a load inherits, doubt, refused results.
+    # Streams (700 of 320) are shared between tasks and between threads; audits are 470 of 330
     "session": 1_960,  # of 1,200: `attach` (170) and calls without a key (120) were no row of the plan
     "toolbox": 1_275,
     "remote": 12_330,
@@ -147,8 +148,8 @@ LINES = {
     "report": 1_250,
     "cli": 5_957,
 }
-LINES_OF_THE_PACKAGE = 80_550
-EXPORTED_NAMES = 1_324
+LINES_OF_THE_PACKAGE = 77_120
+EXPORTED_NAMES = 1_274
 
 
 @pytest.mark.parametrize("folder", LINES)
