@@ -225,9 +225,8 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
     try:
         if not VERSIONS.lock.acquire(False):  # noqa: FBT003 - 0.08 us less than `with`; as a keyword, more
             wait_for_lock()
-        now = CLOCK.now()
         if VERSIONS.timed:
-            VERSIONS.expire(now)
+            VERSIONS.expire(CLOCK.now())
         inherited = flight.inherited
         is_unwritten = flight.since == VERSIONS.now and not VERSIONS.held and store.owner is None  # nearly always
         is_valid = (
@@ -257,7 +256,7 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
                 _newest = store.newest
                 replaced = store.peek(key)
                 entry.checked = store.versions.now
-                evicted, swept = store.insert(key, entry, now)
+                evicted, swept = store.insert(key, entry, call.started + call.cost)
                 garbage += swept
                 if evicted is not None:
                     for stats in local.stats:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import marshal
 import sys
+import weakref
 from collections.abc import Callable, Hashable
 from contextvars import Context
 from typing import Any, Final
@@ -175,6 +176,26 @@ _NO_TASK: Final = object()
 _NO_CALL: Final = Signature("", None, None)
 
 
+_IN_ITERATION: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[LoopDetector]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The detectors to be told of the end of the iteration that an event loop is in: one callback serves all sessions."""
+
+
+def _notify_at_end(loop: asyncio.AbstractEventLoop, detector: LoopDetector) -> None:
+    waiting = _IN_ITERATION.get(loop)
+    if waiting is None:
+        _IN_ITERATION[loop] = [detector]
+        loop.call_soon(_end_iteration, loop, context=Context())  # it does not keep the context of this run
+    else:
+        waiting.append(detector)
+
+
+def _end_iteration(loop: asyncio.AbstractEventLoop) -> None:
+    for detector in _IN_ITERATION.pop(loop, ()):
+        detector.end_iteration(loop)
+
+
 class LoopDetector:
     """The state that all tools of a session share, from entering the session to its end.
 
@@ -246,10 +267,11 @@ class LoopDetector:
         if loop is not None:
             first = self._iterations.setdefault(loop, step)
             if first == step:
-                loop.call_soon(self._end_iteration, loop, context=Context())  # it does not keep this run's context
+                _notify_at_end(loop, self)
         self.first_step = first
 
-    def _end_iteration(self, loop: asyncio.AbstractEventLoop) -> None:
+    def end_iteration(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Note that an iteration of this event loop has ended."""
         self._iterations.pop(loop, None)
         self.task = _NO_TASK
 
