@@ -39,7 +39,6 @@ __all__ = [
     "moment",
     "number_of",
     "number_text",
-    "python_value",
     "truth",
 ]
 
@@ -272,8 +271,8 @@ def arguments_of(value: Any, source: Source, place: str) -> Arguments:
     if isinstance(value, str):
         parsed = _structured(value)
         if parsed is None:
-            parsed = python_value(value)
-            is_cut = parsed is None and value.lstrip()[:1] in ("{", "[")
+            parsed = _python_value(value)
+        is_cut = parsed is None and value.lstrip()[:1] in ("{", "[")
         value = value if parsed is None else parsed
     if is_cut:
         source.note(Problem.CUT_ARGUMENTS, place)
@@ -297,13 +296,10 @@ def _structured(text: str) -> Any:
     return decoded(text.encode()) if text[:1] in ("{", "[") else None
 
 
-def python_value(text: str) -> Any:
-    """The dict or list of Python that a text is, as pandas writes it into CSV; None if it is none."""
-    text = text.strip()
-    if text[:1] not in ("{", "[") or len(text) > 1_000_000:
-        return None
+def _python_value(text: str) -> Any:
+    """The dict or list of Python that a text is, as LangChain gives inputs to its callbacks; None if it is none."""
     try:
-        value = ast.literal_eval(text)
+        value = ast.literal_eval(text.strip()) if len(text) < 1_000_000 else None
         return msgspec.json.decode(msgspec.json.encode(value)) if isinstance(value, dict | list) else None
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, msgspec.MsgspecError):
         return None

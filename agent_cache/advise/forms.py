@@ -34,10 +34,9 @@ from agent_cache.advise.fields import (
     moment,
     number_of,
     number_text,
-    python_value,
     truth,
 )
-from agent_cache.advise.records import COLUMNS_OF_TOOLS, LogFile, Problem, Problems, Scratch, decoded
+from agent_cache.advise.records import NAMES_OF_TOOLS, LogFile, Problem, Problems, Scratch, decoded
 from agent_cache.advise.spans import calls_of_spans, spans_of
 from agent_cache.errors import CassetteError
 from agent_cache.recording.cassette import Cassette
@@ -85,7 +84,7 @@ def calls_of_file(
 
 # Records
 
-_TOOLS_ALONE = COLUMNS_OF_TOOLS[:3]
+_TOOLS_ALONE = NAMES_OF_TOOLS[:3]
 _ARGUMENTS = ("arguments", "args", "input", "parameters", "params", "kwargs", "tool_input", "tool_args")
 _RESULTS = ("result", "output", "response", "tool_output", "answer", "observation")
 _ERRORS = ("error", "exception", "is_error", "isError", "failed")
@@ -159,19 +158,11 @@ class _Records:
         if not isinstance(record, dict):
             source.note(Problem.UNKNOWN_RECORD, place)
             return
-        tool = number_text(first_of(record, COLUMNS_OF_TOOLS))
+        tool = number_text(first_of(record, NAMES_OF_TOOLS))
         if not tool:
             source.note(Problem.NO_TOOL, place)
             return
-        given = first_of(record, _ARGUMENTS)
-        if given is ABSENT:
-            dotted = {
-                name.partition(".")[2]: value
-                for name, value in record.items()
-                if name.startswith(("arguments.", "args.")) and value != ""
-            }
-            given = dotted or ABSENT
-        arguments = arguments_of(given, source, place)
+        arguments = arguments_of(first_of(record, _ARGUMENTS), source, place)
         call = call_of(
             tool,
             arguments,
@@ -194,10 +185,6 @@ class _Records:
             self._source.note(Problem.FROM_CACHE, place)
             return OF_CACHE
         if failed is False:
-            if value == "" and _is_table(record):
-                value = ABSENT  # an empty cell: nothing, or an empty text
-            elif isinstance(value, str) and _is_table(record) and (found := python_value(value)) is not None:
-                value = found
             return answer_of(value, self._source, place)
         if failed is True:
             return failure(None if value is ABSENT else value, self._source, place)
@@ -217,15 +204,10 @@ class _Records:
         return Times(started, ended, duration).checked(source, place)
 
 
-def _is_table(record: dict[str, Any]) -> bool:
-    """Whether it is a row of CSV, whose cells are all texts."""
-    return all(isinstance(value, str) for value in record.values())
-
-
 def _is_call(record: dict[str, Any]) -> bool:
     if any(name in record for name in _TOOLS_ALONE):
         return not is_message(record)
-    has_name = isinstance(first_of(record, COLUMNS_OF_TOOLS), str)
+    has_name = isinstance(first_of(record, NAMES_OF_TOOLS), str)
     has_parts = any(name in record for name in _ARGUMENTS) and (
         any(name in record for name in (*_RESULTS, *_ERRORS)) or "type" not in record
     )
@@ -261,8 +243,6 @@ def _kind_of(record: Mapping[str, Any]) -> Literal["read", "write"] | None:
 
 def _hints_of_record(record: Mapping[str, Any]) -> dict[str, bool]:
     given = first_of(record, ("hints", "annotations"))
-    if isinstance(given, str):
-        given = python_value(given) or ABSENT
     return hints_of(given) or hints_of(record)
 
 

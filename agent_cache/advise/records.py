@@ -1,16 +1,13 @@
-"""The files of a log as records, one at a time: JSON Lines, JSON documents and CSV, also compressed.
+"""The files of a log as records, one at a time: JSON Lines and JSON documents, also compressed by gzip.
 
-What a file is decides its content. A line that is no JSON, in a file of JSON Lines, is left out and counted. A document
-of any size is read element by element: an array by its elements, and an object that is larger than `MAX_RECORD` by the
-elements of its arrays. So the memory that it takes depends on one record, and not on the file.
+What a file is decides its content. A line that is no JSON, in a file of JSON Lines, is left out and counted. The
+elements of an array are records of their own.
 """
 
 from __future__ import annotations
 
-import csv
 import glob
 import gzip
-import io
 import json
 import os
 import re
@@ -22,7 +19,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -31,25 +28,17 @@ from typing import Any, BinaryIO, Final, Literal, NamedTuple, TypeAlias, cast
 import msgspec
 
 __all__ = [
-    "COLUMNS_OF_TOOLS",
-    "MAX_RECORD",
-    "LogFile",
-    "Problem",
-    "Problems",
-    "Record",
-    "Scratch",
-    "decoded",
-    "files_of",
-]
+    "MAX_RECORD", "NAMES_OF_TOOLS", "LogFile", "Problem", "Problems", "Record", "Scratch", "decoded", "files_of",
+]  # fmt: skip
 
 MAX_RECORD = 64 * 1024 * 1024
-"""Bytes of the largest line, and of the largest element of a document, that is read as one record."""
+"""Bytes of the largest line that is read as a record."""
 _CHUNK = 256 * 1024
 _BOM = b"\xef\xbb\xbf"
 _SNIFFED_LINES = 100
 
-COLUMNS_OF_TOOLS: Final = ("tool", "tool_name", "toolName", "name", "function")
-"""Names of the column, or of the key of a record, that has the name of the tool; the first that is there."""
+NAMES_OF_TOOLS: Final = ("tool", "tool_name", "toolName", "name", "function")
+"""Keys of a record that has the name of the tool; the first that is there."""
 
 
 # What is wrong with a log
@@ -250,9 +239,9 @@ class Record(NamedTuple):
     """One record of a file.
 
     Attributes:
-        value: a JSON value; of a CSV file a dict of texts.
+        value: a JSON value.
         place: of the record in the file: ``"line 7"``.
-        group: the number of the array that it is an element of. Records of JSON Lines and CSV are in one group.
+        group: the number of the document that it is a part of. Records of JSON Lines are in one group.
     """
 
     value: Any
@@ -260,23 +249,19 @@ class Record(NamedTuple):
     group: int = 0
 
 
-Shape: TypeAlias = Literal["lines", "document", "csv", "recording", "unknown", "empty"]
+Shape: TypeAlias = Literal["lines", "document", "recording", "unknown", "empty"]
 
 _MAGIC = (
     (b"\x28\xb5\x2f\xfd", "it is compressed by zstd; decompress it"),
     (b"PK\x03\x04", "it is a zip archive; unpack it"),
     (b"BZh", "it is compressed by bzip2; decompress it"),
     (b"\xfd7zXZ\x00", "it is compressed by xz; decompress it"),
-    (b"PAR1", "it is Parquet; export it as JSON Lines or CSV"),
-    (b"SQLite format 3", "it is a database of SQLite; export it as JSON Lines or CSV"),
+    (b"PAR1", "it is Parquet; export it as JSON Lines"),
+    (b"SQLite format 3", "it is a database of SQLite; export it as JSON Lines"),
+    (b"\xff\xfe", "it is UTF-16; save it as UTF-8"),
+    (b"\xfe\xff", "it is UTF-16; save it as UTF-8"),
 )
 _RECORDINGS = (b'{"agent_cache_cassette"', b'{"agent_cache_journal"')
-_ENCODINGS = (
-    (b"\xff\xfe\x00\x00", "utf-32"),
-    (b"\x00\x00\xfe\xff", "utf-32"),
-    (b"\xff\xfe", "utf-16"),
-    (b"\xfe\xff", "utf-16"),
-)
 
 
 @dataclass(slots=True)
@@ -295,9 +280,6 @@ class LogFile:
     size: int = 0
     reason: str = ""
     shape: Shape = "unknown"
-    is_compressed: bool = False
-    delimiter: str = ","
-    _plain: Path | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Look how large it is."""
@@ -306,28 +288,14 @@ class LogFile:
         except OSError:
             pass  # `examine` says so
 
-    def examine(self, scratch: Scratch) -> None:
-        """Find out what it is: `shape`, and the `reason` if it cannot be read. Nothing is raised.
-
-        Args:
-            scratch: for its text, if that is UTF-16 or UTF-32.
-        """
+    def examine(self) -> None:
+        """Find out what it is: `shape`, and the `reason` if it cannot be read. Nothing is raised."""
         try:
             if not stat.S_ISREG(self.path.stat().st_mode):
                 self.reason = "it is not a regular file"
                 return
-            with self.opened() as (file, raw):
+            with self._opened() as (file, _):
                 head = file.read(16)
-                self.is_compressed = file is not raw
-            encoding = next((name for magic, name in _ENCODINGS if head.startswith(magic)), None)
-            if encoding is None and len(head) > 1 and 0 in head[:2] and head[:2] != b"\0\0":
-                encoding = "utf-16-be" if head[0] == 0 else "utf-16-le"
-            if encoding is not None:
-                with self.opened() as (file, _):
-                    text = io.TextIOWrapper(file, encoding, errors="replace", newline="")
-                    parts = iter(partial(text.read, _CHUNK), "")
-                    self._plain = scratch.spooled(part.removeprefix("\ufeff").encode() for part in parts)
-                    text.detach()
             self.reason = next((reason for magic, reason in _MAGIC if head.startswith(magic)), "")
             if not self.reason:
                 self._sniff()
@@ -340,17 +308,13 @@ class LogFile:
         Raises:
             OSError, EOFError, zlib.error: if it cannot be decompressed.
         """
-        if self._plain is None:
-            if not self.is_compressed:
-                return self.path
-            with self.opened() as (file, _):
-                self._plain = scratch.spooled(parts_of(file))
-        return self._plain
+        with self._opened() as (file, raw):
+            return self.path if file is raw else scratch.spooled(parts_of(file))
 
     @contextmanager
-    def opened(self) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    def _opened(self) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         """Its content, decompressed and without a byte order mark, and the file under that, which has the position."""
-        with (self._plain or self.path).open("rb") as raw:
+        with self.path.open("rb") as raw:
             is_compressed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             file = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_compressed else raw
@@ -366,7 +330,7 @@ class LogFile:
             problems: is added to.
             progress: is called with the number of bytes read so far.
         """
-        with self.opened() as (file, raw):
+        with self._opened() as (file, raw):
 
             def done() -> None:
                 if progress is not None:
@@ -375,21 +339,18 @@ class LogFile:
             try:
                 if self.shape == "lines":
                     yield from self._lines(file, problems, done)
-                elif self.shape == "csv":
-                    yield from self._rows(file, problems, done)
                 else:
-                    yield from _Document(self.name, file, problems, done).records()
+                    yield from _records_of_documents(self.name, _text_of(file, self.name, problems), problems)
+                    done()
             except (OSError, EOFError, zlib.error) as error:
                 problems.add(Problem.LOST_REST, f"{self.name}: {_reason(error)}")
 
     def _sniff(self) -> None:
-        with self.opened() as (file, _):
+        with self._opened() as (file, _):
             lines: list[bytes] = []
-            is_whole = True
             while len(lines) < _SNIFFED_LINES and (line := file.readline(MAX_RECORD if not lines else _CHUNK)):
                 if line.strip():
                     lines.append(line)
-                    is_whole = is_whole and line.endswith(b"\n")
         if not lines:
             self.shape = "empty"
             return
@@ -402,13 +363,10 @@ class LogFile:
             self.shape = "lines" if is_lines else "document"
             if self.shape == "document" and _is_document_of_agentcassette(b"".join(lines)):
                 self.shape = "recording"
-        elif (delimiter := _delimiter_of(first)) is not None:
-            self.shape, self.delimiter = "csv", delimiter
         elif any(isinstance(decoded(line), dict) for line in lines if line.lstrip()[:1] == b"{"):
             self.shape = "lines"
         else:
-            self.shape = "unknown"
-            self.reason = "it is neither JSON nor CSV with a column for the tool"
+            self.reason = "it is no JSON"
 
     def _lines(self, file: BinaryIO, problems: Problems, done: Callable[[], None]) -> Iterator[Record]:
         number = 0
@@ -443,43 +401,6 @@ class LogFile:
                 problems.add(Problem.ENCODING, f"{self.name}, {place}")
             return value
         return None
-
-    def _rows(self, file: BinaryIO, problems: Problems, done: Callable[[], None]) -> Iterator[Record]:
-        reader = csv.reader(self._texts(file, problems, done), delimiter=self.delimiter, strict=True)
-        names: list[str] | None = None
-        while True:
-            limit = csv.field_size_limit(MAX_RECORD)
-            try:
-                row = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                is_torn = "unexpected end" in str(error)
-                problems.add(Problem.TORN if is_torn else Problem.BROKEN, f"{self.name}, line {reader.line_num}")
-                continue
-            finally:
-                csv.field_size_limit(limit)  # the setting is the program's
-            place = f"line {reader.line_num}"
-            if not any(row):
-                continue
-            if names is None:
-                names = [name.strip() for name in row]
-            elif len(row) != len(names):
-                problems.add(Problem.BROKEN, f"{self.name}, {place}")
-            else:
-                yield Record(dict(zip(names, row, strict=True)), place)
-
-    def _texts(self, file: BinaryIO, problems: Problems, done: Callable[[], None]) -> Iterator[str]:
-        number = 0
-        while line := file.readline(MAX_RECORD):
-            number += 1
-            line = line.replace(b"\0", b"")
-            try:
-                yield line.decode()
-            except UnicodeDecodeError:
-                problems.add(Problem.ENCODING, f"{self.name}, line {number}")
-                yield line.decode("cp1252", "replace")
-            done()
 
 
 def _reason(error: Exception) -> str:
@@ -538,151 +459,48 @@ def _is_document_of_agentcassette(head: bytes) -> bool:
     return b'"steps"' in head and b'"recorded_at"' in head and b'"version"' in head and b'"kwargs"' in head
 
 
-def _delimiter_of(line: bytes) -> str | None:
-    """What separates the columns of a CSV file, if one of them is that of the tool."""
-    text = line.decode("cp1252", "replace").strip()
-    for delimiter in ",;\t|":
-        try:
-            names = next(csv.reader([text], delimiter=delimiter, strict=True), [])
-        except csv.Error:
-            continue
-        if len(names) > 1 and {name.strip() for name in names} & set(COLUMNS_OF_TOOLS):
-            return delimiter
-    return None
+# Documents
 
 
-class _TooLargeError(Exception):
-    """An element is larger than `MAX_RECORD`."""
-
-
-class _BrokenError(Exception):
-    """The text is no JSON from here on. `is_torn` if it breaks off."""
-
-    def __init__(self, *, is_torn: bool) -> None:
-        super().__init__(is_torn)
-        self.is_torn = is_torn
+def _text_of(file: BinaryIO, name: str, problems: Problems) -> str:
+    """The whole text of a file; of one whose compressed content breaks off, what comes before."""
+    parts: list[bytes] = []
+    try:
+        parts.extend(parts_of(file))
+    except (OSError, EOFError, zlib.error) as error:
+        problems.add(Problem.LOST_REST, f"{name}: {_reason(error)}")
+    return b"".join(parts).decode(errors="replace")
 
 
 _SPACE = re.compile(r"[\s,\x1e]*")
 _NEXT = re.compile(r"\n(?=\{)")
 
 
-class _Document:
-    """A reader of JSON documents, one after the other, by their elements."""
-
-    def __init__(self, name: str, file: BinaryIO, problems: Problems, done: Callable[[], None]) -> None:
-        self._name = name
-        self._text = ""
-        self._at = 0
-        self._file = io.TextIOWrapper(file, "utf-8", errors="replace", newline="")
-        self._is_over = False
-        self._problems = problems
-        self._done = done
-        self._count = 0
-        self._group = 0
-
-    def records(self) -> Iterator[Record]:
-        """The records of all documents."""
+def _records_of_documents(name: str, text: str, problems: Problems) -> Iterator[Record]:
+    """The records of JSON documents, one after the other: the elements of an array, or the document itself."""
+    at = group = count = 0
+    is_array = False
+    while (at := cast("re.Match[str]", _SPACE.match(text, at)).end()) < len(text) or is_array:
+        character = text[at : at + 1]
+        if character == ("]" if is_array else "["):
+            is_array, at = not is_array, at + 1
+            group += is_array
+            continue
         try:
-            while self._peek():
-                self._group += 1
-                try:
-                    yield from self._array(0) if self._peek() == "[" else self._element(0)
-                except _BrokenError as error:
-                    place = f"{self._name}, behind record {self._count}"
-                    if error.is_torn:
-                        self._problems.add(Problem.TORN, place)
-                    elif self._skip():
-                        self._problems.add(Problem.BROKEN, place)
-                        continue
-                    else:
-                        self._problems.add(Problem.LOST_REST, place)
-                    return
-        finally:
-            self._file.detach()  # whose it is closes it
-
-    def _element(self, depth: int) -> Iterator[Record]:
-        try:
-            value = self._value()
-        except _TooLargeError:
-            if depth > 8:
-                raise _BrokenError(is_torn=False) from None
-            yield from self._array(depth + 1) if self._peek() == "[" else self._object(depth + 1)
-            return
-        self._count += 1
-        yield Record(value, f"record {self._count}", self._group)
-
-    def _array(self, depth: int) -> Iterator[Record]:
-        self._at += 1
-        while (char := self._peek()) != "]":
-            if not char:
-                raise _BrokenError(is_torn=True)
-            yield from self._element(depth)
-        self._at += 1
-
-    def _object(self, depth: int) -> Iterator[Record]:
-        """The elements of the arrays of an object; its other members are left out."""
-        self._at += 1
-        while (char := self._peek()) != "}":
-            if char != '"':
-                raise _BrokenError(is_torn=not char)
-            self._value()
-            if self._peek() != ":":
-                raise _BrokenError(is_torn=not self._peek())
-            self._at += 1
-            if self._peek() == "[":
-                yield from self._array(depth)
-            else:
-                try:
-                    self._value()
-                except _TooLargeError:
-                    yield from self._object(depth + 1)
-        self._at += 1
-
-    def _value(self) -> Any:
-        """The value that begins here."""
-        while True:
-            try:
-                value, end = _python_decoder.raw_decode(self._text, self._at)
-            except json.JSONDecodeError as error:
-                is_cut = error.msg.startswith("Unterminated") or error.pos >= len(self._text) - 8
-                if self._is_over or not is_cut:
-                    raise _BrokenError(is_torn=self._is_over and is_cut) from None
-            except RecursionError:
-                raise _BrokenError(is_torn=False) from None
-            else:
-                if end < len(self._text) or self._is_over:
-                    text = self._text[self._at : end]
-                    self._at = end
-                    return _without_surrogates(value, text)
-            if len(self._text) - self._at > MAX_RECORD:
-                raise _TooLargeError
-            self._more(len(self._text) - self._at)
-
-    def _peek(self) -> str:
-        """The next character that is no space and no comma; empty at the end."""
-        while True:
-            found = _SPACE.match(self._text, self._at)
-            self._at = found.end() if found else self._at
-            if self._at < len(self._text):
-                return self._text[self._at]
-            if self._is_over:
-                return ""
-            self._more(0)
-
-    def _more(self, size: int) -> None:
-        part = self._file.read(max(size, _CHUNK))
-        self._is_over = not part
-        self._text = self._text[self._at :] + part
-        self._at = 0
-        self._done()
-
-    def _skip(self) -> bool:
-        """Go to the next line that begins an object. False if there is none."""
-        while (found := _NEXT.search(self._text, self._at + 1)) is None:
-            self._at = max(0, len(self._text) - 1)
-            if self._is_over:
-                return False
-            self._more(0)
-        self._at = found.end()
-        return True
+            value, end = _python_decoder.raw_decode(text, at)
+        except (json.JSONDecodeError, RecursionError) as error:
+            place = f"{name}, behind record {count}"
+            is_torn = isinstance(error, json.JSONDecodeError) and (
+                error.msg.startswith("Unterminated") or error.pos >= len(text) - 8
+            )
+            after = None if is_torn or is_array else _NEXT.search(text, at + 1)
+            problem = Problem.TORN if is_torn else Problem.BROKEN if after else Problem.LOST_REST
+            problems.add(problem, place)
+            if after is None:
+                return
+            at = after.end()
+            continue
+        group += not is_array
+        count += 1
+        yield Record(_without_surrogates(value, text[at:end]), f"record {count}", group)
+        at = end

@@ -26,7 +26,6 @@ def test_the_examples_are_read_as_calls(tmp_path):
             ("get_order", "W9", UNKNOWN, missing),
         ],
         [("get_order", "W1", "late", None)],
-        [("get_order", "W1", {"status": "late"}, None), ("get_order", "W9", UNKNOWN, missing)],
         [("get_order", "W1", "late", None)],
     ]
 

@@ -5,12 +5,11 @@ import io
 import json
 import os
 import time
-from types import SimpleNamespace
 
 import pytest
 
 from agent_cache import ConfigurationError
-from agent_cache.advise import logs, records
+from agent_cache.advise import records
 from agent_cache.advise.calls import UNKNOWN
 from agent_cache.advise.logs import open_logs
 
@@ -106,13 +105,14 @@ def test_an_empty_file_and_one_of_spaces_are_named(read):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"hello\nworld\n", "it is neither JSON nor CSV with a column for the tool"),
-        (b"a,b,c\n1,2,3\n", "it is neither JSON nor CSV with a column for the tool"),
-        (b"PAR1....", "it is Parquet; export it as JSON Lines or CSV"),
+        (b"hello\nworld\n", "it is no JSON"),
+        (b"a,b,c\n1,2,3\n", "it is no JSON"),
+        (b"PAR1....", "it is Parquet; export it as JSON Lines"),
+        ("tool,id\nget,1\n".encode("utf-16"), "it is UTF-16; save it as UTF-8"),
         (b"PK\x03\x04....", "it is a zip archive; unpack it"),
         (b"\x28\xb5\x2f\xfd....", "it is compressed by zstd; decompress it"),
-        (b"SQLite format 3\0", "it is a database of SQLite; export it as JSON Lines or CSV"),
-        (bytes(range(128, 256)) * 20, "it is neither JSON nor CSV with a column for the tool"),
+        (b"SQLite format 3\0", "it is a database of SQLite; export it as JSON Lines"),
+        (bytes(range(128, 256)) * 20, "it is no JSON"),
     ],
 )
 def test_a_file_of_no_known_form_is_named_with_the_reason(read, content, reason):
@@ -185,18 +185,6 @@ def test_a_line_that_is_too_large_is_left_out(read, monkeypatch):
     calls, notes = read([GET, {**GET, "result": "x" * 5000}, GET])
     assert len(calls) == 2
     assert problems(notes) == ["records larger than 64 MiB, left out: 1 (first: log, line 2)"]
-
-
-def test_a_document_that_is_too_large_is_read_by_the_elements_of_its_arrays(read, monkeypatch):
-    monkeypatch.setattr(records, "MAX_RECORD", 2000)
-    monkeypatch.setattr(records, "_CHUNK", 100)
-    document = {"version": 1, "note": {"deep": ["x" * 50] * 60}, "calls": [{**GET, "n": n} for n in range(100)]}
-    for text in (json.dumps(document), json.dumps(document, indent=1), json.dumps([document])):
-        calls, _ = read(text)
-        assert len(calls) == 100
-    spans = [{"scopeSpans": [{"spans": [span(number) for number in range(50)]}]}]
-    calls, _ = read(json.dumps({"resourceSpans": spans}))
-    assert len(calls) == 50
 
 
 def test_deep_values_are_kept(read):
@@ -298,11 +286,7 @@ def test_a_file_with_the_content_of_another_is_left_out(write):
         assert any("files with the same content as another, left out: 1" in note.text for note in log.notes)
 
 
-@pytest.mark.parametrize("mode", ["memory", "spooled", "merged"])
-def test_calls_that_two_exports_have_are_counted_once(write, monkeypatch, mode):
-    if mode != "memory":
-        monkeypatch.setattr(logs, "_MAX_IN_MEMORY", -1)
-        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10**12 if mode == "spooled" else 0))
+def test_calls_that_two_exports_have_are_counted_once(write):
     calls = [{**GET, "time": f"2026-01-01T10:00:0{n}Z", "result": n} for n in range(6)]
     with open_logs([write(calls[:4], "a"), write(calls[2:], "b")]) as log:
         assert [call.result for call in log] == list(range(6))
@@ -398,21 +382,13 @@ def test_durations_complete_the_times(read):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["memory", "spooled", "merged"])
-def test_a_call_without_a_time_stands_behind_the_one_above_it(read, monkeypatch, mode):
-    if mode != "memory":
-        monkeypatch.setattr(logs, "_MAX_IN_MEMORY", -1)
-        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10**12 if mode == "spooled" else 0))
+def test_a_call_without_a_time_stands_behind_the_one_above_it(read):
     calls, notes = read([at("", result=0), at(1.7e9, result=1), at("", result=2), at(1.7e9 + 1, result=3)])
     assert [call.result for call in calls] == [0, 1, 2, 3]
     assert any(text.startswith("2 calls without a time: each counts as made behind") for text in missing(notes))
 
 
-@pytest.mark.parametrize("mode", ["memory", "spooled", "merged"])
-def test_files_without_times_come_last_each_as_a_whole_in_natural_order(write, monkeypatch, mode):
-    if mode != "memory":
-        monkeypatch.setattr(logs, "_MAX_IN_MEMORY", -1)
-        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10**12 if mode == "spooled" else 0))
+def test_files_without_times_come_last_each_as_a_whole_in_natural_order(write):
     bare = {"tool": "get", "args": {}, "result": 0}
     paths = [
         write([{**bare, "result": f"{name}{n}"} for n in range(2)], f"run-{name}") for name in ("10", "2")
@@ -561,48 +537,6 @@ def test_kinds_hints_and_costs(read):
     ])  # fmt: skip
     assert [call.kind for call in calls] == ["read", "write", None, "write", None, None]
     assert [dict(call.hints) for call in calls[4:]] == [{"readOnlyHint": True}, {"destructiveHint": False}]
-
-
-# CSV
-
-
-def test_a_table_as_pandas_writes_it(read):
-    calls, notes = read(
-        "Time,tool,args,result,error\n"
-        "2026-01-01 10:00:00+00:00,get,\"{'id': '7', 'deep': [1, None]}\",\"{'n': 1}\",\n"
-        "2026-01-01 10:00:01+00:00,get,{},,False\n"
-        "2026-01-01 10:00:02+00:00,get,{},boom,True\n".replace("Time", "time")
-    )
-    assert [call.arguments for call in calls] == [{"id": "7", "deep": [1, None]}, {}, {}]
-    assert [(call.result, call.error) for call in calls] == [
-        ({"n": 1}, None),
-        (UNKNOWN, None),
-        (UNKNOWN, "Error: boom"),
-    ]
-    assert not problems(notes)
-
-
-def test_a_table_with_a_column_for_each_argument(read):
-    calls, _ = read("tool;arguments.id;arguments.name;result\nget;7;;one\nget;8;Eve;two\n")
-    assert [call.arguments for call in calls] == [{"id": "7"}, {"id": "8", "name": "Eve"}]
-
-
-def test_broken_rows_of_a_table_are_counted(read):
-    calls, notes = read('tool,args,result\nget,{},1\nget,{}\nget,{},2,3,4\n"get"x,{},1\nget,{},4\nget,{},"torn\n')
-    assert [call.result for call in calls] == ["1", "4"]
-    assert problems(notes) == [
-        "broken lines or records, left out: 3 (first: log, line 3)",
-        "files whose last record breaks off, which is left out: 1 (first: log, line 7)",
-    ]
-
-
-def test_a_table_with_nuls_and_long_cells(read):
-    import csv
-
-    limit = csv.field_size_limit()
-    calls, _ = read("tool,args,result\nget,{},a\0b\nget,{}," + "y" * 400_000 + "\n")
-    assert [len(call.result) for call in calls] == [2, 400_000]
-    assert csv.field_size_limit() == limit
 
 
 # Messages
