@@ -252,7 +252,7 @@ class ToolInSession(ToolHistory):
         self.detector = detector
         if detector is not None:
             self.calls = detector.calls_of(operation)  # it outlives this object, which may be made again
-        self._max_calls = None if policy is None else policy.calls_of(self.name)
+        self._max_calls = None if policy is None or policy.max_tool_calls is None else policy.calls_of(self.name)
         self._max_depth = (policy and policy.max_execution_depth) or ANY_NUMBER
         self._max_nesting = (policy and policy.max_nesting) or ANY_NUMBER
         self._used: list[int] = _NOT_COUNTED if self._max_calls is None else session.used_by(self.name)

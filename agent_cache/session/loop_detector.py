@@ -246,7 +246,8 @@ class LoopDetector:
     def calls_of(self, operation: Hashable) -> dict[Hashable, Signature]:
         """The last signature of each call of a tool."""
         found = self.tools.setdefault(operation, {})
-        forget_oldest(self.tools, _MAX_TOOLS)
+        if len(self.tools) > _MAX_TOOLS:
+            forget_oldest(self.tools, _MAX_TOOLS)
         return found
 
     @property

@@ -365,10 +365,12 @@ class AgentCacheSession(LoopGuard):
         """What the session does with the calls of a tool. It judges those of its own, outside of a replay."""
         detector: LoopDetector | None = None
         if self._detects_loops:
-            with _LOCK:
-                detector = self._detector or LoopDetector(self._policy, CLOCK.now())
-                if self._token is not None:  # else it is for a task that has outlived the session
-                    self._detector = detector
+            detector = self._detector
+            if detector is None:
+                with _LOCK:
+                    detector = self._detector or LoopDetector(self._policy, CLOCK.now())
+                    if self._token is not None:  # else it is for a task that has outlived the session
+                        self._detector = detector
         return ToolInSession(
             operation,
             self,
