@@ -84,7 +84,8 @@ class AgentLoopDetectedError(AgentCacheError):
             made, or how deep they were nested.
         period: the number of calls in one round of the loop; 1 for a plain repeat, 0 for a budget.
         calls: names of the calls of one round, or the most recent ones for a budget.
-        first, last: the outcomes of the first and the last call of the loop, as short text.
+        first, last: the outcomes of the first and the last call of the loop, as short text; `first` of a cycle is empty
+            if only its digest was kept.
         level: ``"action"``, or ``"notice"`` for an error that is only passed to ``on_notice``.
     """
 
