@@ -591,7 +591,7 @@ async def test_after_a_fork_the_child_trusts_nothing_and_connects_anew(make, ser
 @pytest.mark.parametrize("kind", ["sync", "async"])
 async def test_a_client_that_is_there_is_a_template(server, kind):
     client = redis.Redis(port=server.port) if kind == "sync" else redis.asyncio.Redis(port=server.port)
-    async with RedisTier(client, timeout=10.0) as tier:  # the time of a busy machine
+    async with RedisTier(client, timeout=10.0, max_staleness=30.0) as tier:  # a busy machine
         await load(tier, read("order:7"), "x")
         assert await value_of(tier, read("order:7")) == "x"
     await client.aclose() if kind == "async" else client.close()
