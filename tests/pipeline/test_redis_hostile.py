@@ -109,7 +109,7 @@ async def _damage(valkey: Server, codec: Codec, examples: int) -> None:
     request = replace(read("order:7"), returns=dict[str, Any])
     is_guarded = codec in GUARDED
     async with RedisTier.from_url(
-        valkey.url, codec=codec, max_value_size=LIMIT, timeout=1.5, max_staleness=3.0
+        valkey.url, codec=codec, max_value_size=LIMIT, timeout=10.0, max_staleness=30.0
     ) as tier:
         await load(tier, request, VALUE)
         loop = asyncio.get_running_loop()
