@@ -48,7 +48,9 @@ sys.dont_write_bytecode = False
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "tests" / "harness" / "authority.pem")
 
 # Of a function with more cases than these, those between run with `-m slow`, unless a test is asked for by its name.
+# Not of the rules of the project, `tests/test_*.py`: a sample of budgets, or of modules, is no rule.
 CASES = 5
+RULES = Path(__file__).parent / "tests"
 
 MODULE = pytest.StashKey["Path"]()
 
@@ -80,7 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not any("::" in argument for argument in config.args):
         cases = defaultdict(list)
         for item in items:
-            if item.get_closest_marker("slow") is None:
+            if item.get_closest_marker("slow") is None and item.path.parent != RULES:
                 cases[item.nodeid.partition("[")[0]].append(item)
         for of_one in cases.values():
             by_default = {round(i * (len(of_one) - 1) / (CASES - 1)) for i in range(CASES)}

@@ -45,7 +45,7 @@ from agent_cache.engine.operation import CacheKey, Operation
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.scope import PLACE, Scope, closes_generator, leave_scope
 from agent_cache.engine.state import mark_written
-from agent_cache.engine.streams import StreamingRead, StreamingWrite
+from agent_cache.engine.streaming import StreamingRead, StreamingWrite
 from agent_cache.engine.write import DOUBT, Outside, Write, WriteOperation
 from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import METRICS

@@ -60,7 +60,7 @@ from agent_cache.engine.call import hit, run
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.scope import PLACE, ROOT
-from agent_cache.engine.streams import END, WAIT, StreamingRead, StreamingWrite
+from agent_cache.engine.streaming import END, WAIT, StreamingRead, StreamingWrite
 from agent_cache.engine.write import WriteOperation
 from agent_cache.values.canonical import MISSING
 
@@ -159,7 +159,7 @@ try:
 finally:
     await $cursor.leave()
 """
-"""A generator over a cursor: see `engine.streams`. That of a `def` waits without ``await``."""
+"""A generator over a cursor: see `engine.streaming`. That of a `def` waits without ``await``."""
 
 _IS_TRUSTED: Final = (
     "(($lease := $entry.lease) is None or ($lease.page[0] == $lease.stamp "

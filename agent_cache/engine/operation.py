@@ -75,7 +75,7 @@ class Operation(Generic[P]):
     """One decorated tool: everything that was settled at decoration. Base of `ReadOperation` and `WriteOperation`.
 
     Attributes:
-        is_stream: whether the tool is a generator: see `engine.streams`.
+        is_stream: whether the tool is a generator: see `engine.streaming`.
         is_sync: whether it is a `def`, whose calls are made in the calling thread: see `engine.blocking`.
         coroutine_function: what a call runs and awaits; of a `def` its function, which is not awaited, unless it is
             replaced by another one.

@@ -187,11 +187,11 @@ class LocalTool:
         replacement = self._ask(key, now, cached=value)
         if replacement is not None:
             for observer in self.observers:
-                observer.answered()
+                observer.stats.hits += 1
             return replacement.answer
         for observer in self.observers:
             try:
-                value = observer.see(key, entry, value, now, arguments, parent)
+                value = observer.hit(key, entry, value, now, arguments, parent, True)  # noqa: FBT003 - as it is declared
             except AgentLoopDetectedError as loop:
                 self._report_blocked(observer, key, now, type(loop).__name__, loop.kind)
                 raise

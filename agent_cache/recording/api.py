@@ -21,7 +21,7 @@ from agent_cache.core.options import checked_choice
 from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, Receiver
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.scope import PLACE, Scope, closes_generator, leave_scope
-from agent_cache.engine.streams import proceed_stream
+from agent_cache.engine.streaming import proceed_stream
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.cassette import Cassette, apply_rules, recorded_rules, redacted_name
 from agent_cache.recording.cassette_file import CALLS_OF_LITELLM, is_being_recorded

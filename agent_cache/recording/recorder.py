@@ -25,7 +25,7 @@ from agent_cache.core.tags import root_of, unescape
 from agent_cache.engine.interception import InterceptedCall, Receiver, replay_into_sessions
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.scope import PLACE, Call
-from agent_cache.engine.streams import proceed_stream
+from agent_cache.engine.streaming import proceed_stream
 from agent_cache.errors import CassetteError, ConfigurationError, UncacheableArgumentsError
 from agent_cache.recording.arguments import plain_arguments
 from agent_cache.recording.cassette import Cassette

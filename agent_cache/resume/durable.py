@@ -30,7 +30,7 @@ from agent_cache.core.options import checked_choice, checked_flag
 from agent_cache.core.tags import root_of, unescape
 from agent_cache.engine.interception import InterceptedCall
 from agent_cache.engine.scope import PLACE
-from agent_cache.engine.streams import proceed_stream
+from agent_cache.engine.streaming import proceed_stream
 from agent_cache.engine.write import tags_of_intent
 from agent_cache.errors import (
     CassetteError,

@@ -268,15 +268,16 @@ class ToolInSession(ToolHistory):
         now: float,
         arguments: Mapping[str, Any] | None,
         parent: Call | None,
-        is_admitted: bool = False,  # noqa: FBT001, FBT002 - positional, since `see` alone gives it
+        is_admitted: bool = False,  # noqa: FBT001, FBT002 - positional: a scope with several sessions alone gives it
     ) -> Any:
         session = self._session
-        if (session.calls >= session.limit or self._has_budget) and not is_admitted:
-            instead = self.ask(key, now, cached=value)
-            if instead is None:
-                return self.see(key, entry, value, now, arguments, parent)
-            self.stats.hits += 1
-            return instead.answer
+        if is_admitted or session.calls >= session.limit or self._has_budget:
+            instead = None if is_admitted else self.ask(key, now, cached=value)
+            if instead is not None:
+                self.stats.hits += 1
+                return instead.answer
+            is_admitted = True
+            self._used[0] += 1  # taken back below, if it is refused or replaced
         inside = None if parent is None else parent.number_in(session)
         detector = self.detector
         if detector is not None and inside is None:
@@ -312,21 +313,6 @@ class ToolInSession(ToolHistory):
         stats.time_saved += entry.cost
         self._add((self.name, key, now, inside, number))
         return value
-
-    def see(
-        self,
-        key: Hashable,
-        entry: Entry,
-        value: Any,
-        now: float,
-        arguments: Mapping[str, Any] | None,
-        parent: Call | None,
-    ) -> Any:
-        self._used[0] += 1  # `hit` takes back one that is refused or replaced
-        return self.hit(key, entry, value, now, arguments, parent, is_admitted=True)
-
-    def answered(self) -> None:
-        self.stats.hits += 1
 
     def _detector_failed(self, error: Exception) -> Verdict | None:
         """Go on without a verdict on a call: its answer is what matters."""

@@ -176,19 +176,8 @@ _NO_TASK: Final = object()
 _NO_CALL: Final = Signature("", None, None)
 
 
-_IN_ITERATION: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[LoopDetector]]] = (
-    weakref.WeakKeyDictionary()
-)
+_IN_ITERATION: Final = weakref.WeakKeyDictionary["asyncio.AbstractEventLoop", "list[LoopDetector]"]()
 """The detectors to be told of the end of the iteration that an event loop is in: one callback serves all sessions."""
-
-
-def _notify_at_end(loop: asyncio.AbstractEventLoop, detector: LoopDetector) -> None:
-    waiting = _IN_ITERATION.get(loop)
-    if waiting is None:
-        _IN_ITERATION[loop] = [detector]
-        loop.call_soon(_end_iteration, loop, context=Context())  # it does not keep the context of this run
-    else:
-        waiting.append(detector)
 
 
 def _end_iteration(loop: asyncio.AbstractEventLoop) -> None:
@@ -264,11 +253,12 @@ class LoopDetector:
         """
         self.task = task
         self.step = step = self.step + 1
-        first = step
-        if loop is not None:
-            first = self._iterations.setdefault(loop, step)
-            if first == step:
-                _notify_at_end(loop, self)
+        first = step if loop is None else self._iterations.setdefault(loop, step)
+        if loop is not None and first == step:
+            waiting = _IN_ITERATION.setdefault(loop, [])
+            if not waiting:
+                loop.call_soon(_end_iteration, loop, context=Context())  # it does not keep this run's context
+            waiting.append(self)
         self.first_step = first
 
     def end_iteration(self, loop: asyncio.AbstractEventLoop) -> None:
