@@ -1,7 +1,7 @@
 """Logs of tool calls, read as one time line: `open_logs`.
 
 The calls of all files come in the order in which they ended. They are kept in memory as compact bytes: 100,000 calls
-with results of a kilobyte take some 150 MB.
+with results of a kilobyte take 130 MB.
 """
 
 from __future__ import annotations
