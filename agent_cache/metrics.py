@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -40,13 +40,13 @@ class Stats:
     __slots__ = (*_COUNTERS, "__weakref__")
 
     def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Reset to zero in place, since generated code refers to this object."""
         self.hits = self.misses = self.shared = self.invalidations = self.writes = self.evictions = self.errors = 0
         self.stale = self.audits = self.stale_found = self.bypassed = self.unstored = 0
         self.time_saved = 0.0
+
+    def clear(self) -> None:
+        """Reset to zero in place, since generated code refers to this object."""
+        Stats.__init__(self)
 
     @property
     def calls(self) -> int:
@@ -99,8 +99,8 @@ class Metrics:
         self._limit = self._max_rows = _MAX_ROWS if max_rows is None else max_rows
         self._tools: dict[_Tool, Stats] = {}
         self._explicit: dict[tuple[None, tuple[str, ...]], Stats] = {}
-        self._loops: Counter[str] = Counter()
-        self._notices: Counter[str] = Counter()
+        self._loops: dict[str, int] = {}
+        self._notices: dict[str, int] = {}
         self._callback_errors = 0
 
     def stats_of(self, tool: str, roots: Iterable[str]) -> Stats:
@@ -140,12 +140,12 @@ class Metrics:
     def acted_on_loop(self, kind: str) -> None:
         """Count a call that a session refused, replaced or warned of."""
         with _LOCK:
-            self._loops[kind] += 1
+            self._loops[kind] = self._loops.get(kind, 0) + 1
 
     def noticed_loop(self, kind: str) -> None:
         """Count a loop at the notice level."""
         with _LOCK:
-            self._notices[kind] += 1
+            self._notices[kind] = self._notices.get(kind, 0) + 1
 
     def callback_failed(self) -> None:
         """Count a failure of a user's function for loops."""
@@ -155,7 +155,7 @@ class Metrics:
     @property
     def loop_detections(self) -> int:
         """Calls that sessions refused, replaced or warned of."""
-        return self._loops.total()
+        return sum(self._loops.values())
 
     def _rows(self) -> list[tuple[str | None, tuple[str, ...], _Counts]]:
         """Tool, roots and counts; no tool for explicit invalidations."""

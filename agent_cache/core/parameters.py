@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from agent_cache.core.asker import Apart, UnknownAsker, asker_in
 from agent_cache.core.contexts import GETTERS, Injected, Role, getters_of, got_by, injected_role, may_read_request
-from agent_cache.core.keys import Part, Uncacheable, key_part
+from agent_cache.core.keys import PLAIN, Part, Uncacheable, key_part
 from agent_cache.errors import ConfigurationError
 from agent_cache.values.canonical import Default, serial_of
 
@@ -262,10 +262,14 @@ class Parameters:
 
     def key(self, arguments: Mapping[str, Any]) -> Part:
         """The part of its one argument, or a tuple of several. Raises `Uncacheable` if one has no identity."""
-        parts = tuple(
-            one.part(arguments[one.name]) if one.name in arguments else OMITTED_PART for one in self.all if one.in_key
-        )
-        return parts[0] if len(parts) == 1 else parts
+        parts: list[Part] = []
+        for one in self.all:
+            if one.in_key:
+                name = one.name
+                value = arguments.get(name, OMITTED)
+                # what stands for itself takes no frame: each write in a session has a key
+                parts.append(value if type(value) in PLAIN else OMITTED_PART if value is OMITTED else one.part(value))
+        return parts[0] if len(parts) == 1 else tuple(parts)
 
 
 def takes_context(function: Callable[..., Any]) -> bool:

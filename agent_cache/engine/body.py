@@ -176,7 +176,7 @@ def _answers(arguments: str, policy: ReadPolicy) -> list[str]:
         return elsewhere.splitlines()
     unexpired = "$now() < $entry.fast" if policy.ttl is not None else "($entry.fast == $NEVER or $now() < $entry.fast)"
     at_root = _ENTRY.format(unexpired=unexpired, now="$now()", observed="")
-    observed = f"$value = $local.observe($key, $entry, $value, $moment, {arguments}, None)"
+    observed = f"$value = $local.hit($key, $entry, $value, $moment, {arguments}, None)"
     in_session = _ENTRY.format(unexpired="($moment := $now()) < $entry.fast", now="$moment", observed=observed)
     # In a session a frame less: benchmarks.budgets, "hit": the same in a session.
     is_in_session = (

@@ -89,8 +89,8 @@ def hit(
         return MISSING
     if local.setup.share and at is None and not is_audited and chooses(local.setup.share):
         return MISSING  # `run` looks again, and audits
-    if local.observe is not None:
-        value = local.observe(key, entry, value, now, arguments, call)
+    if local.is_observed:
+        value = local.hit(key, entry, value, now, arguments, call)
     if entry is not store.newest:
         store.use(key, entry)
     operation.stats.hits += 1
@@ -141,7 +141,7 @@ async def run(
             key = (TENANT, local.tenant, key)
         flight: Any = None
         value = None
-        if store.flights and not is_fresh and setup.follows_at_once and not local.observers and intercepted is None:
+        if store.flights and not is_fresh and setup.follows_at_once and not local.is_observed and intercepted is None:
             value, flight = await _follow(operation, store, key)
             if value is not MISSING and value is not BECOME_LEADER:
                 return value
@@ -165,7 +165,7 @@ async def run(
                     break
     if INTERCEPTORS and call.scope.interceptor is None:
         report_escape(operation)
-    if local.observers:
+    if local.is_observed:
         call.started = now = CLOCK.now()
         replacement = local.admit(call, now)
         if replacement is not None:
@@ -177,7 +177,7 @@ async def run(
         value = await work(call)
     except BaseException as error:
         call.count(failed=isinstance(error, Exception))
-        replacement = local.done(call, None, error, CLOCK.now()) if local.observers else None
+        replacement = local.done(call, None, error, CLOCK.now()) if local.is_observed else None
         if replacement is None:
             raise
         return replacement.answer
@@ -201,7 +201,7 @@ async def run(
             stats.writes += 1
     else:
         call.count()
-    if local.observers:
+    if local.is_observed:
         replacement = local.done(call, value, None, CLOCK.now())
         if replacement is not None:
             return replacement.answer

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -51,17 +51,11 @@ class Replacement(NamedTuple):
     kind: str
 
 
-Observe = Callable[[Hashable, Entry, Any, float, Mapping[str, Any] | None, "Call | None"], Any]
-"""Shown each local hit: key, entry, value, clock reading, the arguments where the tool's loop guard needs them, and the
-call whose tool makes it. Returns the value that the caller gets, or raises.
-"""
-
-
 Participant = Any
 """A session, as the calls made inside it see it: `session.session.AgentCacheSession`.
 
-``observer_of(operation)`` gives its part in the calls of a tool, ``store_of(operation)`` the store of the answers of
-a session-scoped tool.
+``observer_of(operation, scope)`` gives its part in the calls of a tool, ``store_of(operation)`` the store of the
+answers of a session-scoped tool.
 """
 
 
@@ -102,33 +96,28 @@ def report_escape(called: Any) -> None:
 class LocalTool:
     """What one tool has in one scope. Made at its first call there, and again after a change of the configuration.
 
+    In a session it is a `session.guard.ToolInSession`, in several sessions a `ToolInSessions`: they observe its calls.
+
     Attributes:
         configuration, setup: the settings it was made under, and what they add to its calls: an `operation.Setup`.
         store, tenant: where its answers are, None if they are not stored; and whose they are, None without tenants.
-        observers: the parts of the sessions of the scope in its calls, innermost first.
-        observe: shows a local hit to the sessions; None without sessions.
         stats: counters of the tool, in the process and in each session.
         is_plain: whether its hits are those of the global store, and sessions observe them: without tenant, recording
             and audit.
     """
 
-    __slots__ = ("configuration", "is_plain", "observe", "observers", "setup", "stats", "store", "tenant")
+    __slots__ = ("configuration", "is_plain", "setup", "stats", "store", "tenant")
+
+    is_observed = False
 
     def __init__(self, operation: Any, scope: Scope) -> None:
         self.configuration = CURRENT.value  # first: a change in another thread meanwhile makes this an outdated one
         self.setup: Any = operation.setup_for(self.configuration)
         self.store: Any
         self.store, self.tenant = operation.store_in(scope)
-        if scope.participants:
-            self.observers: tuple[Any, ...] = tuple(
-                [one.observer_of(operation, is_innermost=one is scope.participants[0]) for one in scope.participants]
-            )
-            self.observe: Observe | None = self.observers[0].hit if len(self.observers) == 1 else self._observe
-            self.stats: tuple[Stats, ...] = (operation.stats, *[one.stats for one in self.observers])
-        else:
-            self.observers, self.observe, self.stats = (), None, (operation.stats,)
+        self.stats: tuple[Stats, ...] = (operation.stats,)
         self.is_plain = (
-            bool(self.observers)
+            self.is_observed
             and self.store is not None
             and self.store.owner is self.tenant is scope.interceptor is None
             and not self.setup.share
@@ -138,35 +127,75 @@ class LocalTool:
         """The key under which an entry is stored: with the tenant, where there is one."""
         return key if self.tenant is None else (TENANT, self.tenant, key)
 
-    # Sessions: one observer is called directly; of several, all are asked before any of them sees the call
+    # What sessions do; not called without one
 
-    def has_refused(self, error: Exception) -> bool:
-        """Whether a session around the call raised this error, for a call that the tool made.
+    def hit(
+        self,
+        key: Hashable,
+        entry: Entry,
+        value: Any,
+        now: float,
+        arguments: Mapping[str, Any] | None,
+        parent: Call | None,
+    ) -> Any:
+        """Show a local hit at this clock reading to the sessions. Returns what the caller gets, or raises.
 
-        Such an error is no result of the tool, so it is not shared with other runs.
+        Args:
+            arguments: those of the call, where the tool's loop guard needs them.
+            parent: the call whose tool makes it.
         """
-        return any(observer.has_refused(error) for observer in self.observers)
+        raise NotImplementedError
 
     def admit(self, call: Call, now: float) -> Replacement | None:
         """Ask the sessions whether a call may run at this clock reading: they admit it by None, or replace its answer,
         or raise.
         """
-        if len(self.observers) == 1:
-            admitted: Replacement | None = self.observers[0].admit(call, now)
-            return admitted
+        raise NotImplementedError
+
+    def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None:
+        """Show the sessions how a call ended, by its value or its error. They replace the answer, or leave it by
+        None.
+        """
+        raise NotImplementedError
+
+    def has_refused(self, error: Exception) -> bool:  # noqa: ARG002 - for those that observe
+        """Whether a session around the call raised this error, for a call that the tool made.
+
+        Such an error is no result of the tool, so it is not shared with other runs.
+        """
+        return False
+
+
+class ToolInSessions(LocalTool):
+    """What a tool has in a scope of several sessions: all are asked before any of them sees a call."""
+
+    __slots__ = ("_observers",)
+
+    is_observed = True
+
+    def __init__(self, operation: Any, scope: Scope) -> None:
+        super().__init__(operation, scope)
+        innermost = scope.participants[0]
+        self._observers: tuple[Any, ...] = tuple(
+            [one.observer_of(operation, scope, is_innermost=one is innermost) for one in scope.participants]
+        )
+        self.stats = (operation.stats, *[one.own for one in self._observers])
+
+    def has_refused(self, error: Exception) -> bool:
+        return any(observer.has_refused(error) for observer in self._observers)
+
+    def admit(self, call: Call, now: float) -> Replacement | None:
         replacement = self._ask(call.key, now, call)
         if replacement is None:
-            for observer in self.observers:
+            for observer in self._observers:
                 observer.admit(call)
         return replacement
 
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None:
-        """Show the sessions how a call ended, by its value or its error. Every one sees it, also if one stops the run
-        because of it. They replace the answer, or leave it by None.
-        """
+        """Every session sees how it ended, also if one stops the run because of it."""
         last: Replacement | None = None
         stopped: AgentLoopDetectedError | None = None
-        for observer in self.observers:
+        for observer in self._observers:
             try:
                 last = observer.done(call, value, error, now) or last
             except AgentLoopDetectedError as loop:
@@ -175,7 +204,7 @@ class LocalTool:
             raise stopped
         return last
 
-    def _observe(
+    def hit(
         self,
         key: Hashable,
         entry: Entry,
@@ -186,10 +215,10 @@ class LocalTool:
     ) -> Any:
         replacement = self._ask(key, now, cached=value)
         if replacement is not None:
-            for observer in self.observers:
-                observer.stats.hits += 1
+            for observer in self._observers:
+                observer.own.hits += 1
             return replacement.answer
-        for observer in self.observers:
+        for observer in self._observers:
             try:
                 value = observer.hit(key, entry, value, now, arguments, parent, True)  # noqa: FBT003 - as it is declared
             except AgentLoopDetectedError as loop:
@@ -198,7 +227,7 @@ class LocalTool:
         return value
 
     def _ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Replacement | None:
-        for observer in self.observers:
+        for observer in self._observers:
             try:
                 replacement: Replacement | None = observer.ask(key, now, call, cached)
             except AgentLoopDetectedError as loop:
@@ -212,7 +241,7 @@ class LocalTool:
         return None
 
     def _report_blocked(self, by: object, key: Hashable, now: float, outcome: str, kind: str) -> None:
-        for observer in self.observers:
+        for observer in self._observers:
             if observer is not by:
                 observer.blocked(key, now, outcome, kind)
 
@@ -283,7 +312,12 @@ class Scope:
 
     def make_local(self, operation: Any) -> LocalTool:
         """Make what a tool has here."""
-        return LocalTool(operation, self)
+        if not self.participants:
+            return LocalTool(operation, self)
+        if len(self.participants) > 1:
+            return ToolInSessions(operation, self)
+        made: LocalTool = self.participants[0].observer_of(operation, self)
+        return made
 
     def check_write(self, name: str) -> None:
         """Raise if nothing may be written here: by the tool of an audit."""

@@ -1,4 +1,4 @@
-"""What a session does with the calls of one tool: `ToolInSession`, which implements `engine.scope.CallObserver`.
+"""What a session does with the calls of one tool: `ToolInSession`, what the tool has in the scope of the session.
 
 At each call it checks the budgets, writes the trace, counts, and has the loop detector judge the outcome. What that
 finds goes to the `LoopGuard` of the session, which refuses the call, replaces its answer, or lets it go on.
@@ -18,12 +18,11 @@ from agent_cache.core.options import checked_choice, checked_function
 from agent_cache.core.store import NEVER, Entry
 from agent_cache.engine.interception import note_answer, note_loop
 from agent_cache.engine.operation import Operation
-from agent_cache.engine.scope import PLACE, Call, Replacement
+from agent_cache.engine.scope import PLACE, Call, LocalTool, Replacement, Scope
 from agent_cache.engine.state import warn_once
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS, Metrics, Stats
 from agent_cache.session.loop_detector import LoopDetector, ToolHistory, Verdict, digest_of, running_loop, task_in
-from agent_cache.session.loop_policy import ANY_NUMBER, LoopPolicy
 from agent_cache.session.unkeyed import UnkeyedCalls
 from agent_cache.values.canonical import MISSING
 from agent_cache.values.compare import fingerprint, signature_of
@@ -209,53 +208,59 @@ class LoopGuard:
         _LOG.log(level, "%s: %s, %s, %d calls", what, loop.tool, loop.kind, loop.count, extra=extra)
 
 
-class ToolInSession(ToolHistory):
+class ToolInSession(LocalTool, ToolHistory):
     """The calls of one tool in one session.
 
     Args:
+        scope: where they are made.
         session: the `AgentCacheSession`.
-        policy: the budgets; None if the session has none.
+        detector: that of the session; None if it detects no loops.
+        is_innermost: whether these calls are made in this session, and in no other one inside of it.
         is_judged: whether these calls are judged for loops. Of others, as of those that a tool makes by itself, only a
             new successful write matters: it ends the epoch.
-        is_inner: whether these calls are made in an inner session.
+
+    Attributes:
+        own: the counters of the tool in this session.
     """
 
     # It refers to nothing that refers to it, and no bound method of its own is kept: what a session leaves is freed
     # without the garbage collector, which took a third of the time of short sessions.
     __slots__ = (
-        "_add", "_has_budget", "_is_judged", "_is_keyed", "_max_calls", "_max_depth", "_max_nesting",
-        "_operation", "_session", "_used", "stats",
+        "_add", "_has_budget", "_is_judged", "_is_keyed", "_max_calls", "_operation", "_session", "_used", "calls",
+        "detector", "hints", "is_write", "name", "own", "repeat",
     )  # fmt: skip
+
+    is_observed = True
 
     def __init__(
         self,
         operation: Operation[Any],
+        scope: Scope,
         session: Any,
-        policy: LoopPolicy | None,
         detector: LoopDetector | None,
         *,
+        is_innermost: bool,
         is_judged: bool,
-        is_inner: bool,
     ) -> None:
-        self._operation = operation
-        self._session = session
-        self._add = session.trace.add_inner if is_inner else session.trace.add
-        self.stats: Stats = session.metrics.stats_of(operation.name, operation.tags.roots)
-        self.name = operation.name
-        self.hints = operation.policy.loop
-        self.is_write = not operation.is_read
-        self.repeat = "write_repeat" if self.is_write else "repeat"
+        super().__init__(operation, scope)
+        self._operation, self._session = operation, session
+        self.name, self.hints = name, hints = operation.name, operation.policy.loop
+        trace = session.trace
+        self._add = trace.add if is_innermost else trace.add_inner
+        self.own: Stats = session.metrics.stats_of(name, operation.tags.roots)
+        self.stats = (operation.stats, self.own)
         self._is_judged = is_judged
-        self._is_keyed = operation.is_read and self.hints.loop_key is None
-        if operation.is_read and (self.hints.off or not is_judged):
-            detector = None
+        if operation.is_read:
+            self.is_write, self.repeat, self._is_keyed = False, "repeat", hints.loop_key is None
+            if hints.off or not is_judged:
+                detector = None
+        else:
+            self.is_write, self.repeat, self._is_keyed = True, "write_repeat", False
         self.detector = detector
         if detector is not None:
             self.calls = detector.calls_of(operation)  # it outlives this object, which may be made again
-        self._max_calls = None if policy is None or policy.max_tool_calls is None else policy.calls_of(self.name)
-        self._max_depth = (policy and policy.max_execution_depth) or ANY_NUMBER
-        self._max_nesting = (policy and policy.max_nesting) or ANY_NUMBER
-        self._used: list[int] = _NOT_COUNTED if self._max_calls is None else session.used_by(self.name)
+        self._max_calls: int | None = session.calls_allowed(name)
+        self._used: list[int] = _NOT_COUNTED if self._max_calls is None else session.used_by(name)
         self._has_budget = self._max_calls is not None or session.deadline != NEVER
 
     # Hits
@@ -274,7 +279,7 @@ class ToolInSession(ToolHistory):
         if is_admitted or session.calls >= session.limit or self._has_budget:
             instead = None if is_admitted else self.ask(key, now, cached=value)
             if instead is not None:
-                self.stats.hits += 1
+                self.own.hits += 1
                 return instead.answer
             is_admitted = True
             self._used[0] += 1  # taken back below, if it is refused or replaced
@@ -303,12 +308,12 @@ class ToolInSession(ToolHistory):
                     self._used[0] -= is_admitted  # unless it goes on
                     instead = self._act(report, key, now, value, is_first=is_first)
                     if instead is not None:
-                        self.stats.hits += 1
+                        self.own.hits += 1
                         return instead.answer
                     self._used[0] += is_admitted
         # In one step, which no other thread interrupts: as in `metrics.Stats`.
         session.calls = number = session.calls + 1
-        stats = self.stats
+        stats = self.own
         stats.hits += 1
         stats.time_saved += entry.cost
         self._add((self.name, key, now, inside, number))
@@ -335,13 +340,13 @@ class ToolInSession(ToolHistory):
                 call.loop_key = self._key_of(call)
         spent: tuple[str, int] | None = None
         # A run that was stopped lets the tools that are running end: half of their work is worse than all of it.
-        if session.calls >= (self._max_depth if is_inside else session.limit):
+        if session.calls >= (session.most_calls if is_inside else session.limit):
             spent = "depth", session.calls
         elif now >= session.deadline:
             spent = "time", session.calls
         elif self._max_calls is not None and self._used[0] >= self._max_calls:
             spent = "tool_calls", self._used[0]
-        elif call is not None and call.depth > self._max_nesting:
+        elif call is not None and call.depth > session.most_nested:
             spent = "nesting", call.depth
         if spent is not None:
             report = AgentLoopDetectedError(self.name, *spent, 0, session.trace.recent_tools(_RECENT))
@@ -369,7 +374,7 @@ class ToolInSession(ToolHistory):
             if (
                 session.calls >= session.limit
                 or self._has_budget
-                or call.depth > self._max_nesting
+                or call.depth > session.most_nested
                 or (detector is not None and detector.blocked)
             ):
                 is_asked = True
@@ -390,13 +395,12 @@ class ToolInSession(ToolHistory):
         return None
 
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None:
-        session = self._session
+        session, detector, source = self._session, self.detector, call.source
         parent = None if call.parent is None else call.parent.number_in(session)
         outcome = "ok" if error is None else _name_of(error)
-        number, duration = call.numbers[session], now - call.started  # type: ignore[index]  # admit() has set it
-        kind = "write" if self.is_write else "read"
-        self._add((self.name, call.key, kind, call.source, outcome, call.started, duration, parent, number))
-        detector = self.detector
+        number = call.numbers[session]  # type: ignore[index]  # admit() has set it
+        kind, started = "write" if self.is_write else "read", call.started
+        self._add((self.name, call.key, kind, source, outcome, started, now - started, parent, number))
         if detector is None:
             return None
         is_judged = parent is None and self._is_judged
@@ -407,14 +411,18 @@ class ToolInSession(ToolHistory):
         elif not self.is_write or error is not None:
             return None
         entry: Entry | None = None
+        digest: Hashable = None
         try:
             if error is not None:
-                value, has_failed = error, True
-                digest: Hashable = signature_of(error) or object()
+                value, has_failed, digest = error, True, signature_of(error) or object()
             else:
-                entry = None if call.source == "write" or call.source == "uncached" else _entry_of(call)
+                if source != "write" and source != "uncached":  # what is not stored may be a failure
+                    flight = call.flight
+                    if flight.stored_tags is not None:
+                        found, store = flight.result, flight.store
+                        if found is not None and (store.newest is found or store.peek(call.key) is found):
+                            entry, digest = found, found.digest
                 has_failed = entry is None and not self._operation.is_successful(value)
-                digest = None if entry is None else entry.digest
                 if digest is None:
                     digest = digest_of(value) if self.hints.outcome_key is None else self._digest(value)
                     if entry is not None:
@@ -434,9 +442,9 @@ class ToolInSession(ToolHistory):
             return None
         report, is_first = verdict
         if report.level == "notice":
-            self._session._notice(report)
+            session._notice(report)
         elif self.is_write:
-            self._session._act_later(report, is_first=is_first)
+            session._act_later(report, is_first=is_first)
         else:  # without an entry there is no answer that a later call could be given again
             cached = MISSING if entry is None else value
             instead: Replacement | None = session._act(report, self._operation.notice, cached, is_first=is_first)
@@ -528,15 +536,6 @@ class ToolInSession(ToolHistory):
             reason = TypeError(f"a {type(outcome).__name__} cannot be compared")
             self._session._count_failure("outcome_key returned a value without identity", self.name, reason)
         return found or digest_of(value)
-
-
-def _entry_of(call: Call) -> Entry | None:
-    """The cache entry of a call's result; None if it was not stored, or is too large for the cache."""
-    flight = call.flight
-    if flight.stored_tags is None:
-        return None
-    entry, store = flight.result, flight.store
-    return entry if store.newest is entry or store.peek(call.key) is entry else None
 
 
 def _cached_for(call: Call, now: float) -> Any:

@@ -340,7 +340,7 @@ class ToolHistory:
         repeat: the check of `LoopPolicy` that its repeated results meet.
     """
 
-    __slots__ = ("calls", "detector", "hints", "is_write", "name", "repeat")
+    __slots__ = ()
 
     detector: Any
     calls: dict[Hashable, Signature]

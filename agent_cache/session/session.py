@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import Token
-from functools import cached_property
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -106,7 +105,9 @@ class AgentCacheSession(LoopGuard):
     _policy = policy_of(None, None, None)
     _trace_size = 10_000
     calls = 0  # so far, without the refused ones
-    limit = ANY_NUMBER
+    limit = most_calls = most_nested = ANY_NUMBER
+    _metrics: Metrics | None = None
+    _trace: Trace | None = None
     deadline = NEVER  # the clock reading after which no call is admitted
     _journal: Attachment | None = None
     _drift: Attachment | None = None
@@ -159,17 +160,23 @@ class AgentCacheSession(LoopGuard):
         if drift is not None:
             self._drift = _checked_attachment(drift, "drift", "an agent_cache.recording.DriftDetector")
 
-    @cached_property
+    @property
     def metrics(self) -> Metrics:  # type: ignore[override]  # made when it is needed: it takes as long as all the rest
         """The counters of this session, live."""
-        with _LOCK:
-            return self.__dict__.setdefault("metrics", Metrics(max_rows=MAX_TOOLS))  # type: ignore[no-any-return]
+        found = self._metrics
+        if found is None:
+            with _LOCK:
+                found = self._metrics = self._metrics or Metrics(max_rows=MAX_TOOLS)
+        return found
 
-    @cached_property
+    @property
     def trace(self) -> Trace:
         """The last calls, as `get_execution_trace` gives them."""
-        with _LOCK:
-            return self.__dict__.setdefault("trace", Trace(self._trace_size))  # type: ignore[no-any-return]
+        found = self._trace
+        if found is None:
+            with _LOCK:
+                found = self._trace = self._trace or Trace(self._trace_size)
+        return found
 
     # Entering and leaving
 
@@ -228,7 +235,8 @@ class AgentCacheSession(LoopGuard):
             self._spent = None
             if self._detects_loops:
                 policy = self._policy
-                self.limit = policy.max_execution_depth or ANY_NUMBER
+                self.limit = self.most_calls = policy.max_execution_depth or ANY_NUMBER
+                self.most_nested = policy.max_nesting or ANY_NUMBER
                 longest = seconds_of(policy.max_duration, "max_duration") if policy.max_duration is not None else None
                 self.deadline = NEVER if longest is None else CLOCK.now() + longest
             self._outer = outer
@@ -361,8 +369,10 @@ class AgentCacheSession(LoopGuard):
 
     # engine.scope.Participant
 
-    def observer_of(self, operation: Operation[Any], *, is_innermost: bool, is_replay: bool = False) -> ToolInSession:
-        """What the session does with the calls of a tool. It judges those of its own, outside of a replay."""
+    def observer_of(
+        self, operation: Operation[Any], scope: Scope, *, is_innermost: bool = True, is_replay: bool = False
+    ) -> ToolInSession:
+        """What a tool has in a scope of this session. It judges the calls of its own, outside of a replay."""
         detector: LoopDetector | None = None
         if self._detects_loops:
             detector = self._detector
@@ -371,14 +381,13 @@ class AgentCacheSession(LoopGuard):
                     detector = self._detector or LoopDetector(self._policy, CLOCK.now())
                     if self._token is not None:  # else it is for a task that has outlived the session
                         self._detector = detector
-        return ToolInSession(
-            operation,
-            self,
-            self._policy if self._detects_loops else None,
-            detector,
-            is_judged=is_innermost and not is_replay,
-            is_inner=not is_innermost,
-        )
+        is_judged = is_innermost and not is_replay
+        return ToolInSession(operation, scope, self, detector, is_innermost=is_innermost, is_judged=is_judged)
+
+    def calls_allowed(self, tool: str) -> int | None:
+        """How many calls a tool may make; None for any number."""
+        policy = self._policy
+        return policy.calls_of(tool) if self._detects_loops and policy.max_tool_calls is not None else None
 
     def used_by(self, tool: str) -> list[int]:
         """The count of the calls of a tool with a budget of its own: a list of one number."""
