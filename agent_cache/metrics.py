@@ -103,15 +103,14 @@ class Metrics:
         self._notices: dict[str, int] = {}
         self._callback_errors = 0
 
-    def stats_of(self, tool: str, roots: Iterable[str]) -> Stats:
-        """The counters of a tool. Two tools with the same name and roots share them."""
-        key = tool, tuple(roots)
-        found = self._tools.get(key)
+    def stats_of(self, tool: tuple[str, tuple[str, ...]]) -> Stats:
+        """The counters of a tool by its name and its roots. Two tools with the same share them."""
+        found = self._tools.get(tool)
         if found is None:
             with _LOCK:
                 if len(self._tools) >= self._limit:
                     self._sum_up_tools_that_are_gone()
-                found = self._tools.setdefault(key, Stats())
+                found = self._tools.setdefault(tool, Stats())
         return found
 
     def _sum_up_tools_that_are_gone(self) -> None:

@@ -100,6 +100,7 @@ class Parameters:
         self.all, self.signature, self.owner, self.getters = all, signature, owner, getters
         self.contexts: Mapping[str, Role] = contexts or {}
         self.names = tuple(one.name for one in all)
+        self._in_key = tuple(one for one in all if one.in_key)
         self.positional = tuple(one.name for one in all if one.kind in POSITIONAL)
         self.positional_only = tuple(one.name for one in all if one.kind is inspect.Parameter.POSITIONAL_ONLY)
         self.is_positional = len(self.positional) == len(signature.parameters)
@@ -263,12 +264,10 @@ class Parameters:
     def key(self, arguments: Mapping[str, Any]) -> Part:
         """The part of its one argument, or a tuple of several. Raises `Uncacheable` if one has no identity."""
         parts: list[Part] = []
-        for one in self.all:
-            if one.in_key:
-                name = one.name
-                value = arguments.get(name, OMITTED)
-                # what stands for itself takes no frame: each write in a session has a key
-                parts.append(value if type(value) in PLAIN else OMITTED_PART if value is OMITTED else one.part(value))
+        for one in self._in_key:
+            value = arguments.get(one.name, OMITTED)
+            # What stands for itself takes no frame: each write in a session has a key.
+            parts.append(value if type(value) in PLAIN else OMITTED_PART if value is OMITTED else one.part(value))
         return parts[0] if len(parts) == 1 else tuple(parts)
 
 

@@ -242,39 +242,41 @@ class Versions(Written):
         """
         if tags or bare:
             hold.paths = tuple(dict.fromkeys(hold.paths + _all_paths(tags, bare)))
-        paths, is_held = hold.paths, begins or until is not None
+        paths, scopes = hold.paths, hold.scopes
         freed: object = None  # after the lock
         with self.lock:
             if begins:
                 self.running.add(hold)
             while True:
                 version = self.now + 1
-                for scope in hold.scopes:
+                for scope in scopes:
                     if len(scope.known[0]) >= GENERATION:
                         freed = freed, scope.rotate(version)
-                    latest = scope.known[0]
-                    for path in paths:
-                        latest[path] = version
+                    scope.known[0].update(dict.fromkeys(paths, version))
                 if self.now < version:  # else a finalizer has written meanwhile
                     break
             self.now = version
+            if begins or until is not None:
+                for scope in scopes:
+                    held = scope.held
+                    for path in paths:
+                        held.setdefault(path, {hold}).add(hold)
             if begins:
                 hold.since = version
-            for scope in hold.scopes if is_held else ():
-                for path in paths:
-                    scope.held.setdefault(path, set()).add(hold)
+                return version
             if until is not None:
                 heapq.heappush(self.timed, (until, next(self._numbers), hold))
                 hold.until = until
-            if not begins:
-                for scope in hold.scopes if hold.until is None else ():
+            elif hold.until is None:
+                for scope in scopes:
+                    held = scope.held
                     for path in paths:
-                        found = scope.held.get(path)
+                        found = held.get(path)
                         if found is not None:
                             found.discard(hold)
                             if not found:
-                                scope.held.pop(path, None)
-                self.running.discard(hold)
+                                held.pop(path, None)
+            self.running.discard(hold)
         return version
 
     def expire(self, now: float) -> None:

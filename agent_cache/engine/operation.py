@@ -87,11 +87,12 @@ class Operation(Generic[P]):
         heeds_contexts: whether it gets contexts that may say who asks, and its options leave that to them.
         early_rules: the rules of the tags that are known before a call.
         at_root: what it has outside of sessions.
+        counted_as: its name and its roots, by which metrics have its counters.
         root_uses: who writes its roots.
     """
 
     __slots__ = (
-        "__weakref__", "_setup", "around", "at_root", "coroutine_function", "early_rules", "function",
+        "__weakref__", "_setup", "around", "at_root", "coroutine_function", "counted_as", "early_rules", "function",
         "heeds_contexts", "is_sync", "name", "own_load", "own_tiers", "parameters", "policy", "recorded",
         "returns_at_once", "root_uses", "stats", "tags",
     )  # fmt: skip
@@ -125,7 +126,8 @@ class Operation(Generic[P]):
         self.heeds_contexts = policy.heeds_contexts and parameters.may_say_who_asks
         self.own_tiers = tuple(tier for tier in (backup, remote) if tier is not None)
         self.recorded: Any = None
-        self.stats = METRICS.stats_of(name, tags.roots)
+        self.counted_as = name, tags.roots
+        self.stats = METRICS.stats_of(self.counted_as)
         self.at_root: LocalTool | None = None
         self._setup: Setup | None = None
         self.root_uses = uses_of(tags.roots)

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from threading import get_ident
 from typing import Any, Final, Literal
 
 from agent_cache.core.keys import Uncacheable, key_part
@@ -22,7 +21,7 @@ from agent_cache.engine.scope import PLACE, Call, LocalTool, Replacement, Scope
 from agent_cache.engine.state import warn_once
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS, Metrics, Stats
-from agent_cache.session.loop_detector import LoopDetector, ToolHistory, Verdict, digest_of, running_loop, task_in
+from agent_cache.session.loop_detector import LoopDetector, ToolHistory, Verdict, digest_of
 from agent_cache.session.unkeyed import UnkeyedCalls
 from agent_cache.values.canonical import MISSING
 from agent_cache.values.compare import fingerprint, signature_of
@@ -226,7 +225,7 @@ class ToolInSession(LocalTool, ToolHistory):
     # It refers to nothing that refers to it, and no bound method of its own is kept: what a session leaves is freed
     # without the garbage collector, which took a third of the time of short sessions.
     __slots__ = (
-        "_add", "_has_budget", "_is_judged", "_is_keyed", "_max_calls", "_operation", "_session", "_used", "calls",
+        "_add", "_has_budget", "_has_loop_key", "_is_judged", "_max_calls", "_operation", "_session", "_used", "calls",
         "detector", "hints", "is_write", "name", "own", "repeat",
     )  # fmt: skip
 
@@ -247,19 +246,19 @@ class ToolInSession(LocalTool, ToolHistory):
         self.name, self.hints = name, hints = operation.name, operation.policy.loop
         trace = session.trace
         self._add = trace.add if is_innermost else trace.add_inner
-        self.own: Stats = session.metrics.stats_of(name, operation.tags.roots)
+        self.own: Stats = session.metrics.stats_of(operation.counted_as)
         self.stats = (operation.stats, self.own)
-        self._is_judged = is_judged
+        self._is_judged, self._has_loop_key = is_judged, hints.loop_key is not None
         if operation.is_read:
-            self.is_write, self.repeat, self._is_keyed = False, "repeat", hints.loop_key is None
+            self.is_write, self.repeat = False, "repeat"
             if hints.off or not is_judged:
                 detector = None
         else:
-            self.is_write, self.repeat, self._is_keyed = True, "write_repeat", False
+            self.is_write, self.repeat = True, "write_repeat"
         self.detector = detector
         if detector is not None:
             self.calls = detector.calls_of(operation)  # it outlives this object, which may be made again
-        self._max_calls: int | None = session.calls_allowed(name)
+        self._max_calls: int | None = session.calls_allowed(name) if session.limits_tools else None
         self._used: list[int] = _NOT_COUNTED if self._max_calls is None else session.used_by(name)
         self._has_budget = self._max_calls is not None or session.deadline != NEVER
 
@@ -287,16 +286,12 @@ class ToolInSession(LocalTool, ToolHistory):
         detector = self.detector
         if detector is not None and inside is None:
             try:
-                loop = running_loop()
-                task = get_ident() if loop is None else task_in(loop)
-                if task != detector.task:
-                    detector.switch_to(task, loop)
                 if detector.pause is not None:
                     detector.note_activity(now)
                 digest = entry.digest
                 if digest is None:
                     digest = entry.digest = digest_of(value) if self.hints.outcome_key is None else self._digest(value)
-                loop_key = key if self._is_keyed else self._by_loop_key(arguments or {}, key)
+                loop_key = self._by_loop_key(arguments or {}, key) if self._has_loop_key else key
                 verdict = self.record(loop_key, digest, value)
             except Exception as error:  # noqa: BLE001 - a broken guard is not a broken agent
                 verdict = self._detector_failed(error)
@@ -363,9 +358,9 @@ class ToolInSession(LocalTool, ToolHistory):
 
     def admit(self, call: Call, now: float | None = None) -> Replacement | None:
         session, detector, parent = self._session, self.detector, call.parent
-        if self.is_write and call.key is None:
+        if call.key is None and self.is_write:
             self._set_key(call)
-        if not self._is_judged or (parent is not None and parent.number_in(session) is not None):
+        if (parent is not None and parent.number_in(session) is not None) or not self._is_judged:
             detector = None
         is_asked = now is None
         if now is not None:
@@ -381,7 +376,8 @@ class ToolInSession(LocalTool, ToolHistory):
                 instead = self.ask(call.key, now, call)
                 if instead is not None:
                     return instead
-        self._used[0] += 1
+        if self._has_budget:
+            self._used[0] += 1
         session.calls = number = session.calls + 1
         if call.numbers is None:
             call.numbers = {session: number}
@@ -390,8 +386,7 @@ class ToolInSession(LocalTool, ToolHistory):
         if detector is not None:
             call.began = detector.position + detector.unchanged
             if not is_asked:
-                is_keyed = call.key is not None and self.hints.loop_key is None
-                call.loop_key = call.key if is_keyed else self._key_of(call)
+                call.loop_key = self._key_of(call) if call.key is None or self._has_loop_key else call.key
         return None
 
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None:
@@ -431,10 +426,6 @@ class ToolInSession(LocalTool, ToolHistory):
                     if not has_failed:
                         self.record_change(self._key_of(call), digest)
                     return None
-            loop = running_loop()
-            task = get_ident() if loop is None else task_in(loop)
-            if task != detector.task:
-                detector.switch_to(task, loop)
             verdict = self.record(call.loop_key, digest, value, failed=has_failed, began=call.began)
         except Exception as failure:  # noqa: BLE001 - a broken guard is not a broken agent
             verdict = self._detector_failed(failure)
@@ -504,7 +495,7 @@ class ToolInSession(LocalTool, ToolHistory):
 
     def _key_of(self, call: Call) -> Hashable:
         """The identity of a miss or a write."""
-        key = call.key if self.hints.loop_key is None else self._by_loop_key(call.arguments, call.key)
+        key = self._by_loop_key(call.arguments, call.key) if self._has_loop_key else call.key
         if key is not None:
             return key
         parameters = self._operation.parameters
@@ -551,8 +542,6 @@ def _name_of(error: BaseException) -> str:
 
 
 def _shortened(key: Hashable) -> Hashable:
-    length = 0
-    for part in key if isinstance(key, tuple) else (key,):
-        if isinstance(part, str | bytes):
-            length += len(part)
+    parts = key if type(key) is tuple else (key,)
+    length = sum([len(part) for part in parts if isinstance(part, str | bytes)])
     return key if length <= _LONG_KEY else fingerprint(key) or key

@@ -22,6 +22,7 @@ import sys
 import weakref
 from collections.abc import Callable, Hashable
 from contextvars import Context
+from threading import get_ident
 from typing import Any, Final
 
 from agent_cache.core.options import LoopHints
@@ -31,7 +32,7 @@ from agent_cache.session.loop_policy import ANY_NUMBER, LoopPolicy, seconds_of
 from agent_cache.session.unkeyed import UnkeyedCalls
 from agent_cache.values.compare import fingerprint, shown
 
-__all__ = ["LoopDetector", "Signature", "ToolHistory", "digest_of", "running_loop", "task_in"]
+__all__ = ["LoopDetector", "Signature", "ToolHistory", "digest_of", "task_in"]
 
 _MAX_CALLS: Final = 1_000
 """How many different calls of one tool are remembered. The oldest are forgotten, and are new again."""
@@ -362,11 +363,31 @@ class ToolHistory:
             began: `LoopDetector.clock` when it began; left out if no other call can have run meanwhile.
         """
         state: LoopDetector = self.detector
-        signature = former = self.calls.get(key)
+        loop = running_loop()
+        task = get_ident() if loop is None else task_in(loop)
+        if task != state.task:
+            state.switch_to(task, loop)
+        calls, hints = self.calls, self.hints
+        signature = former = calls.get(key)
+        if former is None and not (failed or hints.off or hints.poll):  # what follows, for a call that is new
+            if len(calls) >= _MAX_CALLS:
+                forget_oldest(calls, _MAX_CALLS - 1)
+            if self.is_write:
+                state.end_epoch()
+            elif state.length or state.blocked:
+                state.begin_streak()
+            judge_at = state.levels[self.repeat].notice
+            state.last = calls[key] = signature = Signature(self.name, key, digest, None, state.epoch, judge_at)
+            signature.count = signature.in_a_row = 1
+            state.newest = state.progress = step = state.step
+            state.step = signature.step = step + 1
+            state.position = position = state.position + 1
+            signature.ended = position + state.unchanged
+            return None
         if former is None or former.epoch != state.epoch or (former.digest is not digest and former.digest != digest):
             signature = self._signature(key, digest, has_written=self.is_write and not failed)
         assert signature is not None
-        hints, is_same = self.hints, signature is former
+        is_same = signature is former
         if hints.off:
             return None
         before, signature.step = signature.step, state.step

@@ -105,7 +105,11 @@ class AgentCacheSession(LoopGuard):
     _policy = policy_of(None, None, None)
     _trace_size = 10_000
     calls = 0  # so far, without the refused ones
-    limit = most_calls = most_nested = ANY_NUMBER
+    most_calls: int = _policy.max_execution_depth or ANY_NUMBER
+    most_nested: int = _policy.max_nesting or ANY_NUMBER
+    limit = ANY_NUMBER
+    limits_tools = False  # whether tools have budgets of their own
+    _longest: float | None = None
     _metrics: Metrics | None = None
     _trace: Trace | None = None
     deadline = NEVER  # the clock reading after which no call is admitted
@@ -114,9 +118,7 @@ class AgentCacheSession(LoopGuard):
     _tenant: Hashable | None = None
     _attached: ExitStack | None = None
     _journal_block: Any = None
-    _token: Token[Scope] | None = None
-    _scope: Scope | None = None
-    _outer: Scope | None = None
+    _entered: tuple[Scope, Scope, Token[Any]] | None = None  # its place, the one around it, and how to go back there
     _blocks: dict[Scope, Scope] | None = None  # those of `attach`, each with the place that it was entered in
     _detector: LoopDetector | None = None
     _used: dict[str, list[int]] | None = None
@@ -146,7 +148,14 @@ class AgentCacheSession(LoopGuard):
             checked_reactions(on_loop, on_notice)
             self._on_loop, self._on_notice = on_loop, on_notice
         if loop_policy is not None or max_tool_repeats is not None or max_execution_depth is not None:
-            self._policy = policy_of(loop_policy, max_tool_repeats, max_execution_depth)
+            self._policy = policy = policy_of(loop_policy, max_tool_repeats, max_execution_depth)
+            self.most_calls = policy.max_execution_depth or ANY_NUMBER
+            self.most_nested = policy.max_nesting or ANY_NUMBER
+            self.limits_tools = policy.max_tool_calls is not None
+            self._longest = seconds_of(policy.max_duration, "max_duration")
+        if not self._detects_loops:
+            self.most_calls = self.most_nested = ANY_NUMBER
+            self.limits_tools, self._longest = False, None
         if trace_size != 10_000:
             self._trace_size = count(1, trace_size, "AgentCacheSession: trace_size")
         if tenant is not None:
@@ -220,7 +229,7 @@ class AgentCacheSession(LoopGuard):
             raise self.loop_error.with_traceback(None)
 
     def _check_not_entered(self) -> None:
-        if self._token is not None:
+        if self._entered is not None:
             raise ConfigurationError(
                 f"session {self.session_id!r} is already entered; use another AgentCacheSession inside it, or join it "
                 "from other tasks, requests and threads by `with session.attach():`"
@@ -232,30 +241,32 @@ class AgentCacheSession(LoopGuard):
             outer = PLACE.get().scope
             if self.loop_error is not None:
                 self.loop_error, self._is_raised = None, False
-            self._spent = None
-            if self._detects_loops:
-                policy = self._policy
-                self.limit = self.most_calls = policy.max_execution_depth or ANY_NUMBER
-                self.most_nested = policy.max_nesting or ANY_NUMBER
-                longest = seconds_of(policy.max_duration, "max_duration") if policy.max_duration is not None else None
-                self.deadline = NEVER if longest is None else CLOCK.now() + longest
-            self._outer = outer
-            self._scope = scope = outer.within(self, outer.tenant if self._tenant is None else self._tenant)
-            self._token = scope.enter()
+            if self._spent is not None:
+                self._spent = None
+            self.limit = self.most_calls
+            if self._longest is not None:
+                self.deadline = CLOCK.now() + self._longest
+            scope = outer.within(self, outer.tenant if self._tenant is None else self._tenant)
+            self._entered = scope, outer, scope.enter()
 
     def _leave(self, error: BaseException | None) -> None:
         with _LOCK:
-            token, scope, outer, blocks = self._token, self._scope, self._outer, self._blocks
-            detector, stores = self._detector, self._stores
-            self._token = self._scope = self._outer = self._blocks = self._detector = self._stores = None
-        if token is None or scope is None or outer is None:
+            entered, self._entered = self._entered, None
+            blocks, detector, stores = self._blocks, self._detector, self._stores
+            if detector is not None:
+                self._detector = None
+            if blocks is not None or stores is not None:
+                self._blocks = self._stores = None
+        if entered is None:
             raise ConfigurationError(f"session {self.session_id!r} is not entered")
+        scope, outer, token = entered
         if detector is not None:
             detector.release()
         for store in (stores or {}).values():
             _close(store)
         is_closing = error is not None and closes_generator(error)
-        is_inside = not PLACE.get().scope.is_at(scope)
+        place = PLACE.get()
+        is_inside = place is not scope and not place.scope.is_at(scope)
         for block, place in (blocks or {}).items():
             block.become(place)
         if not leave_scope(scope, outer, token, is_closing=is_closing) and not is_closing:
@@ -291,12 +302,12 @@ class AgentCacheSession(LoopGuard):
     def _join(self, here: Scope) -> Scope:
         """A place of its own for one block: that of this session, joined from another place."""
         with _LOCK:
-            own = self._scope
-            if own is None:
+            if self._entered is None:
                 raise ConfigurationError(
                     f"session {self.session_id!r} is not entered, so there is nothing to attach to; keep it open by "
                     "`async with session:` for as long as others use it"
                 )
+            own = self._entered[0]
             if own.tenant is None and here.tenant is not None:
                 raise ConfigurationError(
                     f"session {self.session_id!r} has no tenant, and is attached to inside of a session that has one; "
@@ -373,21 +384,20 @@ class AgentCacheSession(LoopGuard):
         self, operation: Operation[Any], scope: Scope, *, is_innermost: bool = True, is_replay: bool = False
     ) -> ToolInSession:
         """What a tool has in a scope of this session. It judges the calls of its own, outside of a replay."""
-        detector: LoopDetector | None = None
-        if self._detects_loops:
-            detector = self._detector
-            if detector is None:
-                with _LOCK:
-                    detector = self._detector or LoopDetector(self._policy, CLOCK.now())
-                    if self._token is not None:  # else it is for a task that has outlived the session
-                        self._detector = detector
+        detector = (self._detector or self._make_detector()) if self._detects_loops else None
         is_judged = is_innermost and not is_replay
         return ToolInSession(operation, scope, self, detector, is_innermost=is_innermost, is_judged=is_judged)
 
+    def _make_detector(self) -> LoopDetector:
+        with _LOCK:
+            found = self._detector or LoopDetector(self._policy, CLOCK.now())
+            if self._entered is not None:  # else it is for a task that has outlived the session
+                self._detector = found
+        return found
+
     def calls_allowed(self, tool: str) -> int | None:
         """How many calls a tool may make; None for any number."""
-        policy = self._policy
-        return policy.calls_of(tool) if self._detects_loops and policy.max_tool_calls is not None else None
+        return self._policy.calls_of(tool)
 
     def used_by(self, tool: str) -> list[int]:
         """The count of the calls of a tool with a budget of its own: a list of one number."""
@@ -406,7 +416,7 @@ class AgentCacheSession(LoopGuard):
             store = stores.pop(operation, None)
             if store is None:
                 store = operation.new_store(self)
-            if self._token is None:  # called by a task that has outlived the session
+            if self._entered is None:  # called by a task that has outlived the session
                 oldest = store
             else:
                 stores[operation] = store  # it is the newest, as its `LocalTool`

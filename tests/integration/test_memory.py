@@ -480,9 +480,9 @@ def test_counters_of_tools_that_are_gone_are_summed_up(monkeypatch):
     """Those of tools that exist keep their rows, and the sums stay right."""
     monkeypatch.setattr(metrics, "_MAX_ROWS", 10)
     counters = Metrics()
-    kept = [counters.stats_of(f"kept {number}", ["r"]) for number in range(15)]
+    kept = [counters.stats_of((f"kept {number}", ("r",))) for number in range(15)]
     for number in range(1_000):
-        counters.stats_of(f"gone {number}", [f"r{number}"]).hits += 1
+        counters.stats_of((f"gone {number}", (f"r{number}",))).hits += 1
         kept[number % 15].misses += 1
     found = counters.snapshot()
     assert (found["hits"], found["misses"], found["calls"]) == (1_000, 1_000, 2_000)
