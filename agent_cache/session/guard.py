@@ -542,6 +542,8 @@ def _name_of(error: BaseException) -> str:
 
 
 def _shortened(key: Hashable) -> Hashable:
-    parts = key if type(key) is tuple else (key,)
-    length = sum([len(part) for part in parts if isinstance(part, str | bytes)])
+    length = 0
+    for part in key if type(key) is tuple else (key,):
+        if isinstance(part, str | bytes):
+            length += len(part)
     return key if length <= _LONG_KEY else fingerprint(key) or key

@@ -287,8 +287,10 @@ class LoopDetector:
         self.epoch += 1
         self.last = _NO_CALL
         self._error = None
-        self.blocked.clear()
-        self.begin_streak()
+        if self.blocked:
+            self.blocked.clear()
+        if self.length:
+            self.begin_streak()
 
     def begin_streak(self) -> None:
         """Note a new signature: no cycle reaches back beyond it, and none stays blocked."""
