@@ -48,11 +48,6 @@ class Stats:
         """Reset to zero in place, since generated code refers to this object."""
         Stats.__init__(self)
 
-    @property
-    def calls(self) -> int:
-        """All calls."""
-        return self.hits + self.misses + self.shared + self.bypassed + self.writes
-
 
 # Counts are tuples until they are shown: with an object for each row the garbage collector would look through the whole
 # process during a snapshot of many tools, which takes longer than the rest.

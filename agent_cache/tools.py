@@ -37,7 +37,7 @@ from agent_cache.core.options import (
     count,
     seconds,
 )
-from agent_cache.core.tags import MANY_PATHS, TagSet, json_text, parse_tags, root_of, within_limit
+from agent_cache.core.tags import TagSet, json_text, parse_tags, root_of
 from agent_cache.core.wrappers import parameters_of
 from agent_cache.engine.blocking import blocking, run_blocking
 from agent_cache.engine.body import read_body, stream_body, write_body
@@ -283,8 +283,9 @@ class Decorator:
 class AgentCache(Decorator):
     """Cache the results of a read tool until something that they depend on is written.
 
-    Concurrent identical calls run the tool once. After a write tool with one of its tags has ended, no call that starts
-    later gets a result that was loaded before. Errors are never cached.
+    Concurrent identical calls run the tool once in an event loop; those of a `def`, once in all threads. After a write
+    tool with one of its tags has ended, no call that starts later gets a result that was loaded before. Errors are
+    never cached.
 
     Args:
         resource: what the result depends on: a tag (``"cart"``), a template over the tool's parameters and its result
@@ -640,7 +641,6 @@ def invalidate_sync(*tags: str | Sequence[object]) -> None:
 
 
 async def _invalidate(paths: tuple[str, ...], *, is_sync: bool) -> None:
-    paths = paths if len(paths) <= MANY_PATHS else within_limit(paths)
     await _new_write(paths, "invalidate()", is_sync=is_sync).complete()
 
 

@@ -259,11 +259,13 @@ def _role_of_object(kind: Any) -> Role | None:
 
 def _role_of_hint(hint: Any, function: Callable[..., Any]) -> Role | None:
     if isinstance(hint, str | typing.ForwardRef):
-        text = hint if isinstance(hint, str) else hint.__forward_arg__
+        text = (hint if isinstance(hint, str) else hint.__forward_arg__).strip()
         try:
-            hint = eval(text.strip(), {}, _Names(function))  # noqa: S307 - the tool's own code, as `get_type_hints` does
+            hint = eval(text, {}, _Names(function))  # noqa: S307 - the tool's own code, as `get_type_hints` does
         except Exception:  # noqa: BLE001 - it means nothing here: an argument like any other
             return None
+        if isinstance(hint, str):  # quoted in a module whose annotations are text anyway
+            return _role_of_hint(hint, function) if text[:1] in "'\"" else None
     origin, members = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         members = hint.__origin__, *[one for one in hint.__metadata__ if not isinstance(one, str)]

@@ -198,24 +198,9 @@ class Versions(Written):
                 found = self._of_sessions[session] = Written()
             return found
 
-    def scopes_of(self, sessions: Iterable[object] | None) -> Sequence[Written]:
-        """Where a write takes effect: in these sessions, or in the whole process for None."""
-        return (self,) if sessions is None else tuple([self.of_session(session) for session in sessions])
-
-    def write(
-        self, tags: Sequence[Tag | EntryTag], bare: Iterable[str] = (), scopes: Sequence[Written] | None = None
-    ) -> int:
-        """Give what these tags name a new version.
-
-        Args:
-            tags: what was written.
-            bare: roots of which only what depends on the whole root was written.
-            scopes: where; None for the whole process.
-
-        Returns:
-            The version.
-        """
-        return self.note(Hold(tags, bare, (self,) if scopes is None else scopes))
+    def write(self, tags: Sequence[Tag | EntryTag]) -> int:
+        """Give what these tags name a new version, which is returned."""
+        return self.note(Hold(tags, scopes=(self,)))
 
     def note(
         self,

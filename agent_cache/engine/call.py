@@ -1,8 +1,9 @@
 """The path of a call, from its local lookup to its end.
 
-A hit at the root or in a session is answered by the generated body of the tool (`engine.body`); one with a tenant, or
-inside of a load, by `hit`. What no hit answers, and every write, goes through `run`: recordings, sessions, middleware,
-and then `load`, or a write (`engine.write`). `load` is single flight, the tiers, the tool and its result, in order.
+A hit of the global store that no other tool's call makes is answered by the generated body of the tool
+(`engine.body`), at the root and in a session; any other one by `hit`. What no hit answers, and every write, goes
+through `run`: recordings, sessions, middleware, and then `load`, or a write (`engine.write`). `load` is single flight,
+the tiers, the tool and its result, in order.
 
 Single flight: identical reads that overlap run the tool once, those of one event loop, or of synchronous tools in all
 threads. The leader runs the tool inline, in its own task and context; each follower waits on a future of its own. If
@@ -14,7 +15,7 @@ walked before a follower joins (Holt 1972, "Some deadlock properties of computer
 with one holder, so a cycle is the deadlock). A synchronous call in a thread whose event loop runs never waits: the loop
 would stand still, and the graph does not know what else it has to do.
 
-Everything here is a coroutine also for a `def`, which `engine.blocking` drives by hand in the calling thread.
+`run` and `load` are coroutines also for a `def`, which `engine.blocking` drives by hand in the calling thread.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ async def run(
     if INTERCEPTORS and call.scope.interceptor is None:
         report_escape(operation)
     if local.is_observed:
-        call.started = now = CLOCK.now()
+        call.admitted = call.started = now = CLOCK.now()
         replacement = local.admit(call, now)
         if replacement is not None:
             return replacement.answer
@@ -185,7 +186,7 @@ async def run(
         call.depth = 0
         leading = call.leading
         if leading is not None and leading.leader is call and leading.is_open:
-            # Nothing could end it: there was no room on the stack. Without a function, as there is none here either.
+            # Nothing could end it: there was no room on the stack, nor is there any for a function here.
             leading.is_open = leading.joinable = False
             leading.store.flights.pop(leading.id, None)
             STRANDED.append(leading)
@@ -242,8 +243,8 @@ async def load(call: Call, *, flight: Flight | None = None, may_be_stored: bool 
 
     The flight is found or made in one step under the lock, together with its edge in the wait-for graph. So of the
     callers that find none one leads, nobody joins a flight that has ended or was detached, and no two calls can begin
-    to wait for each other at the same moment. In that step the store is looked into again: in another thread a load may
-    have ended since this call was no hit.
+    to wait for each other at the same moment. In that step the store of a `def` is looked into again: in another thread
+    a load may have ended since this call was no hit.
 
     A `KeyboardInterrupt` can be raised wherever a call has just been made. So a flight is shown to others inside of the
     `try` that gives it up again.
@@ -317,6 +318,8 @@ async def load(call: Call, *, flight: Flight | None = None, may_be_stored: bool 
                     call.within is not None and not inherit_entry(call.within, call.local, call.key, stored)
                 ):
                     return await load(call, may_be_stored=False)
+                if within is not None:
+                    within.end_read(call)  # the entry has told it what it depends on
                 call.source, call.cost = "shared", stored.cost
                 call.flight = ServedEntry(stored)  # type: ignore[assignment]  # as much of one as sessions ask for
                 return value

@@ -192,7 +192,8 @@ def replay_into_sessions(intercepted: InterceptedCall, value: Any, error: BaseEx
     key = None if intercepted.key is UNKEYED else intercepted.key
     now = CLOCK.now()
     call = Call(operation, scope.local(operation), key, intercepted.args, intercepted.kwargs, source)
-    call.started, call.cost = now - seconds, seconds
+    call.admitted = call.started = now - seconds
+    call.cost = seconds
     loop = error if isinstance(error, AgentLoopDetectedError) else None
     if source == "blocked":
         acted = (acted or ("notice", "repeat")) if loop is None else (type(loop).__name__, loop.kind)

@@ -88,7 +88,7 @@ class Operation(Generic[P]):
         early_rules: the rules of the tags that are known before a call.
         at_root: what it has outside of sessions.
         counted_as: its name and its roots, by which metrics have its counters.
-        root_uses: who writes its roots.
+        root_uses: who reads and writes its roots.
     """
 
     __slots__ = (

@@ -214,7 +214,8 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
     A ticket that is no longer clean prevents the local insertion, too.
 
     Returns:
-        Whether no invalidation overlapped. If so, ``flight.stored_tags`` allows the tiers to store the value.
+        Whether the value may be stored: no write has overlapped it, and its session and the settings that it was loaded
+        under are still there. If so, ``flight.stored_tags`` allows the tiers to store it.
     """
     flight, local = call.flight, call.local
     store, key = flight.store, flight.key

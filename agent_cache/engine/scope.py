@@ -54,8 +54,9 @@ class Replacement(NamedTuple):
 Participant = Any
 """A session, as the calls made inside it see it: `session.session.AgentCacheSession`.
 
-``observer_of(operation, scope)`` gives its part in the calls of a tool, ``store_of(operation)`` the store of the
-answers of a session-scoped tool.
+``session_id`` and ``metrics`` are its own. ``observer_of(operation, scope)`` gives its part in the calls of a tool,
+``store_of(operation)`` the store of the answers of a session-scoped tool. ``stop(error)`` ends the run for a loop that
+a replay has raised again.
 """
 
 
@@ -250,7 +251,7 @@ class ToolInSessions(LocalTool):
 
 
 class Scope:
-    """A place in the nesting of sessions. It does not change, unless what was entered ends in another context.
+    """A place in the nesting of sessions. It changes only when it begins to stand for another one: see `become`.
 
     Attributes:
         participants, owners: the sessions, innermost first, and as a set; none for the root.
@@ -388,7 +389,8 @@ class Within(NamedTuple):
 
 
 PLACE: ContextVar[Scope | Call | Within] = ContextVar("agent_cache_place", default=ROOT)
-"""Where calls of the running context are made: in a scope, or by the tool of a call, which has its scope. Child tasks
+"""Where calls of the running context are made: in a scope, or by the tool of a call, which has its scope, or in one
+that was entered while a tool runs (`Within`). Child tasks
 and threads inherit it.
 
 It is one variable, because to set and reset another one takes 0.4 us, which is 10 % of a miss.
@@ -406,14 +408,17 @@ class Call:
         tags: its dependencies beside the static tags, as far as they are known before the load; of a write all that it
             has touched so far.
         asked: the tiers that were asked for it, with their tickets.
-        source: how it was answered: ``miss``, ``hit`` (of a tier), ``shared``, ``uncached`` or ``write``.
+        source: how it was answered: ``miss``, ``hit`` (of a tier), ``shared``, ``uncached`` or ``write``; ``write``
+            also for a read that `set` or `invalidate` name.
         cost: seconds that its tool took, or that its answer has saved.
         is_fresh: the caller asked for a fresh value: no lookup, and no flight of others is joined.
         call, parent: itself, as the place of the calls that its tool makes; the call whose tool made this one, or None.
         leading: the innermost flight that this call runs under: its own, or its parent's.
         within: the load that inherits from the reads made under this call; None if there is none.
-        flight: the flight it leads or follows. Only a call that takes part in one has it.
-        started: clock reading when the tool was started.
+        flight: the flight it leads or follows, or what stands for one if a tier or an entry has answered it before
+            single flight. Other calls have none.
+        admitted: clock reading when the sessions admitted it; set only in sessions.
+        started: clock reading when the tool was started; of what a tier had, when its tool was.
         numbers: its number in each session that saw it; None outside of sessions.
         depth: how many running calls enclose it, itself included; 0 once it has ended.
         began: how many calls its session's loop guard had counted when it began.
@@ -421,8 +426,9 @@ class Call:
     """
 
     __slots__ = (
-        "_arguments", "args", "asked", "began", "cost", "depth", "flight", "is_fresh", "key", "kwargs", "leading",
-        "local", "loop_key", "numbers", "operation", "parent", "scope", "source", "started", "tags", "within",
+        "_arguments", "admitted", "args", "asked", "began", "cost", "depth", "flight", "is_fresh", "key", "kwargs",
+        "leading", "local", "loop_key", "numbers", "operation", "parent", "scope", "source", "started", "tags",
+        "within",
     )  # fmt: skip
 
     is_dependency = True
@@ -449,7 +455,7 @@ class Call:
             self.leading = parent.leading
             self.within = parent.within
             self.depth = 1 + parent.running_depth()
-        self.started = self.cost = 0.0
+        self.admitted = self.started = self.cost = 0.0
         self.tags: tuple[Tag, ...] = ()
         self.numbers: dict[object, int] | None = None
         self._arguments: dict[str, Any] | None = None

@@ -251,13 +251,9 @@ def _unmatched(roots: Iterable[str], is_matched: Callable[[RootUse], bool]) -> I
 # Invalidation from outside of a write tool, and eviction
 
 
-def write_now(tags: Iterable[Tag] = (), keys: Iterable[tuple[Any, Hashable]] = (), scopes: Any = None) -> None:
-    """Invalidate what depends on these tags and on these entries, given as (tool, key), at once.
-
-    Args:
-        scopes: where, as for `Versions.write`.
-    """
-    VERSIONS.write((*tags, *tags_of_keys(keys)), scopes=scopes)
+def write_now(tags: Iterable[Tag] = (), keys: Iterable[tuple[Any, Hashable]] = ()) -> None:
+    """Invalidate what depends on these tags and on these entries, given as (tool, key), at once."""
+    VERSIONS.write((*tags, *tags_of_keys(keys)))
 
 
 def tags_of_keys(keys: Iterable[tuple[Any, Hashable]]) -> list[EntryTag]:

@@ -1,6 +1,6 @@
 """Tiers behind the local store: lookups before the tool runs, stores after it, and invalidations from other processes.
 
-The order is local store, backup, remote tier. An invalidation received from a tier drops local copies at once. To the
+The order is local store, backup, remote tier. What a tier says was written makes local copies stale at once. To the
 farther tier, the nearer one is another local store: it must drop what other processes write, drop everything when
 messages may have been lost, and is used only while the farther tier is trusted to pass messages on. A listener cannot
 wait, so the nearer tier gets these invalidations before it is next asked (`_catch_up`).

@@ -259,7 +259,7 @@ class Write(Hold):
         if keys:
             keys = keys if len(keys) <= MANY_PATHS else every_key_of(keys)
             self.tags += tuple(tags_of_keys(keys))
-        scopes = None if owners is None else VERSIONS.scopes_of(owners)
+        scopes = None if owners is None else [VERSIONS.of_session(owner) for owner in owners]
         super().__init__(self.tags, bare, scopes, () if keys else writer.late_roots)
         self.bare = bare
         self.keys = keys

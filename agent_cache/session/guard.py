@@ -394,7 +394,7 @@ class ToolInSession(LocalTool, ToolHistory):
         parent = None if call.parent is None else call.parent.number_in(session)
         outcome = "ok" if error is None else _name_of(error)
         number = call.numbers[session]  # type: ignore[index]  # admit() has set it
-        kind, started = "write" if self.is_write else "read", call.started
+        kind, started = "write" if self.is_write else "read", call.admitted
         self._add((self.name, call.key, kind, source, outcome, started, now - started, parent, number))
         if detector is None:
             return None

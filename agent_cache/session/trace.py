@@ -25,7 +25,7 @@ class TraceRecord(Value):
             ``"blocked"`` if the session refused the call.
         outcome: ``"ok"``, ``"cancelled"``, or the class name of the exception.
         started: reading of the monotonic clock when the call began, in seconds; of a hit, when it was answered.
-        duration: seconds it took; 0.0 for a hit.
+        duration: seconds it took; 0.0 for a hit that no tier was asked for.
         parent: `number` of the call whose tool made this one, or None.
         number: its place among the calls of the session, from 1, in the order in which they began; a blocked call has
             the number of the last call that was admitted.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import signal
@@ -144,6 +145,7 @@ class Killer:
         self._receiver = receiver
         self._folder = folder
         self._undisturbed: dict[int, Undisturbed] = {}
+        self._runs = itertools.count()
         self._lock = threading.Lock()
 
     def undisturbed(self, seed: int) -> Undisturbed:
@@ -171,7 +173,7 @@ class Killer:
         usual = self.undisturbed(seed)
         writes, asked = operations(seed)
         wanted = chance.randint(1, MOST_KILLS) if kills is None else len(kills)
-        run = f"{self.row.name}-{number}"
+        run = f"{self.row.name}-{number}-{next(self._runs)}"  # its journal has ended with the run before
         world = self._receiver.worlds[run] = World(is_idempotent=self.row.is_idempotent)
         verdict = Verdict()
         returned: dict[str, int] = {}

@@ -120,7 +120,7 @@ class Stage:
         if not step.tool.startswith("w"):
             if self.way == "reloaded":
                 await tool.invalidate(step.argument)
-            elif self.way in ("run", "sync") or before != step:
+            elif self.way in ("run", "sync") or before != step or step.fails:  # errors are not stored; a result may be
                 call = tool.fresh
         try:
             answer = call(step.argument)

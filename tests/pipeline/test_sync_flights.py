@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, invalidate, invalidate_sync
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, invalidate, invalidate_sync, tags_from
 from agent_cache.engine import blocking
 from agent_cache.engine.scope import PLACE
 from tests.harness.threads import PATIENCE, Call, Held, followers_of, until
@@ -296,6 +296,34 @@ async def test_an_async_tool_whose_synchronous_read_needs_the_loop_does_not_stop
     await asked.wait()
     assert rate() in ("at once", "from the loop")
     assert await first == "from the loop"
+
+
+def test_a_read_that_another_thread_has_just_stored_depends_on_its_tags_alone(held):
+    """And not, beside them, on whatever its result might have named: the load that has made it can be joined."""
+    asked: list[int] = []
+
+    def entity(arguments: Any) -> int:
+        asked.append(arguments["n"])
+        if len(asked) == 1:  # after the lookup: until the load begins another thread has the answer
+            contextvars.Context().run(Call, rate, 1).result()
+        return int(arguments["n"])
+
+    @AgentCache([tags_from("rate", entity), "user:{result}"])
+    def rate(n: int) -> str:
+        return f"user {n}"
+
+    @AgentCache("report")
+    def report() -> Any:
+        return held(rate(1))
+
+    first = Call(report)
+    held.has_begun()
+    invalidate_sync("user:another")
+    second = Call(report)
+    until(lambda: second.is_over() or followers_of(report) == 1 or len(held.runs) == 2)
+    assert len(held.runs) == 1
+    held.ends("done")
+    assert [first.result(), second.result()] == ["done", "done"]
 
 
 # Sessions, processes

@@ -23,6 +23,23 @@ from tests.pipeline.fleet import Process, Truth, WatchedTier
 pytestmark = pytest.mark.usefixtures("clock")
 
 
+async def test_the_trace_has_the_time_of_the_call_and_not_of_the_load_that_a_tier_has_kept(
+    truth: Truth, here: WatchedTier, clock: library.Clock
+):
+    get_order = Process(truth, here, ttl=100).get_order
+    await get_order("7")
+    clock.advance(21)
+    get_order.clear()
+    async with AgentCacheSession() as session:
+        assert await get_order("7") == "old"
+        clock.advance(5)
+        assert await get_order("7") == "old"
+    of_tier, local = session.get_execution_trace()
+    assert (of_tier.source, of_tier.duration, local.source) == ("hit", 0.0, "hit")
+    assert local.started - of_tier.started == 5
+    assert truth.runs == ["get 7"]
+
+
 # What it is asked
 
 

@@ -206,11 +206,11 @@ def test_a_session_asks_for_what_was_written_in_it_too():
     session = Session()
     store = Store(None, SimpleNamespace(number=TOOL, is_named=False), session)
     insert(store, "k", made("value", "note"))
-    hold = Hold(["note"], scopes=VERSIONS.scopes_of([Session()]))
+    hold = Hold(["note"], scopes=[VERSIONS.of_session(Session())])
     VERSIONS.note(hold, begins=True)
     assert store.find("k") is not None
     VERSIONS.note(hold, ["note"])
-    hold = Hold(["note"], scopes=VERSIONS.scopes_of([session]))
+    hold = Hold(["note"], scopes=[VERSIONS.of_session(session)])
     VERSIONS.note(hold, begins=True)
     assert store.find("k") is None
     assert store.is_held("k", ("note",))

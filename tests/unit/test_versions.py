@@ -49,7 +49,7 @@ def test_a_write_concerns_what_depends_on_its_tag_or_above_or_below_it(read: str
 @given(TAGS, st.sampled_from(["a", "b"]))
 def test_a_write_of_no_entity_of_a_root_concerns_what_depends_on_the_whole_root(read: str, root: str):
     versions = Versions()
-    versions.write((), [root])
+    versions.note(Hold((), [root], (versions,)))
     assert versions.touches([read], 1) is (read == root) or "*" in read
 
 
@@ -223,7 +223,7 @@ class Session:
 
 def test_a_write_that_is_limited_to_sessions_concerns_them_alone(versions: Versions):
     session, since = Session(), versions.now
-    scopes = versions.scopes_of([session])
+    scopes = [versions.of_session(session)]
     own: Written = versions.of_session(session)
     hold = begun(versions, ["note"], scopes=scopes)
     assert versions.now > since
@@ -250,7 +250,7 @@ def test_a_write_that_is_limited_to_sessions_concerns_them_alone(versions: Versi
 def test_in_a_child_nothing_is_held_by_writes_that_run_in_its_parent(versions: Versions, limited: bool):
     session = Session()
     own: Written = versions.of_session(session) if limited else versions
-    scopes = versions.scopes_of([session] if limited else None)
+    scopes = [versions.of_session(session) if limited else versions]
     versions.note(begun(versions, ["cart"], scopes=scopes), ["cart"], until=5.0)
     begun(versions, ["order:7"], scopes=scopes, late=("user",))
     since = versions.now
