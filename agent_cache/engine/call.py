@@ -68,7 +68,7 @@ def hit(
     scope = at or (here if call is None else here.scope)
     if scope.interceptor is not None:
         return MISSING
-    local = operation.at_root if scope is ROOT else scope.tools.get(operation)
+    local: Any = operation.at_root if scope is ROOT else scope.tools.get(operation)
     if local is None or local.configuration is not CURRENT.value:
         local = scope.local(operation)
     store = local.store

@@ -97,7 +97,9 @@ def report_escape(called: Any) -> None:
 class LocalTool:
     """What one tool has in one scope. Made at its first call there, and again after a change of the configuration.
 
-    In a session it is a `session.guard.ToolInSession`, in several sessions a `ToolInSessions`: they observe its calls.
+    In a session it is a `session.guard.ToolInSession`, in several sessions a `ToolInSessions`. These observe its calls:
+    `hit` is shown a local hit, and returns what the caller gets; `admit` lets a call run by None, or replaces its
+    answer; `done` is told how it ended, and may replace it, too. All three raise, if the guard of a session does.
 
     Attributes:
         configuration, setup: the settings it was made under, and what they add to its calls: an `operation.Setup`.
@@ -127,37 +129,6 @@ class LocalTool:
     def qualify(self, key: Hashable) -> Hashable:
         """The key under which an entry is stored: with the tenant, where there is one."""
         return key if self.tenant is None else (TENANT, self.tenant, key)
-
-    # What sessions do; not called without one
-
-    def hit(
-        self,
-        key: Hashable,
-        entry: Entry,
-        value: Any,
-        now: float,
-        arguments: Mapping[str, Any] | None,
-        parent: Call | None,
-    ) -> Any:
-        """Show a local hit at this clock reading to the sessions. Returns what the caller gets, or raises.
-
-        Args:
-            arguments: those of the call, where the tool's loop guard needs them.
-            parent: the call whose tool makes it.
-        """
-        raise NotImplementedError
-
-    def admit(self, call: Call, now: float) -> Replacement | None:
-        """Ask the sessions whether a call may run at this clock reading: they admit it by None, or replace its answer,
-        or raise.
-        """
-        raise NotImplementedError
-
-    def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None:
-        """Show the sessions how a call ended, by its value or its error. They replace the answer, or leave it by
-        None.
-        """
-        raise NotImplementedError
 
     def has_refused(self, error: Exception) -> bool:  # noqa: ARG002 - for those that observe
         """Whether a session around the call raised this error, for a call that the tool made.
