@@ -23,7 +23,7 @@ if typing.TYPE_CHECKING:
     from agent_cache.session import AgentCacheSession
     from agent_cache.session.loop_policy import LoopPolicy
     from agent_cache.session.trace import TraceRecord
-    from agent_cache.toolbox import Pass, Read, Toolbox, Watch, Write
+    from agent_cache.toolbox import Inner, Pass, Read, Toolbox, Watch, Write
     from agent_cache.tools import AgentCache, AgentCacheInvalidator, bypass, invalidate, invalidate_sync, writing
     from agent_cache.tuning import Recommendation, get_ttl, recommendations, set_ttl
 
@@ -35,6 +35,7 @@ __all__ = [
     "AgentLoopDetectedError",
     "AsyncCache",
     "ConfigurationError",
+    "Inner",
     "LoopHints",
     "LoopPolicy",
     "Pass",
@@ -68,6 +69,7 @@ _HOMES = {
     "AgentCacheInvalidator": "tools",
     "AgentCacheSession": "session",
     "AsyncCache": "async_cache",
+    "Inner": "toolbox",
     "LoopHints": "core.options",
     "LoopPolicy": "session.loop_policy",
     "Pass": "toolbox",

@@ -13,9 +13,12 @@ import asyncio
 import hashlib
 import json
 import logging
+import os
+import re
+import string
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +28,11 @@ from agent_cache.recording import CassetteError
 from agent_cache.relay.messages import RpcError
 from agent_cache.relay.relay import Relay
 from agent_cache.relay.relay_settings import DEFAULT_NAMESPACE, RelaySettings, load
-from agent_cache.relay.stdio import connected, serve
+from agent_cache.relay.stdio import connected, process_of, serve
 
 __all__ = ["add_options", "run"]
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,53 +42,37 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "(-- COMMAND ... | --url URL [--listen HOST:PORT])\n"
         "       agent-cache mcp --advise RUNS... [--config FILE] [-- COMMAND ... | --url URL]"
     )
-    parser.add_argument("--config", metavar="FILE", help="the rules of the server's tools, as TOML")
+    add = parser.add_argument
+    add("--config", metavar="FILE", help="the rules of the server's tools, as TOML")
     tape = parser.add_mutually_exclusive_group()
     tape.add_argument("--record", metavar="PATH", help="record everything that the host asks, to replay it")
     tape.add_argument("--replay", metavar="PATH", help="answer from a recording, without any server")
-    parser.add_argument("--strict", action="store_true", help="with --replay: all of it, in the order recorded")
-    parser.add_argument("--stats", action="store_true", help="at the end, print counters to standard error")
-    parser.add_argument(
-        "--explain", action="store_true", help="print what is done with each tool, and rules to begin with, and exit"
+    add("--strict", action="store_true", help="with --replay: all of it, in the order recorded")
+    add("--stats", action="store_true", help="at the end, print counters to standard error")
+    explain = "print what is done with each tool, and rules to begin with, and exit"
+    add("--explain", action="store_true", help=explain)
+    advise = (
+        "print the rules that recordings or logs show to be needed, and exit; of a server that is named, also its "
+        "tools that were never called; with --config, only tools without a rule"
     )
-    parser.add_argument(
-        "--advise",
-        metavar="RUNS",
-        nargs="+",
-        help="print the rules that recordings or logs show to be needed, and exit; of a server that is named, also its "
-        "tools that were never called; with --config, only tools without a rule",
+    add("--advise", metavar="RUNS", nargs="+", help=advise)
+    add("--url", metavar="URL", help="the server's endpoint of Streamable HTTP, in place of a command")
+    listen = "with --url: hosts connect to this address, by Streamable HTTP too; port 0 is a free one"
+    add("--listen", metavar="HOST:PORT", help=listen)
+    header = (
+        "with --url: add a header to each request, as in 'Authorization: Bearer ${TOKEN}', which names a variable of "
+        "the environment; with --listen, where the host sends none of this name"
     )
-    parser.add_argument("--url", metavar="URL", help="the server's endpoint of Streamable HTTP, in place of a command")
-    parser.add_argument(
-        "--listen",
-        metavar="HOST:PORT",
-        help="with --url: hosts connect to this address, by Streamable HTTP too; port 0 is a free one",
+    add("--header", metavar="NAME:VALUE", action="append", default=[], help=header)
+    origin = "with --listen: pages of this web origin may connect; others than those of this machine may not"
+    add("--allow-origin", metavar="ORIGIN", action="append", default=[], help=origin)
+    vary = (
+        "with --listen: of the headers, only this one, Authorization, Cookie and MCP-Protocol-Version tell hosts "
+        "apart; by default all do but those of the transport"
     )
-    parser.add_argument(
-        "--header",
-        metavar="NAME:VALUE",
-        action="append",
-        default=[],
-        help="with --url: add a header to each request, as in 'Authorization: Bearer ${TOKEN}', which names a variable "
-        "of the environment; with --listen, where the host sends none of this name",
-    )
-    parser.add_argument(
-        "--allow-origin",
-        metavar="ORIGIN",
-        action="append",
-        default=[],
-        help="with --listen: pages of this web origin may connect; others than those of this machine may not",
-    )
-    parser.add_argument(
-        "--vary-header",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="with --listen: of the headers, only this one, Authorization, Cookie and MCP-Protocol-Version tell hosts "
-        "apart; by default all do but those of the transport",
-    )
-    parser.add_argument("--stdin-in-thread", action="store_true", help=argparse.SUPPRESS)  # as Windows needs it
-    parser.add_argument("server", metavar="COMMAND", nargs="*", help="after --: the command that starts the server")
+    add("--vary-header", metavar="NAME", action="append", default=[], help=vary)
+    add("--stdin-in-thread", action="store_true", help=argparse.SUPPRESS)  # as Windows needs it
+    add("server", metavar="COMMAND", nargs="*", help="after --: the command that starts the server")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -93,26 +82,16 @@ def run(options: argparse.Namespace) -> int:
         return 2
     logging.basicConfig(format="agent-cache mcp: %(message)s", level=logging.WARNING)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory(options)) as runner:
-            if options.advise:
-                has_server = options.server or options.url is not None
-                return _advise(options, runner.run(_tools_of(options)) if has_server else None)
-            return runner.run(_explain(options) if options.explain else _relay(options))
+        if options.advise:
+            has_server = options.server or options.url is not None
+            return _advise(options, asyncio.run(_tools_of(options)) if has_server else None)
+        return asyncio.run(_explain(options) if options.explain else _relay(options))
     except (ConfigurationError, CassetteError) as error:
         print(f"agent-cache mcp: {error}", file=sys.stderr)
         return 2
     except RpcError as error:
         print(f"agent-cache mcp: the server has refused: {escaped(error)}", file=sys.stderr)
         return 2
-
-
-def _loop_factory(options: argparse.Namespace) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """What makes the event loop: where hosts connect, uvloop, which takes a fifth off a call."""
-    if options.listen is None or options.explain or options.advise:
-        return None
-    from agent_cache.cli import mcp_http
-
-    return mcp_http.loop_factory()
 
 
 def _mistake_in(options: argparse.Namespace) -> str:
@@ -145,50 +124,117 @@ def _settings(options: argparse.Namespace) -> tuple[Toolbox, RelaySettings]:
 async def _relay(options: argparse.Namespace) -> int:
     box, settings = _settings(options)
     relay = Relay(box, settings, record_to=options.record, replay_from=options.replay, strict=options.strict)
+    in_thread = options.stdin_in_thread
     if options.url is None:
-        who = _identity_of(options.server)  # a tier may be shared with the processes of others
-        code = await serve(relay, options.server, vary=who, reads_in_thread=options.stdin_in_thread)
+        # A tier may be shared with the processes of others
+        command = json.dumps([*options.server, str(Path.cwd())]).encode("utf-8", "surrogatepass")
+        who = hashlib.sha256(command).hexdigest()
+        code = await serve(relay, process_of(options.server), vary=who, reads_in_thread=in_thread)
     else:
-        from agent_cache.cli import mcp_http
-
-        code = await mcp_http.relayed(relay, options)
+        upstream, headers = _upstream_of(options)
+        try:
+            if options.listen is not None:
+                code = await _listen(relay, upstream, headers, options)
+            else:
+                http = _http()
+                who = http.identity_of(headers, url=str(upstream.url))
+                connect = partial(http.HttpServer, upstream, headers, relay.schema_of)
+                code = await serve(relay, connect, vary=who, reads_in_thread=in_thread)
+        finally:
+            await upstream.aclose()
     if options.stats:
-        print(_stats_line(relay.session.get_metrics()), file=sys.stderr)
+        metrics = relay.session.get_metrics()
+        shown = ", ".join(f"{name} {metrics[name]}" for name in ("calls", "hits", "misses", "shared", "invalidations"))
+        _say(f"{shown}, hit rate {metrics['hit_rate']:.0%}")
     for finding in relay.findings:
-        print(f"agent-cache mcp: {finding}", file=sys.stderr)
+        _say(finding)
     return 1 if relay.findings else code
 
 
-def _identity_of(command: Sequence[str]) -> str:
-    """A hash of how a server is started: the command, its arguments, and the directory."""
-    return hashlib.sha256(json.dumps([*command, str(Path.cwd())]).encode("utf-8", "surrogatepass")).hexdigest()
+def _say(text: str) -> None:
+    print(f"agent-cache mcp: {text}", file=sys.stderr, flush=True)
 
 
-def _stats_line(metrics: dict[str, Any]) -> str:
-    shown = ", ".join(f"{name} {metrics[name]}" for name in ("calls", "hits", "misses", "shared", "invalidations"))
-    return f"agent-cache mcp: {shown}, hit rate {metrics['hit_rate']:.0%}"
+# A server over HTTP
 
 
-def _connected(options: argparse.Namespace) -> AbstractAsyncContextManager[Any]:
-    if options.url is None:
-        return connected(options.server)
-    from agent_cache.cli import mcp_http
+def _http() -> Any:
+    """The module of servers over HTTP."""
+    try:
+        from agent_cache.relay import http_server
+    except ModuleNotFoundError as error:
+        needed = f'--url needs {error.name}: pip install "agent-cache[mcp-http]"'
+        raise ModuleNotFoundError(needed, name=error.name) from error
+    return http_server
 
-    return mcp_http.connected(options)
+
+def _upstream_of(options: argparse.Namespace) -> tuple[Any, list[tuple[bytes, bytes]]]:
+    return _http().Upstream(options.url), [_header(text) for text in options.header]
+
+
+async def _listen(relay: Relay, upstream: Any, headers: Any, options: argparse.Namespace) -> int:
+    from agent_cache.relay import http_proxy
+
+    host, port = http_proxy.address_of(options.listen)
+    is_local = http_proxy.is_loopback(host)
+    if not is_local:
+        _say(f"{host} can be reached from other machines, and whoever reaches it uses the server and the cache")
+    listener = http_proxy.HttpListener(
+        relay,
+        upstream,
+        headers=headers,
+        vary_by=options.vary_header,
+        is_local=is_local,
+        origins=options.allow_origin,
+    )
+    async with relay:
+        await http_proxy.listen(listener, (host, port), lambda url: _say(f"{url} relays to {upstream.name}"))
+    return 0
+
+
+def _header(text: str) -> tuple[bytes, bytes]:
+    """The header that ``--header`` gives.
+
+    Raises:
+        ConfigurationError: for a header without name, or an unknown variable. The value is not shown.
+    """
+    name, colon, value = text.partition(":")
+    if not colon or not _TOKEN.fullmatch(name.strip()):
+        raise ConfigurationError("--header: write NAME:VALUE, as in --header 'Authorization: Bearer ${TOKEN}'")
+    try:
+        filled = string.Template(value.strip()).substitute(os.environ)
+        return name.strip().lower().encode(), filled.encode("latin-1")
+    except KeyError as error:
+        raise ConfigurationError(f"--header: the environment has no variable {error}") from None
+    except ValueError:
+        raise ConfigurationError(
+            f"--header: the value of {name.strip()} has a $ that names no variable (write $$ for a $), or a letter "
+            "that headers cannot have"
+        ) from None
+
+
+# What the server has
 
 
 async def _tools_of(options: argparse.Namespace) -> tuple[str, dict[str, Mapping[str, Any]]]:
     from agent_cache.relay.starter import introduced
 
-    async with _connected(options) as ask:
-        return await introduced(ask)
+    if options.url is None:
+        async with connected(process_of(options.server)) as ask:
+            return await introduced(ask)
+    upstream, headers = _upstream_of(options)
+    try:
+        async with connected(partial(_http().HttpServer, upstream, headers, lambda _: None)) as ask:
+            return await introduced(ask)
+    finally:
+        await upstream.aclose()
 
 
 def _advise(options: argparse.Namespace, server: tuple[str, dict[str, Mapping[str, Any]]] | None) -> int:
     """Print the rules that logs show to be needed, and those to begin with for tools that were never called."""
     from agent_cache.cli.advise import advised_rules, exit_code_of, print_summary, refusal_of
     from agent_cache.recording import Redaction
-    from agent_cache.relay.starter import starter_rules
+    from agent_cache.relay.starter import proposals
     from agent_cache.toolbox.box import has_rule
 
     box = None if options.config is None else _settings(options)[0]
@@ -196,38 +242,39 @@ def _advise(options: argparse.Namespace, server: tuple[str, dict[str, Mapping[st
     try:
         rules = advised_rules(options.advise, redaction)
     except (AgentCacheError, OSError) as error:
-        print(f"agent-cache mcp: {refusal_of(error, redaction)}", file=sys.stderr)
+        _say(refusal_of(error, redaction))
         return 2
 
     def is_known(name: str) -> bool:
         return box is not None and has_rule(box, name)
 
     namespace = DEFAULT_NAMESPACE if server is None else server[0]
-    print(rules.toml(relay=namespace, has_rule=is_known, is_new=box is None), end="")
+    text = rules.toml(relay=namespace, has_rule=is_known, is_new=box is None)
     if server is not None:
         called = set(rules.names.of.values())
-        others = [tool for name, tool in server[1].items() if name not in called]
-        text = starter_rules(namespace, others, box or Toolbox({}, namespace=DEFAULT_NAMESPACE, hints="kind"))
-        print(f"\n# Tools that were never called\n\n{text}" if text else "", end="")
+        rest = proposals([tool for name, tool in server[1].items() if name not in called], box)
+        if rest:
+            rest = f"# Tools that were never called; these lines stand above the first table\n\n{rest}"
+            head, mark, tables = text.partition('\nunknown = "write"\n')
+            text = f"{head}{mark}\n{rest}{tables}" if mark else f"{rest}\n{text}"
         for name in sorted(called - server[1].keys()):
-            print(f"agent-cache mcp: the server has no tool {rules.names.shown(name)}", file=sys.stderr)
-    sys.stdout.flush()
+            _say(f"the server has no tool {rules.names.shown(name)}")
+    print(text, end="", flush=True)
     print_summary(rules)
     return exit_code_of(rules)
 
 
 async def _explain(options: argparse.Namespace) -> int:
-    from agent_cache.relay.starter import starter_rules
+    from agent_cache.relay.starter import proposals, starter_rules
     from agent_cache.toolbox import ToolInfo
 
     box, _ = _settings(options)
     name, tools = await _tools_of(options)
-    table = box.explain(
-        ToolInfo(tool["name"], tool.get("inputSchema"), tool.get("annotations")) for tool in tools.values()
-    )
+    infos = [ToolInfo(tool["name"], tool.get("inputSchema"), tool.get("annotations")) for tool in tools.values()]
+    table = box.explain(infos)
     for line in str(table).splitlines():  # as comments, so that all of it is a file of rules
         print(f"# {line}".rstrip())
-    rules = starter_rules(name, tools.values(), None if options.config is None else box)
+    rules = starter_rules(name, tools.values()) if options.config is None else proposals(tools.values(), box)
     if rules:
         print(f"\n{rules}", end="")
     return 1 if table.problems else 0

@@ -20,6 +20,7 @@ __all__ = [
     "as_json",
     "fails",
     "is_kept",
+    "may_be_cached",
     "notice",
     "requested_version",
     "unanswered",
@@ -62,7 +63,16 @@ def fails(answer: Answer) -> bool:
 
 def is_kept(answer: Answer) -> bool:
     """Whether others may be given it."""
-    return PRIVATE not in answer
+    return PRIVATE not in answer and may_be_cached(answer)
+
+
+_HINTS = ("cache_hint", "io.modelcontextprotocol/cache_hint")
+
+
+def may_be_cached(answer: Mapping[str, Any]) -> bool:
+    """Whether its server lets it be stored: the ``_meta`` of a result may say ``no-cache`` (SEP-2419)."""
+    meta = answer.get("_meta")
+    return not isinstance(meta, Mapping) or all(meta.get(name) != "no-cache" for name in _HINTS)
 
 
 def notice(error: AgentLoopDetectedError) -> Answer:

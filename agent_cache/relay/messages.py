@@ -18,30 +18,20 @@ from agent_cache.recording import register
 from agent_cache.values.compare import utf8_text
 
 __all__ = [
-    "INTERNAL_ERROR",
-    "INVALID_REQUEST",
-    "PARSE_ERROR",
-    "ConnectionLost",
-    "LineSplitter",
-    "Message",
-    "Pages",
-    "Response",
-    "RpcError",
-    "batch_of",
-    "data_of",
-    "error_line",
-    "has_one_meaning",
-    "is_id",
-    "message_line",
-    "one_line",
-    "parsed",
-    "request_line",
-    "result_line",
-]
+    "INTERNAL_ERROR", "INVALID_REQUEST", "MODERN", "PARSE_ERROR", "ConnectionLost", "Message", "Pages", "Response",
+    "RpcError", "data_of", "envelope_of", "error_line", "has_one_meaning", "is_id", "message_line", "one_line",
+    "parsed", "request_line", "result_line",
+]  # fmt: skip
 
 PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
 INTERNAL_ERROR: Final = -32603
+
+MODERN: Final = "2026-07-28"
+"""From this revision on, a request has no session, and who closes its response over HTTP cancels it."""
+
+_ENVELOPE: Final = "io.modelcontextprotocol/"
+"""Since that revision the ``_meta`` of every request says under such names who asks, and by which version."""
 
 _NO_BYTES: Final = msgspec.Raw()
 
@@ -64,9 +54,13 @@ class Message(msgspec.Struct):
         """Whether it waits for a response."""
         return bool(self.method) and self.id is not None
 
+    def params_by_name(self) -> dict[str, Any]:
+        """Its parameters; none if they cannot be read, or are something else."""
+        params = data_of(self.params)
+        return params if isinstance(params, dict) else {}
+
 
 _decoder = msgspec.json.Decoder(Message)
-_parts_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _encoder = msgspec.json.Encoder()
 
 
@@ -78,46 +72,36 @@ def parsed(line: bytes) -> Message | None:
     try:
         return _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        parts = _parts_of(line, b"{")
-        return None if parts is None else _message_of(dict(parts))
-
-
-def _message_of(members: dict[bytes, bytes]) -> Message:
+        members = _members_of(line.strip())
+    if members is None:
+        return None
     raw = {name: msgspec.Raw(members[key]) for name, key in _MEMBERS.items() if key in members}
     method = data_of(members.get(b'"method"', b""))
     return Message(id=data_of(members.get(b'"id"', b"")), method=method if isinstance(method, str) else "", **raw)
 
 
 _MEMBERS: Final = {"params": b'"params"', "result": b'"result"', "error": b'"error"'}
-
 _TOKENS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}:,]|[^\s\[\]{}:,"]+', re.DOTALL)
 
 
-def _parts_of(text: bytes, opening: bytes) -> list[tuple[bytes, bytes]] | None:
-    """The members of an object, or the elements of an array under empty names, however deeply they are nested.
-
-    None if the text does not begin with `opening`, or its brackets do not match.
-    """
-    found: list[tuple[bytes, bytes]] = []
-    text = text.strip()
+def _members_of(text: bytes) -> dict[bytes, bytes] | None:
+    """The members of an object, however deeply they are nested. None if it is none, or its brackets do not match."""
+    found: dict[bytes, bytes] = {}
     depth, name, begin = 0, b"", 1
-    for token in _TOKENS.finditer(text) if text[:1] == opening else ():
+    for token in _TOKENS.finditer(text) if text[:1] == b"{" else ():
         symbol, at = token[0], token.start()
-        if symbol in (b"{", b"["):
-            depth += 1
-        elif symbol in (b"}", b"]"):
-            depth -= 1
-        elif symbol == b":" and depth == 1:
+        depth += (symbol in (b"{", b"[")) - (symbol in (b"}", b"]"))
+        if symbol == b":" and depth == 1:
             name, begin = text[begin:at].strip(), token.end()
-        if (symbol == b"," and depth == 1) or depth == 0:
+        elif (symbol == b"," and depth == 1) or depth == 0:
             value = text[begin:at].strip()
-            if value:
-                found.append((name, value))
-            if (name[:1] == b'"') != (opening == b"{" and bool(value)):
+            if (name[:1] == b'"') != bool(value):
                 return None
-            name, begin = b"", token.end()
+            if value:
+                found[name] = value
             if depth == 0:
-                return found if begin == len(text) else None
+                return found if token.end() == len(text) else None
+            name, begin = b"", token.end()
     return None
 
 
@@ -133,23 +117,12 @@ def has_one_meaning(line: bytes, message: Message) -> bool:
     if message.method != "tools/call" and not any(part in line for part in _PERHAPS_A_CALL):
         return True
     try:
-        if b"\\" not in line and line.count(b'"') == 2 * _texts_in(msgspec.json.decode(line)):
-            return bool(message.method or message.result or message.error)  # a tenth of the time of what follows
         found = _strict_decoder.decode(line.decode())
         if b"\\u" in line:
             json.dumps(found, ensure_ascii=False).encode()  # fails for half a character
     except (ValueError, RecursionError):
         return False
     return bool(message.method or message.result or message.error)
-
-
-def _texts_in(data: Any) -> int:
-    """How many texts are in the content of a message, with the names in its objects."""
-    if isinstance(data, dict):
-        return len(data) + sum(map(_texts_in, data.values()))
-    if isinstance(data, list):
-        return sum(map(_texts_in, data))
-    return isinstance(data, str)
 
 
 def _checked_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -175,18 +148,13 @@ _strict_decoder: Final = json.JSONDecoder(
 
 def is_id(id: Any) -> bool:  # noqa: A002 - the protocol's name
     """Whether it identifies a request: MCP has texts and whole numbers."""
-    return type(id) is int or (type(id) is str and (id.isascii() or utf8_text(id) == id))
+    return type(id) is int or (type(id) is str and utf8_text(id) == id)
 
 
-def batch_of(line: bytes) -> list[bytes] | None:
-    """The messages of a batch, each as a line; None if the line is no batch."""
-    if line.lstrip()[:1] != b"[":
-        return None
-    try:
-        return [bytes(part) + b"\n" for part in _parts_decoder.decode(line)]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        parts = _parts_of(line, b"[")
-        return None if parts is None else [part + b"\n" for _, part in parts]
+def envelope_of(params: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request of revision 2026-07-28 or later says of its host in its ``_meta``; empty for an earlier one."""
+    meta = params.get("_meta")
+    return {key: said for key, said in meta.items() if key.startswith(_ENVELOPE)} if isinstance(meta, dict) else {}
 
 
 def data_of(raw: msgspec.Raw | bytes) -> Any:
@@ -198,11 +166,6 @@ def data_of(raw: msgspec.Raw | bytes) -> Any:
 
 
 def _data(raw: msgspec.Raw | bytes) -> Any:
-    """The content of a member.
-
-    Raises:
-        ValueError, RecursionError: if it cannot be read.
-    """
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -229,16 +192,17 @@ def result_line(id: Any, result: Any) -> bytes:  # noqa: A002 - as above
     return _line_of({"jsonrpc": "2.0", "id": id, "result": result})
 
 
+def error_line(id: Any, error: dict[str, Any] | str, code: int = INTERNAL_ERROR) -> bytes:  # noqa: A002 - as above
+    """A response with an error of the protocol, or with one of the relay's own, as text."""
+    said = {"code": code, "message": f"agent-cache: {error}"} if isinstance(error, str) else error
+    return _line_of({"jsonrpc": "2.0", "id": id, "error": said})
+
+
 def message_line(message: Message, id: Any) -> bytes:  # noqa: A002 - as above
     """A message under another id, with its members as they came."""
     members = ((name, getattr(message, name)) for name in _MEMBERS)
     method = {"method": message.method} if message.method else {}
     return _line_of({"jsonrpc": "2.0", "id": id, **method, **{name: raw for name, raw in members if raw}})
-
-
-def error_line(id: Any, error: dict[str, Any]) -> bytes:  # noqa: A002 - as above
-    """A response with an error."""
-    return _line_of({"jsonrpc": "2.0", "id": id, "error": error})
 
 
 class Response:
@@ -247,16 +211,18 @@ class Response:
     Args:
         line: the message as it came, under the id of the request.
         message: the same, parsed.
+        is_refusal: see `RpcError`.
 
     Attributes:
         is_json: whether the result, once it was read, was JSON. NaN is none, and would leave a cache as null.
     """
 
-    __slots__ = ("_message", "is_json", "line")
+    __slots__ = ("_message", "is_json", "is_refusal", "line")
 
-    def __init__(self, line: bytes, message: Message) -> None:
+    def __init__(self, line: bytes, message: Message, *, is_refusal: bool = False) -> None:
         self.line = line
         self.is_json = True
+        self.is_refusal = is_refusal
         self._message = message
 
     def under(self, id: Any) -> Response:  # noqa: A002 - the protocol's name
@@ -274,7 +240,9 @@ class Response:
             RpcError: if it is an error.
         """
         if self._message.error:
-            raise RpcError.of(data_of(self._message.error))
+            error = RpcError.of(data_of(self._message.error))
+            error.is_refusal = self.is_refusal
+            raise error
         raw = self._message.result
         try:
             return msgspec.json.decode(raw) if raw else None
@@ -290,13 +258,15 @@ class RpcError(Exception):
     """A request was answered by an error.
 
     Attributes:
-        code: its number.
         error: the error as the protocol has it.
+        is_refusal: whether HTTP has refused the request, perhaps for reasons of its session. That says nothing of an
+            equal one.
     """
+
+    is_refusal = False
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(code, message, data)
-        self.code = code
         self.error: dict[str, Any] = {"code": code, "message": message}
         if data is not None:
             self.error["data"] = data
@@ -309,14 +279,17 @@ class RpcError(Exception):
         return cls(error.get("code", INTERNAL_ERROR), str(error.get("message", "")), error.get("data"))
 
     def __str__(self) -> str:
-        return f"{self.error['message']} ({self.code})"
+        return f"{self.error['message']} ({self.error['code']})"
 
 
 register(RpcError)  # so that a replay raises it again
 
 
+class ConnectionLost(OSError):
+    """The server has gone before it answered. As an `OSError` it leaves a write in doubt."""
+
+
 _MAX_PAGES: Final = 1000
-"""How many pages a list may have."""
 
 
 class Pages:
@@ -341,33 +314,3 @@ class Pages:
         if len(self._seen) >= _MAX_PAGES:
             raise RpcError(INTERNAL_ERROR, f"agent-cache: the list has {_MAX_PAGES} pages, and no end")
         return cursor
-
-
-class ConnectionLost(OSError):
-    """The server has gone before it answered. As an `OSError` it leaves a write in doubt."""
-
-
-class LineSplitter:
-    """Cuts a stream of bytes into lines, however long they are."""
-
-    __slots__ = ("_parts",)
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The lines that this chunk completes, each with its newline."""
-        *ended, rest = data.split(b"\n")
-        lines = [line + b"\n" for line in ended]
-        if lines and self._parts:
-            lines[0] = b"".join((*self._parts, lines[0]))
-            self._parts.clear()
-        if rest:
-            self._parts.append(rest)
-        return lines
-
-    def rest(self) -> bytes:
-        """What came after the last newline."""
-        rest = b"".join(self._parts)
-        self._parts.clear()
-        return rest

@@ -13,35 +13,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from pathlib import Path
 from typing import Any, Final, NoReturn, Self, TypeVar
 
-from agent_cache import (
-    AgentCacheSession,
-    AgentLoopDetectedError,
-    LoopPolicy,
-    Toolbox,
-    invalidate,
-    writing,
-)
+from agent_cache import AgentCacheSession, AgentLoopDetectedError, LoopPolicy, Toolbox, invalidate, writing
 from agent_cache.core.asker import Apart
-from agent_cache.integrations.mcp_results import requested_version
+from agent_cache.integrations.mcp_results import may_be_cached, requested_version
 from agent_cache.recording import CassetteError, Player, intercept, record, replay
 from agent_cache.relay.messages import (
     INTERNAL_ERROR,
     ConnectionLost,
+    Message,
     Pages,
     Response,
     RpcError,
+    envelope_of,
     error_line,
     result_line,
 )
 from agent_cache.relay.relay_settings import RelaySettings, write_of_notification
-from agent_cache.toolbox.box import every_tag
+from agent_cache.toolbox.box import every_tag, tier_of
+from agent_cache.toolbox.rules import Read
 
 __all__ = ["HostRequest", "HostSession", "Relay", "listed_tools"]
 
@@ -52,15 +49,31 @@ T = TypeVar("T")
 _LIST_PATIENCE: Final = 10.0
 """Seconds that a first call waits for the server's list of tools. Then it goes on without schemas and hints."""
 
-_ENVELOPE: Final = "io.modelcontextprotocol/"
-"""Since protocol 2026-07-28 the ``_meta`` of every request says under such names who asks, and by which version."""
-
 _CONTINUES: Final = frozenset({"requestState", "inputResponses"})
-"""Parameters of a call that goes on with an earlier one, which the server had answered by a question."""
+"""Parameters of a request that goes on with an earlier one, which the server had answered by a question."""
 _TERMINAL: Final = frozenset({"completed", "failed", "cancelled"})
 _OF_TASKS: Final = frozenset({"tasks/get", "tasks/result", "tasks/cancel", "tasks/list"})
 _UNRECORDED: Final = frozenset({"ping", "subscriptions/listen"})
 """Requests that a recording leaves out: what keeps a connection alive, and what lasts as long as the connection."""
+
+# Since revision 2026-07-28 these are answered with `ttlMs` and `cacheScope`, and a notification ends them
+
+_HINTED: Final = {
+    "server/discover": "list:server",
+    "tools/list": "list:tools",
+    "prompts/list": "list:prompts",
+    "resources/list": "list:resources",
+    "resources/templates/list": "list:resources",
+    "resources/read": "resource:{uri}",
+}
+_CHANGES: Final = {
+    "notifications/tools/list_changed": ("list:tools",),
+    "notifications/prompts/list_changed": ("list:prompts",),
+    "notifications/resources/list_changed": ("list:resources",),
+    "notifications/resources/updated": ("resource:{params[uri]}",),
+}
+_TELLS_NOTHING: Final = frozenset({"progressToken", "traceparent", "tracestate", "io.modelcontextprotocol/clientInfo"})
+"""What the `_meta` of a request says that its answer does not depend on."""
 
 
 class HostSession:
@@ -68,15 +81,18 @@ class HostSession:
 
     Attributes:
         session: where its calls are checked for loops and counted; None is the session of the relay.
+        context: the context in which its calls run.
+        tools: what the server has told this host of its tools: it may tell another one something else.
+        running: its requests that run, for a transport.
     """
 
-    def __init__(self, session: AgentCacheSession | None = None) -> None:
+    def __init__(self, context: Context, session: AgentCacheSession | None = None) -> None:
+        self.context = context
         self.session = session
-        # What the server has told this host of its tools: it may tell another one something else
         self.tools: Mapping[str, Mapping[str, Any]] | None = None
         self.pages: dict[str, Mapping[str, Any]] = {}
         self.listing: asyncio.Task[None] | None = None
-        self.ending: asyncio.Future[None] | None = None
+        self.running: set[HostRequest] = set()
 
 
 class HostRequest(ABC):
@@ -111,9 +127,7 @@ class HostRequest(ABC):
 
     @abstractmethod
     async def forward(self) -> Response:
-        """Send the request to the server as it came, and wait for the response.
-
-        If it is cancelled, the server is told.
+        """Send the request to the server as it came, and wait for the response. If it is cancelled, the server is told.
 
         Raises:
             ConnectionLost: if the server has gone.
@@ -169,7 +183,7 @@ class Relay:
         replay_from: str | Path | None = None,
         strict: bool = False,
     ) -> None:
-        settings = RelaySettings() if settings is None else settings
+        self._settings = settings = RelaySettings() if settings is None else settings
         self.box = box
         self.is_replay = replay_from is not None
         self.is_taped = self.is_replay or record_to is not None
@@ -182,15 +196,19 @@ class Relay:
         elif record_to is not None:
             self._tape = record(record_to)
         self._player: Player | None = None
-        self._writes = {method: write_of_notification(method, tags) for method, tags in settings.on.items()}
-        self.observed = frozenset({"notifications/tools/list_changed", "notifications/tasks/status", *self._writes})
-        self._settings = settings
-        self._host = HostSession()
-        self._hosts: dict[HostSession, asyncio.Task[None]] = {}
+        self._lists = _toolbox_of_lists(box)
+        self._every_tag = every_tag(box)
+        changes = {
+            method: (*_CHANGES.get(method, ()), *settings.on.get(method, ())) for method in _CHANGES | settings.on
+        }
+        self._writes = {method: write_of_notification(method, tags) for method, tags in changes.items()}
+        self.observed = frozenset({"notifications/tasks/status", *self._writes})
+        self._hosts: set[HostSession] = set()
         self._unstored: dict[int, Any] = {}
         self._task_ends: dict[str, asyncio.Future[None]] = {}
         self._blocks = AsyncExitStack()
         self._outside = self._inside = copy_context()
+        self._host = HostSession(self._inside)
         # One object each, as `Toolbox.call` asks for
         self._store_if = self._is_storable
         self._request = intercept(_forwarded, name="mcp:request", skip_args=1, vary=_who_asks)
@@ -205,14 +223,13 @@ class Relay:
                 entered = blocks.enter_context(self._tape)
                 self._player = entered if isinstance(entered, Player) else None
             await blocks.enter_async_context(self.session)
-            self._inside = copy_context()
+            self._inside = self._host.context = copy_context()
             self._blocks = blocks.pop_all()
         return self
 
     async def __aexit__(self, *raised: Any) -> None:
         for host in list(self._hosts):
             self.end_session(host)
-        await asyncio.gather(*self._hosts.values())
         try:
             await self._blocks.__aexit__(*raised)
         except (CassetteError, AgentLoopDetectedError) as error:
@@ -220,38 +237,34 @@ class Relay:
         finally:
             await self.box.aclose()
 
-    async def begin_session(self) -> HostSession:
+    def begin_session(self) -> HostSession:
         """Begin the session of one host among several. Its calls also count in `session`, which checks nothing then."""
-        loop = asyncio.get_running_loop()
-        host = HostSession(new_session(self._settings))
-        host.ending = loop.create_future()
-        begun: asyncio.Future[None] = loop.create_future()
-        task = loop.create_task(self._hold(host, begun, host.ending), context=self._inside.copy())
-        self._hosts[host] = task
-        task.add_done_callback(lambda _: self._hosts.pop(host))
-        await begun
+        session = new_session(self._settings)
+        host = HostSession(self._inside.copy(), session)
+        host.context.run(session.__enter__)
+        self._hosts.add(host)
         return host
-
-    async def _hold(self, host: HostSession, begun: asyncio.Future[None], ending: asyncio.Future[None]) -> None:
-        """Keep a session open: the task that has entered it has to leave it."""
-        assert host.session is not None
-        try:
-            async with host.session:
-                begun.set_result(None)
-                await ending
-        except AgentLoopDetectedError as error:
-            _LOG.info("a session of a host has ended: %s", error)
 
     def end_session(self, host: HostSession) -> None:
         """End the session of one host, none of whose requests runs."""
-        if host.ending is not None and not host.ending.done():
-            host.ending.set_result(None)
+        if host not in self._hosts or host.session is None:
+            return
+        self._hosts.discard(host)
+        try:
+            host.context.run(host.session.__exit__, None, None, None)
+        except AgentLoopDetectedError as error:
+            _LOG.info("a session of a host has ended: %s", error)
 
     # Messages
 
-    def answers(self, method: str) -> bool:
-        """Whether a request of this method is for `start`; any other one is passed on as it came."""
-        return method == "tools/call" or (self._tape is not None and (self.is_replay or method not in _UNRECORDED))
+    def answers(self, message: Message) -> bool:
+        """Whether this request is for `start`; any other one is passed on as it came."""
+        method = message.method
+        if method == "tools/call":
+            return True
+        if self._tape is not None:
+            return self.is_replay or method not in _UNRECORDED
+        return method in _HINTED and bool(envelope_of(message.params_by_name()))
 
     def learns(self, method: str) -> bool:
         """Whether the result of a request of this method is for `learn`, where that request is passed on."""
@@ -269,20 +282,15 @@ class Relay:
             request.vary = [request.vary, version]
         if self.identity is not None:
             request.vary = Apart(request.vary, self.identity)
-        return asyncio.get_running_loop().create_task(self._answer_in_session(request), context=self._inside.copy())
+        context = (request.host or self._host).context.copy()
+        return asyncio.get_running_loop().create_task(self._answer(request), context=context)
 
-    async def _answer_in_session(self, request: HostRequest) -> None:
-        if request.host is None or request.host.session is None:
-            await self._answer(request)
-        else:
-            with request.host.session.attach():
-                await self._answer(request)
-
-    def learn(self, method: str, params: Any, result: Any, host: HostSession | None = None) -> None:
+    def learn(self, message: Message | HostRequest, result: Any, host: HostSession | None = None) -> None:
         """Take note of the result of a request which `learns`, on its way to the host."""
         if not isinstance(result, dict):
             return
-        params = params if isinstance(params, dict) else {}
+        method = message.method
+        params = message.params if isinstance(message, HostRequest) else message.params_by_name()
         if method == "tools/list":
             host = host or self._host
             if params.get("cursor") is None:
@@ -314,7 +322,7 @@ class Relay:
             await self._writes[method](params if isinstance(params, dict) else {})
         except Exception as error:  # noqa: BLE001 - of the templates: the server may send anything
             _LOG.warning("%s does not name what it invalidates, so everything is dropped: %s", method, error)
-            await invalidate(*every_tag(self.box))
+            await invalidate(*self._every_tag, *every_tag(self._lists))
 
     def start_unread(self, send: Callable[[], Awaitable[T]]) -> asyncio.Task[T | None]:
         """Pass on what may call any tool, and whose end nobody can tell: a write of everything, in doubt afterwards.
@@ -328,7 +336,7 @@ class Relay:
     async def _pass_unread(self, send: Callable[[], Awaitable[T]]) -> T | None:
         sent: T | None = None
         with suppress(ConnectionLost):
-            async with writing(*every_tag(self.box)):
+            async with writing(*self._every_tag):
                 sent = await send()
                 _leave_in_doubt()
         return sent
@@ -338,13 +346,7 @@ class Relay:
     async def _answer(self, request: HostRequest) -> None:
         run = _Run(self, request)
         try:
-            if request.method == "tools/call":
-                result = await self._call_tool(request, run)
-            else:
-                result = await self._other(request)
-                if request.method in _OF_TASKS or request.method == "tools/list":
-                    self.learn(request.method, request.params, result, request.host)
-            line = run.line_of(result)
+            line = await self._line_for(request, run)
         except RpcError as error:
             line = run.response.line if run.response is not None else error_line(request.id, error.error)
         except AgentLoopDetectedError as loop:
@@ -352,10 +354,26 @@ class Relay:
         except Exception as error:  # noqa: BLE001 - whatever it is, the host waits for a response
             if not isinstance(error, CassetteError | ConnectionLost) and not request.is_answered:
                 _LOG.exception("%s could not be answered", request.method)
-            line = error_line(request.id, {"code": INTERNAL_ERROR, "message": f"agent-cache: {error}"})
+            line = error_line(request.id, str(error))
         finally:
             self._unstored.pop(id(run.result), None)
         _reply(request, line)
+
+    async def _line_for(self, request: HostRequest, run: _Run) -> bytes:
+        try:
+            if request.method == "tools/call":
+                result = await self._call_tool(request, run)
+            elif self._tape is None:
+                result = await self._hinted(request, run)
+            else:
+                result = await self._other(request, run)
+        except RpcError as error:
+            if run.response is not None or not error.is_refusal:
+                raise
+            result = await run()  # what this request has waited for was refused
+        if request.method in _OF_TASKS or request.method == "tools/list":
+            self.learn(request, result, request.host)
+        return run.line_of(result)
 
     async def _call_tool(self, request: HostRequest, run: _Run) -> Any:
         params = request.params
@@ -364,13 +382,14 @@ class Relay:
             # The server says what is wrong with it, or takes it for something
             if isinstance(name, str) and self.box.rule(name).kind != "write":
                 return await self._other(request, run)
-            async with writing(*every_tag(self.box)):
+            async with writing(*self._every_tag):
                 return await self._other(request, run)
         tool = await self._tool(name, request)
         hints = tool.get("annotations")
-        if self._tape is not None or "task" in params or not _CONTINUES.isdisjoint(params):
-            kind = self.box.rule(name, hints).kind
-            if kind == "pass" or (kind != "write" and ("task" in params or not _CONTINUES.isdisjoint(params))):
+        continues = "task" in params or not _CONTINUES.isdisjoint(params)
+        if continues or self._tape is not None:
+            kind = self.box.rule(name, hints, arguments).kind
+            if kind == "pass" or (kind != "write" and continues):
                 return await self._other(request, run)
         try:
             return await self.box.call(
@@ -383,12 +402,31 @@ class Relay:
             if self.is_replay or run.error is error:
                 raise
             _LOG.error("%s was not cached: %s", name, error)
-            if self.box.rule(name, hints).kind != "write":
+            if self.box.rule(name, hints, arguments).kind != "write":
                 return await run.once()
-            async with writing(*every_tag(self.box)):  # nobody knows which of them
+            async with writing(*self._every_tag):  # nobody knows which of them
                 return await run.once()
 
-    async def _other(self, request: HostRequest, run: _Run | None = None) -> Any:
+    async def _hinted(self, request: HostRequest, run: _Run) -> Any:
+        """The answer to a list or a resource: while it is fresh by its own word, from the cache of its asker."""
+        if not _CONTINUES.isdisjoint(request.params):
+            return await run()
+        meta = {name: said for name, said in request.params.get("_meta", {}).items() if name not in _TELLS_NOTHING}
+        asked = {**request.params, "_meta": meta}
+
+        async def dated() -> dict[str, Any]:
+            return {"at": time.time(), "result": await run()}
+
+        kept = await self._lists.call(
+            request.method, asked, dated, vary=request.vary, returns=_RESULT, store_if=_is_fresh_for_others
+        )
+        result = kept["result"]
+        if run.response is not None or not isinstance(result, dict) or "ttlMs" not in result:
+            return result
+        age = max(time.time() - kept["at"], 0.0)
+        return {**result, "ttlMs": max(int(result["ttlMs"] - 1000 * age), 0)}
+
+    async def _other(self, request: HostRequest, run: _Run) -> Any:
         """Any other request, which a recording has as it came, but for its ``_meta``."""
         method = request.method
         if self.is_replay and method in _UNRECORDED:
@@ -397,7 +435,7 @@ class Relay:
             raise RpcError(INTERNAL_ERROR, f"agent-cache: {method} is not recorded")
         # Who asks is no part of what is asked, and another version of the host gets the recorded answer
         params = {} if method == "initialize" else {key: each for key, each in request.params.items() if key != "_meta"}
-        return await self._request(run or _Run(self, request), method, params)
+        return await self._request(run, method, params)
 
     # What the server has
 
@@ -408,29 +446,24 @@ class Relay:
         host = self._host if self.is_replay else request.host or self._host
         if host.tools is None or (host.listing is None and self._tape is not None):
             if host.listing is None or (host.listing.done() and host.tools is None):
-                loop = asyncio.get_running_loop()
-                host.listing = loop.create_task(self._learn_tools(host, request), context=self._inside.copy())
+                work = self._learn_tools(host, request)
+                host.listing = asyncio.get_running_loop().create_task(work, context=self._inside.copy())
             await asyncio.shield(host.listing)
         return (host.tools or {}).get(name, {})
 
     async def _learn_tools(self, host: HostSession, request: HostRequest) -> None:
-        meta = request.params.get("_meta")
-        envelope = {key: each for key, each in meta.items() if key.startswith(_ENVELOPE)} if meta else {}
         found: dict[str, Mapping[str, Any]] = {}
+        # A replay asks as often as the recording did
+        steps = () if self._player is None else self._player.cassette.steps
+        lists = 1 if self._player is None else sum(step.name == "mcp:tools" for step in steps)
         try:
             async with asyncio.timeout(_LIST_PATIENCE):
-                for _ in range(self._recorded_lists()):
-                    found = listed_tools(await self._list(request, envelope)) | found
+                for _ in range(lists):
+                    found = listed_tools(await self._list(request, envelope_of(request.params))) | found
         except (RpcError, ConnectionLost, CassetteError, TimeoutError) as error:
             _LOG.warning("the tools of the server are not known (%s), nor their hints", error)
         if found or host.tools is None:
             self._know(host, found)
-
-    def _recorded_lists(self) -> int:
-        """How often the relay has to ask for the tools: in a replay, as often as in the recording."""
-        if self._player is None:
-            return 1
-        return sum(step.name == "mcp:tools" for step in self._player.cassette.steps)
 
     def _know(self, host: HostSession, tools: dict[str, Mapping[str, Any]]) -> None:
         """From now on these are the tools. One that has stayed as it is keeps its schema, by which it is compiled."""
@@ -445,7 +478,8 @@ class Relay:
             return False
         name = request.params["name"]
         tools = (request.host or self._host).tools or {}
-        return self.box.rule(name, tools.get(name, {}).get("annotations")).kind == "write"
+        hints = tools.get(name, {}).get("annotations")
+        return self.box.rule(name, hints, request.params.get("arguments")).kind == "write"
 
     def schema_of(self, name: str) -> Any:
         """The input schema of a tool; None if the server has not told it."""
@@ -458,6 +492,7 @@ class Relay:
             isinstance(result, dict)
             and result.get("resultType", "complete") == "complete"
             and _task_of(result) is None
+            and may_be_cached(result)
             and id(result) not in self._unstored
         )
 
@@ -471,10 +506,8 @@ class Relay:
         Raises:
             TimeoutError: if the server does not keep it any longer, so that nobody can know.
         """
-        loop = asyncio.get_running_loop()
-        name = task["taskId"]
-        end = self._task_ends.setdefault(name, loop.create_future())
-        ttl = task.get("ttl")
+        name, ttl = task["taskId"], task.get("ttl")
+        end = self._task_ends.setdefault(name, asyncio.get_running_loop().create_future())
         try:
             async with asyncio.timeout(ttl / 1000 if isinstance(ttl, int | float) else None):
                 await asyncio.shield(end)
@@ -506,19 +539,14 @@ class _Run:
         error: what was raised instead.
     """
 
-    __slots__ = ("_relay", "_request", "error", "response", "result")
+    __slots__ = ("_relay", "error", "request", "response", "result")
 
     def __init__(self, relay: Relay, request: HostRequest) -> None:
         self._relay = relay
-        self._request = request
+        self.request = request
         self.response: Response | None = None
         self.result: Any = None
         self.error: Exception | None = None
-
-    @property
-    def vary(self) -> Any:
-        """What distinguishes its request from equal ones."""
-        return self._request.vary
 
     async def __call__(self) -> Any:
         try:
@@ -534,7 +562,7 @@ class _Run:
         return await self() if self.response is None else self.result
 
     async def _run(self) -> Any:
-        request = self._request
+        request = self.request
         response = self.response = await request.forward()
         result = response.result()
         if not response.is_json and not self._relay.is_taped:
@@ -553,7 +581,7 @@ class _Run:
         """The response with this result: as the server sent it, if it is of this run."""
         if self.response is not None and result is self.result:
             return self.response.line
-        return result_line(self._request.id, result)
+        return result_line(self.request.id, result)
 
 
 def _leave_in_doubt() -> NoReturn:
@@ -572,7 +600,8 @@ async def _forwarded(run: _Run, method: str, params: dict[str, Any]) -> Any:  # 
 
 
 def _who_asks(run: _Run, *_: Any) -> Any:
-    return run.vary.who if type(run.vary) is Apart else run.vary
+    vary = run.request.vary
+    return vary.who if type(vary) is Apart else vary
 
 
 async def _all_pages(request: HostRequest, envelope: dict[str, Any]) -> dict[str, Any]:
@@ -590,15 +619,36 @@ async def _all_pages(request: HostRequest, envelope: dict[str, Any]) -> dict[str
         params = {**params, "cursor": cursor}
 
 
+def _toolbox_of_lists(box: Toolbox) -> Toolbox:
+    """Lists and resources as reads that live as long as their answers say."""
+    tier = tier_of(box)
+    shared: dict[str, Any] = {} if tier is None else {"remote_cache": tier}
+    rules = {method: Read(tag, ttl=_life_of, **shared) for method, tag in _HINTED.items()}
+    return Toolbox(rules, namespace=f"{box.namespace}.mcp")
+
+
+def _life_of(kept: dict[str, Any]) -> float:
+    return kept["result"]["ttlMs"] / 1000
+
+
+def _is_fresh_for_others(kept: dict[str, Any]) -> bool:
+    result = kept["result"]
+    return (
+        isinstance(result, dict)
+        and result.get("cacheScope") in ("public", "private")  # either way it is kept for its asker
+        and type(result.get("ttlMs")) in (int, float)
+        and result["ttlMs"] > 0
+        and result.get("resultType", "complete") == "complete"
+    )
+
+
 def new_session(settings: RelaySettings) -> AgentCacheSession:
     """A session of a host with these settings."""
-    on_loop = "notice" if settings.on_loop == "off" else settings.on_loop
-    policy = LoopPolicy(max_execution_depth=None, new_turn_after=settings.new_turn_after)
     return AgentCacheSession(
         loop_detection=settings.on_loop != "off",
-        on_loop=on_loop,
+        on_loop="notice" if settings.on_loop == "off" else settings.on_loop,
         max_tool_repeats=settings.max_tool_repeats,
-        loop_policy=policy,
+        loop_policy=LoopPolicy(max_execution_depth=None, new_turn_after=settings.new_turn_after),
         trace_size=1,  # nobody reads it
     )
 

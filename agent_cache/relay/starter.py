@@ -1,7 +1,8 @@
 """A first file of rules for a server, made of what the server says of its tools.
 
 Nothing in it is stored until a person says so: hints tell what reads, never what an answer depends on, nor how long it
-lives. So each tool that may be stored stands there with a proposal in comments.
+lives. So each tool stands there as a proposal, a comment of one line. Whichever of these lines are made active or
+deleted, what is left is a file of rules.
 """
 
 from __future__ import annotations
@@ -9,27 +10,34 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from agent_cache import Toolbox
-from agent_cache.relay.messages import Pages, RpcError
+from agent_cache.relay.messages import MODERN, Pages, RpcError
 from agent_cache.relay.relay import listed_tools
 from agent_cache.toolbox.box import has_rule
 from agent_cache.values.compare import utf8_text
 
-__all__ = ["introduced", "starter_rules"]
+__all__ = ["introduced", "proposals", "starter_rules"]
 
-Ask = Callable[[str, dict[str, Any]], Awaitable[Any]]
-
-_HANDSHAKE = "2025-11-25"
-_MODERN = "2026-07-28"
-_CLIENT = {"name": "agent-cache", "version": "1"}
-_ID = re.compile(r"(.+?)_?(?:id|ids|path|name|key|uri|url|slug|number)$", re.IGNORECASE)
+_PREFIX: Final = "io.modelcontextprotocol/"
+_CLIENT: Final = {"name": "agent-cache", "version": "1"}
+_HELLO: Final = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": _CLIENT}
+_ENVELOPE: Final = {
+    f"{_PREFIX}protocolVersion": MODERN, f"{_PREFIX}clientInfo": _CLIENT, f"{_PREFIX}clientCapabilities": {},
+}  # fmt: skip
+_ID: Final = re.compile(r"(.+?)_?(?:id|ids|path|name|key|uri|url|slug|number)$", re.IGNORECASE)
 """A parameter that names an entity, and the entity: ``repo_path``, ``orderId``."""
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
+_WORDS: Final = re.compile(r"[a-z]+|[A-Z][a-z]*")
+_BY_ITSELF: Final = frozenset({
+    "clock", "current", "date", "diff", "health", "latest", "now", "ping", "poll", "price", "progress", "random",
+    "recent", "search", "staged", "status", "time", "today", "unstaged", "uuid", "weather",
+})  # fmt: skip
+"""Words in the name of a tool whose answer changes although no tool writes."""
 
 
-async def introduced(ask: Ask) -> tuple[str, dict[str, Mapping[str, Any]]]:
+async def introduced(ask: Callable[[str, dict[str, Any]], Awaitable[Any]]) -> tuple[str, dict[str, Mapping[str, Any]]]:
     """Make the acquaintance of a server: its name, and its tools by name.
 
     Raises:
@@ -37,18 +45,12 @@ async def introduced(ask: Ask) -> tuple[str, dict[str, Mapping[str, Any]]]:
     """
     envelope: dict[str, Any] = {}
     try:
-        hello = await ask("initialize", {"protocolVersion": _HANDSHAKE, "capabilities": {}, "clientInfo": _CLIENT})
-        server = hello.get("serverInfo") or {}
+        server = (await ask("initialize", _HELLO)).get("serverInfo") or {}
         await ask("notifications/initialized", {})
     except RpcError:  # a server that knows only the protocol without a handshake
-        prefix = "io.modelcontextprotocol/"
-        envelope = {
-            "_meta": {
-                f"{prefix}protocolVersion": _MODERN, f"{prefix}clientInfo": _CLIENT, f"{prefix}clientCapabilities": {},
-            }
-        }  # fmt: skip
+        envelope = {"_meta": _ENVELOPE}
         hello = await ask("server/discover", envelope)
-        server = (hello.get("_meta") or {}).get(f"{prefix}serverInfo") or {}
+        server = (hello.get("_meta") or {}).get(f"{_PREFIX}serverInfo") or {}
     tools: dict[str, Mapping[str, Any]] = {}
     params, pages = dict(envelope), Pages()
     while True:
@@ -60,46 +62,39 @@ async def introduced(ask: Ask) -> tuple[str, dict[str, Mapping[str, Any]]]:
         params = {**envelope, "cursor": cursor}
 
 
-def starter_rules(namespace: str, tools: Iterable[Mapping[str, Any]], box: Toolbox | None = None) -> str:
-    """A file of rules, as TOML.
+def starter_rules(namespace: str, tools: Iterable[Mapping[str, Any]]) -> str:
+    """A file of rules, as TOML. The namespace is one of the characters of this that can stand in one."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", namespace).strip("-").lower() or "mcp"
+    head = f'namespace = "{name}"\nhints = "kind"\nunknown = "write"\n'
+    hint = "# Nothing is stored yet: remove the # in front of the lines that begin with tools.\n"
+    return f"{head}\n{hint}\n{proposals(tools)}"
+
+
+def proposals(tools: Iterable[Mapping[str, Any]], box: Toolbox | None = None) -> str:
+    """Lines of a file of rules, which stand above its first table.
 
     Args:
-        namespace: that of the file; None of its characters has to fit.
         tools: as the server lists them. One whose name is no Unicode is left out: TOML cannot name it.
-        box: the rules that there are; only tools without one are in the file then, and it has no head.
+        box: the rules that there are. Tools that have one are left out.
     """
-    parts = []
-    if box is None:
-        name = re.sub(r"[^A-Za-z0-9_-]+", "-", namespace).strip("-").lower() or "mcp"
-        parts.append(f'namespace = "{name}"\nhints = "kind"\nunknown = "write"')
     named = [tool for tool in tools if utf8_text(tool["name"]) == tool["name"]]
-    parts += [_rule_for(tool) for tool in named if box is None or not has_rule(box, tool["name"])]
-    return "\n\n".join(parts) + "\n" if parts else ""
+    return "\n".join(_proposal(tool) for tool in named if box is None or not has_rule(box, tool["name"]))
 
 
-def _rule_for(tool: Mapping[str, Any]) -> str:
-    name = _key(tool["name"])
-    tags = _tags_for(tool)
-    hints = tool.get("annotations") or {}
+def _proposal(tool: Mapping[str, Any]) -> str:
     title = _one_line(tool.get("description") or tool.get("title") or "")
-    lines = [f"# {title}"] if title else []
-    if hints.get("readOnlyHint") is True:
-        lines += [
-            f"[tools.{name}]",
-            'kind = "watch"  # it reads, and no answer is stored; to store them, write instead:',
-            f'# kind = "read"\n# tags = {tags}\n# ttl = 60',
-        ]
-    elif "readOnlyHint" in hints:
-        lines += [
-            "# It writes: each call drops every answer that is stored, unless a rule says what it changes:",
-            f'# [tools.{name}]\n# kind = "write"\n# tags = {tags}',
-        ]
+    reads = (tool.get("annotations") or {}).get("readOnlyHint")
+    if reads is True and not _BY_ITSELF.isdisjoint(map(str.lower, _WORDS.findall(tool["name"]))):
+        why, rule = "it reads what changes by itself, so it is not stored: safe", 'kind = "watch"'
+    elif reads is True:
+        why = "it reads; safe if its answer depends on these tags alone, or may be 60 s old"
+        rule = f'kind = "read", tags = {_tags_for(tool)}, ttl = 60'
     else:
-        lines += [
-            "# Nobody says what it does, so each call drops every answer that is stored, unless a rule says better:",
-            f'# [tools.{name}]\n# kind = "write"\n# tags = {tags}',
-        ]
-    return "\n".join(lines)
+        why = "it writes" if reads is False else "nobody says what it does"
+        why += ": each call drops every stored answer; safe if it changes these tags alone"
+        rule = f'kind = "write", tags = {_tags_for(tool)}'
+    lines = [f"# {line}" for line in (title, why) if line]
+    return "\n".join([*lines, f"# tools.{_key(tool['name'])} = {{ {rule} }}", ""])
 
 
 def _key(name: str) -> str:

@@ -1,34 +1,34 @@
 """The relay over stdio: the host at this process's standard input and output, the server a child process.
 
 Lines go both ways as they come. Nothing is awaited between a line and its way on, so that a server which asks the host
-something during a call gets its answer. What is written to the host never blocks the event loop: a host that writes
-before it reads would wait for this process, and this process for it.
+something during a call gets its answer. No write blocks the event loop: a host that writes before it reads would wait
+for this process, and this process for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import queue
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, NamedTuple, Protocol
+from functools import partial
+from typing import Any, Final, Protocol
 
 from agent_cache.relay.messages import (
-    INTERNAL_ERROR,
     INVALID_REQUEST,
     PARSE_ERROR,
     ConnectionLost,
-    LineSplitter,
     Message,
     Response,
-    batch_of,
     data_of,
     error_line,
     has_one_meaning,
@@ -39,7 +39,7 @@ from agent_cache.relay.messages import (
 )
 from agent_cache.relay.relay import HostRequest, Relay
 
-__all__ = ["Connect", "Server", "connected", "serve"]
+__all__ = ["Connect", "Server", "connected", "process_of", "serve"]
 
 _CHUNK: Final = 1 << 16
 """Bytes that are read at once: as many as a pipe holds. For 256 KB the allocator maps fresh pages, 70 us for a line."""
@@ -53,11 +53,14 @@ _PATIENCE_FOR_SERVER: Final = 2.0
 _OWN: Final = "agent-cache:"
 """The identifiers of the relay's own requests begin so."""
 
-LineHandler = Callable[[bytes], None]
+OnLine = Callable[[bytes], None]
+OnLost = Callable[[Any, ConnectionLost], None]
+"""Takes the id of a request that gets no answer any more; None for all of them."""
+Ask = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
 
 class Server(Protocol):
-    """The other end, whatever carries its lines."""
+    """The other end, whatever carries its lines. `has_closed`: whether it takes no more of them."""
 
     has_closed: bool
 
@@ -68,19 +71,16 @@ class Server(Protocol):
         """End it, and return its exit code."""
 
 
-Connect = Callable[[LineHandler, Callable[[Any, ConnectionLost], None]], Server]
-"""Connects to a server. What it gets: what handles a line of the server, and what takes a request without answer."""
-Ask = Callable[[str, dict[str, Any]], Awaitable[Any]]
+Connect = Callable[[OnLine, OnLost], Server]
+"""Connects to a server. What it gets: what handles a line of the server, and what takes the loss of an answer."""
 
 
-async def serve(
-    relay: Relay, server: Sequence[str] | Connect, *, vary: str | None = None, reads_in_thread: bool = False
-) -> int:
+async def serve(relay: Relay, connect: Connect, *, vary: str | None = None, reads_in_thread: bool = False) -> int:
     """Carry the messages between the host and a server until one of them ends, or a signal ends this process.
 
     Args:
         relay: what is done with them.
-        server: the command that starts it, or what connects to it. Neither is used for a replay.
+        connect: what connects to the server. It is not used for a replay.
         vary: what distinguishes the entries of this process from those of others: see `Relay.identity`.
         reads_in_thread: read the host's lines in a thread, as on Windows, also where the event loop could.
 
@@ -95,115 +95,66 @@ async def serve(
     link = _Link(relay, reads_in_thread=reads_in_thread)
     try:
         async with relay:
-            await link.run(None if relay.is_replay else server)
+            await link.run(connect)
     finally:
         await link.close()
     return link.exit_code
 
 
 class _Request(HostRequest):
-    """A request of the host.
+    """A request of the host. `sent_id` is the id in `line`, another one where that of the message was in use."""
 
-    Args:
-        link: both ends.
-        message: the request.
-        line: what is sent to the server.
-        sent_id: the id in it: another one where that of the message was in use.
-        batch: the batch that it came in.
-    """
-
-    def __init__(self, link: _Link, message: Message, line: bytes, sent_id: Any, batch: _Batch | None) -> None:
-        params = data_of(message.params)
-        super().__init__(message.id, message.method, params if isinstance(params, dict) else {})
+    def __init__(self, link: _Link, message: Message, line: bytes, sent_id: Any) -> None:
+        super().__init__(message.id, message.method, message.params_by_name())
         self.line = line
         self.sent_id = sent_id
-        self.cancellation = b""
+        self.cancellation = request_line(None, "notifications/cancelled", {"requestId": sent_id})
         self._link = link
-        self._batch = batch
 
     async def forward(self) -> Response:
         return await self._link.forward(self)
 
     async def ask(self, method: str, params: dict[str, Any]) -> Response:
-        return await self._link.ask(method, params)
+        id = self._link.own_id()  # noqa: A001 - the protocol's name
+        return await self._link.exchange(id, request_line(id, method, params))
 
     def reply(self, line: bytes) -> None:
         self._link.settle()
-        if self._batch is None:
-            self._link.write(line)
-        else:
-            self._batch.add(self.id, line)
-
-    def leave(self) -> None:
-        """It was cancelled, and gets no response."""
-        if not self.is_answered:
-            self._link.settle()
-            if self._batch is not None:
-                self._batch.leave(self.id)
-
-
-class _Batch:
-    """The responses to the requests of a batch, which the host gets together (protocol 2025-03-26)."""
-
-    def __init__(self, write: LineHandler, ids: Iterable[Any]) -> None:
-        self._write = write
-        self._open = set(ids)
-        self._lines: list[bytes] = []
-
-    def add(self, id: Any, line: bytes) -> None:  # noqa: A002 - the protocol's name
-        self._lines.append(line.strip())
-        self.leave(id)
-
-    def leave(self, id: Any) -> None:  # noqa: A002 - as above
-        self._open.discard(id)
-        if not self._open and self._lines:
-            self._write(b"[" + b",".join(self._lines) + b"]\n")
-            self._lines = []
-
-
-class _Passed(NamedTuple):
-    """A request of the host that was passed on.
-
-    Attributes:
-        id: its id, under which the host waits for the response.
-        learns: the request, if the relay learns from its response.
-        batch: the batch that it came in.
-    """
-
-    id: Any
-    learns: Message | None = None
-    batch: _Batch | None = None
+        self._link.write(line)
 
 
 class _Link:
-    """Both ends, and what is under way between them."""
+    """Both ends, and what is under way between them.
+
+    A request that was sent to the server has an entry in `_open`, under the id that the server knows: what takes its
+    response, or the loss of it. The requests that the relay answers have one in `_tasks`, under the same id.
+    """
 
     def __init__(self, relay: Relay, *, reads_in_thread: bool) -> None:
         self.exit_code = 0
         self._relay = relay
-        self._input = _Input(self._from_host, self._end_host, in_thread=reads_in_thread)
-        self._output = _Output(self._end_host)
+        self._input = _Reader(0, self._from_host, self._end_host, in_thread=reads_in_thread)
+        sys.stdout.flush()
+        self._output = _Writer(os.dup(1), self._end_host)
+        os.dup2(2, 1)  # from here on, what any code prints goes to standard error
         self._server: Server | None = None
-        self._waiting: dict[Any, asyncio.Future[Response]] = {}
+        self._open: dict[Any, Callable[[Response | ConnectionLost, Message | None], None]] = {}
         self._forwarded: set[_Request] = set()
         self._tasks: dict[Any, tuple[_Request, asyncio.Task[None]]] = {}
-        self._unanswered = 0
         self._background: set[asyncio.Task[Any]] = set()
-        self._passed: dict[Any, _Passed] = {}
-        self._asked = 0
+        self._unanswered = 0
+        self._numbers = itertools.count(1)
         self._change = asyncio.Event()
         self._host_has_ended = False
         self._signal: int | None = None
 
     # Life
 
-    async def run(self, server: Sequence[str] | Connect | None) -> None:
+    async def run(self, connect: Connect) -> None:
         """Carry messages until there are no more. Calls that a signal has interrupted are left under way."""
         with _signals(self._stop):
-            if callable(server):
-                self._server = server(self._from_server, self._lose)
-            elif server is not None:
-                self._server = await _Server.start(server, self._from_server, self._end_server, self._input)
+            if not self._relay.is_replay:
+                self._server = connect(self._from_server, self._lose)
             self._input.start()
             while not (self._host_has_ended or self._has_lost_server or self._signal):
                 await self._wait()
@@ -243,97 +194,67 @@ class _Link:
         self._host_has_ended = True
         self._change.set()
 
-    def _end_server(self) -> None:
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(ConnectionLost("the server has ended before it answered"))
-        self._relay.lose_server()
-        self._change.set()
-
     def _lose(self, id: Any, error: ConnectionLost) -> None:  # noqa: A002 - the protocol's name
-        """One request gets no answer of the server any more."""
-        future = self._waiting.get(id)
-        if future is None:
-            name = self._passed.pop(id, _Passed(id)).id
-            self.write(error_line(name, {"code": INTERNAL_ERROR, "message": f"agent-cache: {error}"}))
-        elif not future.done():
-            future.set_exception(error)
+        for each in list(self._open) if id is None else [id]:
+            if each in self._open:
+                self._open.pop(each)(error, None)
+        if id is None:
+            self._relay.lose_server()
+        self._change.set()
 
     # From the host
 
-    def _from_host(self, line: bytes, batch: _Batch | None = None) -> None:
+    def _from_host(self, line: bytes) -> None:
         message = parsed(line)
         if message is None:
-            parts = batch_of(line) if batch is None else None
-            if parts:
-                self._batch_from_host(line, parts)
-            elif line.strip():
-                self._pass_unread(line, PARSE_ERROR, "this is no JSON")
-            return
-        has_id = is_id(message.id)
-        if not has_one_meaning(line, message) or (message.method == "tools/call" and not has_id):
+            if line.strip():
+                self._pass_unread(line, None, PARSE_ERROR, "this is no JSON, or a batch")
+        elif not has_one_meaning(line, message) or (message.method == "tools/call" and not is_id(message.id)):
             if self._is_in_use(message.id):
-                self._refuse(message.id, "this cannot be read, and its id is in use", batch=batch)
+                self.write(error_line(message.id, "this cannot be read, and its id is in use", INVALID_REQUEST))
             else:
-                if has_id:
-                    self._passed[message.id] = _Passed(message.id, batch=batch)
-                self._pass_unread(line, INVALID_REQUEST, "this is no request that can be read", message.id, batch)
-            return
-        if message.is_request:
-            self._request_from_host(line, message, batch)
+                self._pass_unread(line, message, INVALID_REQUEST, "this is no request that can be read")
+        elif message.is_request:
+            self._request_from_host(line, message)
         elif message.method != "notifications/cancelled" or not self._has_cancelled(data_of(message.params), line):
             self._pass_on(line)
 
-    def _request_from_host(self, line: bytes, message: Message, batch: _Batch | None) -> None:
+    def _request_from_host(self, line: bytes, message: Message) -> None:
         sent_id = message.id
         if self._is_in_use(sent_id):  # two responses with this id could not be told apart
-            sent_id = self._own_id()
+            sent_id = self.own_id()
             line = message_line(message, sent_id)
-        if self._relay.answers(message.method) and is_id(message.id):
-            self._start(_Request(self, message, line, sent_id, batch))
-            return
-        if self._relay.is_replay and not is_id(message.id):
-            self._refuse(None, "an id is a text or a whole number")
-            return
-        if isinstance(sent_id, str | int | float):
-            self._passed[sent_id] = _Passed(message.id, message if self._relay.learns(message.method) else None, batch)
-        self._pass_on(line)
+        if self._relay.answers(message) and is_id(message.id):
+            request = _Request(self, message, line, sent_id)
+            self._unanswered += 1
+            task = self._relay.start(request)
+            self._tasks[sent_id] = request, task
+            task.add_done_callback(lambda _: self._end_task(request))
+        elif self._relay.is_replay:
+            self.write(error_line(None, "an id is a text or a whole number", INVALID_REQUEST))
+        else:
+            if isinstance(sent_id, str | int | float) and not isinstance(sent_id, bool):
+                self._open[sent_id] = partial(self._pass_back, message)
+            self._pass_on(line)
 
     def _is_in_use(self, id: Any) -> bool:  # noqa: A002 - the protocol's name
         """Whether a response with this id could be that of another request."""
         if not isinstance(id, str | int | float):
             return False
-        return id in self._tasks or id in self._passed or (isinstance(id, str) and id.startswith(_OWN))
+        return id in self._tasks or id in self._open or (isinstance(id, str) and id.startswith(_OWN))
 
-    def _own_id(self) -> str:
-        self._asked += 1
-        return f"{_OWN}{self._asked}"
+    def own_id(self) -> str:
+        """An id that no request of the host has."""
+        return f"{_OWN}{next(self._numbers)}"
 
-    def _refuse(
-        self,
-        id: Any,  # noqa: A002 - as above
-        why: str,
-        code: int = INVALID_REQUEST,
-        batch: _Batch | None = None,
-    ) -> None:
-        line = error_line(id, {"code": code, "message": f"agent-cache: {why}"})
-        if batch is None:
-            self.write(line)
-        else:
-            batch.add(id, line)
-
-    def _pass_unread(
-        self,
-        line: bytes,
-        code: int,
-        why: str,
-        id: Any = None,  # noqa: A002 - as above
-        batch: _Batch | None = None,
-    ) -> None:
+    def _pass_unread(self, line: bytes, message: Message | None, code: int, why: str) -> None:
         """Pass on a line which may be a call of any tool. Without a server, nobody can take it for one."""
+        id = message.id if message is not None and is_id(message.id) else None  # noqa: A001 - the protocol's name
         if self._relay.is_replay:
-            self._refuse(id if is_id(id) else None, why, code, batch)
+            self.write(error_line(id, why, code))
             return
+        if message is not None and id is not None:
+            self._open[id] = partial(self._pass_back, message)
 
         async def send() -> None:
             self._to_server(line)
@@ -348,34 +269,10 @@ class _Link:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def _batch_from_host(self, line: bytes, parts: list[bytes]) -> None:
-        messages = [(part, parsed(part)) for part in parts]
-        requests = [each for _, each in messages if each is not None and each.is_request and is_id(each.id)]
-        is_read = all(each is not None and has_one_meaning(part, each) for part, each in messages)
-        if is_read and any(each is not None and self._relay.answers(each.method) for _, each in messages):
-            batch = _Batch(self.write, [each.id for each in requests])
-            for part in parts:
-                self._from_host(part, batch)
-            return
-        if any(self._is_in_use(each.id) for each in requests):
-            self._refuse(None, "an id in this batch is in use")
-            return
-        for each in requests:
-            self._passed[each.id] = _Passed(each.id, each if self._relay.learns(each.method) else None)
-        if is_read:
-            self._pass_on(line)
-        else:
-            self._pass_unread(line, INVALID_REQUEST, "this batch cannot be read")
-
-    def _start(self, request: _Request) -> None:
-        self._unanswered += 1
-        task = self._relay.start(request)
-        self._tasks[request.sent_id] = request, task
-        task.add_done_callback(lambda _: self._end_task(request))
-
     def _end_task(self, request: _Request) -> None:
         self._tasks.pop(request.sent_id, None)
-        request.leave()
+        if not request.is_answered:  # it was cancelled
+            self.settle()
 
     def settle(self) -> None:
         """A request has got its response, or will get none."""
@@ -389,7 +286,7 @@ class _Link:
             return False
         found = self._tasks.get(id)
         if found is None or found[0].is_answered:
-            self._passed.pop(id, None)  # it may get no response
+            self._open.pop(id, None)  # it may get no response
             return False
         request, task = found
         request.cancellation = line
@@ -410,82 +307,57 @@ class _Link:
         """Send a request of the host to the server, and wait for the response."""
         self._forwarded.add(request)
         try:
-            response = await self._exchange(request.sent_id, request.line)
+            response = await self.exchange(request.sent_id, request.line)
         except asyncio.CancelledError:
-            cancelled = {"requestId": request.sent_id}
-            self._pass_on(request.cancellation or request_line(None, "notifications/cancelled", cancelled))
+            self._pass_on(request.cancellation)
             raise
         finally:
             self._forwarded.discard(request)
         return response if request.sent_id == request.id else response.under(request.id)
 
-    async def ask(self, method: str, params: dict[str, Any]) -> Response:
-        """Make a request of the relay's own."""
-        id = self._own_id()  # noqa: A001 - the protocol's name
-        return await self._exchange(id, request_line(id, method, params))
-
-    async def _exchange(self, id: Any, line: bytes) -> Response:  # noqa: A002 - as above
+    async def exchange(self, id: Any, line: bytes) -> Response:  # noqa: A002 - the protocol's name
+        """Send a request under this id, and wait for the response."""
         future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self._waiting[id] = future
+        self._open[id] = partial(_settle, future)
         try:
             self._to_server(line)
             return await future
         finally:
-            if self._waiting.get(id) is future:
-                del self._waiting[id]
+            self._open.pop(id, None)
 
     # From the server
 
     def _from_server(self, line: bytes) -> None:
         message = parsed(line)
         if message is None:
-            parts = batch_of(line)
-            messages = [parsed(part) for part in parts or ()]
-            if not parts or None in messages:
-                if line.lstrip()[:1] in (b"{", b"[") and b'"jsonrpc"' in line:
-                    self.write(line)  # a message that is broken: the host's affair
-                else:
-                    _show_noise(line)
-                return
-            rest = [part for part, each in zip(parts, messages, strict=True) if not self._has_taken(part, each)]
-            if rest:
-                self.write(line if len(rest) == len(parts) else b"[" + b",".join(map(bytes.strip, rest)) + b"]\n")
-        elif not self._has_taken(line, message):
-            self.write(line)
-
-    def _has_taken(self, line: bytes, message: Message | None) -> bool:
-        """Whether a message of the server goes another way than straight to the host."""
-        assert message is not None
-        id, method = message.id, message.method  # noqa: A001 - the protocol's name
-        if method:
-            if id is not None and method != "ping":
+            if line.lstrip()[:1] in (b"{", b"[") and b'"jsonrpc"' in line:
+                self.write(line)  # a batch, or a message that is broken: the host's affair
+            else:
+                _show_noise(line)
+        elif message.method:
+            if message.id is not None and message.method != "ping":
                 for request in self._forwarded:
                     request.asked_host = True
-            elif method in self._relay.observed:
+            if message.id is None and message.method in self._relay.observed:
                 self._keep(asyncio.get_running_loop().create_task(self._observe(message, line)))
-                return True
-            return False
-        if not isinstance(id, str | int | float) or isinstance(id, bool):
-            return False
-        future = self._waiting.get(id)
-        if future is not None:
-            if not future.done():
-                future.set_result(Response(line, message))
-            return True
-        passed = self._passed.pop(id, None)
-        if passed is None:
-            return isinstance(id, str) and id.startswith(_OWN)  # one that was given up
-        if passed.learns is not None and message.result:
-            self._relay.learn(passed.learns.method, data_of(passed.learns.params), data_of(message.result))
-        if passed.id == id and passed.batch is None:
-            return False
-        if passed.id != id:
-            line = message_line(message, passed.id)
-        if passed.batch is None:
-            self.write(line)
+            else:
+                self.write(line)
         else:
-            passed.batch.add(passed.id, line)
-        return True
+            is_name = isinstance(message.id, str | int | float) and not isinstance(message.id, bool)
+            take = self._open.pop(message.id, None) if is_name else None
+            if take is not None:
+                take(Response(line, message), message)
+            elif not (isinstance(message.id, str) and message.id.startswith(_OWN)):  # else it was given up
+                self.write(line)
+
+    def _pass_back(self, asked: Message, found: Response | ConnectionLost, message: Message | None) -> None:
+        """The response to a request that was passed on, under the id that the host knows."""
+        if isinstance(found, ConnectionLost) or message is None:
+            self.write(error_line(asked.id, str(found)))
+            return
+        if message.result and self._relay.learns(asked.method):
+            self._relay.learn(asked, data_of(message.result))
+        self.write(found.line if message.id == asked.id else message_line(message, asked.id))
 
     async def _observe(self, message: Message, line: bytes) -> None:
         try:
@@ -496,6 +368,14 @@ class _Link:
     def write(self, line: bytes) -> None:
         """Send a line to the host."""
         self._output.write(line)
+
+
+def _settle(future: asyncio.Future[Response], found: Response | ConnectionLost, _: Message | None) -> None:
+    if not future.done():
+        if isinstance(found, ConnectionLost):
+            future.set_exception(found)
+        else:
+            future.set_result(found)
 
 
 def _show_noise(line: bytes) -> None:
@@ -522,75 +402,58 @@ def _signals(stop: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-# The host: standard input and output
+# Pipes: those of this process, and those of the server's
 
 
-class _Input:
-    """The lines of the host.
+class _Reader:
+    """The lines of a descriptor.
 
     The event loop watches a pipe, a socket or a terminal. It can watch no file, and on Windows nothing of these: there
     a thread reads.
     """
 
-    def __init__(self, on_line: LineHandler, on_end: Callable[[], None], *, in_thread: bool) -> None:
-        self._descriptor = 0
+    def __init__(self, descriptor: int, on_line: OnLine, on_end: Callable[[], None], *, in_thread: bool) -> None:
+        self._descriptor = descriptor
         self._on_line = on_line
         self._on_end = on_end
         self._in_thread = in_thread
-        self._is_watched = False
-        self._lines = LineSplitter()
         self._is_open = True
-        self._may_read = threading.Event()
-        self._may_read.set()
+        self._is_watched = False
+        self._rest: list[bytes] = []
         self._loop = asyncio.get_running_loop()
 
     def start(self) -> None:
         """Begin to read."""
         if not self._in_thread:
             try:
-                self._loop.add_reader(self._descriptor, self._read)
-                self._is_watched = True
-                return
+                self._loop.add_reader(self._descriptor, lambda: self._feed(self._read()))
             except (NotImplementedError, OSError):
                 pass
+            else:
+                self._is_watched = True
+                return
         if sys.platform == "win32":
             import msvcrt
 
             msvcrt.setmode(self._descriptor, os.O_BINARY)
-        threading.Thread(target=self._read_in_thread, daemon=True, name="agent-cache mcp: stdin").start()
+        threading.Thread(target=self._read_in_thread, daemon=True, name="agent-cache mcp: input").start()
 
-    def pause(self) -> None:
-        """Read no more: the server does not take it."""
-        self._may_read.clear()
+    def stop(self) -> None:
+        """Read no more."""
+        self._is_open = False
         if self._is_watched:
             self._loop.remove_reader(self._descriptor)
 
-    def resume(self) -> None:
-        """Go on."""
-        self._may_read.set()
-        if self._is_watched and self._is_open:
-            self._loop.add_reader(self._descriptor, self._read)
-
-    def stop(self) -> None:
-        """Read no more, for good."""
-        self._is_open = False
-        self.pause()
-
-    def _read(self) -> None:
+    def _read(self) -> bytes:
         try:
-            data = os.read(self._descriptor, _CHUNK)
+            return os.read(self._descriptor, _CHUNK)
         except OSError:
-            data = b""
-        self._feed(data)
+            return b""
 
     def _read_in_thread(self) -> None:
         data = b"-"
-        while data:
-            self._may_read.wait()
-            try:
-                data = os.read(self._descriptor, _CHUNK)
-            except OSError:
-                data = b""
+        while data and self._is_open:
+            data = self._read()
             try:
                 self._loop.call_soon_threadsafe(self._feed, data)
             except RuntimeError:  # the event loop has ended
@@ -599,27 +462,28 @@ class _Input:
     def _feed(self, data: bytes) -> None:
         if not self._is_open:
             return
-        for line in self._lines.feed(data):
-            self._on_line(line)
+        *ended, rest = data.split(b"\n") if data else [b""]
+        for line in ended:
+            whole = b"".join((*self._rest, line, b"\n"))
+            self._rest.clear()
+            self._on_line(whole)
+        if rest:
+            self._rest.append(rest)
         if not data:
-            if rest := self._lines.rest():
-                self._on_line(rest + b"\n")
+            if self._rest:
+                self._on_line(b"".join((*self._rest, b"\n")))
             self.stop()
             self._on_end()
 
 
-class _Output:
-    """The lines for the host, in order, without waiting for it.
+class _Writer:
+    """Writes lines to a descriptor, in order, without waiting for who reads them.
 
     A short line is written at once where the descriptor takes that much. The others wait in a thread.
-
-    From here on, what any code prints goes to standard error.
     """
 
-    def __init__(self, on_lost: Callable[[], None]) -> None:
-        sys.stdout.flush()
-        self._descriptor = os.dup(1)
-        os.dup2(2, 1)
+    def __init__(self, descriptor: int, on_lost: Callable[[], None]) -> None:
+        self._descriptor = descriptor
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -629,12 +493,11 @@ class _Output:
         self._poll: Any = None
         if hasattr(select, "poll"):
             self._poll = select.poll()
-            self._poll.register(self._descriptor, select.POLLOUT)
+            self._poll.register(descriptor, select.POLLOUT)
 
     def write(self, line: bytes) -> None:
-        """Write a line, now or as soon as the host takes it."""
-        is_idle = self._unwritten == self._written
-        if is_idle and self._poll is not None and len(line) <= _ATOMIC:
+        """Write a line, now or as soon as it is taken."""
+        if self._unwritten == self._written and self._poll is not None and len(line) <= _ATOMIC:
             found = self._poll.poll(0)
             if found and found[0][1] & select.POLLOUT:
                 self._write(line)
@@ -642,7 +505,7 @@ class _Output:
         self._unwritten += 1
         self._queue.put(line)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._write_in_thread, daemon=True, name="agent-cache mcp: stdout")
+            self._thread = threading.Thread(target=self._write_in_thread, daemon=True, name="agent-cache mcp: output")
             self._thread.start()
 
     def _write(self, line: bytes) -> None:
@@ -650,7 +513,7 @@ class _Output:
         try:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
-        except OSError:  # the host has gone
+        except OSError:  # who reads has gone
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._on_lost)
 
@@ -658,112 +521,42 @@ class _Output:
         while (line := self._queue.get()) is not None:
             self._write(line)
             self._written += 1
+        os.close(self._descriptor)
 
     async def close(self) -> None:
-        """Wait until the host has taken what it is to get."""
-        if self._thread is not None:
+        """Close the descriptor when all is written, and wait for that a little."""
+        if self._thread is None:
+            os.close(self._descriptor)
+        else:
             self._queue.put(None)
             await asyncio.to_thread(self._thread.join, _PATIENCE_FOR_SERVER)
 
 
-# The server: a child process
+class _Process:
+    """A server as a child process. Its standard error is this process's own."""
 
-
-class _Server(asyncio.SubprocessProtocol):
-    """The server's process. Its standard error is this process's own."""
-
-    _transport: asyncio.SubprocessTransport
-
-    def __init__(self, on_line: LineHandler, on_end: Callable[[], None], source: _Input | None) -> None:
-        self.has_closed = False
-        self._on_line = on_line
-        self._on_end = on_end
-        self._source = source
-        self._lines = LineSplitter()
-        self._has_exited = asyncio.Event()
-        self._stdin: Any = None
-        self._output: int | None = None
-
-    @classmethod
-    async def start(
-        cls, command: Sequence[str], on_line: LineHandler, on_end: Callable[[], None], source: _Input | None = None
-    ) -> _Server:
-        """Start it.
-
-        Args:
-            on_line: called with each line of its standard output.
-            on_end: called when that has ended.
-            source: what is paused while the server takes no more input.
-
-        Raises:
-            OSError: if it cannot be started.
-        """
+    def __init__(self, command: Sequence[str], on_line: OnLine, on_lost: OnLost) -> None:
         program = shutil.which(command[0])  # on Windows also `npx.cmd`
         if program is None:
             raise FileNotFoundError(2, f"there is no command {command[0]!r}; the server is started by what follows --")
-        loop = asyncio.get_running_loop()
-        output: int | None = None
-        stdout = asyncio.subprocess.PIPE
-        if sys.platform != "win32":  # asyncio reads 256 KB at once: see _CHUNK
-            output, stdout = os.pipe()
-        try:
-            transport, server = await loop.subprocess_exec(
-                lambda: cls(on_line, on_end, source), program, *command[1:], stdout=stdout, stderr=None
-            )
-        except BaseException:
-            if output is not None:
-                os.close(output)
-            raise
-        finally:
-            if output is not None:
-                os.close(stdout)
-        server._transport = transport
-        server._stdin = transport.get_pipe_transport(0)
-        if output is not None:
-            server._output = output
-            loop.add_reader(output, server._read)
-        return server
+        self.has_closed = False
+        self._on_lost = on_lost
+        whole = [program, *command[1:]]
+        self._process = subprocess.Popen(whole, stdin=-1, stdout=-1, bufsize=0)  # noqa: S603 - the user's own command
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._output = _Reader(self._process.stdout.fileno(), on_line, self._end, in_thread=False)
+        self._input = _Writer(os.dup(self._process.stdin.fileno()), lambda: None)
+        self._process.stdin.close()
+        self._output.start()
 
     def write(self, line: bytes) -> None:
         """Send it a line."""
-        self._stdin.write(line)
+        self._input.write(line)
 
-    def _read(self) -> None:
-        assert self._output is not None
-        data = os.read(self._output, _CHUNK)
-        if data:
-            self.pipe_data_received(1, data)
-        else:
-            self._close_output()
-            self.pipe_connection_lost(1, None)
-
-    def _close_output(self) -> None:
-        if self._output is not None:
-            asyncio.get_running_loop().remove_reader(self._output)
-            os.close(self._output)
-            self._output = None
-
-    def pipe_data_received(self, fd: int, data: bytes) -> None:  # noqa: ARG002 - it is standard output
-        for line in self._lines.feed(data):
-            self._on_line(line)
-
-    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's names
-        if fd == 1:
-            if rest := self._lines.rest():
-                self._on_line(rest + b"\n")
-            self.has_closed = True
-            self._on_end()
-
-    def process_exited(self) -> None:
-        self._has_exited.set()
-
-    def pause_writing(self) -> None:
-        if self._source is not None:
-            self._source.pause()
-
-    def resume_writing(self) -> None:
-        if self._source is not None:
-            self._source.resume()
+    def _end(self) -> None:
+        self.has_closed = True
+        self._on_lost(None, ConnectionLost("the server has ended before it answered"))
 
     async def end(self, *, at_once: bool = False) -> int:
         """Let it end, or end it.
@@ -771,42 +564,43 @@ class _Server(asyncio.SubprocessProtocol):
         Returns:
             Its exit code; 0 if it had to be ended although it was not asked to go on, 1 if it had stopped to answer.
         """
-        try:
-            return await self._end(at_once=at_once)
-        finally:
-            self._close_output()  # a child of the server may keep it open
-
-    async def _end(self, *, at_once: bool) -> int:
         had_closed = self.has_closed
-        self._stdin.close()
-        if not at_once and await self._exits():
-            return self._transport.get_returncode() or 0
-        for end in (self._transport.terminate, self._transport.kill):
-            with contextlib.suppress(ProcessLookupError):
+        try:
+            await self._input.close()
+            if not at_once and await self._exits():
+                return self._process.returncode
+            for end in (self._process.terminate, self._process.kill):
                 end()
-            if await self._exits():
-                break
-        self._transport.close()
-        return int(had_closed)
+                if await self._exits():
+                    break
+            return int(had_closed)
+        finally:
+            self._output.stop()  # a child of the server may keep it open
 
     async def _exits(self) -> bool:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE_FOR_SERVER):
-                await self._has_exited.wait()
-        return self._has_exited.is_set()
+        try:
+            await asyncio.to_thread(self._process.wait, _PATIENCE_FOR_SERVER)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+
+def process_of(command: Sequence[str]) -> Connect:
+    """What starts a server. It raises `OSError` if it cannot be started."""
+    return partial(_Process, command)
 
 
 @asynccontextmanager
-async def connected(command: Sequence[str]) -> AsyncIterator[Ask]:
-    """Start a server, and yield a function that makes requests of it: ``await ask(method, params)`` is the result.
+async def connected(connect: Connect) -> AsyncIterator[Ask]:
+    """Connect to a server, and yield a function that makes requests: ``await ask(method, params)`` is the result.
 
     A method that begins with ``notifications/`` is a notification, which has no result.
 
     Raises:
-        OSError: if the server cannot be started; by `ask`, if it ends.
+        OSError: if the server cannot be started; by `ask`, if it ends, or cannot be reached.
         RpcError: by `ask`, if the server answers by an error.
     """
-    waiting: dict[int, asyncio.Future[Response]] = {}
+    waiting: dict[Any, asyncio.Future[Response]] = {}
 
     def on_line(line: bytes) -> None:
         message = parsed(line)
@@ -814,27 +608,25 @@ async def connected(command: Sequence[str]) -> AsyncIterator[Ask]:
             _show_noise(line)
         elif message.is_request:
             server.write(error_line(message.id, {"code": -32601, "message": "there is no host"}))
-        elif is_id(message.id) and message.id in waiting and not waiting[message.id].done():
-            waiting[message.id].set_result(Response(line, message))
+        elif is_id(message.id) and message.id in waiting:
+            _settle(waiting[message.id], Response(line, message), None)
 
-    def on_end() -> None:
-        for future in waiting.values():
-            if not future.done():
-                future.set_exception(ConnectionLost("the server has ended"))
+    def on_lost(id: Any, error: ConnectionLost) -> None:  # noqa: A002 - the protocol's name
+        for each in waiting if id is None else [id]:
+            _settle(waiting[each], error, None)
 
     async def ask(method: str, params: dict[str, Any]) -> Any:
-        if method.startswith("notifications/"):
-            server.write(request_line(None, method, params))
-            return None
+        is_notification = method.startswith("notifications/")
         if server.has_closed:
             raise ConnectionLost("the server has ended")
-        number = len(waiting)
+        number = None if is_notification else len(waiting)
         future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        waiting[number] = future
+        if number is not None:
+            waiting[number] = future
         server.write(request_line(number, method, params))
-        return (await future).result()
+        return None if is_notification else (await future).result()
 
-    server = await _Server.start(command, on_line, on_end)
+    server = connect(on_line, on_lost)
     try:
         yield ask
     finally:

@@ -40,6 +40,7 @@ from agent_cache.engine.write import WriteOperation
 from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
 from agent_cache.toolbox.rules import (
     Found,
+    Inner,
     Pass,
     Read,
     Rule,
@@ -59,12 +60,15 @@ from agent_cache.values.compare import is_empty
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Toolbox", "has_rule", "rule_named"]
+__all__ = ["Toolbox", "every_tag", "has_rule", "rule_named", "tier_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MAX_TOOLS: Final = 1_000
 """How many tools one toolbox keeps compiled. Functions that are made anew for each call make each time another one."""
+
+_UNNAMED: Final = " (names no tool)"
+"""The end of the name of a call of a meta-tool that names no inner one. No rule is of such a name."""
 
 _PASS: Final = Pass()
 _WATCH: Final = Watch()
@@ -92,13 +96,14 @@ class Toolbox:
 
     Args:
         rules: what each tool is, by its name. A name with ``*``, ``?`` or ``[...]`` is a pattern, as for `fnmatch`; the
-            exact name comes first, then the patterns in the order written.
+            exact name comes first, then the patterns in the order written. The name of a server in front of that of its
+            tool may be left out: ``git_log`` is the rule of ``mcp__git__git_log``, ``git.git_log`` too.
         namespace: the first part of the names of its tools in traces, recordings and tiers: ``namespace:name``.
         unknown: what a tool without a rule is: ``"write"``, which invalidates every root of this toolbox; ``"watch"``,
             as `Watch`; ``"pass"``, as `Pass`. It is logged once for each tool.
         hints: ``"kind"``: the annotations of an MCP tool tell whether a tool without a rule reads (a `Watch`) or writes
-            (every root). They never say how long an answer lives, so nothing is cached because of them.
-            ``"off"``: they are not looked at.
+            (every root), and a tool that reads is no `Write` because of a pattern. They never say how long an answer
+            lives, so nothing is cached because of them. ``"off"``: they are not looked at.
 
     Raises:
         ConfigurationError: if an argument has another form.
@@ -119,9 +124,10 @@ class Toolbox:
         self._rules = dict(rules or {})
         for name, rule in self._rules.items():
             checked_text(name, "Toolbox: the name of a tool")
-            if not isinstance(rule, Read | Write | Watch | Pass):
+            if not isinstance(rule, Rule):
                 raise ConfigurationError(
-                    f"Toolbox: the rule of {name!r} must be Read(...), Write(...), Watch() or Pass(), got {rule!r}"
+                    f"Toolbox: the rule of {name!r} must be Read(...), Write(...), Watch(), Pass() or Inner(...), got "
+                    f"{rule!r}"
                 )
         self._unknown = checked_choice(unknown, ("write", "watch", "pass"), "Toolbox: unknown")
         self._hints = checked_choice(hints, ("off", "kind"), "Toolbox: hints")
@@ -154,19 +160,26 @@ class Toolbox:
 
     # Rules
 
-    def rule(self, name: str, annotations: Any = None) -> Rule:
-        """The rule of a tool.
+    def rule(self, name: str, annotations: Any = None, arguments: Any = None) -> Read | Write | Watch | Pass:
+        """The rule of a tool; of a tool that calls another one, that of the inner tool.
 
         Args:
             annotations: what an MCP server says of it, for ``hints="kind"``.
+            arguments: those of the call, which name the inner tool.
         """
-        return self._find(name, annotations).rule
+        rule = self._find(name, annotations).rule
+        if not isinstance(rule, Inner):
+            return rule
+        inner = rule.of(name, arguments) or (name + _UNNAMED, None)
+        return self.rule(inner[0], None, inner[1])
 
     def _find(self, name: str, annotations: Any) -> Found:
-        found = find_rule(self._rules, name)
-        if found is not None:
-            return found
+        found = None if name.endswith(_UNNAMED) else find_rule(self._rules, name)
         hinted = hinted_kind(annotations) if self._hints == "kind" and annotations is not None else None
+        if found is not None:
+            if hinted == "read" and found.is_pattern and isinstance(found.rule, Write):
+                return Found(_WATCH, f"hint: it reads, so the {found.why} is not of it")
+            return found
         if hinted is not None:
             return Found(_WATCH if hinted == "read" else self._every_root, f"hint: it {hinted}s")
         rule: Rule = self._every_root if self._unknown == "write" else _WATCH if self._unknown == "watch" else _PASS
@@ -330,7 +343,14 @@ class Toolbox:
         ):
             tool = self._compiled(tools, name, schema, annotations, form)
         if tool.operation is None:
-            return None, UNKEYED, {}, vary
+            if not isinstance(tool.rule, Inner):
+                return None, UNKEYED, {}, vary
+            inner = tool.rule.of(name, arguments) or (name + _UNNAMED, arguments)
+            where = ["inner", name]
+            vary = Apart(vary.who, [*where, vary.where]) if type(vary) is Apart else Apart(vary, where)
+            return self._identified(
+                tools, inner[0], inner[1], None, None, vary, returns, failed, store_if, refused, context
+            )
         key, read = UNKEYED, tool.read
         given: dict[str, Any] = {}
         try:
@@ -427,7 +447,7 @@ class Toolbox:
     ) -> _Tool:
         rule, full_name = found.rule, f"{self.namespace}:{name}"
         self._warn_of_unknown(found, full_name)
-        if isinstance(rule, Pass):
+        if isinstance(rule, Pass | Inner):
             return _Tool(None, rule, schema)
         tags, function = self._tags_of(rule, name, schema), _runner(name, form.returns)
         parameters = JsonArguments(is_read=not isinstance(rule, Write), form=form.label)
@@ -468,6 +488,8 @@ class Toolbox:
         full_name, found = f"{self.namespace}:{name}", self._find(name, None)
         self._warn_of_unknown(found, full_name)
         rule = found.rule
+        if isinstance(rule, Inner):
+            raise ConfigurationError(f"{full_name}: a function whose calls are of inner tools needs `Toolbox.call`")
         if isinstance(rule, Pass):
             return function
         decorator: Any = (
@@ -492,6 +514,11 @@ def every_tag(box: Toolbox) -> tuple[tuple[str], ...]:
     return tuple((unescape(root),) for root in box._roots)
 
 
+def tier_of(box: Toolbox) -> Any:
+    """The tier that the file of a toolbox has named as ``remote``; None without."""
+    return box._tier
+
+
 def rule_named(full_name: str) -> Rule | None:
     """The rule of a tool by its full name, ``namespace:name``, in whatever toolbox; None without one. If toolboxes of
     one namespace differ, a rule that reads comes first.
@@ -512,7 +539,7 @@ class _Tool(NamedTuple):
     """A tool, compiled.
 
     Attributes:
-        operation: None for `Pass`.
+        operation: None for `Pass` and `Inner`.
         rule: the rule by which it was compiled.
         schema: that of its arguments, as the caller gave it.
         defaults: those in the schema, None without.

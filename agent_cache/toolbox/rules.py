@@ -8,10 +8,19 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
 
-from agent_cache.core.options import NO_HINTS, LoopHints, RemotePolicy, checked_choice, checked_hints, configures
+from agent_cache.core.options import (
+    NO_HINTS,
+    LoopHints,
+    RemotePolicy,
+    checked_choice,
+    checked_hints,
+    checked_text,
+    configures,
+)
 from agent_cache.core.tags import ComputedTags, TagSet, escape, parse_template, unescape
 from agent_cache.errors import ConfigurationError
 from agent_cache.tool_types import Resource
@@ -26,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AnyName",
     "Found",
+    "Inner",
     "Pass",
     "Read",
     "Rule",
@@ -34,6 +44,7 @@ __all__ = [
     "compiled_tags",
     "find_rule",
     "is_shared",
+    "names_within",
     "roots_of",
     "templates_of",
 ]
@@ -191,7 +202,50 @@ class Pass:
         return "Pass()"
 
 
-Rule = Read | Write | Watch | Pass
+@configures
+class Inner:
+    """A tool that calls another one, which its arguments name: ``route``, ``execute-tool``. A call of it goes by the
+    rule of the inner tool, with the inner tool's arguments.
+
+    A call whose arguments name no tool is one of a tool without a rule, whatever its hints say.
+
+    Args:
+        tool: the argument that has the name of the inner tool.
+        arguments: the argument that has its arguments: an object, or the same as a text of JSON.
+
+    Raises:
+        ConfigurationError: if one of them is no name.
+    """
+
+    __slots__ = ("arguments", "tool")
+
+    kind = "inner"
+
+    def __init__(self, *, tool: str, arguments: str) -> None:
+        self.tool = checked_text(tool, "Inner: tool")
+        self.arguments = checked_text(arguments, "Inner: arguments")
+
+    def __repr__(self) -> str:
+        return f"Inner(tool={self.tool!r}, arguments={self.arguments!r})"
+
+    def of(self, name: str, given: Any) -> tuple[str, dict[str, Any]] | None:
+        """The inner tool, and its arguments; None if the call names none. What the meta-tool `name` is given beside
+        these two is one more argument.
+        """
+        inner = given.get(self.tool) if isinstance(given, Mapping) else None
+        passed = given.get(self.arguments) if isinstance(inner, str) else None
+        if isinstance(passed, str):
+            try:
+                passed = json.loads(passed)
+            except ValueError:
+                return None
+        if not isinstance(inner, str) or not isinstance(passed, Mapping | None):
+            return None
+        rest = {key: value for key, value in given.items() if key not in (self.tool, self.arguments)}
+        return inner, {**(passed or {}), name: rest} if rest else dict(passed or {})
+
+
+Rule = Read | Write | Watch | Pass | Inner
 
 
 # Which rule is that of a tool
@@ -203,16 +257,31 @@ class Found(NamedTuple):
     rule: Rule
     why: str
     is_unknown: bool = False
+    is_pattern: bool = False
+
+
+_AFTER_A_SERVER = re.compile(r"__|[./:]|-(?=[^-_]*_[^-]*$)")
+"""What stands between the name of a server and that of its tool: ``mcp__git__git_log``, ``git.log``, and
+``filesystem-read_file``, but not ``delete-list``, which is one name.
+"""
+
+
+def names_within(name: str) -> list[str]:
+    """The names that a tool has without what stands in front of it, the longest first: of a server, of a host."""
+    return [rest for found in _AFTER_A_SERVER.finditer(name) if (rest := name[found.end() :])]
 
 
 def find_rule(rules: Mapping[str, Rule], name: str) -> Found | None:
-    """The rule of this name, else of the first pattern that it matches, in the order written."""
-    exact = rules.get(name)
-    if exact is not None:
-        return Found(exact, f"rule {name!r}")
+    """The rule of this name, else of the first pattern that it matches, in the order written. A name with that of a
+    server in front is also the name alone: see `names_within`.
+    """
+    names = [name, *names_within(name)]
+    for one in names:
+        if one in rules:
+            return Found(rules[one], f"rule {one!r}")
     for pattern, rule in rules.items():
-        if fnmatch.fnmatchcase(name, pattern):
-            return Found(rule, f"rule {pattern!r}")
+        if any(fnmatch.fnmatchcase(one, pattern) for one in names):
+            return Found(rule, f"rule {pattern!r}", is_pattern=True)
     return None
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from agent_cache.core.options import LoopHints, checked_choice
 from agent_cache.errors import ConfigurationError
-from agent_cache.toolbox.rules import Pass, Read, Rule, Watch, Write
+from agent_cache.toolbox.rules import Inner, Pass, Read, Rule, Watch, Write
 
 __all__ = ["RulesFile", "read_rules"]
 
@@ -113,6 +113,18 @@ def _refuse_unknown(given: Mapping[str, Any], known: tuple[str, ...], where: str
 def _rule_of(said: Any, where: str, of_reads: Mapping[str, Any], of_writes: Mapping[str, Any]) -> Rule:
     if not isinstance(said, Mapping):
         raise ConfigurationError(f'{where} must be a table with a kind, for example kind = "read"; got {said!r}')
+    if "inner" in said:
+        _refuse_unknown(said, ("inner",), where)
+        inner = said["inner"]
+        if not isinstance(inner, Mapping) or set(inner) != {"tool", "arguments"}:
+            raise ConfigurationError(
+                f'{where}: inner must name two arguments, as in inner = {{ tool = "name", arguments = "params" }}; '
+                f"got {inner!r}"
+            )
+        try:
+            return Inner(**inner)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{where}: {error}") from None
     if "kind" not in said:
         raise ConfigurationError(f'{where}: kind is missing; add kind = "read", "write", "watch" or "pass"')
     kind = checked_choice(said["kind"], tuple(_OPTIONS), f"{where}: kind")

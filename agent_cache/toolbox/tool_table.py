@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agent_cache.core.tags import ComputedTags
-from agent_cache.toolbox.rules import Found, Pass, Read, Rule, Write, find_rule, is_pattern, roots_of
+from agent_cache.toolbox.rules import Found, Inner, Pass, Read, Rule, Write, find_rule, is_pattern, roots_of
 from agent_cache.values.compare import escaped
 
 __all__ = ["ToolInfo", "ToolRow", "ToolTable", "problems_of", "row_of"]
@@ -88,6 +88,8 @@ def row_of(info: ToolInfo, found: Found, fields: str | None) -> ToolRow:
     if isinstance(rule, Read | Write):
         resources = [rule.resource] if isinstance(rule.resource, str | ComputedTags) else rule.resource
         tags = ", ".join(one if isinstance(one, str) else f"{one.root}: computed" for one in resources)
+    if isinstance(rule, Inner):
+        why += f"; by the rule of the tool that {rule.tool!r} names"
     if isinstance(rule, Read):
         life = rule.decorator.policy.ttl
         ttl = "" if life is None else "by result" if callable(life) else f"{life:.12g} s"

@@ -14,10 +14,10 @@ from typing import Any
 import httpx2
 import uvicorn
 
-from agent_cache.relay.http_transport import HttpListener
+from agent_cache.relay.http_proxy import HttpListener
+from agent_cache.relay.http_server import Upstream
 from agent_cache.relay.relay import Relay
 from agent_cache.relay.relay_settings import load
-from agent_cache.relay.streamable_http import Upstream
 from tests.harness.mcp_host import ENVELOPE, text_of
 
 HTTP_SERVER = (sys.executable, str(Path(__file__).with_name("mcp_http_server.py")))

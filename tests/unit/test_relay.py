@@ -8,10 +8,10 @@ import json
 import pytest
 
 from agent_cache import Read, Toolbox, Write
-from agent_cache.relay.messages import ConnectionLost, LineSplitter, Response, batch_of, parsed
+from agent_cache.relay.messages import ConnectionLost, Response, parsed
 from agent_cache.relay.relay import HostRequest, Relay
 from agent_cache.relay.relay_settings import RelaySettings
-from agent_cache.relay.starter import starter_rules
+from agent_cache.relay.starter import proposals
 from agent_cache.testing import FakeClock, reset
 
 
@@ -183,16 +183,6 @@ async def test_a_notification_that_does_not_say_what_has_changed_drops_everythin
 # Lines
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
-def test_lines_are_cut_the_same_however_they_arrive(size):
-    data = b'{"a":1}\n\n{"b":"\xe2\x80\xa8"}\r\n[1]\nrest'
-    splitter, found = LineSplitter(), []
-    for begin in range(0, len(data), size):
-        found += splitter.feed(data[begin : begin + size])
-    assert found == [b'{"a":1}\n', b"\n", b'{"b":"\xe2\x80\xa8"}\r\n', b"[1]\n"]
-    assert splitter.rest() == b"rest"
-
-
 @pytest.mark.parametrize(
     "line", [b"", b"\n", b"noise", b"[1", b"12", b'"x"', b"\xff\xfe", b"{'id': 1}", b"[INFO] start"]
 )
@@ -205,14 +195,10 @@ def test_an_object_that_is_no_message_of_the_protocol_is_an_empty_one(line):
     assert not parsed(line).is_request
 
 
-def test_the_parts_of_a_batch_stay_as_they_came():
-    assert batch_of(b' [{"a" : 1.50},  {"b":\t2}]\n') == [b'{"a" : 1.50}\n', b'{"b":\t2}\n']
-
-
 def test_looking_for_tools_without_a_rule_warns_of_no_rule(clock, caplog):
     box = Toolbox({"get": Read("x"), "list_*": Read("x")}, namespace="shop")
-    rules = starter_rules("shop", [{"name": "get"}, {"name": "list_orders"}, {"name": "cancel"}], box)
-    assert "[tools.cancel]" in rules
+    rules = proposals([{"name": "get"}, {"name": "list_orders"}, {"name": "cancel"}], box)
+    assert "# tools.cancel = {" in rules
     assert "get" not in rules
     assert "list" not in rules
     assert caplog.text == ""

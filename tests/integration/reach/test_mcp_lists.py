@@ -85,7 +85,8 @@ async def test_a_client_says_that_a_list_has_no_end():
 async def test_explain_prints_every_page_once(cursors, tools):
     code, shown, errors = await explained(cursors)
     assert code == 0, errors
-    assert [line for line in shown if line.startswith("[tools.")] == [f'[tools."{name}"]' for name in tools]
+    found = [line.partition(" = ")[0] for line in shown if line.startswith("# tools.")]
+    assert found == [f'# tools."{name}"' for name in tools]
 
 
 async def test_explain_says_that_a_list_has_no_end():

@@ -73,7 +73,7 @@ async def test_the_relay_runs_by_the_rules_that_its_recording_shows(tape: Path, 
     assert found["tools"]["read_note"]["kind"] == "read"
     assert found["tools"]["share_note"]["parse"] == "json"
     assert any("{result[author_id]}" in tag for tag in found["tools"]["share_note"]["tags"])
-    assert "# [tools.shred]" in text, "it was never called, so its rule is a proposal"
+    assert "# tools.shred = {" in text, "it was never called, so its rule is a proposal"
     assert "replayed on this log" in errors
     async with relayed(server=SERVER) as host:
         expected = await work(host, 2)

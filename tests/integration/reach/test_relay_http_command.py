@@ -144,11 +144,12 @@ async def test_a_call_that_a_host_over_stdio_cancels_is_run_anew_for_another(ser
         assert not first.done() or "error" in first.result()
 
 
-async def test_a_stream_that_the_server_breaks_off_is_resumed(rules):
+async def test_a_stream_that_the_server_breaks_off_is_an_error(rules):
     with serving("resumable") as url:
         async with relayed(url, "--config", rules, greets=False) as host:
             await host.handshake("2025-11-25")
-            assert await host.call("drop_stream") == "resumed (1)"
+            response = await host.begin("drop_stream")
+            assert "ended its response without an answer" in response["error"]["message"]
 
 
 async def test_a_session_that_the_server_has_ended_is_begun_anew(server, rules, key):

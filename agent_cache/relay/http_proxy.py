@@ -1,0 +1,660 @@
+"""The relay between hosts and a server of Streamable HTTP: `agent-cache mcp --url URL --listen HOST:PORT`.
+
+A transparent reverse proxy: everything passes as it is and at once, in both directions, with these exceptions. A POSTed
+`tools/call` goes through the rules, and a list or a resource through the cache of those. If the server is asked, its
+messages to the host pass while the call runs, and its answer passes as its own bytes; what another request has brought
+is answered as JSON. Answers to `tools/list`, and the notifications that the relay observes, are read on their way.
+While a cassette is recorded or replayed, all requests go through it.
+
+A host that goes away cancels its call from revision 2026-07-28 on, as the specification says. Before, the call goes on
+to its end, unless the host can resume the stream of events: then the server must see that nobody reads it here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterable
+from functools import partial
+from typing import Any, Final
+
+import httpx2
+import msgspec
+import uvicorn
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from agent_cache.errors import ConfigurationError
+from agent_cache.relay.http_server import (
+    Headers,
+    Upstream,
+    end_to_end,
+    event_data,
+    event_of,
+    header,
+    identity_of,
+    is_event_stream,
+    parts_of,
+    raw_headers,
+    reason_of,
+    without,
+)
+from agent_cache.relay.messages import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    MODERN,
+    ConnectionLost,
+    Message,
+    Response,
+    RpcError,
+    data_of,
+    error_line,
+    has_one_meaning,
+    is_id,
+    parsed,
+    request_line,
+)
+from agent_cache.relay.relay import HostRequest, HostSession, Relay
+
+__all__ = ["HttpListener", "address_of", "is_loopback", "listen"]
+
+_LOG = logging.getLogger("agent_cache")
+
+_JSON: Final = (b"content-type", b"application/json")
+_REQUEST_CANCELLED: Final = -32800
+"""As the MCP SDK answers a request that was cancelled. Nobody waits for it any more."""
+_MAX_SESSIONS: Final = 10_000
+_GRACE_S: Final = 5
+"""Seconds for calls to end after a signal to stop."""
+
+
+class _Incoming:
+    """One HTTP request of a host, and the response to it while it is written.
+
+    Args:
+        request, send: as ASGI has them.
+        relay: whose recordings are replayed for another version of their host: then all revisions share answers.
+        vary_by: the headers that tell who asks; see `identity_of`.
+        added: headers that are added where the host has none of the name.
+
+    Attributes:
+        headers: as they go to the server, but for those of one connection.
+        version: the revision of MCP; empty where the host does not say it.
+        who: a hash of who asks; None if nothing tells hosts apart.
+        session: what names the session: its id, else who asks.
+    """
+
+    def __init__(self, request: Request, send: Send, relay: Relay, vary_by: Iterable[str], added: Headers) -> None:
+        self.request = request
+        self._send = send
+        self.is_begun = self.is_ended = False
+        self.headers = headers = end_to_end(request.scope["headers"], b"host", b"content-length", b"expect")
+        self.session_id = header(headers, b"mcp-session-id")
+        self.version = header(headers, b"mcp-protocol-version") or ""
+        query = request.scope["query_string"].decode("latin-1")
+        told = without(headers, b"mcp-protocol-version") if relay.is_taped else headers
+        self.who = identity_of(told, vary_by, url=query)
+        self.session = self.session_id or ""
+        if not self.session:  # what repeats an argument is another one with each call
+            lasting = [pair for pair in told if not pair[0].startswith(b"mcp-param-")]
+            self.session = identity_of(lasting, vary_by, url=query) or ""
+        headers += [pair for pair in added if header(headers, pair[0]) is None]
+
+    async def has_gone(self) -> None:
+        """Wait until the host has closed the connection. The body must have been read."""
+        while (await self.request.receive())["type"] != "http.disconnect":
+            pass
+
+    async def begin(self, status: int, headers: Headers) -> None:
+        """Send the status and the headers."""
+        self.is_begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+    async def write(self, data: bytes) -> None:
+        """Send a part of the body. Returns when there is room for more. After the end, nobody waits for it."""
+        if not self.is_ended:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes = b"") -> None:
+        """Send the last part of the body."""
+        self.is_ended = True
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def whole(self, status: int, headers: Headers, body: bytes = b"") -> None:
+        """Send all of a response."""
+        await self.begin(status, [*without(headers, b"content-length"), (b"content-length", b"%d" % len(body))])
+        await self.end(body)
+
+    async def message(self, line: bytes, headers: Headers = (), status: int = 200) -> None:
+        """End with a JSON-RPC message: as an event, if the response is a stream by now."""
+        if self.is_begun:
+            await self.end(event_of(line.rstrip(b"\n")))
+        else:
+            await self.whole(status, [_JSON, *headers], line.rstrip(b"\n"))
+
+
+class _Call(HostRequest):
+    """A request of a host that goes through the relay.
+
+    Attributes:
+        is_resumable: whether the host can read the rest of the response by another request.
+    """
+
+    def __init__(
+        self, listener: HttpListener, incoming: _Incoming, body: bytes, message: Message, host: HostSession
+    ) -> None:
+        super().__init__(message.id, message.method, message.params_by_name(), vary=incoming.who, host=host)
+        self._listener = listener
+        self._incoming = incoming
+        self._body = body
+        self._status, self._headers = 200, [_JSON]
+        self._held: bytes | None = None  # of the server's response, what the host has not got
+        self._parts: AsyncGenerator[bytes] | None = None
+        self._answer: Response | None = None
+        self._response: httpx2.Response | None = None
+        self._line: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.is_resumable = self.is_broken = False
+
+    # What the relay calls
+
+    async def forward(self) -> Response:
+        """Send the request to the server as it came. Its messages to the host pass until its answer is there."""
+        await self.close()
+        incoming = self._incoming
+        response = self._response = await self._listener.post(incoming, self._body)
+        self._status, self._headers = response.status_code, _headers_of(response)
+        try:
+            if self._status != 200 or not is_event_stream(self._headers):
+                self._held = await response.aread()
+                return self._whole(self._held)
+            if not incoming.is_begun:
+                await incoming.begin(self._status, self._headers)
+            self._parts = parts_of(response)
+            async for part in self._parts:
+                data = event_data(part)
+                message = parsed(data)
+                if message is not None and not message.method and message.id == self.id:
+                    self._held, self._answer = part, Response(data, message)
+                    return self._answer
+                self.is_resumable = self.is_resumable or any(line[:3] == b"id:" for line in part.splitlines())
+                if message is not None:
+                    await self._listener.heard(message, incoming, self)
+                await incoming.write(part)
+            self.is_broken = True
+            raise ConnectionLost("the server has ended its response without an answer")
+        except httpx2.TransportError as error:
+            self.is_broken = True
+            raise ConnectionLost(f"the server has broken off: {reason_of(error)}") from error
+        finally:
+            if incoming.is_ended:  # it was answered by the cache, and this is a load after that
+                await self.close()
+
+    def _whole(self, body: bytes) -> Response:
+        """The response without a stream. What only HTTP refuses is an error of JSON-RPC to the relay."""
+        message = parsed(body)
+        if self._status >= 500:  # of a proxy on the way, perhaps: nobody knows what the server has done
+            raise ConnectionLost(f"the server answered HTTP {self._status}")
+        is_refusal = self._status >= 300 or message is None or not (message.result or message.error)
+        if is_refusal or message is None:
+            said = data_of(message.error) if message is not None and message.error else None
+            text = f"agent-cache: the server answered HTTP {self._status}"
+            error = said if isinstance(said, dict) else {"code": INTERNAL_ERROR, "message": text}
+            message = Message(id=self.id, error=msgspec.Raw(msgspec.json.encode(error)))
+        self._answer = Response(body, message, is_refusal=is_refusal)
+        return self._answer
+
+    async def ask(self, method: str, params: dict[str, Any]) -> Response:
+        """Make a request of the relay's own in the name of the host."""
+        body = request_line(f"agent-cache:{uuid.uuid4().hex}", method, params).rstrip(b"\n")
+        response = await self._listener.post(self._incoming, body, method=method)
+        is_stream = is_event_stream(raw_headers(response))
+        try:
+            async for part in parts_of(response):
+                data = event_data(part) if is_stream else part
+                message = parsed(data)
+                if message is not None and not message.method and (message.result or message.error):
+                    return Response(data, message)
+        except httpx2.TransportError as error:
+            raise ConnectionLost(f"the server has broken off: {reason_of(error)}") from error
+        finally:
+            await response.aclose()
+        raise RpcError(INTERNAL_ERROR, f"the server answered {method} by HTTP {response.status_code}")
+
+    def reply(self, line: bytes) -> None:
+        """Take the answer, which `respond` sends."""
+        self._line.set_result(line)
+
+    # What the listener calls
+
+    async def respond(self, running: asyncio.Task[None]) -> None:
+        """Send the answer to the host as soon as it is there, or that the request was cancelled."""
+        ends: list[asyncio.Future[Any]] = [self._line, running]
+        if not self._line.done():
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        incoming = self._incoming
+        if not self._line.done():
+            text = {"code": _REQUEST_CANCELLED, "message": "Request cancelled"}
+            await incoming.message(error_line(self.id, text))
+            return
+        line = self._line.result()
+        message = parsed(line)
+        is_own = self._answer is not None and line is self._answer.line
+        is_error = message is not None and bool(message.error)
+        if self._held is not None and (is_own or (is_error and not incoming.is_begun)):
+            await self._finish(self._held)
+        elif is_error and self.is_broken and self.is_resumable:
+            await incoming.end()  # the host asks for the rest
+        else:
+            is_hello = self.method == "initialize" and self._listener.is_replay
+            await incoming.message(line, [(b"mcp-session-id", uuid.uuid4().hex.encode())] if is_hello else ())
+
+    async def _finish(self, held: bytes) -> None:
+        """Send the server's answer as it came, and what comes after it."""
+        if self._parts is None:
+            await self._incoming.whole(self._status, self._headers, held)
+            return
+        await self._incoming.write(held)
+        try:
+            async for part in self._parts:
+                await self._incoming.write(part)
+        except httpx2.TransportError as error:
+            _LOG.info("the server has broken off after its answer: %s", error)
+        await self._incoming.end()
+
+    async def close(self) -> None:
+        """Close the response of the server."""
+        response, self._response, self._parts, self._held = self._response, None, None, None
+        if response is not None:
+            await response.aclose()
+
+
+def _headers_of(response: httpx2.Response) -> list[tuple[bytes, bytes]]:
+    """The headers for the host, who gets the body without content-encoding."""
+    names = [b"content-encoding", b"content-length"] if "content-encoding" in response.headers else []
+    return end_to_end(raw_headers(response), *names)
+
+
+class HttpListener:
+    """The application (ASGI) that hosts talk to in place of the server.
+
+    Its paths are those of the server: the endpoint is the path of the server's URL, and every other path passes.
+
+    Args:
+        relay: what answers calls. It must have been entered. It gets the identity of the server.
+        upstream: the client of the server.
+        headers: what is added to each request, such as Authorization, where the host has none of the name.
+        vary_by: the headers that tell who asks; see `identity_of`.
+        is_local: whether only this machine can connect. Then a request must name this machine as its host.
+        origins: web origins that may send requests, beside those of this machine.
+
+    Attributes:
+        path: that of the endpoint.
+        is_replay: whether there is no server.
+    """
+
+    def __init__(
+        self,
+        relay: Relay,
+        upstream: Upstream,
+        *,
+        headers: Headers = (),
+        vary_by: Iterable[str] = (),
+        is_local: bool = True,
+        origins: Iterable[str] = (),
+    ) -> None:
+        self._relay = relay
+        self._upstream = upstream
+        self._added = list(headers)
+        self._vary_by = tuple(vary_by)
+        relay.identity = identity_of(self._added, url=str(upstream.url))
+        self._is_local = is_local
+        self._origins = frozenset(origins)
+        self.path = upstream.url.path
+        self.is_replay = relay.is_replay
+        self._sessions: dict[str, HostSession] = {}
+        self._calls: dict[tuple[str, str, Any], asyncio.Task[None]] = {}
+        self._endless: set[asyncio.Task[Any]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        request, method = Request(scope, receive), scope["method"]
+        incoming = _Incoming(request, send, self._relay, self._vary_by, self._added)
+        refusal = self._refusal(request)
+        if refusal is not None:
+            body = {"jsonrpc": "2.0", "error": {"code": INTERNAL_ERROR, "message": f"agent-cache: {refusal}"}}
+            await incoming.whole(403, [_JSON], msgspec.json.encode(body))
+            return
+        try:
+            body = await request.body()
+        except ClientDisconnect:
+            return
+        path, query = scope["raw_path"], scope["query_string"]
+        elsewhere = self._upstream.url.copy_with(raw_path=path + (b"?" + query if query else b""), fragment=None)
+        if elsewhere.path.rstrip("/") != self.path.rstrip("/"):  # as the server will see it
+            if self.is_replay:
+                await incoming.whole(404, [])
+            elif method == "POST" and b"tools/call" in body:  # a server may have its endpoint under other names
+                await self._pass_unread(incoming, body, url=elsewhere)
+            else:
+                await self._pass(incoming, method, body or None, url=elsewhere)
+        elif method == "POST":
+            await self._post(incoming, body)
+        elif self.is_replay:
+            await incoming.whole(*((204, []) if method == "DELETE" else (405, [(b"allow", b"POST, DELETE")])))
+        else:
+            status = await self._pass(incoming, method, body or None)
+            if method == "DELETE" and status < 300:
+                self._forget(incoming.session_id or "")
+
+    def _refusal(self, request: Request) -> str | None:
+        """Why a request is refused: a page of the web must not talk to a server on the machine of its reader."""
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if self._is_local and not is_loopback(_host_in(f"http://{host}")):
+            return f"the host {host!r} is not this machine"
+        if origin is not None and origin not in self._origins and not is_loopback(_host_in(origin)):
+            return f"the origin {origin!r} is not allowed; --allow-origin allows it"
+        return None
+
+    # Messages
+
+    async def _post(self, incoming: _Incoming, body: bytes) -> None:
+        message = parsed(body)
+        is_read = (
+            message is not None
+            and has_one_meaning(body, message)
+            and (is_id(message.id) or message.method != "tools/call")
+        )
+        if message is not None and is_read and message.is_request and self._relay.answers(message):
+            await self._answer(incoming, body, message)
+        elif self.is_replay:
+            if message is not None and is_read and not message.is_request:
+                await incoming.whole(202, [])
+            else:
+                line = error_line(None, "this is no request that can be read", INVALID_REQUEST)
+                await incoming.message(line, status=400)
+        elif not is_read and body.strip():
+            await self._pass_unread(incoming, body, message)
+        else:
+            if message is not None and message.method == "notifications/cancelled":
+                self._cancel(incoming, message)  # before the server answers: nobody else waits for that
+            await self._pass(incoming, "POST", body, message)
+
+    async def _pass_unread(
+        self, incoming: _Incoming, body: bytes, message: Message | None = None, url: httpx2.URL | None = None
+    ) -> None:
+        await asyncio.shield(self._relay.start_unread(partial(self._pass, incoming, "POST", body, message, url)))
+
+    async def _answer(self, incoming: _Incoming, body: bytes, message: Message) -> None:
+        """Answer a request by the relay."""
+        session = self._session_of(incoming)
+        request = _Call(self, incoming, body, message, session)
+        session.running.add(request)
+        running = self._relay.start(request)
+        await asyncio.sleep(0)
+        if request.is_answered:  # by the cache, which takes no more than this one turn of the event loop
+            session.running.discard(request)
+            await request.respond(running)
+            return
+        key = self._key_of(incoming, message.id)
+        if key is not None:
+            self._calls[key] = running
+        responding = asyncio.create_task(request.respond(running))
+        gone = asyncio.create_task(incoming.has_gone())
+        try:
+            await asyncio.wait([responding, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not responding.done() and (incoming.version >= MODERN or request.is_resumable):
+                running.cancel()
+            await responding
+        except asyncio.CancelledError:
+            running.cancel()
+            responding.cancel()
+            raise
+        finally:
+            gone.cancel()
+            session.running.discard(request)
+            if key is not None and self._calls.get(key) is running:
+                del self._calls[key]
+            await request.close()
+
+    def _key_of(self, incoming: _Incoming, id: Any) -> tuple[str, str, Any] | None:  # noqa: A002 - the protocol's name
+        return (incoming.session_id, type(id).__name__, id) if incoming.session_id and is_id(id) else None
+
+    def _cancel(self, incoming: _Incoming, message: Message) -> None:
+        """Cancel the call that a host has cancelled. The server is told by the host's own message."""
+        key = self._key_of(incoming, message.params_by_name().get("requestId"))
+        if key is not None and key in self._calls:
+            self._calls[key].cancel()
+
+    async def heard(self, message: Message, incoming: _Incoming, request: HostRequest | None = None) -> None:
+        """Take note of a message of the server, before the host gets it."""
+        session = self._sessions.get(incoming.session)
+        if message.is_request:
+            every: Iterable[HostRequest] = () if session is None else session.running  # it may be for any of them
+            for each in every if request is None else [request]:
+                each.asked_host = True
+        elif message.method in self._relay.observed:
+            await self._relay.observe(message.method, data_of(message.params), session)
+
+    # Sessions
+
+    def _session_of(self, incoming: _Incoming) -> HostSession:
+        """The session of a host: by its id; where it has none, by who asks."""
+        session = self._sessions.pop(incoming.session, None)
+        if session is None:
+            session = self._relay.begin_session()
+            for name in [name for name, each in self._sessions.items() if not each.running][: -_MAX_SESSIONS or None]:
+                self._forget(name)
+        self._sessions[incoming.session] = session  # the last one is the one used last
+        return session
+
+    def _forget(self, name: str) -> None:
+        session = self._sessions.pop(name, None)
+        if session is not None:
+            self._relay.end_session(session)
+
+    # The server
+
+    async def post(self, incoming: _Incoming, body: bytes, *, method: str | None = None) -> httpx2.Response:
+        """Send a message to the server.
+
+        Args:
+            incoming: whose headers are sent.
+            method: the method of the message, if it is not that of the host.
+
+        Raises:
+            RpcError: if the server cannot be reached.
+            ConnectionLost: if it breaks off.
+        """
+        headers = incoming.headers
+        if method is not None:
+            sent = [pair for pair in headers if pair[0] != b"mcp-name" and not pair[0].startswith(b"mcp-param-")]
+            headers = [(name, method.encode() if name == b"mcp-method" else value) for name, value in sent]
+        try:
+            return await self._upstream.open("POST", self._endpoint(incoming), headers, body)
+        except httpx2.ConnectError as error:
+            text = f"agent-cache: the server at {self._upstream.name} cannot be reached: {error}"
+            raise RpcError(INTERNAL_ERROR, text) from error
+        except httpx2.TransportError as error:
+            text = f"the server at {self._upstream.name} has broken off: {reason_of(error)}"
+            raise ConnectionLost(text) from error
+
+    def _endpoint(self, incoming: _Incoming) -> httpx2.URL:
+        """The URL of the server, with the query of a request behind its own."""
+        url, query = self._upstream.url, incoming.request.scope["query_string"]
+        return url.copy_with(query=b"&".join(part for part in (url.query, query) if part)) if query else url
+
+    async def _pass(
+        self,
+        incoming: _Incoming,
+        method: str,
+        body: bytes | None,
+        message: Message | None = None,
+        url: httpx2.URL | None = None,
+    ) -> int:
+        """Pass a request on, and the response back. Returns the status of HTTP."""
+        passing = asyncio.create_task(self._passed(incoming, method, body, message, url))
+        gone = asyncio.create_task(incoming.has_gone())
+        if method == "GET" or (message is not None and message.method == "subscriptions/listen"):
+            self._endless.add(passing)
+        try:
+            await asyncio.wait([passing, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not passing.done() and gone.done():
+                passing.cancel()
+            await asyncio.wait([passing])
+            return 499 if passing.cancelled() else passing.result()
+        finally:
+            gone.cancel()
+            passing.cancel()
+            self._endless.discard(passing)
+
+    async def _passed(
+        self, incoming: _Incoming, method: str, body: bytes | None, message: Message | None, url: httpx2.URL | None
+    ) -> int:
+        """As `_pass`. Of another path than the endpoint, which has a `url`, nothing is read."""
+        is_read = url is None
+        target = self._endpoint(incoming) if url is None else url
+        try:
+            response = await self._upstream.open(method, target, incoming.headers, body, is_read=is_read)
+        except httpx2.TransportError as error:
+            text = f"the server at {self._upstream.name} cannot be reached: {reason_of(error)}"
+            name = message.id if message is not None and message.is_request else None
+            await incoming.message(error_line(name, text), status=502 if name is None else 200)
+            return 502
+        status: int = response.status_code
+        try:
+            sent = _headers_of(response) if is_read else end_to_end(raw_headers(response))
+            is_stream = is_event_stream(sent)
+            await incoming.begin(status, self._located(sent) if is_read else sent)
+            async for part in parts_of(response) if is_read else response.aiter_raw():
+                if is_read:
+                    await self._look_into(event_data(part) if is_stream else part, incoming, message)
+                await incoming.write(part)
+        except httpx2.TransportError as error:
+            _LOG.info("the server at %s has broken off: %s", self._upstream.name, error)
+            return status  # the response stays without an end, as the server's did
+        finally:
+            await response.aclose()
+        await incoming.end()
+        return status
+
+    async def _look_into(self, data: bytes, incoming: _Incoming, asked: Message | None) -> None:
+        """Take note of a message of the server that passes."""
+        learns = asked is not None and self._relay.learns(asked.method)
+        found = parsed(data)
+        if found is not None and found.method:
+            await self.heard(found, incoming)
+        elif found is not None and found.result and asked is not None and learns:
+            self._relay.learn(asked, data_of(found.result), self._session_of(incoming))
+
+    def _located(self, headers: list[tuple[bytes, bytes]]) -> Headers:
+        """A redirection to another path of the server leads to that path of the relay."""
+        location = header(headers, b"location") or ""
+        origin = str(self._upstream.url.copy_with(username=None, password=None, raw_path=b"/", fragment=None))
+        if not location.startswith(origin):
+            return headers
+        path = b"/" + location.removeprefix(origin).encode("latin-1")
+        return [(name, path if name == b"location" else value) for name, value in headers]
+
+    def end_streams(self) -> None:
+        """End what has no end of its own: streams of messages that hosts listen to."""
+        for task in self._endless:
+            task.cancel()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is always this machine."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _host_in(url: str) -> str:
+    try:
+        host: str = httpx2.URL(url).host
+    except httpx2.InvalidURL:
+        return ""
+    return host
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Host and port of ``--listen``: `HOST:PORT`, or a port of this machine. Port 0 is a free one.
+
+    Raises:
+        ConfigurationError: for anything else.
+    """
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if colon else "127.0.0.1"
+    if not (port.isascii() and port.isdecimal() and int(port) < 65536 and host):
+        raise ConfigurationError(f"--listen: {text!r} is no address; write HOST:PORT, such as 127.0.0.1:8123")
+    return host, int(port)
+
+
+class _Server(uvicorn.Server):
+    """A server that ends streams without an end when it is to stop, and waits for calls only."""
+
+    def __init__(self, config: uvicorn.Config, listener: HttpListener) -> None:
+        super().__init__(config)
+        self._listener = listener
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop, at a signal."""
+        self._listener.end_streams()
+        await super().shutdown(sockets)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket that listens. asyncio sends small responses at once only if the socket names its protocol."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        if os.name == "posix":  # elsewhere it would let two processes have one address
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+        made.listen(128)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+async def listen(listener: HttpListener, address: tuple[str, int], on_listening: Callable[[str], object]) -> None:
+    """Serve until SIGTERM or SIGINT. Calls that run then have a few seconds to end.
+
+    Args:
+        listener: the application.
+        address: of the socket.
+        on_listening: gets the URL for hosts, when they can connect.
+
+    Raises:
+        OSError: if the address cannot be bound.
+    """
+    host, port = address
+    config = uvicorn.Config(
+        listener, log_config=None, log_level="critical", access_log=False, lifespan="off", ws="none",
+        server_header=False, date_header=False, proxy_headers=False, timeout_keep_alive=75,
+        timeout_graceful_shutdown=_GRACE_S,
+    )  # fmt: skip
+    with _bound(host, port) as bound:
+        shown = f"[{host}]" if ":" in host else host
+        server = _Server(config, listener)
+
+        def stop(*_: object) -> None:
+            server.should_exit = True
+
+        # Until uvicorn has handlers of its own; and it sends itself the signal again when it has stopped: the recording
+        # has to be finished after that.
+        before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            on_listening(f"http://{shown}:{bound.getsockname()[1]}{listener.path}")
+            await server.serve(sockets=[bound])
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
