@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from agent_cache import Read, Toolbox, Write
+from agent_cache import Inner, Read, Toolbox, Write
 from agent_cache.relay.messages import ConnectionLost, Response, parsed
 from agent_cache.relay.relay import HostRequest, Relay
-from agent_cache.relay.relay_settings import RelaySettings
-from agent_cache.relay.starter import proposals
+from agent_cache.relay.relay_settings import RelaySettings, load
+from agent_cache.relay.starter import proposals, starter_rules
 from agent_cache.testing import FakeClock, reset
 
 
@@ -27,8 +27,8 @@ def clock():
 class MemoryRequest(HostRequest):
     """A request that the function `serve` answers in place of a server."""
 
-    def __init__(self, serve, method, params, id=1):
-        super().__init__(id, method, params)
+    def __init__(self, serve, method, params, id=1, vary=None):
+        super().__init__(id, method, params, vary)
         self.serve = serve
         self.replies = []
 
@@ -37,7 +37,7 @@ class MemoryRequest(HostRequest):
         return Response(line, parsed(line))
 
     async def ask(self, method, params):
-        line = result([], tools=[])
+        line = result([], tools=getattr(self.serve, "tools", []))
         return Response(line, parsed(line))
 
     def reply(self, line):
@@ -178,6 +178,180 @@ async def test_a_notification_that_does_not_say_what_has_changed_drops_everythin
             assert text(await answer(relay, serve, "get", id="a")) == str(number - 1)
             await relay.observe("notifications/resources/updated", params)
             assert text(await answer(relay, serve, "get", id="a")) == str(number)
+
+
+# Lists and resources, by their hints
+
+ENVELOPE = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
+
+
+async def asked(relay, serve, method="tools/list", vary=None, meta=None, **params):
+    """The answer to a request of revision 2026-07-28."""
+    request = MemoryRequest(serve, method, {**params, "_meta": {**ENVELOPE, **(meta or {})}}, vary=vary)
+    line = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": request.params}).encode()
+    assert relay.answers(parsed(line))
+    await relay.start(request)
+    [reply] = request.replies
+    return reply["result"]
+
+
+class Lists:
+    """Answers each request with the number of it, and with hints."""
+
+    def __init__(self, **hints):
+        self.calls = 0
+        self.hints = hints
+
+    async def __call__(self, request):
+        self.calls += 1
+        return result([], number=self.calls, **self.hints)
+
+
+@pytest.mark.parametrize("scope", ["public", "private"])
+async def test_a_list_is_answered_from_the_cache_of_its_asker_while_it_is_fresh(clock, scope):
+    serve = Lists(ttlMs=60_000, cacheScope=scope)
+    async with Relay(Toolbox(RULES, namespace="lists")) as relay:
+        found = [(await asked(relay, serve, vary=vary))["number"] for vary in ("ada", "ada", "bob", "ada")]
+        assert found == [1, 1, 2, 1]
+        assert (await asked(relay, serve, vary="ada"))["ttlMs"] <= 60_000
+        clock.advance(61)
+        assert (await asked(relay, serve, vary="ada"))["number"] == 3
+
+
+@pytest.mark.parametrize(
+    "hints", [{}, {"ttlMs": 60_000}, {"ttlMs": 0, "cacheScope": "public"}, {"ttlMs": 9, "cacheScope": "us"}]
+)
+async def test_a_list_without_hints_is_not_stored(clock, hints):
+    serve = Lists(**hints)
+    async with Relay(Toolbox(RULES, namespace="lists")) as relay:
+        assert [(await asked(relay, serve))["number"] for _ in range(2)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "notification", "changed", "other"),
+    [
+        ("tools/list", {}, "notifications/tools/list_changed", {}, "notifications/prompts/list_changed"),
+        ("prompts/list", {}, "notifications/prompts/list_changed", {}, "notifications/tools/list_changed"),
+        ("resources/list", {}, "notifications/resources/list_changed", {}, "notifications/tools/list_changed"),
+        ("resources/read", {"uri": "a://b"}, "notifications/resources/updated", {"uri": "a://b"}, ""),
+    ],
+)
+async def test_a_notification_ends_what_it_names(clock, method, params, notification, changed, other):
+    serve = Lists(ttlMs=60_000, cacheScope="public")
+    async with Relay(Toolbox(RULES, namespace="lists")) as relay:
+        assert (await asked(relay, serve, method, **params))["number"] == 1
+        await relay.observe(*((other, {}) if other else (notification, {"uri": "a://c"})))
+        assert (await asked(relay, serve, method, **params))["number"] == 1
+        await relay.observe(notification, changed)
+        assert (await asked(relay, serve, method, **params))["number"] == 2
+
+
+async def test_what_continues_a_question_is_not_answered_from_the_cache(clock):
+    serve = Lists(ttlMs=60_000, cacheScope="public")
+    async with Relay(Toolbox(RULES, namespace="lists")) as relay:
+        for number in (1, 2):
+            found = await asked(relay, serve, "resources/read", uri="a://b", requestState="s", inputResponses={})
+            assert found["number"] == number
+
+
+async def test_an_earlier_revision_asks_the_server_each_time():
+    async with Relay(Toolbox(RULES, namespace="lists")) as relay:
+        assert not relay.answers(parsed(b'{"id": 1, "method": "tools/list"}'))
+
+
+async def test_what_traces_a_request_is_no_part_of_what_is_asked(clock):
+    serve, forwarded = Server(), []
+
+    async def noting(request):
+        forwarded.append(request.params)
+        return await serve(request)
+
+    async with Relay(Toolbox(RULES, namespace="traced")) as relay:
+        for number in range(2):
+            meta = {"traceparent": f"00-{number}", "tracestate": f"a={number}", "progressToken": number}
+            params = {"name": "get", "arguments": {"id": "a"}, "_meta": meta}
+            await relay.start(MemoryRequest(noting, "tools/call", params))
+            lists = Lists(ttlMs=60_000, cacheScope="public")
+            assert (await asked(relay, lists if number == 0 else None, meta=meta))["number"] == 1
+    assert [each["_meta"]["traceparent"] for each in forwarded] == ["00-0"]
+
+
+@pytest.mark.parametrize("name", ["cache_hint", "io.modelcontextprotocol/cache_hint"])
+async def test_a_result_that_its_server_keeps_from_caches_is_not_stored(clock, name):
+    calls = []
+
+    async def serve(request):
+        calls.append(request)
+        return result([], _meta={name: "no-cache"})
+
+    async with Relay(Toolbox(RULES, namespace="hinted")) as relay:
+        for _ in range(2):
+            await relay.start(MemoryRequest(serve, "tools/call", {"name": "get", "arguments": {"id": "a"}}))
+    assert len(calls) == 2
+
+
+async def test_a_tool_that_reads_by_its_hint_is_no_write_because_of_a_pattern(clock):
+    serve = Server()
+    serve.tools = [
+        {"name": name, "annotations": {"readOnlyHint": name not in ("git_add", "git_commit")}}
+        for name in ("git_log", "git_status", "git_show", "git_add")
+    ]
+    rules = {"git_log": Read("repo:{repo}"), "git_*": Write("repo:{repo}")}
+    async with Relay(Toolbox(rules, namespace="git", hints="kind")) as relay:
+        found = []
+        for tool in ("git_log", "git_status", "git_log", "git_show", "git_log", "git_add", "git_log"):
+            reply = await answer(relay, serve, tool, repo="r")
+            found += [text(reply)] if tool == "git_log" else []
+    assert found == ["1", "1", "1", "5"]
+
+
+async def test_a_meta_tool_goes_by_the_rule_of_the_tool_that_it_calls(clock):
+    serve = Server()
+    rules = {**RULES, "execute-tool": Inner(tool="tool_name", arguments="params")}
+
+    async def execute(tool, **arguments):
+        return text(await answer(relay, serve, "execute-tool", tool_name=tool, params=arguments))
+
+    async with Relay(Toolbox(rules, namespace="meta")) as relay:
+        assert [await execute("get", id="a") for _ in range(2)] == ["1", "1"]
+        await execute("put", id="b")
+        assert await execute("get", id="a") == "1"
+        await execute("put", id="a")
+        assert await execute("get", id="a") == "4"
+        assert text(await answer(relay, serve, "execute-tool", other=1)) == "5"  # it ends everything
+        assert await execute("get", id="a") == "6"
+
+
+# The file to begin with
+
+TOOLS = [
+    {"name": "git_log", "annotations": {"readOnlyHint": True}, "inputSchema": {"properties": {"repo_path": {}}}},
+    {"name": "git_status", "annotations": {"readOnlyHint": True}},
+    {"name": "get current time", "annotations": {"readOnlyHint": True}},
+    {"name": "git_commit", "annotations": {"readOnlyHint": False}, "inputSchema": {"properties": {"repo_path": {}}}},
+    {"name": 'a "b" \N{PILE OF POO}.c', "description": "one\ntwo"},
+]
+
+
+@pytest.mark.parametrize("chosen", range(32))
+def test_a_file_to_begin_with_is_one_however_its_lines_are_chosen(chosen, tmp_path):
+    path = tmp_path / "rules.toml"
+    lines, number = [], 0
+    for line in starter_rules("Git Server", TOOLS).splitlines():
+        if line.startswith("# tools."):
+            number += 1
+            line = line.removeprefix("# ") if chosen >> (number - 1) & 1 else line
+        lines.append(line)
+    path.write_text("\n".join(lines), "utf-8")
+    box, _ = load(path)
+    active = [tool["name"] for place, tool in enumerate(TOOLS) if chosen >> place & 1]
+    assert [row.tool for row in box.explain()] == active
+
+
+def test_nothing_that_changes_by_itself_is_proposed_to_be_stored():
+    rules = starter_rules("Git Server", TOOLS)
+    assert rules.count('kind = "read"') == 1
+    assert 'tools.git_log = { kind = "read", tags = ["repo:{repo_path}"], ttl = 60 }' in rules
 
 
 # Lines
