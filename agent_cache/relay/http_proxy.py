@@ -15,11 +15,10 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import os
-import signal
 import socket
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Final
 
@@ -60,6 +59,7 @@ from agent_cache.relay.messages import (
     request_line,
 )
 from agent_cache.relay.relay import HostRequest, HostSession, Relay
+from agent_cache.relay.stdio import signals
 
 __all__ = ["HttpListener", "address_of", "is_loopback", "listen"]
 
@@ -84,6 +84,7 @@ class _Incoming:
 
     Attributes:
         headers: as they go to the server, but for those of one connection.
+        status: that of the response, once it is begun.
         version: the revision of MCP; empty where the host does not say it.
         who: a hash of who asks; None if nothing tells hosts apart.
         session: what names the session: its id, else who asks.
@@ -93,6 +94,7 @@ class _Incoming:
         self.request = request
         self._send = send
         self.is_begun = self.is_ended = False
+        self.status = 0
         self.headers = headers = end_to_end(request.scope["headers"], b"host", b"content-length", b"expect")
         self.session_id = header(headers, b"mcp-session-id")
         self.version = header(headers, b"mcp-protocol-version") or ""
@@ -112,7 +114,7 @@ class _Incoming:
 
     async def begin(self, status: int, headers: Headers) -> None:
         """Send the status and the headers."""
-        self.is_begun = True
+        self.is_begun, self.status = True, status
         await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
 
     async def write(self, data: bytes) -> None:
@@ -138,20 +140,21 @@ class _Incoming:
             await self.whole(status, [_JSON, *headers], line.rstrip(b"\n"))
 
 
-class _Call(HostRequest):
-    """A request of a host that goes through the relay.
+class _Exchange(HostRequest):
+    """One request to the endpoint, which goes to the server as it came. A call is the relay's to forward, or not.
 
     Attributes:
         is_resumable: whether the host can read the rest of the response by another request.
     """
 
     def __init__(
-        self, listener: HttpListener, incoming: _Incoming, body: bytes, message: Message, host: HostSession
+        self, listener: HttpListener, incoming: _Incoming, body: bytes, message: Message, host: HostSession | None
     ) -> None:
         super().__init__(message.id, message.method, message.params_by_name(), vary=incoming.who, host=host)
         self._listener = listener
         self._incoming = incoming
         self._body = body
+        self._message = message
         self._status, self._headers = 200, [_JSON]
         self._held: bytes | None = None  # of the server's response, what the host has not got
         self._parts: AsyncGenerator[bytes] | None = None
@@ -163,13 +166,13 @@ class _Call(HostRequest):
     # What the relay calls
 
     async def forward(self) -> Response:
-        """Send the request to the server as it came. Its messages to the host pass until its answer is there."""
+        """Send the request to the server. Its messages to the host pass until its answer is there."""
         await self.close()
         incoming = self._incoming
-        response = self._response = await self._listener.post(incoming, self._body)
-        self._status, self._headers = response.status_code, _headers_of(response)
+        response = self._response = await self._listener.open(incoming, self._body)
+        self._status, self._headers = response.status_code, self._listener.headers_of(response)
         try:
-            if self._status != 200 or not is_event_stream(self._headers):
+            if not is_event_stream(self._headers):
                 self._held = await response.aread()
                 return self._whole(self._held)
             if not incoming.is_begun:
@@ -178,14 +181,13 @@ class _Call(HostRequest):
             async for part in self._parts:
                 data = event_data(part)
                 message = parsed(data)
-                if message is not None and not message.method and message.id == self.id:
+                if message is not None and not message.method and message.id == self.id is not None:
                     self._held, self._answer = part, Response(data, message)
                     return self._answer
                 self.is_resumable = self.is_resumable or any(line[:3] == b"id:" for line in part.splitlines())
                 if message is not None:
                     await self._listener.heard(message, incoming, self)
                 await incoming.write(part)
-            self.is_broken = True
             raise ConnectionLost("the server has ended its response without an answer")
         except httpx2.TransportError as error:
             self.is_broken = True
@@ -211,7 +213,7 @@ class _Call(HostRequest):
     async def ask(self, method: str, params: dict[str, Any]) -> Response:
         """Make a request of the relay's own in the name of the host."""
         body = request_line(f"agent-cache:{uuid.uuid4().hex}", method, params).rstrip(b"\n")
-        response = await self._listener.post(self._incoming, body, method=method)
+        response = await self._listener.open(self._incoming, body, method=method)
         is_stream = is_event_stream(raw_headers(response))
         try:
             async for part in parts_of(response):
@@ -231,6 +233,19 @@ class _Call(HostRequest):
 
     # What the listener calls
 
+    async def pass_on(self) -> None:
+        """Let the server answer, whatever it says."""
+        incoming = self._incoming
+        try:
+            self._listener.learn(self._message, await self.forward(), incoming)
+        except (RpcError, ConnectionLost) as error:
+            if self._held is None and not incoming.is_begun:  # it cannot be reached
+                said = error.error if isinstance(error, RpcError) else str(error)
+                await incoming.message(error_line(self.id, said), status=502 if self.id is None else 200)
+                return
+        if not self.is_broken:  # else the response stays without an end, as the server's did
+            await self._finish()
+
     async def respond(self, running: asyncio.Task[None]) -> None:
         """Send the answer to the host as soon as it is there, or that the request was cancelled."""
         ends: list[asyncio.Future[Any]] = [self._line, running]
@@ -246,37 +261,32 @@ class _Call(HostRequest):
         is_own = self._answer is not None and line is self._answer.line
         is_error = message is not None and bool(message.error)
         if self._held is not None and (is_own or (is_error and not incoming.is_begun)):
-            await self._finish(self._held)
-        elif is_error and self.is_broken and self.is_resumable:
+            await self._finish()
+        elif is_error and incoming.is_begun and self.is_resumable:
             await incoming.end()  # the host asks for the rest
         else:
             is_hello = self.method == "initialize" and self._listener.is_replay
             await incoming.message(line, [(b"mcp-session-id", uuid.uuid4().hex.encode())] if is_hello else ())
 
-    async def _finish(self, held: bytes) -> None:
-        """Send the server's answer as it came, and what comes after it."""
+    async def _finish(self) -> None:
+        """Send what is left of the server's response."""
+        incoming = self._incoming
         if self._parts is None:
-            await self._incoming.whole(self._status, self._headers, held)
+            await incoming.whole(self._status, self._headers, self._held or b"")
             return
-        await self._incoming.write(held)
+        await incoming.write(self._held or b"")
         try:
             async for part in self._parts:
-                await self._incoming.write(part)
+                await incoming.write(part)
         except httpx2.TransportError as error:
             _LOG.info("the server has broken off after its answer: %s", error)
-        await self._incoming.end()
+        await incoming.end()
 
     async def close(self) -> None:
         """Close the response of the server."""
         response, self._response, self._parts, self._held = self._response, None, None, None
         if response is not None:
             await response.aclose()
-
-
-def _headers_of(response: httpx2.Response) -> list[tuple[bytes, bytes]]:
-    """The headers for the host, who gets the body without content-encoding."""
-    names = [b"content-encoding", b"content-length"] if "content-encoding" in response.headers else []
-    return end_to_end(raw_headers(response), *names)
 
 
 class HttpListener:
@@ -334,21 +344,16 @@ class HttpListener:
         except ClientDisconnect:
             return
         path, query = scope["raw_path"], scope["query_string"]
-        elsewhere = self._upstream.url.copy_with(raw_path=path + (b"?" + query if query else b""), fragment=None)
-        if elsewhere.path.rstrip("/") != self.path.rstrip("/"):  # as the server will see it
-            if self.is_replay:
-                await incoming.whole(404, [])
-            elif method == "POST" and b"tools/call" in body:  # a server may have its endpoint under other names
-                await self._pass_unread(incoming, body, url=elsewhere)
-            else:
-                await self._pass(incoming, method, body or None, url=elsewhere)
+        url = self._upstream.url.copy_with(raw_path=path + (b"?" + query if query else b""), fragment=None)
+        if url.path.rstrip("/") != self.path.rstrip("/"):  # as the server will see it
+            await self._elsewhere(incoming, url, body)
         elif method == "POST":
             await self._post(incoming, body)
         elif self.is_replay:
             await incoming.whole(*((204, []) if method == "DELETE" else (405, [(b"allow", b"POST, DELETE")])))
         else:
-            status = await self._pass(incoming, method, body or None)
-            if method == "DELETE" and status < 300:
+            await self._pass(incoming, body, Message())
+            if method == "DELETE" and incoming.status < 300:
                 self._forget(incoming.session_id or "")
 
     def _refusal(self, request: Request) -> str | None:
@@ -378,21 +383,18 @@ class HttpListener:
                 line = error_line(None, "this is no request that can be read", INVALID_REQUEST)
                 await incoming.message(line, status=400)
         elif not is_read and body.strip():
-            await self._pass_unread(incoming, body, message)
+            passing = partial(self._pass, incoming, body, message or Message())
+            await asyncio.shield(self._relay.start_unread(passing))
         else:
-            if message is not None and message.method == "notifications/cancelled":
+            message = message or Message()
+            if message.method == "notifications/cancelled":
                 self._cancel(incoming, message)  # before the server answers: nobody else waits for that
-            await self._pass(incoming, "POST", body, message)
-
-    async def _pass_unread(
-        self, incoming: _Incoming, body: bytes, message: Message | None = None, url: httpx2.URL | None = None
-    ) -> None:
-        await asyncio.shield(self._relay.start_unread(partial(self._pass, incoming, "POST", body, message, url)))
+            await self._pass(incoming, body, message)
 
     async def _answer(self, incoming: _Incoming, body: bytes, message: Message) -> None:
         """Answer a request by the relay."""
         session = self._session_of(incoming)
-        request = _Call(self, incoming, body, message, session)
+        request = _Exchange(self, incoming, body, message, session)
         session.running.add(request)
         running = self._relay.start(request)
         await asyncio.sleep(0)
@@ -404,10 +406,10 @@ class HttpListener:
         if key is not None:
             self._calls[key] = running
         responding = asyncio.create_task(request.respond(running))
-        gone = asyncio.create_task(incoming.has_gone())
         try:
-            await asyncio.wait([responding, gone], return_when=asyncio.FIRST_COMPLETED)
-            if not responding.done() and (incoming.version >= MODERN or request.is_resumable):
+            if not await _ends_before_its_host(responding, incoming) and (
+                incoming.version >= MODERN or request.is_resumable
+            ):
                 running.cancel()
             await responding
         except asyncio.CancelledError:
@@ -415,11 +417,57 @@ class HttpListener:
             responding.cancel()
             raise
         finally:
-            gone.cancel()
             session.running.discard(request)
             if key is not None and self._calls.get(key) is running:
                 del self._calls[key]
             await request.close()
+
+    async def _pass(self, incoming: _Incoming, body: bytes, message: Message) -> None:
+        """Pass a request on, and the response back."""
+        request = _Exchange(self, incoming, body, message, None)
+        passing = asyncio.create_task(request.pass_on())
+        if incoming.request.method == "GET" or message.method == "subscriptions/listen":
+            self._endless.add(passing)
+        try:
+            if not await _ends_before_its_host(passing, incoming):
+                passing.cancel()
+            await asyncio.wait([passing])
+            if not passing.cancelled():
+                passing.result()
+        finally:
+            passing.cancel()
+            self._endless.discard(passing)
+            await request.close()
+
+    async def _elsewhere(self, incoming: _Incoming, url: httpx2.URL, body: bytes) -> None:
+        """Another path than the endpoint passes unread; a call of a tool as a write of everything: a server may have
+        its endpoint under several names.
+        """
+        if self.is_replay:
+            await incoming.whole(404, [])
+            return
+
+        async def send() -> None:
+            try:
+                response = await self._upstream.open(
+                    incoming.request.method, url, incoming.headers, body or None, is_read=False
+                )
+            except httpx2.TransportError as error:
+                text = f"the server at {self._upstream.name} cannot be reached: {reason_of(error)}"
+                await incoming.message(error_line(None, text), status=502)
+                return
+            try:
+                await incoming.begin(response.status_code, end_to_end(raw_headers(response)))
+                async for chunk in response.aiter_raw():
+                    await incoming.write(chunk)
+                await incoming.end()
+            except httpx2.TransportError as error:
+                _LOG.info("the server at %s has broken off: %s", self._upstream.name, error)
+            finally:
+                await response.aclose()
+
+        may_call = incoming.request.method == "POST" and b"tools/call" in body
+        await (asyncio.shield(self._relay.start_unread(send)) if may_call else send())
 
     def _key_of(self, incoming: _Incoming, id: Any) -> tuple[str, str, Any] | None:  # noqa: A002 - the protocol's name
         return (incoming.session_id, type(id).__name__, id) if incoming.session_id and is_id(id) else None
@@ -430,13 +478,14 @@ class HttpListener:
         if key is not None and key in self._calls:
             self._calls[key].cancel()
 
-    async def heard(self, message: Message, incoming: _Incoming, request: HostRequest | None = None) -> None:
+    async def heard(self, message: Message, incoming: _Incoming, request: HostRequest) -> None:
         """Take note of a message of the server, before the host gets it."""
         session = self._sessions.get(incoming.session)
         if message.is_request:
-            every: Iterable[HostRequest] = () if session is None else session.running  # it may be for any of them
-            for each in every if request is None else [request]:
-                each.asked_host = True
+            request.asked_host = True
+            if request.host is None and session is not None:  # on a stream of its own it may be for any of them
+                for each in session.running:
+                    each.asked_host = True
         elif message.method in self._relay.observed:
             await self._relay.observe(message.method, data_of(message.params), session)
 
@@ -457,13 +506,19 @@ class HttpListener:
         if session is not None:
             self._relay.end_session(session)
 
+    def learn(self, asked: Message, answer: Response, incoming: _Incoming) -> None:
+        """Take note of the answer to a request that passes."""
+        if not answer.is_refusal and self._relay.learns(asked.method):
+            self._relay.learn(asked, answer.result(), self._session_of(incoming))
+
     # The server
 
-    async def post(self, incoming: _Incoming, body: bytes, *, method: str | None = None) -> httpx2.Response:
-        """Send a message to the server.
+    async def open(self, incoming: _Incoming, body: bytes, *, method: str | None = None) -> httpx2.Response:
+        """Send a request to the endpoint.
 
         Args:
             incoming: whose headers are sent.
+            body: the message, if it is a POST.
             method: the method of the message, if it is not that of the host.
 
         Raises:
@@ -474,8 +529,11 @@ class HttpListener:
         if method is not None:
             sent = [pair for pair in headers if pair[0] != b"mcp-name" and not pair[0].startswith(b"mcp-param-")]
             headers = [(name, method.encode() if name == b"mcp-method" else value) for name, value in sent]
+        url, query = self._upstream.url, incoming.request.scope["query_string"]
+        if query:  # behind that of the server's own URL
+            url = url.copy_with(query=b"&".join(part for part in (url.query, query) if part))
         try:
-            return await self._upstream.open("POST", self._endpoint(incoming), headers, body)
+            return await self._upstream.open(incoming.request.method, url, headers, body or None)
         except httpx2.ConnectError as error:
             text = f"agent-cache: the server at {self._upstream.name} cannot be reached: {error}"
             raise RpcError(INTERNAL_ERROR, text) from error
@@ -483,76 +541,12 @@ class HttpListener:
             text = f"the server at {self._upstream.name} has broken off: {reason_of(error)}"
             raise ConnectionLost(text) from error
 
-    def _endpoint(self, incoming: _Incoming) -> httpx2.URL:
-        """The URL of the server, with the query of a request behind its own."""
-        url, query = self._upstream.url, incoming.request.scope["query_string"]
-        return url.copy_with(query=b"&".join(part for part in (url.query, query) if part)) if query else url
-
-    async def _pass(
-        self,
-        incoming: _Incoming,
-        method: str,
-        body: bytes | None,
-        message: Message | None = None,
-        url: httpx2.URL | None = None,
-    ) -> int:
-        """Pass a request on, and the response back. Returns the status of HTTP."""
-        passing = asyncio.create_task(self._passed(incoming, method, body, message, url))
-        gone = asyncio.create_task(incoming.has_gone())
-        if method == "GET" or (message is not None and message.method == "subscriptions/listen"):
-            self._endless.add(passing)
-        try:
-            await asyncio.wait([passing, gone], return_when=asyncio.FIRST_COMPLETED)
-            if not passing.done() and gone.done():
-                passing.cancel()
-            await asyncio.wait([passing])
-            return 499 if passing.cancelled() else passing.result()
-        finally:
-            gone.cancel()
-            passing.cancel()
-            self._endless.discard(passing)
-
-    async def _passed(
-        self, incoming: _Incoming, method: str, body: bytes | None, message: Message | None, url: httpx2.URL | None
-    ) -> int:
-        """As `_pass`. Of another path than the endpoint, which has a `url`, nothing is read."""
-        is_read = url is None
-        target = self._endpoint(incoming) if url is None else url
-        try:
-            response = await self._upstream.open(method, target, incoming.headers, body, is_read=is_read)
-        except httpx2.TransportError as error:
-            text = f"the server at {self._upstream.name} cannot be reached: {reason_of(error)}"
-            name = message.id if message is not None and message.is_request else None
-            await incoming.message(error_line(name, text), status=502 if name is None else 200)
-            return 502
-        status: int = response.status_code
-        try:
-            sent = _headers_of(response) if is_read else end_to_end(raw_headers(response))
-            is_stream = is_event_stream(sent)
-            await incoming.begin(status, self._located(sent) if is_read else sent)
-            async for part in parts_of(response) if is_read else response.aiter_raw():
-                if is_read:
-                    await self._look_into(event_data(part) if is_stream else part, incoming, message)
-                await incoming.write(part)
-        except httpx2.TransportError as error:
-            _LOG.info("the server at %s has broken off: %s", self._upstream.name, error)
-            return status  # the response stays without an end, as the server's did
-        finally:
-            await response.aclose()
-        await incoming.end()
-        return status
-
-    async def _look_into(self, data: bytes, incoming: _Incoming, asked: Message | None) -> None:
-        """Take note of a message of the server that passes."""
-        learns = asked is not None and self._relay.learns(asked.method)
-        found = parsed(data)
-        if found is not None and found.method:
-            await self.heard(found, incoming)
-        elif found is not None and found.result and asked is not None and learns:
-            self._relay.learn(asked, data_of(found.result), self._session_of(incoming))
-
-    def _located(self, headers: list[tuple[bytes, bytes]]) -> Headers:
-        """A redirection to another path of the server leads to that path of the relay."""
+    def headers_of(self, response: httpx2.Response) -> list[tuple[bytes, bytes]]:
+        """The headers for the host, who gets the body without content-encoding. A redirection to another path of the
+        server leads to that path of the relay.
+        """
+        names = [b"content-encoding", b"content-length"] if "content-encoding" in response.headers else []
+        headers = end_to_end(raw_headers(response), *names)
         location = header(headers, b"location") or ""
         origin = str(self._upstream.url.copy_with(username=None, password=None, raw_path=b"/", fragment=None))
         if not location.startswith(origin):
@@ -564,6 +558,16 @@ class HttpListener:
         """End what has no end of its own: streams of messages that hosts listen to."""
         for task in self._endless:
             task.cancel()
+
+
+async def _ends_before_its_host(work: asyncio.Task[None], incoming: _Incoming) -> bool:
+    """Wait until a task has ended, or its host has gone. Returns whether the task has ended."""
+    gone = asyncio.create_task(incoming.has_gone())
+    try:
+        await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
+        return work.done()
+    finally:
+        gone.cancel()
 
 
 def is_loopback(host: str) -> bool:
@@ -598,31 +602,22 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 class _Server(uvicorn.Server):
-    """A server that ends streams without an end when it is to stop, and waits for calls only."""
+    """A server that ends streams without an end when it is to stop, and waits for calls only. Its signals are those of
+    `listen`: a recording has to be finished after it has stopped.
+    """
 
     def __init__(self, config: uvicorn.Config, listener: HttpListener) -> None:
         super().__init__(config)
         self._listener = listener
 
+    def capture_signals(self) -> AbstractContextManager[None]:
+        """Leave the signals alone."""
+        return nullcontext()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop, at a signal."""
+        """Stop."""
         self._listener.end_streams()
         await super().shutdown(sockets)
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket that listens. asyncio sends small responses at once only if the socket names its protocol."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        if os.name == "posix":  # elsewhere it would let two processes have one address
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host, port))
-        made.listen(128)
-    except OSError:
-        made.close()
-        raise
-    return made
 
 
 async def listen(listener: HttpListener, address: tuple[str, int], on_listening: Callable[[str], object]) -> None:
@@ -636,25 +631,22 @@ async def listen(listener: HttpListener, address: tuple[str, int], on_listening:
     Raises:
         OSError: if the address cannot be bound.
     """
-    host, port = address
+    host, _ = address
     config = uvicorn.Config(
-        listener, log_config=None, log_level="critical", access_log=False, lifespan="off", ws="none",
+        listener, log_config=None, log_level="critical", access_log=False, lifespan="off", ws="none", loop="asyncio",
         server_header=False, date_header=False, proxy_headers=False, timeout_keep_alive=75,
         timeout_graceful_shutdown=_GRACE_S,
     )  # fmt: skip
-    with _bound(host, port) as bound:
-        shown = f"[{host}]" if ":" in host else host
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.create_server(address, family=family, backlog=128)
+    # asyncio sends small responses at once only if the socket names its protocol
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=made.detach()) as bound:
         server = _Server(config, listener)
 
-        def stop(*_: object) -> None:
+        def stop(_: int) -> None:
             server.should_exit = True
 
-        # Until uvicorn has handlers of its own; and it sends itself the signal again when it has stopped: the recording
-        # has to be finished after that.
-        before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with signals(stop):
+            shown = f"[{host}]" if ":" in host else host
             on_listening(f"http://{shown}:{bound.getsockname()[1]}{listener.path}")
             await server.serve(sockets=[bound])
-        finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)

@@ -39,7 +39,7 @@ from agent_cache.relay.messages import (
 )
 from agent_cache.relay.relay import HostRequest, Relay
 
-__all__ = ["Connect", "Server", "connected", "process_of", "serve"]
+__all__ = ["Connect", "Server", "connected", "process_of", "serve", "signals"]
 
 _CHUNK: Final = 1 << 16
 """Bytes that are read at once: as many as a pipe holds. For 256 KB the allocator maps fresh pages, 70 us for a line."""
@@ -152,7 +152,7 @@ class _Link:
 
     async def run(self, connect: Connect) -> None:
         """Carry messages until there are no more. Calls that a signal has interrupted are left under way."""
-        with _signals(self._stop):
+        with signals(self._stop):
             if not self._relay.is_replay:
                 self._server = connect(self._from_server, self._lose)
             self._input.start()
@@ -385,7 +385,7 @@ def _show_noise(line: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _signals(stop: Callable[[int], None]) -> Iterator[None]:
+def signals(stop: Callable[[int], None]) -> Iterator[None]:
     """Call `stop` for the signals by which a host, or a terminal, ends this process."""
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGTERM, signal.SIGINT)

@@ -1,0 +1,379 @@
+"""One contract for the adapters: what each of them promises, tried with the real packages of every framework."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from typing import Any
+
+import pytest
+
+from agent_cache import AgentCacheSession, Read, Toolbox, Write
+from agent_cache.recording import record, replay
+
+pytestmark = [
+    pytest.mark.usefixtures("clock"),
+    pytest.mark.filterwarnings("default"),  # those of the frameworks
+]
+
+Call = tuple[str, dict[str, Any]]
+
+GET: Call = ("get_order", {"order_id": "1"})
+CANCEL: Call = ("cancel_order", {"order_id": "1"})
+LOST: Call = ("get_order", {"order_id": "lost"})
+MINE: Call = ("get_mine", {})
+
+
+class Shop:
+    """What the tools do. A run waits for `gate`, if there is one."""
+
+    def __init__(self) -> None:
+        self.runs: list[str] = []
+        self.gate: asyncio.Event | None = None
+        self.has_begun = asyncio.Event()
+
+    async def run(self, name: str, subject: str) -> str:
+        self.runs.append(f"{name} {subject}")
+        number = len(self.runs)
+        self.has_begun.set()
+        if self.gate is not None:
+            await self.gate.wait()
+        if subject == "lost":
+            raise ValueError("no such order")
+        return f"{name} {subject} ({number})"
+
+
+class Adapter(ABC):
+    """An agent of one framework, whose tools go through a toolbox. Tools: `get_order`, `get_mine`, `cancel_order`."""
+
+    def __init__(self, shop: Shop, box: Any, **options: Any) -> None:
+        self.shop, self.box, self.options = shop, box, options
+
+    @abstractmethod
+    async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
+        """What the tools answer to the calls that the model makes in one turn; an error is ``"error"``."""
+
+
+def text_of(answer: Any) -> str:
+    return "error" if "no such order" in str(answer) else str(answer)
+
+
+class LangChain(Adapter):
+    def __init__(self, *given: Any, **options: Any) -> None:
+        pytest.importorskip("langchain")
+        from langchain_core.tools import StructuredTool
+        from langgraph.prebuilt import ToolRuntime
+
+        from agent_cache.integrations.langchain import AgentCacheMiddleware
+
+        super().__init__(*given, **options)
+        run = self.shop.run
+
+        async def get_order(order_id: str) -> str:
+            return await run("get_order", order_id)
+
+        async def cancel_order(order_id: str) -> str:
+            return await run("cancel_order", order_id)
+
+        async def get_mine(runtime: ToolRuntime) -> str:
+            return await run("get_mine", runtime.context["user"])
+
+        get_mine.__annotations__["runtime"] = ToolRuntime
+        functions = (get_order, cancel_order, get_mine)
+        self.tools = [StructuredTool.from_function(coroutine=each, description="a tool") for each in functions]
+        self.middleware = AgentCacheMiddleware(self.box, **self.options)
+
+    async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
+        from langchain.agents import create_agent
+        from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
+        from langchain_core.messages import AIMessage, ToolMessage
+
+        class Model(FakeMessagesListChatModel):
+            def bind_tools(self, tools: Any, **options: Any) -> Any:
+                return self
+
+        made = [{"name": name, "args": args, "id": f"c{at}"} for at, (name, args) in enumerate(calls)]
+        model = Model(responses=[AIMessage("", tool_calls=made), AIMessage("done")])
+        agent: Any = create_agent(model, self.tools, middleware=[self.middleware])
+        try:
+            found = await agent.ainvoke({"messages": [("user", "go")]}, context={"user": user})
+        except ValueError:
+            return ["error"]
+        return [text_of(one.content) for one in found["messages"] if isinstance(one, ToolMessage)]
+
+
+class OpenAIAgents(Adapter):
+    def __init__(self, *given: Any, **options: Any) -> None:
+        agents = pytest.importorskip("agents")
+        super().__init__(*given, **options)
+        agents.set_tracing_disabled(True)
+        run = self.shop.run
+
+        async def get_order(order_id: str) -> str:
+            return await run("get_order", order_id)
+
+        async def cancel_order(order_id: str) -> str:
+            return await run("cancel_order", order_id)
+
+        async def get_mine(context: agents.RunContextWrapper[Any]) -> str:
+            return await run("get_mine", context.context["user"])
+
+        get_mine.__annotations__["context"] = agents.RunContextWrapper[Any]
+        self.tools = [agents.function_tool(each) for each in (get_order, cancel_order, get_mine)]
+        self.cached([])
+
+    def cached(self, turns: list[Any]) -> Any:
+        from agents import Agent
+        from agents.testing import ScriptedModel
+
+        from agent_cache.integrations.openai_agents import cached
+
+        return cached(Agent("shop", model=ScriptedModel(turns), tools=self.tools), self.box, **self.options)
+
+    async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
+        from agents import Runner
+        from agents.testing import assistant_message, function_call
+
+        made = [function_call(name, args, call_id=f"c{at}") for at, (name, args) in enumerate(calls)]
+        agent = self.cached([made, [assistant_message("done")]])
+        found = await Runner.run(agent, "go", context={"user": user})
+        outputs = [one for one in found.to_input_list() if one.get("type") == "function_call_output"]
+        return [text_of(one["output"]) for one in outputs]
+
+
+class PydanticAI(Adapter):
+    def __init__(self, *given: Any, **options: Any) -> None:
+        pytest.importorskip("pydantic_ai")
+        from pydantic_ai import RunContext
+
+        from agent_cache.integrations.pydantic_ai import AgentCacheCapability
+
+        super().__init__(*given, **options)
+        run = self.shop.run
+
+        async def get_order(order_id: str) -> str:
+            return await run("get_order", order_id)
+
+        async def cancel_order(order_id: str) -> str:
+            return await run("cancel_order", order_id)
+
+        async def get_mine(ctx: RunContext[dict[str, str]]) -> str:
+            return await run("get_mine", ctx.deps["user"])
+
+        get_mine.__annotations__["ctx"] = RunContext[dict[str, str]]
+        self.tools = [get_order, cancel_order, get_mine]
+        self.capability = AgentCacheCapability(self.box, **self.options)
+
+    async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
+        from pydantic_ai import Agent
+        from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart, ToolReturnPart
+        from pydantic_ai.models.function import FunctionModel
+
+        def answer(messages: list[Any], _: Any) -> ModelResponse:
+            if any(isinstance(message, ModelResponse) for message in messages):
+                return ModelResponse(parts=[TextPart("done")])
+            parts = [ToolCallPart(name, args, tool_call_id=f"c{at}") for at, (name, args) in enumerate(calls)]
+            return ModelResponse(parts=parts)
+
+        agent: Any = Agent(FunctionModel(answer), tools=self.tools, capabilities=[self.capability], deps_type=dict)
+        try:
+            found = await agent.run("go", deps={"user": user})
+        except ValueError:
+            return ["error"]
+        parts = [part for message in found.all_messages() for part in message.parts]
+        return [text_of(part.content) for part in parts if isinstance(part, ToolReturnPart)]
+
+
+def server_of(shop: Shop, *middleware: Any) -> Any:
+    """A FastMCP server, and its tools."""
+    from fastmcp import Context, FastMCP
+
+    server: Any = FastMCP("shop", middleware=list(middleware))
+
+    @server.tool
+    async def get_order(order_id: str) -> str:
+        return await shop.run("get_order", order_id)
+
+    @server.tool
+    async def cancel_order(order_id: str) -> str:
+        return await shop.run("cancel_order", order_id)
+
+    async def get_mine(ctx: Context) -> str:
+        return await shop.run("get_mine", str(ctx.client_id))
+
+    get_mine.__annotations__["ctx"] = Context
+    server.tool(get_mine)
+    return server
+
+
+class FastMCPServer(Adapter):
+    def __init__(self, *given: Any, **options: Any) -> None:
+        pytest.importorskip("fastmcp")
+        from agent_cache.integrations.fastmcp import AgentCacheMiddleware
+
+        super().__init__(*given, **options)
+        self.server = server_of(self.shop, AgentCacheMiddleware(self.box, **self.options))
+
+    def client(self, opened: Any, user: str) -> Any:
+        return opened
+
+    async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
+        from fastmcp import Client
+
+        async with Client(self.server) as opened:
+            client = self.client(opened, user)
+            made = [client.call_tool(name, args, meta={"client_id": user}) for name, args in calls]
+            found = await asyncio.gather(*made, return_exceptions=True)
+        if any(isinstance(one, asyncio.CancelledError) for one in found):
+            raise asyncio.CancelledError
+        return [text_of(one if isinstance(one, Exception) else one.content[0].text) for one in found]
+
+
+class McpClient(FastMCPServer):
+    def __init__(self, shop: Shop, box: Any, **options: Any) -> None:
+        pytest.importorskip("fastmcp")
+        Adapter.__init__(self, shop, box, **options)
+        self.server = server_of(shop)
+        self.client(None, "ada")
+
+    def client(self, opened: Any, user: str) -> Any:
+        from agent_cache.integrations.mcp_client import CachedClient
+
+        options = {} if self.options.get("shared") else {"vary": lambda _: user}
+        return CachedClient(opened, self.box, **options)
+
+
+class GoogleADK(Adapter):
+    def __init__(self, *given: Any, **options: Any) -> None:
+        pytest.importorskip("google.adk")
+        from google.adk.tools import ToolContext
+
+        from agent_cache.integrations.adk import cached
+
+        super().__init__(*given, **options)
+        run = self.shop.run
+
+        async def get_order(order_id: str) -> str:
+            return await run("get_order", order_id)
+
+        async def cancel_order(order_id: str) -> str:
+            return await run("cancel_order", order_id)
+
+        async def get_mine(tool_context: ToolContext) -> str:
+            return await run("get_mine", tool_context.user_id)
+
+        get_mine.__annotations__["tool_context"] = ToolContext
+        self.tools = [cached(each, self.box, **self.options) for each in (get_order, cancel_order, get_mine)]
+        self.services: dict[str, Any] = {}
+
+    async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
+        from google.adk.agents import LlmAgent
+        from google.adk.models.base_llm import BaseLlm
+        from google.adk.models.llm_response import LlmResponse
+        from google.adk.runners import InMemoryRunner
+        from google.genai import types
+
+        said: list[Any] = [
+            [
+                types.Part(function_call=types.FunctionCall(id=f"c{at}", name=name, args=args))
+                for at, (name, args) in enumerate(calls)
+            ],
+            [types.Part(text="done")],
+        ]
+
+        class Script(BaseLlm):
+            model: str = "script"
+
+            async def generate_content_async(self, llm_request: Any, stream: bool = False) -> Any:
+                yield LlmResponse(content=types.Content(role="model", parts=said.pop(0)))
+
+        agent = LlmAgent(name="shop", model=Script(), tools=self.tools)
+        runner = InMemoryRunner(agent=agent, app_name="shop")
+        session = await runner.session_service.create_session(app_name="shop", user_id=user, session_id=user)
+        content = types.Content(role="user", parts=[types.Part(text="hi")])
+        try:
+            return [
+                text_of(response.response["result"])
+                async for event in runner.run_async(user_id=user, session_id=session.id, new_message=content)
+                for response in event.get_function_responses()
+            ]
+        except ValueError:
+            return ["error"]
+
+
+RULES = {"get_order": Read("order:{order_id}"), "get_mine": Read("mine"), "cancel_order": Write("order:{order_id}")}
+ADAPTERS = [LangChain, OpenAIAgents, PydanticAI, FastMCPServer, McpClient, GoogleADK]
+
+
+def toolbox() -> Toolbox:
+    return Toolbox(RULES, namespace="shop")
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+class TestAdapterContract:
+    """What every adapter promises."""
+
+    async def test_a_read_runs_once_until_a_write(self, kind: type[Adapter]) -> None:
+        adapter = kind(Shop(), toolbox())
+        first = await adapter.turn(GET)
+        assert first == await adapter.turn(GET) == ["get_order 1 (1)"]
+        assert await adapter.turn(("get_order", {"order_id": "2"})) == ["get_order 2 (2)"]
+        assert await adapter.turn(CANCEL) == ["cancel_order 1 (3)"]
+        assert await adapter.turn(GET) == ["get_order 1 (4)"]
+        assert await adapter.turn(("get_order", {"order_id": "2"})) == ["get_order 2 (2)"]
+
+    async def test_equal_calls_of_one_turn_run_once(self, kind: type[Adapter]) -> None:
+        adapter = kind(Shop(), toolbox())
+        assert await adapter.turn(GET, GET, GET) == ["get_order 1 (1)"] * 3
+
+    async def test_what_depends_on_the_user_is_shared_with_nobody(self, kind: type[Adapter]) -> None:
+        adapter = kind(Shop(), toolbox())
+        found = [await adapter.turn(MINE, user=user) for user in ("ada", "bob", "ada", "bob")]
+        assert found == [["get_mine ada (1)"], ["get_mine bob (2)"]] * 2
+
+    async def test_what_depends_on_no_user_is_shared(self, kind: type[Adapter]) -> None:
+        if kind is McpClient:
+            pytest.skip("what a client is connected as belongs to all of its calls")
+        adapter = kind(Shop(), toolbox())
+        assert await adapter.turn(GET, user="ada") == await adapter.turn(GET, user="bob")
+
+    async def test_an_error_is_not_stored(self, kind: type[Adapter]) -> None:
+        adapter = kind(Shop(), toolbox())
+        assert [await adapter.turn(LOST) for _ in range(2)] == [["error"]] * 2
+        assert len(adapter.shop.runs) == 2
+
+    async def test_who_waits_for_a_call_that_is_cancelled_gets_an_answer(self, kind: type[Adapter]) -> None:
+        shop = Shop()
+        shop.gate = asyncio.Event()
+        adapter = kind(shop, toolbox())
+        leader = asyncio.create_task(adapter.turn(GET))
+        await shop.has_begun.wait()
+        follower = asyncio.create_task(adapter.turn(GET))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        leader.cancel()
+        await asyncio.wait([leader])
+        shop.gate.set()
+        assert (await follower)[0].startswith("get_order 1")
+
+    async def test_a_recorded_run_replays(self, kind: type[Adapter], tmp_path: Any) -> None:
+        path = tmp_path / "run.jsonl"
+
+        async def run(adapter: Adapter) -> list[list[str]]:
+            async with AgentCacheSession():
+                turns = ((GET,), (GET,), (CANCEL,), (GET,))
+                return [await adapter.turn(*calls) for calls in turns]
+
+        with record(path):
+            recorded = await run(kind(Shop(), toolbox()))
+        shop = Shop()
+        with replay(path):
+            assert await run(kind(shop, toolbox())) == recorded
+        assert shop.runs == []
+
+    async def test_a_loop_is_told_in_the_name_that_the_model_knows(self, kind: type[Adapter]) -> None:
+        adapter = kind(Shop(), toolbox())
+        async with AgentCacheSession(max_tool_repeats=2, on_loop="notice"):
+            await adapter.turn(GET)
+            [notice] = await adapter.turn(GET)
+        assert notice.startswith("get_order was called 2 times")
