@@ -150,11 +150,10 @@ class _Exchange(HostRequest):
     def __init__(
         self, listener: HttpListener, incoming: _Incoming, body: bytes, message: Message, host: HostSession | None
     ) -> None:
-        super().__init__(message.id, message.method, message.params_by_name(), vary=incoming.who, host=host)
+        super().__init__(message, incoming.who, host)
         self._listener = listener
         self._incoming = incoming
         self._body = body
-        self._message = message
         self._status, self._headers = 200, [_JSON]
         self._held: bytes | None = None  # of the server's response, what the host has not got
         self._parts: AsyncGenerator[bytes] | None = None
@@ -237,7 +236,7 @@ class _Exchange(HostRequest):
         """Let the server answer, whatever it says."""
         incoming = self._incoming
         try:
-            self._listener.learn(self._message, await self.forward(), incoming)
+            self._listener.learn(self.message, await self.forward(), incoming)
         except (RpcError, ConnectionLost) as error:
             if self._held is None and not incoming.is_begun:  # it cannot be reached
                 said = error.error if isinstance(error, RpcError) else str(error)

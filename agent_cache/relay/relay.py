@@ -80,15 +80,14 @@ class HostSession:
     """One session of a host: over HTTP a process has many at once.
 
     Attributes:
+        context: the context in which its calls run, and in which its session is open.
         session: where its calls are checked for loops and counted; None is the session of the relay.
-        context: the context in which its calls run.
         tools: what the server has told this host of its tools: it may tell another one something else.
         running: its requests that run, for a transport.
     """
 
     def __init__(self, context: Context, session: AgentCacheSession | None = None) -> None:
-        self.context = context
-        self.session = session
+        self.context, self.session = context, session
         self.tools: Mapping[str, Mapping[str, Any]] | None = None
         self.pages: dict[str, Mapping[str, Any]] = {}
         self.listing: asyncio.Task[None] | None = None
@@ -99,8 +98,7 @@ class HostRequest(ABC):
     """One request of the host, and the way to the server that is to answer it. A transport implements it.
 
     Args:
-        id, method: those of the request.
-        params: its parameters.
+        message: the request.
         vary: who asks: a hash of what the host has sent beside the message. None if nothing tells hosts apart.
         host: the session that it belongs to, where there are several.
 
@@ -109,37 +107,20 @@ class HostRequest(ABC):
         is_answered: whether the host has got a response.
     """
 
-    def __init__(
-        self,
-        id: Any,  # noqa: A002 - the protocol's name
-        method: str,
-        params: dict[str, Any],
-        vary: Any = None,
-        host: HostSession | None = None,
-    ) -> None:
-        self.id = id
-        self.method = method
-        self.params = params
-        self.vary = vary
-        self.host = host
-        self.asked_host = False
-        self.is_answered = False
+    def __init__(self, message: Message, vary: Any = None, host: HostSession | None = None) -> None:
+        self.message, self.vary, self.host = message, vary, host
+        self.id, self.method, self.params = message.id, message.method, message.params_by_name()
+        self.asked_host = self.is_answered = False
 
     @abstractmethod
     async def forward(self) -> Response:
         """Send the request to the server as it came, and wait for the response. If it is cancelled, the server is told.
-
-        Raises:
-            ConnectionLost: if the server has gone.
+        Raises `ConnectionLost` if the server has gone.
         """
 
     @abstractmethod
     async def ask(self, method: str, params: dict[str, Any]) -> Response:
-        """Make a request of the relay's own on the same way. The host does not see the response.
-
-        Raises:
-            ConnectionLost: if the server has gone.
-        """
+        """Make a request of the relay's own on the same way, as `forward` does. The host does not see the response."""
 
     @abstractmethod
     def reply(self, line: bytes) -> None:
@@ -198,9 +179,7 @@ class Relay:
         self._player: Player | None = None
         self._lists = _toolbox_of_lists(box)
         self._every_tag = every_tag(box)
-        changes = {
-            method: (*_CHANGES.get(method, ()), *settings.on.get(method, ())) for method in _CHANGES | settings.on
-        }
+        changes = {method: (*_CHANGES.get(method, ()), *settings.tags_of(method)) for method in _CHANGES | settings.on}
         self._writes = {method: write_of_notification(method, tags) for method, tags in changes.items()}
         self.observed = frozenset({"notifications/tasks/status", *self._writes})
         self._hosts: set[HostSession] = set()
@@ -285,12 +264,11 @@ class Relay:
         context = (request.host or self._host).context.copy()
         return asyncio.get_running_loop().create_task(self._answer(request), context=context)
 
-    def learn(self, message: Message | HostRequest, result: Any, host: HostSession | None = None) -> None:
+    def learn(self, message: Message, result: Any, host: HostSession | None = None) -> None:
         """Take note of the result of a request which `learns`, on its way to the host."""
         if not isinstance(result, dict):
             return
-        method = message.method
-        params = message.params if isinstance(message, HostRequest) else message.params_by_name()
+        method, params = message.method, message.params_by_name()
         if method == "tools/list":
             host = host or self._host
             if params.get("cursor") is None:
@@ -372,7 +350,7 @@ class Relay:
                 raise
             result = await run()  # what this request has waited for was refused
         if request.method in _OF_TASKS or request.method == "tools/list":
-            self.learn(request, result, request.host)
+            self.learn(request.message, result, request.host)
         return run.line_of(result)
 
     async def _call_tool(self, request: HostRequest, run: _Run) -> Any:

@@ -105,7 +105,7 @@ class _Request(HostRequest):
     """A request of the host. `sent_id` is the id in `line`, another one where that of the message was in use."""
 
     def __init__(self, link: _Link, message: Message, line: bytes, sent_id: Any) -> None:
-        super().__init__(message.id, message.method, message.params_by_name())
+        super().__init__(message)
         self.line = line
         self.sent_id = sent_id
         self.cancellation = request_line(None, "notifications/cancelled", {"requestId": sent_id})

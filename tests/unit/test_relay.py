@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import msgspec
 import pytest
 
 from agent_cache import Inner, Read, Toolbox, Write
@@ -28,7 +29,7 @@ class MemoryRequest(HostRequest):
     """A request that the function `serve` answers in place of a server."""
 
     def __init__(self, serve, method, params, id=1, vary=None):
-        super().__init__(id, method, params, vary)
+        super().__init__(parsed(json.dumps({"id": id, "method": method, "params": params}).encode()), vary)
         self.serve = serve
         self.replies = []
 
@@ -172,7 +173,8 @@ async def test_versions_of_a_tool_as_fastmcp_names_them_share_no_answers(clock):
 
 async def test_a_notification_that_does_not_say_what_has_changed_drops_everything(clock):
     serve = Server()
-    settings = RelaySettings(on={"notifications/resources/updated": ("thing:{params[uri]}",)})
+    ends = {"notifications/resources/updated": {"invalidate": ["thing:{params[uri]}"]}}
+    settings = msgspec.convert({"on": ends}, RelaySettings)
     async with Relay(Toolbox(RULES, namespace="notified"), settings) as relay:
         for number, params in enumerate(({"uri": "a"}, {}, None, [1]), 2):
             assert text(await answer(relay, serve, "get", id="a")) == str(number - 1)
