@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias, get_type_hints
 
@@ -22,7 +22,7 @@ from agent_cache.core.parameters import injected_role, takes_context
 from agent_cache.errors import ConfigurationError
 from agent_cache.integrations.any_framework import note_function
 from agent_cache.integrations.checked_arguments import as_checked
-from agent_cache.integrations.server_identity import alone, identity_of_sent
+from agent_cache.integrations.server_identity import alone, identity_of_params
 from agent_cache.toolbox import ToolInfo
 
 try:
@@ -98,10 +98,8 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
             except GraphBubbleUp as signal:
                 return call.keep(signal)
 
-        try:
+        with _leaving_graph():
             answer = await self.box.call(call.name, tool.arguments(call.arguments), run, **self._options(tool, request))
-        except AgentLoopDetectedError as error:
-            _leave_graph(error)
         return call.result(answer)
 
     def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
@@ -117,10 +115,8 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
             except GraphBubbleUp as signal:
                 return call.keep(signal)
 
-        try:
+        with _leaving_graph():
             answer = self.box.call_sync(call.name, tool.arguments(call.arguments), run, **self._options(tool, request))
-        except AgentLoopDetectedError as error:
-            _leave_graph(error)
         return call.result(answer)
 
     def _options(self, tool: _Tool, request: Any) -> dict[str, Any]:
@@ -149,10 +145,15 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
         return known
 
 
-def _leave_graph(error: AgentLoopDetectedError) -> NoReturn:
-    if isinstance(error, LoopInGraph):
-        raise error
-    raise LoopInGraph(*error.args) from error
+@contextmanager
+def _leaving_graph() -> Iterator[None]:
+    """Makes a loop an error that leaves the graph."""
+    try:
+        yield
+    except LoopInGraph:
+        raise
+    except AgentLoopDetectedError as error:
+        raise LoopInGraph(*error.args) from error
 
 
 # Tools and their arguments
@@ -163,19 +164,6 @@ _MAX_TOOLS = 1000
 
 class _Tool:
     """What the toolbox has to know of a tool, worked out once."""
-
-    __slots__ = (
-        "annotations",
-        "check",
-        "gets_context",
-        "has_session",
-        "is_decorated",
-        "names",
-        "schema",
-        "server",
-        "states",
-        "tool",
-    )
 
     def __init__(self, tool: BaseTool | None) -> None:
         self.tool = tool
@@ -270,9 +258,7 @@ def _server_of(tool: BaseTool) -> tuple[list[str] | None, bool]:
     session = around.get("session")
     if session is not None or not isinstance(connection, Mapping):
         return [alone(function if session is None else session), *map(alone, interceptors)], True
-    is_opaque = connection.get("auth") is not None or connection.get("httpx_client_factory") is not None
-    sent = {name: connection.get(name) for name in ("command", "args", "env", "cwd", "url", "headers")}
-    return [alone(function) if is_opaque else identity_of_sent(sent), *map(alone, interceptors)], False
+    return [identity_of_params(connection, function), *map(alone, interceptors)], False
 
 
 def _states_in(tool: BaseTool) -> tuple[str, ...]:

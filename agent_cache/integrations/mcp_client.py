@@ -21,11 +21,8 @@ from agent_cache.integrations.mcp_results import (
     PRIVATE,
     Answer,
     Runs,
-    UnansweredError,
     as_json,
-    fails,
-    is_kept,
-    notice,
+    called,
     requested_version,
 )
 from agent_cache.integrations.server_identity import identity_of_client, identity_of_transport
@@ -123,21 +120,10 @@ class CachedClient:
                 answer[PRIVATE] = True
             return answer
 
-        try:
-            answer = await self.box.call(
-                name,
-                arguments or {},
-                run,
-                schema=known and known.schema,
-                annotations=known and known.annotations,
-                vary=self._identity(options),
-                returns=dict,
-                failed=fails,
-                store_if=is_kept,
-                refused=notice,
-            )
-        except UnansweredError as doubt:
-            raise doubt.__cause__ or doubt from doubt.__cause__ and doubt.__cause__.__cause__
+        schema, hints = known and known.schema, known and known.annotations
+        answer = await called(
+            self.box, name, arguments or {}, run, schema=schema, annotations=hints, vary=self._identity(options)
+        )
         if own:
             return own[0]
         if PRIVATE in answer and runs.begun != ended:  # of the call that this one has waited for, so not recorded

@@ -6,11 +6,11 @@ and ``_meta``. So caches, tiers and cassettes need no class of a framework.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agent_cache import AgentLoopDetectedError
+from agent_cache import AgentLoopDetectedError, Toolbox
 
 __all__ = [
     "PRIVATE",
@@ -18,10 +18,8 @@ __all__ = [
     "Runs",
     "UnansweredError",
     "as_json",
-    "fails",
-    "is_kept",
+    "called",
     "may_be_cached",
-    "notice",
     "requested_version",
     "unanswered",
 ]
@@ -56,14 +54,25 @@ def unanswered(error: BaseException) -> UnansweredError | None:
     return None
 
 
-def fails(answer: Answer) -> bool:
+async def called(
+    box: Toolbox, name: str, arguments: Mapping[str, Any], run: Callable[[], Awaitable[Any]], **options: Any
+) -> Any:
+    """The answer of a tool of an MCP server by the rules of a toolbox. Raises what the framework has raised."""
+    options = {"returns": dict, **options}
+    try:
+        return await box.call(name, arguments, run, failed=fails, store_if=is_kept, refused=notice, **options)
+    except UnansweredError as doubt:
+        raise doubt.__cause__ or doubt from doubt.__cause__ and doubt.__cause__.__cause__
+
+
+def fails(answer: Any) -> bool:
     """Whether it is the result of a tool that failed: returned, and never stored."""
-    return bool(answer.get("isError"))
+    return type(answer) is dict and bool(answer.get("isError"))
 
 
-def is_kept(answer: Answer) -> bool:
-    """Whether others may be given it."""
-    return PRIVATE not in answer and may_be_cached(answer)
+def is_kept(answer: Any) -> bool:
+    """Whether others may be given it. What is no JSON is no final result."""
+    return type(answer) is dict and PRIVATE not in answer and may_be_cached(answer)
 
 
 _HINTS = ("cache_hint", "io.modelcontextprotocol/cache_hint")

@@ -24,8 +24,8 @@ from agent_cache.core.asker import Apart
 from agent_cache.core.parameters import takes_context
 from agent_cache.integrations.any_framework import note_function, returned_by
 from agent_cache.integrations.checked_arguments import Check, as_tool_gets
-from agent_cache.integrations.mcp_results import UnansweredError, as_json, fails, notice, unanswered
-from agent_cache.integrations.server_identity import alone, identity_of_sent
+from agent_cache.integrations.mcp_results import UnansweredError, as_json, called, unanswered
+from agent_cache.integrations.server_identity import alone, identity_of_params
 from agent_cache.toolbox import ToolInfo
 
 try:
@@ -437,25 +437,18 @@ class _CachedServer(MCPServer):
             return as_json(result) if isinstance(result, CallToolResult) else result
 
         schema, annotations = self._listed.get(tool_name, (None, None))
-        try:
-            answer = await self._box.call(
-                tool_name,
-                arguments or {},
-                run,
-                schema=schema,
-                annotations=annotations,
-                vary=Apart(
-                    meta if self._vary is None else _varied(self._vary, _CONTEXT.get(None)),
-                    [self.name, *_identity_of(self._inner, is_own=self._vary is None and not self._shared)],
-                ),
-                returns=Any,
-                failed=_is_error,
-                store_if=_is_plain,
-                refused=notice,
-            )
-        except UnansweredError as doubt:
-            error = doubt.__cause__ or UserError(str(doubt))
-            raise error from error.__cause__
+        who = meta if self._vary is None else _varied(self._vary, _CONTEXT.get(None))
+        where = [self.name, *_identity_of(self._inner, is_own=self._vary is None and not self._shared)]
+        answer = await called(
+            self._box,
+            tool_name,
+            arguments or {},
+            run,
+            schema=schema,
+            annotations=annotations,
+            vary=Apart(who, where),
+            returns=Any,
+        )
         return CallToolResult.model_validate(answer) if type(answer) is dict else answer
 
     async def list_prompts(self) -> Any:
@@ -485,11 +478,7 @@ def _identity_of(server: MCPServer, *, is_own: bool) -> list[str]:
     params: Any = given.model_dump() if isinstance(given, BaseModel) else given
     if is_own and type(server).__module__ != "agents.mcp.server":
         return [alone(server)]
-    if not isinstance(params, dict):
-        return []
-    if params.get("auth") is not None or params.get("httpx_client_factory") is not None:
-        return [alone(server)]
-    return [identity_of_sent({name: params.get(name) for name in ("command", "args", "env", "cwd", "url", "headers")})]
+    return [identity_of_params(params, server)] if isinstance(params, dict) else []
 
 
 def _check_of(function: Any) -> Check | None:
@@ -512,11 +501,3 @@ def _gets_context(tool: FunctionTool) -> bool:
 def _schema_of(tool: Any) -> Any:
     """The schema of an MCP tool's arguments, in the names of either major version of the MCP SDK."""
     return getattr(tool, "input_schema", None) or getattr(tool, "inputSchema", None)
-
-
-def _is_error(answer: Any) -> bool:
-    return type(answer) is dict and fails(answer)
-
-
-def _is_plain(answer: Any) -> bool:
-    return type(answer) is dict  # anything else is no final result

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, Final
 
-__all__ = ["alone", "identity_of_client", "identity_of_sent", "identity_of_transport"]
+__all__ = ["alone", "identity_of_client", "identity_of_params", "identity_of_transport"]
 
 _ALONE: Final[weakref.WeakKeyDictionary[Any, str]] = weakref.WeakKeyDictionary()
 
@@ -30,18 +30,15 @@ def identity_of_sent(sent: Mapping[str, Any]) -> str:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
+def identity_of_params(params: Mapping[str, Any], owner: Any) -> str:
+    """The same of the parameters of a connection by their names; `alone` of its owner, if they may send anything."""
+    if params.get("auth") is not None or params.get("httpx_client_factory") is not None:
+        return alone(owner)
+    return identity_of_sent({name: params.get(name) for name in ("command", "args", "env", "cwd", "url", "headers")})
+
+
 _HTTP: Final = frozenset({"SSETransport", "StreamableHttpTransport"})
-_STDIO: Final = frozenset(
-    {
-        "FastMCPStdioTransport",
-        "NodeStdioTransport",
-        "NpxStdioTransport",
-        "PythonStdioTransport",
-        "StdioTransport",
-        "UvStdioTransport",
-        "UvxStdioTransport",
-    }
-)
+_STDIO: Final = frozenset(f"{kind}StdioTransport" for kind in ("", "FastMCP", "Node", "Npx", "Python", "Uv", "Uvx"))
 
 
 def identity_of_client(client: Any) -> str:
