@@ -64,7 +64,6 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "rich": ("cli",),
     "starlette": ("relay", "service"),
     "uvicorn": ("relay",),
-    "uvloop": ("cli",),
 }
 
 # What waits, looks at a clock or at the world. `core` is values and functions of values.

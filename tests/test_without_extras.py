@@ -39,9 +39,8 @@ print(json.dumps(errors))
 BEHIND_OTHERS = (
     "agent_cache.cli.doctor",
     "agent_cache.pytest_plugin.",
-    "agent_cache.relay.http_link",
-    "agent_cache.relay.http_transport",
-    "agent_cache.relay.streamable_http",
+    "agent_cache.relay.http_proxy",
+    "agent_cache.relay.http_server",
     "agent_cache.testing.fixtures",
 )
 

@@ -21,7 +21,7 @@ from contextvars import Context, copy_context
 from pathlib import Path
 from typing import Any, Final, NoReturn, Self, TypeVar
 
-from agent_cache import AgentCacheSession, AgentLoopDetectedError, LoopPolicy, Toolbox, invalidate, writing
+from agent_cache import AgentCacheSession, AgentLoopDetectedError, LoopPolicy, Read, Toolbox, invalidate, writing
 from agent_cache.core.asker import Apart
 from agent_cache.integrations.mcp_results import may_be_cached, requested_version
 from agent_cache.recording import CassetteError, Player, intercept, record, replay
@@ -38,7 +38,6 @@ from agent_cache.relay.messages import (
 )
 from agent_cache.relay.relay_settings import RelaySettings, write_of_notification
 from agent_cache.toolbox.box import every_tag, tier_of
-from agent_cache.toolbox.rules import Read
 
 __all__ = ["HostRequest", "HostSession", "Relay", "listed_tools"]
 
