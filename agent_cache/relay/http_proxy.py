@@ -495,8 +495,9 @@ class HttpListener:
         session = self._sessions.pop(incoming.session, None)
         if session is None:
             session = self._relay.begin_session()
-            for name in [name for name, each in self._sessions.items() if not each.running][: -_MAX_SESSIONS or None]:
-                self._forget(name)
+            if len(self._sessions) >= _MAX_SESSIONS:
+                idle = (name for name, each in self._sessions.items() if not each.running)
+                self._forget(next(idle, ""))
         self._sessions[incoming.session] = session  # the last one is the one used last
         return session
 

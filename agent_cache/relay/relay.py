@@ -394,9 +394,11 @@ class Relay:
         async def dated() -> dict[str, Any]:
             return {"at": time.time(), "result": await run()}
 
-        kept = await self._lists.call(
+        call = self._lists.call(
             request.method, asked, dated, vary=request.vary, returns=_RESULT, store_if=_is_fresh_for_others
         )
+        # Outside of the session: it is no call of the agent, and a host may ask as often as it likes
+        kept = await asyncio.get_running_loop().create_task(call, context=self._outside.copy())
         result = kept["result"]
         if run.response is not None or not isinstance(result, dict) or "ttlMs" not in result:
             return result
