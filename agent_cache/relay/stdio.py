@@ -286,7 +286,8 @@ class _Link:
             return False
         found = self._tasks.get(id)
         if found is None or found[0].is_answered:
-            self._open.pop(id, None)  # it may get no response
+            if found is None and not str(id).startswith(_OWN):
+                self._open.pop(id, None)  # it may get no response
             return False
         request, task = found
         request.cancellation = line
