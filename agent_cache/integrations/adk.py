@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from agent_cache import Toolbox
 from agent_cache.core.asker import Apart
 from agent_cache.core.parameters import takes_context
+from agent_cache.integrations.any_framework import returned_by
 from agent_cache.toolbox import ToolInfo
 from agent_cache.toolbox.rules import is_shared
 
@@ -120,7 +121,7 @@ def _cached_tool(tool: BaseTool, name: str, through: _Through) -> BaseTool:
         return changed
     if not _is_taken(tool) or _is_decorated(tool):
         return tool
-    schema, annotations, returns = _schema_of(tool), _annotations_of(tool), _returned_by(tool)
+    schema, annotations, returns = _schema_of(tool), _annotations_of(tool), returned_by(getattr(tool, "func", None))
     box = through.box
     is_shared_by_all = through.shared or is_shared(box.rule(name, annotations))
     heeds_context = through.vary is None and not is_shared_by_all and _gets_context(tool)
@@ -160,10 +161,7 @@ def _cached_tool(tool: BaseTool, name: str, through: _Through) -> BaseTool:
 class _Run:
     """One call: whether its tool has changed what ADK keeps."""
 
-    __slots__ = ("has_changed",)
-
-    def __init__(self) -> None:
-        self.has_changed = False
+    has_changed = False
 
 
 _RUN: ContextVar[_Run | None] = ContextVar("agent_cache_adk_run", default=None)
@@ -241,16 +239,6 @@ def _schema_of(tool: BaseTool) -> Mapping[str, Any] | None:
         return {"type": "object", "properties": {}}
     schema: Mapping[str, Any] = declaration.parameters.model_dump(mode="json", exclude_none=True, by_alias=True)
     return schema
-
-
-def _returned_by(tool: BaseTool) -> Any:
-    """The annotation of what a function returns, for recordings; None where it is not known."""
-    try:
-        returned = typing.get_type_hints(getattr(tool, "func", None)).get("return")
-        hash(returned)
-    except Exception:  # noqa: BLE001 - hints are evaluated, and may be anything
-        return None
-    return returned
 
 
 def describe(agent: Any) -> list[ToolInfo] | None:

@@ -181,7 +181,7 @@ class _Copies:
             self._box, self._vary, name, schema, annotations, returns, owner, heeds_context, _check_of(function)
         )
         if isinstance(made.on_invoke_tool, _FailureHandlingFunctionToolInvoker):
-            made.on_invoke_tool = _CachedInvoker(made.on_invoke_tool, through, made)
+            made.on_invoke_tool = _Invoker(made.on_invoke_tool, made, through)
         else:
             made.on_invoke_tool = _cached_function(made.on_invoke_tool, through)
         return made
@@ -215,7 +215,7 @@ def _passing_loops(kind: type[Agent[Any]]) -> type[Agent[Any]]:
         tools = await kind.get_mcp_tools(self, run_context)
         for tool in tools:
             if isinstance(tool, FunctionTool) and isinstance(tool.on_invoke_tool, _FailureHandlingFunctionToolInvoker):
-                tool.on_invoke_tool = _ServerInvoker(tool.on_invoke_tool, tool)
+                tool.on_invoke_tool = _Invoker(tool.on_invoke_tool, tool)
         return tools
 
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
@@ -238,9 +238,13 @@ class _Through(NamedTuple):
     heeds_context: bool
     check: Check | None
 
-    async def call(
-        self, invoke: Callable[[Any, str], Awaitable[Any]], context: Any, raw: str, arguments: dict[str, Any]
-    ) -> Any:
+    async def call(self, invoke: Callable[[Any, str], Awaitable[Any]], context: Any, raw: str) -> Any:
+        try:
+            arguments = json.loads(raw) if raw else {}
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            return await invoke(context, raw)  # which refuses them, in the SDK's words
         return await self.box.call(
             self.name,
             as_tool_gets(self.check, arguments),
@@ -265,11 +269,18 @@ class _Notice(str):
 
 
 class _Invoker(_FailureHandlingFunctionToolInvoker):
-    """The SDK's invoker of a tool, which lets loops pass its handling of failures."""
+    """The SDK's invoker of a tool, which lets loops pass its handling of failures.
 
-    def __init__(self, inner: _FailureHandlingFunctionToolInvoker, tool: FunctionTool) -> None:
+    Args:
+        through: what the tool is called through; None for one of an MCP server, whose wrapper calls it so.
+    """
+
+    def __init__(
+        self, inner: _FailureHandlingFunctionToolInvoker, tool: FunctionTool, through: _Through | None = None
+    ) -> None:
         self.__dict__.update(inner.__dict__)  # its mark of sync tools among them
         self._function_tool = tool
+        self._through = through
 
     def __agents_bind_function_tool__(self, function_tool: FunctionTool) -> Any:
         if self._function_tool is function_tool:
@@ -279,7 +290,17 @@ class _Invoker(_FailureHandlingFunctionToolInvoker):
         return made
 
     async def _answer(self, context: Any, raw: str) -> Any:
-        raise NotImplementedError
+        if self._through is not None:
+            answer = await self._through.call(self._invoke_tool_impl, context, raw)
+            if type(answer) is not _Notice:
+                return answer
+            setattr(context, _DEFAULT_FAILURE_HANDLED_ATTR, True)  # so that the SDK looks for no typed answer in it
+            return str(answer)
+        token = _CONTEXT.set(context)
+        try:
+            return await self._invoke_tool_impl(context, raw)
+        finally:
+            _CONTEXT.reset(token)
 
     async def __call__(self, ctx: ToolContext[Any], input: str) -> Any:  # noqa: A002 - the SDK's name
         try:
@@ -298,45 +319,13 @@ class _Invoker(_FailureHandlingFunctionToolInvoker):
             return text
 
 
-class _CachedInvoker(_Invoker):
-    """Calls a function tool through a toolbox."""
-
-    def __init__(self, inner: _FailureHandlingFunctionToolInvoker, through: _Through, tool: FunctionTool) -> None:
-        super().__init__(inner, tool)
-        self._through = through
-
-    async def _answer(self, context: Any, raw: str) -> Any:
-        arguments = _arguments_in(raw)
-        if arguments is None:
-            return await self._invoke_tool_impl(context, raw)  # which refuses them, in the SDK's words
-        answer = await self._through.call(self._invoke_tool_impl, context, raw, arguments)
-        if type(answer) is _Notice:
-            setattr(context, _DEFAULT_FAILURE_HANDLED_ATTR, True)  # so that the SDK looks for no typed answer in it
-            return str(answer)
-        return answer
-
-
-class _ServerInvoker(_Invoker):
-    """Calls a tool of an MCP server, whose wrapper calls it through a toolbox."""
-
-    async def _answer(self, context: Any, raw: str) -> Any:
-        token = _CONTEXT.set(context)
-        try:
-            return await self._invoke_tool_impl(context, raw)
-        finally:
-            _CONTEXT.reset(token)
-
-
 def _cached_function(invoke: Callable[[Any, str], Awaitable[Any]], through: _Through) -> Any:
     """The same for a tool with an ``on_invoke_tool`` of one's own, whose failures the SDK does not handle."""
 
     @functools.wraps(invoke)  # by its annotations the SDK decides which context it gets
     async def invoke_cached(context: Any, raw: str) -> Any:
-        arguments = _arguments_in(raw)
-        if arguments is None:
-            return await invoke(context, raw)
         try:
-            return await through.call(invoke, context, raw, arguments)
+            return await through.call(invoke, context, raw)
         except (AgentLoopDetectedError, ConfigurationError) as error:
             raise _leaving(error) or error from error
 
@@ -349,15 +338,6 @@ def _varied(vary: Vary, context: Any) -> Any:
         return vary(context)
     except Exception as error:
         raise ConfigurationError(f"vary(context) failed, so the tool was not called: {error!r}") from error
-
-
-def _arguments_in(raw: str) -> dict[str, Any] | None:
-    """The arguments of a call; None if the tool is to refuse them itself."""
-    try:
-        found = json.loads(raw) if raw else {}
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _leaving(error: BaseException | None) -> AgentsException | None:
