@@ -175,6 +175,27 @@ async def test_what_readme_shows_of_the_relay_is_true(tmp_path):
     assert "calls 5, hits 1" in host.errors
 
 
+async def test_the_rules_of_readme_answer_four_of_five_logs_whatever_is_read_between(tmp_path):
+    pytest.importorskip("mcp_server_git")
+    rules, folder = tmp_path / "git.toml", tmp_path / "repo"
+    rules.write_text(block_of_readme("toml", "git_log"))
+    folder.mkdir()
+    git(folder, "init")
+    git(folder, "commit", "--allow-empty", "-m", "the first")
+    async with relayed("--config", rules, "--stats", server=(sys.executable, "-m", "mcp_server_git")) as host:
+        logs = [await host.call("git_log", repo_path=str(folder))]
+        for tool, more in (
+            ("git_status", {}),
+            ("git_diff_unstaged", {}),
+            ("git_show", {"revision": "HEAD"}),
+            ("git_branch", {"branch_type": "local"}),
+        ):
+            await host.call(tool, repo_path=str(folder), **more)
+            logs.append(await host.call("git_log", repo_path=str(folder)))
+        assert len(set(logs)) == 1
+    assert "calls 9, hits 4" in host.errors
+
+
 async def test_the_clock_of_the_time_server_does_not_stand_still():
     pytest.importorskip("mcp_server_time")
     server = (sys.executable, "-m", "mcp_server_time")
