@@ -353,27 +353,12 @@ _MESSAGE = ToolMessage("", tool_call_id="")
 
 
 def _parts(message: ToolMessage, name: str) -> str | dict[str, Any]:
-    if (
-        type(message.content) is str
-        and message.artifact is None
-        and message.status == "success"
-        and message.name == name
-        and not message.additional_kwargs
-        and not message.response_metadata
-    ):
+    parts: dict[str, Any] = {} if message.artifact is None else {"artifact": message.artifact}
+    usual = {"status": "success", "name": name, "additional_kwargs": {}, "response_metadata": {}}
+    parts |= {part: value for part, default in usual.items() if (value := getattr(message, part)) != default}
+    if not parts and type(message.content) is str:
         return message.content
-    parts: dict[str, Any] = {"content": _without_made_ids(message.content)}
-    if message.artifact is not None:
-        parts["artifact"] = message.artifact
-    if message.status != "success":
-        parts["status"] = message.status
-    if message.name != name:
-        parts["name"] = message.name
-    if message.additional_kwargs:
-        parts["additional_kwargs"] = message.additional_kwargs
-    if message.response_metadata:
-        parts["response_metadata"] = message.response_metadata
-    return parts
+    return {"content": _without_made_ids(message.content), **parts}
 
 
 def _without_made_ids(content: Any) -> Any:
