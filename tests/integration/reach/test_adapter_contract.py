@@ -56,7 +56,8 @@ class Adapter(ABC):
 
 
 def text_of(answer: Any) -> str:
-    return "error" if "no such order" in str(answer) else str(answer)
+    is_error = any(part in str(answer) for part in ("no such order", "error occurred"))
+    return "error" if is_error else str(answer)
 
 
 class LangChain(Adapter):
