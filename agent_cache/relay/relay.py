@@ -607,7 +607,7 @@ def _toolbox_of_lists(box: Toolbox) -> Toolbox:
 
 
 def _life_of(kept: dict[str, Any]) -> float:
-    return kept["result"]["ttlMs"] / 1000
+    return float(kept["result"]["ttlMs"]) / 1000
 
 
 def _is_fresh_for_others(kept: dict[str, Any]) -> bool:
