@@ -17,8 +17,8 @@ import ipaddress
 import logging
 import socket
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -335,8 +335,8 @@ class HttpListener:
         incoming = _Incoming(request, send, self._relay, self._vary_by, self._added)
         refusal = self._refusal(request)
         if refusal is not None:
-            body = {"jsonrpc": "2.0", "error": {"code": INTERNAL_ERROR, "message": f"agent-cache: {refusal}"}}
-            await incoming.whole(403, [_JSON], msgspec.json.encode(body))
+            said = {"jsonrpc": "2.0", "error": {"code": INTERNAL_ERROR, "message": f"agent-cache: {refusal}"}}
+            await incoming.whole(403, [_JSON], msgspec.json.encode(said))
             return
         try:
             body = await request.body()
@@ -610,9 +610,10 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._listener = listener
 
-    def capture_signals(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
         """Leave the signals alone."""
-        return nullcontext()
+        yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop."""
