@@ -144,7 +144,7 @@ LINES = {
     "service": 1_730,
     "testing": 275,
     "integrations": 3_015,  # of 2,070: what says who asks in six frameworks' tools is a third of each adapter
-    "relay": 2_935,  # of 1,350: lists by their hints (90), tasks (70), lines that no parser reads (120) and servers over
+    "relay": 2_935,  # of 1,350: lists by hints (90), tasks (70), lines that no parser reads (120) and servers over
     # HTTP for hosts over stdio (230) were no row of the plan
     "advise": 5_670,
     "report": 1_250,
