@@ -60,7 +60,7 @@ class HeldLoader:
 
 def nothing_is_left(cache: AsyncCache) -> bool:
     """Whether no load, flight or batch of a cache is under way."""
-    return not (cache._storage.store.flights or cache._open_batches)
+    return not (cache._loads or cache._batches)
 
 
 async def one_by_one(cache: AsyncCache, gate: HeldLoader, key: Any = "k") -> Any:

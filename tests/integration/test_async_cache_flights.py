@@ -38,7 +38,7 @@ async def test_a_waiter_takes_over_from_a_leader_that_is_cancelled(get: Get):
     gate.open()
     assert await asyncio.gather(*waiters) == ["loaded"] * 3
     assert leader.cancelled()
-    assert len(gate.calls) == (2 if get is one_by_one else 1)  # a batch belongs to none of its callers, and goes on
+    assert len(gate.calls) == 2
     assert cache.get_metrics()["size"] == 1
     assert nothing_is_left(cache)
 
@@ -57,10 +57,9 @@ async def test_a_waiter_that_is_cancelled_disturbs_nobody(get: Get):
     assert nothing_is_left(cache)
 
 
-@single_and_batched
-async def test_when_all_are_cancelled_the_loader_is_cancelled_once(get: Get):
-    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
-    gets = await begun(*(get(cache, gate) for _ in range(4)))
+async def test_when_all_are_cancelled_the_loader_is_cancelled_once():
+    cache, gate = AsyncCache(), HeldLoader()
+    gets = await begun(*(one_by_one(cache, gate) for _ in range(4)))
     await calls_of(gate, 1)
     for task in gets:
         task.cancel()
@@ -70,21 +69,20 @@ async def test_when_all_are_cancelled_the_loader_is_cancelled_once(get: Get):
     assert (len(gate.calls), gate.cancelled) == (1, 1)
     assert nothing_is_left(cache)
     gate.open()
-    assert await get(cache, gate) == "loaded"
+    assert await one_by_one(cache, gate) == "loaded"
 
 
-@single_and_batched
-async def test_cancelling_one_after_the_other_ends_the_load_with_the_last(get: Get):
-    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
-    gets = await begun(*(get(cache, gate) for _ in range(4)))
+async def test_cancelling_one_after_the_other_ends_the_load_with_the_last():
+    cache, gate = AsyncCache(), HeldLoader()
+    gets = await begun(*(one_by_one(cache, gate) for _ in range(4)))
     await calls_of(gate, 1)
     for number, task in enumerate(gets):
-        assert gate.cancelled == (number if get is one_by_one else 0)
+        assert gate.cancelled == number
         task.cancel()
         await asyncio.wait([task])
         await turn()
         await turn()
-    assert gate.cancelled == len(gate.calls) == (4 if get is one_by_one else 1)
+    assert gate.cancelled == len(gate.calls) == 4
     assert nothing_is_left(cache)
 
 
@@ -105,7 +103,7 @@ async def test_a_promoted_waiter_that_is_cancelled_before_it_wakes_hands_on(get:
     gate.open()
     assert await last == "loaded"
     assert promoted.cancelled()
-    assert len(gate.calls) == (2 if get is one_by_one else 1)
+    assert len(gate.calls) == 2
     assert nothing_is_left(cache)
 
 
@@ -141,35 +139,7 @@ async def test_random_cancellations_leave_nothing_behind(get: Get):
         for task in tasks:
             assert task.cancelled() or task.result() == "loaded"
             assert task in victims or not task.cancelled()
-        await turn()
-        await turn()
-        assert nothing_is_left(cache), seed
-
-
-@single_and_batched
-async def test_an_abandoned_caller_is_replaced_when_it_is_collected(get: Get):
-    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
-    abandoned = get(cache, gate)
-    abandoned.send(None)  # run up to its first wait by hand, and never again
-    (waiter,) = await begun(get(cache, gate))
-    gate.open()
-    closer = threading.Thread(target=abandoned.close)  # as the garbage collector may, on any thread
-    closer.start()
-    closer.join()
-    assert await waiter == "loaded"
-    assert nothing_is_left(cache)
-
-
-async def test_a_batch_of_an_abandoned_caller_alone_is_cancelled():
-    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
-    abandoned = in_batches(cache, gate)
-    abandoned.send(None)
-    await calls_of(gate, 1)
-    closer = threading.Thread(target=abandoned.close)
-    closer.start()
-    closer.join()
-    await until(lambda: gate.cancelled == 1)
-    assert nothing_is_left(cache)
+        await until(lambda cache=cache: nothing_is_left(cache))
 
 
 # Re-entrance
@@ -190,54 +160,6 @@ async def test_a_loader_that_asks_for_its_own_key_does_not_wait_for_itself(batch
     async with asyncio.timeout(100):
         assert await again() == "outer of inner"
     assert nothing_is_left(cache)
-
-
-async def test_two_loads_that_ask_for_each_other_do_not_wait_for_each_other():
-    cache, met = AsyncCache(batch_window_ms=0), asyncio.Barrier(2)
-    asked: list[str] = []
-
-    async def load_a():
-        asked.append("a")
-        if asked.count("a") == 1:
-            await met.wait()
-            return f"a of {await cache.get('b', batch_loader=load_b)}"
-        return "a"
-
-    async def load_b(keys):
-        asked.append("b")
-        if asked.count("b") == 1:
-            await met.wait()
-            return [f"b of {await cache.get('a', loader=load_a)}"]
-        return ["b"]
-
-    async with asyncio.timeout(100):
-        got = await asyncio.gather(cache.get("a", load_a), cache.get("b", batch_loader=load_b))
-    assert got in (["a of b of a", "b of a"], ["a of b", "b of a of b"])
-    assert nothing_is_left(cache)
-
-
-async def test_a_tool_and_a_loader_that_ask_for_each_other_do_not_wait_for_each_other():
-    cache, met = AsyncCache(), asyncio.Barrier(2)
-    runs: list[str] = []
-
-    @AgentCache(resource="r")
-    async def tool(x: str) -> str:
-        runs.append("tool")
-        if runs.count("tool") == 1:
-            await met.wait()
-            return f"tool of {await cache.get('k', load)}"
-        return "tool"
-
-    async def load() -> str:
-        runs.append("load")
-        if runs.count("load") == 1:
-            await met.wait()
-            return f"load of {await tool('x')}"
-        return "load"
-
-    async with asyncio.timeout(100):
-        got = await asyncio.gather(tool("x"), cache.get("k", load))
-    assert got in (["tool of load of tool", "load of tool"], ["tool of load", "load of tool of load"])
 
 
 async def test_a_trace_sees_through_a_load_to_the_tool_that_asked():
@@ -292,19 +214,16 @@ async def test_a_load_does_not_undo_what_was_done_while_it_ran(get: Get, change,
     assert nothing_is_left(cache)
 
 
-@single_and_batched
 @changes
-async def test_a_load_that_is_taken_over_does_not_undo_it_either(get: Get, change, after):
-    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
-    leader, waiter = await begun(get(cache, gate), get(cache, gate))
+async def test_a_waiter_that_takes_over_begins_after_the_change(change, after):
+    cache, gate = AsyncCache(), HeldLoader()
+    leader, waiter = await begun(one_by_one(cache, gate), one_by_one(cache, gate))
     await calls_of(gate, 1)
     change(cache)
     leader.cancel()
     await asyncio.wait([leader])
     gate.open()
-    assert await waiter == "loaded"
-    # A waiter that has to begin again begins after the change; a batch began before it.
-    assert await cache.get("k") == ("loaded" if get is one_by_one else (after and "set"))
+    assert await waiter == await cache.get("k") == (after or "loaded")
 
 
 @single_and_batched
@@ -317,11 +236,10 @@ async def test_who_asks_after_a_delete_does_not_get_what_was_loaded_before_it(ge
     (late,) = await begun(get(cache, after))
     after.open()
     assert await late == "after"
+    assert await early[1] == "after"  # it had to begin again, after the delete
     before.open()
-    assert await early[1] == "before"
-    # The waiter that had to begin again began after the delete; its batch would have begun before it.
-    assert await cache.get("k") == ("before" if get is one_by_one else ("after", "k"))
-    assert nothing_is_left(cache)
+    assert await get(cache, before) == "after"
+    await until(lambda: nothing_is_left(cache))
 
 
 async def test_a_delete_before_a_batch_starts_lets_later_gets_be_kept():
@@ -466,7 +384,7 @@ def test_a_loop_that_stops_in_the_middle_of_a_window_does_not_wedge_the_next():
         return await asyncio.gather(*(cache.get(key, batch_loader=load) for key in ("k", "l")))
 
     assert asyncio.run(run()) == ["k", "l"]
-    assert not cache._open_batches
+    assert not cache._batches
 
 
 async def test_a_run_that_is_stopped_while_it_loads_stops_nobody_else():
