@@ -113,24 +113,24 @@ CURRENT.listeners.append(_apply)
 
 # The writes that have run since an answer was loaded
 
-_Described = tuple[str, tuple[Tag, ...], tuple[str, ...]]
-"""The name of a write tool, the tags that it has touched, and these without the values in them."""
+_Ran = tuple[Operation[Any], tuple[Tag, ...]]
+"""A write tool, and the tags that a call of it has touched."""
 
 _MAX_LOADS: Final = 10_000
 """Answers of one store of which it is known when they were loaded."""
-
 
 _numbers = count(1)
 _writing: dict[Call, None] = {}
 """The write tools that run."""
 
-_written: deque[tuple[int, _Described]] = deque(maxlen=1_000)
+_written: deque[tuple[int, _Ran]] = deque(maxlen=1_000)
 """The last ones that have ended, numbered in that order."""
 
 _loads: weakref.WeakKeyDictionary[Store, dict[Hashable, int]] = weakref.WeakKeyDictionary()
 """The number that the next write to end had when an answer was loaded."""
 
 _audited: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
+"""Tools with a share of their own."""
 
 
 def note_tool(operation: Operation[Any]) -> None:
@@ -153,7 +153,7 @@ async def note_write(proceed: Proceed, call: Call) -> Any:
         return await proceed(call)
     finally:
         _writing.pop(call, None)  # here: an interrupt on the way to a function of ours would leave it there
-        _written.append((next(_numbers), _described(call)))
+        _written.append((next(_numbers), _ran(call)))
 
 
 async def note_load(proceed: Proceed, call: Call) -> Any:
@@ -168,14 +168,8 @@ async def note_load(proceed: Proceed, call: Call) -> Any:
     return value
 
 
-def _described(call: Call) -> _Described:
-    operation = call.operation
-    return operation.name, tuple(dict.fromkeys((*operation.tags.static, *call.tags))), _templates(operation)
-
-
-def _templates(operation: Operation[Any]) -> tuple[str, ...]:
-    rules = operation.tags
-    return (*rules.static, *(rule.source for rule in (*rules.early, *rules.late)))
+def _ran(call: Call) -> _Ran:
+    return call.operation, tuple(dict.fromkeys((*call.operation.tags.static, *call.tags)))
 
 
 # Audits
@@ -198,17 +192,11 @@ def audits_running() -> int:
 
 def forget_audits() -> None:
     """Forget the audits that run, what writes and loads have noted, and which tools cannot be audited."""
-    for known in (_running, _written, _loads, _excluded, _logged):
+    for known in (_running, _writing, _written, _loads, _excluded, _logged):
         known.clear()
 
 
-def _after_fork() -> None:
-    _running.clear()  # they go on in the parent. So do the writes of its other threads, begun before any load here
-    _written.extend([(next(_numbers), _described(call)) for call in _writing])
-    _writing.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=lambda: (_running.clear(), _writing.clear()))  # both go on in the parent
 
 
 def begin_audit(
@@ -221,18 +209,21 @@ def begin_audit(
     """
     store, qualified = local.store, local.qualify(key)
     found = store.find(qualified)
-    if found is None or operation in _excluded:
+    # To a recorder, a call of a thread of ours would be one that has lost its context.
+    if found is None or operation in _excluded or (operation.is_sync and INTERCEPTORS):
         return
-    if operation.is_sync and INTERCEPTORS:
-        return  # to a recorder, a call of a thread of ours would be one that has lost its context
-    audit = _Audit(operation, local, key, found)
+    try:  # the caller may change its arguments as soon as it has its answer, and so may the tool
+        call = Call(operation, local, qualified, *_copied(operation.parameters, args, kwargs), "write")
+    except UncopyableError:
+        return
+    audit = _Audit(call, key, found)
     with VERSIONS.lock:
         other = _running.get(operation)
         if other is not None and not (other.loop is not None and other.loop.is_closed()):
             return
         _running[operation] = audit
         is_there = store.find(qualified) is found  # else a write was faster
-    if not is_there or not audit.begin(args, kwargs):
+    if not is_there or not audit.begin():
         audit.end()
 
 
@@ -257,8 +248,12 @@ class _AuditScope(Scope):
     def variant(self, *, bypasses: bool) -> Scope:  # noqa: ARG002 - nothing is looked up here, nor stored
         return self
 
-    def check_write(self, name: str) -> None:
-        self._audit.refuse(name)
+    def check_write(self, name: str) -> NoReturn:
+        self._audit.has_written = True
+        raise _WriteRefused(f"{name} was not run: it writes, and its caller is only audited")
+
+    async def _refuse(self, call: Call) -> NoReturn:
+        self.check_write(call.operation.name)
 
     def make_local(self, operation: Any) -> LocalTool:
         local = super().make_local(operation)
@@ -267,38 +262,37 @@ class _AuditScope(Scope):
         if operation.is_read:
             setup.uncached = setup.bare
         else:
-            setup.run = self._audit.refuse_call
+            setup.run = self._refuse
         return local
 
 
 class _Audit:
     """One run of a tool beside a hit.
 
+    Args:
+        call: the call, with copies of its arguments. It is not made: it tells tiers which one is meant.
+        key: its key without a tenant.
+        found: the entry that has answered it.
+
     Attributes:
         loop: the event loop that it runs in; None in a thread.
+        has_written: whether the tool wanted to write: an audit must not have any effect.
     """
 
-    def __init__(self, operation: Operation[Any], local: LocalTool, key: Hashable, found: Entry) -> None:
-        self._operation: Any = operation
-        self._local = local
-        self._key = key
-        self._qualified = local.qualify(key)
-        self._found = found
-        self._has_written = False
+    def __init__(self, call: Call, key: Hashable, found: Entry) -> None:
+        self._call, self._key, self._found = call, key, found
+        self._operation, self._local = call.operation, call.local
         self._since = VERSIONS.now  # a write after that explains a difference
         participants = PLACE.get().scope.participants
         self._session = participants[0].session_id if participants else None
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.has_written = False
 
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def begin(self) -> bool:
         """Start it after the hit. Returns whether it will run."""
-        operation, name = self._operation, f"agent_cache audits {self._operation.name}"
-        try:  # the caller may change its arguments as soon as it has its answer, and so may the tool
-            self._args, self._kwargs = _copied(operation.parameters, args, kwargs)
-        except UncopyableError:
-            return False
-        context = copy_context()
-        if operation.is_sync:
+        name = f"agent_cache audits {self._operation.name}"
+        if self._operation.is_sync:
+            context = copy_context()
             return start_thread(lambda: context.run(run_blocking, self._check()), name)
         self.loop = asyncio.get_running_loop()
         self.loop.call_soon(self._begin_task, name)  # a task might start at once, and hold up the hit
@@ -314,15 +308,6 @@ class _Audit:
             if _running.get(self._operation) is self:
                 del _running[self._operation]
 
-    async def refuse_call(self, call: Call) -> NoReturn:
-        """Refuse a write tool that the tool calls: what runs it here."""
-        self.refuse(call.operation.name)
-
-    def refuse(self, name: str) -> NoReturn:
-        """Refuse a write that the tool makes: an audit must not have any effect."""
-        self._has_written = True
-        raise _WriteRefused(f"{name} was not run: it writes, and its caller is only audited")
-
     async def _check(self) -> None:
         PLACE.set(_AuditScope(self, tenant=self._local.tenant))
         operation = self._operation
@@ -331,16 +316,16 @@ class _Audit:
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # noqa: BLE001 - the tool's own, SystemExit too; the caller has its answer
-            if not self._has_written:
+            if not self.has_written:
                 warn_once("an audit of a hit failed, so it says nothing", operation.name, error)
         finally:
             self.end()
-        if self._has_written:
+        if self.has_written:
             _excluded.add(operation)
             warn_once("the tool writes, so its hits cannot be audited", operation.name)
 
     async def _compare(self) -> None:
-        operation = self._operation
+        operation, call = self._operation, self._call
         cached = self._found.share()
         expected = None if cached is MISSING else self._identity(cached)
         if expected is None:
@@ -348,10 +333,10 @@ class _Audit:
             return
         if not self._is_same_call():
             return
-        fresh = operation.coroutine_function(*self._args, **self._kwargs)
+        fresh = operation.coroutine_function(*call.args, **call.kwargs)
         if not operation.returns_at_once:
             fresh = await fresh
-        if self._has_written or fresh is TOO_LONG or not operation.is_successful(fresh) or not self._is_same_call():
+        if self.has_written or fresh is TOO_LONG or not operation.is_successful(fresh) or not self._is_same_call():
             return
         found = self._identity(fresh)
         is_stale = found != expected
@@ -365,7 +350,7 @@ class _Audit:
                 self._report(cached, fresh)
             finally:
                 if tiers := operation.possible_tiers():
-                    await self._of_tier(operation.discard, tiers, self._qualified, self._request())
+                    await self._of_tier(operation.discard, tiers, call.key, self._request())
 
     def _identity(self, value: Any) -> bytes | None:
         outcome_key = self._operation.policy.loop.outcome_key
@@ -373,8 +358,8 @@ class _Audit:
 
     def _is_same_call(self) -> bool:
         """Whether the arguments, and what the calls of the tool vary by, still identify the call that was answered."""
-        parameters = self._operation.parameters
-        return bool(self._operation.key_of(parameters.named(self._args, self._kwargs)) == self._key)
+        arguments = self._operation.parameters.named(self._call.args, self._call.kwargs)
+        return bool(self._operation.key_of(arguments) == self._key)
 
     async def _is_in_tiers(self, expected: bytes) -> bool:
         """Whether the farthest tier has the cached answer, too. Otherwise a write of another process explains the
@@ -387,9 +372,8 @@ class _Audit:
         return found is not None and self._identity(found.value) == expected
 
     def _request(self) -> Any:
-        call = Call(self._operation, self._local, self._qualified, self._args, self._kwargs, "write")
-        for rule in self._operation.tags.early:
-            call.tags += rule.make(call.arguments, None)
+        call = self._call
+        call.tags = tuple([tag for rule in self._operation.tags.early for tag in rule.make(call.arguments, None)])
         return request_of(call)
 
     def _of_tier(self, method: Callable[..., Awaitable[Any]], *args: Any) -> Awaitable[Any]:
@@ -397,7 +381,7 @@ class _Audit:
 
     def _drop(self) -> bool:
         """Drop the entry, unless a write explains why the answers differ, or it may not be served any more anyway."""
-        store, key, found, now = self._local.store, self._qualified, self._found, CLOCK.now()
+        store, key, found, now = self._local.store, self._call.key, self._found, CLOCK.now()
         roots = {root_of(tag) for tag in found.tags if isinstance(tag, str)}
         with VERSIONS.lock:
             VERSIONS.expire(now)
@@ -414,48 +398,45 @@ class _Audit:
         return is_unexplained
 
     def _report(self, cached: Any, fresh: Any) -> None:
-        operation, name, on_stale = self._operation, self._operation.name, CURRENT.value.on_stale
-        since = _loads.get(self._local.store, {}).get(self._qualified, 0)
-        writes = [one for number, one in tuple(_written) if number > since] + [
-            _described(one) for one in tuple(_writing)
-        ]
+        operation, call, on_stale = self._operation, self._call, CURRENT.value.on_stale
+        since = _loads.get(self._local.store, {}).get(call.key, 0)
+        writes = [ran for number, ran in tuple(_written) if number > since] + list(map(_ran, tuple(_writing)))
         if operation not in _logged:
             _logged.add(operation)
             _log_stale(operation, writes)
         if on_stale is None:
             return
-        arguments = shown_arguments(operation, operation.parameters.named(self._args, self._kwargs))
+        arguments = shown_arguments(operation, operation.parameters.named(call.args, call.kwargs))
         tags = tuple([tag for tag in dict.fromkeys(self._found.tags) if isinstance(tag, str)])
-        ran = tuple([(tool, touched) for tool, touched, _ in writes])
-        hit = StaleHit(name, arguments, cached, fresh, tags, ran, self._session)
+        ran = tuple([(write.name, touched) for write, touched in writes])
+        hit = StaleHit(operation.name, arguments, cached, fresh, tags, ran, self._session)
         outside = copy_context()  # what it calls is neither audited nor a call of the session
         outside.run(PLACE.set, ROOT)
         try:
             outside.run(on_stale, hit)
         except Exception as error:  # noqa: BLE001 - the user's function; the entry is dropped all the same
-            warn_once("on_stale raised", name, error)
+            warn_once("on_stale raised", operation.name, error)
 
 
 def _copied(parameters: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments with copies of those that identify a call.
-
-    Raises:
-        UncopyableError: if one cannot be copied.
-    """
-    arguments = parameters.named(args, kwargs) if parameters.all else dict(kwargs)
-    # In front of those of a tool that is known by name is what runs it.
-    names = (
-        {one.name for one in parameters.all if one.in_key and not one.is_receiver} if parameters.all else set(kwargs)
-    )
-    for name in names.intersection(arguments):
+    """Arguments with copies of those that identify a call. Raises `UncopyableError` if one cannot be copied."""
+    is_by_name = not parameters.all  # what runs a tool that is known by name is in front of its arguments
+    arguments = dict(kwargs) if is_by_name else parameters.named(args, kwargs)
+    keyed = set(arguments) if is_by_name else {one.name for one in parameters.all if one.in_key and not one.is_receiver}
+    for name in keyed.intersection(arguments):
         copier = auto_copier(arguments[name])
         arguments[name] = arguments[name] if copier is None else copier()
-    return parameters.split(arguments) if parameters.all else (args, arguments)
+    return (args, arguments) if is_by_name else parameters.split(arguments)
 
 
-def _log_stale(operation: Any, writes: list[_Described]) -> None:
+def _log_stale(operation: Any, writes: list[_Ran]) -> None:
     """Log that a stale answer of a tool was found. Tags are logged without the values in them."""
-    ran = list(dict.fromkeys(f"{tool} ({', '.join(templates)})" for tool, _, templates in writes))
+
+    def templates(tool: Operation[Any]) -> str:
+        rules = tool.tags
+        return ", ".join((*rules.static, *[rule.source for rule in (*rules.early, *rules.late)]))
+
+    ran = list(dict.fromkeys(f"{tool.name} ({templates(tool)})" for tool, _ in writes))
     more = f" and {len(ran) - _MAX_LOGGED} others" if len(ran) > _MAX_LOGGED else ""
     known = f"these write tools have run: {', '.join(ran[-_MAX_LOGGED:])}{more}"
     LOG.warning(
@@ -463,7 +444,7 @@ def _log_stale(operation: Any, writes: list[_Described]) -> None:
         "it. It depends on %s; since it was loaded %s. A tag is missing, or something changes it without a write. If "
         "its answers differ by themselves, give it loop=LoopHints(outcome_key=...), which names what to compare",
         operation.name,
-        ", ".join(_templates(operation)) or "nothing",
+        templates(operation) or "nothing",
         known if ran else "no write tool has run in this process",
         extra={"agent_cache_event": "a stale answer", "agent_cache_tool": operation.name},
     )
