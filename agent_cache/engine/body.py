@@ -147,15 +147,8 @@ try:
             await $cursor.wait()
         if $chunk is $END:
             return
-        try:
-            $sent = yield $chunk
-        except GeneratorExit:
-            raise
-        except BaseException as $error:
-            $cursor.request("throw", $error)
-        else:
-            if $sent is not None:
-                $cursor.request("send", $sent)
+        if (yield $chunk) is not None:
+            $cursor.refuse()
 finally:
     await $cursor.leave()
 """

@@ -7,20 +7,18 @@ join and to be stored. The generator goes on when a caller wants a chunk that is
 A `Cursor` is one call: what its caller iterates over. It makes that call as other tools are called, with the tuple of
 the chunks as the result; the generator runs in the call that leads the load, which goes on when its own caller has
 left, and is cancelled with the last one. Of an `async def` the call is a task, since a generator with timeouts or
-context variables has to stay in one. Of a `def` it is a coroutine that is continued by the thread that needs the next
-chunk, so that two generators in one thread cannot wait for each other.
+context variables has to stay in one. Of a `def` it is a coroutine that its caller continues by hand: such a run has
+this one caller, in whose thread the generator stays.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import methodcaller
 from sys import getsizeof
 from types import coroutine
 from typing import Any, Final
@@ -49,9 +47,6 @@ END: Final = object()
 
 WAIT: Final = object()
 """What a cursor gives if the next chunk is not there yet."""
-
-_MOST_BEHIND: Final = 10
-"""How many times ``max_stream_bytes`` a caller may be behind another one of the same run."""
 
 _NO_SIZE: Final = size_of()
 
@@ -99,18 +94,14 @@ class Stream:
     """
 
     def __init__(self, operation: Any, leader: Cursor | None, flight: Flight | None = None) -> None:
-        self._cursors: list[Cursor] = []
-        self._flight = flight
-        self._is_sync: bool = operation.is_sync
-        self._operation = operation
+        self._operation, self._flight = operation, flight
         self._limit: int = operation.policy.max_stream_bytes if operation.is_read else DEFAULT_STREAM_BYTES
         self._rule: CopyRule | None = None if flight is None else operation.chunk_rule
         self._last = _Chunk(None, None, 0)
         self._kept: list[_Chunk] | None = [self._last]
+        self._cursors: list[Cursor] = []
+        self.leader, self.seconds, self.wanted = leader, 0.0, asyncio.Event()
         self.error: Exception | None = None
-        self.leader = leader
-        self.seconds = 0.0
-        self.wanted = asyncio.Event()
         if leader is not None:
             self.admit(leader)
 
@@ -122,10 +113,19 @@ class Stream:
         Raises:
             BaseException: what the generator raised.
         """
+        is_sync = self._operation.is_sync
+        end = StopIteration if is_sync else StopAsyncIteration
         try:
-            while (value := await self._next(generator)) is not END:
+            while self._cursors or self.leader is not None or self._kept is not None:
+                began = CLOCK.now()
+                try:
+                    value = next(generator) if is_sync else await anext(generator)
+                except end:
+                    break
+                finally:
+                    self.seconds += CLOCK.now() - began
                 self._add(value)
-                if self.leader is not None and self._is_sync:
+                if self.leader is not None and is_sync:
                     await _pause()
                 elif self.leader is not None:
                     self.wanted.clear()
@@ -134,28 +134,13 @@ class Stream:
             self.error = error
             raise
         finally:
-            if self._is_sync:
+            if is_sync:
                 generator.close()
             else:
                 await generator.aclose()
         if self._kept is None:
             return TOO_LONG
         return tuple([chunk.value if chunk.copier is None else chunk.copier() for chunk in self._kept[1:]])
-
-    async def _next(self, generator: Any) -> Any:
-        if self.leader is None and self._kept is None and not self._cursors:
-            return END
-        step: Callable[[Any], Any] = next if self._is_sync else anext
-        if self.leader is not None and self.leader.step is not None:
-            step, self.leader.step = self.leader.step, None
-        end = StopIteration if self._is_sync else StopAsyncIteration
-        began = CLOCK.now()
-        try:
-            return step(generator) if self._is_sync else await step(generator)
-        except end:
-            return END
-        finally:
-            self.seconds += CLOCK.now() - began
 
     def _add(self, value: Any) -> None:
         copier, flight, is_immutable = None, self._flight, type(value) in IMMUTABLE
@@ -231,18 +216,27 @@ class Stream:
         cursor.wake()
 
 
+_MOST_BEHIND: Final = 10
+"""How many times ``max_stream_bytes`` a caller may be behind another one of the same run."""
+
 _NOT_SHARED: Final = UnsharedEntry(None, 0.0, 0.0)
 """Lets a call that waits for a load run the tool by itself."""
 
 
 class StreamFlight(Flight):
-    """The load of a streaming tool. Whoever joins it follows its stream. If it is interrupted, nobody else leads it."""
+    """The load of a streaming tool. Whoever joins it follows its stream. If it is interrupted, nobody else leads it.
+    That of a `def` is not joined: a generator would go on in the threads of others.
+    """
 
     __slots__ = ("stream",)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.stream = Stream(self.store.tool, _cursor_here(), self)
+
+    def is_current(self) -> bool:
+        """Whether it may be joined, as far as writes and threads are concerned."""
+        return not self.store.tool.is_sync and super().is_current()
 
     def join(self) -> Any:
         waiter = super().join()
@@ -275,7 +269,6 @@ class Cursor:
         error: what its caller gets, since it cannot follow its run any more.
         on_end: is called when its caller has stopped reading.
         outcome: the result of the call, and what it has raised; None as long as it runs.
-        step: what is to be done with the generator next, in place of asking for a chunk.
         stream: the run that it follows, once there is one.
         waiter: the future by which it waits for the load of another call.
     """
@@ -290,7 +283,6 @@ class Cursor:
         self.error: Exception | None = None
         self.on_end: Callable[[], object] = int
         self.outcome: tuple[Any, BaseException | None] | None = None
-        self.step: Callable[[Any], Any] | None = None
         self.stream: Stream | None = None
         self.waiter: Any = None
         if answer is None:
@@ -303,7 +295,7 @@ class Cursor:
         try:
             self.outcome = await answer(), None
         except BaseException as error:  # noqa: BLE001 - it is raised to the caller; a task would end the event loop
-            self.outcome = None, self._ended_by(error)
+            self.outcome = None, error
         self.wake()
 
     def take(self) -> Any:
@@ -313,18 +305,16 @@ class Cursor:
             BaseException: what the call has raised, after its chunks; that of its run, if chunks of it were taken and
                 a stored answer would replace them.
         """
-        outcome = self.outcome  # first: another thread may end it now, after chunks that were not there yet
         if self.error is not None:
             raise self.error
         at, stream = self.at, self.stream
-        # A chunk that only the leader may have comes after the others have lost their stream.
-        if at is not None and stream is not None and (chunk := at.next) is not None and self.stream is stream:
+        if at is not None and stream is not None and (chunk := at.next) is not None:
             self.at = chunk
             self.count += 1
             return chunk.value if chunk.copier is None or self is stream.leader else chunk.copier()
-        if outcome is None:
+        if self.outcome is None:
             return WAIT
-        value, error = outcome
+        value, error = self.outcome
         if error is None and self.count and stream is not None:
             error = stream.error
         if error is not None:
@@ -360,24 +350,12 @@ class Cursor:
         finally:
             self.on_end()
 
-    def request(self, method: str, argument: Any) -> None:
-        """Send a value, or throw an exception, into the generator of a write with the next step.
-
-        Args:
-            method: ``"send"`` or ``"throw"``.
-
-        Raises:
-            TypeError: if a value is sent into a read.
-            BaseException: what is thrown into a read: its caller leaves it.
-        """
-        if self._operation.is_read:
-            if method == "throw":
-                raise argument
-            raise TypeError(
-                "no value can be sent into the stream of a read tool, since other callers may have the same one; make "
-                "it an argument of the tool, or leave the tool undecorated"
-            )
-        self.step = methodcaller(method if self._operation.is_sync else f"a{method}", argument)
+    def refuse(self) -> None:
+        """Refuse a value that is sent into the stream."""
+        raise TypeError(
+            "no value can be sent into the stream of a decorated tool, since other callers may have the same one; make "
+            "it an argument of the tool, or leave the tool undecorated"
+        )
 
     # What differs for a `def`: see `ThreadCursor`
 
@@ -408,9 +386,6 @@ class Cursor:
             for task in tasks:
                 self._loop.call_soon_threadsafe(task.cancel)
 
-    def _ended_by(self, error: BaseException) -> BaseException:
-        return error
-
 
 _CURSOR: ContextVar[Cursor | None] = ContextVar("agent_cache_cursor", default=None)
 """The cursor whose call is made in this context, or around it."""
@@ -423,85 +398,41 @@ def _cursor_here() -> Cursor | None:
 
 
 class ThreadCursor(Cursor):
-    """The call of a synchronous generator, continued by one thread at a time, in one context."""
+    """The call of a synchronous generator, which its caller continues, in a context of its own."""
 
     def _start(self, answer: Callable[[], Awaitable[Any]]) -> None:
-        self._context = copy_context()
-        self._coroutine = self._make_call(answer)
-        self._lock = threading.RLock()  # the garbage collector may close another stream meanwhile
-        self._thread: int | None = None
-        self._awaited: Any = None
-        self._interruption: BaseException | None = None
+        self._context, self._coroutine = copy_context(), self._make_call(answer)
 
     def wait(self) -> None:  # type: ignore[override]  # nothing is to be awaited
-        stream = self.stream
-        leader: Any = self if stream is None or stream.leader is None else stream.leader
-        if leader.outcome is not None:
-            leader = self
-        if leader._thread == threading.get_ident():
-            raise ValueError("this stream is read by the generator that yields it")
-        with leader._lock:  # another thread may have brought the chunk meanwhile
-            at = self.at
-            if leader.outcome is None and self.stream is stream and (at is None or at.next is None):
-                leader._go_on()
+        self._go_on()
 
     def wake(self) -> None:
         """Nothing waits: see `wait`."""
 
-    async def _cancel(self, ending: list[Any]) -> None:
-        for one in ending:
-            if one._thread != threading.get_ident():  # by the garbage collector, from inside of the generator
-                with one._lock:
-                    interruption: BaseException | None = CancelledError("nobody reads this stream any more")
-                    while one.outcome is None:
-                        one._go_on(interruption)
-                        interruption = None
+    async def _cancel(self, ending: list[Any]) -> None:  # noqa: ARG002 - nobody follows it
+        interruption: BaseException | None = CancelledError("nobody reads this stream any more")
+        try:
+            while self.outcome is None:
+                self._go_on(interruption)
+                interruption = None
+        except CancelledError:
+            pass  # it had not begun
 
     def _go_on(self, interruption: BaseException | None = None) -> None:
-        """Go on to the next chunk, to the end, or to where it waits for a load whose stream it follows.
-
-        Raises:
-            BaseException: what interrupts this thread, such as a `KeyboardInterrupt`. Who waits in another one gets a
-                `RuntimeError`.
-        """
-        self._thread = threading.get_ident()
-        try:
-            while interruption is not None or not self._follows():
-                if interruption is None and self._awaited is not None:
-                    try:
-                        wait_for_future(self._awaited)
-                    except BaseException as raised:  # noqa: BLE001 - it is raised where this is awaited
-                        interruption = raised
-                step: Any = self._coroutine.send if interruption is None else self._coroutine.throw
-                argument, interruption = interruption, None
-                self._awaited = self._context.run(step, argument)
-                if self._awaited is _pause:
-                    self._awaited = None
-                    return
-        except StopIteration:
-            pass
-        except BaseException as error:  # noqa: BLE001 - it was met before its first step, or between two of them
-            self._context.run(self._coroutine.close)
-            self.outcome = None, self._ended_by(error)
-        finally:
-            self._thread = None
-        interruption, self._interruption = self._interruption, None
-        if interruption is not None:
-            raise interruption
-
-    def _ended_by(self, error: BaseException) -> BaseException:
-        if isinstance(error, Exception | CancelledError):
-            return error
-        self._interruption = error
-        interrupted = RuntimeError("the run of this stream was interrupted in another thread")
-        interrupted.__cause__ = error
-        return interrupted
-
-    def _follows(self) -> bool:
-        """Whether it waits for a load whose chunks its caller takes and continues."""
-        leader = None if self.stream is None else self.stream.leader
-        is_waiting = self._awaited is not None and self._awaited is self.waiter and not self.waiter.done()
-        return is_waiting and leader is not None and leader.outcome is None
+        """Go on to the next chunk, or to the end. What interrupts this thread is raised inside of the run."""
+        while self.outcome is None:
+            step: Any = self._coroutine.send if interruption is None else self._coroutine.throw
+            argument, interruption = interruption, None
+            try:
+                awaited = self._context.run(step, argument)
+            except StopIteration:
+                return
+            if awaited is _pause:
+                return
+            try:
+                wait_for_future(awaited)
+            except BaseException as raised:  # noqa: BLE001 - it is raised where this is awaited
+                interruption = raised
 
 
 # Operations

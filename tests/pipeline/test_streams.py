@@ -841,28 +841,6 @@ async def test_concurrent_writes_run_each_by_itself():
     await asyncio.gather(*(one.task for one in listeners))
 
 
-async def test_a_write_may_be_sent_values_and_exceptions():
-    got: list[Any] = []
-
-    @AgentCacheInvalidator("doc")
-    async def change() -> AsyncGenerator[str, str]:
-        got.append((yield "a"))
-        try:
-            yield "b"
-        except Broken as error:
-            got.append(error)
-            yield "c"
-
-    stream = change()
-    assert await anext(stream) == "a"
-    assert await stream.asend("sent") == "b"
-    error = Broken()
-    assert await stream.athrow(error) == "c"
-    with pytest.raises(StopAsyncIteration):
-        await anext(stream)
-    assert got == ["sent", error]
-
-
 async def test_what_a_write_touches_may_come_from_its_chunks():
     @AgentCache("doc:{id}")
     async def get(id: int) -> int:

@@ -1,8 +1,7 @@
-"""Synchronous streaming tools: generators that callers in any thread follow, each as fast as it likes."""
+"""Synchronous streaming tools: each caller has a run of its own, in its thread, until a whole stream is stored."""
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import functools
 import gc
@@ -10,7 +9,7 @@ import inspect
 import itertools
 import random
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,7 +28,7 @@ from agent_cache import (
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.harness import library
 from tests.harness.slow import slow
-from tests.harness.threads import Call, Held, followers_of, until
+from tests.harness.threads import Call
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -102,31 +101,6 @@ def test_a_call_that_is_never_iterated_over_does_nothing(source: Source):
     assert get_metrics()["calls"] == 0
 
 
-@pytest.mark.parametrize("order", ["000111", "010101", "100110", "111000", "011001"])
-def test_two_readers_follow_one_run_whoever_is_ahead(order: str, source: Source):
-    streams = [source.numbers(1), source.numbers(1)]
-    taken: list[list[int]] = [[], []]
-    for reader in map(int, order):
-        taken[reader].append(next(streams[reader]))
-    for reader, stream in enumerate(streams):
-        taken[reader] += stream
-    assert taken == [[0, 1, 2]] * 2
-    assert source.runs == [3]
-    assert source.numbers.contains(1)
-
-
-@pytest.mark.parametrize("taken", range(1, 4))
-def test_a_follower_goes_on_when_the_first_caller_leaves(taken: int, source: Source):
-    first, second = source.numbers(1), source.numbers(1)
-    next(first)
-    before = [next(second) for _ in range(taken)]
-    first.close()
-    assert [*before, *second] == [0, 1, 2]
-    assert source.runs == [3]
-    assert source.ends == ["ended"]
-    assert list(source.numbers(1)) == [0, 1, 2]
-
-
 @pytest.mark.parametrize("taken", range(1, 4))
 @pytest.mark.parametrize("way", ["break", "close", "throw"])
 def test_an_abandoned_stream_is_closed_at_once_and_not_stored(way: str, taken: int, source: Source):
@@ -146,85 +120,29 @@ def test_an_abandoned_stream_is_closed_at_once_and_not_stored(way: str, taken: i
     assert library.nothing_in_flight()
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_the_run_ends_with_its_last_reader(order: tuple[int, ...], source: Source):
-    streams = [source.numbers(1) for _ in range(3)]
-    for stream in streams:
-        next(stream)
-    for number in order:
-        assert source.ends == []
-        streams[number].close()
-    assert source.ends == ["closed"]
-    assert source.runs == [1]
-
-
-def test_followers_of_a_failing_stream_get_its_chunks_and_then_the_error(source: Source):
-    source.error = Broken()
-    streams = [source.numbers(1) for _ in range(3)]
-    for stream in streams:
-        next(stream)
-    for stream in streams:
-        assert [next(stream), next(stream)] == [1, 2]
-        with pytest.raises(Broken) as caught:
-            next(stream)
-        assert caught.value is source.error
-    assert source.runs == [3]
-    assert not source.numbers.contains(1)
-
-
-def test_an_interruption_reaches_the_thread_that_it_has_met(source: Source):
-    """The others of that run are told, or run the tool themselves."""
-    source.error = KeyboardInterrupt()
-    first, second, third = (source.numbers(1) for _ in range(3))
-    next(first)
-    next(second)
-    next(first)
-    next(first)
-    with pytest.raises(KeyboardInterrupt):
-        next(first)
-    with pytest.raises(RuntimeError, match="interrupted"):
-        list(second)
-    source.error = None
-    assert list(third) == [0, 1, 2]
+def test_callers_have_runs_of_their_own_in_their_threads_until_one_is_stored(source: Source):
+    first, second = source.numbers(1), source.numbers(1)
+    assert [next(first), next(second), next(first)] == [0, 0, 1]
+    assert source.runs == [2, 1]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(list, source.numbers(1)).result(PATIENCE) == [0, 1, 2]
+    assert [list(first), list(second)] == [[2], [1, 2]]
+    assert source.ends == ["ended"] * 3
     assert list(source.numbers(1)) == [0, 1, 2]
+    assert len(source.runs) == 3
 
 
-def test_a_follower_without_a_chunk_runs_the_tool_itself_when_the_run_is_interrupted():
-    held = Held()
-
-    @AgentCache("doc")
-    def words() -> Iterator[Any]:
-        yield held()
-
-    leader = Call(list, words())
-    held.has_begun()
-    follower = Call(list, words())
-    until(lambda: followers_of(words) == 1)
-    held.ends(KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        leader.result()
-    held.has_begun(2)
-    held.ends("second run")
-    assert follower.result() == ["second run"]
-
-
-def test_a_reader_continues_the_generator_only_for_a_chunk_that_is_not_there():
-    """Also if another thread has brought it on while this one waited for its turn."""
-    held = Held()
-
-    @AgentCache("doc")
-    def words() -> Iterator[Any]:
-        yield held("first")
-        yield held("second")
-
-    streams = [words(), words()]
-    calls = [Call(next, stream) for stream in streams]
-    until(lambda: followers_of(words) == 1)
-    held.ends("a")
-    assert [call.result() for call in calls] == ["a", "a"]
-    assert held.runs == [("first",)]
-    for stream in streams:
-        stream.close()
+@pytest.mark.parametrize("error", [Broken(), KeyboardInterrupt()], ids=repr)
+def test_what_a_run_raises_reaches_its_caller_after_its_chunks(error: BaseException, source: Source):
+    source.error = error
+    stream = source.numbers(1)
+    assert [next(stream), next(stream), next(stream)] == [0, 1, 2]
+    with pytest.raises(type(error)) as caught:
+        next(stream)
+    assert caught.value is error
+    assert not source.numbers.contains(1)
+    source.error = None
+    assert list(source.numbers(1)) == [0, 1, 2]
 
 
 def test_what_the_clean_up_raises_reaches_who_closes_the_stream():
@@ -266,7 +184,7 @@ def test_a_generator_that_reads_itself_is_told():
     streams += [words(), words()]
     assert next(streams[0]) == 1
     assert next(streams[1]) == 1
-    with pytest.raises(ValueError, match="generator that yields it"):
+    with pytest.raises(ValueError, match="already executing"):
         next(streams[0])
 
 
@@ -293,30 +211,6 @@ def test_a_generator_has_one_context():
 # -- Threads -------------------------------------------------------------------------------------------------
 
 
-def test_a_follower_in_another_thread_does_not_wait_for_the_first_caller(source: Source):
-    first = source.numbers(1)
-    next(first)
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(list, source.numbers(1)).result(PATIENCE) == [0, 1, 2]
-    assert source.numbers.contains(1)
-    assert list(first) == [1, 2]
-    assert source.runs == [3]
-
-
-def test_many_threads_on_one_cold_key_run_the_tool_once():
-    barrier = threading.Barrier(32)
-    source = Source(length=50)
-
-    def read() -> list[int]:
-        barrier.wait(PATIENCE)
-        return list(source.numbers(1))
-
-    with ThreadPoolExecutor(32) as pool:
-        answers = [one.result(PATIENCE) for one in [pool.submit(read) for _ in range(32)]]
-    assert answers == [list(range(50))] * 32
-    assert len(source.runs) == 1
-
-
 def test_a_run_that_ends_after_a_call_was_no_hit_answers_it():
     """The call is on its way from its lookup to the look for a run to join."""
     on_its_way, go_on = threading.Event(), threading.Event()
@@ -339,30 +233,6 @@ def test_a_run_that_ends_after_a_call_was_no_hit_answers_it():
     go_on.set()
     assert late.result() == [0, 1, 2]
     assert runs == [1]
-
-
-def test_threads_that_leave_at_any_time_do_not_disturb_the_others():
-    source = Source(length=30)
-    barrier = threading.Barrier(16)
-
-    def read(most: int) -> list[int]:
-        barrier.wait(PATIENCE)
-        found = []
-        stream = source.numbers(1)
-        for number in stream:
-            found.append(number)
-            if len(found) == most:
-                break
-        stream.close()
-        return found
-
-    for _ in range(20):
-        source.numbers.clear()
-        with ThreadPoolExecutor(16) as pool:
-            calls = {most: pool.submit(read, most) for most in range(1, 33, 2)}
-            for most, call in calls.items():
-                assert call.result(PATIENCE) == list(range(min(most, 30)))
-    assert library.nothing_in_flight()
 
 
 @pytest.mark.parametrize("streams", [40, *slow(100)])
@@ -440,19 +310,6 @@ def test_threads_never_read_what_a_write_has_replaced():
             call.result(PATIENCE)
 
 
-def test_a_call_in_a_thread_with_an_event_loop_waits_for_nobody(source: Source):
-    """It would hold up its loop, for which the other one may wait."""
-    first = source.numbers(1)
-    next(first)
-
-    async def main() -> list[int]:
-        return list(source.numbers(1))
-
-    assert asyncio.run(main()) == [0, 1, 2]
-    assert len(source.runs) == 2
-    assert list(first) == [1, 2]
-
-
 # -- Bounds --------------------------------------------------------------------------------------------------
 
 BIG = "x" * 1_000
@@ -460,47 +317,9 @@ BIG = "x" * 1_000
 
 def test_a_stream_beyond_the_bound_reaches_its_callers_and_is_not_stored():
     source = Source(length=10, chunk=lambda _: BIG, max_stream_bytes=5_000)
-    first, second = source.numbers(1), source.numbers(1)
-    next(second)
-    assert len(list(first)) == 10
-    assert len(list(second)) == 9
+    assert len(list(source.numbers(1))) == 10
     assert source.runs == [10]
     assert not source.numbers.contains(1)
-    late = source.numbers(1)
-    next(late)
-    assert len(source.runs) == 2
-    late.close()
-
-
-def test_nobody_waits_for_a_slow_caller_and_it_gets_all_chunks():
-    source = Source(length=40, chunk=lambda _: BIG, max_stream_bytes=5_000)
-    slow, fast = source.numbers(1), source.numbers(1)
-    next(slow)
-    assert Call(list, fast).result() == [BIG] * 40
-    assert list(slow) == [BIG] * 39
-    assert source.runs == [40]
-
-
-@pytest.mark.parametrize("first", ["slow", "fast"])
-def test_a_caller_that_is_ten_times_the_bound_behind_is_told(first: str):
-    source = Source(length=60, chunk=lambda _: BIG, max_stream_bytes=5_000)
-    slow, fast = source.numbers(1), source.numbers(1)
-    for stream in (slow, fast) if first == "slow" else (fast, slow):
-        next(stream)
-    assert len(list(fast)) == 59
-    with pytest.raises(RuntimeError, match="max_stream_bytes"):
-        list(slow)
-    assert source.runs == [60]
-
-
-def test_a_reader_does_not_wait_for_one_whose_thread_has_ended():
-    source = Source(length=20, chunk=lambda _: BIG, max_stream_bytes=5_000)
-    left = source.numbers(1)
-    thread = threading.Thread(target=next, args=(left,))
-    thread.start()
-    thread.join(PATIENCE)
-    assert len(list(source.numbers(1))) == 20
-    assert len(list(left)) == 19
 
 
 # -- Writes --------------------------------------------------------------------------------------------------
@@ -531,11 +350,11 @@ class Writer:
             return id
 
         @AgentCacheInvalidator("doc:{id}", **options)
-        def change(id: int) -> Generator[Any, Any, None]:
-            got = yield "half"
+        def change(id: int) -> Iterator[Any]:
+            yield "half"
             if self.error is not None:
                 raise self.error
-            yield got or "done"
+            yield "done"
 
         self.get, self.change = get, change
 
@@ -550,7 +369,7 @@ def test_a_write_begins_with_the_iteration_and_ends_with_the_stream():
     assert writer.is_kept()
     assert next(stream) == "half"
     assert not writer.is_kept()
-    assert stream.send("sent") == "sent"
+    assert next(stream) == "done"
     assert not writer.is_kept()
     assert list(stream) == []
     assert writer.is_kept()
@@ -577,17 +396,11 @@ def test_a_write_that_fails_ends_as_other_writes_do(error: Exception, *, is_in_d
     assert writer.is_kept()
 
 
-def test_an_exception_may_be_thrown_into_a_write_and_not_into_a_read(source: Source):
-    writer = Writer()
-    stream = writer.change(1)
-    next(stream)
-    with pytest.raises(Broken):
-        stream.throw(Broken())
-    assert writer.is_kept()
-    read = source.numbers(1)
-    next(read)
-    with pytest.raises(TypeError, match="argument of the tool"):
-        read.send("value")
+def test_nothing_is_sent_into_a_stream(source: Source):
+    for stream in (source.numbers(1), Writer().change(1)):
+        next(stream)
+        with pytest.raises(TypeError, match="argument of the tool"):
+            stream.send("value")
     assert source.ends == ["closed"]
 
 
@@ -603,17 +416,6 @@ def test_who_changes_a_chunk_changes_no_one_elses():
     for chunk in source.numbers(1):
         chunk["numbers"].clear()
     assert list(source.numbers(1)) == [{"numbers": [0]}, {"numbers": [1]}, {"numbers": [2]}]
-
-
-def test_a_chunk_that_cannot_be_copied_is_not_shared():
-    """Nobody waits for another reader of the same thread then."""
-    source = Source(chunk=lambda number: iter([number]))
-    first, second = source.numbers(1), source.numbers(1)
-    read = [[*next(first)], [*next(second)], [*next(second)], [*next(first)]]
-    assert read == [[0], [0], [1], [1]]
-    assert len(source.runs) == 2
-    first.close()
-    second.close()
 
 
 def test_the_attributes_of_a_tool_work_on_streams(source: Source):
@@ -698,7 +500,7 @@ def test_a_session_traces_one_call_for_each_consumer(source: Source):
         assert list(first) == list(second) == [1, 2]
         assert list(source.numbers(1)) == [0, 1, 2]
         trace = [(call.source, call.outcome) for call in session.get_execution_trace()]
-    assert trace == [("shared", "cancelled"), ("miss", "ok"), ("shared", "ok"), ("hit", "ok")]
+    assert trace == [("miss", "cancelled"), ("miss", "ok"), ("miss", "ok"), ("hit", "ok")]
 
 
 def test_repeated_streams_are_a_loop(source: Source):
