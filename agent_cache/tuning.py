@@ -24,7 +24,7 @@ from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
 
 from agent_cache.config import CURRENT
-from agent_cache.core.options import no_life, seconds
+from agent_cache.core.options import ReadPolicy, no_life, seconds
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.state import READERS, is_writer, warn_once
 from agent_cache.engine.ttls import TTLS
@@ -86,10 +86,8 @@ def get_ttl(tool: Callable[..., Any] | str) -> float | Callable[[Any], Any] | No
     """
     found = _find(tool, "get_ttl")
     own = getattr(tool, "__agent_cache__", None)
-    policies = [each.policy for each in (found.operations if own is None else [own])]
+    policies = found.policies if own is None else [own.policy]
     ttls = [each.ttl if each.longest_ttl is None else each.longest_ttl for each in policies]
-    if not ttls:
-        return TTLS.get(found.name) if TTLS.get(found.name) is not None else found.declared
     if any(each != ttls[0] for each in ttls):
         raise ConfigurationError(
             f"get_ttl: several tools are called {found.name!r}, with different ttls: give the tool itself"
@@ -98,17 +96,13 @@ def get_ttl(tool: Callable[..., Any] | str) -> float | Callable[[Any], Any] | No
 
 
 class _Found(NamedTuple):
-    """The tools of a name.
-
-    Attributes:
-        tiers: those that pass a ttl on.
-        declared: the ttl of a rule whose tool has not been called yet.
+    """The tools of a name, or the rule of one that has not been called yet: their policies, and the tiers behind them
+    that pass a ttl on.
     """
 
     name: str
-    operations: list[ReadOperation]
+    policies: list[ReadPolicy]
     tiers: list[Any]
-    declared: Any = None
 
 
 def _find(tool: Any, function: str) -> _Found:
@@ -123,29 +117,26 @@ def _find(tool: Any, function: str) -> _Found:
     if isinstance(operation, WriteOperation) or (not operations and is_writer(name)):
         raise ConfigurationError(f"{function}: {name!r} is a write tool, which has no ttl; name one that reads")
     if operations:
-        if all(operation.declared.ttl is no_life for operation in operations):
+        if all(one.declared.ttl is no_life for one in operations):
             raise ConfigurationError(f"{function}: {name!r} is a watch, of which nothing is stored, so it has no ttl")
-        return _Found(name, operations, _tiers_of([operation.own_tiers for operation in operations]))
+        return _Found(name, [one.policy for one in operations], _tiers_of([one.own_tiers for one in operations]))
     from agent_cache.toolbox.box import rule_named
     from agent_cache.toolbox.rules import Read
 
     rule = rule_named(name)
     if isinstance(rule, Read):
+        policy: ReadPolicy = rule.decorator.policy
         return _Found(
-            name,
-            [],
-            _tiers_of([[tier for tier in rule.decorator.tiers if tier is not None]]),
-            rule.decorator.policy.ttl,
+            name, [policy.with_ttl(TTLS.get(name))], _tiers_of([[one for one in rule.decorator.tiers if one]])
         )
     if rule is not None:
         raise ConfigurationError(f"{function}: the rule of {name!r} is {rule!r}, which has no ttl; name a Read(...)")
     from difflib import get_close_matches  # for an error alone
 
-    near = get_close_matches(name, sorted({one.name for one in reads}), 1, cutoff=0.4)
-    hint = f"; is {near[0]!r} meant?" if near else ""
+    near = get_close_matches(name, {one.name for one in reads}, 1, cutoff=0.4)
     raise ConfigurationError(
         f"{function}: no read tool called {name!r} is known in this process; the name is 'module:qualname', the name= "
-        f"of its decorator, or 'namespace:name' of a toolbox{hint}"
+        f"of its decorator, or 'namespace:name' of a toolbox{f'; is {near[0]!r} meant?' if near else ''}"
     )
 
 
@@ -279,13 +270,13 @@ class _Advice:
     """
 
     def __init__(self, tool: ReadOperation, max_stale: float) -> None:
-        self.tool, self.max_stale = tool, max_stale
-        self.seen = seen = tool.evidence
-        self.ttl = tool.policy.longest_ttl
+        self.tool, self.max_stale, self.seen, self.ttl = tool, max_stale, tool.evidence, tool.policy.longest_ttl
+        seen = self.seen
         self.hits, loads = seen.calls
         self.calls, self.watched = self.hits + loads, sum(seen.causes.values())
         self.hit_rate = self.hits / self.calls if self.calls else 0.0
         self.compared = seen.changed + seen.unchanged
+        self.counted = f"{seen.changed:,.0f} of {self.compared:,.0f} reloads had changed"
         self.rate = _rate(seen.changed, seen.unchanged, seen.seconds)
         self.found: list[Recommendation] = []
 
@@ -295,41 +286,32 @@ class _Advice:
             rule()
         is_seen = self.compared >= _LEAST_COMPARED or self.hit_rate >= 1 / 2
         if not self.found and self.calls >= _LEAST_CALLS and self.watched and is_seen:
-            reloads = f"{self.compared:,.0f} reloads compared, {self.seen.changed:,.0f} changed"
-            self.add("keep", f"{self.hit_rate:.0%} of {self.calls:,} calls were hits; {reloads}", self.calls, self.ttl)
+            reason = f"{self.hit_rate:.0%} of {self.calls:,} calls were hits; {self.counted}"
+            self.add("keep", reason, self.calls, self.ttl)
         return self.found
 
     def add(
-        self,
-        action: _Action,
-        reason: str,
-        evidence: float,
-        current: float | None = None,
-        suggested: float | None = None,
+        self, action: _Action, reason: str, evidence: float, current: float | None = None, new: float | None = None
     ) -> None:
-        changed, compared = round(self.seen.changed), round(self.compared)
+        changed = round(self.seen.changed)
         between = 1 / self.rate.likely if self.rate is not None and changed else None
-        self.found.append(
-            Recommendation(
-                self.tool.name, action, reason, round(evidence), current, suggested, changed, compared, between
-            )
-        )
+        name, compared = self.tool.name, round(self.compared)
+        made = Recommendation(name, action, reason, round(evidence), current, new, changed, compared, between)
+        self.found.append(made)
 
     def share(self, cause: str) -> float:
         """The share of all calls that were loads of this cause."""
         return (1 - self.hit_rate) * self.seen.causes[cause] / self.watched if self.watched else 0.0
 
     def evictions(self) -> None:
-        seen, evicted, share = self.seen, self.seen.causes["evicted"], self.share("evicted")
-        maxsize, different = self.tool.policy.maxsize, self.seen.different_calls
+        evicted, share, maxsize = self.seen.causes["evicted"], self.share("evicted"), self.tool.policy.maxsize
         if evicted < _LEAST_COMPARED or share <= _MANY:
             return
-        reason = (
-            f"{share:.0%} of {self.calls:,} calls asked for what was evicted ({evicted:,} of {self.watched:,} loads)"
-        )
-        if maxsize is None or 2 * seen.by_size > evicted:
+        reason = f"{share:.0%} of {self.calls:,} calls asked for what was evicted"
+        if maxsize is None or 2 * self.seen.by_size > evicted:
             self.add("raise_max_bytes", f"{reason}: raise configure(max_bytes=...)", evicted)
             return
+        different = self.seen.different_calls
         wanted = 1 << max(different, maxsize + 1).bit_length()
         reason = f"{reason}; there are about {different:,} different calls"
         self.add("raise_maxsize", reason, evicted, maxsize, min(wanted, int(_STEP) * maxsize))
@@ -342,48 +324,41 @@ class _Advice:
         for repeated, calls in ((self.watched - cold, self.watched), (self.hits, self.calls)):
             if repeated + 2 * math.sqrt(repeated) + 3 > _FEW * calls:
                 return
-        reason = (
-            f"{cold:,} of {self.watched:,} loads were the first of their call, and {self.hits:,} of {self.calls:,} "
-            "calls were hits: caching saves nothing here, unless an argument differs each time that does not matter "
-            "(ignore=)"
-        )
-        self.add("no_reuse", reason, self.watched)
+        counted = f"{cold:,} of {self.watched:,} loads were the first of their call"
+        hint = "caching saves nothing here, unless an argument differs each time that does not matter (ignore=)"
+        self.add("no_reuse", f"{counted}, and {self.hits:,} of {self.calls:,} calls were hits: {hint}", self.watched)
 
     def lifetime(self) -> None:
         rate, ttl, max_stale, changed, compared = self.rate, self.ttl, self.max_stale, self.seen.changed, self.compared
         if rate is None or ttl is None or compared < _LEAST_COMPARED:
             return
         best = 2 * max_stale / rate.likely
-        counted = f"{changed:,.0f} of {compared:,.0f} reloads had changed"
         about = "at least" if rate.most == math.inf else "about"
         every = f", {about} every {_duration(1 / rate.likely)}" if changed else ""
         if best < ttl / _NOTABLE and 2 * max_stale <= ttl * rate.least:
             stale = 1 + math.expm1(-rate.likely * ttl) / (rate.likely * ttl)
-            hint = ""
+            reason = (
+                f"{self.counted}{every}: {about} {stale:.0%} of the hits may be stale; shorten it, or name the writes"
+            )
             if changed > 0.99 * compared:
-                hint = "; if they differ by a time or a random id, leave it out by LoopHints(outcome_key=...)"
-            reason = f"{counted}{every}: {about} {stale:.0%} of the hits may be stale; shorten it, or name the writes"
-            self.add("shorten_ttl", reason + hint, compared, ttl, _rounded(max(best, ttl / _STEP)))
+                reason += "; if they differ by a time or a random id, leave it out by LoopHints(outcome_key=...)"
+            self.add("shorten_ttl", reason, compared, ttl, _rounded(max(best, ttl / _STEP)))
             return
         share = self.share("expired")
         is_short = best > ttl * _NOTABLE and 2 * max_stale >= ttl * rate.most
         if is_short and share > _SOME and not callable(self.tool.policy.ttl):
-            reason = f"{counted}{every}, and {share:.0%} of {self.calls:,} calls came too late by the ttl alone"
+            reason = f"{self.counted}{every}, and {share:.0%} of {self.calls:,} calls came too late by the ttl alone"
             self.add("raise_ttl", reason, compared, ttl, _rounded(min(best, ttl * _STEP)))
 
     def unannounced(self) -> None:
-        changed, compared = self.seen.changed, self.compared
-        if changed < _LEAST_CHANGED or compared < _LEAST_COMPARED or self.rate is None:
+        if self.seen.changed < _LEAST_CHANGED or self.compared < _LEAST_COMPARED or self.rate is None:
             return
         expires = self.ttl is not None or callable(self.tool.policy.ttl)
         if expires and not any(use.is_written or use.writers for use in self.tool.root_uses):
             return  # nobody says that writes announce the changes: the ttl is there for them
-        reason = (
-            f"{changed:,.0f} of {compared:,.0f} reloads had changed, and no write was seen: a tag is missing, or "
-            "somebody writes around the cache"
-        )
-        suggested = None if expires else _rounded(2 * self.max_stale / self.rate.likely)
-        self.add("name_writes", reason, compared, self.ttl, suggested)
+        reason = f"{self.counted}, and no write was seen: a tag is missing, or somebody writes around the cache"
+        new = None if expires else _rounded(2 * self.max_stale / self.rate.likely)
+        self.add("name_writes", reason, self.compared, self.ttl, new)
 
     def needless_drops(self) -> None:
         share, dropped, unchanged = self.share("invalidated"), self.seen.dropped, self.seen.dropped_unchanged
@@ -397,10 +372,8 @@ class _Advice:
     def unstored(self) -> None:
         number, share = self.seen.causes["unstored"], self.share("unstored")
         if number >= _LEAST_COMPARED and share > _MANY:
-            reason = (
-                f"{share:.0%} of {self.calls:,} calls asked again for what had not been stored: cache_if= or ttl= "
-                "refuses it, it cannot be copied, or writes overlap its loads"
-            )
+            why = "cache_if= or ttl= refuses it, it cannot be copied, or writes overlap its loads"
+            reason = f"{share:.0%} of {self.calls:,} calls asked again for what had not been stored: {why}"
             self.add("store_results", reason, number)
 
 
