@@ -21,6 +21,7 @@ from datetime import timedelta
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from agent_cache.clock import CLOCK
@@ -135,10 +136,10 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
         self._batches: list[Batch] = []
 
     @property
-    def cache(self) -> dict[Hashable, Any]:
-        """A copy of the entries, least recently used first. Making it counts as no use and in no counter."""
+    def cache(self) -> Mapping[Hashable, Any]:
+        """A read-only copy of the entries, least recently used first. To look at them is no use of them."""
         found = [self._find(part, is_use=False) for part in list(self._store.keys())]
-        return {entry.key: entry.value for entry in found if entry is not None}
+        return MappingProxyType({entry.key: entry.value for entry in found if entry is not None})
 
     async def get(
         self,
@@ -326,7 +327,8 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
         A list that lacks a row is refused as a whole: every later key would get the value of its neighbour.
         """
         with suppress(TimeoutError):
-            await asyncio.wait_for(batch.is_closed.wait(), self.batch_window_ms / 1000)
+            async with asyncio.timeout(self.batch_window_ms / 1000):
+                await batch.is_closed.wait()
         batch.is_closed.set()
         self._batches = [one for one in self._batches if one is not batch]
         _RUNNING.set((*_RUNNING.get(), *batch.loads.values()))
