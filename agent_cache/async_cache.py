@@ -281,7 +281,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
 
     async def _run(self, load: Load, loader: Loader, lifetime: float) -> Any:
         """Run the loader of a load that this caller leads. The value is stored unless its key was written meanwhile."""
-        token = _RUNNING.set((*_RUNNING.get(), load))
+        token, value = _RUNNING.set((*_RUNNING.get(), load)), MISSING
         try:
             value = await loader()
             load.outcome = (None if value is MISSING else value,)
@@ -298,13 +298,13 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
                 loads = self._loads.get(load.part, {})
                 if loads.get(load.loop) is load:
                     del loads[load.loop]
-                    if isinstance(load.outcome, tuple) and value is not MISSING:
+                    if value is not MISSING:
                         self._insert(load.part, load.key, value, lifetime)
                     if not loads:
                         self._loads.pop(load.part, None)
             load.ended.set()
 
-    async def _run_in_batch(self, load: Load, loader: BatchLoader) -> Any:
+    async def _run_in_batch(self, load: Load, loader: Any) -> Any:
         """Wait for the value of one key in the open batch of a loader. `MISSING` if the loader returned none."""
         opened = [one for one in self._batches if not (one.is_closed.is_set() or one.loop.is_closed())]
         batch = next((one for one in opened if one.loop is load.loop and one.loader == loader), None)

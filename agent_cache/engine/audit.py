@@ -196,7 +196,8 @@ def forget_audits() -> None:
         known.clear()
 
 
-os.register_at_fork(after_in_child=lambda: (_running.clear(), _writing.clear()))  # both go on in the parent
+for _of_parent in (_running, _writing):
+    os.register_at_fork(after_in_child=_of_parent.clear)  # they go on in the parent
 
 
 def begin_audit(

@@ -1115,42 +1115,6 @@ def test_a_forked_child_audits_by_itself():
     until(no_audit_runs)
 
 
-def _find_in_child(shop: Shop, results: Any) -> None:
-    found: list[Any] = []
-    with configure(on_stale=lambda hit: found.append([tool for tool, _ in hit.writes])):
-        for price in (2, 3):
-            shop.prices["7"] = price
-            shop.get_now("7")
-            until(lambda price=price: len(found) == price - 1)
-            until(no_audit_runs)
-            shop.get_now("7")
-    results.put(found)
-
-
-def test_a_write_of_the_parent_explains_in_a_child_what_was_loaded_before_the_fork_alone():
-    gate, begun = threading.Event(), threading.Event()
-    shop = Shop(audit=1.0)
-    shop.get_now("7")
-
-    @AgentCacheInvalidator("prize", name="slow_write")
-    def slow_write() -> None:
-        begun.set()
-        assert gate.wait(100)
-
-    writer = threading.Thread(target=slow_write)
-    writer.start()
-    assert begun.wait(100)
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    child = context.Process(target=_find_in_child, args=(shop, results))
-    child.start()
-    found = results.get(timeout=100)
-    child.join()
-    gate.set()
-    writer.join()
-    assert found == [["slow_write"], []]
-
-
 @pytest.mark.parametrize("share", [-0.1, 1.1, True, "0.1", None, float("nan"), 10])
 def test_what_is_no_share_is_refused_at_once(share: Any):
     with pytest.raises(ConfigurationError, match="a share of the hits, a number from 0 to 1"):
