@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import Token
 from copy import copy as copy_of
@@ -104,66 +104,56 @@ def checked_tool(function: Any, decorator: str) -> Callable[..., Any]:
         TypeError: with the fix, if it cannot be decorated.
         ConfigurationError: likewise, for a builtin.
     """
-    name, closest = _name(function), f"put @{decorator} closest to the function"
-    package = type(function).__module__.partition(".")[0]
-    problem = None
-    if package in _FRAMEWORKS:
-        problem = f"was given a tool object of {package}; {closest}, below the framework's decorator"
-    elif hasattr(function, "__fastmcp__"):
-        problem = f"was given {name}, which FastMCP has already registered without it; {closest}, below @mcp.tool"
-    elif isinstance(function, staticmethod | classmethod):
-        kind = type(function).__name__
-        problem = f"was given a {kind}; {closest}, below @{kind}"
-    elif hasattr(function, "__agent_cache__"):
-        problem = f"cannot take {name}, which one of AgentCache and AgentCacheInvalidator has already decorated"
-    elif isinstance(function, type):
-        problem = (
-            f"cannot take the class {name}, whose instances would be the results; decorate a `def` or an `async def` "
-            "that returns one"
-        )
-    elif not callable(function):
-        problem = f"cannot take {function!r}, which is no function; put it above a `def` or an `async def`"
-    elif inspect.ismethod(function):
-        problem = f"was given the bound method {name}; decorate it in the class body"
-    elif inspect.iscoroutinefunction(inspect.unwrap(function)) and _kind_of(function) == (True, False):
-        problem = (
-            f"was given {name}, a `def` around an `async def`, whose result is to be awaited; {closest}, or make the "
-            "wrapper an `async def`"
-        )
+    problem = _problem_of(function, f"put @{decorator} closest to the function")
     if problem is not None:
         raise TypeError(f"{decorator} {problem}")
     if inspect.isfunction(function):
         return function
+    fix = f"{function!r}; decorate a `def` that calls it"
     if inspect.isroutine(function) and not getattr(function, "__module__", None):
-        raise ConfigurationError(
-            f"{decorator} cannot take {function!r}, which no module has; decorate a `def` that calls it"
-        )
+        raise ConfigurationError(f"{decorator} cannot take a function that no module has, {fix}")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:  # of many builtins
-        raise ConfigurationError(
-            f"{decorator} cannot read the signature of {function!r}; decorate a `def` that calls it"
-        ) from error
-    return function if inspect.isroutine(function) else _function_of(function, signature, decorator)
-
-
-def _function_of(instance: Any, signature: inspect.Signature, decorator: str) -> Callable[..., Any]:
-    """A function that calls a callable object or a `functools.partial`, with its signature. Raises as `checked_tool`
-    of what that calls.
-    """
-    inner = instance.func if isinstance(instance, functools.partial) else type(instance).__call__
+        raise ConfigurationError(f"{decorator} cannot read the signature of {fix}") from error
+    if inspect.isroutine(function):
+        return function
+    inner = function.func if isinstance(function, functools.partial) else type(function).__call__
     while isinstance(inner, functools.partial):
         inner = inner.func
     checked_tool(getattr(inner, "__func__", inner), decorator)
-    named = inner if isinstance(instance, functools.partial) and inspect.isroutine(inner) else type(instance)
+    named = inner if isinstance(function, functools.partial) and inspect.isroutine(inner) else type(function)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return instance(*args, **kwargs)
+        return function(*args, **kwargs)
 
     made: Any = functools.update_wrapper(call, named, ("__module__", "__name__", "__qualname__", "__doc__"), ())
-    made.__signature__, made.__wrapped__ = signature, instance
-    checked: Callable[..., Any] = made
-    return checked
+    made.__signature__, made.__wrapped__ = signature, function
+    return call
+
+
+def _problem_of(function: Any, closest: str) -> str | None:
+    """Why an object cannot be decorated, and what to do, as the rest of a sentence."""
+    name, kind = _name(function), type(function)
+    package = kind.__module__.partition(".")[0]
+    if package in _FRAMEWORKS:
+        return f"was given a tool object of {package}; {closest}, below the framework's decorator"
+    if hasattr(function, "__fastmcp__"):
+        return f"was given {name}, which FastMCP has already registered without it; {closest}, below @mcp.tool"
+    if isinstance(function, staticmethod | classmethod):
+        return f"was given a {kind.__name__}; {closest}, below @{kind.__name__}"
+    if hasattr(function, "__agent_cache__"):
+        return f"cannot take {name}, which one of AgentCache and AgentCacheInvalidator has already decorated"
+    if isinstance(function, type):
+        return f"cannot take the class {name}, whose instances would be the results; decorate an `async def` or a `def`"
+    if not callable(function):
+        return f"cannot take {function!r}, which is no function; put it above a `def` or an `async def`"
+    if inspect.ismethod(function):
+        return f"was given the bound method {name}; decorate it in the class body"
+    if inspect.iscoroutinefunction(inspect.unwrap(function)) and _kind_of(function) == (True, False):
+        what = f"{name}, a `def` around an `async def`, whose result is to be awaited"
+        return f"was given {what}; {closest}, or make the wrapper an `async def`"
+    return None
 
 
 def _kind_of(function: Any) -> tuple[bool, bool]:
@@ -203,9 +193,9 @@ class Decorator:
         self, decorator: str, resource: Any, name: str | None, backup: Any, remote_cache: Any, ignore: Any, remote: Any
     ) -> tuple[str, RemotePolicy]:
         """Check these options. Returns how messages call the decorator, and the policy of its shared tier."""
-        is_framework_tool = type(resource).__module__.partition(".")[0] in _FRAMEWORKS
-        is_descriptor = hasattr(type(resource), "__get__")  # as a classmethod, which cannot be called
-        if callable(resource) or is_descriptor or is_framework_tool or inspect.isawaitable(resource):
+        is_decorated = hasattr(type(resource), "__get__")  # as a classmethod, which cannot be called
+        package = type(resource).__module__.partition(".")[0]
+        if callable(resource) or is_decorated or package in _FRAMEWORKS or inspect.isawaitable(resource):
             # The decorator without parentheses: nothing would be decorated, and a call would fail without saying so.
             role = "what its result depends on" if decorator == "AgentCache" else "what it changes"
             raise ConfigurationError(
@@ -215,18 +205,13 @@ class Decorator:
         where = f"{decorator}({resource!r})"
         if name is not None:
             checked_text(name, f"{where}: name")
-        if (
-            isinstance(ignore, str)
-            or not isinstance(ignore, Sequence)
-            or not all(isinstance(one, str) for one in ignore)
-        ):
-            raise ConfigurationError(
-                f'{where}: ignore must be a sequence of parameter names, as in ("ctx",), got {ignore!r}'
-            )
+        is_sequence = isinstance(ignore, Sequence) and not isinstance(ignore, str)
+        if not is_sequence or not all(isinstance(one, str) for one in ignore):
+            wanted = 'a sequence of parameter names, as in ("ctx",)'
+            raise ConfigurationError(f"{where}: ignore must be {wanted}, got {ignore!r}")
         if remote is not None and not isinstance(remote, RemotePolicy):
-            raise ConfigurationError(
-                f"{where}: remote must be a RemotePolicy(...), got {remote!r}; pass a tier as remote_cache"
-            )
+            wanted = "a RemotePolicy(...)"
+            raise ConfigurationError(f"{where}: remote must be {wanted}, got {remote!r}; pass a tier as remote_cache")
         self._resource, self._name, self._ignore = resource, name, tuple(ignore)
         self.tiers = checked_tier(backup, f"{where}: backup"), checked_tier(remote_cache, f"{where}: remote_cache")
         return where, DEFAULT_REMOTE if remote is None else remote
@@ -629,14 +614,7 @@ async def invalidate(*tags: str | Sequence[object]) -> None:
 
 
 def invalidate_sync(*tags: str | Sequence[object]) -> None:
-    """The same as `invalidate` for code that is not asynchronous. It waits for the tiers in this thread.
-
-    Args:
-        tags: as for `invalidate`.
-
-    Raises:
-        ConfigurationError: if no tag is given, or one is malformed.
-    """
+    """The same as `invalidate` for code that is not asynchronous. It waits for the tiers in this thread."""
     run_blocking(_invalidate(_parsed(tags, "invalidate_sync"), is_sync=True))
 
 
@@ -703,18 +681,18 @@ class _Writing(AbstractAsyncContextManager[None], AbstractContextManager[None]):
         await (write.end(fills=write.fills) if error is None else write.fail(error))
 
     def __enter__(self) -> None:
-        self._begun = write = _new_write(self._paths, "a block of writing()", is_sync=True)
-        try:
-            run_blocking(write.begin())
-        except KeyboardInterrupt as interrupt:
-            run_blocking(write.fail(interrupt))
-            raise
+        self._begun = _new_write(self._paths, "a block of writing()", is_sync=True)
+        self._run_blocking(self._begun.begin(), None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._run_blocking(self.__aexit__(kind, error, traceback), error)
+
+    def _run_blocking(self, step: Coroutine[Any, Any, object], error: BaseException | None) -> None:
+        """Run a step of the write, which fails if Ctrl-C interrupts it."""
         try:
-            run_blocking(self.__aexit__(kind, error, traceback))
+            run_blocking(step)
         except KeyboardInterrupt as interrupt:
             run_blocking(self._begun.fail(error or interrupt))
             raise

@@ -56,7 +56,6 @@ class ToolCall:
     _arguments: Mapping[str, Any]
     _call: Call | None
     source: str | None = None
-    _shown: Mapping[str, Any] | None = None
     _tags: tuple[Tag, ...] | None = None
 
     def __repr__(self) -> str:
@@ -68,11 +67,7 @@ class ToolCall:
         changed. The object of a method, contexts that a framework injects, and parameters that ``skip_args`` and
         ``ignore`` name are left out.
         """
-        shown = self._shown
-        if shown is None:
-            shown = MappingProxyType(shown_arguments(self._operation, self._arguments))
-            _set(self, "_shown", shown)
-        return shown
+        return MappingProxyType(shown_arguments(self._operation, self._arguments))
 
     @property
     def tags(self) -> tuple[Tag, ...]:
@@ -88,20 +83,16 @@ class ToolCall:
 
     def _end(self, result: Any = MISSING) -> None:
         """Note how the call was answered, and let go of it: a middleware may keep what it was shown for long."""
-        call = self._call
+        call, late, change = self._call, self._operation.tags.late, partial(object.__setattr__, self)
         if call is None:
             return
-        _set(self, "_call", None)
-        _set(self, "source", call.source)
-        late = self._operation.tags.late
+        change("_call", None)
+        change("source", call.source)
         if not self.is_read_only and self._operation.policy.key_fn is not None:
-            _set(self, "_tags", call.tags)
+            change("_tags", call.tags)
         elif late and result is not MISSING and result is not TOO_LONG:
             tags = (*self._known_tags(), *_rendered(late, self._arguments, result))
-            _set(self, "_tags", tuple(dict.fromkeys(tags)))
-
-
-_set = object.__setattr__
+            change("_tags", tuple(dict.fromkeys(tags)))
 
 
 def shown_arguments(operation: Operation[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -451,7 +451,6 @@ class Toolbox:
             return _Tool(None, rule, schema)
         tags, function = self._tags_of(rule, name, schema), _runner(name, form.returns)
         parameters = JsonArguments(is_read=not isinstance(rule, Write), form=form.label)
-        tiers = (None, None) if isinstance(rule, Watch) else rule.decorator.tiers
         defaults = {
             name: described["default"]
             for name, described in (_properties_in(schema) or {}).items()
@@ -459,13 +458,15 @@ class Toolbox:
         }
         # Either warns of roots that no tool writes or reads, if it is new: that tool may not have been called yet.
         if isinstance(rule, Write):
-            write = _NamedWrite(function, full_name, parameters, tags, form.of_write(rule), *tiers, is_sync=is_sync)
+            write = _NamedWrite(
+                function, full_name, parameters, tags, form.of_write(rule), *rule.decorator.tiers, is_sync=is_sync
+            )
             write.form, write.is_new = form, False
             return _Tool(write, rule, schema, defaults or None)
         policy = form.of_read(rule)
-        read = _NamedRead(function, full_name, parameters, tags, policy, *tiers, is_sync=is_sync)
+        read = _NamedRead(function, full_name, parameters, tags, policy, *rule.decorator.tiers, is_sync=is_sync)
         read.form, read.is_new = form, False
-        read.cache_if = None if isinstance(rule, Watch) else rule.decorator.policy.cache_if
+        read.cache_if = rule.decorator.policy.cache_if
         has_plain_key = policy.key is None and policy.vary is None
         return _Tool(read, rule, schema, defaults or None, read, has_plain_key, form.label)
 
@@ -492,11 +493,9 @@ class Toolbox:
             raise ConfigurationError(f"{full_name}: a function whose calls are of inner tools needs `Toolbox.call`")
         if isinstance(rule, Pass):
             return function
-        decorator: Any = (
-            AgentCache(templates_of(self._roots), ttl=no_life, loop=rule.loop)
-            if isinstance(rule, Watch)
-            else rule.decorator
-        )
+        decorator: Any = rule.decorator
+        if isinstance(rule, Watch):
+            decorator = AgentCache(templates_of(self._roots), ttl=no_life, loop=decorator.policy.loop)
         decorated: F = decorator.named(full_name)(function)
         return decorated
 
@@ -579,9 +578,6 @@ class _Form(NamedTuple):
 
     def of_read(self, rule: Read | Watch) -> ReadPolicy:
         """The policy of a read whose answers have this form."""
-        if isinstance(rule, Watch):
-            watching: ReadPolicy = _WATCHING.policy
-            return replace(watching, loop=rule.loop)
         policy: ReadPolicy = rule.decorator.policy
         failed, store_if = self.failed, self.store_if
         own, key, label = policy.cache_if, policy.key, self.label
@@ -649,10 +645,6 @@ class _NamedWrite(_NamedTool, WriteOperation):
     """A write of a toolbox."""
 
     __slots__ = ("form",)
-
-
-_WATCHING: Final = AgentCache("watch", ttl=no_life)
-"""The options of every `Watch`: an answer without a life is not stored, and no failure."""
 
 
 def _named_by_text(

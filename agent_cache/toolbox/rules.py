@@ -20,6 +20,7 @@ from agent_cache.core.options import (
     checked_hints,
     checked_text,
     configures,
+    no_life,
 )
 from agent_cache.core.tags import ComputedTags, TagSet, escape, parse_template, unescape
 from agent_cache.errors import ConfigurationError
@@ -180,12 +181,13 @@ class Watch:
         ConfigurationError: if `loop` is something else.
     """
 
-    __slots__ = ("loop",)
+    __slots__ = ("decorator",)
 
     kind = "watch"
 
     def __init__(self, *, loop: LoopHints = NO_HINTS) -> None:
-        self.loop = checked_hints(loop, "Watch", is_write=False)
+        # An answer without a life is not stored, and no failure. What it depends on is said by the toolbox.
+        self.decorator = AgentCache("watch", ttl=no_life, loop=checked_hints(loop, "Watch", is_write=False))
 
     def __repr__(self) -> str:
         return "Watch()"

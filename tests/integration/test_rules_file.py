@@ -49,7 +49,7 @@ def test_a_file_gives_the_rules_that_it_says(tmp_path: Path):
     assert log.decorator.policy.ttl == 60
     assert isinstance(add, Write)
     assert isinstance(clock, Watch)
-    assert clock.loop.poll
+    assert clock.decorator.policy.loop.poll
     assert box.rule("handoff").kind == "pass"
     assert box.rule("other").kind == "watch"
     assert box.rule("other", {"readOnlyHint": False}).kind == "write"
