@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import Token
 from copy import copy as copy_of
@@ -681,18 +681,18 @@ class _Writing(AbstractAsyncContextManager[None], AbstractContextManager[None]):
         await (write.end(fills=write.fills) if error is None else write.fail(error))
 
     def __enter__(self) -> None:
-        self._begun = _new_write(self._paths, "a block of writing()", is_sync=True)
-        self._run_blocking(self._begun.begin(), None)
+        self._begun = write = _new_write(self._paths, "a block of writing()", is_sync=True)
+        try:
+            run_blocking(write.begin())
+        except KeyboardInterrupt as interrupt:
+            run_blocking(write.fail(interrupt))
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._run_blocking(self.__aexit__(kind, error, traceback), error)
-
-    def _run_blocking(self, step: Coroutine[Any, Any, object], error: BaseException | None) -> None:
-        """Run a step of the write, which fails if Ctrl-C interrupts it."""
         try:
-            run_blocking(step)
+            run_blocking(self.__aexit__(kind, error, traceback))
         except KeyboardInterrupt as interrupt:
             run_blocking(self._begun.fail(error or interrupt))
             raise

@@ -427,6 +427,10 @@ class ThreadCursor(Cursor):
                 awaited = self._context.run(step, argument)
             except StopIteration:
                 return
+            except BaseException as error:  # it has met the call before its first step, or after its last one
+                self._coroutine.close()
+                self.outcome = None, error
+                raise
             if awaited is _pause:
                 return
             try:
