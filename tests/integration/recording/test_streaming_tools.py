@@ -220,19 +220,6 @@ async def test_two_recordings_around_each_other_have_the_same(shop: Shop, path: 
     assert outer == inner
 
 
-async def test_a_sent_value_reaches_a_recorded_write(path: Path):
-    @AgentCacheInvalidator("order", name="streaming:echo")
-    async def echo() -> Any:
-        got = yield "first"
-        yield got
-
-    async with record(path):
-        stream = echo()
-        assert await anext(stream) == "first"
-        assert await stream.asend("sent") == "sent"
-        await stream.aclose()
-
-
 async def test_an_observer_sees_streams(shop: Shop):
     class Listener:
         def __init__(self) -> None:
