@@ -44,6 +44,7 @@ class LoggedCall:
         is_whole: whether the result is complete. False where a part of it was redacted: then another answer proves a
             change, and an equal one proves nothing.
         is_from_cache: whether a cache answered it, so that it shows nothing of the world.
+        encloses: whether other calls of the log were made inside of it, as of an agent's own handler.
     """
 
     tool: str
@@ -61,3 +62,4 @@ class LoggedCall:
     is_keyed: bool = True
     is_whole: bool = True
     is_from_cache: bool = False
+    encloses: bool = False

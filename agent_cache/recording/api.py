@@ -17,7 +17,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from agent_cache.core.options import checked_choice
+from agent_cache.core.options import checked_choice, checked_flag
 from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, Receiver
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.scope import PLACE, Scope, closes_generator, leave_scope
@@ -74,6 +74,7 @@ class Block(Generic[H]):
 
     is_guarded = False
     ends_refusal = True
+    _bypasses = False
     _path: Path | None = None
     _recorder: Recorder | None = None
     _token: Token[Scope] | None = None
@@ -99,6 +100,8 @@ class Block(Generic[H]):
                 socket_guard.install()
         self._recorder.lanes.begin()
         around = _without_blocker(scope) if self.ends_refusal else scope
+        if self._bypasses:
+            around = around.variant(bypasses=True)
         self._outer, self._scope = scope, around.intercepted(self._recorder)
         self._token = self._scope.enter()
         return handle
@@ -194,6 +197,8 @@ class record(Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy a
         http: True also records the requests that httpx, aiohttp, urllib3 (requests, boto3) and urllib.request make, and
             with them the calls of a model that clients make by these; `Http` says which of them. False does not. By
             default, and with True, the settings of a cassette that is replayed count.
+        cache: False runs every read, as in `agent_cache.bypass`: such a recording shows what the tools would have
+            answered, which `agent-cache advise` needs. A recording with the cache on hides its stale answers.
 
     Raises:
         CassetteError: if the path cannot be written or is being recorded; at the end, as `replay`, and under `strict`
@@ -213,8 +218,10 @@ class record(Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy a
         strict: bool = False,
         policy: Mapping[str, Policy] | None = None,
         http: bool | Http | None = None,
+        cache: bool = True,
     ) -> None:
         self._path = checked_path(path, "record")
+        self._bypasses = not checked_flag(cache, "record: cache")
         self._model = model
         self._redaction = redaction_of(redact)
         self._mode = checked_choice(mode, MODES, "record: mode")

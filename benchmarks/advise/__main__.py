@@ -14,9 +14,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from agent_cache.advise.calls import LoggedCall
-from agent_cache.advise.mining import mine
-from agent_cache.advise.replay import Outcome, Policy, replay, replay_all
-from agent_cache.advise.tag_rules import Advice, rules_of
+from agent_cache.advise.mine import mine
+from agent_cache.advise.replay_check import Outcome, Policy, replay, replay_all
+from agent_cache.advise.rules import Advice, rules_of
 from benchmarks.advise.retail_log import first_quarter, interleave, rules_by_hand
 from benchmarks.advise.worlds import WORLDS, World, play
 from benchmarks.commands import describe_machine, exits_without, put_table, run_progress

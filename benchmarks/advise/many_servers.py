@@ -18,6 +18,9 @@ State = dict[str, dict[str, dict[str, Any]]]
 Kind = Literal["read", "write"]
 
 
+_WORDS = ("budget", "draft", "fix", "launch", "login", "report", "review", "sprint")
+
+
 @dataclass(frozen=True)
 class Server:
     """A server: how its tools are named, and what it keeps.
@@ -111,7 +114,7 @@ def play_servers(seed: int, shape: LogShape | None = None) -> list[LoggedCall]:
             at = float(len(log) * 2)
             name, given = (tool, arguments) if not shape.meta else ("execute-tool", _inside(tool, arguments))
             given = json.loads(json.dumps(given))
-            log.append(LoggedCall(name, given, answer, None, at, at + 1, run=str(run), duration=1.0))
+            log.append(LoggedCall(name, given, answer, None, at, at + 1, str(run), duration=1.0, is_parsed=True))
     return log
 
 
@@ -131,7 +134,7 @@ def _things(server: Server, chance: random.Random) -> Iterator[tuple[str, dict[s
 
 def _new_thing(server: Server, number: int, parent: str, chance: random.Random) -> tuple[str, dict[str, Any]]:
     name = f"/{parent}/{server.thing}{number}.txt" if server.id_name == "path" else f"{server.thing}_{number:03}"
-    title = f"{chance.choice('abcdefgh')}{chance.randint(1, 40)}"
+    title = f"{chance.choice(_WORDS)} {chance.randint(1, 40)}"
     return name, {server.by: name, f"{server.parent}_id": parent, "title": title, "state": "open"}
 
 
@@ -166,14 +169,14 @@ def _visit(
         for name in chance.sample(names, min(len(names), chance.randint(1, 3))):
             yield look(name)
     if chance.random() < 0.6:
-        yield read(server.tool(search, f"{server.thing}s"), {"query": chance.choice("abcdefgh")})
+        yield read(server.tool(search, f"{server.thing}s"), {"query": chance.choice(_WORDS)})
     for _ in range(chance.choice((0, 1, 1, 2, 2))):
         seen = [one for _, asked in made if (one := asked.get(server.by)) in things]
         name = chance.choice(seen or list(things))
         parent = things[name][f"{server.parent}_id"]
         kind = chance.random()
         if kind < 0.55:
-            title = f"{chance.choice('abcdefgh')}{chance.randint(41, 99)}"
+            title = f"{chance.choice(_WORDS)} {chance.randint(41, 99)}"
             things[name] = {**things[name], "title": title}
             arguments = {server.by: name, "title": title}
             yield server.tool(change, server.thing), arguments, _text(things[name]), "write"
@@ -208,6 +211,6 @@ def _answer(server: Server, tool: str, arguments: dict[str, Any], things: dict[s
     return _text({f"{server.thing}s": rows})
 
 
-def _text(value: Any) -> list[dict[str, str]]:
-    """A value as content blocks of MCP."""
-    return [{"type": "text", "text": json.dumps(value)}]
+def _text(value: Any) -> Any:
+    """A value as the reader of logs makes it of a text block of MCP: parsed."""
+    return json.loads(json.dumps(value))

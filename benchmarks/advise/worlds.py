@@ -7,6 +7,7 @@ real servers: integers that are ids here and amounts there, ids that only a resu
 
 import json
 import random
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall
@@ -47,6 +48,7 @@ def play(
     is_told: bool = True,
     overlap: bool = False,
     share_of_writes: float | None = None,
+    runs: int = 1,
 ) -> list[LoggedCall]:
     """The log of agents at work in a new world.
 
@@ -56,6 +58,7 @@ def play(
         is_told: whether the log says what reads and what writes.
         overlap: whether calls take time, so that they overlap.
         share_of_writes: of the calls; as the world has it if None.
+        runs: of agents, one after the other, each of which begins in a new world.
     """
     chance = random.Random(f"{world.__name__}:{seed}")
     state = world()
@@ -63,6 +66,8 @@ def play(
     recent: list[tuple[str, dict[str, Any]]] = []
     log: list[LoggedCall] = []
     for at in range(calls):
+        if at and at * runs // calls != (at - 1) * runs // calls:
+            state, recent = world(), []
         state.tick = at
         if chance.random() < share:
             tool = chance.choice(world.writes)
@@ -75,7 +80,8 @@ def play(
             recent.append((tool, arguments))
         began = float(at * 2)
         taken = chance.uniform(0.5, 6.0) if overlap else 1.0
-        log.append(_made(state, tool, json.loads(json.dumps(arguments)), began, taken, is_told))
+        made = _made(state, tool, json.loads(json.dumps(arguments)), began, taken, is_told)
+        log.append(replace(made, run=str(at * runs // calls)))
     log.sort(key=lambda call: call.ended or 0.0)
     return log
 

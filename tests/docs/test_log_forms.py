@@ -3,9 +3,10 @@
 import re
 from pathlib import Path
 
-from agent_cache.advise.calls import UNKNOWN
-from agent_cache.advise.logs import open_logs
 from agent_cache.advise.records import Problem
+
+from agent_cache.advise.calls import UNKNOWN
+from agent_cache.advise.read import read_log
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/log-forms.md").read_text("utf-8")
 
@@ -15,9 +16,9 @@ def test_the_examples_are_read_as_calls(tmp_path):
     for number, example in enumerate(re.findall(r"```(?:json|text)\n(.*?)```", PAGE, re.DOTALL)):
         path = tmp_path / str(number)
         path.write_text(example, "utf-8")
-        with open_logs(path) as log:
-            found.append([(call.tool, call.arguments["order_id"], call.result, call.error) for call in log])
-            assert not [note for note in log.notes if note.level == "problem"]
+        log = read_log(path)
+        found.append([(call.tool, call.arguments["order_id"], call.result, call.error) for call in log.calls])
+        assert not log.problems
     missing = "LookupError: no such order"
     assert found == [
         [

@@ -62,7 +62,7 @@ def advised(capsys: pytest.CaptureFixture[str], log: Path, *options: str) -> tup
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["one after another", "at the same time"])
-def test_runs_that_begin_anew_are_warned_of_with_an_example_and_the_rules_are_still_written(
+def test_runs_that_begin_anew_are_worlds_of_their_own(
     order: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = [[(f"run-{number}", call) for call in calls] for number, calls in enumerate(evaluation(40))]
@@ -73,36 +73,27 @@ def test_runs_that_begin_anew_are_warned_of_with_an_example_and_the_rules_are_st
         calls = [step for wave in waves for turn in wave for step in turn if step is not None]
     log = written(tmp_path / "evaluation.jsonl", timed(calls))
     code, out, err = advised(capsys, log)
-    assert code == 1
-    assert "answers of later runs contradict those of earlier ones, and no write of the log explains it" in err
-    assert "get_" in err.partition("The first: run 'run-")[2]
-    assert "one world at a time" in err
+    assert code == 0
+    assert "runs begin anew" in err
     assert "def get_order(order_id)" in out
-    assert json.loads(advised(capsys, log, "--format", "json")[1])["resets"] >= 2
+    found = json.loads(advised(capsys, log, "--format", "json")[1])
+    assert found["resets"] >= 2
+    assert not found["is_shared"]
+    assert found["outcomes"]["advised"]["stale"] == 0
 
 
-def test_writes_of_other_runs_to_other_things_explain_no_reset(
+def test_runs_of_which_none_looks_again_are_not_taken_for_one_world(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls = []
-    for run in range(8):
+    for run in range(40):
         shop = Shop()
         read, cancel = {"order_id": f"#W{1000 + run % 4}"}, {"order_id": f"#W{1000 + run % 4}", "reason": "none"}
-        steps = [("get_order", read), ("cancel_order", cancel), ("get_order", read)]
-        calls += [(str(run), called(shop, *step)) for step in steps]
-    code, _, err = advised(capsys, written(tmp_path / "log.jsonl", timed(calls)))
-    assert code == 1
-    assert "warning: 4 answers" in err
-
-
-def test_recordings_of_programs_that_each_begin_anew_are_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One file a run: the names of the files are those of the runs."""
-    for number, calls in enumerate(evaluation(40)):
-        made = [{**call, "time": 1_790_000_000.0 + 100 * number + at} for at, call in enumerate(calls)]
-        written(tmp_path / f"run-{number}.jsonl", made)
-    assert advised(capsys, tmp_path)[0] == 1
+        calls += [(str(run), called(shop, *step)) for step in (("get_order", read), ("cancel_order", cancel))]
+    code, out, err = advised(capsys, written(tmp_path / "log.jsonl", timed(calls)))
+    assert code == 0
+    assert "the log does not show that its runs share one state" in err
+    assert '@AgentCacheInvalidator("order:{order_id}")' in out
 
 
 def shared_shop() -> list[Call]:
@@ -126,81 +117,34 @@ def external_changes() -> list[Call]:
     return timed(calls)
 
 
-def unstable() -> list[Call]:
-    """A coin, a clock and a queue that goes up and down by itself, around writes that do nothing to them."""
-    chance, calls = random.Random(7), []
-    for at in range(200):
-        run = str(at // 5)
-        answers = {"get_coin": chance.randint(0, 1), "get_time": at, "get_queue_length": at // 3 % 2}
-        for _ in range(2):
-            calls += [(run, {"tool": tool, "arguments": {"of": "it"}, "result": one}) for tool, one in answers.items()]
-            answers["get_coin"] = chance.randint(0, 1)
-        calls.append((run, {"tool": "set_name", "arguments": {"name": f"n{at}"}, "result": "ok"}))
-    return timed(calls)
-
-
-def undone() -> list[Call]:
-    """Each run undoes what it did: by the id that its write returned."""
-    calls = []
-    for run in range(20):
-        balance = {"tool": "get_balance", "arguments": {"account": "a1"}}
-        calls += [
-            (str(run), one)
-            for one in (
-                {**balance, "result": 100},
-                {"tool": "create_charge", "arguments": {"account": "a1"}, "result": {"charge_id": f"c{run}"}},
-                {**balance, "result": 90},
-                {"tool": "delete_charge", "arguments": {"charge_id": f"c{run}"}, "result": "ok"},
-            )
-        ]
-    return timed(calls)
-
-
-def switched() -> list[Call]:
-    """A lamp that one run switches on, and the next one off."""
-    calls = []
-    for run in range(20):
-        lamp = {"tool": "get_lamp", "arguments": {"lamp": "l1"}}
-        states = [run % 2 == 0, run % 2 == 1]
-        change = {"tool": "set_lamp", "arguments": {"lamp": "l1", "on": states[1]}, "result": "ok"}
-        calls += [(str(run), one) for one in ({**lamp, "result": states[0]}, change, {**lamp, "result": states[1]})]
-    return timed(calls)
-
-
-@pytest.mark.parametrize("made", [shared_shop, external_changes, unstable, undone, switched])
-def test_runs_that_share_a_world_are_not_warned_of(
+@pytest.mark.parametrize("made", [shared_shop, external_changes])
+def test_runs_that_find_what_others_changed_share_a_world(
     made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, err = advised(capsys, written(tmp_path / "log.jsonl", made()))
-    assert (code, "warning" in err) == (0, False)
-
-
-def test_the_relay_warns_of_runs_that_begin_anew_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [(str(number), call) for number, calls in enumerate(evaluation(40)) for call in calls]
-    assert main(["mcp", "--advise", str(written(tmp_path / "log.jsonl", timed(runs)))]) == 1
-    assert "contradict those of earlier ones" in " ".join(capsys.readouterr().err.split())
+    code, out, _ = advised(capsys, written(tmp_path / "log.jsonl", made()), "--format", "json")
+    assert (code, json.loads(out)["is_shared"]) == (0, True)
 
 
 # Answers of a cache
 
 
 @pytest.mark.parametrize("mark", [{"source": "hit"}, {"hit": True}])
-@pytest.mark.parametrize(("hits", "code"), [(0, 0), (1, 0), (5, 0), (6, 1)])
-def test_a_check_says_how_many_reads_a_cache_answered_and_fails_if_these_are_most(
+@pytest.mark.parametrize(("hits", "code"), [(0, 0), (1, 0), (2, 1), (30, 1)])
+def test_a_check_says_how_many_hits_cannot_be_judged_and_fails_if_these_are_one_in_twenty(
     mark: dict[str, Any], hits: int, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "rules.toml").write_text(RULES)
     read = {"tool": "get_order", "arguments": {"order_id": "o1"}, "kind": "read"}
-    calls = [{**read, "result": "paid", **(mark if at >= 10 - hits else {})} for at in range(10)]
+    calls = [{**read, "result": "paid", **(mark if at >= 31 - hits else {})} for at in range(31)]
     calls.append({"tool": "cancel_order", "arguments": {"order_id": "o1"}, "result": "ok", "kind": "write"})
     log = written(tmp_path / "log.jsonl", timed(("1", call) for call in calls))
     options = ["advise", "--check", str(tmp_path / "rules.toml"), str(log), "--fail-on", "stale"]
     assert main(options) == code
-    said = f"{hits} of 10 reads were answered by a cache in the log: they prove nothing, and are no evidence"
+    said = f"{hits} of 30 hits are on calls that a cache answered in the log"
     assert (said in capsys.readouterr().out) == bool(hits)
     assert main([*options, "--format", "json"]) == code
     found = json.loads(capsys.readouterr().out)
-    assert (found["from_cache"], found["reads"], found["has_failed"]) == (hits, 10, bool(code))
+    assert (found["unjudged"], found["hits"], found["has_failed"]) == (hits, 30, bool(code))
 
 
 SHOP = """
@@ -227,7 +171,7 @@ from agent_cache.recording import record
 
 
 async def main():
-    async with record("day.jsonl"):
+    async with record("day.jsonl", cache=CACHED):
         for _ in range(3):
             for _ in range(5):
                 await shop_of_hits.get_order(order_id="W1")
@@ -244,14 +188,16 @@ def test_a_recording_of_a_cache_is_no_proof_of_its_tags_and_one_without_the_cach
     is_cached: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "shop_of_hits.py").write_text(SHOP)
-    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "program.py").write_text(PROGRAM.replace("CACHED", str(is_cached)))
     root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": f"{root}", "AGENT_CACHE_ENABLED": "1" if is_cached else "0"}
+    environment = {**os.environ, "PYTHONPATH": f"{root}"}
     program = [sys.executable, "program.py"]
     ran = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0, ran.stderr
     command = ("-m", "agent_cache", "advise", "--check", "shop_of_hits", "day.jsonl")
-    checked = forks().run(*command, folder=tmp_path, imports=["agent_cache.cli.advise", "agent_cache.advise.check"])
+    checked = forks().run(
+        *command, folder=tmp_path, imports=["agent_cache.cli.advise", "agent_cache.advise.replay_check"]
+    )
     assert checked.returncode == 1
-    assert ("14 of 15 reads were answered by a cache in the log" in checked.stdout) == is_cached
+    assert ("14 of 14 hits are on calls that a cache answered in the log" in checked.stdout) == is_cached
     assert (", 0 stale" in checked.stdout) == is_cached

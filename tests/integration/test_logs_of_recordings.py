@@ -10,7 +10,7 @@ import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
 from agent_cache.advise.calls import UNKNOWN
-from agent_cache.advise.logs import open_logs
+from agent_cache.advise.read import read_log
 from agent_cache.recording import cached_llm_call, intercept, record
 from agent_cache.resume import Journal
 
@@ -107,9 +107,9 @@ async def test_a_cassette(tmp_path, is_compressed):
     if is_compressed:
         path = tmp_path / "run.gz"
         path.write_bytes(gzip.compress((tmp_path / "run.jsonl").read_bytes()))
-    with open_logs(path) as log:
-        calls = list(log)
-        notes = [str(note).replace(str(path), "run") for note in log.notes]
+    log = read_log(path)
+    calls = log.calls
+    notes = [str(note).replace(str(path), "run") for note in log.notes]
     assert short(calls) == EXPECTED
     assert [call.is_whole for call in calls] == [False, True, True, True, False, True, True, True, True]
     assert [call.is_parsed for call in calls] == [False] * 9
@@ -140,11 +140,11 @@ async def test_cassettes_of_runs_at_the_same_time_are_one_time_line(tmp_path):
     await asyncio.sleep(0.005)
     may_end.set()
     await task
-    with open_logs(tmp_path) as log:
-        calls = list(log)
-        assert [call.arguments["item"] for call in calls] == ["o1", "i1", "i1", "o2"]
-        assert len({call.run for call in calls}) == 2
-        assert not [note for note in log.notes if note.level == "problem"]
+    log = read_log(tmp_path)
+    calls = log.calls
+    assert [call.arguments["item"] for call in calls] == ["o1", "i1", "i1", "o2"]
+    assert len({call.run for call in calls}) == 2
+    assert not log.problems
 
 
 async def test_calls_of_several_tasks_keep_their_times(tmp_path):
@@ -162,8 +162,8 @@ async def test_calls_of_several_tasks_keep_their_times(tmp_path):
         await take("s")
         may_end.set()
         await waiting
-    with open_logs(tmp_path / "run.jsonl") as log:
-        first, second = log
+    log = read_log(tmp_path / "run.jsonl")
+    first, second = log.calls
     assert (first.tool, second.tool) == ("logged:take", "logged:slow")
     assert second.started <= first.started <= first.ended <= second.ended
 
@@ -187,9 +187,9 @@ async def test_a_journal_that_was_resumed(tmp_path):
         send("a1")
         await take("a1")
     now = datetime.now(UTC).timestamp()
-    with open_logs(tmp_path) as log:
-        first, second = log
-        assert not [note for note in log.notes if note.level == "problem"]
+    log = read_log(tmp_path)
+    first, second = log.calls
+    assert not log.problems
     assert first.ended - datetime(2026, 1, 1, 10, tzinfo=UTC).timestamp() < 60
     assert abs(second.ended - now) < 60
 
@@ -204,9 +204,9 @@ async def test_short_runs_one_after_the_other_keep_their_order(tmp_path, kind):
         async with run:
             await get_item(item)
             await take(item)
-    with open_logs(tmp_path) as log:
-        assert [call.arguments["item"] for call in log] == [item for item in items for _ in range(2)]
-        assert len({call.run for call in log}) == len(items)
+    log = read_log(tmp_path)
+    assert [call.arguments["item"] for call in log.calls] == [item for item in items for _ in range(2)]
+    assert len({call.run for call in log.calls}) == len(items)
 
 
 @pytest.mark.parametrize("kind", ["cassette", "log", "journal"])
@@ -219,8 +219,8 @@ async def test_a_broken_line_costs_one_call_and_no_times(tmp_path, kind):
     else:
         with record(path):
             await agent()
-    with open_logs(path) as log:
-        whole = list(log)
+    log = read_log(path)
+    whole = log.calls
     lines = path.read_bytes().splitlines(keepends=True)
     if kind == "log":  # of a recording that was killed
         lines[0] = lines[0].replace(b"}\n", b',"log":true}\n')
@@ -228,34 +228,34 @@ async def test_a_broken_line_costs_one_call_and_no_times(tmp_path, kind):
     broken = next(number for number, line in enumerate(lines) if b'"logged:take"' in line and b'"outcome"' in line)
     lines[broken] = lines[broken][:-40] + b"\n"
     path.write_bytes(b"".join(lines) + (b'{"id":99,"ki' if kind == "log" else b""))
-    with open_logs(path) as log:
-        calls = list(log)
-        assert [call.tool for call in calls] == [call.tool for call in whole if call.tool != "logged:take"]
-        if kind != "log":  # in which the times stand in the trailer
-            assert [call.ended for call in calls] == [call.ended for call in whole if call.tool != "logged:take"]
-        [problem] = [note for note in log.notes if note.level == "problem"]
+    log = read_log(path)
+    calls = log.calls
+    assert [call.tool for call in calls] == [call.tool for call in whole if call.tool != "logged:take"]
+    if kind != "log":  # in which the times stand in the trailer
+        assert [call.ended for call in calls] == [call.ended for call in whole if call.tool != "logged:take"]
+    [problem] = log.problems
     assert str(problem) == f"broken lines of recordings, left out: 1 (first: {path}, line {broken + 1})"
 
 
 async def test_a_recording_of_a_newer_version_is_named(tmp_path):
     path = tmp_path / "run.jsonl"
     path.write_text('{"agent_cache_cassette": 99}\n')
-    with open_logs(path) as log:
-        assert list(log) == []
-        assert any("has format version 99" in str(note) for note in log.notes)
+    log = read_log(path)
+    assert log.calls == []
+    assert any("has format version 99" in str(note) for note in log.notes)
 
 
 async def test_a_cassette_of_agentcassette(tmp_path):
     step = {"type": "tool", "name": "get", "arguments": {"args": [], "kwargs": {"id": 7}}, "result": {"n": 1}}
     document = {"version": 1, "recorded_at": "2026-01-01T10:00:00Z", "steps": [step, {**step, "duration_ms": 2}]}
     (tmp_path / "old.json").write_text(json.dumps(document, indent=1))
-    with open_logs(tmp_path / "old.json") as log:
-        assert [(call.tool, call.arguments, call.result) for call in log] == [("get", {"id": 7}, {"n": 1})] * 2
+    log = read_log(tmp_path / "old.json")
+    assert [(call.tool, call.arguments, call.result) for call in log.calls] == [("get", {"id": 7}, {"n": 1})] * 2
 
 
 async def test_a_copy_of_a_recording_is_left_out(tmp_path):
     with record(tmp_path / "one.jsonl"):
         await agent()
     shutil.copy(tmp_path / "one.jsonl", tmp_path / "two.jsonl")
-    with open_logs(tmp_path) as log:
-        assert log.count == 9
+    log = read_log(tmp_path)
+    assert len(log.calls) == 9

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall
-from agent_cache.advise.logs import open_logs
+from agent_cache.advise.read import read_log
 from tests.harness.searches import searched
 
 BASE = 1_780_000_000_000  # milliseconds
@@ -107,16 +107,8 @@ def rows(calls):
     return lines(row(call, lambda seconds: seconds) for call in calls)
 
 
-def rows_in_milliseconds(calls):
-    return lines(row(call, lambda seconds: round(seconds * 1000)) for call in calls)
-
-
 def rows_in_nanoseconds(calls):
     return lines(row(call, lambda seconds: round(seconds * 1000) * 10**6) for call in calls)
-
-
-def rows_in_another_zone(calls):
-    return lines(row(call, lambda seconds: datetime.fromtimestamp(seconds).astimezone().isoformat()) for call in calls)
 
 
 def rows_with_durations(calls):
@@ -133,8 +125,18 @@ def one_document(calls):
     return json.dumps([row(call, iso) for call in calls], indent=2)
 
 
-def wrapped_document(calls):
-    return json.dumps({"version": 1, "records": [row(call, iso) for call in calls]}, indent=1)
+def trajectories(calls):
+    """ATIF has one time for a step, so a call is a step that ends at it."""
+    documents = []
+    for run, inside in by_run(calls).items():
+        steps = []
+        for number, call in inside:
+            asked = {"tool_call_id": f"c{number}", "function_name": call.tool, "arguments": call.arguments}
+            answer = {"source_call_id": f"c{number}", "content": as_text(call.result)}
+            steps.append({"step_id": number, "timestamp": iso(call.ended), "source": "agent", "tool_calls": [asked],
+                          "observation": {"results": [answer]}})  # fmt: skip
+        documents.append({"schema_version": "ATIF-v1.7", "session_id": run, "steps": steps})
+    return lines(documents)
 
 
 def unique_id(number):
@@ -330,9 +332,8 @@ def phoenix_rows(calls):
 
 
 WITH_BOTH_TIMES = [
-    rows, rows_in_milliseconds, rows_in_nanoseconds, rows_in_another_zone, rows_with_durations, one_document,
-    wrapped_document, conversations, messages_by_line, anthropic_messages, transcript_lines,
-    otlp_spans, console_spans, phoenix_spans, phoenix_rows,
+    rows, rows_in_nanoseconds, rows_with_durations, one_document, conversations, messages_by_line,
+    anthropic_messages, transcript_lines, otlp_spans, console_spans, phoenix_spans, phoenix_rows,
 ]  # fmt: skip
 
 
@@ -340,32 +341,39 @@ def read(text, name="log", **how):
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / name
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        with open_logs(path, **how) as log:
-            return list(log), log.notes
+        return read_log(path, **how)
 
 
 @pytest.mark.parametrize("write", WITH_BOTH_TIMES, ids=lambda write: write.__name__)
 @searched(3, 40, histories())
 def test_every_form_gives_the_same_calls(write, calls):
-    found, notes = read(write(calls))
-    assert shown(found) == shown(calls)
-    assert times(found) == times(calls)
-    assert not [note for note in notes if note.level == "problem"]
+    log = read(write(calls))
+    assert shown(log.calls) == shown(calls)
+    assert times(log.calls) == times(calls)
+    assert not log.problems
+
+
+@searched(8, 40, histories())
+def test_trajectories_give_the_same_calls(calls):
+    calls = [call for call in calls if call.error is None]
+    log = read(trajectories(calls))
+    assert shown(log.calls) == shown(calls)
+    assert [one.ended for one in log.calls] == [one.ended for one in calls]
 
 
 @searched(8, 40, histories())
 def test_items_of_the_responses_api_give_the_same_calls(calls):
-    found, notes = read(response_items(calls))
-    assert shown(found) == shown(calls)
-    assert [one.ended for one in found] == [one.ended for one in calls]
-    assert not [note for note in notes if note.level == "problem"]
+    log = read(response_items(calls))
+    assert shown(log.calls) == shown(calls)
+    assert [one.ended for one in log.calls] == [one.ended for one in calls]
+    assert not log.problems
 
 
 @searched(8, 40, histories())
 def test_a_history_that_each_request_repeats_is_counted_once(calls):
-    found, notes = read(requests_with_their_history(calls))
-    assert sorted(shown(found)) == sorted(shown(calls))
-    assert not [note for note in notes if note.level == "problem"]
+    log = read(requests_with_their_history(calls))
+    assert sorted(shown(log.calls)) == sorted(shown(calls))
+    assert not log.problems
 
 
 def without_times(calls, write):
@@ -387,17 +395,17 @@ def test_runs_without_times_come_one_after_another(write, calls):
     calls = [call for call in calls if not {"timestamp", "started", "ended"} & set(str(call.result).split("'"))]
     if calls:
         grouped, text = without_times(calls, write)
-        found, notes = read(text)
-        assert shown(found) == shown(grouped)
-        assert times(found) == [(None, None)] * len(found)
-        assert any("no call has a time" in note.text for note in notes)
+        log = read(text)
+        assert shown(log.calls) == shown(grouped)
+        assert times(log.calls) == [(None, None)] * len(log.calls)
+        assert any("no call has a time" in note for note in log.notes)
 
 
 @searched(8, 40, histories(), st.sampled_from(WITH_BOTH_TIMES), st.sampled_from(["utf-8-sig", "gzip"]))
 def test_compression_and_encoding_change_nothing(calls, write, how):
     text = write(calls)
-    found, _ = read(gzip.compress(text.encode()) if how == "gzip" else text.encode(how))
-    assert shown(found) == shown(calls)
+    log = read(gzip.compress(text.encode()) if how == "gzip" else text.encode(how))
+    assert shown(log.calls) == shown(calls)
 
 
 @searched(5, 40, histories(), st.randoms(use_true_random=False), st.booleans())
@@ -416,10 +424,7 @@ def test_the_time_line_does_not_depend_on_the_order_of_files(calls, chance, is_s
             paths.append(path)
         for _ in range(2):
             chance.shuffle(paths)
-            with open_logs(paths) as log:
-                assert shown(log) == shown(calls)
-                assert shown(log) == shown(calls)  # again and again
-                assert log.count == len(calls)
+            assert shown(read_log(paths).calls) == shown(calls)
 
 
 @searched(
@@ -435,10 +440,10 @@ def test_nothing_that_a_file_may_have_raises(calls, write, changes, form):
     for place, put, removed in changes:
         at = place % (len(text) + 1)
         text = text[:at] + put + text[at + removed :]
-    found, notes = read(text, form=form)
-    assert notes
-    assert all(len(str(note).splitlines()) == 1 for note in notes)
-    assert all(call.tool for call in found)
+    log = read(text, form=form)
+    assert log.notes
+    assert all(len(note.splitlines()) == 1 for note in (*log.notes, *log.problems))
+    assert all(call.tool for call in log.calls)
 
 
 json_values = st.recursive(
@@ -463,7 +468,7 @@ json_values = st.recursive(
     25, 300, st.lists(json_values, max_size=4), st.booleans(), st.sampled_from([None, "messages", "spans", "calls"])
 )
 def test_no_shape_of_a_record_raises(records, is_document, form):
-    found, _ = read(json.dumps(records, indent=1) if is_document else lines(records), form=form)
-    for call in found:
+    log = read(json.dumps(records, indent=1) if is_document else lines(records), form=form)
+    for call in log.calls:
         json.dumps([call.arguments, None if call.result is UNKNOWN else call.result])
         assert call.started is None or call.ended is None or call.started <= call.ended

@@ -7,10 +7,10 @@ from typing import Any, Literal
 import pytest
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall
-from agent_cache.advise.mining import mine
-from agent_cache.advise.paths import Survey, kind_by_name, spellings
-from agent_cache.advise.replay import replay, replay_all, tags_of
-from agent_cache.advise.tag_rules import Advice, rules_of
+from agent_cache.advise.mine import mine
+from agent_cache.advise.paths import Survey, kind_by_name
+from agent_cache.advise.replay_check import replay, replay_all, tags_of
+from agent_cache.advise.rules import Advice, rules_of
 from agent_cache.testing import reset
 from agent_cache.toolbox.box import Toolbox
 from agent_cache.toolbox.rules import Read, Write
@@ -30,6 +30,7 @@ from benchmarks.advise.worlds import (
 )
 from tests.harness.slow import slow
 
+SERVERS = {"filesystem": 9, "github": 9, "mcp git git": 9, "canvas": 9, "notion": 9, "order": 1}
 LENGTH = 1_500
 SEEDS = (1, 2, 3)
 LIKE_OTHERS = [one for one in WORLDS if one not in (Repositories, Inventory, Station, Projects)]
@@ -110,7 +111,7 @@ def test_rules_hold_when_calls_overlapped_and_when_nothing_said_what_writes(
 def test_a_short_log_gives_whole_roots_and_no_stale_answer(world: type[World]) -> None:
     advice = mine(play(world, 7, 60))
     assert any(link.origin == "whole root" for link in advice.links)
-    assert any("never seen" in sentence for sentence in advice.unknown)
+    assert any("never" in why.values() for why in advice.lacking.values())
     toolbox = Toolbox(rules_of(advice), namespace="world", unknown="write")
     for seed in SEEDS:
         assert replay(played(world, seed), toolbox).stale_answers == ()
@@ -155,7 +156,6 @@ def test_answers_that_change_by_themselves_are_not_blamed_on_a_write() -> None:
         assert advice.tools[tool].kind == "watch"
         assert advice.tools[tool].tags == ()
         assert not any(link.read == tool for link in advice.links)
-        assert any(sentence.startswith(f"{tool} is not to be cached") for sentence in advice.unknown)
 
 
 def test_a_read_that_changes_others_is_a_write() -> None:
@@ -205,10 +205,21 @@ def test_tools_without_a_kind_are_told_apart_by_what_changes_after_them() -> Non
         ("load_data", None),
         ("get_order", "read"),
         ("get_comments", "read"),
+        ("filesystem-read_file", "read"),
+        ("filesystem-write_file", "write"),
+        ("github__get_file", "read"),
+        ("mcp__git__git_log", "read"),
+        ("mcp__git__git_commit", "write"),
+        ("canvas_get_user", "read"),
+        ("canvas_delete_user", "write"),
+        ("notion.retrievePage", "read"),
+        ("order_status", None),
+        ("comment_list", "read"),
+        ("issue_comment_get", "write"),
     ],
 )
 def test_a_name_that_may_mean_a_write_is_no_read(name: str, kind: str | None) -> None:
-    assert kind_by_name(name) == kind
+    assert kind_by_name(name, SERVERS) == kind
 
 
 def test_equal_dates_names_and_amounts_are_no_links() -> None:
@@ -231,21 +242,9 @@ def test_an_id_that_is_spelt_in_two_ways_is_none(spelling: str) -> None:
             log.append(call("pay", "ok", invoice_id=f"INV-000{turn % 9}"))
     advice = mine(log)
     assert paths(advice, "pay", "get_invoice") == {("", "")}
-    assert (
-        "get_invoice: its whole root is dropped by pay, since the log spells one id in several ways" in advice.unknown
-    )
+    assert advice.lacking["get_invoice"] == {"pay": "spelt"}
     plain = [one for one in log if one.tool == "pay" or one.arguments["invoice_id"].startswith("INV")]
     assert paths(mine(plain), "pay", "get_invoice") == {("invoice_id", "invoice_id")}
-
-
-@pytest.mark.parametrize(("one", "other"), [(5, 5.5), ("A-1", "A1"), ("007", "7a"), ("x#1", "x1")])
-def test_other_ids_are_not_taken_for_spellings_of_one(one: object, other: object) -> None:
-    assert len(spellings([str(one), str(other)])) == 2
-
-
-@pytest.mark.parametrize("other", ["17", "#17", " 17 ", "017", "17.0"])
-def test_spellings_of_one_id_are_one(other: str) -> None:
-    assert spellings(["17", other]) == spellings(["17"])
 
 
 def looks_around_dims(places: list[tuple[int, int, int]]) -> list[LoggedCall]:
@@ -263,26 +262,25 @@ ELSEWHERE = [(seen, floor, zone) for seen in range(6) for floor in range(6) for 
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize(("count", "is_table"), [(40, False), (41, True)])
 def test_the_keys_of_a_table_are_ids_and_no_path_leads_through_it(count: int, at_once: bool, is_table: bool) -> None:
-    survey = Survey()
+    log = []
     stock = {f"item_{number}": {"left": 1} for number in range(count)}
     for found in [stock] if at_once else [{item: stock[item]} for item in stock]:
-        survey.add(call("get_stock", {"day": "Monday", "stock": found, "shelves": [{"name": "A"}]}))
+        log.append(call("get_stock", {"day": "Monday", "stock": found, "shelves": [{"name": "A"}]}))
     for item in list(stock)[:5]:
-        survey.add(call("set_stock", item=item, sizes=[[1], [2]]))
-        survey.add(call("reserve", {"reserved": {"item": item}}, shipment="s-1"))
-        survey.add(call("ship", {"items": [{"item": item}]}, shipment="s-1"))
-    survey.finish()
+        log.append(call("set_stock", item=item, sizes=[[1], [2]]))
+        log.append(call("reserve", {"reserved": {"item": item}}, shipment="s-1"))
+        log.append(call("ship", {"items": [{"item": item}]}, shipment="s-1"))
+    survey = Survey(log)
+    found_paths = {tool: {path for path, _ in own} for tool, own in survey.of_tool.items()}
     below = set() if is_table else {f"result[stock][{item}][left]" for item in stock}
-    assert {path for tool, path in survey.paths if tool == "get_stock"} == {
-        "result[day]", "result[shelves][][name]", *below
-    }  # fmt: skip
-    assert {path for tool, path in survey.paths if tool == "set_stock"} == {"item", "sizes[][]", "result"}
+    assert found_paths["get_stock"] == {"result[day]", "result[shelves][][name]", *below}
+    assert found_paths["set_stock"] == {"item", "sizes[][]", "result"}
     assert survey.may_list("get_stock", "set_stock") is survey.may_list("get_stock", "reserve") is is_table
     assert not survey.may_list("get_stock", "ship")
 
 
-@pytest.mark.parametrize(("writes", "is_dropped"), [(60, True), (110, False)])
-def test_a_search_needs_a_hundred_writes_however_many_of_its_pages_they_left_alone(
+@pytest.mark.parametrize(("writes", "is_dropped"), [(20, True), (60, False)])
+def test_a_search_needs_so_many_writes_that_a_change_of_one_of_its_pages_would_have_shown(
     writes: int, is_dropped: bool
 ) -> None:
     pages = [[{"handle": f"h-{10 * page + number}"} for number in range(10)] for page in range(12)]
@@ -298,10 +296,7 @@ def test_paths_of_any_depth_are_found() -> None:
     deep: Any = "o-1"
     for _ in range(600):
         deep = {"a": [deep]}
-    survey = Survey()
-    survey.add(call("get_order", deep))
-    survey.finish()
-    assert [path for _, path in survey.paths] == ["result" + "[a][]" * 600]
+    assert [path for _, path in Survey([call("get_order", deep)]).paths] == ["result" + "[a][]" * 600]
 
 
 def test_a_write_that_shares_arguments_with_a_read_drops_its_answer_though_the_two_never_met() -> None:
@@ -335,7 +330,6 @@ def test_a_read_that_no_id_links_to_a_write_is_said_to_change_by_itself_perhaps(
     advice = mine(log)
     reason = "it may change by itself: its answers change after ping, and no id says which"
     assert (advice.tools["get_sensor"].kind, advice.tools["get_sensor"].reason) == ("watch", reason)
-    assert [line for line in advice.unknown if "by itself" in line] == [f"get_sensor is not to be cached: {reason}"]
     assert advice.tools["get_order"].kind == advice.tools["get_shipped"].kind == "read"
 
 
@@ -362,7 +356,7 @@ def test_a_write_that_was_seen_at_a_few_calls_alone_is_not_harmless_to_others() 
                     call("get_price", item, item=f"item-{item}")]  # fmt: skip
     advice = mine(log)
     assert paths(advice, "start_sale", "get_price") == {("", "")}
-    assert any("start_sale" in line for line in advice.unknown)
+    assert advice.lacking["get_price"] == {"start_sale": "rarely"}
 
 
 def test_a_failed_write_refutes_nothing() -> None:
@@ -403,9 +397,6 @@ def test_calls_without_an_answer_are_repeats_of_each_other() -> None:
     log += [call("get_plan", 1, plan_id="p-1")]
     advice = mine(log)
     assert {tool: one.repeats for tool, one in advice.tools.items()} == {"get_order": 2, "get_user": 2, "get_plan": 0}
-    assert [line for line in advice.unknown if "never called twice" in line] == [
-        "get_plan was never called twice with the same arguments"
-    ]
 
 
 def test_a_transient_error_of_a_read_is_no_change() -> None:
@@ -432,6 +423,52 @@ def test_runs_that_begin_anew_share_nothing() -> None:
     assert paths(advice, "ship", "get_order") == {("order_id", "order_id")}
     outcome = replay(log, "advised", advice=advice)
     assert (outcome.stale, outcome.hits) == (0, 0)
+
+
+def test_runs_of_which_none_shows_what_another_one_changed_are_worlds_of_their_own() -> None:
+    """Each starts from a fresh database, and none looks again: an order that is as before proves nothing."""
+    log: list[LoggedCall] = []
+    for run in range(40):
+        order_id = f"o-{run % 4}"
+        log += [
+            replace(call("get_order", {"status": "paid"}, order_id=order_id), run=str(run)),
+            replace(call("cancel_order", "ok", order_id=order_id), run=str(run)),
+        ]
+    advice = mine(log)
+    assert not advice.is_shared
+    assert paths(advice, "cancel_order", "get_order") == {("order_id", "order_id")}
+
+
+@pytest.mark.parametrize("world", [Airline, *slow(Bank, Repositories, Mail)], ids=lambda world: world.__name__)
+def test_rules_learned_from_runs_with_fresh_states_leave_no_answer_stale(world: type[World]) -> None:
+    advice = mine(play(world, 0, LENGTH, runs=30))
+    assert not advice.is_shared
+    for seed in SEEDS:
+        assert replay(play(world, seed, LENGTH, runs=30), "advised", advice=advice).stale == 0
+        assert replay(played(world, seed), rules_of(advice)).stale == 0, "in one world neither"
+
+
+def test_more_worlds_in_one_log_make_no_advice_worse() -> None:
+    logs = [played(world, 0, 1_000) for world in (Airline, Bank, Mail)]
+    together = [replace(one, started=None, ended=None) for turn in zip(*logs, strict=True) for one in turn]
+    alone, with_others = mine(logs[1]), mine(together)
+    log = played(Bank, 1, 1_000)
+    assert replay(log, rules_of(with_others)).stale == 0
+    assert replay(log, rules_of(with_others)).hits >= 0.8 * replay(log, rules_of(alone)).hits
+
+
+def test_an_agents_own_handler_is_no_tool() -> None:
+    log: list[LoggedCall] = []
+    for turn in range(40):
+        log += [
+            call("get_order", {"v": turn // 4}, order_id="o-1"),
+            *([call("ship", "ok", order_id="o-1")] if turn % 4 == 3 else []),
+            LoggedCall("handle", {"n": turn}, None, encloses=True),
+            LoggedCall("log_line", {"text": f"turn {turn}"}, None),
+        ]
+    advice = mine(log, ignore=["log_*"])
+    assert advice.ignored == ("handle", "log_line")
+    assert advice.tools.keys() == {"get_order", "ship"}
 
 
 def test_a_read_that_changes_by_itself_and_back_is_no_new_beginning_of_the_runs() -> None:
@@ -496,7 +533,7 @@ def test_a_stale_answer_names_the_writes_that_may_have_caused_it() -> None:
     outcome = replay(log, {"get_order": Read("order:{order_id}"), "ship": Write("parcel:{order_id}")})
     assert (outcome.reads, outcome.hits, outcome.stale) == (4, 3, 2)
     first, second = outcome.stale_answers
-    assert (first.served, first.loaded, first.tags) == (log[3], log[0], ("order:o-1",))
+    assert (first.served, first.loaded) == (log[3], log[0])
     assert first.writes == second.writes == (log[2],)
 
 

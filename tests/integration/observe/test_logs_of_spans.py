@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProces
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, otel, testing
 from agent_cache.advise.calls import UNKNOWN
-from agent_cache.advise.logs import open_logs
+from agent_cache.advise.read import read_log
 
 
 @AgentCache("spanned_order:{order_id}")
@@ -60,14 +60,16 @@ async def test_spans_with_content_are_a_log(console, tmp_path, hits):
                 await get_spanned_order("none")
             await get_spanned_text(100_000)
     (tmp_path / "spans").write_text(text.getvalue(), "utf-8")
-    with open_logs(tmp_path / "spans") as log:
-        calls = [
-            (call.tool.rpartition(":")[2], call.kind, call.arguments.get("order_id"), call.result, call.error, call.run)
-            for call in log
-            if call.is_keyed or call.arguments
-        ]
-        assert not [note for note in log.notes if note.level == "problem"]
-        assert not [call for call in log if call.tool.endswith("text") and call.is_whole and call.result is not UNKNOWN]
+    log = read_log(tmp_path / "spans")
+    calls = [
+        (call.tool.rpartition(":")[2], call.kind, call.arguments.get("order_id"), call.result, call.error, call.run)
+        for call in log.calls
+        if call.is_keyed or call.arguments
+    ]
+    assert not log.problems
+    assert not [
+        call for call in log.calls if call.tool.endswith("text") and call.is_whole and call.result is not UNKNOWN
+    ]
     order = {"id": "W1", "status": "late"}
     assert calls == [
         ("get_spanned_order", "read", "W1", order, None, "talk-1"),
@@ -84,6 +86,6 @@ async def test_spans_without_content_are_evidence_of_nothing(console, tmp_path):
         async with AgentCacheSession("talk-1"):
             await get_spanned_order("W1")
     (tmp_path / "spans").write_text(text.getvalue(), "utf-8")
-    with open_logs(tmp_path / "spans") as log:
-        [call] = log
+    log = read_log(tmp_path / "spans")
+    [call] = log.calls
     assert (call.arguments, call.is_keyed, call.result, call.kind) == ({}, False, UNKNOWN, "read")

@@ -27,7 +27,7 @@ from pydantic_ai.models.instrumented import InstrumentationSettings
 from pydantic_ai.models.test import TestModel
 
 from agent_cache.advise.calls import UNKNOWN
-from agent_cache.advise.logs import open_logs
+from agent_cache.advise.read import read_log
 
 
 class Exports:
@@ -62,9 +62,9 @@ def exports():
 def read(tmp_path, text):
     path = tmp_path / "log"
     path.write_text(text, "utf-8")
-    with open_logs(path) as log:
-        calls = list(log)
-        assert not [str(note) for note in log.notes if note.level == "problem"]
+    log = read_log(path)
+    calls = log.calls
+    assert not log.problems
     return calls
 
 

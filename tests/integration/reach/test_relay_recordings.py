@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("mcp", reason="the servers of these tests are made by its SDK")
 
-from agent_cache.advise.logs import open_logs
+from agent_cache.advise.read import read_log
 from agent_cache.recording import Cassette
 from tests.harness.mcp_host import RELAY, relayed, run_of, started, text_of
 
@@ -142,9 +142,9 @@ async def test_a_recording_is_a_log_of_the_tools_with_their_hints(tape):
         await run_of(host)
         await host.request("tools/list")
         assert await host.end() == 0
-    with open_logs(tape) as log:
-        calls = list(log)
-        assert not [note for note in log.notes if note.level == "problem"]
+    log = read_log(tape)
+    calls = log.calls
+    assert not log.problems
     assert {call.tool.rpartition(":")[2] for call in calls} >= {"get_value"}
     assert not any(call.tool.startswith("mcp:request") or call.tool == "mcp:tools" for call in calls)
     assert any(call.hints for call in calls)

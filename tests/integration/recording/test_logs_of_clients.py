@@ -12,15 +12,15 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
 from agent_cache.advise.calls import UNKNOWN
-from agent_cache.advise.logs import open_logs
+from agent_cache.advise.read import read_log
 
 
 def read(tmp_path, *records):
     path = tmp_path / "log"
     path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
-    with open_logs(path) as log:
-        calls = list(log)
-        assert not [str(note) for note in log.notes if note.level == "problem"]
+    log = read_log(path)
+    calls = log.calls
+    assert not log.problems
     return calls
 
 

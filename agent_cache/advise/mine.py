@@ -1,0 +1,918 @@
+"""Finds in a log of tool calls which writes change which answers, and through which values of the two calls.
+
+**Evidence.** An *interval* lies between two sights of one read: two calls with the same arguments, both answered. The
+writes between them are its candidates. If the answer changed, one of them is the cause; if it did not, none of them is.
+A write and a read *meet* through a pair of paths, such as ``order_id`` of the one and ``result[orders][][order_id]`` of
+the other, if they have a value in common there, as tags compare values: by their text.
+
+**Worlds.** Runs share one state only if the log shows it: a run that has written nothing finds what another one has
+changed. Otherwise each run is a world of its own, as in evaluation sets and in CI, and an interval lies within one run:
+between two runs a reset looks as if the writes were harmless.
+
+**What is advised.** By default a write drops every answer of a read: whatever is left out needs evidence. For each pair
+of a write tool and a read tool:
+
+1. *Links by evidence.* Every change of an answer must be explained by a link: a pair of paths through which a write of
+   the interval met the read. Links are chosen as a greedy set cover (Chvatal 1979, "A greedy heuristic for the
+   set-covering problem"): the next one explains the most changes that are still unexplained, weighted by how often an
+   answer changed when its values met (the confidence of an association rule: Agrawal, Imielinski and Swami 1993,
+   "Mining association rules between sets of items in large databases") and by how much the two paths look like one
+   entity. A path that looks like nothing has to explain several changes, and more often than chance. A change that no
+   link explains is explained by the whole root of the pair.
+2. *Links by entity.* A write that carries an id of the entity that a read is about is linked to it without a change,
+   unless it is refuted: so many different writes met answers that nothing else could have changed, and none changed.
+   The arguments that have one name in both calls are such an id together, whatever they are called: ``floor`` and
+   ``zone`` of a lamp. Where no argument of both is such an id, the ids in the answer count as well.
+3. *The rest.* What a write does to answers that no link meets must have been seen: `ENOUGH` different writes between
+   equal answers. (After eight failures in a row the true rate is below 31 % with 95 % confidence: the "rule of three"
+   of Hanley and Lippman-Hand 1983, "If nothing goes wrong, is everything all right?".) Otherwise the pair gets the
+   whole root, and `Advice.unknown` says so. A pair whose arguments are ids of one entity needs none of it. Lists need
+   three times as much, since an item that comes in was not in the list before. A search of what the write names has as
+   many answers as there are different calls of it, of which a write may change a single one: so many pairs of a write
+   and an answer must have stayed equal that a change of one in all of them would have shown with 99 % confidence.
+   Where the log spells one id in several ways (``INV-7``, ``inv-7``), nothing is enough: tags compare text.
+
+**What is evidence of nothing.** Calls that overlap; writes that failed (they explain a change where no other write can,
+and never show that a write is harmless); answers that are missing, redacted, or came from a cache. An answer that
+changes with no write in between is *volatile*, and is not to be cached, unless a tool that was taken for a read turns
+out to change it. So is a read of an id whose changes no id explains, unless it stayed the same without a write for so
+long that changes of this rate would have shown.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import combinations
+from math import prod
+from typing import Any, Final, Literal, cast
+
+from agent_cache.advise.calls import UNKNOWN, LoggedCall
+from agent_cache.advise.paths import (
+    Candidate,
+    Survey,
+    ToolFacts,
+    answer_digest,
+    find_candidates,
+    is_argument,
+    is_failure,
+    is_transient,
+    kind_by_name,
+    name_of,
+    nouns_of,
+    server_of,
+    values_at,
+)
+from agent_cache.advise.rules import Advice, Kind, Link, Origin, ToolAdvice, Why, tag_templates
+from agent_cache.core.keys import Uncacheable, key_part
+
+__all__ = ["mine"]
+
+ENOUGH: Final = 8
+"""How many different writes have to have left answers unchanged before such writes are taken for harmless."""
+_OF_LISTS: Final = 24
+_OF_KEYS: Final = 24
+_OF_OTHERS: Final = 6
+_ENOUGH_CHANGES: Final = 4.6
+"""How many changes would have to be expected where none was seen, to conclude that there are none: ``-log(0.01)``, with
+99 % confidence if changes are independent of each other.
+"""
+_INTERVALS: Final = 3
+_ENOUGH_READS: Final = 6
+"""To how many different calls of a read a write must have been harmless, if that many were repeated at all."""
+_CHANCE: Final = 0.001
+"""How likely it may be that a read is taken for a write of another one because it ran before its changes by chance."""
+_MIN_OVERLAP: Final = 0.3
+"""The share of their values that two arguments have in common if they may stand for the same things."""
+_MAX_KEPT: Final = 64
+_IN_FLIGHT: Final = 64
+
+Given = tuple[Literal["read", "write"] | None, Why]
+Signature = frozenset[int]
+"""The candidates through which one write met one read."""
+_UNMET: Final[Signature] = frozenset()
+Option = tuple[str, Signature]
+"""A link to choose: a write tool, and the candidates that must all be met; none for the whole root."""
+Progress = Callable[[int], None]
+
+
+def mine(calls: Sequence[LoggedCall], *, ignore: Sequence[str] = (), progress: Progress | None = None) -> Advice:
+    """Find what the writes of a log change, and the tags that follow.
+
+    Args:
+        calls: a log, in the order of one time line.
+        ignore: names of tools, or patterns of them, that are neither read nor write. So are the handlers of an agent:
+            tools in whose calls others were made.
+        progress: called with the number of calls done, of all passes together, now and then.
+    """
+    handlers = {call.tool for call in calls if call.encloses and call.kind is None}
+    ignored = handlers | {one.tool for one in calls if any(fnmatchcase(one.tool, pattern) for pattern in ignore)}
+    calls = [call for call in calls if call.tool not in ignored]
+    report = progress or (lambda _: None)
+    survey = Survey(calls)
+    report(len(calls))
+    servers = Counter(server_of(tool)[0] for tool in survey.tools)
+    kinds = {tool: _kind_of(tool, facts, servers) for tool, facts in survey.tools.items()}
+    changers: dict[str, str] = {}
+    while True:
+        writers = {tool for tool, (kind, _) in kinds.items() if kind != "read"} | set(changers)
+        readers = {tool for tool, (kind, _) in kinds.items() if kind != "write"} - set(changers)
+        worlds = _worlds_of(calls, writers, readers)
+        evidence = _Evidence(calls, find_candidates(survey, writers, readers), writers, readers, worlds)
+        report(2 * len(calls))
+        found = _find_changers(evidence)
+        if not found or len(changers) > 8:
+            break
+        changers.update(found)
+    return _Conclusion(survey, kinds, changers, evidence, ignored).advice()
+
+
+def _kind_of(tool: str, facts: ToolFacts, servers: Mapping[str, int]) -> Given:
+    if facts.given:
+        return ("write" if facts.given["write"] else "read"), "given"
+    if facts.hint is not None:
+        return facts.hint, "hint"
+    by_name = kind_by_name(tool, servers)
+    return (by_name, "name") if by_name is not None else (None, "unknown")
+
+
+# Worlds
+
+
+@dataclass(frozen=True, slots=True)
+class _Worlds:
+    """Whether the runs of a log share one state.
+
+    Attributes:
+        are_one: whether the log shows it, or has a single run.
+        resets: how many answers were as before a change that an earlier run had made and seen.
+    """
+
+    are_one: bool
+    resets: int = 0
+
+
+def _worlds_of(calls: Sequence[LoggedCall], writers: set[str], readers: set[str]) -> _Worlds:
+    """Decide by what runs find that have written nothing yet: what another one has changed and seen, or what was there
+    before. A tool whose answers change within a run without a write shows nothing.
+    """
+    if len({call.run for call in calls}) < 2:
+        return _Worlds(are_one=True)
+    wrote: dict[str, int] = {}
+    last: dict[tuple[str, Any], tuple[str, bytes, int]] = {}
+    start: dict[tuple[str, Any], bytes] = {}
+    changed: dict[tuple[str, Any], tuple[str, bytes, bytes]] = {}
+    lasting, resets, unstable = Counter[str](), Counter[str](), set[str]()
+    latest = -1
+    for at, call in enumerate(calls):
+        tool, run = call.tool, call.run
+        if tool in writers:
+            wrote[run] = latest = at
+        if tool not in readers or call.result is UNKNOWN or not call.is_whole or (key := _key_of(call)) is None:
+            continue
+        answer = answer_digest(call.result)
+        former = last.get((tool, key))
+        if former is not None and former[0] == run and former[1] != answer and latest <= former[2]:
+            unstable.add(tool)
+        last[tool, key] = run, answer, at
+        if run in wrote:
+            if start.get((tool, key), answer) != answer and (tool, key) not in changed:
+                changed[tool, key] = run, start[tool, key], answer
+            continue
+        if (made := changed.pop((tool, key), None)) is not None and made[0] != run:
+            lasting[tool] += answer == made[2]
+            resets[tool] += answer == made[1]
+        start[tool, key] = answer
+    shown, contrary = (sum(number for tool, number in one.items() if tool not in unstable) for one in (lasting, resets))
+    return _Worlds(shown > 3 * contrary, contrary)
+
+
+def _key_of(call: LoggedCall) -> Any:
+    """What tells a call from others of its tool; None if nothing does."""
+    try:
+        return key_part(call.arguments) if call.is_keyed else None
+    except (Uncacheable, TypeError, ValueError):
+        return None
+
+
+# Intervals
+
+
+@dataclass(frozen=True, slots=True)
+class _Equal:
+    """An interval whose two answers were equal.
+
+    Attributes:
+        key: of the read.
+        met: the writes that met the read in it: position, tool, and through what.
+        writes: those of each tool that surely lay between: some of them, if there are many.
+    """
+
+    key: int
+    met: tuple[tuple[int, str, Signature], ...]
+    writes: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(slots=True)
+class _Cell:
+    """How often writes of one tool met a read through the same candidates, by whether its answer changed."""
+
+    changed: int = 0
+    unchanged: int = 0
+
+
+class _Harmless:
+    """Writes that left answers unchanged which nothing else can have changed."""
+
+    def __init__(self) -> None:
+        self.intervals = 0
+        self.writes: set[int] = set()
+        self.keys: set[int] = set()
+        self.pairs: set[tuple[int, int]] = set()
+
+    def note(self, writes: Sequence[int], key: int) -> None:
+        """Add an interval, with its writes."""
+        self.intervals += 1
+        self.keys.add(key)
+        self.writes.update(writes)
+        self.pairs.update((write, key) for write in writes)
+
+    def is_enough(self, enough: int) -> bool:
+        """Whether they are so many that such writes are harmless."""
+        writes = len(self.writes)
+        if writes >= enough and self.intervals >= _INTERVALS:
+            return True
+        return writes >= _INTERVALS and len(self.keys) >= ENOUGH // 2 and len(self.pairs) >= 2 * enough
+
+
+Free = Counter[frozenset[str]]
+"""Intervals without a write, counted by the other tools that ran in them."""
+Record = frozenset[tuple[str, Signature]]
+"""A change of an answer: the write tools between, each with the candidates through which it met."""
+
+
+@dataclass(slots=True)
+class _Sight:
+    """The last answer of one read."""
+
+    position: int
+    answer: bytes
+
+
+class _Evidence:
+    """The second pass over a log: intervals, counted by what met in them.
+
+    Attributes:
+        ambiguous: pairs of a write and a read that share an id in several spellings. It links them no better than the
+            whole root.
+        calls_with, calls_without: by read, how many calls its intervals are long, all together: with a write, without.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[LoggedCall],
+        found: list[Candidate],
+        writers: set[str],
+        readers: set[str],
+        worlds: _Worlds,
+    ) -> None:
+        self.candidates = [one for one in found if not one.is_ambiguous]
+        self.ambiguous = {(one.write, one.read) for one in found if one.is_ambiguous and one.is_entity}
+        self.writers, self.readers, self.worlds = writers, readers, worlds
+        self.of_pair: dict[tuple[str, str], list[int]] = defaultdict(list)
+        self._numbers: dict[tuple[str, str, str, str], int] = {}
+        self._paths: dict[str, set[str]] = defaultdict(set)
+        for number, one in enumerate(self.candidates):
+            self.of_pair[one.write, one.read].append(number)
+            self._numbers[one.write, one.write_path, one.read, one.read_path] = number
+            self._paths[one.write].add(one.write_path)
+            self._paths[one.read].add(one.read_path)
+        self.cells: dict[tuple[str, str], dict[Signature, _Cell]] = defaultdict(lambda: defaultdict(_Cell))
+        self.records: dict[str, Counter[Record]] = defaultdict(Counter)
+        self.equal: dict[str, list[_Equal]] = defaultdict(list)
+        self.free_changes: dict[str, Free] = defaultdict(Counter)
+        self.free_equal: dict[str, Free] = defaultdict(Counter)
+        self.calls_without: Counter[str] = Counter()
+        self.calls_with: Counter[str] = Counter()
+        self.repeats: Counter[str] = Counter()
+        self.keys: dict[str, set[int]] = defaultdict(set)
+        self.repeated: dict[str, set[int]] = defaultdict(set)
+        by_run: dict[str, list[LoggedCall]] = defaultdict(list)
+        for call in calls:
+            by_run["" if worlds.are_one else call.run].append(call)
+        self._first = 0
+        for part in by_run.values():
+            self._look_at(part)
+            self._first += len(part)
+
+    def _look_at(self, calls: Sequence[LoggedCall]) -> None:
+        """Find the intervals of one world."""
+        self._calls = calls
+        self._index_writes()
+        self._last_of: dict[str, int] = {}
+        sights: dict[tuple[str, Any], _Sight | None] = {}
+        for at, call in enumerate(calls):
+            tool = call.tool
+            if tool in self.readers and (key := _key_of(call)) is not None:
+                self._see(at, call, (tool, key), sights)
+            self._last_of[tool] = at
+
+    def _index_writes(self) -> None:
+        """Where each tool wrote, failed, and named which value at which path."""
+        calls, latest = self._calls, float("-inf")
+        ends = []
+        for call in calls:
+            latest = max(latest, call.ended if call.ended is not None else latest)
+            ends.append(latest)
+        self._begins = [
+            at if call.started is None else min(at, bisect_right(ends, call.started)) for at, call in enumerate(calls)
+        ]
+        self._has_overlaps = any(begin < at for at, begin in enumerate(self._begins))
+        self._positions: dict[str, list[int]] = defaultdict(list)
+        self._failures: dict[str, list[int]] = defaultdict(list)
+        self._named: dict[str, dict[tuple[str, str], list[int]]] = defaultdict(lambda: defaultdict(list))
+        self._all_named: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for at, call in enumerate(calls):
+            if call.tool not in self.writers:
+                continue
+            (self._failures if is_failure(call) else self._positions)[call.tool].append(at)
+            for path in self._paths[call.tool]:
+                values = values_at(call, path, is_write=True)
+                self._all_named[call.tool, path].append(at)
+                for text in ("\0",) if values.is_error else values.texts[:500]:
+                    self._named[text][call.tool, path].append(at)
+
+    def _see(
+        self, at: int, call: LoggedCall, key: tuple[str, Any], sights: dict[tuple[str, Any], _Sight | None]
+    ) -> None:
+        tool, hashed = call.tool, hash(key)
+        self.keys[tool].add(hashed)
+        former = sights.get(key)
+        if key in sights:
+            self.repeats[tool] += 1
+        if former is not None:
+            self.repeated[tool].add(hashed)
+        if is_transient(call) or (call.result is UNKNOWN and call.error is None):
+            sights.setdefault(key, None)
+            return
+        answer = b"error" if call.error is not None else answer_digest(call.result)
+        if former is not None:
+            self._interval(former, at, answer, hashed)
+        sights[key] = None if call.error is not None else _Sight(at, answer)  # an error is not stored
+
+    def _interval(self, former: _Sight, at: int, answer: bytes, key: int) -> None:
+        calls, first = self._calls, former.position
+        call, tool = calls[at], calls[at].tool
+        is_change = former.answer != answer
+        if not is_change and not (calls[first].is_whole and call.is_whole):
+            return
+        begin, surely_before = self._begins[first], self._begins[at]
+        met = self._met(calls[first], begin, at)
+        record: set[Option] = set()
+        refused: set[Option] = set()
+        harmless: list[tuple[int, str, Signature]] = []
+        others: dict[str, tuple[int, ...]] = {}
+        for writer, positions in self._failures.items() if is_change else ():
+            own = met.get(writer, {})
+            refused.update((writer, own.get(one, _UNMET)) for one in self._between(positions, begin, at)[:_MAX_KEPT])
+        for writer, positions in self._positions.items():
+            between = self._between(positions, begin, at)
+            if not between:
+                continue
+            cells, own = self.cells[writer, tool], met.get(writer, {})
+            own = {one: signature for one, signature in own.items() if _holds(positions, one)}
+            if is_change:
+                for signature in own.values():
+                    cells[signature].changed += 1
+                record.update((writer, signature) for signature in own.values())
+                if unmet := len(between) - len(own):
+                    cells[_UNMET].changed += unmet
+                    record.add((writer, _UNMET))
+                continue
+            cells[_UNMET].unchanged += len(between) - len(own)
+            unmet = [one for one in between[:_MAX_KEPT] if one not in own]
+            sure = [one for one in (*own, *unmet[:16]) if self._begins[one] > first and one < surely_before]
+            for position in sure:
+                if position in own:
+                    cells[own[position]].unchanged += 1
+                    harmless.append((self._first + position, writer, own[position]))
+            if sure:
+                others[writer] = tuple(self._first + one for one in sure)
+        length = at - first
+        if is_change and (record or refused):  # a write that failed has an effect now and then, if no other can have
+            self.records[tool][frozenset(record or refused)] += 1
+        elif others:
+            self.equal[tool].append(_Equal(key, tuple(harmless), others))
+        if record or refused or others:
+            self.calls_with[tool] += length
+            return
+        self.calls_without[tool] += length
+        last = self._last_of.items()
+        ran = frozenset(one for one, where in last if where > first and one != tool and one not in self.writers)
+        (self.free_changes if is_change else self.free_equal)[tool][ran] += 1
+
+    def _between(self, positions: list[int], begin: int, at: int) -> list[int]:
+        """Those of these positions of writes that may lie between two sights: also of such as still ran at the last."""
+        low, high = bisect_left(positions, begin), bisect_right(positions, at)
+        running = positions[high : high + _IN_FLIGHT] if self._has_overlaps else []
+        return positions[low:high] + [one for one in running if self._begins[one] <= at]
+
+    def _met(self, read: LoggedCall, begin: int, at: int) -> dict[str, dict[int, Signature]]:
+        """The writes that met an answer, by tool and position: also those that may have named anything."""
+        found: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+        for path in self._paths[read.tool]:
+            values = values_at(read, path, is_write=False)
+            named = [self._all_named] if values.is_root else [self._named.get(text, {}) for text in values.texts]
+            for of_value in (*named, self._named.get("\0", {})):
+                for (writer, write_path), positions in of_value.items():
+                    number = self._numbers.get((writer, write_path, read.tool, path))
+                    for position in self._between(positions, begin, at)[: 4 * _MAX_KEPT] if number is not None else ():
+                        found[writer][position].add(cast("int", number))
+        return {writer: {one: frozenset(met) for one, met in own.items()} for writer, own in found.items()}
+
+
+def _holds(positions: list[int], one: int) -> bool:
+    at = bisect_left(positions, one)
+    return at < len(positions) and positions[at] == one
+
+
+def _find_changers(evidence: _Evidence) -> dict[str, str]:
+    """Tools that were taken for reads, and after which answers change that nothing else explains.
+
+    Such a tool ran before each of these changes, rarely where the answer stayed, and not by chance: others may have
+    changed the answers of a log that shows none of their writes. The more different tools ran in an interval, the
+    likelier it is among them; so its share is taken from the equal intervals with as many.
+    """
+    found: dict[str, str] = {}
+    readers = len(evidence.readers)
+    for read, changes in sorted(evidence.free_changes.items()):
+        number, equal = changes.total(), evidence.free_equal[read]
+        best, best_rate = None, 0.3
+        for suspect in sorted(frozenset.intersection(*changes)) if number >= _INTERVALS else ():
+            sizes, with_it = Counter[int](), Counter[int]()
+            for between, count in equal.items():
+                sizes[len(between)] += count
+                with_it[len(between)] += count if suspect in between else 0
+            rate = number / (number + with_it.total())
+            if equal.total() - with_it.total() < ENOUGH or rate <= best_rate:
+                continue
+            chance = prod(
+                ((with_it[n] + 1) / (sizes[n] + 2) if sizes[n] else n / max(n, readers - 1)) ** count  # Laplace's rule
+                for n, count in ((len(between), count) for between, count in changes.items())
+            )
+            if chance * readers**2 < _CHANCE:  # as many pairs were tried: the correction of Bonferroni
+                best, best_rate = suspect, rate
+        if best is not None:
+            found[best] = read
+    return found
+
+
+# Which links explain the changes
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A link that was chosen."""
+
+    option: Option
+    origin: Origin
+    changes: int
+    unchanged: int
+
+
+class _Chooser:
+    """Chooses the links of one read.
+
+    Attributes:
+        explained, unexplained: how many changes the links explain, and how many nothing explains.
+        suspects: the tools that wrote where only a whole root explains a change. Each may be its cause.
+    """
+
+    def __init__(self, read: str, evidence: _Evidence, survey: Survey, trust: Mapping[str, float]) -> None:
+        self.read, self.evidence, self.survey, self.trust = read, evidence, survey, trust
+        self.candidates = evidence.candidates
+        self.records = list(evidence.records[read].items())
+        self.explained = self.unexplained = 0
+        self.suspects: Counter[str] = Counter()
+        self._elsewhere: dict[str, int] = {}
+        self.intervals: dict[str, list[_Equal]] = defaultdict(list)
+        for interval in evidence.equal[read]:
+            for writer in interval.writes:
+                self.intervals[writer].append(interval)
+
+    def choose(self) -> tuple[list[_Chosen], dict[str, str]]:
+        """The links, and for each write that got the whole root without a change: why."""
+        chosen = covering = self._cover()
+        why: dict[str, str] = {}
+        for writer in sorted(self.evidence.writers):
+            own = [one for one in chosen if one.option[0] == writer]
+            others = [one for one in chosen if one.option[0] != writer]
+            if roots := [one for one in own if not one.option[1]]:
+                chosen = others + roots
+                continue
+            kept = _without_implied([*own, *self._by_entity(writer, own, covering, keyed=True)])
+            reason = self._lacking(writer, kept, covering)
+            is_known = bool(kept) and reason is None
+            if not is_known or not any(self.candidates[number].is_key for one in kept for number in one.option[1]):
+                # Nothing says that it is about the entity of the read, or too little what it does to others, or that it
+                # is about no other entity: then ids in the answer count, too.
+                kept = _without_implied([*kept, *self._by_entity(writer, kept, covering, keyed=False)])
+                reason = None if is_known else self._lacking(writer, kept, covering)
+            if reason is not None:
+                why[writer] = reason
+                kept = [_Chosen((writer, _UNMET), "whole root", 0, self._counts((writer, _UNMET))[1])]
+            chosen = others + kept
+        for writer in sorted(self.evidence.writers):
+            chosen += self._by_same_arguments(writer, chosen)
+        return chosen, why
+
+    def _cover(self) -> list[_Chosen]:
+        options = self._options()
+        quality = {option: self._quality(option) for option in options}
+        left = set(range(len(self.records)))
+        picked: list[tuple[Option, set[int]]] = []
+        while left:
+            gains = {
+                option: sum(self.records[index][1] for index in covered & left) for option, covered in options.items()
+            }
+            best = max(options, key=lambda one: (gains[one] * quality[one], _order(one)), default=None)
+            if best is None or not gains[best]:
+                break
+            picked.append((best, options[best]))
+            left -= options[best]
+        self.unexplained = sum(self.records[index][1] for index in left)
+        self.explained = sum(number for _, number in self.records) - self.unexplained
+        by_links = set[int]().union(*(covered for option, covered in picked if option[1]))
+        for index, (record, number) in enumerate(self.records):
+            if index not in by_links:
+                self.suspects.update(dict.fromkeys((writer for writer, _ in record), number))
+        for option, covered in sorted(picked, key=lambda one: quality[one[0]]):
+            better = [other for other in picked if other[0] != option and quality[other[0]] >= quality[option]]
+            if covered <= set().union(*(those for _, those in better)):
+                picked.remove((option, covered))
+        return [
+            _Chosen(
+                option,
+                "evidence" if option[1] else "whole root",
+                sum(self.records[index][1] for index in covered),
+                self._counts(option)[1],
+            )
+            for option, covered in picked
+        ]
+
+    def _options(self) -> dict[Option, set[int]]:
+        options: dict[Option, set[int]] = defaultdict(set)
+        for index, (record, _) in enumerate(self.records):
+            for writer, signature in record:
+                options[writer, _UNMET].add(index)
+                for several in [*(frozenset({number}) for number in signature), *self._composites(signature)]:
+                    options[writer, several].add(index)
+        return {option: covered for option, covered in options.items() if self._is_credible(option, covered)}
+
+    def _composites(self, signature: Signature) -> list[Signature]:
+        """Pairs of arguments, and all arguments, that bear the same names in both calls."""
+        same = sorted(number for number in signature if _is_same_argument(self.candidates[number]))
+        return [*map(frozenset, combinations(same[:6], 2)), *([frozenset(same)] if len(same) > 2 else [])]
+
+    def _counts(self, option: Option) -> tuple[int, int]:
+        """How many writes met answers through it that changed, and that did not."""
+        writer, numbers = option
+        cells = [cell for one, cell in self.evidence.cells[writer, self.read].items() if numbers <= one]
+        return sum(cell.changed for cell in cells), sum(cell.unchanged for cell in cells)
+
+    def _confidence(self, option: Option) -> float:
+        changed, unchanged = self._counts(option)
+        return (changed + 0.5) / (changed + unchanged + 1)
+
+    def _is_credible(self, option: Option, covered: set[int]) -> bool:
+        """Whether a link that does not look like an entity explains more than chance would."""
+        numbers = option[1]
+        if not numbers or any(self.candidates[number].is_entity for number in numbers):
+            return True
+        if sum(self.records[index][1] for index in covered) < _INTERVALS:
+            return False
+        (changed, unchanged), (with_it, without) = self._counts((option[0], _UNMET)), self._counts(option)
+        changed, unchanged = changed - with_it, unchanged - without
+        usual = changed / (changed + unchanged) if changed + unchanged else 0.0
+        return self._confidence(option) > max(0.3, min(2 * usual, (1 + usual) / 2))
+
+    def _quality(self, option: Option) -> float:
+        writer, numbers = option
+        weight = max((self.candidates[number].weight for number in numbers), default=0.02)
+        is_near = server_of(writer)[0] == server_of(self.read)[0]
+        return weight * self._confidence(option) * self.trust.get(writer, 1.0) * (1.0 if is_near else 0.8)
+
+    def _by_entity(self, writer: str, own: list[_Chosen], chosen: list[_Chosen], *, keyed: bool) -> list[_Chosen]:
+        """Links through ids that nothing refutes: of the entity in the read's arguments, or of those in its answer."""
+        cells = self.evidence.cells[writer, self.read]
+        has = [one.option[1] for one in own]
+        found = []
+        for number in self.evidence.of_pair[writer, self.read]:
+            candidate = self.candidates[number]
+            if frozenset({number}) in has or not candidate.is_entity or is_argument(candidate.read_path) is not keyed:
+                continue
+            if not keyed and not is_argument(candidate.write_path):
+                continue
+            seen = [signature for signature in cells if number in signature]
+            if seen and all(any(one <= signature for one in has) for signature in seen):
+                continue  # implied
+            is_one = "[]" not in candidate.write_path.partition("result")[2]
+            enough = ENOUGH if keyed and is_one else _OF_OTHERS
+            if candidate.is_key and not any(number in one for one in has):  # or a part of a key that explains changes
+                enough = _OF_KEYS
+            numbers = frozenset({self._known_before(number)})
+            if self._is_refuted(writer, frozenset({number}), chosen, enough):
+                same = self._same_arguments(writer)
+                numbers = same if number in same else _UNMET
+                if len(numbers) < 2 or numbers in has or self._is_refuted(writer, numbers, chosen, ENOUGH):
+                    continue
+            option = writer, numbers
+            found.append(_Chosen(option, "same entity", 0, self._counts(option)[1]))
+        return found
+
+    def _by_same_arguments(self, writer: str, chosen: list[_Chosen]) -> list[_Chosen]:
+        """The link through all arguments that a write shares with the read, if these are at least half of those of the
+        read, and no link has any of them yet.
+
+        ``dim(floor, zone)`` may change ``lamp(floor, zone)``, though no argument is named as an id, and none alone
+        tells one lamp from another. Only writes that named all of them between two equal answers refute it: those that
+        named something else were seen to be harmless, and say nothing of these.
+        """
+        if any(one.option == (writer, _UNMET) for one in chosen):
+            return []  # its whole root drops the read anyway
+        linked = {number for one in chosen if one.option[0] == writer for number in one.option[1]}
+        every = self._same_arguments(writer)
+        same = frozenset(number for number in every if self.candidates[number].overlap >= _MIN_OVERLAP)
+        is_part = 2 * len(same) < len(self.survey.arguments.get(self.read, ()))
+        if not same or is_part or same & linked or self._is_refuted(writer, same, chosen, ENOUGH):
+            return []
+        return [_Chosen((writer, same), "same entity", 0, self._counts((writer, same))[1])]
+
+    def _same_arguments(self, writer: str) -> Signature:
+        """The candidates through arguments that bear the same name in both calls."""
+        numbers = self.evidence.of_pair[writer, self.read]
+        return frozenset(number for number in numbers if _is_same_argument(self.candidates[number]))
+
+    def _known_before(self, number: int) -> int:
+        """The candidate in place of one: through an argument of the write instead of its result, if they always meet
+        together. Of a write that fails, the result is not known, and the whole root is dropped.
+        """
+        candidate = self.candidates[number]
+        facts = self.survey.tools[candidate.write]
+        if is_argument(candidate.write_path) or facts.errors + facts.refusals <= 0.05 * facts.calls:
+            return number
+        cells = self.evidence.cells[candidate.write, self.read]
+        with_it = [signature for signature in cells if number in signature]
+        if sum(cells[signature].changed + cells[signature].unchanged for signature in with_it) < _INTERVALS:
+            return number
+        for other in sorted(frozenset.intersection(*with_it)):
+            one = self.candidates[other]
+            is_same = all(number in signature for signature in cells if other in signature)
+            if one.is_entity and is_argument(one.write_path) and is_same:
+                return other
+        return number
+
+    def _is_refuted(self, writer: str, numbers: Signature, chosen: list[_Chosen], enough: int) -> bool:
+        """Whether enough such writes left answers unchanged."""
+        total = _Harmless()
+        for interval in self._unexplained(chosen, writer):
+            own = [position for position, tool, met in interval.met if tool == writer and numbers <= met]
+            if own:
+                total.note(own, interval.key)
+                if total.is_enough(enough):
+                    return True
+        return False
+
+    def _unexplained(self, chosen: list[_Chosen], writer: str) -> Iterator[_Equal]:
+        """The intervals of a writer with equal answers in which no chosen link met.
+
+        Only these show that a write is harmless. In the others, an answer that it has changed would count as changed by
+        the link, and be missing here.
+        """
+        whole = {one.option[0] for one in chosen if not one.option[1]}
+        links = [one.option for one in chosen if one.option[1]]
+        for interval in self.intervals.get(writer, ()):
+            if whole.isdisjoint(interval.writes) and not any(
+                tool == by and numbers <= met for _, tool, met in interval.met for by, numbers in links
+            ):
+                yield interval
+
+    def _lacking(self, writer: str, kept: list[_Chosen], chosen: list[_Chosen]) -> str | None:
+        """What is missing before a write may leave answers alone that it does not meet; None if nothing is."""
+        if (writer, self.read) in self.evidence.ambiguous:
+            return "spelt"
+        linked = [number for one in kept for number in one.option[1]]
+        is_list = any("[]" in self.candidates[number].read_path for number in linked)
+        is_search = self.survey.may_list(self.read, writer)
+        if self._may_be_named_by(writer, linked, [*chosen, *kept]):
+            return "rarely"
+        enough = _OF_LISTS if is_list or is_search else ENOUGH
+        pairs = _ENOUGH_CHANGES * len(self.evidence.keys[self.read]) if is_search else 0
+        reads, intervals = min(len(self.evidence.repeated[self.read]), _ENOUGH_READS), self._intervals_for(writer)
+        total = _Harmless()
+        for interval in self._unexplained([*chosen, *kept], writer):
+            if writes := interval.writes[writer]:
+                total.note(writes, interval.key)
+                is_wide = len(total.keys) >= reads and total.intervals >= intervals and len(total.pairs) >= pairs
+                if is_wide and total.is_enough(enough):
+                    return None
+        if not is_list and self._is_keyed(writer, linked):
+            return None
+        if len(total.writes) >= _INTERVALS <= total.intervals and not is_search and self._is_elsewhere(writer, enough):
+            return None
+        return "rarely" if total.writes else "never"
+
+    def _is_elsewhere(self, writer: str, enough: int) -> bool:
+        """Whether a write that was seen to be harmless, though rarely, is of another server, and all writes of that
+        server together were seen to be harmless so often that this one need not be seen more.
+        """
+        server = server_of(writer)[0]
+        if not server or server == server_of(self.read)[0]:
+            return False
+        if server not in self._elsewhere:
+            total = _Harmless()
+            tools = [one for one in self.evidence.writers if server_of(one)[0] == server]
+            if not self.suspects.keys() & set(tools):
+                for tool in tools:
+                    for interval in self.intervals.get(tool, ()):
+                        total.note(interval.writes[tool], interval.key)
+            self._elsewhere[server] = len(total.writes)
+        return self._elsewhere[server] >= 3 * enough
+
+    def _intervals_for(self, writer: str) -> float:
+        """In how many intervals a write has to have been harmless that may be the cause of changes, as it lay before
+        them and only whole roots explain them: so many that they would have changed as well if it were.
+        """
+        changed = self.suspects[writer]
+        unchanged = len(self.intervals.get(writer, ()))
+        return _ENOUGH_CHANGES * (changed + unchanged) / changed if changed else 0
+
+    def _may_be_named_by(self, writer: str, linked: list[int], chosen: list[_Chosen]) -> bool:
+        """Whether another argument of the write holds values like those that identify the read, and it is not known
+        what happens if it meets. An amount does so, and an id with the name of a role.
+        """
+        known = {self.candidates[number].write_path for number in linked}
+        return any(
+            not self._is_refuted(writer, frozenset({number}), chosen, ENOUGH // 2)
+            for number in self.evidence.of_pair[writer, self.read]
+            if not (one := self.candidates[number]).is_entity
+            and one.overlap >= _MIN_OVERLAP
+            and one.write_path not in known
+            and is_argument(one.write_path)
+            and is_argument(one.read_path)
+            and name_of(self.read, one.read_path).is_id
+        )
+
+    def _is_keyed(self, writer: str, numbers: list[int]) -> bool:
+        """Whether the arguments of both are ids of one entity, and the write has no other ids."""
+        linked = {self.candidates[number].write_path for number in numbers if self.candidates[number].is_key}
+        alike = {
+            one.write_path
+            for one in map(self.candidates.__getitem__, self.evidence.of_pair[writer, self.read])
+            if is_argument(one.write_path) and is_argument(one.read_path)
+        }
+        ids = self.survey.ids_of(writer)
+        return bool(linked) and alike | ids <= linked  # another argument may be an id, too
+
+
+def _is_same_argument(one: Candidate) -> bool:
+    return one.write_path == one.read_path and is_argument(one.read_path) and "[" not in one.read_path
+
+
+def _order(option: Option) -> tuple[str, list[int]]:
+    return option[0], sorted(option[1])
+
+
+def _without_implied(links: list[_Chosen]) -> list[_Chosen]:
+    """Those that no other one covers: a link through two values is part of one through either."""
+    return [one for one in links if not any(other is not one and other.option[1] < one.option[1] for other in links)]
+
+
+# All of it
+
+
+class _Conclusion:
+    """Makes the advice out of what was counted."""
+
+    def __init__(
+        self,
+        survey: Survey,
+        kinds: Mapping[str, Given],
+        changers: Mapping[str, str],
+        evidence: _Evidence,
+        ignored: set[str],
+    ) -> None:
+        self.survey, self.kinds, self.changers, self.evidence = survey, kinds, changers, evidence
+        self.ignored = ignored
+        self.links: list[Link] = []
+        self.lacking: dict[str, dict[str, str]] = {}
+        self.changes = self.explained = self.unexplained = 0
+        self.volatile: dict[str, str] = {}
+
+    def advice(self) -> Advice:
+        evidence = self.evidence
+        trust = {tool: 0.5 for tool in evidence.writers if self.kinds[tool][0] is None}
+        for read in sorted(evidence.readers):
+            free, records = evidence.free_changes[read].total(), evidence.records[read].total()
+            self.changes += free + records
+            if self.kinds[read][0] is None:
+                continue
+            if free:
+                self.volatile[read] = f"its answers changed {free} time{'s' if free > 1 else ''} without a write"
+                continue
+            chooser = _Chooser(read, evidence, self.survey, trust)
+            chosen, why = chooser.choose()
+            by_itself = self._may_change_by_itself(read, chosen)
+            if by_itself is not None:
+                self.volatile[read] = by_itself
+                continue
+            self.explained += chooser.explained
+            self.unexplained += chooser.unexplained
+            self.links += [self._link(one, read) for one in chosen]
+            self.lacking[read] = why
+        tools = {tool: self._tool(tool) for tool in sorted(self.survey.tools)}
+        kept = [link for link in self.links if tools[link.write].kind in ("write", "unknown")]
+        tags, roots = tag_templates(
+            [(link.write, link.write_path, link.read, link.read_path) for link in kept],
+            reads=[tool for tool, one in tools.items() if one.kind == "read"],
+            writes=[tool for tool, one in tools.items() if one.kind in ("write", "unknown")],
+            names={tool: sorted(nouns_of(tool)) for tool in tools},
+            entity=lambda tool, path: sorted(name_of(tool, path).entity),
+        )
+        return Advice(
+            tools={tool: replace(one, tags=tags.get(tool, ())) for tool, one in tools.items()},
+            links=tuple(replace(link, root=root) for link, root in zip(kept, roots, strict=True)),
+            lacking=self.lacking,
+            ignored=tuple(sorted(self.ignored)),
+            changes=self.changes,
+            explained=self.explained,
+            is_shared=evidence.worlds.are_one,
+            resets=evidence.worlds.resets,
+        )
+
+    def _link(self, chosen: _Chosen, read: str) -> Link:
+        writer, numbers = chosen.option
+        order = list(self.survey.tools[read].parameters)
+        pairs = [(self.evidence.candidates[n].write_path, self.evidence.candidates[n].read_path) for n in numbers]
+        pairs.sort(key=lambda pair: (order.index(pair[1]) if pair[1] in order else len(order), pair))
+        return Link(
+            write=writer,
+            write_path=":".join(pair[0] for pair in pairs),
+            read=read,
+            read_path=":".join(pair[1] for pair in pairs),
+            origin=chosen.origin,
+            changes=chosen.changes,
+            exposed=chosen.changes + chosen.unchanged,
+            unchanged=chosen.unchanged,
+        )
+
+    def _may_change_by_itself(self, read: str, chosen: list[_Chosen]) -> str | None:
+        """Why a read of an id, whose changes whole roots alone explain, may change by itself: what changes slowly looks
+        so, where writes lie between all of its answers. A list of all, or their count, takes no id: it is not meant.
+
+        It does not if, at the rate at which it has changed, it would have changed between writes as well.
+        """
+        evidence = self.evidence
+        causes = [one for one in chosen if one.changes]
+        is_spelt = any((one.option[0], read) in evidence.ambiguous for one in causes)
+        if not causes or is_spelt or any(one.option[1] for one in causes) or not self.survey.ids_of(read):
+            return None
+        changes = evidence.records[read].total()
+        if changes * evidence.calls_without[read] >= _ENOUGH_CHANGES * evidence.calls_with[read]:
+            return None
+        writers = ", ".join(sorted(one.option[0] for one in causes))
+        return f"it may change by itself: its answers change after {writers}, and no id says which"
+
+    def _tool(self, tool: str) -> ToolAdvice:
+        facts, (by, why) = self.survey.tools[tool], self.kinds[tool]
+        kind: Kind
+        linked = [link for link in self.links if link.write == tool]
+        changed = ", ".join(sorted({link.read for link in linked if link.changes})[:3])
+        is_shown = any(link.changes and link.origin != "same entity" for link in linked)
+        if tool in self.changers:
+            kind, why, reason = "write", "evidence", f"answers of {self.changers[tool]} change after it"
+        elif by == "read" and tool in self.volatile:
+            kind, why, reason = "watch", "evidence", self.volatile[tool]
+        elif (by is None and is_shown) or (by == "write" and why == "name" and changed):
+            kind, why, reason = "write", "evidence", f"answers of {changed} change after it"
+        elif by is not None:
+            kind = by
+            reason = {"given": "its log says so", "hint": "its annotations say so", "name": "its name says so"}[why]
+        elif linked or not self.evidence.readers:
+            kind, why, reason = "unknown", "unknown", "neither its log nor its name says what it is"
+        else:
+            kind, why, reason = "pass", "evidence", "no answer changes after it"
+        return ToolAdvice(
+            tool=tool,
+            kind=kind,
+            why=why,
+            reason=reason,
+            calls=facts.calls,
+            errors=facts.errors,
+            repeats=self.evidence.repeats[tool],
+            parameters=dict(facts.parameters),
+            parse=facts.text,
+        )

@@ -1,0 +1,624 @@
+"""Plays a log under a set of tags, and compares the tags in use with a log.
+
+How many reads the cache would have answered, and how many of them wrongly: tags are made and matched by the library's
+own functions (`agent_cache.core.tags`, `core.versions`), from the rules of a `Toolbox` or the operations of decorated
+tools, in the order of its engine: a write drops what its arguments name before it runs, and what its result names when
+it has ended; if it fails, the whole roots of what only its result would have named. A read that a write overlaps is not
+stored.
+
+A call that a cache has answered, when the log was made, shows nothing of the world: neither that an answer is true, nor
+that it is stale. Hits on such calls are counted as unjudged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, Literal, cast
+
+from agent_cache.advise.calls import UNKNOWN, LoggedCall
+from agent_cache.advise.paths import answer_digest, is_failure, is_transient
+from agent_cache.advise.rules import Advice, needs_parsing, rules_of
+from agent_cache.core.keys import Uncacheable, key_part
+from agent_cache.core.options import ReadPolicy
+from agent_cache.core.parameters import Named
+from agent_cache.core.tags import Tag, TagSet, meet, root_of
+from agent_cache.core.versions import paths_read, paths_written
+from agent_cache.engine.read import ReadOperation
+from agent_cache.engine.state import live_tools
+from agent_cache.engine.write import WriteOperation
+from agent_cache.errors import ConfigurationError
+from agent_cache.toolbox.box import Toolbox
+from agent_cache.toolbox.rules import Read, Rule, Write, compiled_tags, find_rule
+
+__all__ = [
+    "Cause", "Failures", "Match", "Outcome", "Policy", "StaleAnswer", "ToolOutcome", "cause_of", "replay", "replay_all",
+    "tags_in_use", "tags_of",
+]  # fmt: skip
+
+Tags = Rule | ReadOperation | WriteOperation
+"""What decides on the tags of a tool: the rule of a toolbox, or the operation of a decorated function."""
+Policy = Literal["none", "roots", "advised", "oracle"] | Toolbox | Mapping[str, Tags]
+"""What is replayed: ``"none"`` drops nothing; ``"roots"`` has the advised tags without ids; ``"oracle"`` knows which
+answers are still true. A mapping has the names of the log; a tool that is not in it is neither cached nor a write."""
+Failures = Literal["drop", "ignore"]
+
+_MOST_STALE: Final = 1_000
+_MOST_WRITES: Final = 100
+_UNJUDGED: Final = 0.05
+"""The share of hits that may be unjudged, before the replay proves too little."""
+
+
+@dataclass(frozen=True, slots=True)
+class StaleAnswer:
+    """An answer that the cache would have given although it was not true any more.
+
+    Attributes:
+        served: the call that got it, with what the log really answered.
+        loaded: the call whose answer the cache had stored.
+        writes: the writes between the last call that showed that the answer was true and the first that showed that it
+            was not: the oldest first, at most a hundred. One of them, or something that is not in the log, changed it.
+    """
+
+    served: LoggedCall
+    loaded: LoggedCall
+    writes: tuple[LoggedCall, ...]
+
+
+@dataclass(slots=True)
+class ToolOutcome:
+    """The figures of one tool that reads: its calls, those that the cache would have answered, those it would have
+    answered wrongly, and what the hits would have saved: None if the log has no times, or no costs.
+    """
+
+    reads: int = 0
+    hits: int = 0
+    stale: int = 0
+    seconds: float | None = None
+    dollars: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The figures of a log under one policy.
+
+    Attributes:
+        reads: calls of tools that the policy caches.
+        hits: those that the cache would have answered, stale ones included.
+        stale: those that it would have answered wrongly.
+        unjudged: those of `hits` of which the log does not say what was true, as a cache answered them in the log.
+        tools: the same for each tool.
+        stale_answers: the first thousand.
+    """
+
+    reads: int
+    hits: int
+    stale: int
+    unjudged: int
+    tools: Mapping[str, ToolOutcome]
+    stale_answers: tuple[StaleAnswer, ...] = ()
+
+    @property
+    def proves_little(self) -> bool:
+        """Whether so many hits are unjudged that stale answers may be among them."""
+        return self.unjudged > _UNJUDGED * self.hits
+
+
+@dataclass(frozen=True, slots=True)
+class _Tool:
+    """A tool, compiled for the replay."""
+
+    kind: Literal["read", "write"]
+    tags: TagSet
+    is_named: bool = True
+    is_per_session: bool = False
+    ttl: float | None = None
+
+    def arguments(self, call: LoggedCall) -> Mapping[str, Any]:
+        if self.is_named:
+            return Named(call.arguments, None, is_read=self.kind == "read")
+        return _Bound(call.arguments)
+
+
+class _Bound(dict[str, Any]):
+    """The arguments of a decorated tool, whose defaults a log does not show."""
+
+    def __missing__(self, name: str) -> None:
+        return None
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A stored answer.
+
+    Attributes:
+        at: when it was stored.
+        true_at: the position of the last call that showed that the answer was still true.
+        writes: what may have changed it, once a call has shown that it is true no more.
+    """
+
+    answer: bytes
+    call: LoggedCall
+    paths: frozenset[Hashable]
+    at: int
+    true_at: int
+    writes: tuple[LoggedCall, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """A write that ran."""
+
+    position: int
+    call: LoggedCall
+    paths: frozenset[Hashable]
+
+
+def replay(
+    calls: Iterable[LoggedCall], policy: Policy, *, advice: Advice | None = None, failures: Failures = "drop"
+) -> Outcome:
+    """Play a log under a policy.
+
+    Args:
+        calls: the log, in the order of one time line.
+        policy: see `Policy`.
+        advice: what each tool is, for the policies that are words. Writes that it knows and the policy does not are
+            among `StaleAnswer.writes`.
+        failures: what a write that failed does. ``"drop"``: what the library does, which drops what it names, since it
+            may have taken effect. ``"ignore"``: nothing, as if it were known beforehand that it has no effect.
+
+    Raises:
+        ValueError: if a policy that is a word comes without advice.
+        ConfigurationError: if a template of a rule cannot be compiled.
+    """
+    return replay_all(calls, {"": policy}, advice=advice, failures=failures)[""]
+
+
+def replay_all(
+    calls: Iterable[LoggedCall],
+    policies: Mapping[str, Policy],
+    *,
+    advice: Advice | None = None,
+    failures: Failures = "drop",
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Outcome]:
+    """Play a log under several policies, in one pass over it. See `replay`."""
+    players = {name: _Player(policy, advice, failures) for name, policy in policies.items()}
+    number = 0
+    for number, call in enumerate(calls, 1):
+        for player in players.values():
+            player.play(call)
+        if progress is not None and number % 1_000 == 0:
+            progress(number)
+    if progress is not None:
+        progress(number)
+    return {name: player.outcome() for name, player in players.items()}
+
+
+def _compiled_tools(policy: Policy, advice: Advice | None) -> Callable[[str], _Tool | None]:
+    if isinstance(policy, Toolbox):
+        return cache(lambda name: _compiled(name, policy.rule(name)))
+    rules: Mapping[str, Any] = policy if not isinstance(policy, str) else {}
+    if isinstance(policy, str):
+        if advice is None:
+            raise ValueError(f"replay under {policy!r} needs advice=, which says what each tool is")
+        rules = rules_of(advice)
+        if policy == "roots":
+            rules = {name: _without_ids(rule) for name, rule in rules.items()}
+    return {name: _compiled(name, rule) for name, rule in rules.items()}.get
+
+
+def _without_ids(rule: Rule) -> Rule:
+    if not isinstance(rule, Read | Write):
+        return rule
+    roots = list(dict.fromkeys(tag.partition(":")[0] for tag in cast("list[str]", rule.resource)))
+    return Read(roots) if isinstance(rule, Read) else Write(roots)
+
+
+def _compiled(name: str, rule: Tags) -> _Tool | None:
+    is_named = isinstance(rule, Read | Write)
+    if isinstance(rule, Read | Write):
+        policy, tags = rule.decorator.policy, compiled_tags(rule, None, name)
+    elif isinstance(rule, ReadOperation | WriteOperation):
+        policy, tags = rule.policy, rule.tags
+    else:
+        return None
+    kind: Literal["read", "write"] = "read" if isinstance(rule, Read | ReadOperation) else "write"
+    ttl = policy.ttl if isinstance(policy, ReadPolicy) and not callable(policy.ttl) else None
+    return _Tool(kind, tags, is_named, policy.scope == "session", ttl)
+
+
+def tags_of(rule: Tags, call: LoggedCall) -> tuple[Tag, ...]:
+    """The tags that a rule gives a call: what the entry of a read depends on, or what a write drops.
+
+    Empty for a rule without tags, and for an answer that is not stored because a template does not fit it.
+    """
+    tool = _compiled(call.tool, rule)
+    if tool is None:
+        return ()
+    if tool.kind == "read":
+        return _tags_of_read(call, tool) or ()
+    tags, bare = _tags_of_write(call, tool)
+    return tuple(dict.fromkeys(tags + bare))
+
+
+def _tags_of_read(call: LoggedCall, tool: _Tool) -> tuple[Tag, ...] | None:
+    """The tags of an entry; None if they cannot be made, so that the answer is not stored."""
+    arguments, tags = tool.arguments(call), tool.tags.static
+    for rule in (*tool.tags.early, *tool.tags.late):
+        try:
+            tags += rule.make(arguments, call.result)
+        except Exception:  # noqa: BLE001 - as the engine: what has no tags is not stored
+            return None
+    return tuple(dict.fromkeys(tags))
+
+
+def _tags_of_write(call: LoggedCall, tool: _Tool) -> tuple[tuple[Tag, ...], tuple[Tag, ...]]:
+    """What a write drops: tags, and roots of which only what depends on the whole root is dropped."""
+    arguments, tags, bare = tool.arguments(call), tool.tags.static, tuple[Tag, ...]()
+    has_result = call.error is None and call.result is not UNKNOWN
+    for rule in (*tool.tags.early, *tool.tags.late):
+        if rule.when == "late" and not has_result:
+            tags += (rule.root,)
+            continue
+        try:
+            made = rule.make(arguments, call.result)
+        except Exception:  # noqa: BLE001 - as the engine: the whole root
+            made = (rule.root,)
+        else:
+            if made == (rule.root,) and not (rule.null_is_all and rule.names_null(arguments)):
+                bare += made
+                continue
+        tags += made
+    return tags, bare
+
+
+class _Player:
+    """Plays calls, one after the other."""
+
+    def __init__(self, policy: Policy, advice: Advice | None, failures: Failures) -> None:
+        self.find = _compiled_tools(policy, advice)
+        self.is_oracle = policy == "oracle"
+        self.drops = policy not in ("none", "oracle")
+        self.drops_failed = failures == "drop"
+        known = advice.tools if advice else {}
+        self.writes = frozenset(name for name, one in known.items() if one.kind in ("write", "unknown"))
+        self.is_shared = advice is None or advice.is_shared
+        self.entries: dict[tuple[str, str | None, Any], _Entry] = {}
+        self.written: dict[Any, int] = {}
+        self.tools: dict[str, ToolOutcome] = {}
+        self.stale: list[StaleAnswer] = []
+        self.unjudged = 0
+        self.recent: deque[_Ran] = deque(maxlen=10_000)
+        self.at = 0
+
+    def outcome(self) -> Outcome:
+        tools = self.tools.values()
+        reads, hits, stale = (sum(getattr(one, name) for one in tools) for name in ("reads", "hits", "stale"))
+        return Outcome(reads, hits, stale, self.unjudged, self.tools, tuple(self.stale))
+
+    def play(self, call: LoggedCall) -> None:
+        self.at += 1
+        tool = self.find(call.tool)
+        if tool is not None and tool.kind == "read":
+            self._read(call, tool)
+        elif tool is not None or call.tool in self.writes:
+            paths = frozenset[Hashable]()
+            if tool is not None and self.drops and (self.drops_failed or not is_failure(call)):
+                tags, bare = _tags_of_write(call, tool)
+                paths = frozenset(
+                    [path for tag in tags for path in paths_written(tag)] + [f"{root}:*" for root in bare]
+                )
+                self.written.update(
+                    dict.fromkeys([(call.run, one) for one in paths] if tool.is_per_session else paths, self.at)
+                )
+            self.recent.append(_Ran(self.at, call, paths))
+
+    def _read(self, call: LoggedCall, tool: _Tool) -> None:
+        figures = self.tools.setdefault(call.tool, ToolOutcome())
+        figures.reads += 1
+        owner = call.run if tool.is_per_session or not self.is_shared else None
+        try:
+            key = (call.tool, owner, key_part(call.arguments))
+        except (Uncacheable, TypeError, ValueError):
+            return
+        if not call.is_keyed:
+            return
+        is_known = call.error is None and call.result is not UNKNOWN
+        answer = answer_digest(call.result) if is_known else None
+        entry = self.entries.get(key)
+        if entry is not None and self._has_ended(entry, call, tool, answer):
+            del self.entries[key]
+            entry = None
+        if entry is not None:
+            self._hit(figures, entry, call, answer)
+        elif answer is not None and (tags := _tags_of_read(call, tool)) is not None:
+            paths = frozenset(path for tag in tags for path in paths_read(tag))
+            if not self.drops or all(ran.paths.isdisjoint(paths) for ran in self._overlapping(call)):
+                self.entries[key] = _Entry(answer, call, paths, self.at, self.at)
+
+    def _has_ended(self, entry: _Entry, call: LoggedCall, tool: _Tool, answer: bytes | None) -> bool:
+        """Whether a write has dropped an entry, or its time is over, or an oracle knows that it is stale."""
+        written = self.written
+        if any(written.get(path, 0) > entry.at or written.get((call.run, path), 0) > entry.at for path in entry.paths):
+            return True
+        if self.is_oracle:
+            return call.error is not None or (answer is not None and entry.answer != answer)
+        began, now = (one.started if one.started is not None else one.ended for one in (entry.call, call))
+        return tool.ttl is not None and began is not None and now is not None and now - began >= tool.ttl
+
+    def _hit(self, figures: ToolOutcome, entry: _Entry, call: LoggedCall, answer: bytes | None) -> None:
+        figures.hits += 1
+        if call.duration is not None:
+            figures.seconds = (figures.seconds or 0.0) + call.duration
+        if call.cost is not None:
+            figures.dollars = (figures.dollars or 0.0) + call.cost
+        if answer == entry.answer:
+            entry.true_at, entry.writes = self.at, None
+            return
+        if answer is None and (call.error is None or is_transient(call)):
+            self.unjudged += call.is_from_cache  # the log does not say what was true
+            return
+        if self._overlapping(call):
+            return  # both answers were true while the read was running
+        figures.stale += 1
+        if entry.writes is None:
+            between = [ran.call for ran in self.recent if ran.position > entry.true_at and not is_failure(ran.call)]
+            entry.writes = tuple(between[:_MOST_WRITES])
+        if len(self.stale) < _MOST_STALE:
+            self.stale.append(StaleAnswer(call, entry.call, entry.writes))
+
+    def _overlapping(self, read: LoggedCall) -> list[_Ran]:
+        """The writes that ended after a read had begun. Calls come in the order of their ends, so few are looked at."""
+        found: list[_Ran] = []
+        for ran in reversed(self.recent) if read.started is not None else ():
+            if ran.call.ended is None:
+                continue
+            if ran.call.ended <= (read.started or 0.0):
+                break
+            found.append(ran)
+        return found
+
+
+# The tags in use
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The tools of a log, and what is in use for each.
+
+    Attributes:
+        policy: by the name in the log. A tool that is left out of it is neither cached nor a write.
+        names: what a tool is called in the target, by the name in the log.
+        without_rule: tools of the log that have none, and what is done with them instead.
+        ambiguous: tools of the log that several tools of the target may be, and the names of these.
+        without_calls: rules and decorated tools that are of no tool of the log.
+    """
+
+    policy: dict[str, Tags] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    without_rule: dict[str, str] = field(default_factory=dict)
+    ambiguous: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    without_calls: list[str] = field(default_factory=list)
+
+
+class TagsInUse:
+    """What is in use: toolboxes, and the operations of decorated tools, by name."""
+
+    def __init__(self, boxes: Mapping[str, Toolbox], tools: Mapping[str, ReadOperation | WriteOperation]) -> None:
+        self.boxes: Final = dict(boxes)
+        self.tools: Final = dict(tools)
+        self._rules = {
+            where: {row.tool: box.rule(row.tool) for row in box.explain()} for where, box in self.boxes.items()
+        }
+
+    def match(self, tools: Mapping[str, Mapping[str, bool]]) -> Match:
+        """Find what is in use for each tool of a log, given the annotations of an MCP server for it."""
+        found, used = Match(), set[str]()
+        for tool, hints in tools.items():
+            candidates = self._candidates(tool)
+            used.update(candidates)
+            if len(candidates) > 1:
+                found.ambiguous[tool] = tuple(sorted(candidates))
+            elif candidates:
+                [(found.names[tool], found.policy[tool])] = candidates.items()
+            elif len(self.boxes) != 1 or self.tools:
+                found.without_rule[tool] = "it is not decorated"
+            else:
+                self._by_default(tool, hints, found)
+        every = [*self.tools, *(self._name(where, rule) for where, rules in self._rules.items() for rule in rules)]
+        by_tool = {self._name(where, rule) for where in self._rules for rule in self._decorated_by(where)}
+        found.without_calls.extend(sorted(name for name in every if name not in used and name not in by_tool))
+        return found
+
+    def _name(self, where: str, rule: str) -> str:
+        """What a rule is called: also by its toolbox, if there are several."""
+        return rule if len(self.boxes) == 1 and not self.tools else f"{where}[{rule!r}]"
+
+    def _decorated_by(self, where: str) -> list[str]:
+        """Rules that `Toolbox.tool` has given to functions, which are among the decorated tools."""
+        begin = f"{self.boxes[where].namespace}:"
+        functions = [name.removeprefix(begin) for name in self.tools if name.startswith(begin)]
+        return [
+            name
+            for name, rule in self._rules[where].items()
+            if any(find_rule({name: rule}, function) is not None for function in functions)
+        ]
+
+    def _candidates(self, tool: str) -> dict[str, Tags]:
+        """What may be in use for a tool: by its whole name, else without the first part of it, else by the last."""
+        prefix, _, short = tool.partition(":")
+        short = short or tool
+        last = short.rpartition(".")[2]
+        return (
+            ({tool: self.tools[tool]} if tool in self.tools else {})
+            or self._of_boxes(short, prefix)
+            or self._of_boxes(tool, has_patterns=False)
+            or {name: each for name, each in self.tools.items() if name.partition(":")[2] == short}
+            or self._of_boxes(short)
+            or {name: each for name, each in self.tools.items() if name.rpartition(":")[2].rpartition(".")[2] == last}
+        )
+
+    def _of_boxes(self, name: str, namespace: str | None = None, *, has_patterns: bool = True) -> dict[str, Tags]:
+        """The rules for a tool of this name, of toolboxes with this namespace; None is that of any."""
+        found: dict[str, Tags] = {}
+        for where, box in self.boxes.items():
+            if namespace is not None and box.namespace != namespace:
+                continue
+            function = f"{box.namespace}:{name}"
+            if function in self.tools:  # by `Toolbox.tool`
+                found[function] = self.tools[function]
+                continue
+            rules = self._rules[where]
+            for pattern in [name] if name in rules else rules if has_patterns else ():
+                if find_rule({pattern: rules[pattern]}, name) is not None:
+                    found[self._name(where, pattern)] = rules[pattern]
+                    break
+        return found
+
+    def _by_default(self, tool: str, hints: Mapping[str, bool], found: Match) -> None:
+        """What the only toolbox does with a tool that has no rule."""
+        [box] = self.boxes.values()
+        [row] = box.explain([tool])
+        rule = found.policy[tool] = box.rule(tool, dict(hints) or None)
+        if rule is not box.rule(tool):
+            found.names[tool] = "hint"
+            return
+        found.without_rule[tool] = {
+            "write": f"each call drops {row.tags}",
+            "watch": "it is not stored",
+            "pass": "it is left alone",
+        }[row.kind]
+
+
+def tags_in_use(target: str) -> TagsInUse:
+    """Find the tags that a target names.
+
+    Args:
+        target: a file of rules (``rules.toml``); a module (``shop.tools``) or a file of Python (``shop/tools.py``),
+            whose toolboxes and all decorated tools that it imports are meant; either with the name of a toolbox in it
+            (``shop.tools:toolbox``).
+
+    Raises:
+        ConfigurationError: in one line, if there is no such thing, or nothing in it.
+    """
+    path, colon, attribute = target.rpartition(":")
+    if not colon or "/" in attribute or "\\" in attribute:  # the colon of a drive
+        path, attribute = target, ""
+    if not attribute and not path.endswith(".py") and (path.endswith(".toml") or Path(path).is_file()):
+        return TagsInUse({path: Toolbox.from_file(path, hints="kind")}, {})
+    module = _imported(path)
+    if attribute:
+        found: Any = module
+        for name in attribute.split("."):
+            found = getattr(found, name, None)
+        if not isinstance(found, Toolbox):
+            raise ConfigurationError(f"{target}: {attribute} is no Toolbox of {module.__name__}")
+        return TagsInUse({target: found}, {})
+    modules = [module, *(each for name, each in list(sys.modules.items()) if name.startswith(f"{module.__name__}."))]
+    boxes: dict[str, Toolbox] = {}
+    for each in modules:
+        for name, value in list(vars(each).items()):
+            if isinstance(value, Toolbox) and value not in boxes.values():
+                boxes[f"{each.__name__}:{name}"] = value
+    tools = {tool.name: tool for tool in live_tools()}
+    if not boxes and not tools:
+        raise ConfigurationError(f"{target}: it imports no decorated tool, and has no Toolbox")
+    return TagsInUse(boxes, tools)
+
+
+def _imported(target: str) -> ModuleType:
+    """Import a module by its name or its file, as a program in this folder would. What it prints goes to stderr."""
+    folders = [str(Path(target).absolute().parent), str(Path.cwd())] if target.endswith(".py") else [str(Path.cwd())]
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]  # for good: modules may import later
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            if not target.endswith(".py"):
+                return importlib.import_module(target)
+            loader = importlib.machinery.SourceFileLoader(Path(target).stem, target)
+            spec = importlib.util.spec_from_loader(loader.name, loader)
+            module = importlib.util.module_from_spec(cast("importlib.machinery.ModuleSpec", spec))
+            sys.modules[module.__name__] = module  # for what needs the module of a class by its name
+            loader.exec_module(module)
+        except (Exception, SystemExit) as error:  # the user's code, which may raise anything
+            text = " ".join(str(error).split())
+            raise ConfigurationError(f"{target} cannot be imported: {type(error).__name__}: {text}") from error
+        return module
+
+
+# Why an answer would have been stale
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a cache would have given a stale answer.
+
+    Attributes:
+        write: the write that has changed the answer; None if there was none in between.
+        is_certain: whether the log shows it to be this one: by a tag that the log says is needed, or because there was
+            no other.
+        read_tag, write_tag: what the read and the write lack, as templates. None if they lack nothing.
+    """
+
+    write: LoggedCall | None = None
+    is_certain: bool = False
+    read_tag: str | None = None
+    write_tag: str | None = None
+
+
+def cause_of(stale: StaleAnswer, in_use: Mapping[str, Tags], advice: Advice) -> Cause:
+    """Find the write that made an answer stale, and the tags that would have dropped it.
+
+    Args:
+        in_use: the tags that gave the answer, by the name of the tool in the log.
+        advice: what the same log shows to be needed.
+    """
+    if not stale.writes:
+        return Cause()
+    needed = _templates(advice, stale.loaded)
+    for write in reversed(stale.writes):  # the last one made the answer what it was
+        for write_template, write_tags in _templates(advice, write).items():
+            for read_template, read_tags in needed.items():
+                if not any(meet(one, other) for one in read_tags for other in write_tags):
+                    continue
+                if root := _root_in_use(read_tags, in_use, stale.loaded):
+                    return Cause(write, is_certain=True, write_tag=_rooted(write_template, root))
+                if root := _root_in_use(write_tags, in_use, write):
+                    return Cause(write, is_certain=True, read_tag=_rooted(read_template, root))
+                return Cause(write, is_certain=True, read_tag=read_template, write_tag=write_template)
+    return Cause(stale.writes[-1], is_certain=len(stale.writes) == 1)
+
+
+def _root_in_use(wanted: tuple[str, ...], in_use: Mapping[str, Tags], call: LoggedCall) -> str | None:
+    """The root under which the tags in use of a call name the same entity."""
+    present = tags_of(in_use[call.tool], call) if call.tool in in_use else ()
+    for tag in wanted:
+        below = tag.partition(":")[2]
+        for one in present:
+            if one == tag or (below and one.partition(":")[2] == below):
+                return root_of(one)
+    return None
+
+
+def _rooted(template: str, root: str) -> str:
+    _, colon, below = template.partition(":")
+    return f"{root}{colon}{below}"
+
+
+def _templates(advice: Advice, call: LoggedCall) -> dict[str, tuple[str, ...]]:
+    """The tags that a call needs, by the template that gives them."""
+    tool = advice.tools.get(call.tool)
+    if tool is None:
+        return {}
+    parse: Literal["json"] | None = "json" if needs_parsing(tool) else None
+    kind = Read if tool.kind == "read" else Write
+    return {tag: tags_of(kind(tag, parse=parse), call) for tag in tool.tags}

@@ -1,0 +1,616 @@
+"""The rules that a log shows to be needed, and their text: Python, TOML and JSON, each with its evidence.
+
+Reads that the same writes change through the same values share a root, and no others do: so a write drops what it was
+seen to change, and nothing beside it. A read with several such sets of writes has a tag for each.
+
+Names of tools and arguments come from a log that others can write to. In code they stand as literals, in comments every
+character that is not printable is escaped, and a name in which redaction finds a secret stands nowhere.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+import textwrap
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from agent_cache.advise.paths import server_of
+from agent_cache.core.tags import Field, parse_template
+from agent_cache.recording import Redaction
+from agent_cache.toolbox.rules import AnyName, Pass, Read, Rule, Watch, Write
+from agent_cache.values.compare import escaped, shortened
+
+__all__ = [
+    "Advice", "Kind", "Link", "Names", "Origin", "RuleText", "ToolAdvice", "Why", "needs_parsing", "plural", "rules_of",
+    "tag_templates",
+]  # fmt: skip
+
+Kind = Literal["read", "write", "watch", "pass", "unknown"]
+Why = Literal["given", "hint", "evidence", "name", "unknown"]
+Origin = Literal["evidence", "same entity", "whole root"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAdvice:
+    """What the log shows of one tool.
+
+    Attributes:
+        tool: its name in the log.
+        kind: ``"watch"`` reads what changes without a write; ``"pass"`` is neither a read, nor does an answer change
+            after it; ``"unknown"`` is what nothing is known of, so that it has to be taken for a write of everything.
+        why: how its kind is known. ``"name"``: its name alone says so, which is to be checked.
+        reason: the same in half a sentence.
+        calls: how often it was called.
+        errors: how often it failed.
+        repeats: how often it was called with arguments that were seen before.
+        parameters: its arguments in the order seen, and whether every call had them.
+        tags: templates of its tags. Empty for ``"watch"`` and ``"pass"``.
+        parse: whether its templates need ``parse="json"``: its answers are JSON as text.
+    """
+
+    tool: str
+    kind: Kind
+    why: Why
+    reason: str
+    calls: int = 0
+    errors: int = 0
+    repeats: int = 0
+    parameters: Mapping[str, bool] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
+    parse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A write that changes a read, and through which values.
+
+    Attributes:
+        write: the tool that writes.
+        write_path: the path of the value in its call, as in a template: ``"order_id"``, ``"result[orders][][id]"``.
+            Several that must all meet are joined by colons, as in a tag: ``"repo:number"``. Empty: whatever the call.
+        read: the tool that reads.
+        read_path: the same of the read.
+        root: the root of the tag that both have.
+        origin: ``"evidence"``: it explains changes. ``"same entity"``: nothing contradicts it. ``"whole root"``: it is
+            not known what the write leaves unchanged.
+        changes: how many changes of answers it explains.
+        exposed: how many intervals it met, changed or not.
+        unchanged: how many of them did not change.
+    """
+
+    write: str
+    write_path: str
+    read: str
+    read_path: str
+    origin: Origin
+    changes: int
+    exposed: int
+    unchanged: int
+    root: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What a log says about caching its tools.
+
+    Attributes:
+        tools: each tool of the log, by name.
+        links: what changes what.
+        lacking: by read, the writes that drop its whole root for want of evidence, and what is missing: ``"never"`` or
+            ``"rarely"`` seen between equal answers, or ids are ``"spelt"`` in several ways.
+        ignored: tools that were left out: handlers of an agent, and what the user has named.
+        changes, explained: how many changes of answers there were, and how many of them links explain.
+        is_shared: whether the log shows that its runs work on one state. If not, only what happens within one is
+            evidence.
+        resets: how many answers of later runs were as before a change that an earlier one had made: then each run
+            begins anew.
+    """
+
+    tools: Mapping[str, ToolAdvice]
+    links: tuple[Link, ...]
+    lacking: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    changes: int = 0
+    explained: int = 0
+    is_shared: bool = True
+    resets: int = 0
+
+
+def rules_of(advice: Advice) -> dict[str, Rule]:
+    """The rules of a `Toolbox`, by the names of the tools in the log.
+
+    Where each run begins with a state of its own, they have ``scope="session"``.
+    """
+    scope: Literal["global", "session"] = "session" if advice.resets else "global"
+    rules: dict[str, Rule] = {}
+    for name, tool in advice.tools.items():
+        parse: Literal["json"] | None = "json" if needs_parsing(tool) else None
+        if tool.kind == "read":
+            rules[name] = Read(list(tool.tags), parse=parse, scope=scope)
+        elif tool.kind in ("write", "unknown"):
+            rules[name] = Write(list(tool.tags), parse=parse, scope=scope)
+        elif tool.kind == "watch":
+            rules[name] = Watch()
+        else:
+            rules[name] = Pass()
+    return rules
+
+
+def needs_parsing(tool: ToolAdvice) -> bool:
+    """Whether its templates look into answers that are JSON as text."""
+    return tool.parse and any("{result[" in tag for tag in tool.tags)
+
+
+Path = str
+
+
+def tag_templates(
+    links: Sequence[tuple[str, Path, str, Path]],
+    *,
+    reads: Sequence[str],
+    writes: Sequence[str],
+    names: Mapping[str, Sequence[str]],
+    entity: Callable[[str, Path], Sequence[str]],
+) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """Templates for tools, from links between them.
+
+    Args:
+        links: (write, its path, read, its path), as in `Link`.
+        reads: the tools that read; one without a link gets a root that nothing writes.
+        writes: the tools that write, likewise.
+        names: the words that each tool is about, for the names of roots.
+        entity: ``entity(tool, path)``: the words that a path is about.
+
+    Returns:
+        The templates of each tool, and the root of each link.
+    """
+    writers: dict[tuple[str, Path], set[tuple[str, Path]]] = defaultdict(set)
+    paths: dict[str, list[Path]] = {read: [] for read in reads}
+    for write, write_path, read, read_path in links:
+        if read_path:
+            writers[read, read_path].add((write, write_path))
+            if read_path not in paths[read]:
+                paths[read].append(read_path)
+    for read in reads:
+        paths[read].sort(key=lambda path: (path.startswith("result"), len(path), path))
+        if not paths[read]:
+            paths[read].append("")
+    for write, _, read, read_path in links:
+        if not read_path:
+            writers[read, paths[read][0]].add((write, ""))
+    roots: dict[frozenset[tuple[str, Path]], str] = {}
+    taken: set[str] = set()
+
+    def root_for(read: str, path: Path) -> str:
+        group = frozenset(writers[read, path])
+        if not group:  # nothing writes it: no other read needs to share its root
+            group = frozenset({(read, path)})
+        if group not in roots:
+            words = entity(read, path) if path and ":" not in path else names.get(read, ())
+            roots[group] = _free_name(["_".join(words), "_".join(names.get(read, ())), _as_name(read)], taken)
+        return roots[group]
+
+    # Reads by arguments name their roots first: theirs are the plain ones.
+    tags: dict[str, list[str]] = defaultdict(list)
+    order = sorted(reads, key=lambda read: (paths[read][0] == "", paths[read][0].startswith("result"), read))
+    for read in order:
+        for path in paths[read]:
+            _add(tags[read], template_of(root_for(read, path), path))
+    of_links = []
+    for write, write_path, read, read_path in links:
+        root = root_for(read, read_path or paths[read][0])
+        of_links.append(root)
+        _add(tags[write], template_of(root, write_path))
+    for write in writes:
+        if write not in tags:
+            tags[write].append(_free_name([_as_name(write)], taken))
+    return {tool: tuple(_without_covered(own)) for tool, own in tags.items()}, of_links
+
+
+def _add(tags: list[str], tag: str) -> None:
+    if tag not in tags:
+        tags.append(tag)
+
+
+def _without_covered(tags: Sequence[str]) -> list[str]:
+    """Without those whose whole root is among them, too."""
+    whole = {tag for tag in tags if ":" not in tag}
+    return [tag for tag in tags if tag in whole or tag.partition(":")[0] not in whole]
+
+
+def template_of(root: str, path: Path) -> str:
+    """The template of the tag that a path becomes. One that is empty is that of the whole root."""
+    return ":".join([root, *(f"{{{one}}}" for one in path.split(":") if one)])
+
+
+def _as_name(text: str) -> str:
+    return re.sub(r"\W+", "_", text).strip("_") or "tool"
+
+
+def _free_name(wishes: Sequence[str], taken: set[str]) -> str:
+    wanted = [_as_name(wish) for wish in wishes if wish]
+    for name in wanted:
+        if name not in taken:
+            taken.add(name)
+            return name
+    number = 2
+    while f"{wanted[0]}_{number}" in taken:
+        number += 1
+    taken.add(f"{wanted[0]}_{number}")
+    return f"{wanted[0]}_{number}"
+
+
+# Text
+
+_UNNAMED: Final = "tools"
+"""The namespace where the log gives none."""
+_WIDTH: Final = 100
+_MOST_NAMES: Final = 8
+"""Names of tools that a comment has in a row, before it only counts them."""
+_DECORATORS: Final = {"read": "AgentCache", "write": "AgentCacheInvalidator"}
+_MISSING: Final = {
+    "never": "never seen between two equal answers",
+    "rarely": "seen between equal answers too rarely",
+    "spelt": "the log spells one id in several ways",
+}
+_DATA: Final = '''
+
+
+def data(result):
+    """The result as data: the log has it as a text that is JSON."""
+    return json.loads(result) if isinstance(result, str | bytes) else result
+'''
+
+
+def plural(number: int, noun: str) -> str:
+    """The number with its noun: ``1 call``, ``2 calls``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+class Names:
+    """The names of rules for tools of a log.
+
+    A recording calls a tool ``namespace:tool`` or ``module:function``, other logs just ``tool``. A rule is of ``tool``,
+    unless tools of two modules share this name.
+
+    Attributes:
+        namespace: what a toolbox of these rules is called.
+        of: the name of the rule by that of the tool. A tool that can have no rule is missing.
+        problems: sentences on tools that can have none.
+    """
+
+    def __init__(self, tools: Iterable[str], redaction: Redaction) -> None:
+        self._redaction = redaction
+        tools = list(tools)
+        prefixes = {tool.partition(":")[0] for tool in tools if ":" in tool}
+        [prefix] = prefixes if len(prefixes) == 1 else [_UNNAMED]
+        self.namespace: Final = prefix if prefix not in ("", "__main__") and self._can_stand(prefix) else _UNNAMED
+        shared = Counter(map(_short, tools))
+        self.of: Final[dict[str, str]] = {}
+        self.problems: Final[list[str]] = []
+        for tool in tools:
+            name = _short(tool) if shared[_short(tool)] == 1 else tool
+            if name and self._can_stand(name):
+                self.of[tool] = name
+            else:
+                self.problems.append(
+                    f"{self.shown(tool)!r} has no rule: it is no name, or redaction finds a secret in it"
+                )
+
+    def shown(self, name: str) -> str:
+        """A name from the log for people: redacted, short, and without anything that a terminal would interpret."""
+        return shortened(escaped(self._redaction.text(name)), 60)
+
+    def several(self, names: Iterable[str]) -> str:
+        """Names in a row, those of a server together: the first ones, and how many more there are."""
+        ordered = sorted(dict.fromkeys(names), key=lambda name: (server_of(name)[0], name))
+        shown = ", ".join(map(self.shown, ordered[:_MOST_NAMES]))
+        return shown + (f" and {len(ordered) - _MOST_NAMES:,} more" if len(ordered) > _MOST_NAMES else "")
+
+    def _can_stand(self, name: str) -> bool:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            return False
+        return self._redaction.text(name) == name
+
+
+def _short(tool: str) -> str:
+    return tool.partition(":")[2] or tool
+
+
+class RuleText:
+    """The rules of an advice as text, with its evidence as comments.
+
+    Args:
+        advice: what was mined.
+        outcomes: the log replayed, by the name of the policy: ``none``, ``roots``, ``advised``, ``oracle``.
+        sources: what the log is called.
+        notes: sentences of who has read the log.
+        has_hints: whether the log has the annotations of an MCP server, so that tools without a rule may have some.
+        redaction: of names and tags.
+    """
+
+    def __init__(
+        self,
+        advice: Advice,
+        outcomes: Mapping[str, Any],
+        *,
+        sources: Iterable[str],
+        notes: Iterable[str] = (),
+        has_hints: bool = False,
+        redaction: Redaction,
+    ) -> None:
+        self.names: Final = Names(advice.tools, redaction)
+        self.advice, self.outcomes, self.redaction = advice, outcomes, redaction
+        self._sources = [escaped(redaction.text(source)) for source in sources]
+        self._notes, self._has_hints = [escaped(redaction.text(note)) for note in notes], has_hints
+        self._scope = ', scope="session"' if advice.resets else ""
+        secret = [tool.tool for tool in advice.tools.values() if any(redaction.text(tag) != tag for tag in tool.tags)]
+        self.problems: Final = list(self.names.problems)
+        self.problems += [
+            f"{self.names.shown(tool)} has no rule: redaction finds a secret in its tags" for tool in secret
+        ]
+        self._written = [
+            tool
+            for tool in advice.tools.values()
+            if tool.tool in self.names.of and tool.tool not in secret and tool.kind not in ("unknown", "pass")
+        ]
+
+    # What is known
+
+    def unknown(self) -> list[str]:
+        """What the log cannot tell, a sentence each: first what has to be decided by somebody."""
+        advice, names = self.advice, self.names
+        by_kind: dict[str, list[str]] = defaultdict(list)
+        for tool in advice.tools.values():
+            by_kind[f"{tool.kind} by name" if tool.why == "name" else tool.kind].append(tool.tool)
+        found = []
+        if several := by_kind["unknown"]:
+            found.append(
+                f"{plural(len(several), 'tool')} may read or write, and so drop every answer until --read, --write or "
+                f"--ignore says what they are: {names.several(several)}"
+            )
+        found += [
+            f"{plural(len(several), kind)} by name alone, to be checked: {names.several(several)}"
+            for kind in ("read", "write")
+            if (several := by_kind[f"{kind} by name"])
+        ]
+        found += [
+            f"{names.shown(tool)} is not to be cached: {self._text(advice.tools[tool].reason)}"
+            for tool in by_kind["watch"]
+        ]
+        reads = {
+            reason: [read for read, why in advice.lacking.items() if reason in why.values()] for reason in _MISSING
+        }
+        for reason, several in reads.items():
+            if several:
+                writes = {write for read in several for write, why in advice.lacking[read].items() if why == reason}
+                found.append(
+                    f"the whole root is dropped of {plural(len(several), 'read')} by {plural(len(writes), 'tool')} "
+                    f"({_MISSING[reason]}): {names.several(several)}"
+                )
+        if advice.resets:
+            found.append(
+                f"runs begin anew: {plural(advice.resets, 'answer')} of later runs were as before a change that an"
+                " earlier one had made. Nothing was concluded across runs, and the rules hold within a session"
+            )
+        elif not advice.is_shared:
+            found.append("the log does not show that its runs share one state: nothing was concluded across runs")
+        if more := advice.changes - advice.explained:
+            found.append(f"{plural(more, 'change')} of answers have no explanation, or are of tools that are no reads")
+        if advice.ignored:
+            found.append(f"left out: {names.several(advice.ignored)}")
+        return [*found, *self.problems]
+
+    def _text(self, text: str) -> str:
+        return escaped(self.redaction.text(text))
+
+    def _evidence(self, tool: ToolAdvice) -> Iterator[str]:
+        errors = f", {plural(tool.errors, 'error')}" if tool.errors else ""
+        repeats = f", {plural(tool.repeats, 'repeat')}" if tool.kind in ("read", "watch") else ""
+        hits = ""
+        if tool.kind == "read" and (found := self.outcomes["advised"].tools.get(tool.tool)) is not None:
+            hits = f", {plural(found.hits, 'hit')} expected"
+        yield f"{self.names.shown(tool.tool)}: {plural(tool.calls, 'call')}{errors}{repeats}{hits}"
+        yield f"a {'read, not to be stored' if tool.kind == 'watch' else tool.kind}: {self._text(tool.reason)}"
+        for tag in tool.tags:
+            links = [link for link in self.advice.links if self._stands_for(tool, tag, link)]
+            for link in sorted((link for link in links if link.changes), key=lambda one: -one.changes)[:_MOST_NAMES]:
+                verb = "changed by" if tool.kind == "read" else "changes"
+                times = f"{link.changes} of {plural(link.exposed, 'time')}"
+                yield f"{self._text(tag)}: {verb} {self._other(tool, link)}, {times}"
+            for origin, why in (("same entity", "both name it"), ("whole root", "too little was seen")):
+                others = [self._other(tool, link) for link in links if link.origin == origin and not link.changes]
+                if others and (tool.kind == "read" or origin == "same entity"):  # else it is said at the reads
+                    more = f" and {len(others) - _MOST_NAMES} more" if len(others) > _MOST_NAMES else ""
+                    row = ", ".join(dict.fromkeys(others[:_MOST_NAMES]))
+                    yield f"{self._text(tag)}: without evidence, {why}: {row}{more}"
+
+    def _stands_for(self, tool: ToolAdvice, tag: str, link: Link) -> bool:
+        own, path = (link.read, link.read_path) if tool.kind == "read" else (link.write, link.write_path)
+        root = tag.partition(":")[0]
+        return own == tool.tool and link.root == root and (not path or tag in (root, template_of(root, path)))
+
+    def _other(self, tool: ToolAdvice, link: Link) -> str:
+        """The tool at the other end of a link, and the path there."""
+        other, path = (link.write, link.write_path) if tool.kind == "read" else (link.read, link.read_path)
+        return f"{self.names.shown(_short(other))}{f' ({shortened(self._text(path), 60)})' if path else ''}"
+
+    def _head(self) -> list[str]:
+        advised = self.outcomes["advised"]
+        share = f"{100 * advised.hits / advised.reads:.0f} %" if advised.reads else "-"
+        return [
+            f"Rules for the tools of {shortened(', '.join(self._sources), 200)}, by `agent-cache advise`.",
+            f"Replayed: {plural(advised.reads, 'read')}, {advised.hits:,} hits ({share}), {advised.stale} stale.",
+            *(f"- {self._text(line)}" for line in self.unknown()),
+        ]
+
+    def _everything(self) -> list[str]:
+        """The roots of all that is read: what a tool drops of which nothing is known."""
+        tags = [tag for tool in self._written if tool.kind == "read" for tag in tool.tags]
+        return list(dict.fromkeys(tag.partition(":")[0] for tag in tags))
+
+    # Formats
+
+    def python(self) -> str:
+        """Decorators, each above a function that stands for the tool."""
+        blocks, imported, functions, has_data = [], set[str](), Counter[str](), False
+        for tool in self._written:
+            lines = _comments(self._evidence(tool))
+            parameters = list(tool.parameters)
+            if tool.kind == "watch":
+                lines.append("# Leave it undecorated.")
+            elif not all(map(_is_parameter, parameters)):
+                lines.append("# No function of Python has such parameters: take --format toml for it.")
+            else:
+                is_computed = needs_parsing(tool) or "result" in parameters
+                tags = [_tag_in_python(tag, is_computed=is_computed) for tag in tool.tags]
+                imported |= {_DECORATORS[tool.kind], *(["tags_from"] if "tags_from(" in "".join(tags) else [])}
+                has_data = has_data or "data(result)" in "".join(tags)
+                name = re.sub(r"\W+", "_", self.names.of[tool.tool].rpartition(".")[2]).strip("_") or "tool"
+                name = name if name.isidentifier() and not keyword.iskeyword(name) else f"tool_{name}"
+                functions[name] += 1
+                name = name if functions[name] == 1 else f"{name}_{functions[name]}"
+                needed = [one for one in parameters if tool.parameters[one]]
+                needed += [f"{one}=None" for one in parameters if not tool.parameters[one]]
+                resource = tags[0] if len(tags) == 1 else _array(tags)
+                lines.append(f"@{_DECORATORS[tool.kind]}({resource}{self._scope})")
+                lines.append(f"async def {name}({', '.join(needed)}): ...")
+            blocks.append("\n".join(lines))
+        head = _comments([*self._head(), "Put each decorator above your own function, which may be a plain def."])
+        if unknown := [tool.tool for tool in self.advice.tools.values() if tool.kind == "unknown"]:
+            head += _comments([f"Put @AgentCacheInvalidator(EVERYTHING) above {self.names.several(unknown)}."])
+            blocks.insert(0, f"EVERYTHING = {_array([_python(root) for root in self._everything()])}")
+        imports = ["import json\n"] if has_data else []
+        imports += [f"from agent_cache import {', '.join(sorted(imported))}"] if imported else []
+        top = "\n".join([*head, "", *imports]) + (_DATA if has_data else "")
+        return "\n\n\n".join([top.rstrip("\n"), *blocks]) + "\n"
+
+    def toml(
+        self,
+        *,
+        relay: str | None = None,
+        has_rule: Callable[[str], bool] = lambda _name: False,
+        is_new: bool = True,
+    ) -> str:
+        """A file that `Toolbox.from_file` and `agent-cache mcp --config` read.
+
+        Args:
+            relay: the namespace of a relay, whose tools may have hints; None for any other file.
+            has_rule: whether a tool of this name has a rule already.
+            is_new: False for text to be appended to a file.
+        """
+        head = _comments(self._head())
+        if is_new:
+            namespace = self.names.namespace
+            if relay is not None and namespace == _UNNAMED:
+                namespace = re.sub(r"[^A-Za-z0-9_-]+", "-", relay).strip("-").lower() or "mcp"
+            head += ["", f"namespace = {_toml(namespace)}"]
+            head += ['hints = "kind"'] if relay is not None or self._has_hints else []
+            head.append('unknown = "write"')
+        blocks = ["\n".join(head)]
+        passed = [tool for tool in self.advice.tools.values() if tool.kind == "pass" and tool.tool in self.names.of]
+        for tool in [*self._written, *passed]:
+            name = self.names.of[tool.tool]
+            if has_rule(name):
+                continue
+            key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(re.sub(r"([*?[])", r"[\1]", name))
+            lines = [*_comments(self._evidence(tool)), f"[tools.{key}]", f"kind = {_toml(tool.kind)}"]
+            if tool.kind in _DECORATORS:
+                lines.append(f"tags = {_array([_toml(tag) for tag in tool.tags])}")
+                lines += ['scope = "session"'] if self._scope else []
+                lines += ['parse = "json"'] if needs_parsing(tool) else []
+            blocks.append("\n".join(lines))
+        return "\n\n".join(blocks) + "\n"
+
+    def document(self) -> dict[str, Any]:
+        """Every figure, as data."""
+        advice, text = self.advice, self._text
+        tools = []
+        for tool in advice.tools.values():
+            found = self.outcomes["advised"].tools.get(tool.tool)
+            row = {name: getattr(tool, name) for name in ("kind", "why", "calls", "errors", "repeats")}
+            row |= {"tool": text(tool.tool), "reason": text(tool.reason), "parse": needs_parsing(tool)}
+            row |= {"rule": self.names.of.get(tool.tool), "tags": list(tool.tags) if tool in self._written else []}
+            row |= {"hits": found.hits if found else 0, "stale": found.stale if found else 0}
+            row |= {
+                "seconds_saved": found.seconds if found else None,
+                "dollars_saved": found.dollars if found else None,
+            }
+            tools.append(row)
+        paths = ("write", "write_path", "read", "read_path", "root")
+        counts = ("origin", "changes", "exposed", "unchanged")
+        return {
+            "sources": self._sources,
+            "namespace": self.names.namespace,
+            "notes": self._notes,
+            "tools": tools,
+            "links": [
+                {name: text(getattr(link, name)) for name in paths} | {name: getattr(link, name) for name in counts}
+                for link in advice.links
+            ],
+            "is_shared": advice.is_shared,
+            "resets": advice.resets,
+            "changes": advice.changes,
+            "explained": advice.explained,
+            "ignored": [text(tool) for tool in advice.ignored],
+            "unknown": [text(line) for line in self.unknown()],
+            "outcomes": {
+                name: {"reads": one.reads, "hits": one.hits, "stale": one.stale} for name, one in self.outcomes.items()
+            },
+        }
+
+
+def _is_parameter(name: str) -> bool:
+    is_name = name.isidentifier() and not keyword.iskeyword(name) and name != "__debug__"
+    return is_name and unicodedata.normalize("NFKC", name) == name  # as the parser reads it
+
+
+def _comments(lines: Iterable[str]) -> list[str]:
+    return [
+        f"# {part}"
+        for line in lines
+        for part in textwrap.wrap(line, _WIDTH - 2, subsequent_indent="    ", break_on_hyphens=False)
+    ]
+
+
+def _array(items: list[str]) -> str:
+    line = f"[{', '.join(items)}]"
+    return line if len(line) <= _WIDTH else "".join(["[\n", *(f"    {item},\n" for item in items), "]"])
+
+
+def _python(text: str) -> str:
+    """A literal of Python, in which nothing is left that a terminal or an editor would interpret."""
+    literal = ascii(text) if not text.isprintable() else repr(text)
+    return f'"{literal[1:-1]}"' if literal[0] == "'" and '"' not in literal else literal
+
+
+def _tag_in_python(tag: str, *, is_computed: bool) -> str:
+    """A tag of a decorator. What reads a result that is a text is computed by a function, since templates cannot."""
+    root, below = parse_template(tag, AnyName(), "advise")
+    if not is_computed or not any(isinstance(one, Field) and one.of_result for part in below for one in part):
+        return _python(tag)
+    [segment, *others] = below
+    if others or len(segment) != 1 or not isinstance(segment[0], Field):
+        return _python(root)  # a function gives one segment: the whole root is always right
+    expression, loops = "data(result)", list[str]()
+    for is_attribute, step in segment[0].path:
+        if step == "" and not is_attribute:
+            item = f"item{len(loops) or ''}"
+            loops.append(f"for {item} in {expression}")
+            expression = item
+        else:
+            expression += f"[{_python(step) if isinstance(step, str) else step}]"
+    ids = f"[{expression} {' '.join(loops)}]" if loops else expression
+    return f"tags_from({_python(root)}, lambda arguments, result: {ids})"
+
+
+def _toml(text: str) -> str:
+    """A basic string of TOML, in which nothing is left that a terminal or an editor would interpret."""
+    parts = [f"\\{one}" if one in '"\\' else one if one.isprintable() else f"\\U{ord(one):08x}" for one in text]
+    return f'"{"".join(parts)}"'
