@@ -16,7 +16,7 @@ import time
 import weakref
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib.metadata import version
 from types import TracebackType
@@ -38,7 +38,7 @@ try:
     from opentelemetry import context, metrics, trace
     from opentelemetry.context import Context
     from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
-    from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, Tracer, TracerProvider
+    from opentelemetry.trace import Span, SpanContext, Status, StatusCode, Tracer, TracerProvider
 except ImportError as error:
     raise ImportError('agent_cache.otel needs OpenTelemetry: pip install "agent-cache[otel]"') from error
 
@@ -49,35 +49,29 @@ __all__ = ["Instrumentation", "instrument"]
 
 _NAME: Final = "agent_cache"
 _EXECUTE: Final = "execute_tool"
-_CONVENTIONS: Final = ("openinference",)
-
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/gen-ai/1.42.0"
+"""Of the conventions for GenAI, v0.1.0, which have a repository and a schema of their own."""
 MAX_HIT_SPANS: Final = 1_000
 """Spans that the end of one session makes out of its trace, in some 30 ms: half of what the SDK queues by default."""
-
 _MAX_TOOLS_OF_SESSION: Final = 32
 """Tools whose hits the span of a session names one by one. The SDK keeps 128 attributes."""
-
 _MAX_CONTENT: Final = 16_384
 """Characters of the arguments or the result of a call."""
-
 _MAX_TAGS: Final = 100
-
 _MAX_NUMBERS: Final = 10_000
 """Calls of one session whose spans are known as parents of others."""
-
 _MAX_SAMPLES: Final = 1_000
 """Readings of both clocks during one session."""
-
 _MAX_NAMES: Final = 10_000
-
 _SECONDS: Final = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
 """The buckets that the semantic conventions advise for the durations of ``gen_ai``."""
-
 _ANSWERED: Final = frozenset({"notice", "short_circuit"})
 """Outcomes of refused calls that are answers."""
-
 _RUN: Final = frozenset({"miss", "uncached", "write"})
 """Sources of calls whose tool has run for themselves."""
+
+_LOCK = threading.RLock()
+_installed: Instrumentation | None = None
 
 
 class Instrumentation:
@@ -110,14 +104,8 @@ class Instrumentation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.uninstrument()
-
-
-_LOCK = threading.RLock()
-_installed: Instrumentation | None = None
 
 
 def instrument(
@@ -127,7 +115,6 @@ def instrument(
     hits: Literal["count", "span"] = "count",
     content: bool = False,
     redact: Any = None,
-    conventions: Iterable[str] = (),
 ) -> Instrumentation:
     """Export what the cache does, from now on: calls and sessions as spans, the counters as metrics.
 
@@ -149,7 +136,6 @@ def instrument(
             characters of each. Spans of hits have none.
         redact: what is secret beside the known forms of credentials, as in `agent_cache.recording.record`: names,
             compiled patterns, a function, or a `Redaction`.
-        conventions: other names to give attributes by, beside those of OpenTelemetry: ``"openinference"``.
 
     Returns:
         The instrumentation, whose `uninstrument` takes it away. It is a context manager as well.
@@ -166,9 +152,6 @@ def instrument(
     ):
         if provider is not None and not callable(getattr(provider, method, None)):
             raise ConfigurationError(f"instrument: {name} has no {method}, got {provider!r}")
-    named = () if isinstance(conventions, str) else tuple(conventions)
-    if isinstance(conventions, str) or any(one not in _CONVENTIONS for one in named):
-        raise ConfigurationError(f"instrument: conventions must be a tuple of {_CONVENTIONS!r}, got {conventions!r}")
     redaction: Redaction | None = None
     if content:
         from agent_cache.recording.redaction import redaction_of
@@ -178,14 +161,8 @@ def instrument(
         raise ConfigurationError("instrument: redact= needs content=True, without which nothing secret is exported")
     with _LOCK:
         instruments = _instruments_of(meter_provider)
-        tracer = trace.get_tracer(_NAME, version("agent-cache"), tracer_provider)
-        spans = _Spans(
-            tracer,
-            instruments,
-            makes_hits=hits == "span",
-            redaction=redaction,
-            is_openinference="openinference" in named,
-        )
+        tracer = trace.get_tracer(_NAME, version("agent-cache"), tracer_provider, SCHEMA_URL)
+        spans = _Spans(tracer, instruments, makes_hits=hits == "span", redaction=redaction)
         if _installed is not None:
             _installed.uninstrument()
         _installed = made = Instrumentation(spans, instruments)
@@ -202,17 +179,16 @@ class _Running:
     """The span of a call that runs.
 
     Attributes:
+        full, short: the names of its tool: the whole one, and the one that a model has for it.
         outer, inner: the contexts before and with the span. None if the span is a framework's, which is current.
         seconds: how long it ran, once it has ended.
     """
 
-    __slots__ = ("_began", "inner", "names", "outer", "seconds", "span")
-
-    def __init__(self, span: Span, names: _Names, outer: Context | None, inner: Context | None) -> None:
+    def __init__(self, names: tuple[str, str], span: Span = trace.INVALID_SPAN, *, is_own: bool = False) -> None:
+        self.full, self.short = names
         self.span = span
-        self.names = names
-        self.outer = outer
-        self.inner = inner
+        self.outer = context.get_current() if is_own else None
+        self.inner = trace.set_span_in_context(span, self.outer) if is_own else None
         self.seconds = 0.0
         self._began = time.perf_counter()
 
@@ -227,42 +203,23 @@ class _Running:
             context.attach(self.outer)
 
 
-class _Names:
-    """How a tool is called: by its whole name, and as a model calls it.
-
-    Attributes:
-        full, short: these two, as texts that UTF-8 can hold.
-        all: all names that a framework's span may have for it.
-    """
-
-    __slots__ = ("all", "full", "short")
-
-    def __init__(self, operation: Operation[Any]) -> None:
-        full = operation.name
-        behind = full.partition(":")[2] or full
-        function = operation.function
-        of_function = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
-        short = behind.rpartition(".")[2] if full == of_function else behind
-        self.full, self.short = utf8_text(full), utf8_text(short)
-        self.all = {full, behind, short, self.full, self.short}
+def _names_of(operation: Operation[Any]) -> tuple[str, str]:
+    """The whole name of a tool, and the one that a model has for it."""
+    full, function = operation.name, operation.function
+    behind = full.partition(":")[2] or full
+    is_path = full == f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
+    return full, behind.rpartition(".")[2] if is_path else behind
 
 
 class _Spans:
     """Makes the spans. Nothing here raises because of a provider: the call goes on without its span."""
 
     def __init__(
-        self,
-        tracer: Tracer,
-        instruments: _Instruments,
-        *,
-        makes_hits: bool,
-        redaction: Redaction | None,
-        is_openinference: bool,
+        self, tracer: Tracer, instruments: _Instruments, *, makes_hits: bool, redaction: Redaction | None
     ) -> None:
         self.tracer = tracer
         self.instruments = instruments
         self.makes_hits = makes_hits
-        self.is_openinference = is_openinference
         self._redaction = redaction
         self._short_names: dict[str, str] = {}
         self.open: weakref.WeakKeyDictionary[Any, _SessionSpan] = weakref.WeakKeyDictionary()
@@ -290,30 +247,31 @@ class _Spans:
         place = PLACE.get().call
         if place is None:
             return None
-        names = _Names(place.operation)
+        plain = _names_of(place.operation)
+        full, short = utf8_text(plain[0]), utf8_text(plain[1])
         try:
             span = trace.get_current_span()
-            is_own = not _is_span_of(span, names)
+            is_own = not _is_span_of(span, {*plain, full, short, full.partition(":")[2]})
             if is_own:
-                span = self._start(call, names)
+                span = self.start(full, short, call.session)
+                if self._redaction is not None and span.is_recording():
+                    self._set_content(span, "gen_ai.tool.call.arguments", dict(call.arguments))
             else:
-                span.set_attribute("agent_cache.tool", names.full)
+                span.set_attribute("agent_cache.tool", full)
             if self.makes_hits:
-                self._note(place, names, span.get_span_context())
-            outer = inner = None
-            if is_own:
-                outer = context.get_current()
-                inner = trace.set_span_in_context(span, outer)
-                context.attach(inner)
+                self._note(place, full, short, span.get_span_context())
+            running = _Running((full, short), span, is_own=is_own)
+            if running.inner is not None:
+                context.attach(running.inner)
         except Exception as failure:  # noqa: BLE001 - a provider's or a processor's
             _failed(failure)
-            return _Running(trace.INVALID_SPAN, names, None, None)
-        return _Running(span, names, outer, inner)
+            return _Running((full, short))
+        return running
 
-    def _note(self, call: Call, names: _Names, span: SpanContext) -> None:
+    def _note(self, call: Call, full: str, short: str, span: SpanContext) -> None:
         """Note what the spans of hits will be made with."""
         if len(self._short_names) < _MAX_NAMES:
-            self._short_names[names.full] = names.short
+            self._short_names[full] = short
         for session, number in (call.numbers or {}).items():
             opened = self.open.get(session)
             if opened is not None:
@@ -323,18 +281,8 @@ class _Spans:
         """The name of a tool as a model calls it, where its whole name is all that is known."""
         return self._short_names.get(full) or full.partition(":")[2].rpartition(".")[2] or full
 
-    def _start(self, call: ToolCall, names: _Names) -> Span:
-        span = self.tracer.start_span(
-            f"{_EXECUTE} {names.short}",
-            kind=SpanKind.INTERNAL,
-            attributes=self.attributes(names.full, names.short, call.session),
-        )
-        if self._redaction is not None and span.is_recording():
-            self._set_content(span, "gen_ai.tool.call.arguments", "input.value", dict(call.arguments))
-        return span
-
-    def attributes(self, full: str, short: str, session: str | None) -> dict[str, str]:
-        """What every span of a call has from its begin on."""
+    def start(self, full: str, short: str, session: str | None, **how: Any) -> Span:
+        """Start the span of a call."""
         attributes = {
             "gen_ai.operation.name": _EXECUTE,
             "gen_ai.tool.name": short,
@@ -342,13 +290,8 @@ class _Spans:
             "agent_cache.tool": full,
         }
         if session is not None:
-            attributes["gen_ai.conversation.id"] = session = utf8_text(session)
-        if self.is_openinference:
-            attributes["openinference.span.kind"] = "TOOL"
-            attributes["tool.name"] = short
-            if session is not None:
-                attributes["session.id"] = session
-        return attributes
+            attributes["gen_ai.conversation.id"] = utf8_text(session)
+        return self.tracer.start_span(f"{_EXECUTE} {short}", attributes=attributes, **how)
 
     def _end(self, running: _Running, call: ToolCall, result: Any, error: BaseException | None) -> None:
         try:
@@ -356,14 +299,14 @@ class _Spans:
             span, is_own = running.span, running.outer is not None
             try:
                 if span.is_recording():
-                    span.set_attribute("agent_cache.source", source)
+                    set_source(span, source)
                     if is_own and error is not None:
                         self.set_error(span, error)
                     if is_own and self._redaction is not None:
                         tags = [utf8_text(self._redaction.text(tag)) for tag in call.tags[:_MAX_TAGS]]
                         span.set_attribute("agent_cache.tags", tags)
                         if error is None:
-                            self._set_content(span, "gen_ai.tool.call.result", "output.value", result)
+                            self._set_content(span, "gen_ai.tool.call.result", result)
             finally:
                 if source in _RUN:
                     self.instruments.record(running, error)
@@ -390,7 +333,7 @@ class _Spans:
         span.set_status(Status(StatusCode.ERROR, text))
         span.add_event("exception", {"exception.type": kind, "exception.message": text})
 
-    def _set_content(self, span: Span, name: str, other_name: str, value: Any) -> None:
+    def _set_content(self, span: Span, name: str, value: Any) -> None:
         from agent_cache.recording.arguments import plain_arguments
         from agent_cache.recording.tagged import encode
 
@@ -402,12 +345,16 @@ class _Spans:
             warn_once(f"{name} could not be written, so spans lack it: {type(failure).__name__}", "agent_cache.otel")
             return
         span.set_attribute(name, text)
-        if self.is_openinference:
-            span.set_attribute(other_name, text)
-            span.set_attribute(other_name.replace("value", "mime_type"), "application/json")
 
 
-def _is_span_of(span: Span, names: _Names) -> bool:
+def set_source(span: Span, source: str) -> None:
+    """Say how a call was answered."""
+    span.set_attribute("agent_cache.source", source)
+    if source != "write":
+        span.set_attribute("gen_ai.tool.cache.hit", source == "hit")
+
+
+def _is_span_of(span: Span, names: set[str]) -> bool:
     """Whether this is a framework's span for a call of this tool, that no other call has annotated yet.
 
     A tool may call itself, and then the current span is the one of the outer call.
@@ -416,11 +363,11 @@ def _is_span_of(span: Span, names: _Names) -> bool:
     if not isinstance(attributes, Mapping) or not span.is_recording() or "agent_cache.tool" in attributes:
         return False
     if attributes.get("gen_ai.operation.name") == _EXECUTE or attributes.get("mcp.method.name") == "tools/call":
-        return attributes.get("gen_ai.tool.name") in names.all
+        return attributes.get("gen_ai.tool.name") in names
     if attributes.get("openinference.span.kind") == "TOOL":
-        return attributes.get("tool.name") in names.all
+        return attributes.get("tool.name") in names
     kind, _, tool = str(getattr(span, "name", "")).partition(" ")  # some set the attributes at the end
-    return kind == _EXECUTE and tool in names.all
+    return kind == _EXECUTE and tool in names
 
 
 def _kind_of(error: BaseException) -> str:
@@ -446,7 +393,7 @@ class _SessionSpan:
         self._session = weakref.ref(session)  # which has this, and is a key beside this in `_Spans.open`
         self._before: dict[str, Any] = {}
         self._began = 0.0
-        self._wall = _WallClock()
+        self._samples: list[tuple[float, int]] = []
         self._span: Span | None = None
         self._outer = self._inner = Context()
         self._numbers: dict[int, SpanContext] = {}
@@ -457,14 +404,9 @@ class _SessionSpan:
         try:
             if session.metrics.calls:  # it was entered before, and its counters go on
                 self._before = session.get_metrics()
-            self._began, now = self._wall.sample()
-            session_id = utf8_text(session.session_id)
-            attributes = {"gen_ai.conversation.id": session_id}
-            if self._spans.is_openinference:
-                attributes |= {"openinference.span.kind": "CHAIN", "session.id": session_id}
-            self._span = self._spans.tracer.start_span(
-                "agent_cache.session", kind=SpanKind.INTERNAL, attributes=attributes, start_time=now
-            )
+            self._began, now = self._sample()
+            attributes = {"gen_ai.conversation.id": utf8_text(session.session_id)}
+            self._span = self._spans.tracer.start_span("agent_cache.session", attributes=attributes, start_time=now)
             self._outer = context.get_current()
             self._inner = trace.set_span_in_context(self._span, self._outer)
             context.attach(self._inner)
@@ -483,7 +425,7 @@ class _SessionSpan:
             context.attach(self._outer)
         self._spans.open.pop(session, None)
         try:
-            _, now = self._wall.sample()
+            _, now = self._sample()
             try:
                 if span.is_recording():
                     self._count(span, session.get_metrics())
@@ -498,20 +440,28 @@ class _SessionSpan:
 
     def note(self, number: int, of_call: SpanContext) -> None:
         """Note the span of a call that runs: the parent of what its tool calls, and its clock reading."""
-        self._wall.sample()
-        numbers = self._numbers
-        numbers[number] = of_call
-        if len(numbers) > _MAX_NUMBERS:
-            numbers.pop(next(iter(numbers)), None)
+        self._sample()
+        self._numbers[number] = of_call
+        if len(self._numbers) > _MAX_NUMBERS:
+            self._numbers.pop(next(iter(self._numbers)), None)
+
+    def _sample(self) -> tuple[float, int]:
+        """Read the library's clock and that of the wall, which drift apart; one stands still while a machine sleeps.
+
+        The own clock is read first: so no time that follows from a later reading is before what was stamped here.
+        """
+        found = CLOCK.now(), time.time_ns()
+        self._samples.append(found)
+        if len(self._samples) > _MAX_SAMPLES:
+            del self._samples[1::2]
+        return found
 
     def _count(self, span: Span, after: dict[str, Any]) -> None:
         before = self._before
         for name in ("hits", "misses", "shared", "writes", "uncached", "errors", "loop_detections", "time_saved"):
             span.set_attribute(f"agent_cache.{name}", after[name] - before.get(name, 0))
-        tools_before = before.get("tools", {})
-        hits = Counter[str]()
-        for tool, row in after["tools"].items():
-            hits[tool] = row["hits"] - tools_before.get(tool, {}).get("hits", 0)
+        tools = before.get("tools", {})
+        hits = Counter({tool: row["hits"] - tools.get(tool, {}).get("hits", 0) for tool, row in after["tools"].items()})
         for tool, count in hits.most_common(_MAX_TOOLS_OF_SESSION):
             if count:
                 span.set_attribute(f"agent_cache.hits_of.{utf8_text(tool)}", count)
@@ -519,7 +469,8 @@ class _SessionSpan:
     def _make_spans(self, session: AgentCacheSession, end: int) -> None:
         """Spans of the local hits and the refused calls of this run, from its trace. All others had live ones.
 
-        A call of an inner session has its span from that one, and a hit of a tier had a live one.
+        A call of an inner session has its span from that one, and a hit of a tier had a live one. The time of a hit is
+        taken relative to the last time before it when both clocks were read.
         """
         records = [
             record
@@ -530,64 +481,24 @@ class _SessionSpan:
         ]
         assert self._span is not None
         around = trace.set_span_in_context(self._span)
-        inside: dict[int | None, Context] = {}
-        time_of = self._wall.times()
+        samples = sorted(self._samples)  # threads may have added theirs in any order
+        readings = [reading for reading, _ in samples]
         for record in records[-MAX_HIT_SPANS:]:
-            if record.parent not in inside:
-                of_parent = None if record.parent is None else self._numbers.get(record.parent)
-                inside[record.parent] = (
-                    around if of_parent is None else trace.set_span_in_context(trace.NonRecordingSpan(of_parent))
-                )
-            tool, at = utf8_text(record.tool), min(time_of(record.started), end)
-            short = self._spans.short_name(tool)
-            made = self._spans.tracer.start_span(
-                f"{_EXECUTE} {short}",
-                context=inside[record.parent],
-                kind=SpanKind.INTERNAL,
-                attributes={
-                    **self._spans.attributes(tool, short, session.session_id),
-                    "agent_cache.source": record.source,
-                },
-                start_time=at,
+            of_parent = None if record.parent is None else self._numbers.get(record.parent)
+            inside = around if of_parent is None else trace.set_span_in_context(trace.NonRecordingSpan(of_parent))
+            reading, wall = samples[max(0, bisect_right(readings, record.started) - 1)]
+            at = min(wall + round((record.started - reading) * 1e9), end)
+            tool = utf8_text(record.tool)
+            made = self._spans.start(
+                tool, self._spans.short_name(tool), session.session_id, context=inside, start_time=at
             )
+            set_source(made, record.source)
             if record.source == "blocked":
                 made.set_attribute("agent_cache.outcome", record.outcome)
                 if record.outcome not in _ANSWERED:
                     made.set_attribute("error.type", record.outcome)
                     made.set_status(Status(StatusCode.ERROR, record.outcome))
             made.end(at)
-
-
-class _WallClock:
-    """Maps readings of the library's clock to nanoseconds since 1970.
-
-    The two clocks drift apart, and one of them stands still while a machine sleeps. So a reading is taken relative to
-    the last time before it when both were read. The own clock is read first: so no time that follows from a later
-    reading is before what was stamped at the sample.
-    """
-
-    def __init__(self) -> None:
-        self._samples: list[tuple[float, int]] = []
-
-    def sample(self) -> tuple[float, int]:
-        """Read both clocks."""
-        found = CLOCK.now(), time.time_ns()
-        samples = self._samples
-        samples.append(found)
-        if len(samples) > _MAX_SAMPLES:
-            del samples[1::2]
-        return found
-
-    def times(self) -> Callable[[float], int]:
-        """The function from readings to times."""
-        samples = sorted(self._samples)  # threads may have added theirs in any order
-        readings = [reading for reading, _ in samples]
-
-        def time_of(reading: float) -> int:
-            before, wall = samples[max(0, bisect_right(readings, reading) - 1)]
-            return wall + round((reading - before) * 1e9)
-
-        return time_of
 
 
 # Metrics
@@ -612,22 +523,17 @@ class _Instruments:
             explicit_bucket_boundaries_advisory=_SECONDS,
         )
         for family in counter_families(ToolLabels()):
-            meter.create_observable_counter(
-                family.name,
-                callbacks=[partial(self._observe, family.name)],
-                unit=family.unit,
-                description=family.description,
-            )
+            observe = partial(self._observe, family.name)
+            meter.create_observable_counter(family.name, [observe], family.unit, family.description)
 
     def record(self, running: _Running, error: BaseException | None) -> None:
         """Record the duration of a run, with its span as an example."""
         if self.user is None or not self.user.is_active:
             return
-        names = running.names
-        tool = self._names.of(names.full)
+        tool = self._names.of(running.full)
         attributes = {
             "gen_ai.operation.name": _EXECUTE,
-            "gen_ai.tool.name": names.short if tool == names.full else tool,
+            "gen_ai.tool.name": running.short if tool == running.full else tool,
             "agent_cache.tool": tool,
         }
         if error is not None and not isinstance(error, GeneratorExit):
@@ -635,25 +541,19 @@ class _Instruments:
         self._duration.record(running.seconds, attributes, context=running.inner)
 
     def _observe(self, name: str, _options: CallbackOptions) -> list[Observation]:
+        """The values of a counter, out of a snapshot that all counters of one collection share: the first one that is
+        asked for again takes the next. Without a lock, which a fork would leave held in the child.
+        """
         if self.user is None or not self.user.is_active:
             return []
-        family = self._family(name)
-        return [
-            Observation(count, dict(zip(family.labels, labels, strict=True))) for labels, count in family.values.items()
-        ]
-
-    def _family(self, name: str) -> CounterFamily:
-        """A counter out of a snapshot that all counters of one collection share: the first one that is asked for again
-        takes the next.
-
-        Without a lock, which a fork during a collection would leave held in the child.
-        """
         family = self._families.pop(name, None)
         if family is None:
             families = {family.name: family for family in counter_families(self._labels)}
             family = families.pop(name)
             self._families = families
-        return family
+        return [
+            Observation(count, dict(zip(family.labels, labels, strict=True))) for labels, count in family.values.items()
+        ]
 
 
 _OF_PROVIDERS: weakref.WeakKeyDictionary[Any, _Instruments] = weakref.WeakKeyDictionary()
@@ -667,7 +567,7 @@ def _instruments_of(provider: MeterProvider | None) -> _Instruments:
     key = current if provider is None else provider
     instruments = _OF_PROVIDERS.get(key) or (_of_global if key is current else None)
     if instruments is None:
-        instruments = _Instruments(metrics.get_meter(_NAME, version("agent-cache"), provider))
+        instruments = _Instruments(metrics.get_meter(_NAME, version("agent-cache"), provider, SCHEMA_URL))
     _OF_PROVIDERS[key] = instruments
     if key is current:
         _of_global = instruments

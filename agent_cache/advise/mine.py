@@ -41,38 +41,40 @@ long that changes of this rate would have shown.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import combinations
-from math import prod
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal
 
-from agent_cache.advise.calls import UNKNOWN, LoggedCall
+from agent_cache.advise.calls import LoggedCall
+from agent_cache.advise.intervals import (
+    ENOUGH,
+    INTERVALS,
+    UNMET,
+    Equal,
+    Evidence,
+    Harmless,
+    Signature,
+    find_changers,
+    worlds_of,
+)
 from agent_cache.advise.paths import (
     Candidate,
     Survey,
     ToolFacts,
-    answer_digest,
     find_candidates,
     is_argument,
-    is_failure,
-    is_transient,
     kind_by_name,
     name_of,
     nouns_of,
     server_of,
-    values_at,
 )
 from agent_cache.advise.rules import Advice, Kind, Link, Origin, ToolAdvice, Why, tag_templates
-from agent_cache.core.keys import Uncacheable, key_part
 
 __all__ = ["mine"]
 
-ENOUGH: Final = 8
-"""How many different writes have to have left answers unchanged before such writes are taken for harmless."""
 _OF_LISTS: Final = 24
 _OF_KEYS: Final = 24
 _OF_OTHERS: Final = 6
@@ -80,20 +82,12 @@ _ENOUGH_CHANGES: Final = 4.6
 """How many changes would have to be expected where none was seen, to conclude that there are none: ``-log(0.01)``, with
 99 % confidence if changes are independent of each other.
 """
-_INTERVALS: Final = 3
 _ENOUGH_READS: Final = 6
 """To how many different calls of a read a write must have been harmless, if that many were repeated at all."""
-_CHANCE: Final = 0.001
-"""How likely it may be that a read is taken for a write of another one because it ran before its changes by chance."""
 _MIN_OVERLAP: Final = 0.3
 """The share of their values that two arguments have in common if they may stand for the same things."""
-_MAX_KEPT: Final = 64
-_IN_FLIGHT: Final = 64
 
 Given = tuple[Literal["read", "write"] | None, Why]
-Signature = frozenset[int]
-"""The candidates through which one write met one read."""
-_UNMET: Final[Signature] = frozenset()
 Option = tuple[str, Signature]
 """A link to choose: a write tool, and the candidates that must all be met; none for the whole root."""
 Progress = Callable[[int], None]
@@ -120,10 +114,10 @@ def mine(calls: Sequence[LoggedCall], *, ignore: Sequence[str] = (), progress: P
     while True:
         writers = {tool for tool, (kind, _) in kinds.items() if kind != "read"} | set(changers)
         readers = {tool for tool, (kind, _) in kinds.items() if kind != "write"} - set(changers)
-        worlds = _worlds_of(calls, writers, readers)
-        evidence = _Evidence(calls, find_candidates(survey, writers, readers), writers, readers, worlds)
+        worlds = worlds_of(calls, writers, readers)
+        evidence = Evidence(calls, find_candidates(survey, writers, readers), writers, readers, worlds)
         report(2 * len(calls))
-        found = _find_changers(evidence)
+        found = find_changers(evidence)
         if not found or len(changers) > 8:
             break
         changers.update(found)
@@ -137,337 +131,6 @@ def _kind_of(tool: str, facts: ToolFacts, servers: Mapping[str, int]) -> Given:
         return facts.hint, "hint"
     by_name = kind_by_name(tool, servers)
     return (by_name, "name") if by_name is not None else (None, "unknown")
-
-
-# Worlds
-
-
-@dataclass(frozen=True, slots=True)
-class _Worlds:
-    """Whether the runs of a log share one state.
-
-    Attributes:
-        are_one: whether the log shows it, or has a single run.
-        resets: how many answers were as before a change that an earlier run had made and seen.
-    """
-
-    are_one: bool
-    resets: int = 0
-
-
-def _worlds_of(calls: Sequence[LoggedCall], writers: set[str], readers: set[str]) -> _Worlds:
-    """Decide by what runs find that have written nothing yet: what another one has changed and seen, or what was there
-    before. A tool whose answers change within a run without a write shows nothing.
-    """
-    if len({call.run for call in calls}) < 2:
-        return _Worlds(are_one=True)
-    wrote: dict[str, int] = {}
-    last: dict[tuple[str, Any], tuple[str, bytes, int]] = {}
-    start: dict[tuple[str, Any], bytes] = {}
-    changed: dict[tuple[str, Any], tuple[str, bytes, bytes]] = {}
-    lasting, resets, unstable = Counter[str](), Counter[str](), set[str]()
-    latest = -1
-    for at, call in enumerate(calls):
-        tool, run = call.tool, call.run
-        if tool in writers:
-            wrote[run] = latest = at
-        if tool not in readers or call.result is UNKNOWN or not call.is_whole or (key := _key_of(call)) is None:
-            continue
-        answer = answer_digest(call.result)
-        former = last.get((tool, key))
-        if former is not None and former[0] == run and former[1] != answer and latest <= former[2]:
-            unstable.add(tool)
-        last[tool, key] = run, answer, at
-        if run in wrote:
-            if start.get((tool, key), answer) != answer and (tool, key) not in changed:
-                changed[tool, key] = run, start[tool, key], answer
-            continue
-        if (made := changed.pop((tool, key), None)) is not None and made[0] != run:
-            lasting[tool] += answer == made[2]
-            resets[tool] += answer == made[1]
-        start[tool, key] = answer
-    shown, contrary = (sum(number for tool, number in one.items() if tool not in unstable) for one in (lasting, resets))
-    return _Worlds(shown > 3 * contrary, contrary)
-
-
-def _key_of(call: LoggedCall) -> Any:
-    """What tells a call from others of its tool; None if nothing does."""
-    try:
-        return key_part(call.arguments) if call.is_keyed else None
-    except (Uncacheable, TypeError, ValueError):
-        return None
-
-
-# Intervals
-
-
-@dataclass(frozen=True, slots=True)
-class _Equal:
-    """An interval whose two answers were equal.
-
-    Attributes:
-        key: of the read.
-        met: the writes that met the read in it: position, tool, and through what.
-        writes: those of each tool that surely lay between: some of them, if there are many.
-    """
-
-    key: int
-    met: tuple[tuple[int, str, Signature], ...]
-    writes: Mapping[str, tuple[int, ...]]
-
-
-@dataclass(slots=True)
-class _Cell:
-    """How often writes of one tool met a read through the same candidates, by whether its answer changed."""
-
-    changed: int = 0
-    unchanged: int = 0
-
-
-class _Harmless:
-    """Writes that left answers unchanged which nothing else can have changed."""
-
-    def __init__(self) -> None:
-        self.intervals = 0
-        self.writes: set[int] = set()
-        self.keys: set[int] = set()
-        self.pairs: set[tuple[int, int]] = set()
-
-    def note(self, writes: Sequence[int], key: int) -> None:
-        """Add an interval, with its writes."""
-        self.intervals += 1
-        self.keys.add(key)
-        self.writes.update(writes)
-        self.pairs.update((write, key) for write in writes)
-
-    def is_enough(self, enough: int) -> bool:
-        """Whether they are so many that such writes are harmless."""
-        writes = len(self.writes)
-        if writes >= enough and self.intervals >= _INTERVALS:
-            return True
-        return writes >= _INTERVALS and len(self.keys) >= ENOUGH // 2 and len(self.pairs) >= 2 * enough
-
-
-Free = Counter[frozenset[str]]
-"""Intervals without a write, counted by the other tools that ran in them."""
-Record = frozenset[tuple[str, Signature]]
-"""A change of an answer: the write tools between, each with the candidates through which it met."""
-
-
-@dataclass(slots=True)
-class _Sight:
-    """The last answer of one read."""
-
-    position: int
-    answer: bytes
-
-
-class _Evidence:
-    """The second pass over a log: intervals, counted by what met in them.
-
-    Attributes:
-        ambiguous: pairs of a write and a read that share an id in several spellings. It links them no better than the
-            whole root.
-        calls_with, calls_without: by read, how many calls its intervals are long, all together: with a write, without.
-    """
-
-    def __init__(
-        self,
-        calls: Sequence[LoggedCall],
-        found: list[Candidate],
-        writers: set[str],
-        readers: set[str],
-        worlds: _Worlds,
-    ) -> None:
-        self.candidates = [one for one in found if not one.is_ambiguous]
-        self.ambiguous = {(one.write, one.read) for one in found if one.is_ambiguous and one.is_entity}
-        self.writers, self.readers, self.worlds = writers, readers, worlds
-        self.of_pair: dict[tuple[str, str], list[int]] = defaultdict(list)
-        self._numbers: dict[tuple[str, str, str, str], int] = {}
-        self._paths: dict[str, set[str]] = defaultdict(set)
-        for number, one in enumerate(self.candidates):
-            self.of_pair[one.write, one.read].append(number)
-            self._numbers[one.write, one.write_path, one.read, one.read_path] = number
-            self._paths[one.write].add(one.write_path)
-            self._paths[one.read].add(one.read_path)
-        self.cells: dict[tuple[str, str], dict[Signature, _Cell]] = defaultdict(lambda: defaultdict(_Cell))
-        self.records: dict[str, Counter[Record]] = defaultdict(Counter)
-        self.equal: dict[str, list[_Equal]] = defaultdict(list)
-        self.free_changes: dict[str, Free] = defaultdict(Counter)
-        self.free_equal: dict[str, Free] = defaultdict(Counter)
-        self.calls_without: Counter[str] = Counter()
-        self.calls_with: Counter[str] = Counter()
-        self.repeats: Counter[str] = Counter()
-        self.keys: dict[str, set[int]] = defaultdict(set)
-        self.repeated: dict[str, set[int]] = defaultdict(set)
-        by_run: dict[str, list[LoggedCall]] = defaultdict(list)
-        for call in calls:
-            by_run["" if worlds.are_one else call.run].append(call)
-        self._first = 0
-        for part in by_run.values():
-            self._look_at(part)
-            self._first += len(part)
-
-    def _look_at(self, calls: Sequence[LoggedCall]) -> None:
-        """Find the intervals of one world."""
-        self._calls = calls
-        self._index_writes()
-        self._last_of: dict[str, int] = {}
-        sights: dict[tuple[str, Any], _Sight | None] = {}
-        for at, call in enumerate(calls):
-            tool = call.tool
-            if tool in self.readers and (key := _key_of(call)) is not None:
-                self._see(at, call, (tool, key), sights)
-            self._last_of[tool] = at
-
-    def _index_writes(self) -> None:
-        """Where each tool wrote, failed, and named which value at which path."""
-        calls, latest = self._calls, float("-inf")
-        ends = []
-        for call in calls:
-            latest = max(latest, call.ended if call.ended is not None else latest)
-            ends.append(latest)
-        self._begins = [
-            at if call.started is None else min(at, bisect_right(ends, call.started)) for at, call in enumerate(calls)
-        ]
-        self._has_overlaps = any(begin < at for at, begin in enumerate(self._begins))
-        self._positions: dict[str, list[int]] = defaultdict(list)
-        self._failures: dict[str, list[int]] = defaultdict(list)
-        self._named: dict[str, dict[tuple[str, str], list[int]]] = defaultdict(lambda: defaultdict(list))
-        self._all_named: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for at, call in enumerate(calls):
-            if call.tool not in self.writers:
-                continue
-            (self._failures if is_failure(call) else self._positions)[call.tool].append(at)
-            for path in self._paths[call.tool]:
-                values = values_at(call, path, is_write=True)
-                self._all_named[call.tool, path].append(at)
-                for text in ("\0",) if values.is_error else values.texts[:500]:
-                    self._named[text][call.tool, path].append(at)
-
-    def _see(
-        self, at: int, call: LoggedCall, key: tuple[str, Any], sights: dict[tuple[str, Any], _Sight | None]
-    ) -> None:
-        tool, hashed = call.tool, hash(key)
-        self.keys[tool].add(hashed)
-        former = sights.get(key)
-        if key in sights:
-            self.repeats[tool] += 1
-        if former is not None:
-            self.repeated[tool].add(hashed)
-        if is_transient(call) or (call.result is UNKNOWN and call.error is None):
-            sights.setdefault(key, None)
-            return
-        answer = b"error" if call.error is not None else answer_digest(call.result)
-        if former is not None:
-            self._interval(former, at, answer, hashed)
-        sights[key] = None if call.error is not None else _Sight(at, answer)  # an error is not stored
-
-    def _interval(self, former: _Sight, at: int, answer: bytes, key: int) -> None:
-        calls, first = self._calls, former.position
-        call, tool = calls[at], calls[at].tool
-        is_change = former.answer != answer
-        if not is_change and not (calls[first].is_whole and call.is_whole):
-            return
-        begin, surely_before = self._begins[first], self._begins[at]
-        met = self._met(calls[first], begin, at)
-        record: set[Option] = set()
-        refused: set[Option] = set()
-        harmless: list[tuple[int, str, Signature]] = []
-        others: dict[str, tuple[int, ...]] = {}
-        for writer, positions in self._failures.items() if is_change else ():
-            own = met.get(writer, {})
-            refused.update((writer, own.get(one, _UNMET)) for one in self._between(positions, begin, at)[:_MAX_KEPT])
-        for writer, positions in self._positions.items():
-            between = self._between(positions, begin, at)
-            if not between:
-                continue
-            cells, own = self.cells[writer, tool], met.get(writer, {})
-            own = {one: signature for one, signature in own.items() if _holds(positions, one)}
-            if is_change:
-                for signature in own.values():
-                    cells[signature].changed += 1
-                record.update((writer, signature) for signature in own.values())
-                if unmet := len(between) - len(own):
-                    cells[_UNMET].changed += unmet
-                    record.add((writer, _UNMET))
-                continue
-            cells[_UNMET].unchanged += len(between) - len(own)
-            unmet = [one for one in between[:_MAX_KEPT] if one not in own]
-            sure = [one for one in (*own, *unmet[:16]) if self._begins[one] > first and one < surely_before]
-            for position in sure:
-                if position in own:
-                    cells[own[position]].unchanged += 1
-                    harmless.append((self._first + position, writer, own[position]))
-            if sure:
-                others[writer] = tuple(self._first + one for one in sure)
-        length = at - first
-        if is_change and (record or refused):  # a write that failed has an effect now and then, if no other can have
-            self.records[tool][frozenset(record or refused)] += 1
-        elif others:
-            self.equal[tool].append(_Equal(key, tuple(harmless), others))
-        if record or refused or others:
-            self.calls_with[tool] += length
-            return
-        self.calls_without[tool] += length
-        last = self._last_of.items()
-        ran = frozenset(one for one, where in last if where > first and one != tool and one not in self.writers)
-        (self.free_changes if is_change else self.free_equal)[tool][ran] += 1
-
-    def _between(self, positions: list[int], begin: int, at: int) -> list[int]:
-        """Those of these positions of writes that may lie between two sights: also of such as still ran at the last."""
-        low, high = bisect_left(positions, begin), bisect_right(positions, at)
-        running = positions[high : high + _IN_FLIGHT] if self._has_overlaps else []
-        return positions[low:high] + [one for one in running if self._begins[one] <= at]
-
-    def _met(self, read: LoggedCall, begin: int, at: int) -> dict[str, dict[int, Signature]]:
-        """The writes that met an answer, by tool and position: also those that may have named anything."""
-        found: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-        for path in self._paths[read.tool]:
-            values = values_at(read, path, is_write=False)
-            named = [self._all_named] if values.is_root else [self._named.get(text, {}) for text in values.texts]
-            for of_value in (*named, self._named.get("\0", {})):
-                for (writer, write_path), positions in of_value.items():
-                    number = self._numbers.get((writer, write_path, read.tool, path))
-                    for position in self._between(positions, begin, at)[: 4 * _MAX_KEPT] if number is not None else ():
-                        found[writer][position].add(cast("int", number))
-        return {writer: {one: frozenset(met) for one, met in own.items()} for writer, own in found.items()}
-
-
-def _holds(positions: list[int], one: int) -> bool:
-    at = bisect_left(positions, one)
-    return at < len(positions) and positions[at] == one
-
-
-def _find_changers(evidence: _Evidence) -> dict[str, str]:
-    """Tools that were taken for reads, and after which answers change that nothing else explains.
-
-    Such a tool ran before each of these changes, rarely where the answer stayed, and not by chance: others may have
-    changed the answers of a log that shows none of their writes. The more different tools ran in an interval, the
-    likelier it is among them; so its share is taken from the equal intervals with as many.
-    """
-    found: dict[str, str] = {}
-    readers = len(evidence.readers)
-    for read, changes in sorted(evidence.free_changes.items()):
-        number, equal = changes.total(), evidence.free_equal[read]
-        best, best_rate = None, 0.3
-        for suspect in sorted(frozenset.intersection(*changes)) if number >= _INTERVALS else ():
-            sizes, with_it = Counter[int](), Counter[int]()
-            for between, count in equal.items():
-                sizes[len(between)] += count
-                with_it[len(between)] += count if suspect in between else 0
-            rate = number / (number + with_it.total())
-            if equal.total() - with_it.total() < ENOUGH or rate <= best_rate:
-                continue
-            chance = prod(
-                ((with_it[n] + 1) / (sizes[n] + 2) if sizes[n] else n / max(n, readers - 1)) ** count  # Laplace's rule
-                for n, count in ((len(between), count) for between, count in changes.items())
-            )
-            if chance * readers**2 < _CHANCE:  # as many pairs were tried: the correction of Bonferroni
-                best, best_rate = suspect, rate
-        if best is not None:
-            found[best] = read
-    return found
 
 
 # Which links explain the changes
@@ -491,14 +154,14 @@ class _Chooser:
         suspects: the tools that wrote where only a whole root explains a change. Each may be its cause.
     """
 
-    def __init__(self, read: str, evidence: _Evidence, survey: Survey, trust: Mapping[str, float]) -> None:
+    def __init__(self, read: str, evidence: Evidence, survey: Survey, trust: Mapping[str, float]) -> None:
         self.read, self.evidence, self.survey, self.trust = read, evidence, survey, trust
         self.candidates = evidence.candidates
         self.records = list(evidence.records[read].items())
         self.explained = self.unexplained = 0
         self.suspects: Counter[str] = Counter()
         self._elsewhere: dict[str, int] = {}
-        self.intervals: dict[str, list[_Equal]] = defaultdict(list)
+        self.intervals: dict[str, list[Equal]] = defaultdict(list)
         for interval in evidence.equal[read]:
             for writer in interval.writes:
                 self.intervals[writer].append(interval)
@@ -523,7 +186,7 @@ class _Chooser:
                 reason = None if is_known else self._lacking(writer, kept, covering)
             if reason is not None:
                 why[writer] = reason
-                kept = [_Chosen((writer, _UNMET), "whole root", 0, self._counts((writer, _UNMET))[1])]
+                kept = [_Chosen((writer, UNMET), "whole root", 0, self._counts((writer, UNMET))[1])]
             chosen = others + kept
         for writer in sorted(self.evidence.writers):
             chosen += self._by_same_arguments(writer, chosen)
@@ -567,7 +230,7 @@ class _Chooser:
         options: dict[Option, set[int]] = defaultdict(set)
         for index, (record, _) in enumerate(self.records):
             for writer, signature in record:
-                options[writer, _UNMET].add(index)
+                options[writer, UNMET].add(index)
                 for several in [*(frozenset({number}) for number in signature), *self._composites(signature)]:
                     options[writer, several].add(index)
         return {option: covered for option, covered in options.items() if self._is_credible(option, covered)}
@@ -592,9 +255,9 @@ class _Chooser:
         numbers = option[1]
         if not numbers or any(self.candidates[number].is_entity for number in numbers):
             return True
-        if sum(self.records[index][1] for index in covered) < _INTERVALS:
+        if sum(self.records[index][1] for index in covered) < INTERVALS:
             return False
-        (changed, unchanged), (with_it, without) = self._counts((option[0], _UNMET)), self._counts(option)
+        (changed, unchanged), (with_it, without) = self._counts((option[0], UNMET)), self._counts(option)
         changed, unchanged = changed - with_it, unchanged - without
         usual = changed / (changed + unchanged) if changed + unchanged else 0.0
         return self._confidence(option) > max(0.3, min(2 * usual, (1 + usual) / 2))
@@ -626,7 +289,7 @@ class _Chooser:
             numbers = frozenset({self._known_before(number)})
             if self._is_refuted(writer, frozenset({number}), chosen, enough):
                 same = self._same_arguments(writer)
-                numbers = same if number in same else _UNMET
+                numbers = same if number in same else UNMET
                 if len(numbers) < 2 or numbers in has or self._is_refuted(writer, numbers, chosen, ENOUGH):
                     continue
             option = writer, numbers
@@ -641,7 +304,7 @@ class _Chooser:
         tells one lamp from another. Only writes that named all of them between two equal answers refute it: those that
         named something else were seen to be harmless, and say nothing of these.
         """
-        if any(one.option == (writer, _UNMET) for one in chosen):
+        if any(one.option == (writer, UNMET) for one in chosen):
             return []  # its whole root drops the read anyway
         linked = {number for one in chosen if one.option[0] == writer for number in one.option[1]}
         every = self._same_arguments(writer)
@@ -666,7 +329,7 @@ class _Chooser:
             return number
         cells = self.evidence.cells[candidate.write, self.read]
         with_it = [signature for signature in cells if number in signature]
-        if sum(cells[signature].changed + cells[signature].unchanged for signature in with_it) < _INTERVALS:
+        if sum(cells[signature].changed + cells[signature].unchanged for signature in with_it) < INTERVALS:
             return number
         for other in sorted(frozenset.intersection(*with_it)):
             one = self.candidates[other]
@@ -677,7 +340,7 @@ class _Chooser:
 
     def _is_refuted(self, writer: str, numbers: Signature, chosen: list[_Chosen], enough: int) -> bool:
         """Whether enough such writes left answers unchanged."""
-        total = _Harmless()
+        total = Harmless()
         for interval in self._unexplained(chosen, writer):
             own = [position for position, tool, met in interval.met if tool == writer and numbers <= met]
             if own:
@@ -686,7 +349,7 @@ class _Chooser:
                     return True
         return False
 
-    def _unexplained(self, chosen: list[_Chosen], writer: str) -> Iterator[_Equal]:
+    def _unexplained(self, chosen: list[_Chosen], writer: str) -> Iterator[Equal]:
         """The intervals of a writer with equal answers in which no chosen link met.
 
         Only these show that a write is harmless. In the others, an answer that it has changed would count as changed by
@@ -712,7 +375,7 @@ class _Chooser:
         enough = _OF_LISTS if is_list or is_search else ENOUGH
         pairs = _ENOUGH_CHANGES * len(self.evidence.keys[self.read]) if is_search else 0
         reads, intervals = min(len(self.evidence.repeated[self.read]), _ENOUGH_READS), self._intervals_for(writer)
-        total = _Harmless()
+        total = Harmless()
         for interval in self._unexplained([*chosen, *kept], writer):
             if writes := interval.writes[writer]:
                 total.note(writes, interval.key)
@@ -721,7 +384,7 @@ class _Chooser:
                     return None
         if not is_list and self._is_keyed(writer, linked):
             return None
-        if len(total.writes) >= _INTERVALS <= total.intervals and not is_search and self._is_elsewhere(writer, enough):
+        if len(total.writes) >= INTERVALS <= total.intervals and not is_search and self._is_elsewhere(writer, enough):
             return None
         return "rarely" if total.writes else "never"
 
@@ -733,7 +396,7 @@ class _Chooser:
         if not server or server == server_of(self.read)[0]:
             return False
         if server not in self._elsewhere:
-            total = _Harmless()
+            total = Harmless()
             tools = [one for one in self.evidence.writers if server_of(one)[0] == server]
             if not self.suspects.keys() & set(tools):
                 for tool in tools:
@@ -802,7 +465,7 @@ class _Conclusion:
         survey: Survey,
         kinds: Mapping[str, Given],
         changers: Mapping[str, str],
-        evidence: _Evidence,
+        evidence: Evidence,
         ignored: set[str],
     ) -> None:
         self.survey, self.kinds, self.changers, self.evidence = survey, kinds, changers, evidence

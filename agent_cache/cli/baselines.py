@@ -1,9 +1,9 @@
-"""`agent-cache drift` compares a run with accepted ones, for CI; `agent-cache baseline accept` accepts a run.
+"""`agent-cache drift check` compares a run with accepted ones, for CI; `drift accept` accepts a run.
 
-Exit codes of `drift`: 0 the same, 1 drift at or above `--fail-on`, 2 it cannot be told: wrong usage, a file that cannot
-be read, the run of another agent, a recording that was killed.
+Exit codes of `drift check`: 0 the same, 1 drift at or above `--fail-on`, 2 it cannot be told: wrong usage, a file that
+cannot be read, the run of another agent, a recording that was killed.
 
-Exit codes of `baseline accept`: 0 accepted, 1 the run contains secrets, 2 usage, or a run or a file that is not fit.
+Exit codes of `drift accept`: 0 accepted, 1 the run contains secrets, 2 usage, or a run or a file that is not fit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agent_cache.recording import Baseline, Cassette, DriftEvent, DriftSeverity,
 from agent_cache.recording.accepted_runs import accepted_runs, is_folder_of_runs, store_run
 from agent_cache.recording.drift import DriftReport
 
-__all__ = ["add_baseline_options", "add_drift_options", "run_baseline", "run_drift"]
+__all__ = ["add_accept_options", "add_drift_options", "run_baseline", "run_drift"]
 
 _SEVERITIES = ("critical", "warning", "info")
 _STYLES = {"critical": "red", "warning": "yellow", "info": "cyan"}
@@ -37,7 +37,7 @@ _WHOLE_RUN = "(run)"
 
 
 def add_drift_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `agent-cache drift`."""
+    """Declare the options of `agent-cache drift check`."""
     parser.description = (
         "Compare a run with the accepted runs of a baseline. What varies between these is tolerated. Exit codes: 0 the "
         "same, 1 drift at or above --fail-on, 2 it cannot be told, such as for an unreadable file or another agent."
@@ -248,15 +248,12 @@ def _clean(text: str) -> str:
 # baseline
 
 
-def add_baseline_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `agent-cache baseline`."""
-    parser.description = "Baselines are recordings that later runs are compared with, by `agent-cache drift`."
-    commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True, dest="baseline_command")
-    summary = "accept runs as a baseline"
-    command = commands.add_parser("accept", help=summary, description=(
+def add_accept_options(command: argparse.ArgumentParser) -> None:
+    """Declare the options of `agent-cache drift accept`."""
+    command.description = (
         "Accept recordings as a baseline. Several accepted runs of one agent are one baseline, and what varies between "
         "them is tolerated. Exit codes: 0 accepted, 1 a run contains secrets, 2 a run or a file that is not fit."
-    ))  # fmt: skip
+    )
     command.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="recordings")
     command.add_argument(
         "--as", type=Path, dest="target", metavar="PATH", required=True,

@@ -7,13 +7,15 @@ output has closed it.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
+from typing import Any, Final, NoReturn
 
 from agent_cache.cli import demo
 from agent_cache.cli.output import escaped
@@ -31,46 +33,67 @@ class Parser(argparse.ArgumentParser):
         super().error(f"{shown}\nthe URL of a server belongs to --url, or into AGENT_CACHE_URL" if count else message)
 
 
-def _functions(command: str) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:
-    """Import `add_options`, which declares the options of a command, and `run`, which returns its exit code.
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """A command: its words, its group and summary in the help, an example, and where its functions are.
 
-    This is done for the given command alone, so that none waits for the imports of another (recording takes 0.1 s), or
-    needs its extra.
-
-    Raises:
-        ModuleNotFoundError: if the command needs an extra that is not installed. The text names it.
+    It is imported when it is given, so that none waits for the imports of another (recording takes 0.1 s), or needs its
+    extra.
     """
-    if command == "demo":
-        return demo.add_options, demo.run
-    if command == "cassette":
-        from agent_cache.cli import cassettes
 
-        return cassettes.add_options, cassettes.run
-    if command in {"drift", "baseline"}:
-        from agent_cache.cli import baselines
+    words: str
+    group: str
+    summary: str
+    example: str
+    module: str
+    add_options: str = "add_options"
+    run: str = "run"
 
-        if command == "drift":
-            return baselines.add_drift_options, baselines.run_drift
-        return baselines.add_baseline_options, baselines.run_baseline
-    if command == "advise":
-        from agent_cache.cli import advise
+    def declare(self, parser: argparse.ArgumentParser) -> None:
+        """Declare its options and its function.
 
-        return advise.add_options, advise.run
-    if command in {"report", "trace"}:
-        from agent_cache.cli import report
+        Raises:
+            ModuleNotFoundError: if it needs an extra that is not installed. The text names it.
+        """
+        module = importlib.import_module(f"agent_cache.cli.{self.module}")
+        job = self.words.rpartition(" ")[2]
+        if self.group == "tiers":
+            add: Any = module.add_doctor_options if job == "doctor" else partial(module.add_options, command=job)
+            run: Callable[[argparse.Namespace], int] = partial(_run_on_tier, command=job)
+        else:
+            add, run = getattr(module, self.add_options), getattr(module, self.run)
+        parser.epilog = f"example: agent-cache {self.words} {self.example}"
+        add(parser)
+        parser.set_defaults(run_command=run)
 
-        if command == "report":
-            return report.add_report_options, report.run_report
-        return report.add_trace_options, report.run_trace
-    if command == "mcp":
-        from agent_cache.cli import mcp_relay
 
-        return mcp_relay.add_options, mcp_relay.run
-    from agent_cache.cli import tier_options
-
-    if command == "doctor":
-        return tier_options.add_doctor_options, partial(_run_on_tier, command=command)
-    return partial(tier_options.add_options, command=command), partial(_run_on_tier, command=command)
+_RUNS, _TIER = "tests/recordings", "--url redis://localhost:6379/0"
+COMMANDS: Final = (
+    _Command("report", "see", "recorded runs as a page, side by side if there are several", "run.jsonl", "report"),
+    _Command("advise", "see", "find the tags of tools in recorded runs, or check those in use", _RUNS, "advise"),
+    _Command(
+        "cassette", "recordings", "show, compare, fork, redact, verify, convert and prune recordings",
+        "show run.jsonl", "cassettes",
+    ),
+    _Command(
+        "drift check", "recordings", "compare a run with accepted runs: exit code 1 if it has drifted",
+        "accepted/ run.jsonl", "baselines", "add_drift_options", "run_drift",
+    ),
+    _Command(
+        "drift accept", "recordings", "accept runs, to compare later ones with them",
+        "run.jsonl --as accepted/", "baselines", "add_accept_options", "run_baseline",
+    ),
+    _Command("tier stats", "tiers", "count what a tier holds for each resource, and its hits", _TIER, "tier_options"),
+    _Command("tier keys", "tiers", "list the entries of a tier", f"--tag order {_TIER}", "tier_options"),
+    _Command(
+        "tier clear", "tiers", "drop entries of a tier by tag, in every process", f"order:7 {_TIER}", "tier_options"
+    ),
+    _Command("tier doctor", "tiers", "check that the servers or the file of a tier are fit", _TIER, "tier_options"),
+    _Command("demo", "run", demo.SUMMARY, "--fast", "demo"),
+    _Command("mcp", "run", "cache, record or replay the calls between an MCP host and a server",
+             "-- uvx mcp-server-git", "mcp_relay"),
+)  # fmt: skip
+"""In the order of `--help`."""
 
 
 def _run_on_tier(options: argparse.Namespace, *, command: str) -> int:
@@ -100,26 +123,9 @@ def _run_on_tier(options: argparse.Namespace, *, command: str) -> int:
     return jobs[command](options)
 
 
-COMMANDS = {
-    "demo": demo.SUMMARY,
-    "cassette": "show, compare, fork, redact, verify, convert and prune recordings",
-    "drift": "compare a run with accepted runs: exit code 1 if it has drifted",
-    "baseline": "accept runs, to compare later ones with them",
-    "advise": "find the tags of tools in recorded runs, or check those in use",
-    "report": "show recorded runs as a page of HTML, side by side if there are several",
-    "trace": "write a recorded run as a trace, which Perfetto opens",
-    "mcp": "cache, record or replay the tool calls between an MCP host and an MCP server",
-    "stats": "count what a tier holds for each resource, and its hits",
-    "keys": "list the entries of a tier",
-    "clear": "drop entries of a tier by tag, in every process",
-    "doctor": "check that the servers or the file of a tier are fit for it",
-}
-"""The summary of each, in the order of `--help`."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. For wrong arguments, argparse exits with 2."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = _renamed(list(sys.argv[1:] if arguments is None else arguments))
     try:
         parser = _parser(arguments)
     except ModuleNotFoundError as error:
@@ -133,8 +139,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     try:
-        exit_code = _exit_code(options)
+        exit_code: int = options.run_command(options)
         sys.stdout.flush()
+    except (CassetteError, ConfigurationError) as error:  # of a file, or of usage
+        print(escaped(error, keep="\n"), file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130
@@ -148,14 +157,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code
 
 
-def _exit_code(options: argparse.Namespace) -> int:
-    """Run the command. Returns 2 for an error of a file or of usage that it does not handle itself."""
-    try:
-        exit_code: int = options.run_command(options)
-    except (CassetteError, ConfigurationError) as error:
-        print(escaped(error, keep="\n"), file=sys.stderr)
-        return 2
-    return exit_code
+_TIER_COMMANDS: Final = ("stats", "keys", "clear", "doctor")
+
+
+def _renamed(arguments: list[str]) -> list[str]:
+    """The arguments with the names that commands have now: some pages and texts still have those from before."""
+    first, *rest = arguments or [""]
+    if first in _TIER_COMMANDS:
+        return ["tier", *arguments]
+    if first == "baseline":
+        return ["drift", *rest]
+    if first == "drift" and rest and rest[0] not in ("check", "accept", "-h", "--help"):
+        return ["drift", "check", *rest]
+    return arguments
 
 
 def _close_output() -> None:
@@ -164,15 +178,28 @@ def _close_output() -> None:
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    parser = Parser(prog="agent-cache", description="Coherent caching for the tool calls of async Python agents.")
+    """The parser of a command line, which knows the options of the command in it alone."""
+    groups: dict[str, list[str]] = {}
+    for command in COMMANDS:
+        groups.setdefault(command.group, []).append(f"  {command.words:<14}{command.summary}")
+    parser = Parser(
+        prog="agent-cache",
+        usage="agent-cache COMMAND ...",
+        description="Coherent caching for the tool calls of async Python agents.",
+        epilog="\n\n".join(f"{group}:\n" + "\n".join(lines) for group, lines in groups.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     parser.set_defaults(run_command=None)
-    subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")
-    given = next((argument for argument in arguments if not argument.startswith("-")), None)
-    for name, summary in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=summary)
-        if name == given:
-            add_options, run = _functions(name)
-            add_options(subparser)
-            subparser.set_defaults(run_command=run)
+    words = [argument for argument in arguments if not argument.startswith("-")]
+    first = parser.add_subparsers(metavar="COMMAND", help=argparse.SUPPRESS, prog="agent-cache")
+    second: dict[str, Any] = {}
+    for command in COMMANDS:
+        above, _, name = command.words.rpartition(" ")
+        if above and above not in second:
+            outer = first.add_parser(above)
+            second[above] = outer.add_subparsers(metavar="COMMAND", title="commands", required=True)
+        made = (second[above] if above else first).add_parser(name, help=command.summary)
+        if words[: 1 + bool(above)] == command.words.split():
+            command.declare(made)
     return parser

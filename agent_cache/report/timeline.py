@@ -34,6 +34,7 @@ __all__ = [
     "ToolSums",
     "Track",
     "compared",
+    "model_texts",
     "read_timeline",
     "text_limit",
 ]
@@ -402,6 +403,7 @@ class _Reader:
 
     def shown(self, recorded: RecordedCall, index: int) -> TimedCall:
         call = redact_call(recorded, self._rules)
+        asked, answer = model_texts(call) if call.kind == "llm" else ("", "")
         arguments = repr(call.key) if call.key is not None else arguments_text(call, 2 * self.limit, 2 * self.limit)
         return TimedCall(
             id=call.id,
@@ -410,8 +412,8 @@ class _Reader:
             name=self._text(call.name),
             category=_category(call),
             state=_state(call),
-            arguments=self._cut(arguments),
-            outcome=self._cut(outcome_text(call, 2 * self.limit)),
+            arguments=self._cut(asked or arguments),
+            outcome=self._cut(answer or outcome_text(call, 2 * self.limit)),
             start=_checked(call.started_ms),
             duration=_checked(call.duration_ms),
             lane=call.lane,
@@ -434,6 +436,50 @@ class _Reader:
         text = escaped(text)
         self.cut_texts += len(text) > self.limit
         return shortened(text, self.limit)
+
+
+def model_texts(call: RecordedCall) -> tuple[str, str]:
+    """The last message that a model was sent, and its answer: empty where a call has them in no known form.
+
+    Known are the requests and answers of OpenAI (both APIs), Anthropic and Google, and functions with a ``prompt``.
+    """
+    return _last_message(call.arguments), _answer_of(call.outcome)
+
+
+_ASKED = ("messages", "input", "contents", "prompt", "question", "text", "body", "json", "request")
+_ANSWERED = (
+    "choices", "message", "delta", "candidates", "content", "parts", "output", "output_text", "text", "json", "value",
+    "typed", "any", "response", "events", "chunks", "data",
+)  # fmt: skip
+
+
+def _last_message(value: Any, depth: int = 0) -> str:
+    if isinstance(value, str):
+        return value if depth else ""
+    if isinstance(value, list) and value:
+        return _last_message(value[-1], depth + 1)
+    if isinstance(value, dict) and depth < 8:
+        for name in ("content", "parts", *_ASKED):
+            if found := _last_message(value.get(name), depth + 1):
+                return found
+    return ""
+
+
+def _answer_of(value: Any, depth: int = 0) -> str:
+    """The texts of an answer, those of its chunks one after the other, and the calls of tools that it asks for."""
+    if isinstance(value, str):
+        return value if depth > 1 else ""
+    if isinstance(value, list):
+        return "".join(_answer_of(one, depth + 1) for one in value)
+    if not isinstance(value, dict) or depth > 12:
+        return ""
+    function = value.get("function") if isinstance(value.get("function"), dict) else value
+    if value.get("type") in ("function", "tool_use", "function_call") and isinstance(function.get("name"), str):
+        return f"[{function['name']}]"
+    if "stream" in value and depth == 0:
+        return _answer_of(value["stream"], depth + 1)
+    found = next((text for name in _ANSWERED if (text := _answer_of(value.get(name), depth + 1))), "")
+    return found + _answer_of(value.get("tool_calls") or [], depth + 1)
 
 
 def _checked(ms: float) -> float:

@@ -425,7 +425,7 @@ async def test_texts_that_utf8_cannot_hold_are_escaped_since_an_exporter_loses_t
     half = json.loads('"g\\ud83d"')
     Unnamed = type("Unnamed", (Exception,), {"__qualname__": f"Un{half}"})
     box = Toolbox({"save_*": Write("order:{id}"), "*": Read("order:{id}")}, namespace="otel_shop")
-    instrument(content=True, hits=hits, conventions=("openinference",))
+    instrument(content=True, hits=hits)
 
     async def run() -> dict[str, str]:
         return {"half": half, half: "value"}
@@ -464,22 +464,6 @@ async def test_a_span_of_a_framework_for_a_name_that_utf8_cannot_hold_is_found(i
         with tracer.start_as_current_span("tool", attributes=attributes):
             await box.call(half, {"name": name}, run)
     assert [span.attributes["agent_cache.tool"] for span in telemetry.spans()] == ["otel_shop:g\\ud83d"] * 2
-
-
-async def test_the_attributes_of_openinference_are_added(instrument, telemetry):
-    instrument(content=True, conventions=("openinference",))
-    async with AgentCacheSession("chat"):
-        await get_order("1")
-    attributes = telemetry.span("execute_tool get_order").attributes
-    assert attributes["openinference.span.kind"] == "TOOL"
-    assert attributes["tool.name"] == "get_order"
-    assert attributes["session.id"] == "chat"
-    assert attributes["input.value"] == attributes["gen_ai.tool.call.arguments"] == '{"order_id":"1","password":""}'
-    assert attributes["output.value"] == '"order 1"'
-    assert attributes["input.mime_type"] == attributes["output.mime_type"] == "application/json"
-
-
-# Sessions
 
 
 async def test_a_session_has_a_span_with_what_its_calls_were(instrument, telemetry):
@@ -691,7 +675,7 @@ async def test_what_is_not_sampled_is_not_exported_and_works(instrument):
 
 
 async def test_without_an_sdk_everything_works(instrument):
-    otel.instrument(trace.NoOpTracerProvider(), hits="span", content=True, conventions=("openinference",))
+    otel.instrument(trace.NoOpTracerProvider(), hits="span", content=True)
     async with AgentCacheSession():
         assert await get_summary("1") == ["order 1", "order 1"]
         await cancel_order("1")
@@ -905,8 +889,6 @@ def test_the_page_names_every_metric_and_attribute_that_is_exported(instrument, 
         ({"content": "yes"}, "content"),
         ({"redact": ["a"]}, "content=True"),
         ({"content": True, "redact": 5}, "redact"),
-        ({"conventions": "openinference"}, "conventions"),
-        ({"conventions": ("logfire",)}, "conventions"),
         ({"tracer_provider": object()}, "tracer_provider"),
         ({"meter_provider": object()}, "meter_provider"),
     ],

@@ -1,4 +1,4 @@
-"""`agent-cache report` and `agent-cache trace`: what they write, and one clear line for what they cannot."""
+"""`agent-cache report`, as a page and in other forms: what they write, and one clear line for what they cannot."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_cache.advise.read import read_log
 from agent_cache.cli import output, report
 from tests.harness.timed_runs import TimedRun, shop_run
 
@@ -53,24 +54,44 @@ def test_two_runs_say_how_many_drifts_there_are(run: Path, tmp_path: Path, comma
 
 def test_a_trace_is_written(run: Path, tmp_path: Path, command: Command):
     target = tmp_path / "out.json"
-    code, out, err = command("trace", run, "--output", target)
+    code, out, err = command("report", run, "--trace", target)
     assert (code, err) == (0, "")
     assert out.startswith(f"{target}  15 calls, ")
     events = json.loads(target.read_text())["traceEvents"]
     assert sum(event["ph"] == "X" for event in events) == 15
-    code, out, err = command("trace", run, "-o", "-")
+    code, out, err = command("report", run, "--trace", "-")
     assert (code, err) == (0, "")
     assert json.loads(out)["traceEvents"] == events
 
 
+@pytest.mark.usefixtures("needs_bokeh")
 def test_without_a_name_it_has_that_of_the_run(
     run: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    assert command("trace", run)[0] == 0
-    assert [path.name for path in folder.iterdir()] == ["run.json"]
+    assert command("report", run)[0] == 0
+    assert [path.name for path in folder.iterdir()] == ["run.html"]
+
+
+def test_a_trajectory_is_what_advise_reads(tmp_path: Path, command: Command):
+    run = TimedRun()
+    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Where is W1?"}]
+    answer = {"choices": [{"message": {"role": "assistant", "content": "I look."}}]}
+    run.add("agent:ask", 0, 5, kind="llm", arguments={"messages": messages}, outcome={"value": answer},
+            input_tokens=10, output_tokens=2)  # fmt: skip
+    run.add("shop:get", 5, 2, source="miss", arguments={"id": "W1"}, outcome={"value": {"status": "late"}})
+    path, target = run.save(tmp_path / "run.jsonl"), tmp_path / "out.json"
+    assert command("report", path, "--atif", target)[0] == 0
+    found = json.loads(target.read_text())
+    assert found["schema_version"] == "ATIF-v1.7"
+    [step] = found["steps"]
+    assert (step["message"], step["metrics"]["prompt_tokens"]) == ("I look.", 10)
+    [call] = read_log(target).calls
+    assert (call.tool, call.arguments, call.result) == ("shop:get", {"id": "W1"}, {"status": "late"})
+    code, _, err = command("report", path, path, "--atif", target)
+    assert (code, err.count("\n")) == (2, 1)
 
 
 def test_a_file_that_is_there_is_replaced_as_a_whole_and_keeps_its_rights(run: Path, tmp_path: Path, command: Command):
@@ -79,7 +100,7 @@ def test_a_file_that_is_there_is_replaced_as_a_whole_and_keeps_its_rights(run: P
     target.chmod(0o640)
     link = tmp_path / "link.json"
     link.symlink_to(target)
-    assert command("trace", run, "-o", link)[0] == 0
+    assert command("report", run, "--trace", link)[0] == 0
     assert link.is_symlink()
     assert target.read_text().startswith("{")
     assert stat.S_IMODE(target.stat().st_mode) == 0o640
@@ -88,7 +109,7 @@ def test_a_file_that_is_there_is_replaced_as_a_whole_and_keeps_its_rights(run: P
 def test_a_new_file_has_the_rights_that_others_have(run: Path, tmp_path: Path, command: Command):
     mask = os.umask(0o027)
     try:
-        command("trace", run, "-o", tmp_path / "out.json")
+        command("report", run, "--trace", tmp_path / "out.json")
     finally:
         os.umask(mask)
     assert stat.S_IMODE((tmp_path / "out.json").stat().st_mode) == 0o640
@@ -100,7 +121,7 @@ def test_what_is_no_file_is_written_to_and_not_replaced(run: Path, tmp_path: Pat
     os.mkfifo(pipe)  # as a device such as /dev/null, which all of the machine would miss
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        assert command("trace", run, "-o", pipe)[0] == 0
+        assert command("report", run, "--trace", pipe)[0] == 0
         assert pipe.is_fifo()
         written = os.read(reader, 100_000)
     finally:
@@ -118,7 +139,7 @@ def test_what_was_there_stays_if_writing_is_interrupted(
     target = tmp_path / "out.json"
     target.write_text("old")
     monkeypatch.setattr(report, "trace_lines", lines)
-    code, _, err = command("trace", run, "-o", target)
+    code, _, err = command("report", run, "--trace", target)
     assert (code, err) == (130, "\nstopped\n")
     assert target.read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "run.jsonl"]
@@ -148,10 +169,10 @@ def broken(tmp_path: Path) -> dict[str, tuple[Path, str]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["report", "trace"])
-def test_what_is_no_run_is_said_in_one_line(name: str, tmp_path: Path, command: Command):
+@pytest.mark.parametrize("option", ["-o", "--trace", "--atif"])
+def test_what_is_no_run_is_said_in_one_line(option: str, tmp_path: Path, command: Command):
     for path, reason in broken(tmp_path).values():
-        code, out, err = command(name, path, "-o", tmp_path / "out")
+        code, out, err = command("report", path, option, tmp_path / "out")
         assert (code, out) == (2, ""), path
         assert err.count("\n") == 1, err
         assert str(path) in err
@@ -172,7 +193,7 @@ def test_what_cannot_be_written_is_said_in_one_line(run: Path, tmp_path: Path, c
         (tmp_path / ("x" * 300), "cannot be written: File name too long"),
         ("nul\x00", "cannot be written: "),
     ):
-        code, out, err = command("trace", run, "-o", target)
+        code, out, err = command("report", run, "--trace", target)
         assert (code, out) == (2, ""), target
         assert err.count("\n") == 1, err
         assert reason in err
@@ -189,21 +210,21 @@ def test_a_full_disk_is_said_in_one_line(run: Path, tmp_path: Path, command: Com
             full.open("wb").close()
         except PermissionError:
             pytest.skip("no devices of one's own are possible here")
-    code, out, err = command("trace", run, "-o", full)
+    code, out, err = command("report", run, "--trace", full)
     assert (code, out) == (2, "")
     assert err == f"{full}: cannot be written: No space left on device\n"
 
 
 def test_a_torn_run_and_an_empty_one_are_written_and_said(run: Path, tmp_path: Path, command: Command):
     run.write_text("".join(run.read_text().splitlines(keepends=True)[:4])[:-20])
-    code, _, err = command("trace", run, "-o", tmp_path / "out.json")
+    code, _, err = command("report", run, "--trace", tmp_path / "out.json")
     lines = err.splitlines()
     assert code == 0
     assert lines[0] == f"{run}: The recording was killed: calls may be missing."
     assert lines[1].startswith(f"{run}: The recording has no times")  # they were in the line that is missing
     assert len(lines) == 2
     empty = TimedRun().save(tmp_path / "empty.jsonl")
-    code, out, err = command("trace", empty, "-o", tmp_path / "out.json")
+    code, out, err = command("report", empty, "--trace", tmp_path / "out.json")
     assert (code, err) == (0, f"{empty}: The run has no calls.\n")
     assert "0 calls" in out
 
@@ -232,12 +253,12 @@ def test_without_bokeh_it_says_what_to_install(
         monkeypatch.setitem(sys.modules, name, None)
     code, _, err = command("report", run, "-o", tmp_path / "out.html")
     assert (code, err) == (2, 'a report needs Bokeh and Jinja2: pip install "agent-cache[report]"\n')
-    assert command("trace", run, "-o", tmp_path / "out.json")[0] == 0  # needs nothing
+    assert command("report", run, "--trace", tmp_path / "out.json")[0] == 0  # needs nothing
 
 
 def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path, command: Command):
     path = TimedRun().save(tmp_path / "a\x1b[31m\u202e.jsonl")
-    code, out, err = command("trace", path, "-o", tmp_path / "b\x1b[0m.json")
+    code, out, err = command("report", path, "--trace", tmp_path / "b\x1b[0m.json")
     assert code == 0
     assert "\x1b" not in out + err
     assert "\u202e" not in out + err
@@ -251,6 +272,6 @@ def test_a_large_run_shows_its_progress(
         run.add("shop:get", number, 1, source="miss")
     path = run.save(tmp_path / "run.jsonl")
     monkeypatch.setattr(output.sys.stderr, "isatty", lambda: True, raising=False)
-    code, _, err = command("trace", path, "-o", tmp_path / "out.json")
+    code, _, err = command("report", path, "--trace", tmp_path / "out.json")
     assert code == 0
     assert "reading calls of run.jsonl [##############################] 100%" in err

@@ -1,0 +1,374 @@
+"""The intervals of a log, in which a read was seen twice: what was written between, and whether the answer changed.
+
+The second pass over a log. See `agent_cache.advise.mine` for what follows from it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final, cast
+
+from agent_cache.advise.calls import UNKNOWN, LoggedCall
+from agent_cache.advise.paths import Candidate, answer_digest, is_failure, is_transient, values_at
+from agent_cache.core.keys import Uncacheable, key_part
+
+__all__ = [
+    "ENOUGH",
+    "INTERVALS",
+    "UNMET",
+    "Equal",
+    "Evidence",
+    "Harmless",
+    "Signature",
+    "Worlds",
+    "find_changers",
+    "worlds_of",
+]
+
+ENOUGH: Final = 8
+"""How many different writes have to have left answers unchanged before such writes are taken for harmless."""
+INTERVALS: Final = 3
+_CHANCE: Final = 0.001
+"""How likely it may be that a read is taken for a write of another one because it ran before its changes by chance."""
+_MAX_KEPT: Final = 64
+_IN_FLIGHT: Final = 64
+
+Signature = frozenset[int]
+"""The candidates through which one write met one read."""
+UNMET: Final[Signature] = frozenset()
+Option = tuple[str, Signature]
+
+
+# Worlds
+
+
+@dataclass(frozen=True, slots=True)
+class Worlds:
+    """Whether the runs of a log share one state.
+
+    Attributes:
+        are_one: whether the log shows it, or has a single run.
+        resets: how many answers were as before a change that an earlier run had made and seen.
+    """
+
+    are_one: bool
+    resets: int = 0
+
+
+def worlds_of(calls: Sequence[LoggedCall], writers: set[str], readers: set[str]) -> Worlds:
+    """Decide by what runs find that have written nothing yet: what another one has changed and seen, or what was there
+    before. A tool whose answers change within a run without a write shows nothing.
+    """
+    if len({call.run for call in calls}) < 2:
+        return Worlds(are_one=True)
+    wrote: dict[str, int] = {}
+    last: dict[tuple[str, Any], tuple[str, bytes, int]] = {}
+    start: dict[tuple[str, Any], bytes] = {}
+    changed: dict[tuple[str, Any], tuple[str, bytes, bytes]] = {}
+    lasting, resets, unstable = Counter[str](), Counter[str](), set[str]()
+    latest = -1
+    for at, call in enumerate(calls):
+        tool, run = call.tool, call.run
+        if tool in writers:
+            wrote[run] = latest = at
+        if tool not in readers or call.result is UNKNOWN or not call.is_whole or (key := _key_of(call)) is None:
+            continue
+        answer = answer_digest(call.result)
+        former = last.get((tool, key))
+        if former is not None and former[0] == run and former[1] != answer and latest <= former[2]:
+            unstable.add(tool)
+        last[tool, key] = run, answer, at
+        if run in wrote:
+            if start.get((tool, key), answer) != answer and (tool, key) not in changed:
+                changed[tool, key] = run, start[tool, key], answer
+            continue
+        if (made := changed.pop((tool, key), None)) is not None and made[0] != run:
+            lasting[tool] += answer == made[2]
+            resets[tool] += answer == made[1]
+        start[tool, key] = answer
+    shown, contrary = (sum(number for tool, number in one.items() if tool not in unstable) for one in (lasting, resets))
+    return Worlds(shown > 3 * contrary, contrary)
+
+
+def _key_of(call: LoggedCall) -> Any:
+    """What tells a call from others of its tool; None if nothing does."""
+    try:
+        return key_part(call.arguments) if call.is_keyed else None
+    except (Uncacheable, TypeError, ValueError):
+        return None
+
+
+# Intervals
+
+
+@dataclass(frozen=True, slots=True)
+class Equal:
+    """An interval whose two answers were equal.
+
+    Attributes:
+        key: of the read.
+        met: the writes that met the read in it: position, tool, and through what.
+        writes: those of each tool that surely lay between: some of them, if there are many.
+    """
+
+    key: int
+    met: tuple[tuple[int, str, Signature], ...]
+    writes: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(slots=True)
+class _Cell:
+    """How often writes of one tool met a read through the same candidates, by whether its answer changed."""
+
+    changed: int = 0
+    unchanged: int = 0
+
+
+class Harmless:
+    """Writes that left answers unchanged which nothing else can have changed."""
+
+    def __init__(self) -> None:
+        self.intervals = 0
+        self.writes: set[int] = set()
+        self.keys: set[int] = set()
+        self.pairs: set[tuple[int, int]] = set()
+
+    def note(self, writes: Sequence[int], key: int) -> None:
+        """Add an interval, with its writes."""
+        self.intervals += 1
+        self.keys.add(key)
+        self.writes.update(writes)
+        self.pairs.update((write, key) for write in writes)
+
+    def is_enough(self, enough: int) -> bool:
+        """Whether they are so many that such writes are harmless."""
+        writes = len(self.writes)
+        if writes >= enough and self.intervals >= INTERVALS:
+            return True
+        return writes >= INTERVALS and len(self.keys) >= ENOUGH // 2 and len(self.pairs) >= 2 * enough
+
+
+Free = Counter[frozenset[str]]
+"""Intervals without a write, counted by the other tools that ran in them."""
+Record = frozenset[tuple[str, Signature]]
+"""A change of an answer: the write tools between, each with the candidates through which it met."""
+
+
+@dataclass(slots=True)
+class _Sight:
+    """The last answer of one read."""
+
+    position: int
+    answer: bytes
+
+
+class Evidence:
+    """The second pass over a log: intervals, counted by what met in them.
+
+    Attributes:
+        ambiguous: pairs of a write and a read that share an id in several spellings. It links them no better than the
+            whole root.
+        calls_with, calls_without: by read, how many calls its intervals are long, all together: with a write, without.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[LoggedCall],
+        found: list[Candidate],
+        writers: set[str],
+        readers: set[str],
+        worlds: Worlds,
+    ) -> None:
+        self.candidates = [one for one in found if not one.is_ambiguous]
+        self.ambiguous = {(one.write, one.read) for one in found if one.is_ambiguous and one.is_entity}
+        self.writers, self.readers, self.worlds = writers, readers, worlds
+        self.of_pair: dict[tuple[str, str], list[int]] = defaultdict(list)
+        self._numbers: dict[tuple[str, str, str, str], int] = {}
+        self._paths: dict[str, set[str]] = defaultdict(set)
+        for number, one in enumerate(self.candidates):
+            self.of_pair[one.write, one.read].append(number)
+            self._numbers[one.write, one.write_path, one.read, one.read_path] = number
+            self._paths[one.write].add(one.write_path)
+            self._paths[one.read].add(one.read_path)
+        self.cells: dict[tuple[str, str], dict[Signature, _Cell]] = defaultdict(lambda: defaultdict(_Cell))
+        self.records: dict[str, Counter[Record]] = defaultdict(Counter)
+        self.equal: dict[str, list[Equal]] = defaultdict(list)
+        self.free_changes: dict[str, Free] = defaultdict(Counter)
+        self.free_equal: dict[str, Free] = defaultdict(Counter)
+        self.calls_without: Counter[str] = Counter()
+        self.calls_with: Counter[str] = Counter()
+        self.repeats: Counter[str] = Counter()
+        self.keys: dict[str, set[int]] = defaultdict(set)
+        self.repeated: dict[str, set[int]] = defaultdict(set)
+        by_run: dict[str, list[LoggedCall]] = defaultdict(list)
+        for call in calls:
+            by_run["" if worlds.are_one else call.run].append(call)
+        self._first = 0
+        for part in by_run.values():
+            self._look_at(part)
+            self._first += len(part)
+
+    def _look_at(self, calls: Sequence[LoggedCall]) -> None:
+        """Find the intervals of one world."""
+        self._calls = calls
+        self._index_writes()
+        self._last_of: dict[str, int] = {}
+        sights: dict[tuple[str, Any], _Sight | None] = {}
+        for at, call in enumerate(calls):
+            tool = call.tool
+            if tool in self.readers and (key := _key_of(call)) is not None:
+                self._see(at, call, (tool, key), sights)
+            self._last_of[tool] = at
+
+    def _index_writes(self) -> None:
+        """Where each tool wrote, failed, and named which value at which path."""
+        calls, latest = self._calls, float("-inf")
+        ends = []
+        for call in calls:
+            latest = max(latest, call.ended if call.ended is not None else latest)
+            ends.append(latest)
+        self._begins = [
+            at if call.started is None else min(at, bisect_right(ends, call.started)) for at, call in enumerate(calls)
+        ]
+        self._has_overlaps = any(begin < at for at, begin in enumerate(self._begins))
+        self._positions: dict[str, list[int]] = defaultdict(list)
+        self._failures: dict[str, list[int]] = defaultdict(list)
+        self._named: dict[str, dict[tuple[str, str], list[int]]] = defaultdict(lambda: defaultdict(list))
+        self._all_named: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for at, call in enumerate(calls):
+            if call.tool not in self.writers:
+                continue
+            (self._failures if is_failure(call) else self._positions)[call.tool].append(at)
+            for path in self._paths[call.tool]:
+                values = values_at(call, path, is_write=True)
+                self._all_named[call.tool, path].append(at)
+                for text in ("\0",) if values.is_error else values.texts[:500]:
+                    self._named[text][call.tool, path].append(at)
+
+    def _see(
+        self, at: int, call: LoggedCall, key: tuple[str, Any], sights: dict[tuple[str, Any], _Sight | None]
+    ) -> None:
+        tool, hashed = call.tool, hash(key)
+        self.keys[tool].add(hashed)
+        former = sights.get(key)
+        if key in sights:
+            self.repeats[tool] += 1
+        if former is not None:
+            self.repeated[tool].add(hashed)
+        if is_transient(call) or (call.result is UNKNOWN and call.error is None):
+            sights.setdefault(key, None)
+            return
+        answer = b"error" if call.error is not None else answer_digest(call.result)
+        if former is not None:
+            self._interval(former, at, answer, hashed)
+        sights[key] = None if call.error is not None else _Sight(at, answer)  # an error is not stored
+
+    def _interval(self, former: _Sight, at: int, answer: bytes, key: int) -> None:
+        calls, first = self._calls, former.position
+        call, tool = calls[at], calls[at].tool
+        is_change = former.answer != answer
+        if not is_change and not (calls[first].is_whole and call.is_whole):
+            return
+        begin, surely_before = self._begins[first], self._begins[at]
+        met = self._met(calls[first], begin, at)
+        record: set[Option] = set()
+        refused: set[Option] = set()
+        harmless: list[tuple[int, str, Signature]] = []
+        others: dict[str, tuple[int, ...]] = {}
+        for writer, positions in self._failures.items() if is_change else ():
+            own = met.get(writer, {})
+            refused.update((writer, own.get(one, UNMET)) for one in self._between(positions, begin, at)[:_MAX_KEPT])
+        for writer, positions in self._positions.items():
+            between = self._between(positions, begin, at)
+            if not between:
+                continue
+            cells, own = self.cells[writer, tool], met.get(writer, {})
+            own = {one: signature for one, signature in own.items() if _holds(positions, one)}
+            if is_change:
+                for signature in own.values():
+                    cells[signature].changed += 1
+                record.update((writer, signature) for signature in own.values())
+                if unmet := len(between) - len(own):
+                    cells[UNMET].changed += unmet
+                    record.add((writer, UNMET))
+                continue
+            cells[UNMET].unchanged += len(between) - len(own)
+            unmet = [one for one in between[:_MAX_KEPT] if one not in own]
+            sure = [one for one in (*own, *unmet[:16]) if self._begins[one] > first and one < surely_before]
+            for position in sure:
+                if position in own:
+                    cells[own[position]].unchanged += 1
+                    harmless.append((self._first + position, writer, own[position]))
+            if sure:
+                others[writer] = tuple(self._first + one for one in sure)
+        length = at - first
+        if is_change and (record or refused):  # a write that failed has an effect now and then, if no other can have
+            self.records[tool][frozenset(record or refused)] += 1
+        elif others:
+            self.equal[tool].append(Equal(key, tuple(harmless), others))
+        if record or refused or others:
+            self.calls_with[tool] += length
+            return
+        self.calls_without[tool] += length
+        last = self._last_of.items()
+        ran = frozenset(one for one, where in last if where > first and one != tool and one not in self.writers)
+        (self.free_changes if is_change else self.free_equal)[tool][ran] += 1
+
+    def _between(self, positions: list[int], begin: int, at: int) -> list[int]:
+        """Those of these positions of writes that may lie between two sights: also of such as still ran at the last."""
+        low, high = bisect_left(positions, begin), bisect_right(positions, at)
+        running = positions[high : high + _IN_FLIGHT] if self._has_overlaps else []
+        return positions[low:high] + [one for one in running if self._begins[one] <= at]
+
+    def _met(self, read: LoggedCall, begin: int, at: int) -> dict[str, dict[int, Signature]]:
+        """The writes that met an answer, by tool and position: also those that may have named anything."""
+        found: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+        for path in self._paths[read.tool]:
+            values = values_at(read, path, is_write=False)
+            named = [self._all_named] if values.is_root else [self._named.get(text, {}) for text in values.texts]
+            for of_value in (*named, self._named.get("\0", {})):
+                for (writer, write_path), positions in of_value.items():
+                    number = self._numbers.get((writer, write_path, read.tool, path))
+                    for position in self._between(positions, begin, at)[: 4 * _MAX_KEPT] if number is not None else ():
+                        found[writer][position].add(cast("int", number))
+        return {writer: {one: frozenset(met) for one, met in own.items()} for writer, own in found.items()}
+
+
+def _holds(positions: list[int], one: int) -> bool:
+    at = bisect_left(positions, one)
+    return at < len(positions) and positions[at] == one
+
+
+def find_changers(evidence: Evidence) -> dict[str, str]:
+    """Tools that were taken for reads, and after which answers change that nothing else explains.
+
+    Such a tool ran before each of these changes, rarely where the answer stayed, and not by chance: others may have
+    changed the answers of a log that shows none of their writes. The more different tools ran in an interval, the
+    likelier it is among them; so its share is taken from the equal intervals with as many.
+    """
+    found: dict[str, str] = {}
+    readers = len(evidence.readers)
+    for read, changes in sorted(evidence.free_changes.items()):
+        number, equal = changes.total(), evidence.free_equal[read]
+        best, best_rate = None, 0.3
+        for suspect in sorted(frozenset.intersection(*changes)) if number >= INTERVALS else ():
+            sizes, with_it = Counter[int](), Counter[int]()
+            for between, count in equal.items():
+                sizes[len(between)] += count
+                with_it[len(between)] += count if suspect in between else 0
+            rate = number / (number + with_it.total())
+            if equal.total() - with_it.total() < ENOUGH or rate <= best_rate:
+                continue
+            chance = prod(
+                ((with_it[n] + 1) / (sizes[n] + 2) if sizes[n] else n / max(n, readers - 1)) ** count  # Laplace's rule
+                for n, count in ((len(between), count) for between, count in changes.items())
+            )
+            if chance * readers**2 < _CHANCE:  # as many pairs were tried: the correction of Bonferroni
+                best, best_rate = suspect, rate
+        if best is not None:
+            found[best] = read
+    return found
