@@ -117,8 +117,7 @@ class Reader:
         """The records of JSON Lines, or of a document: the elements of an array, or the document itself."""
         data = data.removeprefix(b"\xef\xbb\xbf")
         if not data.strip():
-            if data or not self.problems.sentences():
-                self.note("files without content")
+            self.note("files without content")
             return
         lines = data.splitlines(keepends=True)
         if len(lines) > 1 and not any(_decoded(line) is not None for line in lines[:2]):

@@ -73,7 +73,7 @@ from agent_cache.advise.paths import (
 )
 from agent_cache.advise.rules import Advice, Kind, Link, Origin, ToolAdvice, Why, tag_templates
 
-__all__ = ["mine"]
+__all__ = ["mine", "unwrapped"]
 
 _OF_LISTS: Final = 24
 _OF_KEYS: Final = 24
@@ -102,6 +102,7 @@ def mine(calls: Sequence[LoggedCall], *, ignore: Sequence[str] = (), progress: P
             tools in whose calls others were made.
         progress: called with the number of calls done, of all passes together, now and then.
     """
+    calls, inner = unwrapped(calls)
     handlers = {call.tool for call in calls if call.encloses and call.kind is None}
     ignored = handlers | {one.tool for one in calls if any(fnmatchcase(one.tool, pattern) for pattern in ignore)}
     calls = [call for call in calls if call.tool not in ignored]
@@ -121,7 +122,44 @@ def mine(calls: Sequence[LoggedCall], *, ignore: Sequence[str] = (), progress: P
         if not found or len(changers) > 8:
             break
         changers.update(found)
-    return _Conclusion(survey, kinds, changers, evidence, ignored).advice()
+    return replace(_Conclusion(survey, kinds, changers, evidence, ignored).advice(), inner=inner)
+
+
+_TOOL_NAMES: Final = ("tool_name", "toolName", "tool", "name", "function_name", "function")
+_TOOL_ARGUMENTS: Final = ("params", "arguments", "args", "parameters", "input", "tool_args")
+
+
+def unwrapped(calls: Sequence[LoggedCall]) -> tuple[list[LoggedCall], dict[str, tuple[str, str]]]:
+    """The calls with those of meta-tools as the calls of the tools that they name, and the arguments by which each
+    meta-tool does so: ``execute-tool(tool_name="get_order", params={"order_id": "W1"})`` is ``get_order``.
+
+    A tool is one if all of its calls have a text that is the name of a tool and an object, by names that such
+    arguments have, and if there are several such names.
+    """
+    seen: dict[str, set[tuple[str, str]]] = {}
+    names: dict[str, set[str]] = defaultdict(set)
+    for call in calls:
+        given = call.arguments
+        pairs = {
+            (name, inside)
+            for name in _TOOL_NAMES
+            for inside in _TOOL_ARGUMENTS
+            if isinstance(given.get(name), str) and isinstance(given.get(inside), dict)
+        }
+        seen[call.tool] = seen.get(call.tool, pairs) & pairs
+        names[call.tool].update(given[name] for name, _ in pairs)
+    inner = {
+        tool: min(pairs, key=lambda one: (_TOOL_NAMES.index(one[0]), one[1])) for tool, pairs in seen.items() if pairs
+    }
+    inner = {tool: pair for tool, pair in inner.items() if len(names[tool]) > 1}
+    return [_unwrapped(call, inner.get(call.tool)) for call in calls], inner
+
+
+def _unwrapped(call: LoggedCall, pair: tuple[str, str] | None) -> LoggedCall:
+    if pair is None:
+        return call
+    name, inside = pair
+    return replace(call, tool=call.arguments[name], arguments=call.arguments[inside], kind=None, hints={})
 
 
 def _kind_of(tool: str, facts: ToolFacts, servers: Mapping[str, int]) -> Given:

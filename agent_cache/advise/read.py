@@ -66,7 +66,8 @@ def read_log(
     found: list[tuple[float, int, int, Found]] = []
     for number, (name, path) in enumerate(files):
         reader = Reader(name, form, problems)
-        data = _content_of(path, reader)
+        if (data := _content_of(path, reader)) is None:
+            continue
         done += len(data)
         digest = blake2b(data, digest_size=16).digest()
         if data and digest in contents:
@@ -174,11 +175,11 @@ def _facts(calls: list[LoggedCall], files: int) -> list[str]:
 # Files
 
 
-def _content_of(path: Path | None, reader: Reader) -> bytes:
+def _content_of(path: Path | None, reader: Reader) -> bytes | None:
     try:
         data = sys.stdin.buffer.read() if path is None else path.read_bytes()
         return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
     except (OSError, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "its content breaks off"
         reader.note(f"files that cannot be read ({reason}) were left out")
-        return b""
+        return None

@@ -103,6 +103,8 @@ class Advice:
         lacking: by read, the writes that drop its whole root for want of evidence, and what is missing: ``"never"`` or
             ``"rarely"`` seen between equal answers, or ids are ``"spelt"`` in several ways.
         ignored: tools that were left out: handlers of an agent, and what the user has named.
+        inner: meta-tools, which call the tools that an argument names: the names of this argument, and of the one with
+            the arguments of the tool.
         changes, explained: how many changes of answers there were, and how many of them links explain.
         is_shared: whether the log shows that its runs work on one state. If not, only what happens within one is
             evidence.
@@ -114,6 +116,7 @@ class Advice:
     links: tuple[Link, ...]
     lacking: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    inner: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     changes: int = 0
     explained: int = 0
     is_shared: bool = True
@@ -249,6 +252,7 @@ def _free_name(wishes: Sequence[str], taken: set[str]) -> str:
 _UNNAMED: Final = "tools"
 """The namespace where the log gives none."""
 _WIDTH: Final = 100
+_FEW: Final = 3
 _MOST_NAMES: Final = 8
 """Names of tools that a comment has in a row, before it only counts them."""
 _DECORATORS: Final = {"read": "AgentCache", "write": "AgentCacheInvalidator"}
@@ -264,6 +268,14 @@ def data(result):
     """The result as data: the log has it as a text that is JSON."""
     return json.loads(result) if isinstance(result, str | bytes) else result
 '''
+
+
+_BUT: Final = '''
+
+
+def but(*roots):
+    """Everything but these: what a write may change, of which the log shows too little."""
+    return [root for root in EVERYTHING if root not in roots]'''
 
 
 def plural(number: int, noun: str) -> str:
@@ -403,6 +415,11 @@ class RuleText:
             found.append("the log does not show that its runs share one state: nothing was concluded across runs")
         if more := advice.changes - advice.explained:
             found.append(f"{plural(more, 'change')} of answers have no explanation, or are of tools that are no reads")
+        found += [
+            f"{names.shown(tool)} calls the tools that its {names.shown(name)} names, with its {names.shown(inside)}: "
+            "the rules are of these"
+            for tool, (name, inside) in advice.inner.items()
+        ]
         if advice.ignored:
             found.append(f"left out: {names.several(advice.ignored)}")
         return [*found, *self.problems]
@@ -424,12 +441,15 @@ class RuleText:
                 verb = "changed by" if tool.kind == "read" else "changes"
                 times = f"{link.changes} of {plural(link.exposed, 'time')}"
                 yield f"{self._text(tag)}: {verb} {self._other(tool, link)}, {times}"
-            for origin, why in (("same entity", "both name it"), ("whole root", "too little was seen")):
-                others = [self._other(tool, link) for link in links if link.origin == origin and not link.changes]
-                if others and (tool.kind == "read" or origin == "same entity"):  # else it is said at the reads
-                    more = f" and {len(others) - _MOST_NAMES} more" if len(others) > _MOST_NAMES else ""
-                    row = ", ".join(dict.fromkeys(others[:_MOST_NAMES]))
-                    yield f"{self._text(tag)}: without evidence, {why}: {row}{more}"
+            alike = [self._other(tool, link) for link in links if link.origin == "same entity" and not link.changes]
+            if alike:
+                more = f" and {len(alike) - _MOST_NAMES} more" if len(alike) > _MOST_NAMES else ""
+                yield f"{self._text(tag)}: without evidence, both name it: {', '.join(alike[:_MOST_NAMES])}{more}"
+            if tool.kind == "read":
+                unseen = {link.write for link in links if link.origin == "whole root" and not link.changes}
+                few = f" ({self.names.several(unseen)})" if len(unseen) <= _FEW else ""
+                if unseen:
+                    yield f"{self._text(tag)}: dropped whole by {plural(len(unseen), 'tool')}{few}, too little was seen"
 
     def _stands_for(self, tool: ToolAdvice, tag: str, link: Link) -> bool:
         own, path = (link.read, link.read_path) if tool.kind == "read" else (link.write, link.write_path)
@@ -455,6 +475,14 @@ class RuleText:
         tags = [tag for tool in self._written if tool.kind == "read" for tag in tool.tags]
         return list(dict.fromkeys(tag.partition(":")[0] for tag in tags))
 
+    def _array_of(self, tags: list[str]) -> str:
+        """The list of some tags as Python; one that has nearly all whole roots says which it has not."""
+        every = list(map(_python, self._everything()))
+        others = [root for root in every if root not in tags]
+        if len(every) - len(others) <= max(_MOST_NAMES, len(others)):
+            return _array(tags)
+        return _array([*(tag for tag in tags if tag not in every), f"*but({', '.join(others)})"])
+
     # Formats
 
     def python(self) -> str:
@@ -478,14 +506,18 @@ class RuleText:
                 name = name if functions[name] == 1 else f"{name}_{functions[name]}"
                 needed = [one for one in parameters if tool.parameters[one]]
                 needed += [f"{one}=None" for one in parameters if not tool.parameters[one]]
-                resource = tags[0] if len(tags) == 1 else _array(tags)
+                resource = tags[0] if len(tags) == 1 else self._array_of(tags)
                 lines.append(f"@{_DECORATORS[tool.kind]}({resource}{self._scope})")
                 lines.append(f"async def {name}({', '.join(needed)}): ...")
             blocks.append("\n".join(lines))
         head = _comments([*self._head(), "Put each decorator above your own function, which may be a plain def."])
-        if unknown := [tool.tool for tool in self.advice.tools.values() if tool.kind == "unknown"]:
+        unknown = [tool.tool for tool in self.advice.tools.values() if tool.kind == "unknown"]
+        if unknown:
             head += _comments([f"Put @AgentCacheInvalidator(EVERYTHING) above {self.names.several(unknown)}."])
-            blocks.insert(0, f"EVERYTHING = {_array([_python(root) for root in self._everything()])}")
+        text = "\n".join(blocks)
+        if unknown or "*but(" in text:
+            everything = f"EVERYTHING = {_array(list(map(_python, self._everything())))}"
+            blocks.insert(0, everything + (_BUT if "*but(" in text else ""))
         imports = ["import json\n"] if has_data else []
         imports += [f"from agent_cache import {', '.join(sorted(imported))}"] if imported else []
         top = "\n".join([*head, "", *imports]) + (_DATA if has_data else "")
@@ -580,8 +612,16 @@ def _comments(lines: Iterable[str]) -> list[str]:
 
 
 def _array(items: list[str]) -> str:
+    """A list in Python or TOML, in as many lines as it needs."""
     line = f"[{', '.join(items)}]"
-    return line if len(line) <= _WIDTH else "".join(["[\n", *(f"    {item},\n" for item in items), "]"])
+    if len(line) <= _WIDTH:
+        return line
+    lines = [""]
+    for item in items:
+        if len(lines[-1]) + len(item) > _WIDTH - 6 and lines[-1]:
+            lines.append("")
+        lines[-1] += f"{item}, "
+    return "".join(["[\n", *(f"    {one.rstrip()}\n" for one in lines), "]"])
 
 
 def _python(text: str) -> str:

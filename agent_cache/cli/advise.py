@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 from agent_cache import AgentCacheError, ConfigurationError
 from agent_cache.advise.calls import LoggedCall
 from agent_cache.advise.forms import FORMS, Form
-from agent_cache.advise.mine import mine
+from agent_cache.advise.mine import mine, unwrapped
 from agent_cache.advise.read import files_of, read_log
 from agent_cache.advise.replay_check import Cause, Match, Outcome, StaleAnswer, cause_of, replay_all, tags_in_use
 from agent_cache.advise.rules import Advice, Names, RuleText, plural
@@ -177,7 +177,7 @@ def _studied(
     given = {tool: kind for tool in {call.tool for call in log.calls} if (kind := _given(tool, kinds))}
     calls = [replace(call, kind=given[call.tool]) if call.tool in given else call for call in log.calls]
     with progress("mining", 2 * len(calls), least=_LEAST) as draw:
-        return Study(calls, notes, mine(calls, ignore=ignore, progress=draw))
+        return Study(unwrapped(calls)[0], notes, mine(calls, ignore=ignore, progress=draw))
 
 
 def _given(tool: str, kinds: Given) -> Kind | None:

@@ -1,6 +1,6 @@
 """`agent-cache demo`: five scripted agents share a cache, and every answer is compared with the store.
 
-The agents follow the scripts of five lessons in a small shop. A `Run` holds their calls, an `AnswerChecker` compares
+The agents follow the scripts of five lessons in a small shop in memory. A `Run` holds their calls, an `AnswerChecker` compares
 each answer with the shop's own, and a view shows the run as text, as JSON or as a picture drawn by `rich`. With
 `--fast` the event loop skips every wait, so that a run takes no time and is the same each time. What is slow to import
 is imported by the functions that need it, because every command of `agent-cache` imports this module.
@@ -17,7 +17,7 @@ import selectors
 import sys
 import textwrap
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from inspect import signature
@@ -52,17 +52,6 @@ async with AgentCacheSession(): ...         # run your agent in here
 
 # The shop
 
-CONTENT = """
-create table customers (id text primary key, name text, email text unique, balance integer);
-create table products (id text primary key, price integer, stock integer);
-create table orders (id integer primary key, customer_id text, product_id text, paid integer, status text);
-insert into customers values ('mia', 'Mia Lind', 'mia@example.com', 120),
-                             ('noah', 'Noah Berg', 'noah@example.com', 310),
-                             ('zoe', 'Zoe Falk', 'zoe@example.com', 75);
-insert into products values ('bag', 59, 12), ('mug', 25, 40), ('lamp', 39, 7), ('radio', 89, 3);
-insert into orders values (1001, 'mia', 'mug', 25, 'pending'), (1002, 'mia', 'radio', 89, 'shipped'),
-                          (1003, 'noah', 'lamp', 39, 'pending'), (1004, 'zoe', 'bag', 59, 'pending');
-"""
 READS = frozenset({"find_customer", "get_customer", "get_order", "get_product", "list_orders", "list_products"})
 READ_SECONDS, WRITE_SECONDS = 0.24, 0.32  # of a call to the store and back, give or take a fifth
 
@@ -71,77 +60,77 @@ Tool = Callable[..., Coroutine[Any, Any, Any]]
 
 
 class Shop:
-    """A shop in a temporary SQLite file, without cache and without latency (`make_tools` adds both).
+    """A shop in memory, without cache and without latency (`make_tools` adds both).
 
-    It runs in the thread of the event loop, because a row of so small a file takes 20 us. So every change happens at
-    one instant, between two steps of the loop, and `on_change` is called right after it.
+    A change happens at one instant, between two steps of the event loop, and `on_change` is called right after it.
+    Answers are copies: what was given once stays as it is.
     """
 
     def __init__(self) -> None:
-        import sqlite3
-
         self.on_change: Callable[[], None] = lambda: None
-        self._database = sqlite3.connect("")  # an empty name: SQLite makes a temporary file and deletes it
-        self._database.row_factory = sqlite3.Row
-        self._database.executescript(CONTENT)
+        customers = (("mia", "Mia Lind", 120), ("noah", "Noah Berg", 310), ("zoe", "Zoe Falk", 75))
+        products = (("bag", 59, 12), ("mug", 25, 40), ("lamp", 39, 7), ("radio", 89, 3))
+        orders = (("mia", "mug", 25, "pending"), ("mia", "radio", 89, "shipped"), ("noah", "lamp", 39, "pending"),
+                  ("zoe", "bag", 59, "pending"))  # fmt: skip
+        self._customers: dict[str, Row] = {
+            one: {"id": one, "name": name, "email": f"{one}@example.com", "balance": balance}
+            for one, name, balance in customers
+        }
+        self._products: dict[str, Row] = {one: {"id": one, "price": p, "stock": n} for one, p, n in products}
+        self._orders: dict[int, Row] = {}
+        for order in orders:
+            self._add_order(*order)
 
-    def close(self) -> None:
-        self._database.close()
+    def _add_order(self, customer_id: str, product_id: str, paid: int, status: str) -> int:
+        number = 1001 + len(self._orders)
+        row = {"id": number, "customer_id": customer_id, "product_id": product_id, "paid": paid, "status": status}
+        self._orders[number] = row
+        return number
 
     def find_customer(self, email: str) -> Row:
-        return self._rows("select * from customers where email = ?", email)[0]
+        return next(dict(row) for row in self._customers.values() if row["email"] == email)
 
     def get_customer(self, customer_id: str) -> Row:
-        return self._rows("select * from customers where id = ?", customer_id)[0]
+        return dict(self._customers[customer_id])
 
     def get_product(self, product_id: str) -> Row:
-        return self._rows("select * from products where id = ?", product_id)[0]
+        return dict(self._products[product_id])
 
     def list_products(self) -> list[Row]:
-        return self._rows("select * from products order by id")
+        return [dict(self._products[one]) for one in sorted(self._products)]
 
     def get_order(self, order_id: int) -> Row:
-        return self._rows("select * from orders where id = ?", order_id)[0]
+        return dict(self._orders[order_id])
 
     def list_orders(self, customer_id: str) -> list[Row]:
-        return self._rows("select * from orders where customer_id = ? order by id", customer_id)
+        return [dict(row) for row in self._orders.values() if row["customer_id"] == customer_id]
 
     def set_price(self, product_id: str, price: int) -> Row:
-        with self._change():
-            self._rows("update products set price = ? where id = ?", price, product_id)
+        self._products[product_id]["price"] = price
+        self.on_change()
         return self.get_product(product_id)
 
     def place_order(self, customer_id: str, product_id: str) -> Row:
-        price = self.get_product(product_id)["price"]
-        with self._change():
-            insert = "insert into orders select max(id) + 1, ?, ?, ?, 'pending' from orders"
-            self._rows(insert, customer_id, product_id, price)
-            self._rows("update customers set balance = balance - ? where id = ?", price, customer_id)
-            self._rows("update products set stock = stock - 1 where id = ?", product_id)
-        return self._rows("select * from orders order by id desc limit 1")[0]
+        order_id = self._add_order(customer_id, product_id, self._products[product_id]["price"], "pending")
+        self._book(order_id, 1)
+        return self.get_order(order_id)
 
     def cancel_order(self, order_id: int) -> Row:
-        order = self.get_order(order_id)
-        with self._change():
-            self._rows("update orders set status = 'cancelled' where id = ?", order_id)
-            self._rows("update customers set balance = balance + ? where id = ?", order["paid"], order["customer_id"])
-            self._rows("update products set stock = stock + 1 where id = ?", order["product_id"])
+        self._orders[order_id]["status"] = "cancelled"
+        self._book(order_id, -1)
         return self.get_order(order_id)
+
+    def _book(self, order_id: int, number: int) -> None:
+        """Sell a product, or take it back, with the money of its order."""
+        order = self._orders[order_id]
+        self._customers[order["customer_id"]]["balance"] -= number * order["paid"]
+        self._products[order["product_id"]]["stock"] -= number
+        self.on_change()
 
     def ship_order(self, order_id: int) -> Row:
-        with self._change():
-            self._rows("update orders set status = 'shipped' where id = ?", order_id)
-        return self.get_order(order_id)
-
-    def _rows(self, query: str, *values: object) -> list[Row]:
-        with closing(self._database.execute(query, values)) as cursor:
-            return [dict(row) for row in cursor]
-
-    @contextmanager
-    def _change(self) -> Iterator[None]:
-        with self._database:
-            yield
+        self._orders[order_id]["status"] = "shipped"
         self.on_change()
+        return self.get_order(order_id)
 
 
 def make_tools(shop: Shop, chance: Random, *, sabotage: bool) -> dict[str, Tool]:
@@ -470,11 +459,10 @@ def play(view: View, *, seed: int, is_fast: bool, sabotage: bool = False) -> Run
 
     with (
         configure(remote=None, backup=None, enabled=True, max_bytes=None),
-        closing(Shop()) as shop,
         FakeClock(0.0) if is_fast else nullcontext() as clock,
         asyncio.Runner(loop_factory=functools.partial(InstantLoop, clock) if clock else None) as runner,
     ):
-        run = Run(shop, seed=seed, is_simulated=is_fast, sabotage=sabotage)
+        run = Run(Shop(), seed=seed, is_simulated=is_fast, sabotage=sabotage)
         try:
             runner.run(run.perform(view))
         except ExceptionGroup as errors:
@@ -780,7 +768,7 @@ def draw_border(body: RenderableType, *, title: str | None = None, legend: Text 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `agent-cache demo`."""
     parser.description = (
-        "Runs five scripted agents at once against a small store in a temporary SQLite file, shows what the cache "
+        "Runs five scripted agents at once against a small store in memory, shows what the cache "
         "does, and compares every answer with the store. Exit code 0: all answers were right; 1: one was stale."
     )
     parser.add_argument("--fast", action="store_true", help="no waiting: the same run on a simulated clock")

@@ -11,21 +11,24 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from agent_cache.advise.calls import LoggedCall
-from agent_cache.advise.mine import mine
+from agent_cache.advise.mine import mine, unwrapped
 from agent_cache.advise.replay_check import Outcome, Policy, replay, replay_all
 from agent_cache.advise.rules import Advice, rules_of
+from benchmarks.advise.many_servers import LogShape, play_servers
 from benchmarks.advise.retail_log import first_quarter, interleave, rules_by_hand
-from benchmarks.advise.worlds import WORLDS, World, play
+from benchmarks.advise.worlds import WORLDS, play
 from benchmarks.commands import describe_machine, exits_without, put_table, run_progress
 from benchmarks.recorded_runs import DataAbsentError, data_directory, load_retail_runs
 from benchmarks.retail.store import load_store
 from benchmarks.table import markdown
 
 LEARNED, OTHERS = (0, 1, 2, 3), (11, 12, 13)
-WORLD_CALLS = 2_000
+WORLD_CALLS, WORLD_RUNS = 2_000, 40
+"""Of a log of a world, and the runs of those that begin anew each."""
 
 RETAIL_COLUMNS = ("tags", "reads", "hits", "of the oracle's", "failed writes ignored", "stale")
 WORLD_COLUMNS = ("world", "reads", "oracle", "whole roots", "advised", "failed writes ignored", "stale", "without tags")
@@ -105,27 +108,35 @@ def _add(totals: dict[str, _Total], log: Sequence[LoggedCall], policies: Mapping
 
 
 def _worlds_table() -> tuple[str, int]:
+    logs: list[tuple[str, Callable[[int], list[LoggedCall]]]] = []
+    for world in WORLDS:
+        logs.append((world.__name__, partial(play, world, calls=WORLD_CALLS)))
+        logs.append((f"{world.__name__}, fresh", partial(play, world, calls=WORLD_CALLS, runs=WORLD_RUNS)))
+    logs.append(("30 MCP servers, fresh", play_servers))
+    logs.append(("30 MCP servers, meta-tool", partial(play_servers, shape=LogShape(meta=True))))
+    logs.append(("30 MCP servers, one state", partial(play_servers, shape=LogShape(is_fresh=False))))
     rows, stale = [], 0
-    with run_progress("worlds", len(WORLDS)) as advance:
-        for world in WORLDS:
-            row, found = _world_row(world)
+    with run_progress("worlds", len(logs)) as advance:
+        for name, log_of in logs:
+            row, found = _world_row(name, log_of)
             rows.append(row)
             stale += found
             advance()
     return markdown(WORLD_COLUMNS, rows), stale
 
 
-def _world_row(world: type[World]) -> tuple[Line, int]:
+def _world_row(name: str, log_of: Callable[[int], list[LoggedCall]]) -> tuple[Line, int]:
     policies: dict[str, Policy] = {"none": "none", "roots": "roots", "advised": "advised", "oracle": "oracle"}
-    logs = [play(world, seed, WORLD_CALLS) for seed in OTHERS]
+    others = OTHERS if "MCP" not in name else OTHERS[:1]
+    logs = [log_of(seed) for seed in others]
     totals: dict[str, _Total] = {}
-    for learned_from in LEARNED:
-        advice = mine(play(world, learned_from, WORLD_CALLS))
+    for learned_from in LEARNED[: 4 if "MCP" not in name else 2]:
+        advice = mine(log_of(learned_from))
         for log in logs:
-            _add(totals, log, policies, advice)
+            _add(totals, unwrapped(log)[0], policies, advice)
     oracle, advised = totals["oracle"].hits or 1, totals["advised"]
     row = (
-        world.__name__,
+        name,
         f"{advised.reads:,}",
         f"{oracle:,}",
         f"{totals['roots'].hits / oracle:.0%}",
@@ -134,6 +145,7 @@ def _world_row(world: type[World]) -> tuple[Line, int]:
         f"{advised.stale:,}",
         f"{totals['none'].stale:,}",
     )
+    print(*row, file=sys.stderr, flush=True)
     return row, advised.stale
 
 
