@@ -155,7 +155,11 @@ def _facts(calls: list[LoggedCall], files: int) -> list[str]:
     if not calls:
         return ["no call of a tool was found: nothing can be concluded"]
     tools, runs = len({call.tool for call in calls}), len({call.run for call in calls})
-    notes = [f"read {len(calls):,} calls of {tools:,} tools in {runs:,} runs, from {files:,} files"]
+    counts = [
+        f"{number:,} {noun}{'' if number == 1 else 's'}"
+        for number, noun in ((len(calls), "call"), (tools, "tool"), (runs, "run"), (files, "file"))
+    ]
+    notes = ["read {} of {} in {}, from {}".format(*counts)]
     kinds = {call.kind for call in calls}
     if all(call.result is UNKNOWN for call in calls):
         notes.append("no call has an answer: no change can be seen, so no rule can have evidence")

@@ -341,14 +341,19 @@ def _print_stale(
         printer.line(
             ("stale", "red"), f"  {shown(tool)}: {plural(len(found), 'answer')}; {_mend(*found[0], study, shown)}"
         )
-        for stale, cause in found[:_SHOWN]:
-            printer.line(f"       {_call_text(stale.served, redaction)}{_at(stale.served)}")
+        alike: dict[tuple[str, str], list[StaleAnswer]] = {}
+        for stale, cause in found:
             changed = (
                 "" if cause.write is None else f", changed by {_call_text(cause.write, redaction)}{_at(cause.write)}"
             )
-            printer.line(f"         loaded{_at(stale.loaded)}{changed}")
-        if len(found) > _SHOWN:
-            printer.line(f"       and {len(found) - _SHOWN:,} more: see --format json")
+            key = _call_text(stale.served, redaction), f"loaded{_at(stale.loaded)}{changed}"
+            alike.setdefault(key, []).append(stale)
+        for (read, about), answers in list(alike.items())[:_SHOWN]:
+            often = "" if len(answers) == 1 else f", and {plural(len(answers) - 1, 'time')} more"
+            printer.line(f"       {read}{_at(answers[0].served)}{often}")
+            printer.line(f"         {about}")
+        if len(alike) > _SHOWN:
+            printer.line(f"       and {len(alike) - _SHOWN:,} more: see --format json")
     if (more := outcome.stale - len(causes)) > 0:
         printer.line(("stale", "red"), f"  and {more:,} more answers")
 
