@@ -71,7 +71,7 @@ from agent_cache.advise.paths import (
     nouns_of,
     server_of,
 )
-from agent_cache.advise.rules import Advice, Kind, Link, Origin, ToolAdvice, Why, tag_templates
+from agent_cache.advise.tag_rules import Advice, Kind, Link, Origin, ToolAdvice, Why, tag_templates
 
 __all__ = ["mine", "unwrapped"]
 

@@ -22,10 +22,10 @@ from typing import Any, Final, Literal
 from agent_cache import AgentCacheError, ConfigurationError
 from agent_cache.advise.calls import LoggedCall
 from agent_cache.advise.forms import FORMS, Form
+from agent_cache.advise.logs import files_of, read_log
 from agent_cache.advise.mine import mine, unwrapped
-from agent_cache.advise.read import files_of, read_log
 from agent_cache.advise.replay_check import Cause, Match, Outcome, StaleAnswer, cause_of, replay_all, tags_in_use
-from agent_cache.advise.rules import Advice, Names, RuleText, plural
+from agent_cache.advise.tag_rules import Advice, Names, RuleText, plural
 from agent_cache.cli.output import (
     Printer,
     escaped,

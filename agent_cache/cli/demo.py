@@ -1,6 +1,6 @@
 """`agent-cache demo`: five scripted agents share a cache, and every answer is compared with the store.
 
-The agents follow the scripts of five lessons in a small shop in memory. A `Run` holds their calls, an `AnswerChecker` compares
+The agents follow the scripts of five lessons in a small shop. A `Run` holds their calls, an `AnswerChecker` compares
 each answer with the shop's own, and a view shows the run as text, as JSON or as a picture drawn by `rich`. With
 `--fast` the event loop skips every wait, so that a run takes no time and is the same each time. What is slow to import
 is imported by the functions that need it, because every command of `agent-cache` imports this module.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_cache.errors import CassetteError
 from agent_cache.recording.call_text import arguments_text, has_error, outcome_text
@@ -43,30 +43,24 @@ __all__ = [
 # What calls are
 
 
-@dataclass(frozen=True, slots=True)
-class _Category:
-    """What kind of call a bar or a row shows.
-
-    Attributes:
-        name: the word for it, as in a trace where it is the source of a tool's result.
-        meaning: one sentence.
-    """
+class Category(NamedTuple):
+    """What kind of call a bar or a row shows: the word for it, as in a trace, and one sentence."""
 
     name: str
     meaning: str
 
 
-CATEGORIES: tuple[_Category, ...] = (
-    _Category("hit", "answered from the cache"),
-    _Category("shared", "waited for the same call that was running"),
-    _Category("miss", "a read tool ran, and its result was cached"),
-    _Category("write", "a tool or a request that changes something"),
-    _Category("uncached", "a tool ran, and nothing was cached"),
-    _Category("blocked", "refused by a session, and did not run"),
-    _Category("model", "a call of a language model"),
-    _Category("request", "an HTTP request"),
-    _Category("function", "a function that encloses other calls"),
-    _Category("world", "a time, a random number or a name of the environment"),
+CATEGORIES: tuple[Category, ...] = (
+    Category("hit", "answered from the cache"),
+    Category("shared", "waited for the same call that was running"),
+    Category("miss", "a read tool ran, and its result was cached"),
+    Category("write", "a tool or a request that changes something"),
+    Category("uncached", "a tool ran, and nothing was cached"),
+    Category("blocked", "refused by a session, and did not run"),
+    Category("model", "a call of a language model"),
+    Category("request", "an HTTP request"),
+    Category("function", "a function that encloses other calls"),
+    Category("world", "a time, a random number or a name of the environment"),
 )
 _NAMES = frozenset(category.name for category in CATEGORIES)
 _OF_KINDS = {"llm": "model", "http": "request", "env": "world", "write": "write", "tool": "uncached"}
@@ -105,7 +99,7 @@ class TimedCall:
     Attributes:
         id, kind, name, lane, tags, model: as in `RecordedCall`; texts are printable.
         index: in `Cassette.steps`; -1 for a write in doubt, which has no line there.
-        category: name of its `_Category`.
+        category: name of its `Category`.
         state: ``""`` if it answered, else ``raised``, ``cancelled``, ``unfinished`` or ``in doubt``.
         arguments, outcome: texts, cut to the limit of the timeline.
         start, duration: milliseconds from the beginning of the run.
@@ -154,23 +148,15 @@ class TimedCall:
         return self.name if " " in self.name else self.name.rpartition(":")[2]
 
 
-@dataclass(frozen=True, slots=True)
-class Track:
-    """Rows of one task, or of several that follow each other.
-
-    Attributes:
-        label: whose they are.
-        first: the first row.
-        rows: how many there are.
-    """
+class Track(NamedTuple):
+    """Rows of one task, or of several that follow each other: whose they are, the first one, and how many."""
 
     label: str
     first: int
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(NamedTuple):
     """What hits and shared calls have saved.
 
     Attributes:
@@ -189,16 +175,8 @@ class Saved:
 
 @dataclass(slots=True)
 class ToolSums:
-    """The calls of one name.
-
-    Attributes:
-        name: as in `TimedCall`.
-        calls: how many there are.
-        categories: how many of each.
-        errors: how many raised.
-        ms: their durations together.
-        tokens: of those that are model calls, sent and received.
-        cost: US dollars of these, as far as known; None if none is.
+    """The calls of one name: how many, of each category, how many raised, their durations together, and of those that
+    are model calls the tokens and US dollars, as far as known.
     """
 
     name: str
@@ -284,8 +262,7 @@ class Timeline:
         return sorted(found.values(), key=lambda sums: (-sums.ms, sums.name))
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(NamedTuple):
     """A run compared with others.
 
     Attributes:
@@ -598,40 +575,23 @@ def _laid_out(calls: Sequence[TimedCall]) -> list[Track]:
     for call in calls:
         tasks.setdefault(call.task, []).append(call)
     first = {task: min(call.start for call in members) for task, members in tasks.items()}
-    bands: list[_Band] = []
+    bands: list[tuple[list[int], int, float]] = []  # tasks, how many rows, and when the last of them ends
     for task in sorted(tasks, key=lambda task: (task != 0, first[task], task)):
         members = tasks[task]
-        band = next((band for band in bands if band.end <= first[task] and not band.is_main), None)
-        if band is None:
-            band = _Band(is_main=task == 0)
-            bands.append(band)
-        band.height = max(band.height, _stack(members, calls))
-        band.end = max(call.end for call in members)
-        band.tasks.append(task)
+        height, end = _stack(members, calls), max(call.end for call in members)
+        free = (number for number, (own, _, last) in enumerate(bands) if last <= first[task] and own[0] != 0)
+        if (number := next(free, None)) is None:
+            bands.append(([task], height, end))
+        else:
+            bands[number] = [*bands[number][0], task], max(height, bands[number][1]), end
     tracks, row = [], 0
-    for band in bands:
-        for task in band.tasks:
-            for call in tasks[task]:
-                call.row += row
-        tracks.append(Track(band.label, row, band.height))
-        row += band.height
+    for own, height, _ in bands:
+        for call in (call for task in own for call in tasks[task]):
+            call.row += row
+        label = "main task" if own[0] == 0 else f"task {own[0]}" if len(own) == 1 else f"{len(own)} tasks"
+        tracks.append(Track(label, row, height))
+        row += height
     return tracks
-
-
-@dataclass(slots=True)
-class _Band:
-    """The rows of tasks that follow each other."""
-
-    is_main: bool
-    tasks: list[int] = field(default_factory=list)
-    height: int = 0
-    end: float = 0.0
-
-    @property
-    def label(self) -> str:
-        if self.is_main:
-            return "main task"
-        return f"task {self.tasks[0]}" if len(self.tasks) == 1 else f"{len(self.tasks)} tasks"
 
 
 def _stack(members: Sequence[TimedCall], calls: Sequence[TimedCall]) -> int:

@@ -17,7 +17,7 @@ from functools import partial
 from agent_cache.advise.calls import LoggedCall
 from agent_cache.advise.mine import mine, unwrapped
 from agent_cache.advise.replay_check import Outcome, Policy, replay, replay_all
-from agent_cache.advise.rules import Advice, rules_of
+from agent_cache.advise.tag_rules import Advice, rules_of
 from benchmarks.advise.many_servers import LogShape, play_servers
 from benchmarks.advise.retail_log import first_quarter, interleave, rules_by_hand
 from benchmarks.advise.worlds import WORLDS, play

@@ -6,7 +6,7 @@ from pathlib import Path
 from agent_cache.advise.records import Problem
 
 from agent_cache.advise.calls import UNKNOWN
-from agent_cache.advise.read import read_log
+from agent_cache.advise.logs import read_log
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/log-forms.md").read_text("utf-8")
 

@@ -8,7 +8,7 @@ import pytest
 from agent_cache.advise.calls import LoggedCall
 from agent_cache.advise.mine import mine
 from agent_cache.advise.replay_check import replay, tags_of
-from agent_cache.advise.rules import Advice, rules_of
+from agent_cache.advise.tag_rules import Advice, rules_of
 from agent_cache.core.tags import meet
 from benchmarks.advise.retail_log import first_quarter, interleave
 from benchmarks.recorded_runs import DataAbsentError, data_directory, load_retail_runs

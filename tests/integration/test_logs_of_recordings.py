@@ -10,7 +10,7 @@ import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
 from agent_cache.advise.calls import UNKNOWN
-from agent_cache.advise.read import read_log
+from agent_cache.advise.logs import read_log
 from agent_cache.recording import cached_llm_call, intercept, record
 from agent_cache.resume import Journal
 

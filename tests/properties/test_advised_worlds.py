@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agent_cache.advise.calls import UNKNOWN, LoggedCall
 from agent_cache.advise.mine import mine
 from agent_cache.advise.replay_check import replay
-from agent_cache.advise.rules import rules_of
+from agent_cache.advise.tag_rules import rules_of
 from agent_cache.toolbox.box import Toolbox
 from tests.harness.searches import searched
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall
-from agent_cache.advise.read import read_log
+from agent_cache.advise.logs import read_log
 from tests.harness.searches import searched
 
 BASE = 1_780_000_000_000  # milliseconds

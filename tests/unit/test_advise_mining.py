@@ -10,7 +10,7 @@ from agent_cache.advise.calls import UNKNOWN, LoggedCall
 from agent_cache.advise.mine import mine
 from agent_cache.advise.paths import Survey, kind_by_name
 from agent_cache.advise.replay_check import replay, replay_all, tags_of
-from agent_cache.advise.rules import Advice, rules_of
+from agent_cache.advise.tag_rules import Advice, rules_of
 from agent_cache.testing import reset
 from agent_cache.toolbox.box import Toolbox
 from agent_cache.toolbox.rules import Read, Write

@@ -9,7 +9,7 @@ import pytest
 
 from agent_cache import ConfigurationError
 from agent_cache.advise.calls import UNKNOWN
-from agent_cache.advise.read import read_log
+from agent_cache.advise.logs import read_log
 
 GET = {"tool": "get", "arguments": {"id": "a1"}, "result": {"n": 1}, "time": "2026-01-01T10:00:00Z"}
 LINE = json.dumps(GET)

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProces
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, otel, testing
 from agent_cache.advise.calls import UNKNOWN
-from agent_cache.advise.read import read_log
+from agent_cache.advise.logs import read_log
 
 
 @AgentCache("spanned_order:{order_id}")

@@ -27,7 +27,7 @@ from pydantic_ai.models.instrumented import InstrumentationSettings
 from pydantic_ai.models.test import TestModel
 
 from agent_cache.advise.calls import UNKNOWN
-from agent_cache.advise.read import read_log
+from agent_cache.advise.logs import read_log
 
 
 class Exports:

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("mcp", reason="the servers of these tests are made by its SDK")
 
-from agent_cache.advise.read import read_log
+from agent_cache.advise.logs import read_log
 from agent_cache.recording import Cassette
 from tests.harness.mcp_host import RELAY, relayed, run_of, started, text_of
 

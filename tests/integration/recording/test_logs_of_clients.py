@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
 from agent_cache.advise.calls import UNKNOWN
-from agent_cache.advise.read import read_log
+from agent_cache.advise.logs import read_log
 
 
 def read(tmp_path, *records):

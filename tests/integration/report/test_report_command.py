@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_cache.advise.read import read_log
+from agent_cache.advise.logs import read_log
 from agent_cache.cli import output, report
 from tests.harness.timed_runs import TimedRun, shop_run
 
