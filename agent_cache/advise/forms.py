@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
+from itertools import chain
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
@@ -68,7 +69,7 @@ def _decoded(text: bytes | str) -> Any:
     try:
         plain = text.decode(errors="replace") if isinstance(text, bytes) else text
         value = json.loads(plain, strict=False, parse_constant=str)
-        return _decode(json.dumps(value).encode())
+        return _decode(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))  # halves of surrogate pairs
     except (ValueError, RecursionError, msgspec.MsgspecError):
         return None
 
@@ -89,7 +90,7 @@ class Reader:
         self.hints: dict[str, dict[str, bool]] = {}
         self.marks: tuple[bytes, ...] = ()
         self._now = time.time()
-        self._runs = 0
+        self._runs = self._count = 0
         self._open: dict[tuple[str, str], list[_Open]] = {}
         self._known: set[tuple[str, str]] = set()
         self._wholes: dict[bytes, str] = {}
@@ -103,12 +104,16 @@ class Reader:
         records = self._records(data)
         first = next(records, None)
         if isinstance(first, dict) and ("agent_cache_cassette" in first or "agent_cache_journal" in first):
-            yield from self._recording(first, [(self._line, one) for one in records if isinstance(one, dict)])
+            try:
+                yield from self._recording(first, [(self._line, one) for one in records if isinstance(one, dict)])
+            except (AttributeError, TypeError, ValueError, LookupError):
+                self.note("recordings that are not as a recorder writes them")
             return
-        if first is not None:
-            yield from self._read(first)
-        for record in records:
-            yield from self._read(record)
+        for record in () if first is None else chain([first], records):
+            try:
+                yield from self._read(record)
+            except (AttributeError, TypeError, ValueError, LookupError, RecursionError):
+                self.note("records that are not as their form says were left out")
         for calls in self._open.values():
             for call in calls:
                 yield _found(call, self._unanswered(), call.time, None)
@@ -127,7 +132,9 @@ class Reader:
             if not (text := line.strip(b" \t\r\n\x00\x1e")):
                 continue
             value = _decoded(text)
-            if isinstance(value, list) and len(lines) == 1 and not _are_messages(value):
+            if value is None and len(lines) == 1 and text[:1] in (b"{", b"["):
+                yield from self._documents(text.decode(errors="replace"))
+            elif isinstance(value, list) and len(lines) == 1 and not _are_messages(value):
                 yield from value
             elif isinstance(value, dict | list):
                 yield value
@@ -137,9 +144,21 @@ class Reader:
                 is_torn = not line.endswith(b"\n")
                 self.note("the last line is torn" if is_torn else "lines that are no JSON were left out")
 
+    def _documents(self, text: str) -> Iterator[Any]:
+        """The documents of a file that has several, one after the other, or one that breaks off."""
+        decoder, at = json.JSONDecoder(strict=False), 0
+        while at < len(text):
+            try:
+                value, at = decoder.raw_decode(text, at)
+            except (ValueError, RecursionError):
+                self.note("a document is broken, and what is behind it was left out")
+                return
+            at += len(text[at:]) - len(text[at:].lstrip())
+            yield from value if isinstance(value, list) and not _are_messages(value) else [value]
+
     def _read(self, record: Any) -> Iterator[Found]:
         form = self.form
-        if form in (None, "spans") and (spans := _spans_of(record)):
+        if form in (None, "spans") and ((spans := _spans_of(record)) or _has_spans(record)):
             yield from self._of_spans(spans)
         elif form in (None, "atif") and isinstance(record, dict) and "ATIF" in str(record.get("schema_version")):
             yield from self._trajectory(record)
@@ -225,7 +244,12 @@ class Reader:
         for span in spans:
             attributes = _attributes_of(span)
             name = str(span.get("name", ""))
-            kind = str(attributes.get("openinference.span.kind", attributes.get("traceloop.span.kind"))).lower()
+            kinds = (
+                attributes.get("openinference.span.kind"),
+                attributes.get("traceloop.span.kind"),
+                span.get("span_kind"),
+            )
+            kind = next((str(one).lower() for one in kinds if one), "")
             is_tool = attributes.get("gen_ai.operation.name") == "execute_tool" or kind == "tool"
             if not is_tool and not name.startswith("execute_tool "):
                 continue
@@ -257,8 +281,11 @@ class Reader:
                 answer = self._of_cache()
             else:
                 answer = self._answer(output, may_be_cut=True)
+            if not (tool := _text(tool) or name.removeprefix("execute_tool ")):
+                self.note("calls without the name of a tool were left out")
+                continue
             run = _text(_first(attributes, ("gen_ai.conversation.id", "session.id"))) or trace
-            call = _Open(_text(tool) or name.removeprefix("execute_tool "), own, self._arguments(arguments), None, run)
+            call = _Open(tool, own, self._arguments(arguments), None, run)
             began, ended = (
                 self._moment(_first(span, (f"{when}TimeUnixNano", f"{when}_time_unix_nano", f"{when}_time")))
                 for when in ("start", "end")
@@ -327,6 +354,7 @@ class Reader:
     # Messages: Chat Completions, Responses, Messages of Anthropic
 
     def _conversation(self, record: Record, messages: list[Record]) -> Iterator[Found]:
+        self._count += 1
         run = _text(_first(record, _RUNS))
         if not run and not _is_message(record):
             run = " ".join(filter(None, (_text(_first(record, ("id", "custom_id"))), _text(record.get("task_id")))))
@@ -345,12 +373,16 @@ class Reader:
                 at = latest = max(at, latest)
             for call, is_answer, output, failed in _events_of(message):
                 key = ("" if _is_unique(call.id) else run, call.id)
-                if not is_answer:
+                if not is_answer and not call.tool:
+                    self.note("calls without the name of a tool were left out")
+                elif not is_answer:
                     if _is_unique(call.id) and key in self._known:
                         continue
                     self._known.add(key)
                     arguments = self._arguments({} if call.arguments is None else call.arguments)
-                    self._open.setdefault(key, []).append(call._replace(arguments=arguments, time=at, run=run))
+                    asked = call._replace(arguments=arguments, time=at, run=run, record=self._count)
+                    self._open.setdefault(key, []).append(asked)
+                if not is_answer:
                     continue
                 waiting = self._open.get(key, [])
                 index = next((i for i, one in enumerate(waiting) if call.id or call.tool in ("", one.tool)), None)
@@ -360,7 +392,9 @@ class Reader:
                     continue
                 asked = waiting.pop(index)
                 answer = self._answer(output, failed=failed)
-                found = _found(asked, answer, asked.time if own is not None else None, at)
+                # One time of a whole record is no beginning of its calls.
+                is_known = own is not None or asked.record != self._count
+                found = _found(asked, answer, asked.time if is_known else None, at)
                 yield found._replace(identity=f"{asked.id}/{asked.tool}" if _is_unique(asked.id) else "")
 
     def _new_messages(self, messages: list[Record], run: str) -> tuple[list[Record], str]:
@@ -502,6 +536,7 @@ class _Open(NamedTuple):
     arguments: Any
     time: float | None = None
     run: str = ""
+    record: int = 0
 
 
 def _found(call: _Open, answer: _Answer, began: float | None, ended: float | None) -> Found:
@@ -565,11 +600,12 @@ def _error_text(value: Any, name: str = "") -> str:
         name = _text(_first(value, ("type", "name", "code"))) or name
         value = _first(value, ("message", "text", "error", "content")) or value
     text = _text_of_blocks(value) or ("" if value is None else str(value))
+    if name:
+        return text if text.startswith(f"{name}:") else f"{name}: {text}"
     if re.match(r"[A-Za-z_][\w.:]*: ", text):
         return text
-    if re.fullmatch(r"[\w.:]*(?:Error|Exception|Exit|Interrupt|Timeout|Cancelled)", text) and not name:
-        return f"{text}: "
-    return f"{name or 'Error'}: {text}"
+    is_class = re.fullmatch(r"[\w.:]*(?:Error|Exception|Exit|Interrupt|Timeout|Cancelled)", text)
+    return f"{text}: " if is_class else f"Error: {text}"
 
 
 def _outcome(outcome: Record) -> tuple[Any, str | None]:
@@ -623,6 +659,10 @@ def _pauses(began: float, lines: list[tuple[int, dict[str, Any]]]) -> Iterator[t
                 lost += waiting
             waiting = None
             last = max(last, (line.get("started_ms", 0) + line.get("duration_ms", 0)) / 1e3)
+
+
+def _has_spans(record: Any) -> bool:
+    return isinstance(record, dict) and any(str(name).lower().endswith("spans") for name in record)
 
 
 def _spans_of(record: Any, depth: int = 0) -> list[Record]:
