@@ -1,0 +1,52 @@
+"""`agent-cache` itself: its help has the commands in groups, and each command has an example."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent_cache.cli.main import COMMANDS, main
+
+pytest.importorskip("redis", reason='the commands of tiers need pip install "agent-cache[redis]"')
+
+
+def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--help"])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_commands_stand_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of([], capsys)
+    places = [text.index(f"\n{group}:\n") for group in ("see", "recordings", "tiers", "run")]
+    assert places == sorted(places)
+    assert all(f"  {command.words} " in text for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.words)
+def test_the_help_of_each_command_has_an_example(command, capsys: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(help_of(command.words.split(), capsys).split())
+    assert f"example: agent-cache {command.words} " in text
+    assert f"usage: agent-cache {command.words.split()[0]}" in text
+
+
+@pytest.mark.parametrize(
+    "arguments", [["report"], ["advise"], ["drift", "check", "x"], ["tier"], ["nothing"], ["cassette", "nothing"]]
+)
+def test_what_cannot_be_meant_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: agent-cache" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["report"], ["advise"], ["drift", "accept", "--as", "x"], ["cassette", "show"]])
+def test_a_file_that_is_no_run_is_said_in_one_line(
+    words: list[str], tmp_path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "broken.jsonl"
+    path.write_text("no run")
+    assert main([*words, str(path)]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "records" not in line]
+    assert any("broken.jsonl" in line for line in lines)
+    assert len(lines) <= 3
