@@ -111,7 +111,9 @@ class Reader:
             return
         for record in () if first is None else chain([first], records):
             try:
-                yield from self._read(record)
+                for found in self._read(record):
+                    hints = found.call.hints or self.hints.get(found.call.tool, {})
+                    yield found._replace(call=replace(found.call, hints=hints)) if hints else found
             except (AttributeError, TypeError, ValueError, LookupError, RecursionError):
                 self.note("records that are not as their form says were left out")
         for calls in self._open.values():
@@ -199,7 +201,7 @@ class Reader:
         mark = redact.get("replacement") if isinstance(redact, dict) else None
         self.marks = (mark.encode(),) if isinstance(mark, str) else ()
         base = self._moment(header.get("recorded_at"))
-        times = next((line["times"] for _, line in lines if isinstance(line.get("times"), list)), [])
+        times: list[Any] = next((line["times"] for _, line in lines if isinstance(line.get("times"), list)), [])
         calls = [one for one in lines if isinstance(one[1].get("id"), int) and isinstance(one[1].get("outcome"), dict)]
         pauses = dict(_pauses(base or 0.0, lines)) if "agent_cache_journal" in header else {}
         enclosing = {line.get("parent") for _, line in calls}
@@ -341,9 +343,10 @@ class Reader:
             began, ended = (began, began + duration) if began is not None else ((ended or 0.0) - duration, ended)
         run = _text(_first(record, _RUNS)) or run
         kind = {True: "read", False: "write"}.get(record["read_only"]) if "read_only" in record else record.get("kind")
-        arguments = {} if any(one in record for one in _ARGUMENTS) else None
-        arguments = self._arguments(given if (given := _first(record, _ARGUMENTS)) is not None else arguments)
-        call = _Open(name, _text(_first(record, _IDS)), arguments, None, run)
+        asked = _first(record, _ARGUMENTS)
+        if asked is None and any(one in record for one in _ARGUMENTS):
+            asked = {}
+        call = _Open(name, _text(_first(record, _IDS)), self._arguments(asked), None, run)
         found = _found(call, answer, began, ended).call
         more: dict[str, Any] = {"duration": duration} if duration is not None else {}
         more |= {"kind": kind} if kind in ("read", "write") else {}
@@ -448,6 +451,8 @@ class Reader:
             value = value if parsed is None else parsed
         if value == "":
             return {}, True
+        if isinstance(value, dict) and value.keys() == {"args", "kwargs"} and isinstance(value["kwargs"], dict):
+            value = {**value["kwargs"], **({"args": value["args"]} if value["args"] else {})}
         named = value if isinstance(value, dict) else {"args" if isinstance(value, list) else "input": value}
         cleared, is_redacted = self._without_secrets(named)
         if is_redacted:
@@ -503,17 +508,18 @@ class Reader:
 
     def _without_secrets(self, value: Any) -> tuple[Any, bool]:
         """The value with None in the place of each text that has a redacted part, and whether there was one."""
+        return (self._cleared(value), True) if self._is_marked(value) else (value, False)
+
+    def _is_marked(self, value: Any) -> bool:
         raw = msgspec.json.encode(value)
-        if not _MARK.search(raw) and not any(mark in raw for mark in self.marks):
-            return value, False
-        return self._cleared(value), True
+        return _MARK.search(raw) is not None or any(mark in raw for mark in self.marks)
 
     def _cleared(self, value: Any) -> Any:
         if isinstance(value, dict):
             return {name: self._cleared(one) for name, one in value.items()}
         if isinstance(value, list):
             return [self._cleared(one) for one in value]
-        return None if isinstance(value, str) and self._without_secrets([[value]])[1] else value
+        return None if isinstance(value, str) and self._is_marked(value) else value
 
 
 # Parts of records
@@ -590,8 +596,9 @@ def _text_of_blocks(value: Any) -> str | None:
         return value
     if not isinstance(value, list) or not value:
         return None
-    texts = [one.get("text") for one in value if isinstance(one, dict) and "text" in str(one.get("type"))]
-    return "\n".join(texts) if len(texts) == len(value) and all(isinstance(text, str) for text in texts) else None
+    blocks = [one for one in value if isinstance(one, dict) and "text" in str(one.get("type"))]
+    texts = [one["text"] for one in blocks if isinstance(one.get("text"), str)]
+    return "\n".join(texts) if len(texts) == len(value) else None
 
 
 def _error_text(value: Any, name: str = "") -> str:
@@ -722,7 +729,7 @@ def _is_call(record: Record) -> bool:
 
 def _calls_inside(record: Any) -> list[Any] | None:
     """The records of a run: ``{"id": ..., "calls": [...]}``."""
-    for name in ("calls", "tool_calls", "actions", "events"):
+    for name in ("calls", "tool_calls", "actions", "events", "steps"):  # the last of agentcassette
         calls = record.get(name) if isinstance(record, dict) and not _is_message(record) else None
         if isinstance(calls, list) and (any(isinstance(one, dict) and _is_call(one) for one in calls) or not calls):
             return calls

@@ -292,8 +292,8 @@ class Evidence:
                 for signature in own.values():
                     cells[signature].changed += 1
                 record.update((writer, signature) for signature in own.values())
-                if unmet := len(between) - len(own):
-                    cells[UNMET].changed += unmet
+                if count := len(between) - len(own):
+                    cells[UNMET].changed += count
                     record.add((writer, UNMET))
                 continue
             cells[UNMET].unchanged += len(between) - len(own)

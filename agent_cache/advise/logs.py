@@ -141,7 +141,7 @@ def _without_doubles(found: list[tuple[float, int, int, Found]], problems: Probl
         call = one.call
         if one.identity or call.ended is not None:
             answer = None if call.result is UNKNOWN else call.result
-            when = one.identity or (call.started, call.ended, call.run)
+            when = one.identity or (call.started, call.ended)
             key = when, call.tool, call.error, msgspec.json.encode([call.arguments, answer])
             first = known.get(key)
             if first is not None and (one.identity or first != file):  # two equal calls of one file are two calls

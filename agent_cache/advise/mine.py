@@ -232,14 +232,12 @@ class _Chooser:
 
     def _cover(self) -> list[_Chosen]:
         options = self._options()
-        quality = {option: self._quality(option) for option in options}
+        quality = {option: self._quality(option) for option in sorted(options, key=_order)}
         left = set(range(len(self.records)))
         picked: list[tuple[Option, set[int]]] = []
         while left:
-            gains = {
-                option: sum(self.records[index][1] for index in covered & left) for option, covered in options.items()
-            }
-            best = max(options, key=lambda one: (gains[one] * quality[one], _order(one)), default=None)
+            gains = {one: sum(self.records[index][1] for index in options[one] & left) for one in quality}
+            best = max(gains, key=lambda one: gains[one] * quality[one], default=None)
             if best is None or not gains[best]:
                 break
             picked.append((best, options[best]))
@@ -418,7 +416,8 @@ class _Chooser:
             if writes := interval.writes[writer]:
                 total.note(writes, interval.key)
                 is_wide = len(total.keys) >= reads and total.intervals >= intervals and len(total.pairs) >= pairs
-                if is_wide and total.is_enough(enough):
+                is_seen = len(total.writes) >= enough if is_search else total.is_enough(enough)
+                if is_wide and is_seen:
                     return None
         if not is_list and self._is_keyed(writer, linked):
             return None
@@ -533,7 +532,8 @@ class _Conclusion:
             self.explained += chooser.explained
             self.unexplained += chooser.unexplained
             self.links += [self._link(one, read) for one in chosen]
-            self.lacking[read] = why
+            spelt = {writer: "spelt" for writer, of in evidence.ambiguous if of == read}
+            self.lacking[read] = why | spelt
         tools = {tool: self._tool(tool) for tool in sorted(self.survey.tools)}
         kept = [link for link in self.links if tools[link.write].kind in ("write", "unknown")]
         tags, roots = tag_templates(

@@ -363,9 +363,9 @@ class RuleText:
         self._notes, self._has_hints = [escaped(redaction.text(note)) for note in notes], has_hints
         self._scope = ', scope="session"' if advice.resets else ""
         secret = [tool.tool for tool in advice.tools.values() if any(redaction.text(tag) != tag for tag in tool.tags)]
-        self.problems: Final = list(self.names.problems)
-        self.problems += [
-            f"{self.names.shown(tool)} has no rule: redaction finds a secret in its tags" for tool in secret
+        self.problems: Final = [
+            *self.names.problems,
+            *(f"{self.names.shown(tool)} has no rule: redaction finds a secret in its tags" for tool in secret),
         ]
         self._written = [
             tool

@@ -450,7 +450,8 @@ def _answer_of(value: Any, depth: int = 0) -> str:
         return "".join(_answer_of(one, depth + 1) for one in value)
     if not isinstance(value, dict) or depth > 12:
         return ""
-    function = value.get("function") if isinstance(value.get("function"), dict) else value
+    inner = value.get("function")
+    function = inner if isinstance(inner, dict) else value
     if value.get("type") in ("function", "tool_use", "function_call") and isinstance(function.get("name"), str):
         return f"[{function['name']}]"
     if "stream" in value and depth == 0:

@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-from agent_cache.advise.records import Problem
-
 from agent_cache.advise.calls import UNKNOWN
 from agent_cache.advise.logs import read_log
 
@@ -29,7 +27,3 @@ def test_the_examples_are_read_as_calls(tmp_path):
         [("get_order", "W1", "late", None)],
         [("get_order", "W1", "late", None)],
     ]
-
-
-def test_each_problem_has_a_text_of_its_own():
-    assert len({problem.text for problem in Problem}) == len(Problem)

@@ -856,7 +856,7 @@ async def wrapped_tools_keep_their_types(box: Toolbox) -> None:
 
 
 def exporters() -> None:
-    with otel.instrument(hits="span", content=True, conventions=("openinference",)) as made:
+    with otel.instrument(hits="span", content=True) as made:
         assert_type(made, otel.Instrumentation)
         assert_type(made.is_active, bool)
     otel.instrument(hits="all")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
