@@ -91,7 +91,7 @@ def worlds_of(calls: Sequence[LoggedCall], writers: set[str], readers: set[str])
             resets[tool] += answer == made[1]
         start[tool, key] = answer
     shown, contrary = (sum(number for tool, number in one.items() if tool not in unstable) for one in (lasting, resets))
-    return Worlds(shown > 3 * contrary, contrary)
+    return Worlds(shown > 2 * contrary, contrary)
 
 
 def _key_of(call: LoggedCall) -> Any:

@@ -77,6 +77,8 @@ __all__ = ["mine", "unwrapped"]
 
 _OF_LISTS: Final = 24
 _OF_KEYS: Final = 24
+_OF_SEARCHES: Final = 100
+"""How many pairs of a write and an answer have to have stayed equal where a write may bring an item in."""
 _OF_OTHERS: Final = 6
 _ENOUGH_CHANGES: Final = 4.6
 """How many changes would have to be expected where none was seen, to conclude that there are none: ``-log(0.01)``, with
@@ -409,7 +411,7 @@ class _Chooser:
         if self._may_be_named_by(writer, linked, [*chosen, *kept]):
             return "rarely"
         enough = _OF_LISTS if is_list or is_search else ENOUGH
-        pairs = _ENOUGH_CHANGES * len(self.evidence.keys[self.read]) if is_search else 0
+        pairs = max(_OF_SEARCHES, _ENOUGH_CHANGES * len(self.evidence.keys[self.read])) if is_search else 0
         reads, intervals = min(len(self.evidence.repeated[self.read]), _ENOUGH_READS), self._intervals_for(writer)
         total = Harmless()
         for interval in self._unexplained([*chosen, *kept], writer):

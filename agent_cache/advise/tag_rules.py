@@ -493,7 +493,7 @@ class RuleText:
             parameters = list(tool.parameters)
             if tool.kind == "watch":
                 lines.append("# Leave it undecorated.")
-            elif not all(map(_is_parameter, parameters)):
+            elif not all(_is_parameter(name) and self.redaction.text(name) == name for name in parameters):
                 lines.append("# No function of Python has such parameters: take --format toml for it.")
             else:
                 is_computed = needs_parsing(tool) or "result" in parameters

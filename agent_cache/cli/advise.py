@@ -255,11 +255,12 @@ def print_summary(rules: RuleText) -> None:
     found = rules.outcomes["advised"].tools
     tools = sorted(rules.advice.tools.values(), key=lambda one: -found[one.tool].hits if one.tool in found else 0)
     printer.line()
+    room = max(20, shutil.get_terminal_size().columns - 46)
     printer.table(
         ("tool", "kind", "calls", "repeats", "hits", "rate", "saved"),
         [
             (
-                names.shown(tool.tool), tool.kind, f"{tool.calls:,}",
+                shortened(names.shown(tool.tool), room), tool.kind, f"{tool.calls:,}",
                 f"{tool.repeats:,}" if tool.kind in ("read", "watch") else "",
                 *((f"{own.hits:,}", _percent(own.hits, tool.calls), _saved(own.seconds, own.dollars))
                   if (own := found.get(tool.tool)) is not None else ("", "", "")),

@@ -101,9 +101,11 @@ def _target(given: Path | None, runs: list[Path], ending: str) -> Path:
         return target
     if any(is_same_file(target, run) for run in runs):
         raise ConfigurationError(f"{target} is a run that is read: choose another name with -o")
+    is_folder = False
     with suppress(OSError, ValueError):  # the name is too long, or none at all: writing says so
-        if target.is_dir():
-            raise ConfigurationError(f"{target} is a folder: name a file in it")
+        is_folder = target.is_dir()
+    if is_folder:
+        raise ConfigurationError(f"{target} is a folder: name a file in it")
     return target
 
 

@@ -140,6 +140,7 @@ async def test_a_miss_a_write_and_an_uncached_call_have_spans_with_the_names_of_
         "gen_ai.tool.type": "function",
         "agent_cache.tool": f"{__name__}:get_order",
         "agent_cache.source": "miss",
+        "gen_ai.tool.cache.hit": False,
     }
 
 
@@ -572,7 +573,9 @@ async def test_hits_have_their_spans_at_the_end_inside_of_what_made_them(instrum
     assert summary.end_time <= last.start_time
     assert {one.context.trace_id for one in telemetry.spans()} == {session.context.trace_id}
     miss = telemetry.span("execute_tool get_order", agent_cache__source="miss")
-    assert dict(last.attributes) == {**miss.attributes, "agent_cache.source": "hit"}
+    assert dict(last.attributes) == {
+        **miss.attributes, "agent_cache.source": "hit", "gen_ai.tool.cache.hit": True
+    }  # fmt: skip
 
 
 async def test_a_hit_inside_of_a_frameworks_span_is_inside_of_it(instrument, telemetry):
