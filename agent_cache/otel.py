@@ -324,7 +324,7 @@ class _Spans:
         if self._redaction is None:
             span.set_status(Status(StatusCode.ERROR, kind))
             return
-        from agent_cache.recording.results import error_text
+        from agent_cache.recording.exceptions import error_text
 
         try:
             text = utf8_text(error_text(error, self._redaction))[:_MAX_CONTENT] if str(error) else ""
@@ -335,7 +335,7 @@ class _Spans:
 
     def _set_content(self, span: Span, name: str, value: Any) -> None:
         from agent_cache.recording.arguments import plain_arguments
-        from agent_cache.recording.tagged import encode
+        from agent_cache.recording.outcomes import encode
 
         assert self._redaction is not None
         try:

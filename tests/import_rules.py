@@ -43,7 +43,7 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "jinja2": ("report.page",),
     "langchain_core": ("resume.frameworks",),
     "langgraph": ("resume.frameworks",),
-    "litellm": ("recording.litellm", "recording.results"),
+    "litellm": ("recording.litellm", "recording.outcomes"),
     "markupsafe": ("report.page",),
     "msgspec": (
         "values.copies",

@@ -138,8 +138,8 @@ LINES = {
     # than before count a call that is new in one function: a tenth of the bytecode of a session of few calls
     "toolbox": 1_374,  # of 1,000: meta-tools and names with a server in front (100) were no row of the plan
     "remote": 12_330,
-    "recording": 18_760,  # `record(cache=False)` took nine lines
-    "resume": 3_940,
+    "recording": 16_710,
+    "resume": 3_770,
     "pytest_plugin": 1_400,
     "service": 1_730,
     "testing": 275,

@@ -23,7 +23,7 @@ from agent_cache.cli.output import Printer, escaped, plural, print_json, shorten
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording import Baseline, Cassette, DriftEvent, DriftSeverity, Tolerance
 from agent_cache.recording.accepted_runs import accepted_runs, is_folder_of_runs, store_run
-from agent_cache.recording.drift import DriftReport
+from agent_cache.recording.drift_events import DriftReport
 
 __all__ = ["add_accept_options", "add_drift_options", "run_baseline", "run_drift"]
 

@@ -31,22 +31,15 @@ from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationErr
 from agent_cache.recording import Cassette, RecordedCall, Redaction, Savings, diff_cassettes
 from agent_cache.recording.call_text import call_text, duration_text, has_error, outcome_text
 from agent_cache.recording.cassette import recorded_rules, redact_call, redacted_header, redacted_name
-from agent_cache.recording.cassette_file import (
-    EARLIER,
-    StoredCalls,
-    digest_of,
-    digest_of_key,
-    is_idle,
-    replace_file,
-)
+from agent_cache.recording.file import StoredCalls, digest_of, digest_of_key
 from agent_cache.recording.foreign import is_foreign, read_foreign
 from agent_cache.recording.functions import RecordedFunction
 from agent_cache.recording.http.bodies import Pieces
 from agent_cache.recording.litellm import fixture_line, from_cassette, is_fixture, read_fixture, to_cassette
+from agent_cache.recording.outcomes import check_outcome, encode, problems_of, read_value
+from agent_cache.recording.partial_file import is_idle, replace_file
 from agent_cache.recording.prices import model_calls, savings_of
-from agent_cache.recording.recorder import recorded_function
-from agent_cache.recording.results import check_outcome, problems_of, read_value
-from agent_cache.recording.tagged import encode
+from agent_cache.recording.recorded_tools import recorded_function
 
 __all__ = ["add_options", "load_cassette", "redaction_rules", "run", "secret_places", "secrets_in"]
 
@@ -114,9 +107,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     command = add("verify", _verify, "check structure and digests, search for secrets and what cannot be replayed")
     command.add_argument("paths", **cassettes)
-    command.add_argument(
-        "--allow", action="append", default=[], metavar="NAME", help="values of this name are no secrets if random"
-    )
     command.add_argument(
         "--import", action="append", default=[], metavar="MODULE", dest="modules",
         help="read what its functions returned, as a replay does: their classes may have changed",
@@ -376,7 +366,7 @@ def _call_rows(line: dict[str, Any], margin: str) -> Iterator[str]:
     for name, value in line["outcome"].items():
         yield from _rows(f"-> {name}", value, margin, prefix, f"/outcome/{name}")
     for name in ("asker", "source", "model", *_TOKENS, "form"):
-        if name in line and line[name] != EARLIER:  # how its arguments are written is no difference of the runs
+        if name in line:
             yield f"{margin}{name}: {line[name]}"
 
 
@@ -625,7 +615,7 @@ def _verify(options: argparse.Namespace) -> int:
     printer, results, count = Printer(), [], 0
     functions = _functions_in(options.modules)
     for path in _cassettes_in(options.paths):
-        findings, calls = _findings(path, frozenset(options.allow), functions)
+        findings, calls = _findings(path, functions)
         count += len(findings)
         results.append({"path": str(path), "calls": calls, "findings": findings})
         if options.json:
@@ -682,14 +672,11 @@ def _reading_problems(call: RecordedCall, function: RecordedFunction, path: Path
                 return
 
 
-def _findings(
-    path: Path, allowed: frozenset[str], functions: dict[str, RecordedFunction]
-) -> tuple[list[dict[str, Any]], int]:
+def _findings(path: Path, functions: dict[str, RecordedFunction]) -> tuple[list[dict[str, Any]], int]:
     """What is wrong with one cassette, and how many calls it has.
 
     Args:
         path: the cassette.
-        allowed: names of random values that are no secrets.
         functions: by their names in cassettes; what they returned is read.
     """
     found: list[dict[str, Any]] = []
@@ -733,10 +720,6 @@ def _findings(
                 add("replay", line, f"call {call.id}, {clean.name}: {problem}")
         for place in secret_places(call, rules):
             add("secret", line, f"call {call.id}, {clean.name}: {place} contains a secret")
-        for place, name in (*rules.suspects(clean.arguments, "arguments"), *rules.suspects(clean.outcome, "outcome")):
-            if name not in allowed:
-                what = f"{place} may contain a secret: the value of {name!r} is random"
-                add("entropy", line, f"call {call.id}, {clean.name}: {what}; redact {name!r}, or --allow {name}")
     return found, len(cassette)
 
 

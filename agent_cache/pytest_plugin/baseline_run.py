@@ -12,11 +12,11 @@ import pytest
 from agent_cache.engine.scope import PLACE
 from agent_cache.engine.state import clear_everything
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError, MissingFixture
-from agent_cache.pytest_plugin.cassette_run import recorders_of
+from agent_cache.pytest_plugin.cassette_run import tapes_of
 from agent_cache.pytest_plugin.markers import Settings
 from agent_cache.recording import Baseline, Cassette, DriftSeverity, Tolerance, record
 from agent_cache.recording.accepted_runs import accepted_runs, is_folder_of_runs, store_run
-from agent_cache.recording.drift import DriftReport
+from agent_cache.recording.drift_events import DriftReport
 from agent_cache.recording.redaction import redaction_of
 
 __all__ = ["BaselineRun"]
@@ -71,9 +71,9 @@ class BaselineRun:
         runs = list(map(Cassette.load, self._accepted_runs()))
         self._baseline = Baseline(*runs) if runs else None
         redaction, http = redaction_of(settings.redact), settings.http
-        for recorder in recorders_of(PLACE.get().scope):  # the cassette's, which knows what it was recorded with
-            redaction = redaction.joined(recorder.redaction.without_hook().describe())
-            http = http or recorder.http
+        for tape in tapes_of(PLACE.get().scope):  # the cassette's, which knows what it was recorded with
+            redaction = redaction.joined(tape.redaction.without_hook().describe())
+            http = http or tape.http
         for run in runs:  # so that a call of the test is the same as one of these
             redaction = redaction.joined(run.header.redact)
         if self._baseline is not None and self._baseline.http is not None:

@@ -22,10 +22,10 @@ from agent_cache.engine.scope import PLACE, Scope
 from agent_cache.engine.state import clear_everything
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError, DivergenceError, MissingFixture
 from agent_cache.pytest_plugin.markers import Settings
-from agent_cache.recording import Player, Recorder, Savings, record
+from agent_cache.recording import Savings, Tape, record
 from agent_cache.recording.api import LiveCallBlocker, block_live_calls
 from agent_cache.recording.litellm import LLMReplay, is_fixture
-from agent_cache.recording.player import described
+from agent_cache.recording.match import Matcher, described
 
 __all__ = [
     "CassetteRun",
@@ -34,7 +34,7 @@ __all__ = [
     "fixture_in_same_context",
     "live_guard",
     "packed",
-    "recorders_of",
+    "tapes_of",
     "run_of",
     "same_context",
     "summary_of",
@@ -94,10 +94,10 @@ class CassetteRun:
             http=None if self._is_replay and path.exists() else settings.http,  # else the cassette says
         )
         self._record.is_guarded = True
-        self._player: Player | None = None
+        self._tape: Tape | None = None
         self._has_ended = False
 
-    def begin(self) -> Recorder:
+    def begin(self) -> Tape:
         """Start to record or to replay.
 
         Raises:
@@ -109,7 +109,7 @@ class CassetteRun:
         except CassetteNotFound as error:
             reason = error.reason.replace("; record it first", "")
             raise MissingFixture(f"{reason}. Record it:\n    {self._command('once')}", self._path) from None
-        self._player = handle.player
+        self._tape = handle
         if self._settings.empty_cache:
             clear_everything()
         return handle
@@ -117,9 +117,9 @@ class CassetteRun:
     @property
     def savings(self) -> Savings:
         """Model calls that the test did not have to make."""
-        player = self._player
+        tape = self._tape
         with suppress(CassetteError):  # a call that cannot be read has failed the test already
-            return Savings() if player is None else player.savings
+            return Savings() if tape is None else tape.savings
         return Savings()
 
     def end_passed(self) -> None:
@@ -129,36 +129,37 @@ class CassetteRun:
             CassetteError: if the replay and the recording do not agree.
         """
         self._has_ended = True
-        player = self._player
-        swallowed = None if player is None else player.error
+        tape = self._tape
+        swallowed = None if tape is None else tape.error
         origin = _origin_of(swallowed)
         try:
             self._record.end()
         except CassetteError as error:
-            if swallowed is not None or player is None or not player.remaining:
+            if swallowed is not None or tape is None or not tape.remaining:
                 if swallowed is not None:
                     error.add_note(f"This was raised{origin}, and something has caught it.")
                 for note in (*self._recorded_failure, f"To record it again:\n    {self._command('rewrite')}"):
                     error.add_note(note)
                 raise error.with_traceback(None) from None
         may_remain = self._settings.allow_unplayed and not self._settings.strict
-        if player is not None and player.remaining and self._is_replay and not may_remain:
-            raise self._unplayed(player)
+        if tape is not None and tape.answers is not None and tape.remaining and self._is_replay and not may_remain:
+            raise self._unplayed(tape.answers)
 
     def end_failed(self, error: BaseException) -> str:
         """End the run of a test that has failed or was skipped. Returns a section of its report."""
         self._has_ended = True
-        player = self._player
+        tape = self._tape
         lines = [f"cassette: {self._path}, mode {self._settings.mode}"]
         if isinstance(error, pytest.skip.Exception):
             self._record.drop()
             return lines[0]
-        if player is not None:
-            lines.append(f"played: {player.cursor} of {len(player.cassette)} recorded calls, {player.remaining} left")
-            if player.error is not None and player.error is not error:
-                lines.append(f"Before it failed, the replay had diverged{_origin_of(player.error)}:")
-                lines.append(str(player.error))
-            if player.error is not None or self._recorded_failure:
+        if tape is not None and tape.answers is not None:
+            count = len(tape.answers.cassette)
+            lines.append(f"played: {tape.cursor} of {count} recorded calls, {tape.remaining} left")
+            if tape.error is not None and tape.error is not error:
+                lines.append(f"Before it failed, the replay had diverged{_origin_of(tape.error)}:")
+                lines.append(str(tape.error))
+            if tape.error is not None or self._recorded_failure:
                 lines += [*self._recorded_failure, f"To record it again:\n    {self._command('rewrite')}"]
         try:
             self._record.end(error)
@@ -172,10 +173,10 @@ class CassetteRun:
             self._record.drop()
         self._record.__exit__(None, None, None)
 
-    def _unplayed(self, player: Player) -> DivergenceError:
-        steps, indices = player.cassette.steps, list(player.matcher.left_over())
+    def _unplayed(self, answers: Matcher) -> DivergenceError:
+        steps, indices = answers.cassette.steps, list(answers.left_over())
         were = "was" if len(indices) == 1 else "were"
-        lines = [f"{len(indices)} of {len(player.cassette)} recorded calls {were} not made:"]
+        lines = [f"{len(indices)} of {len(answers.cassette)} recorded calls {were} not made:"]
         shown = [steps[index] for index in indices[:_MOST_SHOWN]]
         lines += [f"    call {call.id}: {described(call.name, call.arguments)}" for call in shown]
         if len(indices) > _MOST_SHOWN:
@@ -193,7 +194,8 @@ class CassetteRun:
     @property
     def _recorded_failure(self) -> list[str]:
         """A line about a recording whose test had failed, as `once` keeps one."""
-        trailer = None if self._player is None else self._player.cassette.trailer
+        answers = None if self._tape is None else self._tape.answers
+        trailer = None if answers is None else answers.cassette.trailer
         if trailer is None or trailer.ended == "returned":
             return []
         return [f"The test that was recorded had failed itself: it {trailer.ended}."]
@@ -356,13 +358,13 @@ def check_live_calls(guard: LiveCallBlocker) -> None:
 def same_context(item: pytest.Item) -> Iterator[None]:
     """Let a test's coroutine run in the recording that is open here, and raise a divergence that has ended it."""
     scope = PLACE.get().scope
-    recorders = recorders_of(scope)
+    tapes = tapes_of(scope)
     function, instance = getattr(item, "obj", None), getattr(item, "instance", None)
     context = getattr(instance, "_asyncioTestContext", None)
     if context is not None:
         context.run(scope.enter)
-        for recorder in recorders:
-            context.run(recorder.lanes.enter_context)
+        for tape in tapes:
+            context.run(tape.lanes.enter_context)
     try:
         if not inspect.iscoroutinefunction(function):
             yield
@@ -378,8 +380,8 @@ def same_context(item: pytest.Item) -> Iterator[None]:
             if context is not None:
                 delattr(instance, item.name)
     except BaseException as error:
-        for recorder in recorders:
-            recorder.raise_divergence(error)
+        for tape in tapes:
+            tape.raise_divergence(error)
         raise
 
 
@@ -402,11 +404,11 @@ def fixture_in_same_context(fixture: pytest.FixtureDef[Any]) -> Iterator[None]:
         writable.func = function
 
 
-def recorders_of(scope: Scope) -> list[Recorder]:
-    """The recorders that are open in a scope, from the inside: a test with a baseline may replay a cassette, too."""
+def tapes_of(scope: Scope) -> list[Tape]:
+    """The tapes that are open in a scope, from the inside: a test with a baseline may replay a cassette, too."""
     found = []
     while scope.outside is not None:
-        if isinstance(scope.interceptor, Recorder):
+        if isinstance(scope.interceptor, Tape):
             found.append(scope.interceptor)
         scope = scope.outside
     return found
@@ -418,8 +420,8 @@ def _within(scope: Scope, function: Callable[..., Coroutine[Any, Any, Any]]) -> 
         token = scope.enter()
         try:
             with ExitStack() as blocks:
-                for recorder in reversed(recorders_of(scope)):
-                    blocks.enter_context(recorder.in_this_task())
+                for tape in reversed(tapes_of(scope)):
+                    blocks.enter_context(tape.in_this_task())
                 return await function(*args, **kwargs)
         finally:
             PLACE.reset(token)

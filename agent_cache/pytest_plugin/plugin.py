@@ -31,7 +31,7 @@ from agent_cache.pytest_plugin.markers import (
 if TYPE_CHECKING:
     from agent_cache.pytest_plugin.baseline_run import BaselineRun
     from agent_cache.pytest_plugin.cassette_run import CassetteRun, FixtureRun
-    from agent_cache.recording import Recorder, Savings
+    from agent_cache.recording import Savings, Tape
     from agent_cache.recording.api import LiveCallBlocker
     from agent_cache.recording.litellm import LLMReplay
 
@@ -165,10 +165,8 @@ def agent_cache_config() -> dict[str, Any]:
 
 
 @pytest.fixture
-def agent_cassette(
-    request: pytest.FixtureRequest, agent_cache_config: dict[str, Any]
-) -> Iterator[Recorder | LLMReplay]:
-    """The `Recorder` that records or replays what the agent of this test calls: `path`, `mode`, `player`, `cassette`.
+def agent_cassette(request: pytest.FixtureRequest, agent_cache_config: dict[str, Any]) -> Iterator[Tape | LLMReplay]:
+    """The `Tape` that records or replays what the agent of this test calls: `path`, `mode`, `remaining`, `cassette`.
 
     For a fixture of Reyn it is the `LLMReplay`. It ends with the test, before fixtures are torn down.
     """

@@ -9,20 +9,22 @@ from agent_cache.errors import (
     ReplayExhausted,
     WorldMovedError,
 )
-from agent_cache.recording.api import now, random, record, replay, uuid4
+from agent_cache.recording.api import now, observe, random, record, replay, uuid4
 from agent_cache.recording.branch import Branch, Saved, fork
-from agent_cache.recording.cassette import Cassette, CassetteDiff, diff_cassettes
-from agent_cache.recording.cassette_file import RecordedCall
-from agent_cache.recording.drift import Baseline, DriftDetector, DriftEvent, DriftReport, DriftSeverity, Tolerance
+from agent_cache.recording.call_log import CallListener
+from agent_cache.recording.cassette import Cassette
+from agent_cache.recording.differences import CassetteDiff, diff_cassettes
+from agent_cache.recording.drift import Baseline
+from agent_cache.recording.drift_detector import DriftDetector
+from agent_cache.recording.drift_events import DriftEvent, DriftReport, DriftSeverity, Tolerance
 from agent_cache.recording.edits import Raised
-from agent_cache.recording.exceptions import register
+from agent_cache.recording.file import RecordedCall
 from agent_cache.recording.functions import cached_llm_call, intercept
-from agent_cache.recording.http.exchange import Http
-from agent_cache.recording.observer import CallListener, observe
-from agent_cache.recording.player import Player
+from agent_cache.recording.http.identity import Http
+from agent_cache.recording.outcomes import register
 from agent_cache.recording.prices import Savings
-from agent_cache.recording.recorder import Recorder
 from agent_cache.recording.redaction import Redaction
+from agent_cache.recording.tape import Tape
 
 __all__ = [
     "Baseline",
@@ -39,16 +41,15 @@ __all__ = [
     "DriftSeverity",
     "Http",
     "MissingFixture",
-    "Player",
     "Raised",
     "RecordedCall",
     "RecordedError",
-    "Recorder",
     "Redaction",
     "ReplayExhausted",
     "Saved",
     "Savings",
     "WorldMovedError",
+    "Tape",
     "Tolerance",
     "cached_llm_call",
     "diff_cassettes",

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from agent_cache.errors import CassetteError, CassetteNotFound
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.cassette_file import replace_file
+from agent_cache.recording.partial_file import replace_file
 
-__all__ = ["StoredRun", "accepted_runs", "is_folder_of_runs", "store_run"]
+__all__ = ["accepted_runs", "is_folder_of_runs", "store_run"]
 
 _SUFFIX = ".jsonl"
 _SUFFIXES = (_SUFFIX, ".json")

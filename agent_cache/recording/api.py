@@ -23,25 +23,27 @@ from agent_cache.engine.operation import Operation
 from agent_cache.engine.scope import PLACE, Scope, closes_generator, leave_scope
 from agent_cache.engine.streaming import proceed_stream
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
+from agent_cache.recording.call_log import CallListener, CassetteLog, ObservedCalls
 from agent_cache.recording.cassette import Cassette, apply_rules, recorded_rules, redacted_name
-from agent_cache.recording.cassette_file import CALLS_OF_LITELLM, is_being_recorded
+from agent_cache.recording.file import CALLS_OF_LITELLM
 from agent_cache.recording.functions import RecordedFunction, wrapped
 from agent_cache.recording.http import socket_guard
-from agent_cache.recording.http.exchange import Http
+from agent_cache.recording.http.identity import Http
 from agent_cache.recording.http.seams import Seams
-from agent_cache.recording.player import Player
-from agent_cache.recording.recorder import CassetteWriter, Recorder
+from agent_cache.recording.match import Matcher
+from agent_cache.recording.partial_file import is_being_recorded
 from agent_cache.recording.redaction import Redaction, redaction_of
+from agent_cache.recording.tape import Tape
 
 __all__ = [
     "MODES",
-    "POLICIES",
     "Block",
     "LiveCallBlocker",
     "block_live_calls",
     "checked_path",
     "loaded",
     "now",
+    "observe",
     "random",
     "record",
     "recorded_http",
@@ -76,33 +78,33 @@ class Block(Generic[H]):
     ends_refusal = True
     _bypasses = False
     _path: Path | None = None
-    _recorder: Recorder | None = None
+    _tape: Tape | None = None
     _token: Token[Scope] | None = None
     _scope: Scope | None = None
     _outer: Scope | None = None
     _has_ended = False
 
-    def _open(self) -> tuple[Recorder, H]:
+    def _open(self) -> tuple[Tape, H]:
         raise NotImplementedError
 
     def __enter__(self) -> H:
-        if self._recorder is not None:
+        if self._tape is not None:
             raise CassetteError(f"is entered already; make another {type(self).__name__}", self._path or "")
         scope = PLACE.get().scope
         if self._path is not None:
             _check_path_is_free(scope, self._path)
-        self._recorder, handle = self._open()
+        self._tape, handle = self._open()
         self._has_ended = False
-        INTERCEPTORS[self._recorder] = "" if self._path is None else os.path.realpath(self._path)
-        if self._recorder.http is not None:
+        INTERCEPTORS[self._tape] = "" if self._path is None else os.path.realpath(self._path)
+        if self._tape.http is not None:
             SEAMS.enter()
-            if self._recorder.http.guard:
+            if self._tape.http.guard:
                 socket_guard.install()
-        self._recorder.lanes.begin()
+        self._tape.lanes.begin()
         around = _without_blocker(scope) if self.ends_refusal else scope
         if self._bypasses:
             around = around.variant(bypasses=True)
-        self._outer, self._scope = scope, around.intercepted(self._recorder)
+        self._outer, self._scope = scope, around.intercepted(self._tape)
         self._token = self._scope.enter()
         return handle
 
@@ -118,37 +120,37 @@ class Block(Generic[H]):
         Raises:
             CassetteError: as the end of the block.
         """
-        if self._recorder is None or self._has_ended:
+        if self._tape is None or self._has_ended:
             raise CassetteError("is not entered, or has ended", self._path or "")
         self._has_ended = True
-        self._recorder.finish(error)
+        self._tape.finish(error)
 
     def drop(self) -> None:
         """Discard what was recorded and check nothing. Does nothing if the recording has ended."""
-        if self._recorder is not None and not self._has_ended:
+        if self._tape is not None and not self._has_ended:
             self._has_ended = True
-            self._recorder.discard()
+            self._tape.discard()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        recorder, token, scope, outer = self._recorder, self._token, self._scope, self._outer
-        self._recorder = self._token = self._scope = self._outer = None
-        if recorder is None or token is None or scope is None or outer is None:
+        tape, token, scope, outer = self._tape, self._token, self._scope, self._outer
+        self._tape = self._token = self._scope = self._outer = None
+        if tape is None or token is None or scope is None or outer is None:
             raise CassetteError("is not entered", self._path or "")
-        INTERCEPTORS.pop(recorder, None)
+        INTERCEPTORS.pop(tape, None)
         try:
             try:
-                recorder.raise_divergence(error)
+                tape.raise_divergence(error)
             except CassetteError as divergence:
                 error = divergence
                 raise
             finally:
                 if not self._has_ended:
-                    recorder.finish(error)
+                    tape.finish(error)
         finally:
-            recorder.lanes.leave()
-            if recorder.http is not None:
+            tape.lanes.leave()
+            if tape.http is not None:
                 SEAMS.leave()
             is_closing = closes_generator(error)
             if not leave_scope(scope, outer, token, is_closing=is_closing) and not is_closing:
@@ -176,8 +178,8 @@ def _check_path_is_free(scope: Scope, path: Path) -> None:
         scope = scope.outside
 
 
-class record(Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy and agentcassette
-    """Record what a run sees: ``with record("tests/run.jsonl") as recorder: ...``
+class record(Block[Tape]):  # noqa: N801 - used as a function, as in vcrpy and agentcassette
+    """Record what a run sees: ``with record("tests/run.jsonl") as tape: ...``
 
     Each call is written when it ends, redacted: its value, exception or stream, also if a cache answered it. Recorded
     are tools decorated with `AgentCache` or `AgentCacheInvalidator`, functions under `intercept` and `cached_llm_call`,
@@ -230,11 +232,11 @@ class record(Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy a
         self._http = http
         Http.of(http, "record")
 
-    def _open(self) -> tuple[Recorder, Recorder]:
+    def _open(self) -> tuple[Tape, Tape]:
         mode = self._mode
         if mode == "once":
             mode = "none" if self._path.exists() else "rewrite"
-        redaction, player, model = self._redaction, None, self._model
+        redaction, answers, model = self._redaction, None, self._model
         http = Http.of(self._http, "record")
         if mode != "rewrite":
             try:
@@ -243,29 +245,29 @@ class record(Block[Recorder]):  # noqa: N801 - used as a function, as in vcrpy a
                 if mode == "none":
                     raise
             else:
-                player = Player(old, redaction, strict=self._strict)
+                answers = Matcher(old, redaction)
                 model = old.model if model is None else model
                 recorded = recorded_http(old)
                 if self._http is None or (self._http is True and recorded is not None):
                     http = recorded
         described = None if http is None else http.describe(redaction)
-        writer = None if mode == "none" else CassetteWriter(self._path, model, redaction, described)
-        recorder = Recorder(
+        file = None if mode == "none" else CassetteLog(self._path, model, redaction, described)
+        tape = Tape(
             self._path,
             self._mode,
             redaction,
-            player=player,
-            writer=writer,
+            answers=answers,
+            file=file,
             policy=self._policy,
             strict=self._strict,
             is_guarded=self.is_guarded,
             http=http,
         )
-        return recorder, recorder
+        return tape, tape
 
 
-class replay(Block[Player]):  # noqa: N801 - as `record`
-    """Replay a recording: ``with replay("tests/run.jsonl") as player: ...``
+class replay(Block[Tape]):  # noqa: N801 - as `record`
+    """Replay a recording: ``with replay("tests/run.jsonl") as tape: ...``
 
     Each call gets the recorded outcome of the same call. Calls are the same by name, arguments, the calls that enclose
     them, and how often they were made there; their order does not matter. Nothing runs: a call that is not recorded
@@ -304,21 +306,61 @@ class replay(Block[Player]):  # noqa: N801 - as `record`
         self._policy = _checked_policy(policy, "replay")
         self._redaction = redaction_of(redact)
 
-    def _open(self) -> tuple[Recorder, Player]:
+    def _open(self) -> tuple[Tape, Tape]:
         if is_being_recorded(self._path):
             raise CassetteError("is being recorded; replay it when that has ended", self._path)
         cassette, redaction = loaded(self._path, self._redaction)
-        player = Player(cassette, redaction, strict=self._strict)
-        recorder = Recorder(
+        tape = Tape(
             self._path,
             "none",
             redaction,
-            player=player,
+            answers=Matcher(cassette, redaction),
             policy=self._policy,
+            strict=self._strict,
             is_guarded=self.is_guarded,
             http=recorded_http(cassette),
         )
-        return recorder, player
+        return tape, tape
+
+
+class observe(Block[Tape]):  # noqa: N801 - as `record`
+    """Show the calls of a run to listeners: ``with observe(listener): ...``
+
+    It sees what `record` would write, and writes nothing. Recordings and replays around it get the calls, too. Calls
+    whose arguments do not tell them from others are shown all the same.
+
+    Args:
+        listeners: each a `CallListener`, such as a `DriftDetector`.
+        redact: as in `record`.
+        http: as in `record`; by default as the listeners want it.
+
+    Raises:
+        ConfigurationError: if an argument cannot work.
+    """
+
+    ends_refusal = False  # it makes no live call a recorded one
+
+    def __init__(self, *listeners: CallListener, redact: Any = None, http: bool | Http | None = None) -> None:
+        for listener in listeners:
+            if isinstance(listener, type) or not isinstance(listener, CallListener):
+                raise ConfigurationError(
+                    f"observe: {listener!r} is no listener; give it the methods on_start(call) and on_end(call)"
+                )
+        redaction = redaction_of(redact)
+        for listener in listeners:
+            wanted = getattr(listener, "redaction", None)
+            if wanted is not None:  # but for its hook, which is the user's, and given as `redact=`
+                redaction = redaction.joined(wanted.without_hook().describe())
+            if http is None:
+                http = getattr(listener, "http", None)
+        self._listeners = listeners
+        self._redaction = redaction
+        self._http = Http.of(http, "observe")
+
+    def _open(self) -> tuple[Tape, Tape]:
+        log = ObservedCalls(self._redaction, self._listeners)
+        tape = Tape(None, "observe", self._redaction, file=log, http=self._http)
+        return tape, tape
 
 
 def loaded(source: Path | Cassette, given: Redaction) -> tuple[Cassette, Redaction]:

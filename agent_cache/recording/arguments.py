@@ -8,16 +8,12 @@ members does not count. There is no address in it, so a value has the same data 
 A value is written by its content or not at all. One whose class does not say what its content is, such as a client, a
 lock or a generator, has no identity: `plain_arguments` refuses it. To know it by its class would give the answer for
 one such value to the next one.
-
-Recordings of format version 1 have other data for some values. `earlier_arguments` makes it.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
 import gc
-import inspect
 import logging
 import math
 import operator
@@ -34,7 +30,7 @@ from re import Pattern
 from typing import Any, Final
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
-from agent_cache.recording.tagged import RESULT_WRITERS, encode, encode_sorted, exact_json, is_utf8
+from agent_cache.recording.outcomes import encode, encode_sorted, exact_json, is_utf8
 from agent_cache.values.canonical import (
     MAX_DEPTH,
     MISSING,
@@ -44,15 +40,12 @@ from agent_cache.values.canonical import (
     declared_fields,
     declared_names,
     full_name,
-    has_native_state,
     is_member,
     is_model,
     text_of_standard_value,
 )
 
-__all__ = ["earlier_arguments", "is_omitted", "plain_arguments"]
-
-_LOG = logging.getLogger("agent_cache")
+__all__ = ["is_omitted", "plain_arguments"]
 
 _MAX_PARTS = 1_000_000
 """Parts of the arguments of one call. A list that contains another one twice, and so on, has 2**depth parts."""
@@ -330,8 +323,7 @@ class _Walk:
             raise Uncacheable(f"a value of type {full_name(kind)} is not known by its name")
         captured: dict[str, Any] = {}
         if value.__code__.co_name == "<lambda>":
-            source = _source_of_lambda(value)
-            captured |= {"source": source} if source else {"code": _digest_of(value.__code__)}
+            captured["code"] = _digest_of(value.__code__)
         if value.__closure__:
             cells = zip(value.__code__.co_freevars, value.__closure__, strict=True)
             captured["closure"] = {cell: self.plain(each.cell_contents) for cell, each in cells}
@@ -474,39 +466,6 @@ def _digest_of(code: types.CodeType) -> str:
     return blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
-def _source_of_lambda(function: types.FunctionType) -> str:
-    """The text of a lambda, which alone tells it from others in the same place; empty if it is not found."""
-    code = function.__code__
-    try:
-        lines, _ = inspect.findsource(function)
-    except (OSError, TypeError):
-        lines = []
-    places = [(line, column) for line, _, column, _ in code.co_positions() if line and column]
-    found = [
-        node
-        for node in _lambdas_in("".join(lines))
-        if node.lineno == code.co_firstlineno and all(_start(node.body) <= place < _end(node.body) for place in places)
-    ]
-    found.sort(key=lambda node: _start(node.body))  # of those around each other the innermost
-    return ast.unparse(found[-1]) if found and (places or len(found) == 1) else ""
-
-
-def _start(node: ast.expr) -> tuple[int, int]:
-    return node.lineno, node.col_offset
-
-
-def _end(node: ast.expr) -> tuple[int, int]:
-    return node.end_lineno or 0, node.end_col_offset or 0
-
-
-@functools.lru_cache(maxsize=16)
-def _lambdas_in(source: str) -> list[ast.Lambda]:
-    try:
-        return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Lambda)]
-    except SyntaxError:
-        return []
-
-
 _FORMS: Final[dict[type, Callable[[_Walk, Any], Any]]] = {
     list: _Walk.each,
     tuple: lambda walk, value: {"$tuple": walk.each(value)},
@@ -567,145 +526,3 @@ _CONTENTS: Final[dict[type, Callable[[Any], Any]]] = {
     array: lambda value: array(value.typecode, array.tobytes(value)),
 }
 """What an object holds as one of these, of which its class is a subclass."""
-
-
-# Version 1
-#
-# It wrote less of some values. What it did write is found again: the name of a function; the content of a value of a
-# subclass; the class of an object that declares no fields, of which its log warned. What it did not write, and now is
-# written, is not guessed.
-
-
-class _Unwritten(Exception):
-    """Version 1 did not write the content of a value that has some."""
-
-
-def earlier_arguments(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Arguments by name as version 1 of the format has them. None if it did not write them all."""
-    walk = _EarlierWalk()
-    try:
-        return {name: walk.plain(value) for name, value in arguments.items()}
-    except Exception:  # noqa: BLE001 - reading fields of any class may run anything
-        return None
-
-
-class _EarlierWalk:
-    """One walk over the arguments of one call, as version 1 made it."""
-
-    __slots__ = ("parts", "path")
-
-    def __init__(self) -> None:
-        self.path: set[int] = set()
-        self.parts = 0
-
-    def plain(self, value: Any) -> Any:
-        self.parts += 1
-        kind = type(value)
-        if kind is Default:
-            return {"$opaque": full_name(type(value.value))}
-        if value is None or kind is bool:
-            return value
-        if kind is int:
-            return value if value.bit_length() <= _MAX_BITS else _unwritten()
-        if kind is str:
-            return _text(value) if "\\" not in value or is_utf8(value) else _unwritten()
-        if kind is float:
-            return value if math.isfinite(value) else {"$float": repr(value)}
-        if id(value) in self.path or len(self.path) >= MAX_DEPTH or self.parts > 100_000:
-            raise _Unwritten
-        self.path.add(id(value))
-        try:
-            return self._compound(value, kind)
-        finally:
-            self.path.discard(id(value))
-
-    def _compound(self, value: Any, kind: type) -> Any:
-        if kind is list:
-            return [self.plain(member) for member in value]
-        if kind is tuple:
-            return {"$tuple": [self.plain(member) for member in value]}
-        if kind is set or kind is frozenset:
-            return {f"${kind.__name__}": sorted((self.plain(member) for member in value), key=encode_sorted)}
-        if isinstance(value, bytes | bytearray | memoryview):
-            return _unwritten() if value[:4] == b"hex:" else {f"${kind.__name__}": _bytes(bytes(value))}
-        if issubclass(kind, Enum):
-            if value.name is None or not (issubclass(kind, Flag) or is_member(value, kind)):
-                return {"$enum": [kind.__qualname__, value.name, self.plain(value.value)]}
-            return {"$enum": [kind.__qualname__, value.name]}
-        names = declared_names(kind)
-        if names is not None and has_native_state(kind):
-            return self._derived(value, kind, names)
-        if isinstance(value, datetime | date | time):
-            return {f"${kind.__name__}": value.isoformat()}
-        if isinstance(value, timedelta):
-            return {"$timedelta": [value.days, value.seconds, value.microseconds]}
-        if isinstance(value, timezone):
-            return {"$timezone": str(value)}
-        text_of = text_of_standard_value(kind)
-        if text_of is not None:
-            return {f"${kind.__name__}": text_of(value)}
-        declared = declared_fields(value, kind)
-        if declared is not None:
-            data = {name: self.plain(member) for name, member in declared if name != PYDANTIC_FIELDS_SET}
-            return {"$object": [kind.__qualname__, data]}
-        if isinstance(value, Mapping):
-            pairs = [[self.plain(key), self.plain(member)] for key, member in value.items()]
-            if all(type(key) is str for key, _ in pairs) and not (len(pairs) == 1 and pairs[0][0][:1] == "$"):
-                return dict(pairs)
-            return {"$dict": sorted(pairs, key=encode_sorted)}
-        if isinstance(value, str):
-            return self.plain(str(value))
-        if isinstance(value, int):
-            return int(value)
-        if isinstance(value, float):
-            return self.plain(float(value))
-        if isinstance(value, list | tuple):
-            return [self.plain(member) for member in value]
-        if inspect.isroutine(value) or issubclass(kind, type):
-            return {"$function": f"{value.__module__}:{value.__qualname__}"}
-        return self._by_class(value, kind)
-
-    def _derived(self, value: Any, kind: type, names: tuple[str, ...]) -> Any:
-        data = {name: self.plain(getattr(value, name)) for name in names}
-        if issubclass(kind, BaseException):
-            args = value.args
-            if args and args != tuple(getattr(value, name) for name in names):
-                data[""] = self.plain(args)
-            return {"$object": [kind.__qualname__, data]}
-        writers = (RESULT_WRITERS.get(base) or text_of_standard_value(base) for base in kind.__mro__)
-        writer = next((writer for writer in writers if writer is not None), None)
-        if writer is None:
-            raise _Unwritten
-        return {"$object": [kind.__qualname__, data | {"": self.plain(writer(value))}]}
-
-    def _by_class(self, value: Any, kind: type) -> Any:
-        """An object that is known by its class alone: one that has attributes, of which the log warned, or nothing."""
-        if callable(getattr(kind, "get_secret_value", None)):  # of pydantic: its content is redacted now
-            return {"$opaque": full_name(kind)}
-        try:
-            is_written = _Walk().plain(value) != {"$opaque": full_name(kind)}
-        except Uncacheable:
-            is_written = False
-        is_warned_of = bool(getattr(value, "__dict__", None))
-        if is_written or not (is_warned_of or (not has_native_state(kind) and not _attributes(value, kind, object))):
-            raise _Unwritten
-        if is_warned_of and not is_omitted(value):
-            _warn(kind)
-        return {"$opaque": full_name(kind)}
-
-
-def _unwritten() -> Any:
-    raise _Unwritten
-
-
-_warned: set[type] = set()
-
-
-def _warn(kind: type) -> None:
-    if kind not in _warned and len(_warned) < 1000:
-        _warned.add(kind)
-        _LOG.warning(
-            "replaying: in this recording, which an earlier version has made, an argument of type %s is known by its "
-            "class alone, so a call with another one is the same call; record it again",
-            full_name(kind),
-        )

@@ -33,14 +33,16 @@ from agent_cache.core.options import checked_choice
 from agent_cache.engine.operation import Operation
 from agent_cache.errors import CassetteError, ConfigurationError, DivergenceError, WorldMovedError
 from agent_cache.recording.api import Block, checked_path, loaded, recorded_http
+from agent_cache.recording.call_log import CassetteLog
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.cassette_file import RecordedCall, is_being_recorded, is_idle, is_inside
 from agent_cache.recording.edits import check_edit, edited_call
+from agent_cache.recording.file import RecordedCall, is_inside
 from agent_cache.recording.functions import ActiveCall, RecordedFunction
-from agent_cache.recording.player import Matcher, Player, call_data, described, differences, nearest_to
-from agent_cache.recording.recorder import NO_CONTEXT, CassetteWriter, Recorder
+from agent_cache.recording.match import Matcher, call_data, described, differences, nearest_to
+from agent_cache.recording.outcomes import decode, encode
+from agent_cache.recording.partial_file import is_being_recorded, is_idle
 from agent_cache.recording.redaction import Redaction, redaction_of
-from agent_cache.recording.tagged import decode, encode
+from agent_cache.recording.tape import NO_CONTEXT, Tape
 
 __all__ = ["FORK_VARIABLE", "WORLDS", "Branch", "Saved", "World", "fork"]
 
@@ -79,16 +81,15 @@ class Branch:
         live_from: id, in the original, of the first call that runs; None if all of the original is answered.
     """
 
-    def __init__(self, live_from: int | None, player: _BranchPlayer, recorder: Recorder) -> None:
+    def __init__(self, live_from: int | None, tape: _BranchTape) -> None:
         self.live_from = live_from
-        self._player = player
-        self._recorder = recorder
+        self._tape = tape
 
     @property
     def saved(self) -> Saved:
         """What was not run so far, because the recording had the answer."""
-        models = self._player.savings
-        return Saved(self._player.cursor, self._player.seconds, models.input_tokens, models.output_tokens)
+        models = self._tape.savings
+        return Saved(self._tape.cursor, self._tape.seconds, models.input_tokens, models.output_tokens)
 
     @property
     def cassette(self) -> Cassette:
@@ -97,10 +98,10 @@ class Branch:
         Raises:
             CassetteError: if it cannot be read.
         """
-        return self._recorder.cassette
+        return self._tape.cassette
 
     def __repr__(self) -> str:
-        return f"<Branch of {self._player.cassette.path or 'a cassette'}, live from call {self.live_from}>"
+        return f"<Branch of {self._tape.source_path or 'a cassette'}, live from call {self.live_from}>"
 
 
 class fork(Block[Branch]):  # noqa: N801 - used as a function, as `record`
@@ -197,17 +198,14 @@ class fork(Block[Branch]):  # noqa: N801 - used as a function, as `record`
         """
         return self._prefix.counts()
 
-    def _open(self) -> tuple[Recorder, Branch]:
+    def _open(self) -> tuple[Tape, Branch]:
         assert self._path is not None
         _check_is_free(self._path)
         prefix, redaction = self._prefix, self._redaction
-        player = _BranchPlayer(prefix, redaction)
         http = None if self._http is None else self._http.describe(redaction)
-        writer = _BranchWriter(self._path, prefix, redaction, http)
-        recorder = _BranchRecorder(
-            self._path, "fork", redaction, player=player, writer=writer, is_guarded=self.is_guarded, http=self._http
-        )
-        return recorder, Branch(prefix.at, player, recorder)
+        file = _BranchLog(self._path, prefix, redaction, http)
+        tape = _BranchTape(self._path, prefix, redaction, file, is_guarded=self.is_guarded, http=self._http)
+        return tape, Branch(prefix.at, tape)
 
 
 class _Given(msgspec.Struct, forbid_unknown_fields=True):
@@ -221,7 +219,7 @@ class _Given(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _is_growing(path: Path) -> bool:
-    """Whether a recorder writes this file, or what will take its place."""
+    """Whether a tape writes this file, or what will take its place."""
     if path.suffix != ".partial":
         return is_being_recorded(path)
     return path.is_file() and os.access(path, os.W_OK) and not is_idle(path)
@@ -467,8 +465,8 @@ def _has_succeeded(call: RecordedCall) -> bool:
 # The run
 
 
-class _BranchPlayer(Player):
-    """Answers the prefix, and refuses what must not run yet.
+class _BranchTape(Tape):
+    """Records a branch: answers the prefix, and refuses what must not run yet.
 
     Attributes:
         seconds: how long the answered calls took when they were recorded.
@@ -476,11 +474,15 @@ class _BranchPlayer(Player):
         has_edits: whether any answer was edited.
     """
 
-    def __init__(self, prefix: _Prefix, redaction: Redaction) -> None:
-        super().__init__(prefix.cassette, redaction, strict=False)
+    answers: Matcher
+
+    def __init__(
+        self, path: Path, prefix: _Prefix, redaction: Redaction, file: _BranchLog, *, is_guarded: bool, http: Any
+    ) -> None:
+        answers = Matcher(prefix.cassette, redaction)
+        super().__init__(path, "fork", redaction, answers=answers, file=file, is_guarded=is_guarded, http=http)
         self.seconds = 0.0
         self._prefix = prefix
-        self._redaction = redaction
         self._is_due = bytearray(prefix.is_due)
         self._left = Counter(prefix.lanes[index] for index, is_due in enumerate(prefix.is_due) if is_due)
         self.remaining_prefix = self._left.total()
@@ -492,12 +494,13 @@ class _BranchPlayer(Player):
         self._origins: dict[int, int] = {}  # by lanes of the run, those that they were forked from
         self._live_lanes: set[int] = set()
 
-    def choose(self, call: ActiveCall, index: int | None) -> None:
+    def _look_up(self, call: ActiveCall, index: int | None, answers: Matcher) -> None:
         """Answer a call, or let it run.
 
         Args:
             call: the call.
             index: of the same call in the original.
+            answers: the original.
 
         Raises:
             CassetteError: if it must not run.
@@ -508,33 +511,33 @@ class _BranchPlayer(Player):
             if self._is_due[index]:
                 self._note(call, index)
             if state == _ANSWERED:
-                self.take(call, index)
+                self.take(call, index, answers)
                 return
         if self.error is not None:  # a program that has swallowed it must not go on
             raise self.error.with_traceback(None)
         if index is not None and state != _LIVE:
-            self.pass_by(call, index)
+            self.pass_by(call, index, answers)
         elif self.remaining_prefix and call.lane not in self._live_lanes:
             self._check_live(call, index)
 
-    def take(self, call: ActiveCall, index: int) -> None:
-        super().take(call, index)
+    def take(self, call: ActiveCall, index: int, answers: Matcher) -> None:
+        super().take(call, index, answers)
         assert call.recorded is not None
         self.seconds += call.recorded.duration_ms / 1000
         if index in self._prefix.edits:
-            self.matcher.forget_inside(index)
+            answers.forget_inside(index)
             edit, function = self._prefix.edits[index], call.function
             try:
-                call.recorded = edited_call(call.recorded, edit, call.schema, function.chunk_schema, self._redaction)
+                call.recorded = edited_call(call.recorded, edit, call.schema, function.chunk_schema, self.redaction)
             except ConfigurationError as error:
                 raise self.broken(index, str(error)) from error
 
-    def check_finished(self) -> None:
+    def check_finished(self, answers: Matcher) -> None:
         if self.error is not None:
             raise self.error.with_traceback(None)
         if self.remaining_prefix:
             missing = next(index for index in self._prefix.starts if self._is_due[index])
-            call = self.matcher.shown(missing)
+            call = answers.shown(missing)
             text = (
                 f"the run ended before the fork: {self.remaining_prefix} calls that come before {self._goal} "
                 f"were not made, the first is call {call.id}, {described(call.name, call.arguments)}"
@@ -551,7 +554,7 @@ class _BranchPlayer(Player):
         index = call.index
         if index is None or self._prefix.states[index] != _REPEATED:
             return None
-        recorded = self.cassette[index]
+        recorded = self._prefix.cassette[index]
         was, now = _comparable(recorded.outcome), _comparable(outcome)
         if was == now:
             return None
@@ -562,6 +565,40 @@ class _BranchPlayer(Player):
             "The sandbox is not as the world was when the original began."
         )
         return self.diverged(index, call_data(call), text)
+
+    def escaped(self, called: Operation[Any] | RecordedFunction) -> None:
+        """As in `Tape`. Before the fork nothing runs.
+
+        Raises:
+            CassetteError: before the fork.
+        """
+        if self.remaining_prefix:
+            text = f"{called.name} was called in a thread before the fork, and would have run: {NO_CONTEXT}"
+            raise self.latch(CassetteError(text, self.path or ""))
+        super().escaped(called)
+
+    def answered(self, call: ActiveCall) -> None:
+        """A call has ended that was answered from the original: it is new in the branch."""
+        super().answered(call)
+        self._new_calls += 1
+
+    def _place(self, call: ActiveCall, arguments: Mapping[str, Any], answers: Matcher) -> int | None:
+        if self.has_edits:
+            call.passed = (), dict(arguments)  # classes among them may be what an edit is read as
+        return super()._place(call, arguments, answers)
+
+    def _raised(self, call: ActiveCall, error: BaseException) -> None:
+        try:
+            super()._raised(call, error)
+        except DivergenceError:  # it is raised by the next call, and at the end
+            if isinstance(error, Exception):  # else it ends the task, and must arrive
+                raise
+
+    def _write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
+        super()._write(call, outcome)
+        error = self.compare(call, outcome)
+        if error is not None and call.exchange is None:  # a client may try again; the next call is refused anyway
+            raise error
 
     def _note(self, call: ActiveCall, index: int) -> None:
         """A call of the prefix is made, by this lane."""
@@ -583,16 +620,16 @@ class _BranchPlayer(Player):
             self._live_lanes.add(call.lane)
             return
         missing, left = due[0], len(due)
-        first = self.matcher.shown(missing)
+        first = self.answers.shown(missing)
         text = (
             f"{described(call.function.name, call.arguments)} would run before {self._goal} is reached: its task has "
             f"not made {left} recorded call{'' if left == 1 else 's'}. The first is call {first.id}, "
             f"{described(first.name, first.arguments)}"
         )
-        nearest = missing if first.name == call.function.name else nearest_to(self.matcher, call)
+        nearest = missing if first.name == call.function.name else nearest_to(self.answers, call)
         if nearest is not None:
-            text += f". Nearest is call {self.matcher.shown(nearest).id}:\n"
-            text += differences(self.matcher.shown(nearest), call)
+            text += f". Nearest is call {self.answers.shown(nearest).id}:\n"
+            text += differences(self.answers.shown(nearest), call)
         text += "\nBefore the fork, the run must make the calls that were recorded. Fork it at an earlier call."
         raise self.diverged(missing, call_data(call), text)
 
@@ -648,52 +685,7 @@ def _short(outcome: Any) -> str:
     return text if len(text) <= 400 else f"{text[:400]}..."
 
 
-class _BranchRecorder(Recorder):
-    """Records a branch. Which of its calls run is decided by the player."""
-
-    player: _BranchPlayer
-
-    def escaped(self, called: Operation[Any] | RecordedFunction) -> None:
-        """As in `Recorder`. Before the fork nothing runs.
-
-        Raises:
-            CassetteError: before the fork.
-        """
-        if self.player.remaining_prefix:
-            text = f"{called.name} was called in a thread before the fork, and would have run: {NO_CONTEXT}"
-            raise self.player.latch(CassetteError(text, self.path or ""))
-        super().escaped(called)
-
-    def answered(self, call: ActiveCall) -> None:
-        """A call has ended that was answered from the original: it is new in the branch."""
-        super().answered(call)
-        self._new_calls += 1
-
-    def _place(
-        self, call: ActiveCall, arguments: Mapping[str, Any], player: Player, *, is_redacted: bool
-    ) -> int | None:
-        if self.player.has_edits:
-            call.passed = (), dict(arguments)  # classes among them may be what an edit is read as
-        return super()._place(call, arguments, player, is_redacted=is_redacted)
-
-    def _look_up(self, call: ActiveCall, index: int | None, player: Player) -> None:  # noqa: ARG002 - it is its own
-        self.player.choose(call, index)
-
-    def _raised(self, call: ActiveCall, error: BaseException) -> None:
-        try:
-            super()._raised(call, error)
-        except DivergenceError:  # it is raised by the next call, and at the end
-            if isinstance(error, Exception):  # else it ends the task, and must arrive
-                raise
-
-    def _write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
-        super()._write(call, outcome)
-        error = self.player.compare(call, outcome)
-        if error is not None and call.exchange is None:  # a client may try again; the next call is refused anyway
-            raise error
-
-
-class _BranchWriter(CassetteWriter):
+class _BranchLog(CassetteLog):
     """The file of a branch, which has nothing of the original but what was answered.
 
     Its tasks are in the order of the original, where only chance decides.
@@ -701,9 +693,8 @@ class _BranchWriter(CassetteWriter):
 
     def __init__(self, path: Path, prefix: _Prefix, redaction: Redaction, http: dict[str, Any] | None) -> None:
         original = prefix.cassette
-        super().__init__(path, original.model, redaction, http, prefix.origin())
-        if original.path:
-            self._like = Path(original.path)
+        like = Path(original.path) if original.path else None
+        super().__init__(path, original.model, redaction, http, prefix.origin(), like)
 
-    def keep_rest(self, matcher: Matcher) -> None:
+    def keep_rest(self, answers: Matcher) -> None:
         """What the branch has not made is no part of it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agent_cache.recording.cassette_file import RecordedCall
+from agent_cache.recording.file import RecordedCall
 
 __all__ = ["arguments_text", "call_text", "duration_text", "has_error", "outcome_text"]
 

@@ -1,54 +1,58 @@
-"""Cassettes in memory: `Cassette`, a recording to inspect, change and save, and `diff_cassettes`."""
+"""Cassettes in memory: `Cassette`, a recording to inspect, change and save; the order of its calls, and its lines.
+
+While a recording runs its lines are a *log*: in the order in which calls ended, numbered by the order in which they
+started. Both depend on how long each call took. In a finished cassette they do not: the calls of one lane stand in
+their order, and a lane stands behind the call after which it was forked (`order_of_lines`), so that the same run gives
+the same lines however its tasks were interleaved. How they were interleaved is a table in the trailer, the *events*:
+the index of a call where it started, and its complement ``~index`` where it ended.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from difflib import SequenceMatcher
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import msgspec
 
 from agent_cache.errors import CassetteError
-from agent_cache.recording.cassette_file import (
-    EARLIER,
+from agent_cache.recording.file import (
+    LEAST_SHARED,
+    NO_TIME,
     VERSION,
+    CallHead,
+    CallLine,
     Header,
-    Outline,
+    Prefixes,
+    PrefixWriter,
     RecordedCall,
     StoredCalls,
     Trailer,
-    converted,
+    call_line,
     digest_of,
     digest_of_key,
-    finished_lines,
-    log_lines,
+    header_line,
     read_file,
-    replace_file,
+    with_asker,
 )
 from agent_cache.recording.http.bodies import ResponseShape
+from agent_cache.recording.outcomes import encode, redact_chunks, redact_payload, redact_response
+from agent_cache.recording.partial_file import replace_file
 from agent_cache.recording.redaction import Redaction, redact_key
-from agent_cache.recording.results import redact_chunks, redact_payload, redact_response
 
 __all__ = [
-    "Cassette",
-    "CassetteDiff",
-    "apply_rules",
-    "diff_cassettes",
-    "recorded_rules",
-    "redact_call",
-    "redacted_header",
+    "Cassette", "apply_rules", "recorded_rules", "redact_call", "redacted_header", "redacted_identity",
     "redacted_name",
-]
+]  # fmt: skip
 
 
 class Cassette:
     """A recording: each `RecordedCall`, in the order of their numbers; of one that was killed, as they ended.
 
-    A loaded cassette reads each call from its file when it is accessed, so its size in memory does not depend on the
-    size of results.
+    A loaded cassette decodes each call when it is accessed.
 
     Args:
         steps: the calls.
@@ -79,6 +83,7 @@ class Cassette:
         self.path = os.fspath(path)
         self.is_partial = False
         self._order: Sequence[int] = ()
+        self._outline: Outline | None = None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, progress: Callable[[int], None] | None = None) -> Self:
@@ -92,7 +97,20 @@ class Cassette:
             CassetteNotFound: if there is no such file.
             CassetteError: if it is broken, in conflict, of a newer version, or another file, with the line.
         """
-        return cls._of(*read_file(Path(path), progress), path)
+        outline = Outline()
+        found = read_file(Path(path), outline.add, progress)
+        if isinstance(found, bytes):
+            try:
+                document = msgspec.json.decode(found)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise CassetteError(f"is no cassette, and no JSON document either: {error}", path, 1) from error
+            return cls._converted(document, path)
+        header, calls, trailer = found
+        cassette = cls._of(header, calls, trailer, path)
+        cassette._order = outline.order = calls.order or ()
+        outline.is_log = header.is_log
+        cassette._outline = outline
+        return cassette
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the cassette in one step. Directories are created.
@@ -110,14 +128,12 @@ class Cassette:
             CassetteError: if it is neither.
         """
         if isinstance(data, dict) and "steps" in data and "agent_cache_cassette" not in data:
-            return cls._of(*converted(data))
+            return cls._converted(data)
         try:
             version = data["agent_cache_cassette"]
-            if type(version) is not int or not 1 <= version <= VERSION:
-                raise CassetteError(f"has the format version {version!r}; this agent-cache reads 1 to {VERSION}")
+            if type(version) is not int or version != VERSION:
+                raise CassetteError(f"has the format version {version!r}; this agent-cache reads {VERSION}")
             calls = msgspec.convert(data.get("calls", []), list[RecordedCall])
-            if version == 1:
-                calls = [msgspec.structs.replace(call, form=call.form or EARLIER) for call in calls]
             header = msgspec.convert({name: data[name] for name in Header.__struct_fields__ if name in data}, Header)
             trailer = msgspec.convert(data.get("trailer"), Trailer | None)
             order = msgspec.convert(data.get("order", []), list[int])
@@ -138,9 +154,27 @@ class Cassette:
         cassette = cls(calls, path=path)
         cassette.header, cassette.trailer = header, trailer
         cassette.is_partial = trailer is None
-        if isinstance(calls, StoredCalls):
-            cassette._order = calls.outline.order
         return cassette
+
+    @classmethod
+    def _converted(cls, document: Any, path: str | os.PathLike[str] = "") -> Self:
+        """The cassette that a document of agentcassette is: one JSON document, version 1.
+
+        Its arguments are ``args`` and ``kwargs`` as the caller wrote them, its names have no module. A replay binds
+        them to the signature of the function that is called.
+
+        Raises:
+            CassetteError: if it is not such a document, or of a version that was never published.
+        """
+        if not isinstance(document, dict) or not isinstance(document.get("steps"), list):
+            raise CassetteError("is JSON, but no cassette of agent-cache or agentcassette", path, 1)
+        if document.get("version", 1) != 1:
+            raise CassetteError(
+                f"is a cassette of agentcassette of version {document['version']!r}; only 1 is known", path, 1
+            )
+        calls = [_converted_step(step, number, path) for number, step in enumerate(document["steps"], 1)]
+        header = Header(recorded_at=_text(document.get("recorded_at")), model=_text(document.get("model")), log=True)
+        return cls._of(header, calls, Trailer(calls=len(calls), duration_ms=_number(document.get("duration_ms"))), path)
 
     def to_dict(self) -> dict[str, Any]:
         """The whole cassette as plain data, for JSON."""
@@ -156,14 +190,16 @@ class Cassette:
         """The fields of all calls that a replay needs to find them.
 
         Raises:
-            CassetteError: if a digest or a number of a call is invalid.
+            CassetteError: if a digest of a call is invalid.
         """
-        if isinstance(self.steps, StoredCalls):
-            return self.steps.outline
+        if self._outline is not None and isinstance(self.steps, StoredCalls):
+            return self._outline
         try:
             return Outline(self.steps, is_log=self.header.is_log, order=self._order)
-        except ValueError as error:
-            raise CassetteError(str(error), self.path) from error
+        except (ValueError, OverflowError) as error:
+            raise CassetteError(
+                "the digest of a call is not a hexadecimal number, or a number too large", self.path
+            ) from error
 
     @property
     def model(self) -> str | None:
@@ -212,7 +248,7 @@ class Cassette:
         return self
 
     def lines(self, *, like: str | os.PathLike[str] | None = None) -> Iterator[bytes]:
-        """The lines of its file, one by one, so that a large cassette is never in memory as a whole.
+        """The lines of its file, one by one; of a recording that was killed, those of its log.
 
         Args:
             like: the file of an earlier recording. Tasks that both have are in its order, where only chance decides
@@ -222,14 +258,17 @@ class Cassette:
             CassetteError: if a call cannot be read.
         """
         if self.trailer is None:
-            return log_lines(self.header, self.steps)
+            log = self.header.log
+            yield header_line(msgspec.structs.replace(self.header, agent_cache_cassette=VERSION, log=log))
+            yield from map(call_line, self.steps)
+            return
         outline, earlier = self.outline, None
         if like is not None and any(outline.lanes):
             try:
                 earlier = Cassette.load(like).outline
             except CassetteError:  # none, or broken: it is replaced anyway
                 pass
-        return finished_lines(self.header, self.steps, outline, self.trailer, earlier)
+        yield from _finished_lines(self, self.trailer, outline, earlier)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -242,6 +281,35 @@ class Cassette:
 
     def __repr__(self) -> str:
         return f"<Cassette of {len(self)} calls{f' from {self.path}' if self.path else ''}>"
+
+
+def _converted_step(step: Any, number: int, path: str | os.PathLike[str]) -> RecordedCall:
+    arguments = step.get("arguments") if isinstance(step, dict) else None
+    if not isinstance(step, dict) or not isinstance(step.get("name"), str) or not isinstance(arguments, dict):
+        raise CassetteError(f"step {number} has no name or no arguments", path)
+    if not isinstance(arguments.get("args", []), list) or not isinstance(arguments.get("kwargs", {}), dict):
+        raise CassetteError(f"the arguments of step {number} are not args and kwargs", path)
+    return RecordedCall(
+        id=number,
+        kind=_text(step.get("type")) or "call",
+        name=step["name"],
+        arguments=arguments,
+        digest=digest_of(step["name"], arguments).hex(),
+        after=number - 1,  # it does not record concurrency: calls are in the order in which they ended
+        outcome={"value": step.get("result")},
+        duration_ms=_number(step.get("duration_ms")),
+        input_tokens=int(_number(step.get("input_tokens"))),
+        output_tokens=int(_number(step.get("output_tokens"))),
+        form="agentcassette",
+    )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
 
 
 # Redaction
@@ -310,137 +378,315 @@ def redacted_identity(call: RecordedCall, rules: Redaction) -> tuple[Any, str | 
     return arguments, key, digest_of(name, arguments) if key is None else digest_of_key(name, key)
 
 
-# Differences of two cassettes
-
-_MAX_ALIGNED = 5000
-"""Calls between two common ones up to which calls of one name are paired. Of longer stretches none are: it takes
-quadratic time."""
+# Order
 
 
-@dataclass(frozen=True, slots=True)
-class CassetteDiff:
-    """The differences of a recording `b` from a recording `a`.
+class Outline:
+    """The order of the calls of a cassette, and the fields by which a replay finds them.
+
+    Args:
+        calls: in the order of the cassette.
+        is_log: whether that is the order in which they ended.
+        order: as in `file.TrailerLine`.
 
     Attributes:
-        new_calls: names of calls that only `b` has, sorted; a name appears once for each such call.
-        dropped_calls: the same for `a`.
-        changed_calls: calls of both whose arguments, asker or outcome differ: ``{"id", "id_b", "name", "changed", "a",
-            "b"}``, with the names of the parts that differ under ``"changed"``.
-        moved_calls: calls that are the same in both, in another order: ``{"id", "id_b", "name"}``.
-        new_ids, dropped_ids: ids of these calls in `b` and in `a`.
-        input_token_delta, output_token_delta, token_delta, step_delta: `b` minus `a`.
-    """
-
-    new_calls: list[str] = field(default_factory=list)
-    dropped_calls: list[str] = field(default_factory=list)
-    changed_calls: list[dict[str, Any]] = field(default_factory=list)
-    moved_calls: list[dict[str, Any]] = field(default_factory=list)
-    new_ids: list[int] = field(default_factory=list)
-    dropped_ids: list[int] = field(default_factory=list)
-    input_token_delta: int = 0
-    output_token_delta: int = 0
-    step_delta: int = 0
-
-    @property
-    def token_delta(self) -> int:
-        """The difference in tokens sent and received."""
-        return self.input_token_delta + self.output_token_delta
-
-    @property
-    def identical(self) -> bool:
-        """Whether both made the same calls in the same order, with the same outcomes. Times do not count."""
-        return not (self.new_ids or self.dropped_ids or self.changed_calls or self.moved_calls)
-
-
-def diff_cassettes(a: Cassette | str | os.PathLike[str], b: Cassette | str | os.PathLike[str]) -> CassetteDiff:
-    """Compare two recordings, given as cassettes or as paths.
-
-    Calls are compared in the order in which a finished cassette has them: those of one task in the order in which they
-    were started. Calls that are the same in both are aligned first; in between, calls of one name count as changed. A
-    call that is the same in both but out of order counts as moved.
+        ids, parents, after, lanes, forked: as in `RecordedCall`, by index; -1 for no parent.
+        until: likewise, where there is one.
+        digests: likewise, as bytes, each with the asker (`with_asker`).
+        names: indices by name.
+        foreign: indices of the calls from a cassette of another package, by name.
+        of_models: indices of the calls of kind ``llm``.
+        askers: names of calls, each with the digest of its asker, where there is one.
+        is_log, order: as given.
 
     Raises:
-        CassetteError: if one cannot be loaded.
+        ValueError: if a digest is not hexadecimal.
     """
-    one = a if isinstance(a, Cassette) else Cassette.load(a)
-    other = b if isinstance(b, Cassette) else Cassette.load(b)
-    keys, order = _keys_and_order(one)
-    keys_b, order_b = _keys_and_order(other)
-    pairs: list[tuple[int, int]] = []
-    left, right = set(order), set(order_b)
-    matcher = SequenceMatcher(None, [keys[at] for at in order], [keys_b[at] for at in order_b], autojunk=False)
-    for tag, start, end, start_b, end_b in matcher.get_opcodes():
-        stretch, stretch_b = order[start:end], order_b[start_b:end_b]
-        if tag == "equal":
-            found = list(zip(stretch, stretch_b, strict=True))
-        else:
-            found = _pairs_of_one_name(keys, keys_b, stretch, stretch_b)
-        pairs += found
-        left.difference_update(at for at, _ in found)
-        right.difference_update(at for _, at in found)
-    moved = _moved(keys, keys_b, left, right)
-    dropped = sorted(left.difference(at for at, _ in moved))
-    new = sorted(right.difference(at for _, at in moved))
-    ids, ids_b = one.outline.ids, other.outline.ids
-    return CassetteDiff(
-        new_calls=sorted(keys_b[at][0] for at in new),
-        dropped_calls=sorted(keys[at][0] for at in dropped),
-        changed_calls=[
-            change for at, at_b in sorted((*pairs, *moved)) if (change := _change(one[at], other[at_b])) is not None
-        ],
-        moved_calls=[{"id": ids[at], "id_b": ids_b[at_b], "name": keys[at][0]} for at, at_b in moved],
-        new_ids=[ids_b[at] for at in new],
-        dropped_ids=[ids[at] for at in dropped],
-        input_token_delta=other.total_input_tokens - one.total_input_tokens,
-        output_token_delta=other.total_output_tokens - one.total_output_tokens,
-        step_delta=len(other) - len(one),
-    )
+
+    def __init__(
+        self, calls: Iterable[RecordedCall | CallHead] = (), *, is_log: bool = False, order: Sequence[int] = ()
+    ) -> None:
+        self.ids, self.parents, self.after, self.lanes, self.forked = (array("q") for _ in range(5))
+        self.until: dict[int, int] = {}
+        self.digests: list[bytes] = []
+        self.names: dict[str, list[int]] = {}
+        self.foreign: dict[str, list[int]] = {}
+        self.of_models: list[int] = []
+        self.askers: set[tuple[str, str]] = set()
+        self.is_log = is_log
+        self.order = order
+        for call in calls:
+            self.add(call)
+
+    def add(self, call: RecordedCall | CallHead) -> None:
+        """Add the next call."""
+        index = len(self.ids)
+        self.ids.append(call.id)
+        self.parents.append(-1 if call.parent is None else call.parent)
+        self.after.append(call.after)
+        self.lanes.append(call.lane)
+        self.forked.append(call.forked)
+        self.digests.append(with_asker(bytes.fromhex(call.digest), call.asker))
+        self.names.setdefault(call.name, []).append(index)
+        if call.until:
+            self.until[index] = call.until
+        if call.asker:
+            self.askers.add((call.name, call.asker))
+        if call.kind == "llm":
+            self.of_models.append(index)
+        if call.form:
+            self.foreign.setdefault(call.name, []).append(index)
+
+    def index_of(self) -> Callable[[int], int]:
+        """A function that gives the index of the call of a number, -2 if there is none."""
+        found = {number: index for index, number in enumerate(self.ids)}
+        return lambda number: found.get(number, -2)
+
+    def enclosing(self) -> list[int]:
+        """For each call, the index of the call that encloses it: -1 if none does.
+
+        -2 if that call is not there, or began later than the call: such a call cannot be reached.
+        """
+        index_of = self.index_of()
+        return [
+            -1 if parent == -1 else index_of(parent) if parent < number else -2
+            for number, parent in zip(self.ids, self.parents, strict=True)
+        ]
+
+    def starts(self) -> Sequence[int]:
+        """Indices of the calls in the order in which they started."""
+        if self.order and not self.is_log:
+            return [event for event in self.events() if event >= 0]
+        return sorted(range(len(self)), key=self.ids.__getitem__)
+
+    def events(self) -> list[int]:
+        """The index of each call where it started, and ``~index`` where it ended."""
+        if self.is_log:
+            return _events_of_log(self.ids, self.after)
+        if not self.order:
+            return list(_nested_events(self.starts(), self.enclosing()))
+        index_of = self.index_of()
+        events: dict[int, None] = {}  # each at its first place
+        for event in self.order:
+            if (index := index_of(abs(event))) >= 0 and (event > 0 or index in events):
+                events[index if event > 0 else ~index] = None
+        for index in range(len(self)):  # of calls that were added by hand
+            events.setdefault(index)
+            events.setdefault(~index)
+        return list(events)
+
+    def places(self) -> list[int]:
+        """The positions of calls among all starts and ends: by index that of its start, by ``~index`` of its end."""
+        found = [0] * (2 * len(self))
+        for place, event in enumerate(self.events()):
+            found[event] = place
+        return found
+
+    def order_of_lines(self, like: Outline | None = None) -> Sequence[int]:
+        """Indices of the calls in the order in which a finished cassette has them.
+
+        Args:
+            like: of an earlier recording. Lanes that both have are in its order, if nothing else determines that.
+        """
+        firsts: dict[bytes, deque[int]] = {}  # of the first calls of lanes: several tasks may begin with the same call
+        ranks: dict[bytes, int] = {}
+        lanes: set[int] = set()
+        for place, index in enumerate([] if like is None else like.order_of_lines()):
+            assert like is not None
+            ranks.setdefault(like.digests[index], place)
+            if like.lanes[index] not in lanes:
+                lanes.add(like.lanes[index])
+                firsts.setdefault(like.digests[index], deque()).append(place)
+
+        def rank(index: int) -> int:
+            if not self.is_log:
+                return index  # a finished file keeps its order
+            if places := firsts.get(self.digests[index]):
+                return places.popleft()
+            return ranks.get(self.digests[index], len(ranks))
+
+        return _order_of_lines(self.enclosing(), self.lanes, self.forked, self.events(), rank)
+
+    @property
+    def is_concurrent(self) -> bool:
+        """Whether calls may have been in flight at the same time: in several lanes, or one before another's end."""
+        return self.is_log or bool(self.order) or len(set(self.lanes)) > 1
+
+    def last_overlapping(self) -> dict[int, int]:
+        """By index, the index of the call that `RecordedCall.until` names."""
+        if self.is_log:
+            return _last_overlapping(self.enclosing(), self.lanes, self.events())
+        index_of = self.index_of()
+        return {index: found for index, number in self.until.items() if (found := index_of(number)) >= 0}
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
-_Keys: TypeAlias = list[tuple[str, str]]
-"""Name and digest of each call, with its asker."""
+def _events_of_log(ids: Sequence[int], after: Sequence[int]) -> list[int]:
+    """The events of a log.
 
-
-def _keys_and_order(cassette: Cassette) -> tuple[_Keys, Sequence[int]]:
-    """The keys of all calls, and their indices in the order of the lines of a finished cassette."""
-    outline = cassette.outline
-    keys: _Keys = [("", "")] * len(outline)
-    for name, indices in outline.names.items():
-        for index in indices:
-            keys[index] = name, outline.digests[index].hex()
-    return keys, outline.order_of_lines()
-
-
-def _pairs_of_one_name(keys: _Keys, keys_b: _Keys, left: Sequence[int], right: Sequence[int]) -> list[tuple[int, int]]:
-    """Pair calls of one name, in order, between two common calls: they are the same call with other arguments.
-
-    Calls that are on both sides have moved, and are no part of a pair.
+    Args:
+        ids: numbers of the calls, in the order in which they ended.
+        after: for each call, the number of the last call that had ended when it started; another number if none had.
     """
-    if len(left) > _MAX_ALIGNED or len(right) > _MAX_ALIGNED:
-        return []
-    common = {keys[at][1] for at in left} & {keys_b[at][1] for at in right}
-    left = [at for at in left if keys[at][1] not in common]
-    right = [at for at in right if keys_b[at][1] not in common]
-    matcher = SequenceMatcher(None, [keys[at][0] for at in left], [keys_b[at][0] for at in right], autojunk=False)
-    return [
-        (left[block.a + at], right[block.b + at]) for block in matcher.get_matching_blocks() for at in range(block.size)
-    ]
+    index_of = {number: index for index, number in enumerate(ids)}
+    starts: dict[int, list[int]] = {}
+    for index in sorted(range(len(ids)), key=ids.__getitem__):
+        starts.setdefault(index_of.get(after[index], -1), []).append(index)
+    events = starts.get(-1, [])
+    for index in range(len(ids)):
+        events.append(~index)
+        events += starts.get(index, ())
+    return events
 
 
-def _moved(keys: _Keys, keys_b: _Keys, left: set[int], right: set[int]) -> list[tuple[int, int]]:
-    """Pairs of the same call in another place."""
-    places: dict[tuple[str, str], list[int]] = {}
-    for at in sorted(right):
-        places.setdefault(keys_b[at], []).append(at)
-    return [(at, places[keys[at]].pop(0)) for at in sorted(left) if places.get(keys[at])]
+def _nested_events(starts: Iterable[int], parents: Sequence[int]) -> Iterator[int]:
+    """The events of calls that do not overlap, except with those that enclose them.
+
+    Args:
+        starts: indices of the calls in the order in which they started.
+        parents: by index, the index of the call that encloses it, or a negative number.
+    """
+    running: list[int] = []
+    for index in starts:
+        while running and running[-1] != parents[index]:
+            yield ~running.pop()
+        yield index
+        running.append(index)
+    while running:
+        yield ~running.pop()
 
 
-def _change(before: RecordedCall, after: RecordedCall) -> dict[str, Any] | None:
-    changed = [
-        part
-        for part in ("name", "arguments", "key", "asker", "outcome")
-        if getattr(before, part) != getattr(after, part)
-    ]
-    if not changed:
-        return None
-    return {"id": before.id, "id_b": after.id, "name": before.name, "changed": changed, "a": before, "b": after}
+def _last_overlapping(parents: Sequence[int], lanes: Sequence[int], events: Sequence[int]) -> dict[int, int]:
+    """By call, the last call of its lane that started before it ended, other than those that it encloses.
+
+    Calls without one are left out. So it takes one number a call, also if all of them are in flight at once.
+    """
+    found: dict[int, int] = {}
+    started: dict[int, list[int]] = {}  # by lane
+    places: dict[int, int] = {}
+    inside: dict[int, int] = {}  # how many calls of its lane each call encloses
+    for event in events:
+        if event >= 0:
+            calls = started.setdefault(lanes[event], [])
+            places[event] = len(calls)
+            calls.append(event)
+            for each in _enclosing(event, parents):
+                if lanes[each] == lanes[event]:
+                    inside[each] = inside.get(each, 0) + 1
+        elif ~event in places:
+            index = ~event
+            calls = started[lanes[index]]
+            if len(calls) - places[index] - 1 > inside.get(index, 0):
+                found[index] = next(each for each in reversed(calls) if index not in _enclosing(each, parents))
+    return found
+
+
+def _enclosing(index: int, parents: Sequence[int]) -> Iterator[int]:
+    """The calls that enclose a call."""
+    while (index := parents[index]) >= 0:
+        yield index
+
+
+def _order_of_lines(
+    parents: Sequence[int],
+    lanes: Sequence[int],
+    forked: Sequence[int],
+    events: Sequence[int],
+    rank: Callable[[int], int],
+) -> Sequence[int]:
+    """Indices of the calls in the order in which a finished cassette has them.
+
+    The calls of a lane keep their order. The calls of another lane that was forked from it stand behind the last call
+    that it had started by then, and before its next one; several such lanes in the order of their first calls, or as
+    `rank` says: which of several tasks is the first to make a call may depend on what they do before it.
+
+    Args:
+        parents: for each call, the index of the call that encloses it, or a negative number.
+        lanes: for each call, the number of its lane.
+        forked: for each call, the number of the lane that its lane was forked from.
+        events: the start and the end of each call, in their order.
+        rank: gives a number for the first call of a lane. Lanes with a lower one stand first.
+    """
+    starts = [event for event in events if event >= 0]
+    if len(set(lanes)) < 2:
+        return starts
+    calls: dict[int, list[int]] = {}
+    forks: dict[int, list[int]] = {}  # by the call behind which they stand
+    outermost: list[int] = []
+    for index in starts:
+        lane = lanes[index]
+        if lane not in calls:
+            calls[lane] = []
+            before = calls.get(forked[index]) if forked[index] != lane else None
+            (forks.setdefault(before[-1], []) if before else outermost).append(lane)
+        calls[lane].append(index)
+    for group in (outermost, *forks.values()):
+        group.sort(key=lambda lane: rank(calls[lane][0]))
+    found: list[int] = []
+    rest = [iter(calls[lane]) for lane in reversed(outermost)]
+    while rest:
+        index = next(rest[-1], -1)
+        if index < 0:
+            rest.pop()
+            continue
+        found.append(index)
+        rest += [iter(calls[lane]) for lane in reversed(forks.get(index, ()))]
+    places = {index: place for place, index in enumerate(found)}
+    # A call stands behind the one that encloses it, wherever its lane came from.
+    if any(parent >= 0 and places[parent] > places[index] for index, parent in enumerate(parents)):
+        return starts
+    return found
+
+
+# Lines
+
+_set = msgspec.structs.force_setattr  # of lines that were just decoded, and that nobody else has
+_line_decoder = msgspec.json.Decoder(CallLine)
+
+
+def _finished_lines(cassette: Cassette, trailer: Trailer, outline: Outline, like: Outline | None) -> Iterator[bytes]:
+    """The lines of a finished cassette, one by one.
+
+    Args:
+        cassette: its calls may be in any order.
+        trailer: is written with the number of these calls.
+        outline: of the calls.
+        like: as `Outline.order_of_lines`.
+    """
+    calls = cassette.steps
+    enclosing, events, until = outline.enclosing(), outline.events(), outline.last_overlapping()
+    indices = outline.order_of_lines(like)
+    numbers = {index: number for number, index in enumerate(indices, 1)}
+    lanes = {0: 0}
+    for index in indices:
+        lanes.setdefault(outline.lanes[index], len(lanes))
+    yield header_line(msgspec.structs.replace(cassette.header, agent_cache_cassette=VERSION, log=msgspec.UNSET))
+    writer, times = PrefixWriter(), []
+    for index in indices:
+        line = calls.line(index) if isinstance(calls, StoredCalls) else _line_decoder.decode(encode(calls[index]))
+        times.append((round(line.started_ms * 1000), round(line.duration_ms * 1000)))
+        parent, prefix = enclosing[index], Prefixes()
+        changed: dict[str, Any] = {
+            "id": numbers[index],
+            "parent": None if line.parent is None else numbers.get(parent, 0),
+            "until": numbers.get(until.get(index, -1), 0),
+            "prefix": prefix,
+            "after": 0,
+            "started_ms": NO_TIME,
+            "duration_ms": NO_TIME,
+        }
+        if line.lane:
+            changed |= {"lane": lanes[line.lane], "forked": lanes.get(line.forked, 0)}
+        for part in ("arguments", "outcome"):
+            data = bytes(getattr(line, part))
+            if len(data) >= LEAST_SHARED:
+                changed[part] = msgspec.Raw(writer.share(numbers[index], line.name, f"/{part}", data, prefix))
+        for name, value in changed.items():
+            _set(line, name, value)
+        yield call_line(line)
+    last: dict[str, Any] = {"trailer": msgspec.structs.replace(trailer, calls=len(indices))}
+    if events != list(_nested_events(indices, enclosing)):
+        last["order"] = [numbers[event] if event >= 0 else -numbers[~event] for event in events]
+    yield encode({**last, "times": times}) + b"\n"

@@ -1,4 +1,4 @@
-"""Where the arguments of two calls differ, as a person looks for it: by field, by element of a list, by word.
+"""How two recordings differ, and where two values do, as a person looks for it: by field, by element, by word.
 
 A prompt is thousands of words of which two have changed. So lists are aligned, and long texts are compared word by
 word. The work is bounded: what is longer is shown by the place where the difference begins.
@@ -6,14 +6,18 @@ word. The work is bounded: what is longer is shown by the place where the differ
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from typing import Any
+from typing import Any, TypeAlias
 
-from agent_cache.recording.tagged import encode_sorted
+from agent_cache.recording.cassette import Cassette
+from agent_cache.recording.file import RecordedCall
+from agent_cache.recording.outcomes import common_length, encode_sorted
 
-__all__ = ["changes", "common_length", "likeness"]
+__all__ = ["CassetteDiff", "changes", "diff_cassettes"]
 
 _ABSENT = object()
 _LONG = 60
@@ -104,18 +108,6 @@ def _changes_of_text(was: str, now: str) -> Iterator[str]:
         yield f": and {len(places) - _MAX_PLACES} more places"
 
 
-def common_length(ones: Sequence[Any], others: Sequence[Any]) -> int:
-    """How many elements two sequences begin with in common, found by halves: slices are compared at once."""
-    begin, end = 0, min(len(ones), len(others))
-    while begin < end:
-        middle = (begin + end + 1) // 2
-        if ones[begin:middle] == others[begin:middle]:
-            begin = middle
-        else:
-            end = middle - 1
-    return begin
-
-
 def _tail(text: str) -> str:
     text = text.rpartition("\n")[2]
     return text if len(text) <= _AROUND else "..." + text[-_AROUND:]
@@ -133,19 +125,137 @@ def _short(value: Any) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}... ({len(text)} characters)"
 
 
-def likeness(was: Any, now: Any, depth: int = 0) -> float:
-    """How much two values are alike, from 0 up to 1 for equal ones, by what they have in common."""
-    if was == now:
-        return 1.0
-    if type(was) is dict and type(now) is dict and depth < _MAX_DEPTH:
-        names = {*was, *now}
-        return 0.95 * sum(likeness(was[n], now[n], depth + 1) for n in names if n in was and n in now) / len(names)
-    if type(was) is list and type(now) is list and depth < _MAX_DEPTH:
-        pairs = list(zip(was, now, strict=False))[:_MAX_ELEMENTS]
-        most = min(max(len(was), len(now)), _MAX_ELEMENTS)
-        return 0.95 * sum(likeness(one, other, depth + 1) for one, other in pairs) / most
-    if type(was) is str and type(now) is str:
-        begin = common_length(was, now)
-        end = common_length(was[begin:][::-1], now[begin:][::-1])
-        return 0.05 + 0.9 * (begin + end) / max(len(was), len(now))
-    return 0.05 if type(was) is type(now) else 0.0
+# Differences of two cassettes
+
+_MAX_ALIGNED = 5000
+"""Calls between two common ones up to which calls of one name are paired. Of longer stretches none are: it takes
+quadratic time."""
+
+
+@dataclass(frozen=True, slots=True)
+class CassetteDiff:
+    """The differences of a recording `b` from a recording `a`.
+
+    Attributes:
+        new_calls: names of calls that only `b` has, sorted; a name appears once for each such call.
+        dropped_calls: the same for `a`.
+        changed_calls: calls of both whose arguments, asker or outcome differ: ``{"id", "id_b", "name", "changed", "a",
+            "b"}``, with the names of the parts that differ under ``"changed"``.
+        moved_calls: calls that are the same in both, in another order: ``{"id", "id_b", "name"}``.
+        new_ids, dropped_ids: ids of these calls in `b` and in `a`.
+        input_token_delta, output_token_delta, token_delta, step_delta: `b` minus `a`.
+    """
+
+    new_calls: list[str] = field(default_factory=list)
+    dropped_calls: list[str] = field(default_factory=list)
+    changed_calls: list[dict[str, Any]] = field(default_factory=list)
+    moved_calls: list[dict[str, Any]] = field(default_factory=list)
+    new_ids: list[int] = field(default_factory=list)
+    dropped_ids: list[int] = field(default_factory=list)
+    input_token_delta: int = 0
+    output_token_delta: int = 0
+    step_delta: int = 0
+
+    @property
+    def token_delta(self) -> int:
+        """The difference in tokens sent and received."""
+        return self.input_token_delta + self.output_token_delta
+
+    @property
+    def identical(self) -> bool:
+        """Whether both made the same calls in the same order, with the same outcomes. Times do not count."""
+        return not (self.new_ids or self.dropped_ids or self.changed_calls or self.moved_calls)
+
+
+def diff_cassettes(a: Cassette | str | os.PathLike[str], b: Cassette | str | os.PathLike[str]) -> CassetteDiff:
+    """Compare two recordings, given as cassettes or as paths.
+
+    Calls are compared in the order in which a finished cassette has them: those of one task in the order in which they
+    were started. Calls that are the same in both are aligned first; in between, calls of one name count as changed. A
+    call that is the same in both but out of order counts as moved.
+
+    Raises:
+        CassetteError: if one cannot be loaded.
+    """
+    one = a if isinstance(a, Cassette) else Cassette.load(a)
+    other = b if isinstance(b, Cassette) else Cassette.load(b)
+    keys, order = _keys_and_order(one)
+    keys_b, order_b = _keys_and_order(other)
+    pairs: list[tuple[int, int]] = []
+    left, right = set(order), set(order_b)
+    matcher = SequenceMatcher(None, [keys[at] for at in order], [keys_b[at] for at in order_b], autojunk=False)
+    for tag, start, end, start_b, end_b in matcher.get_opcodes():
+        stretch, stretch_b = order[start:end], order_b[start_b:end_b]
+        if tag == "equal":
+            found = list(zip(stretch, stretch_b, strict=True))
+        else:
+            found = _pairs_of_one_name(keys, keys_b, stretch, stretch_b)
+        pairs += found
+        left.difference_update(at for at, _ in found)
+        right.difference_update(at for _, at in found)
+    moved = _moved(keys, keys_b, left, right)
+    dropped = sorted(left.difference(at for at, _ in moved))
+    new = sorted(right.difference(at for _, at in moved))
+    ids, ids_b = one.outline.ids, other.outline.ids
+    return CassetteDiff(
+        new_calls=sorted(keys_b[at][0] for at in new),
+        dropped_calls=sorted(keys[at][0] for at in dropped),
+        changed_calls=[
+            change for at, at_b in sorted((*pairs, *moved)) if (change := _change(one[at], other[at_b])) is not None
+        ],
+        moved_calls=[{"id": ids[at], "id_b": ids_b[at_b], "name": keys[at][0]} for at, at_b in moved],
+        new_ids=[ids_b[at] for at in new],
+        dropped_ids=[ids[at] for at in dropped],
+        input_token_delta=other.total_input_tokens - one.total_input_tokens,
+        output_token_delta=other.total_output_tokens - one.total_output_tokens,
+        step_delta=len(other) - len(one),
+    )
+
+
+_Keys: TypeAlias = list[tuple[str, str]]
+"""Name and digest of each call, with its asker."""
+
+
+def _keys_and_order(cassette: Cassette) -> tuple[_Keys, Sequence[int]]:
+    """The keys of all calls, and their indices in the order of the lines of a finished cassette."""
+    outline = cassette.outline
+    keys: _Keys = [("", "")] * len(outline)
+    for name, indices in outline.names.items():
+        for index in indices:
+            keys[index] = name, outline.digests[index].hex()
+    return keys, outline.order_of_lines()
+
+
+def _pairs_of_one_name(keys: _Keys, keys_b: _Keys, left: Sequence[int], right: Sequence[int]) -> list[tuple[int, int]]:
+    """Pair calls of one name, in order, between two common calls: they are the same call with other arguments.
+
+    Calls that are on both sides have moved, and are no part of a pair.
+    """
+    if len(left) > _MAX_ALIGNED or len(right) > _MAX_ALIGNED:
+        return []
+    common = {keys[at][1] for at in left} & {keys_b[at][1] for at in right}
+    left = [at for at in left if keys[at][1] not in common]
+    right = [at for at in right if keys_b[at][1] not in common]
+    matcher = SequenceMatcher(None, [keys[at][0] for at in left], [keys_b[at][0] for at in right], autojunk=False)
+    return [
+        (left[block.a + at], right[block.b + at]) for block in matcher.get_matching_blocks() for at in range(block.size)
+    ]
+
+
+def _moved(keys: _Keys, keys_b: _Keys, left: set[int], right: set[int]) -> list[tuple[int, int]]:
+    """Pairs of the same call in another place."""
+    places: dict[tuple[str, str], list[int]] = {}
+    for at in sorted(right):
+        places.setdefault(keys_b[at], []).append(at)
+    return [(at, places[keys[at]].pop(0)) for at in sorted(left) if places.get(keys[at])]
+
+
+def _change(before: RecordedCall, after: RecordedCall) -> dict[str, Any] | None:
+    changed = [
+        part
+        for part in ("name", "arguments", "key", "asker", "outcome")
+        if getattr(before, part) != getattr(after, part)
+    ]
+    if not changed:
+        return None
+    return {"id": before.id, "id_b": after.id, "name": before.name, "changed": changed, "a": before, "b": after}

@@ -18,18 +18,21 @@ from typing import Any, TypeAlias
 import msgspec
 
 from agent_cache.errors import ConfigurationError
-from agent_cache.recording.cassette_file import RecordedCall
-from agent_cache.recording.exceptions import REGISTERED, read_error
-from agent_cache.recording.redaction import Redaction
-from agent_cache.recording.results import (
-    error_outcome,
+from agent_cache.recording.exceptions import error_outcome, read_error
+from agent_cache.recording.file import RecordedCall
+from agent_cache.recording.outcomes import (
+    REGISTERED,
+    PlainSchema,
+    decode,
+    encode,
+    exact_json,
     is_readable,
     redact_chunks,
     redact_response,
+    schema_of,
     value_outcome,
 )
-from agent_cache.recording.schema import Schema, schema_of
-from agent_cache.recording.tagged import decode, encode, exact_json
+from agent_cache.recording.redaction import Redaction
 from agent_cache.values.typed import Undecodable
 
 __all__ = [
@@ -86,7 +89,7 @@ def check_edit(recorded: RecordedCall, edit: Any, others: Iterable[RecordedCall]
 
 
 def edited_call(
-    recorded: RecordedCall, edit: Any, schema: Schema, chunks: Schema, redaction: Redaction
+    recorded: RecordedCall, edit: Any, schema: PlainSchema, chunks: PlainSchema, redaction: Redaction
 ) -> RecordedCall:
     """A recorded call with this edit as its outcome.
 
@@ -180,7 +183,7 @@ def _is_answer(outcome: Outcome) -> bool:
     return any(type(outcome.get(form)) is dict for form in _PLAIN_FORMS)
 
 
-def _value_outcome(recorded: RecordedCall, edit: Any, schema: Schema, redaction: Redaction) -> Outcome:
+def _value_outcome(recorded: RecordedCall, edit: Any, schema: PlainSchema, redaction: Redaction) -> Outcome:
     if recorded.kind == "llm" and isinstance(edit, str) and _is_answer(recorded.outcome):
         form = next(one for one in _PLAIN_FORMS if one in recorded.outcome)
         return {form: redaction.apply(_words_in(recorded, edit))}
@@ -205,7 +208,7 @@ def _value_outcome(recorded: RecordedCall, edit: Any, schema: Schema, redaction:
     return {form: plain}
 
 
-def _outcome_beside(recorded: RecordedCall, plain: Any, schema: Schema, redaction: Redaction) -> Outcome:
+def _outcome_beside(recorded: RecordedCall, plain: Any, schema: PlainSchema, redaction: Redaction) -> Outcome:
     """Plain data in the place of an object of a class that the caller passed, which no annotation names."""
     try:
         kind = type(schema.from_plain(recorded.outcome.get("typed")))
@@ -220,7 +223,7 @@ def _outcome_beside(recorded: RecordedCall, plain: Any, schema: Schema, redactio
     return value_outcome(schema_of(kind).from_plain(plain), schema, redaction)
 
 
-def _needs_type(schema: Schema, edit: Any, recorded: RecordedCall) -> bool:
+def _needs_type(schema: PlainSchema, edit: Any, recorded: RecordedCall) -> bool:
     """Whether plain data stands for an object, of a call that did not return one when it was recorded."""
     returned = recorded.outcome.keys().isdisjoint(_NO_RETURN)
     if returned and ("value" not in recorded.outcome or recorded.outcome["value"] is not None):
@@ -231,7 +234,7 @@ def _needs_type(schema: Schema, edit: Any, recorded: RecordedCall) -> bool:
         return False
 
 
-def _readable(recorded: RecordedCall, plain: Any, schema: Schema) -> Any:
+def _readable(recorded: RecordedCall, plain: Any, schema: PlainSchema) -> Any:
     """The same data, if it is read by this annotation.
 
     Raises:
@@ -257,7 +260,7 @@ def _check_written(recorded: RecordedCall, written: Outcome) -> None:
         )
 
 
-def _chunk_outcome(recorded: RecordedCall, chunk: Any, schema: Schema, redaction: Redaction) -> Outcome:
+def _chunk_outcome(recorded: RecordedCall, chunk: Any, schema: PlainSchema, redaction: Redaction) -> Outcome:
     is_typed = any("typed" in one for one in recorded.outcome["stream"]["chunks"])
     if is_typed and exact_json(chunk) is not None:
         return {"typed": _readable(recorded, chunk, schema)}

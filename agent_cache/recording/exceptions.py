@@ -13,106 +13,40 @@ import io
 import sys
 from collections.abc import Callable, Iterator
 from types import MemberDescriptorType
-from typing import Any, TypeVar
+from typing import Any, Final
 
-import msgspec
-
-from agent_cache.errors import ConfigurationError, RecordedError, recorded_error
-from agent_cache.recording.schema import schema_of
-from agent_cache.recording.tagged import exact_json
+from agent_cache.errors import RecordedError, recorded_error
+from agent_cache.recording.outcomes import REGISTERED, encode, exact_json, name_of, schema_of
+from agent_cache.recording.redaction import Redaction, redact_error
 from agent_cache.values.compare import utf8_text
 from agent_cache.values.typed import hints_of
 
-__all__ = ["REGISTERED", "Failure", "error_data", "name_of", "read_error", "register"]
-
-T = TypeVar("T")
+__all__ = ["error_data", "error_outcome", "error_text", "read_error"]
 
 _ANY = schema_of(Any)
-
-
-# Classes
-
-REGISTERED: dict[str, type] = {}
-"""The registered classes by name."""
-
-
-def register(*classes: type[T]) -> type[T]:
-    """Allow values and exceptions of these classes to come back from cassettes. Also works as a decorator.
-
-    Values need it that have no return annotation, and exceptions whose module the replaying program does not import, or
-    which are not found there under their name.
-
-    Raises:
-        ConfigurationError: if one is not a class.
-    """
-    for one in classes:
-        if not isinstance(one, type):
-            raise ConfigurationError(f"register takes classes, got {one!r}")
-        REGISTERED[name_of(one)] = one
-    if not classes:
-        raise ConfigurationError("register needs at least one class")
-    return classes[0]
-
-
-def name_of(kind: type) -> str:
-    """The name of a class in cassettes."""
-    return f"{kind.__module__}:{kind.__qualname__}"
-
-
-def _exception_named(name: str) -> type[BaseException] | None:
-    """The exception class of this name if it is known here."""
-    found: Any = REGISTERED.get(name)
-    if found is None:
-        where, _, path = name.partition(":")
-        found = sys.modules.get(where)
-        for part in path.split("."):
-            found = vars(found).get(part) if hasattr(found, "__dict__") else None
-        if getattr(found, "__module__", None) != where:
-            return None
-    return found if isinstance(found, type) and issubclass(found, BaseException) else None
-
-
-def _builtin_base(kind: type) -> type[BaseException]:
-    found: type[BaseException] = next(one for one in kind.__mro__ if one.__module__ == "builtins")
-    return found
+_MAX_DEPTH = 8
+"""Exceptions that are written within each other: causes, members of groups, attributes."""
+_MAX_MEMBERS = 100
+_NATIVE_SLOTS = {AttributeError: ("name",), ImportError: ("name", "path"), NameError: ("name",)}
+"""What builtin exceptions have that is no argument of theirs. The object of an `AttributeError` may be anything."""
 
 
 # Writing
 
-_MAX_DEPTH = 8
-"""Exceptions that are written within each other: causes, members of groups, attributes."""
-_MAX_MEMBERS = 100
+
+def error_outcome(error: BaseException, redaction: Redaction) -> dict[str, Any]:
+    """The redacted outcome of a call that raised this exception."""
+    data = error_data(error)
+    return {"error": redact_error(data, redaction) if redaction.may_change(encode(data)) else data}
 
 
-class Failure(msgspec.Struct):
-    """An exception under ``error``.
-
-    Attributes:
-        type: ``module:qualname`` of its class.
-        base: the nearest builtin class that it derives from; ``Exception`` if it is left out.
-        unknown: whether it does not come back as its class with its text and attributes, as far as the recording could
-            tell.
-        message: its text.
-        args: arguments of its constructor; ``{"$any": ...}`` if they are not JSON.
-        state: its attributes.
-        notes: of `BaseException.add_note`.
-        cause: the exception it was raised from.
-        group: members of an exception group.
-    """
-
-    type: str = ""
-    base: str = "Exception"
-    unknown: bool = False
-    message: str = ""
-    args: list[Any] | dict[str, Any] = []
-    state: dict[str, Any] = {}
-    notes: list[str] = []
-    cause: Failure | None = None
-    group: list[Failure] = []
+def error_text(error: BaseException, redaction: Redaction) -> str:
+    """The text of an exception without secrets, also those that only its arguments give away."""
+    return str(error_outcome(error, redaction)["error"]["message"])
 
 
 def error_data(error: BaseException) -> dict[str, Any]:
-    """An exception as plain data; see `Failure`. Never fails: parts that cannot be written are left out."""
+    """An exception as plain data; see `outcomes.Failure`. Never fails: parts that cannot be written are left out."""
     data = _error_data(error, 0)
     _mark_unknown(error, data)
     return data
@@ -147,26 +81,35 @@ def _error_data(error: BaseException, depth: int) -> dict[str, Any]:
     if isinstance(error, RecordedError):
         return data
     special = _SPECIAL.get(data["type"])
-    try:
-        if special is not None:
-            data["state"] = special[0](error, depth)
-    except Exception:  # noqa: BLE001 - a version of the library that has another way: it is written as any other
+    if special is None or not _write_special(error, special[0], data, depth):
+        _write_parts(error, data, depth)
         special = None
-    if special is None:
-        if "group" not in data and (arguments := _written(_constructor_arguments(error), Any, depth)) is not None:
-            data["args"] = arguments
-        hints = hints_of(kind)
-        state = {name: _written(value, hints.get(name, Any), depth) for name, value in _state(error)}
-        if written := {name: found for name, found in state.items() if found is not None}:
-            data["state"] = written
-        if len(written) < len(state):
-            data["unknown"] = True
     notes = getattr(error, "__notes__", None) if special is None else vars(error).get("__notes__")
     if notes and isinstance(notes, list):
         data["notes"] = [note for note in notes if isinstance(note, str)]
     if error.__cause__ is not None and depth < _MAX_DEPTH:
         data["cause"] = _error_data(error.__cause__, depth + 1)
     return data
+
+
+def _write_special(error: BaseException, state_of: _StateOf, data: dict[str, Any], depth: int) -> bool:
+    try:
+        data["state"] = state_of(error, depth)
+    except Exception:  # noqa: BLE001 - a version of the library that has another way: it is written as any other
+        return False
+    return True
+
+
+def _write_parts(error: BaseException, data: dict[str, Any], depth: int) -> None:
+    """Write arguments and attributes."""
+    if "group" not in data and (arguments := _written(_constructor_arguments(error), Any, depth)) is not None:
+        data["args"] = arguments
+    hints = hints_of(type(error))
+    state = {name: _written(value, hints.get(name, Any), depth) for name, value in _state(error)}
+    if written := {name: found for name, found in state.items() if found is not None}:
+        data["state"] = written
+    if len(written) < len(state):
+        data["unknown"] = True
 
 
 def _state(error: BaseException) -> Iterator[tuple[str, Any]]:
@@ -183,20 +126,13 @@ def _state(error: BaseException) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-_NATIVE_SLOTS = {AttributeError: ("name",), ImportError: ("name", "path"), NameError: ("name",)}
-"""What builtin exceptions have that is no argument of theirs. The object of an `AttributeError` may be anything."""
-
-
 def _slots(kind: type) -> dict[str, MemberDescriptorType]:
-    found: dict[str, MemberDescriptorType] = {}
-    for base, names in _NATIVE_SLOTS.items():
-        if issubclass(kind, base):
-            found |= {name: vars(base)[name] for name in names}
-    for base in kind.__mro__[: kind.__mro__.index(_builtin_base(kind))]:
-        for name, attribute in vars(base).items():
-            if isinstance(attribute, MemberDescriptorType):
-                found.setdefault(name, attribute)
-    return found
+    natives = {
+        name: vars(base)[name] for base, names in _NATIVE_SLOTS.items() if issubclass(kind, base) for name in names
+    }
+    own = kind.__mro__[: kind.__mro__.index(_builtin_base(kind))]
+    pairs = ((name, slot) for base in reversed(own) for name, slot in vars(base).items())
+    return {**{name: slot for name, slot in pairs if isinstance(slot, MemberDescriptorType)}, **natives}
 
 
 def _constructor_arguments(error: BaseException) -> list[Any]:
@@ -218,6 +154,11 @@ def _message(error: BaseException) -> str:
         return ""
 
 
+def _builtin_base(kind: type) -> type[BaseException]:
+    found: type[BaseException] = next(one for one in kind.__mro__ if one.__module__ == "builtins")
+    return found
+
+
 # Reading
 
 
@@ -225,7 +166,7 @@ def read_error(data: dict[str, Any]) -> BaseException:
     """The exception of an ``error`` outcome, of its own class if that is known, else a `RecordedError`.
 
     Args:
-        data: what stands under ``error``; see `Failure`.
+        data: what stands under ``error``; see `outcomes.Failure`.
     """
     kind = _exception_named(str(data.get("type", "")))
     error = None if kind is None else _rebuilt(kind, data)
@@ -237,6 +178,19 @@ def read_error(data: dict[str, Any]) -> BaseException:
     if "cause" in data:
         BaseException.__setattr__(error, "__cause__", read_error(data["cause"]))
     return error
+
+
+def _exception_named(name: str) -> type[BaseException] | None:
+    """The exception class of this name if it is known here."""
+    found: Any = REGISTERED.get(name)
+    if found is None:
+        where, _, path = name.partition(":")
+        found = sys.modules.get(where)
+        for part in path.split("."):
+            found = vars(found).get(part) if hasattr(found, "__dict__") else None
+        if getattr(found, "__module__", None) != where:
+            return None
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
 def _unknown_error(data: dict[str, Any]) -> RecordedError:
@@ -262,8 +216,7 @@ def _rebuilt(kind: type[BaseException], data: dict[str, Any]) -> BaseException |
             error: BaseException = kind(data["message"], [read_error(member) for member in data["group"]])
         else:
             error = _new_error(kind, tuple(_read(data["args"], Any) if "args" in data else [data.get("message", "")]))
-        hints = hints_of(kind)
-        slots = _slots(kind)
+        hints, slots = hints_of(kind), _slots(kind)
         for name, part in state.items():
             value = _read(part, hints.get(name, Any))
             if name in slots:
@@ -281,8 +234,12 @@ def _new_error(kind: type[BaseException], arguments: tuple[Any, ...]) -> BaseExc
     error: BaseException = base.__new__(kind, *arguments)
     base.__init__(error, *arguments)
     if not isinstance(error, OSError):  # its constructor keeps two of its arguments
-        BaseException.args.__set__(error, arguments)  # type: ignore[attr-defined]  # a frozen one refuses `error.args =`
+        _set_args(error, arguments)
     return error
+
+
+def _set_args(error: BaseException, arguments: tuple[Any, ...]) -> None:
+    BaseException.args.__set__(error, arguments)  # type: ignore[attr-defined]  # a frozen one refuses `error.args =`
 
 
 # Arguments and attributes
@@ -292,7 +249,9 @@ def _written(value: Any, hint: Any, depth: int) -> Any:
     """An argument or attribute as plain data, with a tag unless it is JSON. None if it cannot be written.
 
     Args:
+        value: the argument or attribute.
         hint: how the class of the exception annotates it.
+        depth: how many exceptions it is in.
     """
     exact = exact_json(value)
     if exact is not None and b'"$' not in exact[0] and value is not None:
@@ -352,18 +311,13 @@ def _http_data(value: Any) -> dict[str, Any] | None:
     except Exception:  # noqa: BLE001 - a stream that was not read
         content = b""
     request = getattr(value, "_request", None)
-    return {
-        "$http": [
-            library,
-            "Response",
-            {
-                "status_code": value.status_code,
-                "headers": {name: text for name, text in value.headers.items() if name not in _OF_TRANSFER},
-                "content": _text_or(content),
-                "request": None if request is None else _http_data(request),
-            },
-        ]
+    fields = {
+        "status_code": value.status_code,
+        "headers": {name: text for name, text in value.headers.items() if name not in _OF_TRANSFER},
+        "content": _text_or(content),
+        "request": None if request is None else _http_data(request),
     }
+    return {"$http": [library, "Response", fields]}
 
 
 def _text_or(content: bytes) -> Any:
@@ -386,7 +340,10 @@ def _read_http(library: str, kind: str, data: dict[str, Any]) -> Any:
     return module.Response(data["status_code"], headers=data["headers"], content=content, request=request)
 
 
-# Exceptions that only their own constructor makes
+# Exceptions that only their own constructor makes: what is written of each, and how it is made of that
+
+_StateOf = Callable[[Any, int], dict[str, Any]]
+_Make = Callable[[Any, dict[str, Any]], BaseException]
 
 
 def _validation_state(error: Any, depth: int) -> dict[str, Any]:
@@ -417,22 +374,11 @@ def _make_validation_error(kind: Any, state: dict[str, Any]) -> BaseException:
             [made] = kind.from_exception_data("", [known]).errors()
         except (KeyError, TypeError, ValueError):
             made = {}
-        if made.get("msg") == one["msg"]:
-            details.append(known)
-        else:  # of a validator's own
-            details.append({**detail, "type": custom(one["type"], one["msg"], context or None)})
+        is_same = made.get("msg") == one["msg"]  # else it is of a validator's own
+        details.append(known if is_same else {**detail, "type": custom(one["type"], one["msg"], context or None)})
     error: BaseException = kind.from_exception_data(state["title"], details)
-    BaseException.args.__set__(error, ())  # type: ignore[attr-defined]  # as pydantic's own has them
+    _set_args(error, ())  # as pydantic's own has them
     return error
-
-
-def _http_error_state(error: Any, depth: int) -> dict[str, Any]:  # noqa: ARG001 - see `_SPECIAL`
-    return {
-        "url": error.filename,
-        "code": error.code,
-        "msg": error.msg,
-        "headers": list(map(list, error.headers.items())),
-    }
 
 
 def _make_http_error(kind: Any, state: dict[str, Any]) -> BaseException:
@@ -449,24 +395,18 @@ _OF_CONNECTION = ("host", "port", "is_ssl")
 
 
 def _connector_error_state(error: Any, depth: int) -> dict[str, Any]:
-    key = error.args[0]
-    state = {name: getattr(key, name) for name in _OF_CONNECTION}
+    state = {name: getattr(error.args[0], name) for name in _OF_CONNECTION}
     if not all(isinstance(value, str | int | None) for value in state.values()):
-        raise TypeError(key)
+        raise TypeError(state)
     return {**state, "os_error": _written(error.args[1], Any, depth)}
 
 
 def _make_connector_error(kind: Any, state: dict[str, Any]) -> BaseException:
     keys: Any = sys.modules["aiohttp.client_reqrep"]
-    given = {name: state[name] for name in _OF_CONNECTION}
-    others = dict.fromkeys(keys.ConnectionKey._fields)
-    key = keys.ConnectionKey(**{**others, "ssl": True, **given})
+    known = {"ssl": True, **{name: state[name] for name in _OF_CONNECTION}}
+    key = keys.ConnectionKey(**{**dict.fromkeys(keys.ConnectionKey._fields), **known})
     error: BaseException = kind(key, _read(state["os_error"], Any))
     return error
-
-
-def _incomplete_read_state(error: Any, depth: int) -> dict[str, Any]:  # noqa: ARG001 - see `_SPECIAL`
-    return {"partial": _text_or(error.partial), "expected": error.expected}
 
 
 def _make_incomplete_read(kind: Any, state: dict[str, Any]) -> BaseException:
@@ -475,22 +415,19 @@ def _make_incomplete_read(kind: Any, state: dict[str, Any]) -> BaseException:
     return error
 
 
-_CONNECTOR_ERRORS = (
-    "ClientConnectorError",
-    "ClientConnectorDNSError",
-    "ClientProxyConnectionError",
-    "ClientConnectorSSLError",
-    "ClientConnectorCertificateError",
-)
-
-
-_SPECIAL: dict[str, tuple[Callable[[Any, int], dict[str, Any]], Callable[[Any, dict[str, Any]], BaseException]]] = {
+_SPECIAL: Final[dict[str, tuple[_StateOf, _Make]]] = {
     "pydantic_core._pydantic_core:ValidationError": (_validation_state, _make_validation_error),
-    "urllib.error:HTTPError": (_http_error_state, _make_http_error),
-    "http.client:IncompleteRead": (_incomplete_read_state, _make_incomplete_read),
+    "urllib.error:HTTPError": (
+        lambda error, _: {
+            "url": error.filename, "code": error.code, "msg": error.msg, "headers": [*map(list, error.headers.items())]
+        },
+        _make_http_error,
+    ),
+    "http.client:IncompleteRead": (
+        lambda error, _: {"partial": _text_or(error.partial), "expected": error.expected}, _make_incomplete_read
+    ),
     **{
-        f"aiohttp.client_exceptions:{name}": (_connector_error_state, _make_connector_error)
-        for name in _CONNECTOR_ERRORS
+        f"aiohttp.client_exceptions:Client{name}Error": (_connector_error_state, _make_connector_error)
+        for name in ("Connector", "ConnectorDNS", "ProxyConnection", "ConnectorSSL", "ConnectorCertificate")
     },
-}
-"""For an exception its state as plain data, at its depth; for its class and that state the exception."""
+}  # fmt: skip

@@ -20,11 +20,11 @@ import msgspec
 
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.cassette_file import RecordedCall, digest_of
-from agent_cache.recording.functions import Usage
+from agent_cache.recording.file import RecordedCall, digest_of
 from agent_cache.recording.http.bodies import ResponseBody, model_payloads
-from agent_cache.recording.http.exchange import Http, identity, response_data
-from agent_cache.recording.prices import asked_model
+from agent_cache.recording.http.exchange import response_data
+from agent_cache.recording.http.identity import Http, identity
+from agent_cache.recording.prices import Usage, asked_model
 from agent_cache.recording.redaction import Redaction
 
 __all__ = ["is_foreign", "read_foreign"]

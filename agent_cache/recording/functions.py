@@ -24,14 +24,12 @@ from agent_cache.core.parameters import JsonArguments, Parameter, Parameters
 from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, report_escape
 from agent_cache.engine.scope import PLACE
 from agent_cache.errors import ConfigurationError, UncacheableArgumentsError
-from agent_cache.recording.annotations import annotation_of_chunks
-from agent_cache.recording.arguments import earlier_arguments, is_omitted, plain_arguments
-from agent_cache.recording.cassette_file import RecordedCall, digest_of_asker, with_asker
-from agent_cache.recording.prices import NO_TOKENS, Members, Tokens, asked_model, larger, members_of, tokens_of
+from agent_cache.recording.arguments import is_omitted, plain_arguments
+from agent_cache.recording.file import RecordedCall, digest_of_asker, with_asker
+from agent_cache.recording.outcomes import PlainSchema, annotation_of_chunks, redact_chunks, schema_of
+from agent_cache.recording.prices import Usage
 from agent_cache.recording.redaction import Redaction
-from agent_cache.recording.results import redact_chunks
-from agent_cache.recording.schema import Schema, schema_of
-from agent_cache.values.canonical import Default, make_room
+from agent_cache.values.canonical import Default
 from agent_cache.values.compare import utf8_text
 from agent_cache.values.typed import Returns
 
@@ -49,9 +47,6 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 _LOG = logging.getLogger("agent_cache")
-
-_MAX_SCHEMAS = 64
-"""Of one function, for classes that its callers passed."""
 
 KINDS = ("tool", "llm", "call", "write", "env")
 """Kinds of calls of functions; ``env`` is a clock, an identifier or a random number. A request is ``http``
@@ -111,7 +106,6 @@ class RecordedFunction:
         self._key = key
         self._vary = vary
         self.is_read = False
-        self._schemas: dict[tuple[type, ...], Schema] = {}
         every = () if self.parameters is None else self.parameters.all
         self._recorded_names = tuple(one.name for one in every if one.in_key and not one.is_receiver)
         self._sentinels = {one.name: one.default for one in every if one.is_sentinel}
@@ -130,26 +124,14 @@ class RecordedFunction:
         return self._cache_key is not None
 
     @cached_property
-    def schema(self) -> Schema:
+    def schema(self) -> PlainSchema:
         """How return values are written, by the return annotation."""
         return schema_of(Returns(self.function))
 
-    def schema_beside(self, classes: tuple[type, ...]) -> Schema:
-        """How return values are written, if they may have objects of these classes in them, which the caller passed.
-
-        So ``client.chat.completions.parse(..., response_format=City)`` returns a `City`, which no annotation names.
-        """
-        found = self._schemas.get(classes)
-        if found is None:
-            found = Schema(self.schema.annotation, classes)
-            make_room(self._schemas, _MAX_SCHEMAS)
-            self._schemas[classes] = found
-        return found
-
     @cached_property
-    def chunk_schema(self) -> Schema:
+    def chunk_schema(self) -> PlainSchema:
         """How chunks are written, if the function returns a stream."""
-        return schema_of(annotation_of_chunks(self.schema.annotation))
+        return schema_of(annotation_of_chunks(Returns(self.function).resolve()))
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of a call by name, with defaults if it `fills_defaults`.
@@ -263,18 +245,6 @@ class RecordedFunction:
                 else:
                     del found[name]
         return found
-
-    def earlier_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The arguments of a call as version 1 of the format has them. None if it did not write them all."""
-        if self.parameters is None or isinstance(self.parameters, JsonArguments):
-            return earlier_arguments(dict(arguments))
-        if not self.fills_defaults:
-            arguments = self.parameters.filled(arguments)
-        found = {name: arguments[name] for name in self._recorded_names}
-        for name, default in self._sentinels.items():
-            if name in found and found[name] is default:
-                found[name] = Default(default)
-        return earlier_arguments(found)
 
 
 def _is_same(one: Any, other: Any, seen: set[tuple[int, int]]) -> bool:
@@ -513,7 +483,7 @@ class ActiveCall:
         self.is_awaited = False
 
     @property
-    def schema(self) -> Schema:
+    def schema(self) -> PlainSchema:
         """How what it returns is written."""
         args, kwargs = self.passed
         if self.tool_call is not None:
@@ -523,7 +493,8 @@ class ActiveCall:
                 each for each in (*args, *kwargs.values()) if issubclass(type(each), type) and _has_objects(each)
             )
             if classes:
-                return self.function.schema_beside(classes)
+                # So `client.chat.completions.parse(..., response_format=City)` returns a `City`, which nothing names.
+                return schema_of(self.function.schema.annotation, classes)
         return self.function.schema
 
     @property
@@ -541,95 +512,6 @@ class ActiveCall:
 
 CURRENT_CALL: ContextVar[ActiveCall | None] = ContextVar("agent_cache_recorded_call", default=None)
 """The innermost recorded call that is running in this context. Child tasks and threads inherit it."""
-
-
-_MODEL = ("model", "model_version", "modelVersion", "model_name")
-_NESTED = ("message", "response", "response_metadata", "llm_output", "metadata", "delta")
-"""Where usage may stand one level down: Anthropic's `message_start`, OpenAI's `response.completed`, LangChain's
-messages, Bedrock's `metadata`, Cohere's `message-end`."""
-
-
-class Usage:
-    """Tokens and model of one LLM call, from what the usual clients return (`tokens_of`).
-
-    The chunks of a stream carry counts that grow, so the largest are kept. The counts of the requests that the call has
-    made are summed. The answer that it returns repeats them, so its own counts stand only if they are larger.
-
-    Attributes:
-        model: the model, None if it is not known.
-    """
-
-    __slots__ = ("_inside", "_own", "model")
-
-    def __init__(self) -> None:
-        self._own = self._inside = NO_TOKENS
-        self.model: str | None = None
-
-    @property
-    def tokens(self) -> Tokens:
-        """The token counts."""
-        own, inside = self._own, self._inside
-        return inside if inside.input + inside.output >= own.input + own.output else own
-
-    def add(self, answer: Any) -> None:
-        """Search an answer, or a chunk of one, or a list of chunks."""
-        if isinstance(answer, str | bytes | int | float | None):
-            return
-        if isinstance(answer, list | tuple):
-            for one in answer:
-                if isinstance(one, Mapping):
-                    self.add(one)
-            return
-        try:
-            members = members_of(answer)
-            self._search(members)
-            for name in _NESTED:
-                inner = members(name)
-                if inner is not None and not isinstance(inner, str):
-                    self._search(members_of(inner))
-        except Exception as error:  # noqa: BLE001 - reading an attribute of the user's object may raise anything
-            _LOG.debug("recording: tokens could not be read: %r", error)
-
-    def join(self, inside: Usage) -> None:
-        """Add the usage of a request that this call has made, which is not recorded by itself."""
-        self._inside = self._inside.plus(inside.tokens)
-        self.model = inside.model or self.model
-
-    def complete(self, call: ActiveCall, answer: Any) -> None:
-        """Apply the user's extractors. If nothing has named a model, take it from the arguments.
-
-        Args:
-            call: the LLM call.
-            answer: what it returned; the list of its chunks if that was a stream.
-        """
-        if self.model is None:
-            self.model = asked_model(call.arguments)
-        function = call.function
-        if not function.has_extractors:
-            return
-        args, kwargs = call.passed
-        passed = {"args": list(args), "kwargs": dict(kwargs)}
-        if function.extract_model is not None:
-            try:
-                self.model = str(function.extract_model(passed, answer))
-            except Exception as error:  # noqa: BLE001 - the user's function; the recording goes on without it
-                _LOG.warning("extract_model of %s raised %r; the default was used", function.name, error)
-        if function.extract_tokens is not None:
-            try:
-                found_input, found_output = function.extract_tokens(passed, answer)
-                self._own, self._inside = Tokens(int(found_input), int(found_output)), NO_TOKENS
-            except Exception as error:  # noqa: BLE001 - as above
-                _LOG.warning("extract_tokens of %s raised %r; the default was used", function.name, error)
-
-    def _search(self, answer: Members) -> None:
-        found = tokens_of(answer)
-        if found is not NO_TOKENS:
-            self._own = larger(self._own, found)
-        for name in _MODEL:
-            model = answer(name)
-            if isinstance(model, str) and model:
-                self.model = model
-                return
 
 
 # Decorators
@@ -785,7 +667,7 @@ def _checked_function(function: Any, decorator: str) -> Any:
 
 
 class FunctionInterceptor(Protocol):
-    """A recorder or a player, as wrapped functions use it."""
+    """A tape, as wrapped functions use it."""
 
     def run(
         self, function: RecordedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], proceed: Callable[[], Any]

@@ -83,7 +83,7 @@ _LANES: ContextVar[tuple[Lane, ...]] = ContextVar("agent_cache_lanes", default=(
 class Lanes:
     """The lanes of one recording, and the task that ends when a divergence has ended another one.
 
-    Not thread-safe: the recorder asks for lanes under its lock.
+    Not thread-safe: the tape asks for lanes under its lock.
 
     Attributes:
         is_over: whether the recording has ended.

@@ -33,9 +33,9 @@ import msgspec
 from agent_cache.core.options import checked_choice
 from agent_cache.errors import CassetteError, CassetteNotFound, MissingFixture, UncacheableArgumentsError
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.cassette_file import CALLS_OF_LITELLM, PartialFile, RecordedCall, digest_of_key
-from agent_cache.recording.functions import Usage
-from agent_cache.recording.prices import Savings, savings_of
+from agent_cache.recording.file import CALLS_OF_LITELLM, RecordedCall, digest_of_key
+from agent_cache.recording.partial_file import PartialFile
+from agent_cache.recording.prices import Savings, Usage, savings_of
 from agent_cache.recording.redaction import redaction_of
 
 __all__ = [
@@ -76,11 +76,7 @@ class PreconditionMismatch(MissingFixture):
 
 @dataclass(frozen=True)
 class ReplayRequest:
-    """A model call as a precondition sees it.
-
-    Attributes:
-        model, messages, tools, tool_choice: as `litellm.acompletion` was given them.
-    """
+    """A model call as a precondition sees it: what `litellm.acompletion` was given."""
 
     model: str
     messages: list[Any]
@@ -218,7 +214,7 @@ class LLMReplay:
 
     @property
     def savings(self) -> Savings:
-        """Model calls that were not made, because they were answered so far, as `Player.savings`."""
+        """Model calls that were not made, because they were answered so far, as `Tape.savings`."""
         return savings_of((_call(number, entry) for number, entry in enumerate(self._answered, 1)), None)
 
     # Installation
@@ -470,16 +466,16 @@ def _exception(entry: Entry, model: str, path: Path) -> Exception:
     import litellm
 
     cause, text = entry["cause"], entry.get("message") or f"recorded: {entry['cause']}"
-    known = {"message": text, "model": model, "llm_provider": "replay"}
-    if cause == "rate_limit":
-        error: Exception = litellm.RateLimitError(**known)
-    elif cause == "context_overflow":
-        error = litellm.ContextWindowExceededError(**known)
-    elif cause == "byte_limit":
-        error = litellm.BadRequestError(**known)
+    kinds = {
+        "rate_limit": litellm.RateLimitError,
+        "context_overflow": litellm.ContextWindowExceededError,
+        "byte_limit": litellm.BadRequestError,
+    }
+    if cause not in kinds:
+        return CassetteError(f"has the unknown cause {cause!r} of an exception", path)
+    error: Exception = kinds[cause](message=text, model=model, llm_provider="replay")
+    if cause == "byte_limit":
         vars(error)["status_code"] = 413
-    else:
-        error = CassetteError(f"has the unknown cause {cause!r} of an exception", path)
     return error
 
 

@@ -1,8 +1,7 @@
-"""Which call of one run is which call of another, and which call had to be over before which: the pure part of `drift`.
+"""Which call of one run is which call of another: the pure part of `drift`.
 
-`pair_runs` pairs calls by chain, digest and occurrence, in lanes that belong together first; what is left over pairs by
-name and the fewest changed fields. `Order` is what the tape knows of the order of a run. `differences` says where two
-values differ. `docs/explanation/drift.md` describes the rule and gives the reasons.
+`pair_runs` pairs calls by the calls that enclose them, digest and occurrence, in lanes that belong together first; what
+is left over pairs by name and the fewest changed fields. `differences` says where two values differ.
 """
 
 from __future__ import annotations
@@ -11,37 +10,20 @@ import json
 import re
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from difflib import SequenceMatcher
 from hashlib import blake2b
-from operator import attrgetter
 from typing import Any, TypeAlias
 
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.cassette_file import RecordedCall
-from agent_cache.recording.tagged import encode, encode_sorted
+from agent_cache.recording.file import RecordedCall
+from agent_cache.recording.outcomes import encode, encode_sorted
 
 __all__ = [
-    "OUTSIDE",
-    "Chains",
-    "Difference",
-    "Order",
-    "Pairing",
-    "Place",
-    "Patterns",
-    "Run",
-    "Step",
-    "child_chain",
-    "differences",
-    "fingerprint",
-    "moved_steps",
-    "pair_runs",
-    "parsed_path",
-    "pruned",
-    "read_run",
-    "shown_path",
-]
+    "Chains", "Difference", "Pairing", "Patterns", "Position", "Run", "Step", "child_chain", "differences",
+    "fingerprint", "moved_steps", "pair_runs", "parsed_path", "pruned", "read_run", "shown_path",
+]  # fmt: skip
 
 
 # Calls
@@ -53,18 +35,17 @@ OUTSIDE = -1
 """The chain of calls inside of a call that the baseline does not make."""
 
 
+@dataclass(slots=True, eq=False)
 class Step:
-    """A call, with what the rule needs of it. It has 250 bytes, whatever the call has returned.
+    """A call, with what the rule needs of it. Its size does not depend on what the call has returned.
 
     Attributes:
         number: its position in the order of starts, without calls of kind ``env``.
         index: of the call in the cassette that has it.
-        id: as in `RecordedCall`.
-        name, kind: as in `RecordedCall`.
+        id, name, kind, is_write: as in `RecordedCall`.
         digest: likewise, with the asker; not hexadecimal where places are ignored.
         chain: the number of its chain.
         lane: number of its lane, in the order in which lanes start.
-        is_write: as `RecordedCall.is_write`.
         start, end: the positions of these events among all of its run. `end` is -1 before it has ended.
         outcome: the fingerprint of its outcome.
         source: index of the cassette that has it.
@@ -72,25 +53,27 @@ class Step:
         twin: number of the step of the baseline that has the same arguments and outcome, where neither has it.
     """
 
-    __slots__ = ("call", "chain", "digest", "end", "id", "index", "is_write", "kind", "lane", "name", "number",
-                 "outcome", "source", "start", "twin")  # fmt: skip
+    number: int
+    index: int
+    id: int
+    name: str
+    kind: str
+    digest: Hashable
+    chain: int
+    lane: int
+    is_write: bool
+    start: int
+    end: int = -1
+    outcome: bytes = b""
+    source: int = 0
+    call: RecordedCall | None = None
+    twin: int = -1
 
-    def __init__(self, number: int, index: int, call: RecordedCall, chain: int, lane: int, start: int) -> None:
-        self.number = number
-        self.index = index
-        self.id = call.id
-        self.name = call.name
-        self.kind = call.kind
-        self.digest: Hashable = call.digest + call.asker
-        self.chain = chain
-        self.lane = lane
-        self.is_write = call.is_write
-        self.start = start
-        self.end = -1
-        self.outcome = b""
-        self.source = 0
-        self.call: RecordedCall | None = None
-        self.twin = -1
+    @classmethod
+    def of(cls, number: int, index: int, call: RecordedCall, chain: int, lane: int, start: int) -> Step:
+        """The step of a call."""
+        digest = call.digest + call.asker
+        return cls(number, index, call.id, call.name, call.kind, digest, chain, lane, call.is_write, start)
 
     @property
     def key(self) -> Hashable:
@@ -105,34 +88,30 @@ class Run:
     Attributes:
         steps: its calls in the order in which they started, without those of kind ``env``.
         parents: for each lane, the lane that it was forked from, or -1.
-        lane_starts: for each lane, the position at which its first call started.
         tokens: those that its model calls have sent and received.
         forms: the forms in which its calls are written, as `RecordedCall.form`.
     """
 
     steps: list[Step] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
-    lane_starts: list[int] = field(default_factory=list)
     tokens: int = 0
     forms: set[str] = field(default_factory=set)
     _lanes: dict[int, int] = field(default_factory=dict)
 
-    def lane_of(self, lane: int, forked: int, position: int, most: int | None = None) -> int:
+    def lane_of(self, lane: int, forked: int, most: int | None = None) -> int:
         """The number here of a lane.
 
         Args:
-            lane, forked: as of `RecordedCall`; `forked` is `lane` if that is not known.
-            position: where a call of it starts.
+            lane, forked: as of `RecordedCall`.
             most: all lanes from this number on are one lane.
         """
         known = self._lanes.get(lane)
         if known is None:
-            outer = -1 if forked == lane else self.lane_of(forked, forked, position, most)
+            outer = -1 if forked == lane else self.lane_of(forked, forked, most)
             if most is not None and len(self.parents) > most:
                 return most
             self._lanes[lane] = known = len(self.parents)
             self.parents.append(outer)
-            self.lane_starts.append(position)
         return known
 
 
@@ -144,10 +123,10 @@ def child_chain(chains: Chains, chain: int, name: str, *, learn: bool) -> int:
 
 
 def read_run(cassette: Cassette, chains: Chains, *, learn: bool, change: Callable[[RecordedCall], RecordedCall]) -> Run:
-    """The calls of a cassette, each read once.
+    """The calls of a recording.
 
     Args:
-        cassette: a recording.
+        cassette: the recording.
         chains: the chains of the baseline.
         learn: whether new chains are added to them.
         change: gives the call that counts instead of one that is in the cassette.
@@ -155,39 +134,23 @@ def read_run(cassette: Cassette, chains: Chains, *, learn: bool, change: Callabl
     Raises:
         CassetteError: if a call cannot be read.
     """
-    outline = cassette.outline
-    enclosing, run = outline.enclosing(), Run()
-    places = outline.places()
-    order = sorted(range(len(outline)), key=places.__getitem__)
-    names = [""] * len(outline)
-    for name, indices in outline.names.items():
-        for index in indices:
-            names[index] = name
-    chain_of = [0] * len(outline)
-    lane_of = [0] * len(outline)
-    knows_forks = not any(outline.earlier)
-    for index in order:
+    outline, run = cassette.outline, Run()
+    enclosing, places = outline.enclosing(), outline.places()
+    names = {index: name for name, indices in outline.names.items() for index in indices}
+    chain_of: dict[int, int] = {}
+    for index in sorted(range(len(outline)), key=places.__getitem__):
         outer = enclosing[index]
-        if outer >= 0:
-            chain_of[index] = child_chain(chains, chain_of[outer], names[outer], learn=learn)
-        lane = outline.lanes[index]
-        lane_of[index] = run.lane_of(lane, outline.forked[index] if knows_forks else lane, places[index])
-    found: list[Step | None] = [None] * len(outline)
-    for index, stored in enumerate(cassette.steps):
-        if stored.kind == "env":
+        chain_of[index] = child_chain(chains, chain_of[outer], names[outer], learn=learn) if outer >= 0 else 0
+        lane = run.lane_of(outline.lanes[index], outline.forked[index])
+        call = change(cassette.steps[index])
+        if call.kind == "env":
             continue
-        call = change(stored)
-        step = Step(0, index, call, chain_of[index], lane_of[index], places[index])
+        step = Step.of(len(run.steps), index, call, chain_of[index], lane, places[index])
         step.end = places[~index]
         step.outcome = fingerprint(call.outcome)
         run.tokens += call.input_tokens + call.output_tokens
         run.forms.add(call.form)
-        found[index] = step
-    for index in order:
-        known = found[index]
-        if known is not None:
-            known.number = len(run.steps)
-            run.steps.append(known)
+        run.steps.append(step)
     return run
 
 
@@ -202,7 +165,7 @@ _ELEMENT = 0
 """In a path, each element of a list."""
 _ANY_KEY = 1
 """In a pattern, each key of an object."""
-Place: TypeAlias = tuple[str | int, ...]
+Position: TypeAlias = tuple[str | int, ...]
 """Keys and `_ELEMENT`, from the top. The first is ``arguments``, ``result`` or ``error``."""
 Difference: TypeAlias = tuple[Any, Any]
 """A value in the baseline and in the new run. One that is not there is None."""
@@ -212,7 +175,7 @@ _PLAIN_KEY = re.compile(r"[^\s.:*\[\]\"]+")
 _MAX_DEPTH = 50
 
 
-def shown_path(path: Place) -> str:
+def shown_path(path: Position) -> str:
     """A path as text: ``result.items[*].price``. Other keys than words stand in brackets and quotes."""
     text = str(path[0])
     for part in path[1:]:
@@ -227,7 +190,7 @@ def shown_path(path: Place) -> str:
     return text
 
 
-def parsed_path(text: str) -> Place:
+def parsed_path(text: str) -> Position:
     """The path or pattern that a text is, in the form of `shown_path`."""
     root = re.split(r"[.\[]", text, maxsplit=1)[0]
     found: list[str | int] = [root]
@@ -248,7 +211,7 @@ class Patterns:
         paths: paths and patterns.
     """
 
-    def __init__(self, paths: Sequence[Place]) -> None:
+    def __init__(self, paths: Sequence[Position]) -> None:
         self._exact = {path for path in paths if _ANY_KEY not in path}
         self._others = [path for path in paths if _ANY_KEY in path]
         self.of_arguments = any(path[0] == "arguments" for path in paths)
@@ -256,7 +219,7 @@ class Patterns:
     def __bool__(self) -> bool:
         return bool(self._exact or self._others)
 
-    def have(self, path: Place) -> bool:
+    def have(self, path: Position) -> bool:
         """Whether this place is one of them, or below one."""
         if any(path[:length] in self._exact for length in range(1, len(path) + 1)):
             return True
@@ -270,20 +233,20 @@ class Patterns:
         )
 
 
-def differences(was: Any, now: Any, root: str, most: int = 1_000) -> dict[Place, Difference]:
+def differences(was: Any, now: Any, root: str, most: int = 1_000) -> dict[Position, Difference]:
     """The places where two values differ, with the first two values at each. No more than `most` places.
 
     Texts that are JSON are compared as what they say. The elements of lists of one length are compared one by one;
     lists of different lengths differ as a whole.
     """
-    found: dict[Place, Difference] = {}
+    found: dict[Position, Difference] = {}
     _compare(was, now, (root,), found, most)
     if not found and encode_sorted(was) != encode_sorted(now):  # 1, 1.0 and True are equal in Python
         found[root,] = was, now
     return found
 
 
-def _compare(was: Any, now: Any, path: Place, found: dict[Place, Difference], most: int) -> None:
+def _compare(was: Any, now: Any, path: Position, found: dict[Position, Difference], most: int) -> None:
     if len(found) >= most:
         return
     if type(was) is str and type(now) is str:
@@ -314,7 +277,7 @@ def _read(text: str) -> Any:
         return None
 
 
-def pruned(value: Any, path: Place, patterns: Patterns) -> Any:
+def pruned(value: Any, path: Position, patterns: Patterns) -> Any:
     """A value without the places that may differ."""
     if type(value) is str:
         read = _read(value)
@@ -342,77 +305,74 @@ class Pairing:
         changed: pairs of a call with other arguments, and where they differ.
         left: calls that only the baseline has.
         right: calls that only the new run has.
+        twins: lanes of the new run, by those of the baseline that they belong together with.
     """
 
     matched: list[tuple[Step, Step]] = field(default_factory=list)
-    changed: list[tuple[Step, Step, dict[Place, Difference]]] = field(default_factory=list)
+    changed: list[tuple[Step, Step, dict[Position, Difference]]] = field(default_factory=list)
     left: list[Step] = field(default_factory=list)
     right: list[Step] = field(default_factory=list)
+    twins: dict[int, int] = field(default_factory=dict)
 
 
-_number = attrgetter("number")
-Changes: TypeAlias = Callable[[Step, Step], dict[Place, Difference]]
+Changes: TypeAlias = Callable[[Step, Step], dict[Position, Difference]]
 """Where the arguments of two calls differ; nowhere if they are the same call."""
 
-_MAX_FULL = 400
+_MAX_COMPARED = 400
 """Pairs of calls of one name up to which all are compared. Of more, each with `_WINDOW` in its neighbourhood."""
 _WINDOW = 8
-_MAX_SCANNED = 64
 
 
-def pair_runs(base: Sequence[Step], new: Sequence[Step], parents: Sequence[int], new_parents: Sequence[int],
-              changes: Changes) -> Pairing:  # fmt: skip
+def pair_runs(base: Run, new: Run, changes: Changes) -> Pairing:
     """Pair the calls of two runs.
 
     Args:
-        base, new: their calls in the order in which they started.
-        parents, new_parents: as `Run.parents`.
+        base, new: their calls.
         changes: compares the arguments of two calls of one name.
     """
-    asked: dict[Hashable, list[Step]] = {}
-    for step in base:
-        asked.setdefault(step.key, []).append(step)
-    made: dict[Hashable, list[Step]] = {}
-    for step in new:
-        made.setdefault(step.key, []).append(step)
-    twins = _twin_lanes(base, new, asked, made, parents, new_parents)
-    found = Pairing()
+    asked, made = _grouped(base.steps, lambda step: step.key), _grouped(new.steps, lambda step: step.key)
+    found = Pairing(twins=_twin_lanes(base, new, asked, made))
     for key, steps in asked.items():
-        there = made.get(key)
-        if there is None:
-            found.left += steps
-        elif len(steps) == 1 == len(there):
+        there = made.get(key, [])
+        if len(steps) == 1 == len(there):
             found.matched.append((steps[0], there[0]))
         else:
-            _pair_same(steps, there, twins, found)
-    for key, steps in made.items():
-        if key not in asked:
-            found.right += steps
-    found.left.sort(key=_number)
-    found.right.sort(key=_number)
-    _pair_changed(found, asked, twins, changes)
+            _pair_same(steps, there, found)
+    found.right += (step for key, steps in made.items() if key not in asked for step in steps)
+    found.left.sort(key=lambda step: step.number)
+    found.right.sort(key=lambda step: step.number)
+    _pair_changed(found, asked, changes)
     found.matched.sort(key=lambda pair: pair[0].number)
     return found
 
 
+def _grouped(steps: Iterable[Step], key: Callable[[Step], Hashable]) -> dict[Hashable, list[Step]]:
+    found: dict[Hashable, list[Step]] = {}
+    for step in steps:
+        found.setdefault(key(step), []).append(step)
+    return found
+
+
+def _by_lane(steps: Iterable[Step]) -> dict[int, list[Step]]:
+    found: dict[int, list[Step]] = {}
+    for step in steps:
+        found.setdefault(step.lane, []).append(step)
+    return found
+
+
 def _twin_lanes(
-    base: Sequence[Step],
-    new: Sequence[Step],
-    asked: Mapping[Hashable, list[Step]],
-    made: Mapping[Hashable, list[Step]],
-    parents: Sequence[int],
-    new_parents: Sequence[int],
+    base: Run, new: Run, asked: Mapping[Hashable, list[Step]], made: Mapping[Hashable, list[Step]]
 ) -> dict[int, int]:
     """Which lane is which: by the calls that each side makes once, writes before others.
 
-    Lanes that this leaves over belong together if they were forked from lanes that belong together, and make the same
-    calls in the same order, as the lanes do that were forked from them. Then each time less of this is asked for.
+    Lanes that this leaves over belong together if they, and the lanes that were forked from them, make the same calls
+    in the same order; then each time less of this is asked for.
     """
     votes: Counter[tuple[int, int]] = Counter()
     for key, steps in asked.items():
-        there = made.get(key)
-        if there is not None and len(steps) == 1 == len(there):
-            votes[steps[0].lane, there[0].lane] += len(base) + 1 if steps[0].is_write else 1
+        there = made.get(key, ())
+        if len(steps) == 1 == len(there):
+            votes[steps[0].lane, there[0].lane] += len(base.steps) + 1 if steps[0].is_write else 1
     twins: dict[int, int] = {}
     taken: set[int] = set()
 
@@ -423,187 +383,125 @@ def _twin_lanes(
 
     for (lane, other), _ in sorted(votes.items(), key=lambda vote: (-vote[1], vote[0])):
         add(lane, other)
-    lanes, others = _by_lane(base), _by_lane(new)
-    for lane in range(len(parents) - 1, 0, -1):  # a forked lane has a higher number than its parent
-        if lane in twins and parents[lane] >= 0 and new_parents[twins[lane]] >= 0:
-            add(parents[lane], new_parents[twins[lane]])
+    for lane in range(len(base.parents) - 1, 0, -1):  # a forked lane has a higher number than its parent
+        if lane in twins and base.parents[lane] >= 0 and new.parents[twins[lane]] >= 0:
+            add(base.parents[lane], new.parents[twins[lane]])
     add(0, 0)  # those of the blocks
-    rules: tuple[tuple[Callable[[_Lanes, Sequence[int]], dict[int, Hashable]], bool], ...] = (
-        (partial(_trees, has_outcomes=True, has_places=True), True),
-        (partial(_trees, has_outcomes=True), True),
-        (_trees, True),
-        (_trees, False),
-        (_sequences, True),
-        (_sequences, False),
-        (_beginnings, True),
-        (_chains, False),
-    )
-    for of_lanes, has_parent in rules:
-        if twins.keys() >= lanes.keys() or taken >= others.keys():
-            break
-        signatures, of_new = of_lanes(lanes, parents), of_lanes(others, new_parents)
+    for level in range(6):
+        signatures, of_new = _signatures(base, level), _signatures(new, level)
+        has_parent = level not in (3, 5)
         waiting: dict[Hashable, deque[int]] = {}
-        for other in others:
-            if other not in taken:
-                parent = new_parents[other] if has_parent else -1
-                waiting.setdefault((parent, of_new[other]), deque()).append(other)
-        for lane in sorted(lanes):  # a forked lane has a higher number than its parent, so its parent is paired
-            parent = parents[lane] if has_parent else -1
-            twin = twins.get(parent, parent if parent < 0 else -2)
-            if lane not in twins and (queue := waiting.get((twin, signatures[lane]))):
+        for other in sorted(of_new.keys() - taken):
+            waiting.setdefault((new.parents[other] if has_parent else -1, of_new[other]), deque()).append(other)
+        for lane in sorted(signatures.keys() - twins.keys()):
+            parent = base.parents[lane] if has_parent else -1
+            if queue := waiting.get((twins.get(parent, parent if parent < 0 else -2), signatures[lane])):
                 add(lane, queue.popleft())
     return twins
 
 
-_Lanes: TypeAlias = Mapping[int, list[Step]]
-"""The calls of each lane."""
+def _signatures(run: Run, level: int) -> dict[int, Hashable]:
+    """For each lane, what two lanes have in common that belong together.
 
-
-def _trees(
-    lanes: _Lanes, parents: Sequence[int], *, has_outcomes: bool = False, has_places: bool = False
-) -> dict[int, Hashable]:
-    """For each lane, a number for its calls and for those of the lanes that were forked from it."""
+    Args:
+        run: the run.
+        level: 0 for calls, outcomes, and the same of the lanes that were forked from it, and where; 1 without these
+            places; 2 also without outcomes, 3 likewise; 4 for the first call; 5 for the calls around its calls.
+    """
+    lanes = _by_lane(run.steps)
+    if level >= 4:
+        return {lane: steps[0].key if level == 4 else steps[0].chain for lane, steps in lanes.items()}
     inner: dict[int, list[int]] = {}
     found: dict[int, Hashable] = {}
     for lane in sorted(lanes, reverse=True):
-        steps = lanes[lane]
-        own = tuple((step.key, step.outcome) for step in steps) if has_outcomes else tuple(step.key for step in steps)
+        own = tuple((step.key, step.outcome if level < 2 else b"") for step in lanes[lane])
         found[lane] = tree = hash((own, tuple(sorted(inner.pop(lane, ())))))
-        parent = parents[lane]
+        parent = run.parents[lane]
         if parent >= 0:
-            place = bisect_left(lanes.get(parent, ()), steps[0].start, key=attrgetter("start")) if has_places else 0
-            inner.setdefault(parent, []).append(hash((tree, place)))
+            starts = [step.start for step in lanes.get(parent, ())] if not level else []
+            inner.setdefault(parent, []).append(hash((tree, bisect_left(starts, lanes[lane][0].start))))
     return found
 
 
-def _sequences(lanes: _Lanes, _: Sequence[int]) -> dict[int, Hashable]:
-    return {lane: tuple(step.key for step in steps) for lane, steps in lanes.items()}
-
-
-def _beginnings(lanes: _Lanes, _: Sequence[int]) -> dict[int, Hashable]:
-    return {lane: steps[0].key for lane, steps in lanes.items()}
-
-
-def _chains(lanes: _Lanes, _: Sequence[int]) -> dict[int, Hashable]:
-    return {lane: (lane == 0, steps[0].chain) for lane, steps in lanes.items()}
-
-
-def _by_lane(steps: Sequence[Step]) -> dict[int, list[Step]]:
-    found: dict[int, list[Step]] = {}
-    for step in steps:
-        found.setdefault(step.lane, []).append(step)
-    return found
-
-
-def _pair_same(steps: list[Step], there: list[Step], twins: Mapping[int, int], found: Pairing) -> None:
+def _pair_same(steps: list[Step], there: list[Step], found: Pairing) -> None:
     """Pair calls that are all the same call: in twin lanes in their order, the others by their outcomes."""
-    lanes, rest = _by_lane(there), []
+    lanes, taken = _by_lane(there), set[int]()
     left: list[Step] = []
     for lane, own in _by_lane(steps).items():
-        others = lanes.pop(twins.get(lane, -1), None)
-        if others is None:
-            left += own
-            continue
-        pairs = _aligned(own, others)
+        pairs = _aligned(own, lanes.get(found.twins.get(lane, -1), []))
         found.matched += pairs
-        if len(own) > len(pairs):
-            used = {id(step) for step, _ in pairs}
-            left += (step for step in own if id(step) not in used)
-        elif len(others) > len(pairs):
-            used = {id(step) for _, step in pairs}
-            rest += [step for step in others if id(step) not in used]
-    for others in lanes.values():
-        rest += others
-    left.sort(key=_number)
-    rest.sort(key=_number)
-    by_outcome: dict[bytes, deque[Step]] = {}
-    for step in rest:
-        by_outcome.setdefault(step.outcome, deque()).append(step)
-    unlike: list[Step] = []
-    used = set()
-    for step in left:
-        if queue := by_outcome.get(step.outcome):
-            other = queue.popleft()
-            used.add(id(other))
-            found.matched.append((step, other))
-        else:
-            unlike.append(step)
-    rest = [step for step in rest if id(step) not in used]
-    found.matched += zip(unlike, rest, strict=False)
-    found.left += unlike[len(rest) :]
-    found.right += rest[len(unlike) :]
+        taken.update(id(other) for _, other in pairs)
+        mine = {id(step) for step, _ in pairs}
+        left += (step for step in own if id(step) not in mine)
+    left.sort(key=lambda step: step.number)
+    for has_outcome in (True, False):
+        waiting: dict[bytes, deque[Step]] = {}
+        for other in there:
+            if id(other) not in taken:
+                waiting.setdefault(other.outcome if has_outcome else b"", deque()).append(other)
+        rest, left = left, []
+        for step in rest:
+            if queue := waiting.get(step.outcome if has_outcome else b""):
+                other = queue.popleft()
+                taken.add(id(other))
+                found.matched.append((step, other))
+            else:
+                left.append(step)
+    found.left += left
+    found.right += (other for other in there if id(other) not in taken)
 
 
 def _aligned(own: list[Step], others: list[Step]) -> list[tuple[Step, Step]]:
     """Pair calls in their order. If one side has more, those of the shorter one prefer the same outcome."""
     if len(own) == len(others):
         return list(zip(own, others, strict=True))
-    is_longer = len(own) > len(others)
-    few, many = (others, own) if is_longer else (own, others)
-    pairs, at = [], 0
-    for place, step in enumerate(few):
-        last = len(many) - (len(few) - place - 1)
-        alike = range(at, min(last, at + _MAX_SCANNED))
-        at = next((there for there in alike if many[there].outcome == step.outcome), at)
-        pairs.append((many[at], step) if is_longer else (step, many[at]))
-        at += 1
-    return pairs
+    matcher = SequenceMatcher(None, [step.outcome for step in own], [step.outcome for step in others], autojunk=False)
+    return [
+        pair
+        for _, begin, end, begin_new, end_new in matcher.get_opcodes()
+        for pair in zip(own[begin:end], others[begin_new:end_new], strict=False)
+    ]
 
 
-def _pair_changed(
-    found: Pairing, asked: Mapping[Hashable, list[Step]], twins: Mapping[int, int], changes: Changes
-) -> None:
+def _pair_changed(found: Pairing, asked: Mapping[Hashable, list[Step]], changes: Changes) -> None:
     """Pair what is left over by name, chain and the fewest changed fields, writes first.
 
     A call that the baseline has, too, is one too many and no changed one.
     """
-    groups: dict[tuple[int, str], tuple[list[Step], list[Step]]] = {}
-    for step in found.left:
-        groups.setdefault((step.chain, step.name), ([], []))[0].append(step)
-    for step in found.right:
-        if step.chain != OUTSIDE and step.key not in asked and (step.chain, step.name) in groups:
-            groups[step.chain, step.name][1].append(step)
+    new = [step for step in found.right if step.chain != OUTSIDE and step.key not in asked]
+    groups = _grouped(new, lambda step: (step.chain, step.name))
     taken: set[int] = set()
-    for left, right in sorted(groups.values(), key=lambda group: not group[0][0].is_write):
-        if right:
-            _pair_group(left, right, twins, changes, found, taken)
-    if taken:
-        found.left = [step for step in found.left if id(step) not in taken]
-        found.right = [step for step in found.right if id(step) not in taken]
 
+    def take(step: Step, other: Step, where: dict[Position, Difference]) -> None:
+        taken.update((id(step), id(other)))
+        if where:
+            found.changed.append((step, other, where))
+        else:
+            found.matched.append((step, other))
 
-def _pair_group(
-    left: list[Step], right: list[Step], twins: Mapping[int, int], changes: Changes, found: Pairing, taken: set[int]
-) -> None:
-    scored = []
-    for place, other in enumerate(right):
-        for at in _neighbours(place, len(left), len(right)):
-            step = left[at]
-            where = changes(step, other)
-            far = abs(at / len(left) - place / len(right))
-            scored.append(((len(where), twins.get(step.lane) != other.lane, far, at, place), step, other, where))
-    scored.sort(key=lambda one: one[0])
-    for _, step, other, where in scored:
-        if id(step) not in taken and id(other) not in taken:
-            _take(step, other, where, found, taken)
-    rest = [step for step in left if id(step) not in taken]
-    others = [step for step in right if id(step) not in taken]
-    for step, other in zip(rest, others, strict=False):  # out of the windows
-        _take(step, other, changes(step, other), found, taken)
-
-
-def _take(step: Step, other: Step, where: dict[Place, Difference], found: Pairing, taken: set[int]) -> None:
-    taken.add(id(step))
-    taken.add(id(other))
-    if where:
-        found.changed.append((step, other, where))
-    else:
-        found.matched.append((step, other))
+    lefts = _grouped(found.left, lambda step: (step.chain, step.name))
+    for group, left in sorted(lefts.items(), key=lambda one: not one[1][0].is_write):
+        right = groups.get(group, [])
+        scored = []
+        for place, other in enumerate(right):
+            for at in _neighbours(place, len(left), len(right)):
+                where = changes(left[at], other)
+                far = abs(at / len(left) - place / len(right))
+                is_elsewhere = found.twins.get(left[at].lane) != other.lane
+                scored.append(((len(where), is_elsewhere, far, at, place), left[at], other, where))
+        for _, step, other, where in sorted(scored, key=lambda one: one[0]):
+            if id(step) not in taken and id(other) not in taken:
+                take(step, other, where)
+        rest = [step for step in left if id(step) not in taken]
+        for step, other in zip(rest, [step for step in right if id(step) not in taken], strict=False):
+            take(step, other, changes(step, other))  # out of the windows
+    found.left = [step for step in found.left if id(step) not in taken]
+    found.right = [step for step in found.right if id(step) not in taken]
 
 
 def _neighbours(place: int, left: int, right: int) -> range:
     """Which calls on the left one on the right is compared with."""
-    if left * right <= _MAX_FULL:
+    if left * right <= _MAX_COMPARED:
         return range(left)
     scaled = place * left // right
     return range(max(0, min(place, scaled) - _WINDOW // 2), min(left, max(place, scaled) + _WINDOW // 2))
@@ -611,249 +509,56 @@ def _neighbours(place: int, left: int, right: int) -> range:
 
 # Order
 
-
-class _LaneState:
-    """What is over in a lane, by chain, while `Order` goes through a run.
-
-    Attributes:
-        fronts: the latest nodes: all else that is over in it comes before these.
-        barriers: its latest writes and model calls.
-        joined, joined_barriers: the same of lanes that were forked from it and have ended, which nothing of it is
-            behind yet.
-        inherited: what was over before it began.
-    """
-
-    __slots__ = ("barriers", "fronts", "inherited", "joined", "joined_barriers")
-
-    def __init__(self, inherited: dict[int, int]) -> None:
-        self.inherited = inherited
-        self.fronts: dict[int, list[int]] = {chain: [node] for chain, node in inherited.items()}
-        self.barriers: dict[int, list[int]] = {}
-        self.joined: dict[int, list[int]] = {}
-        self.joined_barriers: dict[int, list[int]] = {}
+_MAX_MOVED = 64
 
 
-_TOUCH, _START, _END = 0, 1, 2
-
-
-class Order:
-    """Which calls of a run had to be over before which others, as far as the tape knows it.
-
-    Of two calls of one chain, the one that was over when the other started comes before it, if
-
-    - both are of one lane;
-    - it is of a lane that the other's was forked from, and was over when the first call of the forked one started;
-    - it is of a lane that was forked from the other's and made no more calls, and one of the two is a write or a model
-      call: programs wait for tasks before these.
-
-    And what comes before that comes before, too. Nothing else is known of lanes that run side by side.
-
-    It is a graph whose nodes are the calls, by their numbers, and joins of several nodes. It has at most three edges a
-    call, and a copy of the latest nodes for each lane, of as many numbers as there are chains.
-
-    Args:
-        run: the calls.
-
-    Attributes:
-        calls: their number.
-    """
-
-    def __init__(self, run: Run) -> None:
-        self.calls = len(run.steps)
-        self._before: list[tuple[int, ...]] = [()] * self.calls
-        self._sequence: list[int] = []
-        self._parents = run.parents
-        self._states: dict[int, _LaneState] = {}
-        self._up: dict[int, int] = {}
-        last_end: dict[int, int] = {}
-        for step in run.steps:
-            last_end[step.lane] = max(last_end.get(step.lane, -1), step.end)
-        self._last_end = last_end
-        started_behind = [-1] * self.calls
-        for position, what, number in self._events(run):
-            if what == _TOUCH:
-                self._state(number)
-                continue
-            step = run.steps[number]
-            state = self._state(step.lane)
-            is_barrier = step.is_write or step.kind == "llm"
-            if what == _START:
-                started_behind[number] = self._start(state, step, is_barrier=is_barrier)
-                continue
-            front = state.fronts[step.chain]
-            if len(front) < 2 and (not front or front[0] == started_behind[number]):
-                front[:] = [number]
-            else:
-                front.append(number)
-            if is_barrier:
-                others = state.barriers.get(step.chain, ())
-                state.barriers[step.chain] = [
-                    *(other for other in others if run.steps[other].end > step.start), number
-                ]  # fmt: skip
-            if position == last_end[step.lane]:
-                self._join(step.lane, position)
-        self._states.clear()
-
-    def before(self, node: int) -> tuple[int, ...]:
-        """The nodes that come directly before a node. Those below the number of calls are calls."""
-        return self._before[node]
-
-    @property
-    def nodes(self) -> int:
-        """The number of nodes."""
-        return len(self._before)
-
-    def latest_starts(self, starts: Sequence[int]) -> list[int]:
-        """For each node, the latest start of a call that comes before it, in a run where calls start at `starts`.
-
-        Args:
-            starts: by number of a call; -1 for one that does not count.
-        """
-        found = [-1] * len(self._before)
-        count = self.calls
-        for node in self._sequence:
-            latest = -1
-            for other in self._before[node]:
-                if found[other] > latest:
-                    latest = found[other]
-                if other < count and starts[other] > latest:
-                    latest = starts[other]
-            found[node] = latest
-        return found
-
-    def late(self, node: int, after: int, starts: Sequence[int], latest: Sequence[int], most: int) -> list[int]:
-        """The calls that come before a call and start after a position in another run. No more than `most`.
-
-        Args:
-            node: the call.
-            after: a position.
-            starts, latest: as of `latest_starts`.
-            most: a number of calls.
-        """
-        found: list[int] = []
-        seen = {node}
-        stack = [node]
-        while stack and len(found) < most:
-            for other in self._before[stack.pop()]:
-                if other in seen:
-                    continue
-                seen.add(other)
-                if other < self.calls and starts[other] > after:
-                    found.append(other)
-                if latest[other] > after:
-                    stack.append(other)
-        return found
-
-    @staticmethod
-    def _events(run: Run) -> Iterator[tuple[int, int, int]]:
-        events = [(step.start, _START, step.number) for step in run.steps]
-        events += [(step.end, _END, step.number) for step in run.steps]
-        events += [(start, _TOUCH, lane) for lane, start in enumerate(run.lane_starts)]
-        return iter(sorted(events))
-
-    def _state(self, lane: int) -> _LaneState:
-        state = self._states.get(lane)
-        if state is None:
-            parent = self._parents[lane]
-            outer = self._states.get(parent)
-            inherited = {}
-            if outer is not None:
-                for chain, front in outer.fronts.items():
-                    if (node := self._collapsed(front)) >= 0:
-                        inherited[chain] = node
-            state = self._states[lane] = _LaneState(inherited)
-        return state
-
-    def _collapsed(self, front: list[int]) -> int:
-        """One node that all of these come before; -1 if there are none."""
-        if len(front) > 1:
-            node = len(self._before)
-            self._before.append(tuple(front))
-            self._sequence.append(node)
-            front[:] = [node]
-        return front[0] if front else -1
-
-    def _start(self, state: _LaneState, step: Step, *, is_barrier: bool) -> int:
-        front = state.fronts.setdefault(step.chain, [])
-        front += state.joined_barriers.pop(step.chain, ())
-        if is_barrier:
-            front += state.joined.pop(step.chain, ())
-        node = self._collapsed(front)
-        self._before[step.number] = (node,) if node >= 0 else ()
-        self._sequence.append(step.number)
-        return node
-
-    def _join(self, lane: int, now: int) -> None:
-        """A lane makes no more calls: the next lane above it that does may have waited for it."""
-        above = self._above(lane, now)
-        if above < 0:
-            return
-        state, outer = self._states[lane], self._state(above)
-        for chain, front in state.fronts.items():
-            if front and front != [state.inherited.get(chain)]:
-                outer.joined.setdefault(chain, []).append(self._collapsed(front))
-        for chain, nodes in state.joined.items():
-            outer.joined.setdefault(chain, []).extend(nodes)
-        for inner in (state.barriers, state.joined_barriers):
-            for chain, nodes in inner.items():
-                outer.joined_barriers.setdefault(chain, []).extend(nodes)
-
-    def _above(self, lane: int, now: int) -> int:
-        """The next lane above this one that makes calls after a position, or -1. Ended ones are skipped for good."""
-        passed = []
-        at = self._up.get(lane, self._parents[lane])
-        while at >= 0 and self._last_end.get(at, -1) <= now:
-            passed.append(at)
-            at = self._up.get(at, self._parents[at])
-        for one in (lane, *passed):
-            self._up[one] = at
-        return at
-
-
-_ROUNDS = 40
-_MAX_LATE = 64
-
-
-def moved_steps(
-    order: Order, pairs: Sequence[tuple[Step, Step]], free: set[int]
-) -> list[tuple[Step, Step, list[Step]]]:
+def moved_steps(pairing: Pairing, free: set[int]) -> list[tuple[Step, Step, list[Step]]]:
     """The fewest calls that have moved, with the calls of the baseline that each was moved over. A greedy choice.
 
-    Two calls are in the other order in the new run if the one that comes second in the baseline was over when the first
-    one started.
+    The order of two calls counts if they are of one chain and one lane, in both runs, and one was over when the other
+    started. Tasks that run side by side have no order.
 
     Args:
-        order: of the baseline.
-        pairs: of its calls and those of the new run.
+        pairing: of the two runs.
         free: numbers of calls whose order does not count.
     """
-    steps = {step.number: (step, other) for step, other in pairs if step.number not in free}
-    starts = [-1] * order.nodes
-    for number, (_, other) in steps.items():
-        starts[number] = other.start
+    lanes: dict[tuple[int, int], list[tuple[Step, Step]]] = {}
+    for step, other in pairing.matched:
+        if step.number not in free and pairing.twins.get(step.lane) == other.lane:
+            lanes.setdefault((step.lane, step.chain), []).append((step, other))
     found = []
-    for _ in range(_ROUNDS):
-        latest = order.latest_starts(starts)
-        over: dict[int, set[int]] = {}
-        examined = 0
-        for number, (_, other) in steps.items():
-            if starts[number] < 0 or latest[number] <= other.end:
-                continue
-            for first in order.late(number, other.end, starts, latest, _MAX_LATE):
-                over.setdefault(number, set()).add(first)
-                over.setdefault(first, set()).add(number)
-            examined += 1
-            if examined == _MAX_LATE:
-                break
-        if not over:
-            break
+    for pairs in lanes.values():
+        over: dict[int, set[int]] = {}  # positions in this lane
+        for at in _out_of_order([other.start for _, other in pairs])[:_MAX_MOVED]:
+            for to, (step, other) in enumerate(pairs):
+                first, second = sorted((pairs[at], (step, other)), key=lambda pair: pair[0].start)
+                if first[0].end < second[0].start and second[1].end < first[1].start:
+                    over.setdefault(at, set()).add(to)
+                    over.setdefault(to, set()).add(at)
         while over:
-            worst = max(over, key=lambda at: (len(over[at]), not steps[at][0].is_write, at))
+            worst = max(over, key=lambda at: (len(over[at]), not pairs[at][0].is_write, at))
             others = over.pop(worst)
-            found.append((*steps[worst], [steps[at][0] for at in sorted(others)]))
-            starts[worst] = -1
+            found.append((*pairs[worst], [pairs[at][0] for at in sorted(others)]))
             for at in others:
                 over[at].discard(worst)
                 if not over[at]:
                     del over[at]
     return found
+
+
+def _out_of_order(numbers: list[int]) -> list[int]:
+    """Positions of the fewest numbers without which the others ascend: all but a longest ascending subsequence."""
+    ends: list[int] = []  # by length, the least last number of such a subsequence
+    at_end: list[int] = []
+    before: list[int] = []
+    for at, number in enumerate(numbers):
+        length = bisect_left(ends, number)
+        ends[length : length + 1] = [number]
+        at_end[length : length + 1] = [at]
+        before.append(at_end[length - 1] if length else -1)
+    kept: set[int] = set()
+    at = at_end[-1] if at_end else -1
+    while at >= 0:
+        kept.add(at)
+        at = before[at]
+    return [at for at in range(len(numbers)) if at not in kept]

@@ -9,6 +9,7 @@ The prices are those of the optional package `genai-prices`: for each model, by 
 
 from __future__ import annotations
 
+import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,15 +18,15 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from agent_cache.recording.cassette_file import RecordedCall
+from agent_cache.recording.file import RecordedCall
 
 __all__ = [
-    "NO_TOKENS",
     "Members",
     "Savings",
     "Tokens",
+    "Usage",
     "asked_model",
     "larger",
     "members_of",
@@ -33,6 +34,8 @@ __all__ = [
     "savings_of",
     "tokens_of",
 ]
+
+_LOG = logging.getLogger("agent_cache")
 
 
 # Tokens
@@ -213,6 +216,105 @@ def asked_model(arguments: Mapping[str, Any]) -> str | None:
                 if isinstance(found, str) and found:
                     return found
     return None
+
+
+# One call
+
+_MODEL = ("model", "model_version", "modelVersion", "model_name")
+_NESTED = ("message", "response", "response_metadata", "llm_output", "metadata", "delta")
+"""Where usage may stand one level down: Anthropic's `message_start`, OpenAI's `response.completed`, LangChain's
+messages, Bedrock's `metadata`, Cohere's `message-end`."""
+
+
+class LanguageModelCall(Protocol):
+    """A running call of a model, as `Usage` reads it: an `ActiveCall`."""
+
+    function: Any
+    arguments: dict[str, Any]
+    passed: tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Usage:
+    """Tokens and model of one LLM call, from what the usual clients return (`tokens_of`).
+
+    The chunks of a stream carry counts that grow, so the largest are kept. The counts of the requests that the call has
+    made are summed. The answer that it returns repeats them, so its own counts stand only if they are larger.
+
+    Attributes:
+        model: the model, None if it is not known.
+    """
+
+    __slots__ = ("_inside", "_own", "model")
+
+    def __init__(self) -> None:
+        self._own = self._inside = NO_TOKENS
+        self.model: str | None = None
+
+    @property
+    def tokens(self) -> Tokens:
+        """The token counts."""
+        own, inside = self._own, self._inside
+        return inside if inside.input + inside.output >= own.input + own.output else own
+
+    def add(self, answer: Any) -> None:
+        """Search an answer, or a chunk of one, or a list of chunks."""
+        if isinstance(answer, str | bytes | int | float | None):
+            return
+        if isinstance(answer, list | tuple):
+            for one in answer:
+                if isinstance(one, Mapping):
+                    self.add(one)
+            return
+        try:
+            members = members_of(answer)
+            self._search(members)
+            for name in _NESTED:
+                inner = members(name)
+                if inner is not None and not isinstance(inner, str):
+                    self._search(members_of(inner))
+        except Exception as error:  # noqa: BLE001 - reading an attribute of the user's object may raise anything
+            _LOG.debug("recording: tokens could not be read: %r", error)
+
+    def join(self, inside: Usage) -> None:
+        """Add the usage of a request that this call has made, which is not recorded by itself."""
+        self._inside = self._inside.plus(inside.tokens)
+        self.model = inside.model or self.model
+
+    def complete(self, call: LanguageModelCall, answer: Any) -> None:
+        """Apply the user's extractors. If nothing has named a model, take it from the arguments.
+
+        Args:
+            call: the LLM call.
+            answer: what it returned; the list of its chunks if that was a stream.
+        """
+        if self.model is None:
+            self.model = asked_model(call.arguments)
+        function = call.function
+        if not function.has_extractors:
+            return
+        args, kwargs = call.passed
+        passed = {"args": list(args), "kwargs": dict(kwargs)}
+        if function.extract_model is not None:
+            try:
+                self.model = str(function.extract_model(passed, answer))
+            except Exception as error:  # noqa: BLE001 - the user's function; the recording goes on without it
+                _LOG.warning("extract_model of %s raised %r; the default was used", function.name, error)
+        if function.extract_tokens is not None:
+            try:
+                found_input, found_output = function.extract_tokens(passed, answer)
+                self._own, self._inside = Tokens(int(found_input), int(found_output)), NO_TOKENS
+            except Exception as error:  # noqa: BLE001 - as above
+                _LOG.warning("extract_tokens of %s raised %r; the default was used", function.name, error)
+
+    def _search(self, answer: Members) -> None:
+        found = tokens_of(answer)
+        if found is not NO_TOKENS:
+            self._own = larger(self._own, found)
+        for name in _MODEL:
+            model = answer(name)
+            if isinstance(model, str) and model:
+                self.model = model
+                return
 
 
 # Savings

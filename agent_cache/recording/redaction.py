@@ -20,14 +20,11 @@ from urllib.parse import quote
 import msgspec
 
 from agent_cache.errors import ConfigurationError
-from agent_cache.recording.annotations import is_positional
-from agent_cache.recording.credentials import (
-    OAUTH_PARAMETERS,
+from agent_cache.recording.credentials import OAUTH_PARAMETERS, TextSearch
+from agent_cache.recording.secret_names import (
     NameKind,
-    TextSearch,
     is_granted,
     is_secret_value,
-    is_suspicious,
     kind_of_name,
     looks_random,
     names_code,
@@ -37,7 +34,15 @@ from agent_cache.recording.credentials import (
 )
 from agent_cache.values.canonical import MAX_DEPTH, declared_names
 
-__all__ = ["REDACTED", "Redaction", "redact_error", "redact_key", "redaction_of", "without_secret_fields"]
+__all__ = [
+    "REDACTED",
+    "Redaction",
+    "is_positional",
+    "redact_error",
+    "redact_key",
+    "redaction_of",
+    "without_secret_fields",
+]
 
 REDACTED = "[redacted]"
 
@@ -209,24 +214,6 @@ class Redaction:
         if "%" in cleaned and quoted != self.replacement:
             cleaned = re.sub(re.escape(quoted), lambda _: self.replacement, cleaned, flags=re.IGNORECASE)
         return cleaned
-
-    def suspects(self, data: Any, path: str, name: str = "") -> Iterator[tuple[str, str]]:
-        """Places of plain data, and names there, whose values are not redacted and may be secrets for all that."""
-        if isinstance(data, dict):
-            for key, value in data.items():
-                yield from self.suspects(value, f"{path}.{key}", key)
-        elif isinstance(data, list):
-            for index, value in enumerate(data):
-                yield from self.suspects(value, f"{path}[{index}]", name)
-        elif isinstance(data, str):
-            inner = _read_json(data)
-            if inner is not None:
-                yield from self.suspects(inner, path, name)
-                return
-            if is_suspicious(name, data):
-                yield path, name
-            for found in self._search.suspects(data):
-                yield path, found
 
     def is_secret(self, name: str) -> bool:
         """Whether values under this name are redacted, whatever they are."""
@@ -560,6 +547,12 @@ def _removed(before: Any, after: Any) -> Iterator[str]:
         yield str(before)
 
 
+def is_positional(kind: Any) -> bool:
+    """Whether the fields of a class are written without their names: a NamedTuple, or a Struct that is a list."""
+    config = getattr(kind, "__struct_config__", None)
+    return config.array_like if config is not None else isinstance(kind, type) and hasattr(kind, "_fields")
+
+
 def without_secret_fields(value: Any, redaction: Redaction, path: tuple[int, ...] = ()) -> Any:
     """The same value, with secret fields redacted that are written without their names.
 
@@ -644,6 +637,8 @@ def _spellings(name: Any) -> list[str]:
     if type(name) is str:
         return [name]
     inner = name.get("$bytes") if type(name) is dict and len(name) == 1 else None
+    if type(inner) is list and len(inner) == 1:
+        [inner] = inner
     if type(inner) is not str:
         return []
     try:

@@ -12,16 +12,15 @@ import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from contextvars import Token
 from types import GeneratorType
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from agent_cache.errors import ReplayExhausted
-from agent_cache.recording.exceptions import read_error
+from agent_cache.recording.exceptions import error_outcome, read_error
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall
 from agent_cache.recording.lanes import checkpoint, is_cancellation
-from agent_cache.recording.player import Player, call_data
+from agent_cache.recording.outcomes import schema_of, value_outcome
 from agent_cache.recording.redaction import Redaction
-from agent_cache.recording.results import error_outcome, value_outcome
-from agent_cache.recording.schema import schema_of
+from agent_cache.recording.replaying import Replaying
 
 __all__ = ["failure_outcome", "is_stream", "leave_call", "recorded_stream", "replayed_stream"]
 
@@ -62,18 +61,19 @@ def recorded_stream(call: ActiveCall, stream: Any, redaction: Redaction, on_end:
     log = _StreamLog(call, stream, redaction, on_end)
     if _is_async_stream(stream):
         if _is_plain_stream(stream):
-            return _DualStreamProxy(log)
+            call.is_plain_stream = not (call.is_awaited or call.function.form == "async")
+            return _DualStreamProxy(None, log)
         return _record_async(log) if inspect.isasyncgen(stream) else _AsyncStreamProxy(_record_async(log), log)
     call.is_plain_stream = True
     return _record_plain(log) if inspect.isgenerator(stream) else _StreamProxy(_record_plain(log), log)
 
 
-def replayed_stream(call: ActiveCall, player: Player, on_end: Callable[[ActiveCall], None]) -> Any:
+def replayed_stream(call: ActiveCall, tape: Replaying, on_end: Callable[[ActiveCall], None]) -> Any:
     """A recorded stream, to be read again. `on_end` is called when it ends, or when its consumer stops reading it."""
     assert call.recorded is not None
     if call.recorded.outcome["stream"].get("plain"):
-        return _StreamProxy(_replay_plain(call, player, on_end))
-    return _AsyncStreamProxy(_replay_async(call, player, on_end))
+        return _StreamProxy(_replay_plain(call, tape, on_end))
+    return _AsyncStreamProxy(_replay_async(call, tape, on_end))
 
 
 def failure_outcome(error: BaseException, redaction: Redaction) -> dict[str, Any]:
@@ -239,20 +239,20 @@ def _throw(source: Any, method: str, error: BaseException) -> Any:
 # Replay
 
 
-def _replay_plain(call: ActiveCall, player: Player, on_end: Callable[[ActiveCall], None]) -> Generator[Any, Any, Any]:
+def _replay_plain(call: ActiveCall, tape: Replaying, on_end: Callable[[ActiveCall], None]) -> Generator[Any, Any, Any]:
     """A generator over recorded chunks. What is sent into it is ignored."""
     assert call.recorded is not None
     stream = call.recorded.outcome["stream"]
     try:
         for chunk in stream["chunks"]:
-            yield player.read(call, chunk, is_chunk=True)
-        return _replay_end(call, player, stream)
+            yield tape.read(call, chunk, is_chunk=True)
+        return _replay_end(call, tape, stream)
     finally:
         on_end(call)
 
 
 async def _replay_async(
-    call: ActiveCall, player: Player, on_end: Callable[[ActiveCall], None]
+    call: ActiveCall, tape: Replaying, on_end: Callable[[ActiveCall], None]
 ) -> AsyncGenerator[Any, Any]:
     """The same for chunks that are awaited. Other tasks run between two chunks."""
     assert call.recorded is not None
@@ -260,16 +260,16 @@ async def _replay_async(
     try:
         for chunk in stream["chunks"]:
             await checkpoint()
-            yield player.read(call, chunk, is_chunk=True)
+            yield tape.read(call, chunk, is_chunk=True)
         await checkpoint()
         if "cancelled" in stream["end"]:
-            await player.wait_until_cancelled(call)
-        _replay_end(call, player, stream)
+            await tape.wait_until_cancelled(call)
+        _replay_end(call, tape, stream)
     finally:
         on_end(call)
 
 
-def _replay_end(call: ActiveCall, player: Player, stream: dict[str, Any]) -> Any:
+def _replay_end(call: ActiveCall, tape: Replaying, stream: dict[str, Any]) -> Any:
     """The end after the last chunk: the value that a generator returned, or an exception.
 
     Raises:
@@ -280,29 +280,35 @@ def _replay_end(call: ActiveCall, player: Player, stream: dict[str, Any]) -> Any
     if "error" in end:
         raise read_error(end["error"])
     if "closed" in end or "unfinished" in end or "cancelled" in end:
-        shown = call_data(call)
+        shown = {"name": call.function.name, "arguments": call.arguments}
         count = len(stream["chunks"])
         text = f"the stream of {call.function.name} was closed after {count} chunks when it was recorded"
-        raise player.latch(
-            ReplayExhausted(
-                None if call.recorded is None else call.recorded.id, shown, shown, text, player.cassette.path
-            )
-        )
-    return player.read(call, end)
+        number = None if call.recorded is None else call.recorded.id
+        raise tape.latch(ReplayExhausted(number, shown, shown, text, tape.source_path))
+    return tape.read(call, end)
 
 
 # Stream objects of SDKs
 
 
-class _StreamProxy:
-    """Iterates over chunks, and passes everything else to the stream object, if there is one."""
+class _Proxy:
+    """Passes everything but the chunks to the stream object, if there is one."""
 
-    def __init__(self, chunks: Generator[Any, Any, Any], log: _StreamLog | None = None) -> None:
+    def __init__(self, chunks: Any, log: _StreamLog | None = None) -> None:
         self._chunks = chunks
         self._log = log
 
+    def __getattr__(self, name: str) -> Any:
+        if self._log is None:
+            raise AttributeError(f"a replayed stream has its chunks only, and no attribute {name!r}")
+        return getattr(self._log.source, name)
+
+
+class _StreamProxy(_Proxy):
+    """Iterates over chunks."""
+
     def __iter__(self) -> Iterator[Any]:
-        return self._chunks
+        return self._chunks  # type: ignore[no-any-return]  # a generator
 
     def __next__(self) -> Any:
         return next(self._chunks)
@@ -318,32 +324,25 @@ class _StreamProxy:
     def throw(self, error: BaseException) -> Any:
         return self._chunks.throw(error)
 
-    def __enter__(self) -> _StreamProxy:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __getattr__(self, name: str) -> Any:
-        return _attribute_of(self._log, name)
 
-
-class _AsyncStreamProxy:
-    """The same for chunks that are awaited."""
-
-    def __init__(self, chunks: AsyncGenerator[Any, Any], log: _StreamLog | None = None) -> None:
-        self._chunks = chunks
-        self._log = log
+class _AsyncStreamProxy(_Proxy):
+    """Iterates over chunks that are awaited."""
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        return self._chunks
+        return self._chunks  # type: ignore[no-any-return]  # as above
 
     async def __anext__(self) -> Any:
         return await self._chunks.__anext__()
 
     async def aclose(self) -> None:
         await self._chunks.aclose()
-        if self._log is not None:  # also a stream that was not begun, or was read to its end
+        if self._log is not None:  # as above
             await self._log.aclose()
 
     async def asend(self, value: Any) -> Any:
@@ -354,30 +353,18 @@ class _AsyncStreamProxy:
 
     close = aclose
 
-    async def __aenter__(self) -> _AsyncStreamProxy:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def __getattr__(self, name: str) -> Any:
-        return _attribute_of(self._log, name)
 
-
-def _attribute_of(log: _StreamLog | None, name: str) -> Any:
-    if log is None:
-        raise AttributeError(f"a replayed stream has its chunks only, and no attribute {name!r}")
-    return getattr(log.source, name)
-
-
-class _DualStreamProxy:
+class _DualStreamProxy(_Proxy):
     """A stream object that can be read in both ways, as LiteLLM's. Its first use decides how it is recorded."""
 
-    def __init__(self, log: _StreamLog) -> None:
-        self._log = log
-        self._proxy: _StreamProxy | _AsyncStreamProxy | None = None
-        call = log.call
-        call.is_plain_stream = not (call.is_awaited or call.function.form == "async")
+    _log: _StreamLog
+    _proxy: _StreamProxy | _AsyncStreamProxy | None = None
 
     def _plain(self) -> _StreamProxy:
         if self._proxy is None:
@@ -427,6 +414,3 @@ class _DualStreamProxy:
         if self._proxy is None and inspect.iscoroutinefunction(getattr(self._log.source, "close", None)):
             self._awaited()
         return self._plain().close() if self._proxy is None else self._proxy.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._log.source, name)

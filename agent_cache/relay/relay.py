@@ -24,7 +24,7 @@ from typing import Any, Final, NoReturn, Self, TypeVar
 from agent_cache import AgentCacheSession, AgentLoopDetectedError, LoopPolicy, Read, Toolbox, invalidate, writing
 from agent_cache.core.asker import Apart
 from agent_cache.integrations.mcp_results import may_be_cached, requested_version
-from agent_cache.recording import CassetteError, Player, intercept, record, replay
+from agent_cache.recording import CassetteError, Tape, intercept, record, replay
 from agent_cache.relay.messages import (
     INTERNAL_ERROR,
     ConnectionLost,
@@ -175,7 +175,7 @@ class Relay:
             self._tape = replay(replay_from, strict=strict)
         elif record_to is not None:
             self._tape = record(record_to)
-        self._player: Player | None = None
+        self._replay: Tape | None = None
         self._lists = _toolbox_of_lists(box)
         self._every_tag = every_tag(box)
         changes = {method: (*_CHANGES.get(method, ()), *settings.tags_of(method)) for method in _CHANGES | settings.on}
@@ -199,7 +199,7 @@ class Relay:
         async with AsyncExitStack() as blocks:
             if self._tape is not None:
                 entered = blocks.enter_context(self._tape)
-                self._player = entered if isinstance(entered, Player) else None
+                self._replay = entered if entered.file is None else None
             await blocks.enter_async_context(self.session)
             self._inside = self._host.context = copy_context()
             self._blocks = blocks.pop_all()
@@ -433,8 +433,8 @@ class Relay:
     async def _learn_tools(self, host: HostSession, request: HostRequest) -> None:
         found: dict[str, Mapping[str, Any]] = {}
         # A replay asks as often as the recording did
-        steps = () if self._player is None else self._player.cassette.steps
-        lists = 1 if self._player is None else sum(step.name == "mcp:tools" for step in steps)
+        steps = () if self._replay is None else self._replay.cassette.steps
+        lists = 1 if self._replay is None else sum(step.name == "mcp:tools" for step in steps)
         try:
             async with asyncio.timeout(_LIST_PATIENCE):
                 for _ in range(lists):

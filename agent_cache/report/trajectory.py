@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from agent_cache.recording.call_text import outcome_text
 from agent_cache.recording.cassette import Cassette, recorded_rules, redact_call
-from agent_cache.recording.cassette_file import RecordedCall
+from agent_cache.recording.file import RecordedCall
 from agent_cache.recording.redaction import Redaction
 from agent_cache.report.timeline import Timeline, model_texts
 

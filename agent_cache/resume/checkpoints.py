@@ -25,9 +25,8 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import msgspec
 
 from agent_cache.errors import CheckpointError, ConfigurationError
+from agent_cache.recording.outcomes import PlainSchema, decode, encode, is_utf8, schema_of
 from agent_cache.recording.redaction import Redaction
-from agent_cache.recording.schema import Schema, schema_of
-from agent_cache.recording.tagged import decode, encode, is_utf8
 from agent_cache.values.canonical import declared_fields, declared_names, full_name, is_model
 from agent_cache.values.typed import Undecodable, Unencodable, hints_of
 
@@ -188,7 +187,7 @@ class _StateClass:
         hints = hints_of(kind)
         self.kind = kind
         self.framework = framework
-        self.schemas: dict[str, Schema] = {name: schema_of(hints.get(name, Any)) for name in names}
+        self.schemas: dict[str, PlainSchema] = {name: schema_of(hints.get(name, Any)) for name in names}
         self.defaults = _defaults_of(kind)
 
     def to_plain(self, state: Any) -> dict[str, Any]:
@@ -337,7 +336,7 @@ def _name_of(kind: type) -> str:
 # Plain data
 
 
-def _written(value: Any, schema: Schema, name: str) -> Any:
+def _written(value: Any, schema: PlainSchema, name: str) -> Any:
     try:
         return schema.to_plain(value)
     except Unencodable as error:
@@ -364,7 +363,7 @@ def _find_unencodable(value: dict[Any, Any] | list[Any], name: str) -> None:
 _MAX_DEPTH_NAMED = 6
 
 
-def _read(plain: Any, schema: Schema, name: str) -> Any:
+def _read(plain: Any, schema: PlainSchema, name: str) -> Any:
     try:
         return schema.from_plain(plain)
     except Undecodable as error:

@@ -42,22 +42,16 @@ from agent_cache.errors import (
 )
 from agent_cache.recording.api import Block
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.cassette_file import (
-    UNKNOWN_ASKER,
-    RecordedCall,
-    digest_of,
-    digest_of_key,
-    now_text,
-    with_asker,
-)
+from agent_cache.recording.file import UNKNOWN_ASKER, RecordedCall, digest_of, digest_of_key, now_text, with_asker
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction
-from agent_cache.recording.http.exchange import Http
-from agent_cache.recording.player import Player, by_nobody, call_data, described, place_of
-from agent_cache.recording.recorder import Recorder, recorded_function, show_in_sessions
+from agent_cache.recording.http.identity import Http
+from agent_cache.recording.lanes import checkpoint
+from agent_cache.recording.match import Matcher, by_nobody, call_data, described, place_of
+from agent_cache.recording.outcomes import check_outcome, decode, encode, value_outcome
+from agent_cache.recording.recorded_tools import recorded_function, show_in_sessions
 from agent_cache.recording.redaction import redact_key, redaction_of
-from agent_cache.recording.results import check_outcome, value_outcome
 from agent_cache.recording.streams import failure_outcome, is_stream, leave_call
-from agent_cache.recording.tagged import decode, encode
+from agent_cache.recording.tape import Tape
 from agent_cache.remote.codecs import EncryptedCodec, MessagePackCodec, Undecodable
 from agent_cache.resume.checkpoints import Checkpoint, checkpoint_line, checkpoint_of, state_data
 from agent_cache.resume.journal import (
@@ -74,7 +68,7 @@ from agent_cache.resume.journal import (
 )
 from agent_cache.resume.journal_log import (
     UNREDACTED,
-    JournalPlayer,
+    JournalMatcher,
     JournalWriter,
     LaneNumbers,
     NotingRedaction,
@@ -202,7 +196,7 @@ def idempotency_key() -> str | None:
     """
     call = CURRENT_CALL.get()
     while call is not None:
-        if isinstance(call.owner, _JournalRecorder) and (key := call.owner.key_of(call)) is not None:
+        if isinstance(call.owner, _JournalTape) and (key := call.owner.key_of(call)) is not None:
             return key
         call = call.outer
     return None
@@ -260,12 +254,12 @@ def _codec_of(key: bytes) -> EncryptedCodec:
 # The run
 
 
-class _JournalRecorder(Recorder):
+class _JournalTape(Tape):
     """Passes the calls of a run: answers those that the journal has, and writes the others into it."""
 
-    player: JournalPlayer
-    _writer: JournalWriter
-    _redaction: NotingRedaction
+    answers: JournalMatcher
+    file: JournalWriter
+    redaction: NotingRedaction
 
     def __init__(
         self, path: Path, journal: Journal, header: JournalHeader, stored: StoredJournal | None, file: JournalFile
@@ -295,14 +289,16 @@ class _JournalRecorder(Recorder):
                 self._left.add(intent.id, intent.lane, intent.name)
         self._stale_tags = tuple(dict.fromkeys(tag for one in self._doubts.values() for tag in one.tags))
         self._lane_numbers = LaneNumbers(lines, opened, ambiguous)
-        player = JournalPlayer(cassette, lines, self._left, journal._codec)
-        writer = JournalWriter(file, journal._redaction, stored, player, self._lane_numbers)
-        super().__init__(path, "journal", journal._redaction, player=player, writer=writer, http=journal._http)
+        self._lines = lines
+        answers = JournalMatcher(cassette, lines, self._left)
+        writer = JournalWriter(file, journal._redaction, stored)
+        super().__init__(path, "journal", journal._redaction, answers=answers, file=writer, http=journal._http)
+        writer.latch = self.latch
 
     @property
     def cassette(self) -> Cassette:
         """The calls that have ended so far."""
-        return Cassette.load(self._writer.path)
+        return Cassette.load(self.file.path)
 
     # The beginning of a call
 
@@ -317,15 +313,13 @@ class _JournalRecorder(Recorder):
         try:
             return super()._begin(function, arguments, key, asker=asker)
         finally:
-            self._redaction.take_note()  # only outcomes are noted
+            self.redaction.take_note()  # only outcomes are noted
 
     def _place(
         self,
         call: ActiveCall,
         arguments: Mapping[str, Any],  # noqa: ARG002 - those that are written are enough
-        player: Player,
-        *,
-        is_redacted: bool,  # noqa: ARG002 - as above
+        answers: Matcher,
     ) -> int | None:
         """Find a call by its arguments before redaction: two that only differ in a secret are two."""
         parent = call.parent
@@ -337,33 +331,54 @@ class _JournalRecorder(Recorder):
         call.occurrence = counts.get(call.matched, 0)
         counts[call.matched] = call.occurrence + 1
         call.place = place_of(enclosing, call.matched, call.occurrence)
-        index = player.matcher.find(call.place)
+        index = answers.find(call.place)
         numbers = self._lane_numbers
         if index is not None:
-            numbers.identify(call.lane, index, player.cassette.outline.lanes[index])
+            numbers.identify(call.lane, index, answers.outline.lanes[index])
             if call.lane in self._new_in:
-                self._check_identified(call, player.cassette.outline.ids[index])
+                self._check_identified(call, answers.outline.ids[index])
         call.lane, call.forked = numbers.number(call.lane), numbers.number(call.forked)
         return index
 
-    def _look_up(self, call: ActiveCall, index: int | None, player: Player) -> None:
+    def _look_up(self, call: ActiveCall, index: int | None, answers: Matcher) -> None:
         if index is not None and call.asker == UNKNOWN_ASKER:
             if not call.function.is_read:
                 self._refuse(call, CassetteError(by_nobody(call), self.path or ""))
         elif index is not None:
-            player.take(call, index)
-        elif player.error is not None and not self._writer.is_over:
-            self._refuse(call, player.error)
+            self.take(call, index, answers)
+        elif self.error is not None and not self.file.is_over:
+            self._refuse(call, self.error)
+
+    def take(self, call: ActiveCall, index: int, answers: Matcher) -> None:
+        """Answer a call with the one at this index, as it was before redaction.
+
+        Raises:
+            CassetteError: if it cannot be read.
+        """
+        super().take(call, index, answers)
+        line = self._lines[index]
+        if line.original and self._codec is not None and call.recorded is not None:
+            try:
+                data: Any = self._codec.decode(base64.b64decode(line.original), bytes, context=line.place)
+            except (Undecodable, ValueError) as error:
+                reason = f"the original outcome of call {line.id} cannot be decrypted: {error}"
+                raise self.latch(JournalError(reason, self.source_path, index + 2)) from error
+            kept = {name: call.recorded.outcome[name] for name in _OF_CALLS if name in call.recorded.outcome}
+            call.recorded = msgspec.structs.replace(call.recorded, outcome={**decode(data), **kept})
+
+    def turn(self, call: ActiveCall) -> Awaitable[None]:
+        """As a tape; also for an answer that is not in the journal, but was just found out."""
+        return checkpoint() if call.index is None else super().turn(call)
 
     def _refuse(self, call: ActiveCall, error: CassetteError) -> NoReturn:
         """Stop the run in a call that must not be made."""
-        self._writer.void(call)
-        raise self.player.latch(error).with_traceback(None)
+        self.file.void(call)
+        raise self.latch(error).with_traceback(None)
 
     def run(
         self, function: RecordedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], proceed: Callable[[], Any]
     ) -> Any:
-        """As a recorder; what a check function calls is only made."""
+        """As a tape; what a check function calls is only made."""
         return proceed() if _CHECKING.get() is self else super().run(function, args, kwargs, proceed)
 
     async def play(self, call: InterceptedCall) -> Any:
@@ -435,7 +450,7 @@ class _JournalRecorder(Recorder):
         """
         if not self._is_write(call):
             return None
-        writer = self._writer
+        writer = self.file
         with self._lock:
             if writer.is_over:
                 if writer.is_sealed:
@@ -472,7 +487,7 @@ class _JournalRecorder(Recorder):
                 "that one with other arguments. What varies from run to run, such as the date in a prompt, must come "
                 "from a recorded call, as agent_cache.recording.now()"
             )
-            self._refuse(call, DivergenceError(None, None, call_data(call), text, self._writer.path))
+            self._refuse(call, DivergenceError(None, None, call_data(call), text, self.file.path))
         if self._left.first(name=name) is not None:
             shown = described(name, call.arguments)
             self._new_writes.setdefault(name, shown)
@@ -492,13 +507,13 @@ class _JournalRecorder(Recorder):
                 f"{self._new_in[call.lane]} was made as a new write, and call {first[0]} of {first[1]}, which the same "
                 "task had made before, was not made again: it may have taken effect twice, with other arguments"
             )
-            self._refuse(call, DivergenceError(None, None, None, text, self._writer.path))
+            self._refuse(call, DivergenceError(None, None, None, text, self.file.path))
 
     def _intent(self, call: ActiveCall) -> Intent:
         tags: list[str] = []
         if call.tool_call is not None:
             tags = [self._tag_of_intent(call, tag) for tag in tags_of_intent(call.tool_call)]
-            self._redaction.take_note()
+            self.redaction.take_note()
         return Intent(
             id=call.id,
             parent=None if call.parent is None else call.parent.id,
@@ -519,7 +534,7 @@ class _JournalRecorder(Recorder):
         A resume invalidates what stands there. Redacted or escaped it would be another tag.
         """
         given = call.arguments if call.given is None else call.given
-        written = utf8_text(redact_key(tag, given, call.arguments, self._redaction))
+        written = utf8_text(redact_key(tag, given, call.arguments, self.redaction))
         return tag if written == tag else utf8_text(root_of(tag))
 
     def key_of(self, call: ActiveCall) -> str | None:
@@ -607,7 +622,7 @@ class _JournalRecorder(Recorder):
             f"key {doubt.key}). Find out, and say by on_doubt= what is to be done"
         )
         text = f"{described(call.function.name, call.arguments)} {reason}"
-        error = InDoubtError(call.function.name, call.arguments, doubt.key, text, self._writer.path)
+        error = InDoubtError(call.function.name, call.arguments, doubt.key, text, self.file.path)
         with self._lock:
             self._refuse(call, error)
 
@@ -646,8 +661,7 @@ class _JournalRecorder(Recorder):
             self._doubts.pop(doubt.place, None)
             self._left.remove(doubt.id)
             inside = {doubt.id}
-            matcher = self.player.matcher
-            outline = self.player.cassette.outline
+            outline = self.answers.outline
             for intent in sorted(self._doubts.values(), key=lambda one: one.id):
                 if intent.parent in inside:
                     inside.add(intent.id)
@@ -655,7 +669,7 @@ class _JournalRecorder(Recorder):
                     self._left.remove(intent.id)
             for index, parent in enumerate(outline.parents):
                 if parent in inside:
-                    matcher.cover(index)
+                    self.answers.cover(index)
 
     # The end of a call
 
@@ -674,20 +688,20 @@ class _JournalRecorder(Recorder):
         super()._raised(call, error)
 
     def _stream_ended(self, call: ActiveCall, end: dict[str, Any], chunks: list[Any] | None) -> None:
-        if not self._redaction.has_note:  # else the end was changed, which is not known any more
+        if not self.redaction.has_note:  # else the end was changed, which is not known any more
             self._originals.of = lambda: call.stream_outcome(end, UNREDACTED)
         super()._stream_ended(call, end, chunks)
 
     def _write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
-        has_changed = self._redaction.take_note()
+        has_changed = self.redaction.take_note()
         original = getattr(self._originals, "of", None)
         self._originals.of = None
         if call.exchange is not None and "response" in outcome:
             original = partial(call.exchange.whole_outcome, UNREDACTED)
-        if has_changed and not self._writer.is_over:
-            self._writer.keep_original(call, self._encrypted(call, original))
+        if has_changed and not self.file.is_over:
+            self.file.keep_original(call, self._encrypted(call, original))
         super()._write(call, outcome)
-        self._redaction.take_note()  # of the tags
+        self.redaction.take_note()  # of the tags
 
     def _encrypted(self, call: ActiveCall, original: Callable[[], dict[str, Any]] | None) -> str | None:
         if self._codec is None:
@@ -696,7 +710,7 @@ class _JournalRecorder(Recorder):
                 _LOG.warning(
                     "%s: redaction has changed an outcome of %s, so this run cannot be resumed behind it; give the "
                     "journal a key=",
-                    self._writer.path,
+                    self.file.path,
                     call.function.name,
                 )
             return None
@@ -718,8 +732,8 @@ class _JournalRecorder(Recorder):
         with self._lock:
             problem: CassetteError | None = None
             if error is None:
-                problem = self._failure or self.player.error or self._undone()
-            self._writer.finish(error or problem)
+                problem = self._failure or self.error or self._undone()
+            self.file.finish(error or problem)
         if problem is not None:
             raise problem.with_traceback(None)
 
@@ -732,23 +746,23 @@ class _JournalRecorder(Recorder):
                     f"nothing says whether it took effect (idempotency key {doubt.key}), and the resumed run has not "
                     "made it again. Find out, and say by on_doubt= what is to be done"
                 )
-                return InDoubtError(doubt.name, doubt.arguments, doubt.key, text, self._writer.path)
+                return InDoubtError(doubt.name, doubt.arguments, doubt.key, text, self.file.path)
         for name, shown in self._new_writes.items():
             if (first := self._left.first(name=name)) is not None:
                 text = (
                     f"{shown} was made as a new write, and call {first[0]} of the same tool, which this run had made "
                     "before, was not made again: it may have taken effect twice, with other arguments"
                 )
-                return DivergenceError(None, None, None, text, self._writer.path)
+                return DivergenceError(None, None, None, text, self.file.path)
         if self._left:
-            _LOG.warning(
-                "%s: the resumed run has not come to writes that it had made: %s", self._writer.path, self._left
-            )
+            _LOG.warning("%s: the resumed run has not come to writes that it had made: %s", self.file.path, self._left)
         return None
 
 
+_OF_CALLS = ("awaited", "instead", "loops")
+"""What an outcome has beside the value, from other sources than the tool."""
 _MAYBE_WRITES = frozenset({"http", "write"})
-_CHECKING: ContextVar[_JournalRecorder | None] = ContextVar("agent_cache_checking", default=None)
+_CHECKING: ContextVar[_JournalTape | None] = ContextVar("agent_cache_checking", default=None)
 """The journal whose check function runs here."""
 _hidden: set[str] = set()
 
@@ -778,9 +792,9 @@ class Run:
         path: the journal.
     """
 
-    def __init__(self, recorder: _JournalRecorder, session_id: str, stored: StoredJournal | None) -> None:
-        self.path = recorder._writer.path
-        self._recorder = recorder
+    def __init__(self, tape: _JournalTape, session_id: str, stored: StoredJournal | None) -> None:
+        self.path = tape.file.path
+        self._tape = tape
         self._session_id = session_id
         self._earlier = [] if stored is None else list(stored.checkpoints)
         self._sequence = len(self._earlier)
@@ -792,23 +806,23 @@ class Run:
             CheckpointError: if the state cannot be written.
             JournalError: if the journal cannot be written.
         """
-        recorder = self._recorder
-        with recorder._lock:
+        tape = self._tape
+        with tape._lock:
             made = Checkpoint(
                 session_id=self._session_id,
                 sequence=self._sequence + 1,
-                after=recorder._writer.last_id,
+                after=tape.file.last_id,
                 label=label,
                 importance=importance,
                 state=state,
             )
-            line = checkpoint_line(made, recorder._redaction)
-            recorder._redaction.take_note()
+            line = checkpoint_line(made, tape.redaction)
+            tape.redaction.take_note()
             written = checkpoint_of(decode(line)["checkpoint"], self._session_id)
             for at, earlier in enumerate(self._earlier):
                 if _is_same_checkpoint(earlier, written):
                     return self._earlier.pop(at)
-            recorder._writer.put_checkpoint(line)
+            tape.file.put_checkpoint(line)
             self._sequence += 1
         return made
 
@@ -838,9 +852,9 @@ class _Attached(Block[Run]):
         self._session_id = session_id
         self._path = journal.path(session_id)
 
-    def _open(self) -> tuple[Recorder, Run]:
+    def _open(self) -> tuple[Tape, Run]:
         journal = self._journal
-        if any(isinstance(one, _JournalRecorder) for one in _interceptors()):
+        if any(isinstance(one, _JournalTape) for one in _interceptors()):
             raise ConfigurationError(
                 f"the session {self._session_id!r} is inside of one that has a journal, which has its calls; give only "
                 "the outer one a journal"
@@ -855,15 +869,15 @@ class _Attached(Block[Run]):
                 self._check_settings(header)
                 self._check_originals(stored)
                 line = encode({"resumed": {"at": now_text(), "calls": len(stored.lines)}})
-            recorder = _JournalRecorder(self._path, journal, header, stored, file)
-            run = Run(recorder, self._session_id, stored)
+            tape = _JournalTape(self._path, journal, header, stored, file)
+            run = Run(tape, self._session_id, stored)
             file.append(line + b"\n", is_urgent=True)
         except BaseException as error:
             file.close()
             if isinstance(error, OSError):
                 raise JournalError(f"cannot be written: {error.strerror}", self._path) from error
             raise
-        return recorder, run
+        return tape, run
 
     def _open_file(self) -> tuple[JournalFile, StoredJournal | None]:
         """The file, and what is in it. A sealed one gets another name first, if the user wants a new run.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from agent_cache.errors import CheckpointError, ConfigurationError
-from agent_cache.recording.cassette_file import RecordedCall
+from agent_cache.recording.file import RecordedCall
 from agent_cache.resume.checkpoints import Checkpoint
 
 __all__ = ["AutoReplayManager", "Event", "ReplayReport", "events_after", "importance_of"]

@@ -6,7 +6,7 @@
     {"id": 2, "kind": "tool", "name": "shop:pay", ..., "place": "..."}
     {"trailer": {"calls": 2, "duration_ms": 12.5, "ended": "returned"}}
 
-The calls are a log as a running recording writes it (`recording.cassette_file`), so a journal can be loaded as a
+The calls are a log as a running recording writes it (`recording.file`), so a journal can be loaded as a
 cassette. An *intent* stands before each write and says that it begins. A write without a line of its own was running
 when the process ended: it is *in doubt*. ``open`` says the place of another call that had not ended and that
 encloses calls which have lines. Only a run that has come to its end has a trailer: the journal is *sealed*.
@@ -30,17 +30,9 @@ import msgspec
 
 from agent_cache.errors import CassetteError, CassetteNotFound, JournalError
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.cassette_file import (
-    JOURNAL_VERSION,
-    RecordedCall,
-    Trailer,
-    check_version,
-    is_inside,
-    lock_file,
-    now_text,
-    write_whole,
-)
-from agent_cache.recording.tagged import encode
+from agent_cache.recording.file import JOURNAL_VERSION, RecordedCall, Trailer, check_version, is_inside, now_text
+from agent_cache.recording.outcomes import encode
+from agent_cache.recording.partial_file import lock_file, write_whole
 from agent_cache.resume.checkpoints import Checkpoint, checkpoint_of
 
 __all__ = [

@@ -1,39 +1,33 @@
 """Answers the calls of a resumed run from its journal, and writes the others into it.
 
-`JournalPlayer` has the outcomes of the calls that had ended, by the places that their lines have. `JournalWriter`
+`JournalMatcher` has the outcomes of the calls that had ended, by the places that their lines have. `JournalWriter`
 writes the lines of the calls that are made. `LaneNumbers` tells which task of the run is which task of the process
 before, and `WritesLeft` which writes of that process have not been made again.
 """
 
 from __future__ import annotations
 
-import base64
 import logging
 import threading
 import time
-from array import array
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from agent_cache.errors import JournalError
+from agent_cache.errors import CassetteError, JournalError
+from agent_cache.recording.call_log import CallLog
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.cassette_file import Trailer, call_line, trailer_line
+from agent_cache.recording.file import Trailer, call_line, trailer_line
 from agent_cache.recording.functions import ActiveCall
-from agent_cache.recording.lanes import checkpoint
-from agent_cache.recording.player import Matcher, Player
-from agent_cache.recording.recorder import CallLog
+from agent_cache.recording.match import Matcher
+from agent_cache.recording.outcomes import encode
 from agent_cache.recording.redaction import Redaction
-from agent_cache.recording.tagged import decode, encode
-from agent_cache.remote.codecs import EncryptedCodec, Undecodable
 from agent_cache.resume.journal import Intent, JournalFile, JournalLine, OpenCall, StoredJournal, is_answer
 
 __all__ = [
     "UNREDACTED",
-    "JournalPlayer",
+    "JournalMatcher",
     "JournalWriter",
     "LaneNumbers",
     "NotingRedaction",
@@ -213,50 +207,14 @@ class JournalMatcher(Matcher):
             self._index_of.setdefault(line.place, index)
             parent = self._parents[index]
             if parent >= 0:
-                self._children.setdefault(parent, array("q")).append(index)
-
-
-class JournalPlayer(Player):
-    """Answers calls from the journal."""
-
-    def __init__(
-        self, cassette: Cassette, lines: Sequence[JournalLine], left: WritesLeft, codec: EncryptedCodec | None
-    ) -> None:
-        super().__init__(cassette, UNREDACTED, strict=False, matcher=JournalMatcher(cassette, lines, left))
-        self._lines = lines
-        self._codec = codec
-
-    def take(self, call: ActiveCall, index: int) -> None:
-        """Answer a call with the one at this index, as it was before redaction.
-
-        Raises:
-            CassetteError: if it cannot be read.
-        """
-        super().take(call, index)
-        line = self._lines[index]
-        if line.original and self._codec is not None and call.recorded is not None:
-            try:
-                data: Any = self._codec.decode(base64.b64decode(line.original), bytes, context=line.place)
-            except (Undecodable, ValueError) as error:
-                reason = f"the original outcome of call {line.id} cannot be decrypted: {error}"
-                raise self.latch(JournalError(reason, self.cassette.path, index + 2)) from error
-            kept = {name: call.recorded.outcome[name] for name in _OF_CALLS if name in call.recorded.outcome}
-            call.recorded = msgspec.structs.replace(call.recorded, outcome={**decode(data), **kept})
-
-    def turn(self, call: ActiveCall) -> Awaitable[None]:
-        """As a player; also for an answer that is not in the journal, but was just found out."""
-        return checkpoint() if call.index is None else super().turn(call)
-
-
-_OF_CALLS = ("awaited", "instead", "loops")
-"""What an outcome has beside the value, from other sources than the tool."""
+                self._children.setdefault(parent, []).append(index)
 
 
 # Writing
 
 
 class JournalWriter(CallLog):
-    """Writes the lines of a run. The recorder calls it under its lock.
+    """Writes the lines of a run. The tape calls it under its lock.
 
     Calls that were cut off have no line until the run has come to its end: a resumed run makes them again. Nor has a
     stream that was closed by its consumer until its task makes another call: an exception may have closed it.
@@ -267,14 +225,11 @@ class JournalWriter(CallLog):
         file: JournalFile,
         redaction: Redaction,
         stored: StoredJournal | None,
-        player: JournalPlayer,
-        lanes: LaneNumbers,
     ) -> None:
         super().__init__(redaction)
         self.is_sealed = False
+        self.latch: Callable[[CassetteError], CassetteError] = lambda error: error
         self._file = file
-        self._player = player
-        self._lanes = lanes
         self._begun: dict[str, OpenCall] = {}  # calls that had begun in an earlier process and not ended, by place
         self._known: set[int] = set()  # ids of calls whose place is in the journal
         self._void: set[int] = set()  # of calls in which the run was stopped: they will be made again
@@ -442,7 +397,7 @@ class JournalWriter(CallLog):
             reason = f"cannot be written: {error.strerror}. The run is stopped; it can be resumed"
             if call is not None and self.has_begun(call):
                 reason += f", and {call.function.name} is in doubt then: it has ended, and its outcome is lost"
-            raise self._player.latch(JournalError(reason, self.path)) from error
+            raise self.latch(JournalError(reason, self.path)) from error
         self._known.update(one.id for one in announced)
 
 

@@ -26,7 +26,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from agent_cache.recording.cassette_file import JOURNAL_VERSION
+from agent_cache.recording.file import JOURNAL_VERSION
 
 __all__ = ["CheckpointEntry", "CheckpointIndex", "Position", "Row", "open_journal"]
 

@@ -35,10 +35,12 @@ import msgspec
 
 from agent_cache.errors import AgentCacheError, CassetteError, CassetteNotFound, CheckpointError, ConfigurationError
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.cassette_file import RecordedCall, write_whole
-from agent_cache.recording.drift import Baseline, DriftEvent, DriftReport, Tolerance
+from agent_cache.recording.drift import Baseline
+from agent_cache.recording.drift_events import DriftEvent, DriftReport, Tolerance
+from agent_cache.recording.file import RecordedCall
+from agent_cache.recording.outcomes import encode
+from agent_cache.recording.partial_file import write_whole
 from agent_cache.recording.redaction import Redaction
-from agent_cache.recording.tagged import encode
 from agent_cache.resume.checkpoints import Checkpoint
 from agent_cache.resume.event_replay import events_after
 from agent_cache.resume.journal import StoredJournal, branch_journal, read_journal, sync_directory

@@ -26,7 +26,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from agent_cache.errors import ConfigurationError
-from agent_cache.recording.drift import Tolerance
+from agent_cache.recording.drift_events import Tolerance
 from agent_cache.service.checkpoint_index import CheckpointEntry, Position, Row
 from agent_cache.service.checkpoint_store import (
     CheckpointStore,

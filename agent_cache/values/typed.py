@@ -275,7 +275,10 @@ class Schema:
 
     Attributes:
         fingerprint: bytes that differ if the annotation, or the fields of a class in it, differ; the same everywhere.
+        made: makes an object of a class from its fields, and the state of a model beside these.
     """
+
+    made = staticmethod(_made)
 
     def __init__(self, annotation: Any) -> None:
         self.annotation = Any if annotation is None else annotation
@@ -396,7 +399,7 @@ class Schema:
         if tag == "$enum":
             return owner(content[2]) if content[1] is None else owner[content[1]]
         fields = {name: self._unpack(each) for name, each in content[1].items()}
-        return _made(owner, fields, [*map(self._unpack, content[2:])])
+        return self.made(owner, fields, [*map(self._unpack, content[2:])])
 
 
 def _fields_of(kind: Any) -> dict[str, Any]:

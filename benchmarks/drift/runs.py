@@ -237,7 +237,7 @@ class Injection:
 
     Attributes:
         scene: the changed run.
-        is_in_hole: whether the tape cannot know of it: the order of two tasks without a model call in between.
+        is_in_hole: whether it is only the order of calls of different tasks, which is not judged.
     """
 
     scene: Scene
@@ -357,25 +357,10 @@ def _swapped(
 
 
 def _is_in_hole(scene: Scene, calls: Sequence[Call]) -> bool:
-    """Whether all that has changed is the order of calls of different tasks without a model call in between."""
+    """Whether all that has changed is the order of calls where each tool runs in a task of its own."""
 
-    def sets(turns: Sequence[Sequence[Call]]) -> list[list[str]]:
-        return [sorted(f"{tool} {_text(arguments)}" for tool, arguments in turn) for turn in turns]
+    def sorted_calls(those: Sequence[Call]) -> list[str]:
+        return sorted(f"{tool} {_text(arguments)}" for tool, arguments in those)
 
-    if scene.shape == "task per call":
-        return sets([scene.calls]) == sets([calls])
-    if scene.shape == "model and tools":
-        return sets(turns_of(scene.calls)) == sets(turns_of(calls))
-    if scene.shape == "fan-out":
-        return sets(_batches(scene.calls)) == sets(_batches(calls))
-    return False
-
-
-def _batches(calls: Sequence[Call]) -> list[list[Call]]:
-    batches: list[list[Call]] = [[]]
-    for call in calls:
-        if call[0] in WRITE_TOOLS:
-            batches += [[call], []]
-        else:
-            batches[-1].append(call)
-    return batches
+    has_tasks = scene.shape in ("task per call", "model and tools", "fan-out")
+    return has_tasks and sorted_calls(scene.calls) == sorted_calls(calls)

@@ -13,9 +13,8 @@ import pytest
 
 from agent_cache import AgentCache, AgentCacheSession
 from agent_cache.recording import Redaction, cached_llm_call, intercept, record, register
-from agent_cache.recording.cassette_file import CallLine, Header, Trailer, TrailerLine
-from agent_cache.recording.exceptions import Failure
-from agent_cache.recording.results import Stream
+from agent_cache.recording.file import CallLine, Header, Trailer, TrailerLine
+from agent_cache.recording.outcomes import Failure, Stream
 from tests.harness.http_server import http_server
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cassette-format.md").read_text()

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from agent_cache.recording.cassette_file import RecordedCall, Trailer, call_line, digest_of, trailer_line
+from agent_cache.recording.file import RecordedCall, Trailer, call_line, digest_of, trailer_line
 from agent_cache.resume.journal import journal_path, read_journal
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)

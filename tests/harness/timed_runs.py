@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from agent_cache.recording import Cassette, RecordedCall
-from agent_cache.recording.cassette_file import digest_of
+from agent_cache.recording.file import digest_of
 
 
 class TimedRun:

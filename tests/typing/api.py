@@ -53,11 +53,10 @@ from agent_cache.recording import (
     DriftReport,
     DriftSeverity,
     Http,
-    Player,
     Raised,
     RecordedCall,
-    Recorder,
     Saved,
+    Tape,
     Tolerance,
     cached_llm_call,
     diff_cassettes,
@@ -731,12 +730,12 @@ async def judge_drift() -> None:
 
 async def record_and_replay() -> None:
     with record("run.jsonl", model="m", redact=["card"], mode="once") as recorder:
-        assert_type(recorder, Recorder)
+        assert_type(recorder, Tape)
         assert_type(double(1), int)
         assert_type(await ask("hi"), str)
         assert_type([word async for word in words("hi")], list[str])
     async with replay("run.jsonl", strict=True, policy={"ask": "live"}) as player:
-        assert_type(player, Player)
+        assert_type(player, Tape)
         assert_type((player.cursor, player.remaining), tuple[int, int])
     with record("run.jsonl", http=Http(ignore=["a.example"], only=None, aliases={"a": "b"})), replay("a", redact=None):
         record("run.jsonl", http=True)

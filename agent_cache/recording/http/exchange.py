@@ -1,4 +1,4 @@
-"""One HTTP request and its response, as a call of a recording: what of it is recorded, its identity, its answer.
+"""One HTTP request and its response, as a call of a recording.
 
 A *seam* in a client library (`seams`) makes an `Exchange` for each request. It passes through the recordings around the
 request, the innermost first, as a call of a wrapped function does. One of them may have the `Answer`. Otherwise the
@@ -8,46 +8,49 @@ request is made, and the exchange logs the response while the client reads it.
 from __future__ import annotations
 
 import functools
-import ipaddress
 import logging
-import re
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, fields
 from http import HTTPStatus
-from operator import itemgetter
-from typing import Any, NoReturn, TypeAlias
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
+from typing import Any, TypeAlias
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 
 from agent_cache.engine.interception import INTERCEPTORS
 from agent_cache.engine.scope import PLACE
-from agent_cache.errors import CassetteError, ConfigurationError, ReplayExhausted
+from agent_cache.errors import CassetteError, ReplayExhausted
 from agent_cache.recording.exceptions import read_error
-from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction, Usage
+from agent_cache.recording.functions import CURRENT_CALL, ActiveCall
 from agent_cache.recording.http.bodies import (
     Pieces,
     ResponseBody,
     is_stream,
     model_payloads,
     pairs_of,
-    request_arguments,
+)
+from agent_cache.recording.http.identity import (
+    MODEL_IN_PATH,
+    Http,
+    endpoint_of,
+    host_and_server,
+    identity,
+    is_at,
+    is_loopback,
 )
 from agent_cache.recording.lanes import checkpoint
-from agent_cache.recording.player import Player, call_data
-from agent_cache.recording.recorder import Recorder
+from agent_cache.recording.match import call_data
+from agent_cache.recording.outcomes import redact_response
+from agent_cache.recording.prices import Usage
 from agent_cache.recording.redaction import Redaction
-from agent_cache.recording.results import redact_response
 from agent_cache.recording.streams import failure_outcome, leave_call
+from agent_cache.recording.tape import Tape
 
 __all__ = [
     "Answer",
     "Exchange",
-    "Http",
-    "identity",
     "is_intercepted",
     "open_exchange",
     "response_data",
@@ -59,383 +62,6 @@ Pairs: TypeAlias = list[tuple[str, str]]
 
 
 _LOG = logging.getLogger("agent_cache")
-
-
-# What is recorded
-
-_NEVER = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "metadata.azure.internal")
-"""Hosts that give credentials to the machine that asks."""
-_RUN_OF_LANGSMITH = f"runs/{'-'.join('?' * length for length in (8, 4, 4, 4, 12))}"
-_LIVE = (
-    "https://api.openai.com/v1/traces/ingest",  # OpenAI Agents SDK
-    *(
-        f"https://{host}.smith.langchain.com/{path}"
-        for host in ("api", "*.api")
-        for path in ("info", "runs", "runs/batch", "runs/multipart", _RUN_OF_LANGSMITH, "otel/v1/traces")
-    ),
-    *(
-        f"https://{host}.langfuse.com/api/public/{path}"
-        for host in ("cloud", "*.cloud")
-        for path in ("ingestion", "otel/v1/traces")
-    ),
-    "https://us.i.posthog.com/batch/",
-    "https://eu.i.posthog.com/batch/",
-    "https://app.posthog.com/batch/",
-    "https://*.ingest.sentry.io/api/*/envelope/",
-    "https://*.ingest.*.sentry.io/api/*/envelope/",
-    "https://telemetry.crewai.com:4319/v1/traces",
-    "https://raw.githubusercontent.com/BerriAI/litellm/*/model_prices_and_context_window.json",
-    "https://openaipublic.blob.core.windows.net/encodings/*.tiktoken",
-    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe",
-    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/encoder.json",
-)
-"""Where libraries send what they report about themselves, and tables that they load when they are first used: it is no
-part of a run, and a run may well have it or not."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Http:
-    """What of a run's HTTP is recorded, and what identifies a request: ``record(path, http=Http(...))``
-
-    Hosts are names as ``api.example.com``, which include the hosts below them, or beginnings of URLs as
-    ``https://api.example.com/v1/``.
-
-    Args:
-        ignore: hosts whose requests are made as if there were no recording, also in a replay.
-        live: full URLs, without a query, to which requests are made likewise: by default, those to which known
-            libraries send telemetry, or from which they load their tables. ``*`` and ``?`` stand for characters other
-            than a slash. A strict replay does not make requests to the default ones: it answers them by an error. Those
-            that are given here it makes: ``live=[*Http().live]`` gives the default ones. ``()`` is none.
-        models: hosts that are models, for servers that are not known: POST requests there change nothing. Without it a
-            request is one to a model by a known host or a known client, and the path of a call of a model.
-        only: the only hosts that are recorded; None is all.
-        headers: names of headers that identify a request, in addition to ``x-amz-target``, ``soapaction``, ``range``
-            and ``x-http-method-override``. Of one that is a secret, such as ``authorization``, only the
-            presence counts.
-        ignore_fields: fields of the query and of the body, in JSON or a form, that do not identify a request: a name at
-            any depth, or a path of names from the top, as ``metadata.run_id``.
-        aliases: other names for hosts, by host or ``host:port``: what is recorded at one is replayed at another.
-            Without one, two ports are two servers, also on loopback.
-        hurry: a replayed response that asks the client to try again later asks for it at once.
-        guard: under ``strict=True``, connections that are made in another way are refused, as those of gRPC and
-            WebSockets, unless a recorded call makes them or `ignore` has their host. Threads without a context, and
-            other processes, are not guarded.
-
-    Raises:
-        ConfigurationError: if an argument is of another type.
-    """
-
-    ignore: Sequence[str] = ()
-    live: Sequence[str] = _LIVE
-    models: Sequence[str] = ()
-    only: Sequence[str] | None = None
-    headers: Sequence[str] = ()
-    ignore_fields: Sequence[str] = ()
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    hurry: bool = True
-    guard: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("ignore", "live", "models", "only", "headers", "ignore_fields"):
-            given: Any = getattr(self, name)
-            if given is None and name == "only":
-                continue
-            if isinstance(given, str) or not isinstance(given, Iterable):
-                raise ConfigurationError(f"Http: {name} takes a list of texts, got {given!r}")
-            texts = given if given is _LIVE else (*given,)
-            if not all(isinstance(one, str) and one for one in texts):
-                raise ConfigurationError(f"Http: {name} takes a list of texts, got {given!r}")
-            object.__setattr__(self, name, tuple(map(str.lower, texts)) if name == "headers" else texts)
-        for one in self.live:
-            if "://" not in one:
-                raise ConfigurationError(f"Http: live takes full URLs, got {one!r}; a whole host is for ignore")
-        if not isinstance(self.aliases, Mapping) or not all(
-            isinstance(one, str) and isinstance(other, str) for one, other in self.aliases.items()
-        ):
-            raise ConfigurationError(f"Http: aliases maps hosts to hosts, got {self.aliases!r}")
-        object.__setattr__(self, "aliases", dict(self.aliases))
-        for name in ("hurry", "guard"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigurationError(f"Http: {name} must be True or False, got {getattr(self, name)!r}")
-
-    @classmethod
-    def of(cls, given: Any, caller: str) -> Http | None:
-        """The settings of an ``http=`` argument; None if no HTTP is recorded.
-
-        Raises:
-            ConfigurationError: if it is neither a bool nor an `Http`.
-        """
-        if isinstance(given, Http):
-            return given
-        if given is None or isinstance(given, bool):
-            return cls() if given else None
-        raise ConfigurationError(f"{caller}: http must be True, False or Http(...), got {given!r}")
-
-    @classmethod
-    def described(cls, data: Mapping[str, Any]) -> Http:
-        """The settings that a cassette's header has.
-
-        Raises:
-            ConfigurationError: if the file was edited, and these are none.
-        """
-        try:
-            return cls(**data)
-        except TypeError as error:
-            raise ConfigurationError(f"the header has no settings of http: {error}") from error
-
-    def describe(self, redaction: Redaction) -> dict[str, Any]:
-        """The settings that are not the defaults, for a cassette's header.
-
-        The beginning of a URL ends where a secret begins: a replay takes it for more URLs, and never for fewer.
-        """
-        default = Http()
-        found = {one.name: getattr(self, one.name) for one in fields(self)}
-        for name in ("ignore", "only"):
-            if found[name]:
-                found[name] = tuple(redaction.text(one).partition(redaction.replacement)[0] for one in found[name])
-        return {
-            name: list(value) if isinstance(value, tuple) else value  # as it is read from a file
-            for name, value in found.items()
-            if (value is not _LIVE if name == "live" else value != getattr(default, name))
-        }
-
-    def takes(self, url: str, parts: SplitResult) -> bool:  # noqa: ARG002 - callers have both
-        """Whether requests to this URL are recorded."""
-        if _is_at((*_NEVER, *self.ignore), parts) or _is_live(self.live, parts):
-            return False
-        return self.only is None or _is_at(self.only, parts)
-
-    def has_named(self, parts: SplitResult) -> bool:
-        """Whether the user has said that requests to this URL are made as if there were no recording."""
-        return _is_at(self.ignore, parts) or (self.live is not _LIVE and _is_live(self.live, parts))
-
-
-def _shown(parts: SplitResult) -> tuple[str, str]:
-    """The host of a URL, and its server: the host with the port, if that is not the usual one."""
-    host = parts.hostname or ""
-    shown = f"[{host}]" if ":" in host else host
-    return host, shown if parts.port in (None, _DEFAULT_PORTS.get(parts.scheme)) else f"{shown}:{parts.port}"
-
-
-@functools.lru_cache(maxsize=100)
-def _places(given: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Beginnings of URLs, and ends of host names behind a dot. Case of a host does not matter."""
-    beginnings: list[str] = []
-    for one in given:
-        scheme, is_url, rest = one.partition("://")
-        host, slash, path = rest.partition("/")
-        if is_url:
-            start = f"{scheme.lower()}://{host.lower()}"
-            # The name of a host does not go on behind its end
-            beginnings += [f"{start}/{path}"] if slash else [f"{start}/", f"{start}:"]
-    return tuple(beginnings), tuple(f".{one.lower()}" for one in given if "://" not in one)
-
-
-def _is_at(given: Sequence[str], parts: SplitResult) -> bool:
-    """Whether a URL is at one of these hosts, or begins as one of these URLs."""
-    beginnings, hosts = _places(tuple(given))
-    host, server = _shown(parts)
-    if f".{host}".endswith(hosts) or f".{server}".endswith(hosts):
-        return True
-    return urlunsplit((parts.scheme, server, parts.path or "/", parts.query, "")).startswith(beginnings)
-
-
-def _is_live(given: Sequence[str], parts: SplitResult) -> bool:
-    """Whether a URL is one of these, but for its query."""
-    pattern = _any_of(tuple(given))
-    return pattern.fullmatch(f"{parts.scheme}://{_shown(parts)[1]}{parts.path or '/'}") is not None
-
-
-@functools.lru_cache(maxsize=100)
-def _any_of(given: tuple[str, ...]) -> re.Pattern[str]:
-    """Matches each of these URLs, with their wildcards."""
-    texts = (f"{start.lower()}/{path}" for start, path in (_start_and_path(one) for one in given))
-    escaped = (re.escape(text).replace(r"\*", "[^/]*").replace(r"\?", "[^/]") for text in texts)
-    return re.compile("|".join(escaped) or r"(?!)")
-
-
-def _start_and_path(url: str) -> tuple[str, str]:
-    scheme, _, rest = url.partition("://")
-    server, _, path = rest.partition("/")
-    return f"{scheme}://{server}", path
-
-
-# Identity
-
-_IDENTIFYING = ("range", "soapaction", "x-amz-target", "x-http-method-override")
-_KEYS = frozenset({"access_token", "api-key", "api_key", "apikey"})
-_SIGNED = re.compile(
-    r"x-(amz|goog)-(algorithm|credential|date|expires|security-token|signature|signedheaders)", re.IGNORECASE
-)
-_SIGNED_BY = {
-    "sig": frozenset({"se", "sig", "ske", "skoid", "sks", "skt", "sktid", "skv", "sp", "spr", "sr", "st", "sv"}),
-    "Signature": frozenset({"AWSAccessKeyId", "Expires", "GoogleAccessId", "Key-Pair-Id", "Policy", "Signature"}),
-}
-"""Parameters of a signed URL, by the one that has the signature: of Azure, of CloudFront and Cloud Storage."""
-_TOKEN_PATH = re.compile(r"/(o?auth2?|v\d|connect|protocol/openid-connect)?/?((oauth|access)_)?token$", re.IGNORECASE)
-_MODEL_PATH = re.compile(
-    r"/(chat/completions|completions|responses|v\d/messages|embeddings|v\d/chat|v\d/rerank|"
-    r"model/[^/]+/(converse|converse-stream|invoke|invoke-with-response-stream)|"
-    r"api/(chat|generate|embed|embeddings))$|"
-    r":(generateContent|streamGenerateContent|embedContent|batchEmbedContents|predict|rawPredict|streamRawPredict)$"
-)
-_MODEL_HOST = re.compile(
-    r"(.*\.)?("
-    r"api\.openai\.com|(openai|cognitiveservices|services\.ai)\.azure\.com|models\.inference\.ai\.azure\.com|"
-    r"api\.anthropic\.com|generativelanguage\.googleapis\.com|"
-    r"bedrock-runtime(-fips)?\.[a-z0-9-]+\.(amazonaws\.com(\.cn)?|api\.aws)|"
-    r"api\.(cohere\.(com|ai)|mistral\.ai|groq\.com|together\.(xyz|ai)|deepseek\.com|x\.ai|fireworks\.ai|perplexity\.ai|"
-    r"cerebras\.ai|sambanova\.ai|novita\.ai|hyperbolic\.xyz|voyageai\.com|jina\.ai|ai21\.com|moonshot\.(ai|cn)|z\.ai|"
-    r"minimaxi?\.(com|io)|studio\.nebius\.(com|ai)|githubcopilot\.com)|codestral\.mistral\.ai|openrouter\.ai|"
-    r"(router|api-inference)\.huggingface\.co|open\.bigmodel\.cn|dashscope(-intl)?\.aliyuncs\.com|"
-    r"integrate\.api\.nvidia\.com|inference\.baseten\.co|models\.github\.ai|ollama\.com)"
-    r"|([a-z0-9-]+-)?aiplatform\.googleapis\.com"
-)
-"""Hosts of models. A gateway or a server of one's own is named by ``Http(models=)``."""
-_MODEL_CLIENT = re.compile(
-    r"(?:^|[\s;])((async)?(azure)?(openai|anthropic\w*|groq|together|cerebras)/python|agents/python|pydantic-ai/|"
-    r"google-genai-sdk/|mistral-client-python/|cohere/|ollama-python/|hf_hub/|litellm/)",
-    re.IGNORECASE,
-)
-"""How clients of models, and frameworks that use them, name themselves as ``user-agent`` or ``x-goog-api-client``."""
-_SIGNED_FOR_BEDROCK = re.compile(r"Credential=[^,]*/bedrock(-runtime)?/aws4_request", re.IGNORECASE)
-_MODEL_IN_PATH = re.compile(r"/(?:models?|deployments)/([^/:]+(?::\d+)?)(?:[/:]|$)")
-_DEFAULT_PORTS = {"http": 80, "https": 443}
-
-
-@functools.lru_cache(maxsize=1000)
-def _is_loopback(host: str) -> bool:
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _is_model(method: str, parts: SplitResult, headers: Mapping[str, str], settings: Http) -> bool:
-    """Whether a request is a call of a model, which changes nothing and may be made again.
-
-    Other servers have paths of the same names, by which they send messages and charge cards. So the path alone says
-    nothing: the host must be that of a known provider, or the client one of models, or the user must have said so.
-    """
-    if method.upper() != "POST":
-        return False
-    if settings.models and _is_at(settings.models, parts):
-        return True
-    if not _MODEL_PATH.search(parts.path):
-        return False
-    return _MODEL_HOST.fullmatch(parts.hostname or "") is not None or is_of_model_client(headers)
-
-
-def is_of_model_client(headers: Mapping[str, str]) -> bool:
-    """Whether the client that makes a request is one of models, by what it says of itself.
-
-    Args:
-        headers: with names in lower case.
-    """
-    return (
-        any(_MODEL_CLIENT.search(headers.get(name, "")) for name in ("user-agent", "x-goog-api-client"))
-        or headers.get("x-fern-sdk-name", "").lower() in ("cohere", "mistralai")
-        or _SIGNED_FOR_BEDROCK.search(headers.get("authorization", "")) is not None
-    )
-
-
-def identity(
-    method: str, url: str, headers: Mapping[str, str], body: bytes, settings: Http, redaction: Redaction
-) -> tuple[str, str, dict[str, Any]]:
-    """Kind, name and arguments of a request, as a recorded call has them. The arguments are not redacted.
-
-    Args:
-        method, url, body: of the request.
-        headers: likewise, with names in lower case.
-        settings: of the recording.
-        redaction: of the recording; for the path.
-    """
-    parts = urlsplit(url)
-    host, shown = _shown(parts)
-    alone = f"[{host}]" if ":" in host else host
-    alias = settings.aliases.get(f"{alone}:{parts.port}") or settings.aliases.get(alone)
-    path = parts.path or "/"
-    if alias is not None:  # the path may be a secret of either host
-        shown = alias
-        path = _redacted_path(redaction, f"{parts.scheme}://{host}", path)
-    name = f"{method.upper()} {_redacted_url(redaction, f'{parts.scheme}://{shown}{path}')}"
-    kind = "llm" if _is_model(method, parts, headers, settings) else "http"
-    arguments: dict[str, Any] = {}
-    if query := _query_of(parts, host):
-        arguments["query"] = query
-    if identifying := {one: headers[one] for one in (*_IDENTIFYING, *settings.headers) if one in headers}:
-        arguments["headers"] = identifying
-    body_arguments = request_arguments(headers, body)
-    if "grant_type" not in body_arguments.get("form", ()) or not _TOKEN_PATH.search(parts.path):
-        arguments |= body_arguments
-    for ignored in settings.ignore_fields:
-        for part in ("query", "json", "form"):
-            if part in arguments:
-                arguments[part] = _without(arguments[part], ignored.split("."), is_deep="." not in ignored)
-    return kind, name, arguments
-
-
-@functools.lru_cache(maxsize=1000)
-def _redacted_url(redaction: Redaction, url: str) -> str:
-    return redaction.request_name(url)
-
-
-def _redacted_path(redaction: Redaction, origin: str, path: str) -> str:
-    """The path of a URL, from which the secrets are removed that are known by the host."""
-    cleaned = _redacted_url(redaction, origin + path)
-    return cleaned.removeprefix(origin) if cleaned.startswith(origin) else path
-
-
-def _query_of(parts: SplitResult, host: str) -> dict[str, Any]:
-    if not parts.query:
-        return {}
-    pairs = parse_qsl(parts.query, keep_blank_values=True, errors="backslashreplace")
-    names = {name for name, _ in pairs}
-    out = set(_KEYS).union(*(those for sign, those in _SIGNED_BY.items() if sign in names))
-    if host.endswith((".googleapis.com", "qyapi.weixin.qq.com")):
-        out.add("key")
-    kept = [pair for pair in pairs if pair[0] not in out and not _SIGNED.fullmatch(pair[0])]
-    return pairs_of(sorted(kept, key=itemgetter(0)))  # the order of values of one name may matter
-
-
-def _without(data: Any, path: list[str], *, is_deep: bool) -> Any:
-    """The same data without the field at this path, in lists too."""
-    if isinstance(data, list):
-        return [_without(one, path, is_deep=is_deep) for one in data]
-    if not isinstance(data, dict):
-        return data
-    name, *rest = path
-    found = {key: _without(value, path, is_deep=True) if is_deep else value for key, value in data.items()}
-    if name in found:
-        if rest:
-            found[name] = _without(found[name], rest, is_deep=False)
-        else:
-            del found[name]
-    return found
-
-
-def _request(**arguments: Any) -> NoReturn:
-    """Stands for the function that a request would be a call of."""
-    raise NotImplementedError(arguments)
-
-
-class _Endpoint(RecordedFunction):
-    """Method and URL of requests, in the place of the function that is called.
-
-    Args:
-        kind, name: as in `identity`.
-    """
-
-    def __init__(self, kind: str, name: str) -> None:
-        super().__init__(_request, name, kind)
-        self.parameters = None
-        server = urlsplit(name.partition(" ")[2])
-        self.names = frozenset({name, server.netloc, server.hostname or server.netloc})
-
-
-_endpoint = functools.lru_cache(maxsize=1000)(_Endpoint)
 
 
 # Responses
@@ -662,7 +288,7 @@ def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange
         return None
     parts = urlsplit(url)
     scope = PLACE.get().scope
-    recorders: list[Recorder] = []
+    tapes: list[Tape] = []
     learners: list[Usage] = []
     is_guarded = False
     if IS_CONNECTING.get():  # a part of a request that has an exchange
@@ -676,30 +302,30 @@ def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange
         if settings is not None and settings.guard:
             is_guarded = True
         if (
-            isinstance(interceptor, Recorder)
+            isinstance(interceptor, Tape)
             and settings is not None
             and interceptor.is_strict_replay
             and not settings.takes(url, parts)
             and not settings.has_named(parts)
-            and (settings.only is None or _is_at(settings.only, parts))
+            and (settings.only is None or is_at(settings.only, parts))
         ):
             return _unsent(method, parts)
         if settings is not None and settings.takes(url, parts):
-            if not isinstance(interceptor, Recorder):
+            if not isinstance(interceptor, Tape):
                 if (refusal := _refusal_of(interceptor, settings, method, url, headers)) is not None:
                     return refusal
             elif (call := running_call(interceptor)) is None:
-                recorders.append(interceptor)
+                tapes.append(interceptor)
             elif call.usage is not None and call.exchange is None:
                 learners.append(call.usage)
         assert scope.outside is not None  # a scope with an interceptor has an outer one
         scope = scope.outside
-    return Exchange(method, url, headers, recorders, learners) if recorders or learners or is_guarded else None
+    return Exchange(method, url, headers, tapes, learners) if tapes or learners or is_guarded else None
 
 
 def _unsent(method: str, parts: SplitResult) -> Exchange:
     """An exchange in place of one of telemetry, which a strict replay does not let out. It is no error of the run."""
-    url = f"{parts.scheme}://{_shown(parts)[1]}{parts.path}"
+    url = f"{parts.scheme}://{host_and_server(parts)[1]}{parts.path}"
     text = (
         f"{method} {url} is not recorded, and a strict replay makes no request; Http(live=[...]) names what it may make"
     )
@@ -721,10 +347,10 @@ def _refusal_of(blocker: Any, settings: Http, method: str, url: str, headers: Ma
         CassetteError: for another request.
     """
     kind, name, _ = identity(method, url, headers, b"", settings, _redaction_of(blocker))
-    if kind != "llm" and _is_loopback(urlsplit(url).hostname or ""):
+    if kind != "llm" and is_loopback(urlsplit(url).hostname or ""):
         return None
     try:
-        blocker.escaped(_endpoint(kind, name))
+        blocker.escaped(endpoint_of(kind, name))
     except CassetteError as error:
         if kind != "llm":
             raise
@@ -741,10 +367,10 @@ def _redaction_of(interceptor: Any) -> Redaction:
     return found if isinstance(found, Redaction) else _DEFAULT_RULES
 
 
-def running_call(recorder: Recorder) -> ActiveCall | None:
+def running_call(tape: Tape) -> ActiveCall | None:
     """The innermost call of this recording that is running here. Nothing inside of it is recorded."""
     call = CURRENT_CALL.get()
-    while call is not None and call.owner is not recorder:
+    while call is not None and call.owner is not tape:
         call = call.outer
     return call
 
@@ -756,9 +382,9 @@ def _report_escape(method: str, url: str, parts: SplitResult, headers: Mapping[s
         settings: Http | None = getattr(interceptor, "http", None)
         if interceptor.thread == thread or settings is None or not settings.takes(url, parts):
             continue
-        if isinstance(interceptor, Recorder) or not _is_loopback(parts.hostname or ""):
+        if isinstance(interceptor, Tape) or not is_loopback(parts.hostname or ""):
             kind, name, _ = identity(method, url, headers, b"", settings, _redaction_of(interceptor))
-            interceptor.escaped(_endpoint(kind, name))
+            interceptor.escaped(endpoint_of(kind, name))
 
 
 class Exchange:
@@ -776,7 +402,7 @@ class Exchange:
         method: str,
         url: str,
         headers: Mapping[str, str],
-        recorders: list[Recorder],
+        tapes: list[Tape],
         learners: list[Usage],
         refusal: CassetteError | None = None,
     ) -> None:
@@ -784,10 +410,10 @@ class Exchange:
         self._method = method
         self._url = url
         self._headers = headers
-        self._recorders = recorders
+        self._tapes = tapes
         self._learners = learners
-        self._calls: list[tuple[Recorder, ActiveCall]] = []
-        self._answering: tuple[Recorder, ActiveCall] | None = None
+        self._calls: list[tuple[Tape, ActiveCall]] = []
+        self._answering: tuple[Tape, ActiveCall] | None = None
         self._refusal = refusal
         self._head: tuple[int, str, Pairs] | None = None
         self._body: ResponseBody | None = None
@@ -799,7 +425,7 @@ class Exchange:
     @property
     def needs_body(self) -> bool:
         """Whether `start` is to be called, which needs the body of the request."""
-        return bool(self._recorders) or self._refusal is not None
+        return bool(self._tapes) or self._refusal is not None
 
     def start(self, body: bytes) -> None:
         """Begin the call in each recording, until one has the answer.
@@ -812,14 +438,12 @@ class Exchange:
         """
         token = CURRENT_CALL.set(CURRENT_CALL.get())
         try:
-            for recorder in self._recorders:
-                settings = recorder.http
+            for tape in self._tapes:
+                settings = tape.http
                 assert settings is not None
-                kind, name, arguments = identity(
-                    self._method, self._url, self._headers, body, settings, recorder.redaction
-                )
+                kind, name, arguments = identity(self._method, self._url, self._headers, body, settings, tape.redaction)
                 try:
-                    call = recorder.begin_exchange(_endpoint(kind, name), arguments)
+                    call = tape.begin_exchange(endpoint_of(kind, name), arguments)
                 except CassetteError as error:
                     if kind == "llm" or not _OF_MODEL_CLIENTS.isdisjoint(self._headers):
                         self._refusal = error
@@ -828,10 +452,10 @@ class Exchange:
                     raise
                 CURRENT_CALL.set(call)
                 if call.recorded is not None:
-                    self._answering = recorder, call
+                    self._answering = tape, call
                     return
                 call.exchange = self
-                self._calls.append((recorder, call))
+                self._calls.append((tape, call))
         finally:
             leave_call(token)
 
@@ -847,12 +471,12 @@ class Exchange:
             BaseException: what the recorded request raised.
         """
         if self._refusal is None:
-            recorder, call = self._answered_by()
+            tape, call = self._answered_by()
             outcome = self._outcome_of(call)
             if "cancelled" in outcome or "unfinished" in outcome:
                 text = f"{call.function.name} had not ended when the recording did"
-                error = _player_of(recorder).broken(call.index, text)
-                recorder.answered(call)
+                error = tape.broken(call.index, text)
+                tape.answered(call)
                 self.failed(error)
                 raise error
         return self._respond()
@@ -866,29 +490,28 @@ class Exchange:
         if self._refusal is not None:
             await checkpoint()
             return self._respond()
-        recorder, call = self._answered_by()
-        player = _player_of(recorder)
+        tape, call = self._answered_by()
         try:
             outcome = self._outcome_of(call)
             response = outcome.get("response")
             if response is not None and (is_stream(response) or "end" in response):
                 await checkpoint()
             else:
-                await player.turn(call)
+                await tape.turn(call)
             if "cancelled" in outcome or "unfinished" in outcome:
-                await player.wait_until_cancelled(call)
+                await tape.wait_until_cancelled(call)
         except BaseException as error:
-            recorder.answered(call)
+            tape.answered(call)
             self.failed(error)
             raise
         return self._respond()
 
     async def wait_until_cancelled(self, *, is_for_ever: bool) -> None:
-        """Wait in the middle of a body, as `Player.wait_until_cancelled` does."""
-        recorder, call = self._answered_by()
-        await _player_of(recorder).wait_until_cancelled(call, is_for_ever=is_for_ever)
+        """Wait in the middle of a body, as `Tape.wait_until_cancelled` does."""
+        tape, call = self._answered_by()
+        await tape.wait_until_cancelled(call, is_for_ever=is_for_ever)
 
-    def _answered_by(self) -> tuple[Recorder, ActiveCall]:
+    def _answered_by(self) -> tuple[Tape, ActiveCall]:
         assert self._answering is not None
         return self._answering
 
@@ -901,24 +524,24 @@ class Exchange:
             response = _refusal(self._refusal)
             self.answer = Answer(self, response, Pieces(response), on_end=_nothing, raise_end=_never)
             return self.answer
-        recorder, call = self._answered_by()
-        player, outcome = _player_of(recorder), self._outcome_of(call)
+        tape, call = self._answered_by()
+        outcome = self._outcome_of(call)
         if "error" in outcome:
             error = read_error(outcome["error"])
-            recorder.answered(call)
+            tape.answered(call)
             self.failed(error)
             raise error
         try:
-            settings = recorder.http
+            settings = tape.http
             self.answer = Answer(
                 self,
-                *_checked_response(outcome, player, call),
-                on_end=functools.partial(recorder.answered, call),
-                raise_end=functools.partial(_raise_end, player, call),
+                *_checked_response(outcome, tape, call),
+                on_end=functools.partial(tape.answered, call),
+                raise_end=functools.partial(_raise_end, tape, call),
                 hurry=settings is not None and settings.hurry,
             )
         except BaseException as error:
-            recorder.answered(call)
+            tape.answered(call)
             self.failed(error)
             raise
         return self.answer
@@ -992,8 +615,8 @@ class Exchange:
                 self._end(error)
             return
         self._is_over = True
-        for recorder, call in self._calls:
-            recorder.end_exchange(call, failure_outcome(error, recorder.redaction))
+        for tape, call in self._calls:
+            tape.end_exchange(call, failure_outcome(error, tape.redaction))
 
     def unfinished(self, redaction: Redaction) -> dict[str, Any]:
         """The outcome so far, when the recording ends before the exchange."""
@@ -1018,18 +641,18 @@ class Exchange:
         head, body = self._head, self._body
         if head is None or body is None:
             return
-        for recorder, call in self._calls:
+        for tape, call in self._calls:
             if not call.id:  # it runs, and nothing is written
-                recorder.end_exchange(call, {})
+                tape.end_exchange(call, {})
                 continue
-            ended = failure_outcome(end, recorder.redaction) if isinstance(end, BaseException) else end
-            data = response_data(*head, body, recorder.redaction, ended)
+            ended = failure_outcome(end, tape.redaction) if isinstance(end, BaseException) else end
+            data = response_data(*head, body, tape.redaction, ended)
             if call.usage is not None:
                 _count_tokens(call.usage, data)
                 call.usage.complete(call, None)
-                if call.usage.model is None and (found := _MODEL_IN_PATH.search(urlsplit(self._url).path)):
+                if call.usage.model is None and (found := MODEL_IN_PATH.search(urlsplit(self._url).path)):
                     call.usage.model = unquote(found[1])
-            recorder.end_exchange(call, {"response": data})
+            tape.end_exchange(call, {"response": data})
         if self._learners:
             inside = Usage()
             _count_tokens(inside, body.data(is_whole=end is None))
@@ -1042,12 +665,7 @@ def _count_tokens(usage: Usage, data: Mapping[str, Any]) -> None:
         usage.add(payload)
 
 
-def _player_of(recorder: Recorder) -> Player:
-    assert recorder.player is not None
-    return recorder.player
-
-
-def _checked_response(outcome: Mapping[str, Any], player: Player, call: ActiveCall) -> tuple[Mapping[str, Any], Pieces]:
+def _checked_response(outcome: Mapping[str, Any], tape: Tape, call: ActiveCall) -> tuple[Mapping[str, Any], Pieces]:
     """The response of an outcome, and the pieces of its body.
 
     Raises:
@@ -1060,10 +678,10 @@ def _checked_response(outcome: Mapping[str, Any], player: Player, call: ActiveCa
         reason = f"has a malformed response: {error} is missing"
     except (msgspec.MsgspecError, TypeError, ValueError, AttributeError) as error:
         reason = f"has a malformed response: {error}"
-    raise player.broken(call.index, reason)
+    raise tape.broken(call.index, reason)
 
 
-def _raise_end(player: Player, call: ActiveCall, end: dict[str, Any]) -> None:
+def _raise_end(tape: Tape, call: ActiveCall, end: dict[str, Any]) -> None:
     """Raise what broke a body off.
 
     Raises:
@@ -1074,8 +692,8 @@ def _raise_end(player: Player, call: ActiveCall, end: dict[str, Any]) -> None:
         raise read_error(end["error"])
     shown = call_data(call)
     text = f"the response of {call.function.name} was closed before its end when it was recorded, and is read on now"
-    raise player.latch(
-        ReplayExhausted(None if call.recorded is None else call.recorded.id, shown, shown, text, player.cassette.path)
+    raise tape.latch(
+        ReplayExhausted(None if call.recorded is None else call.recorded.id, shown, shown, text, tape.source_path)
     )
 
 

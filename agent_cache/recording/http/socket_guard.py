@@ -14,8 +14,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from agent_cache.engine.scope import PLACE
-from agent_cache.recording.http.exchange import IS_CONNECTING, Http, running_call
-from agent_cache.recording.recorder import Recorder
+from agent_cache.recording.http.exchange import IS_CONNECTING, running_call
+from agent_cache.recording.http.identity import Http
+from agent_cache.recording.tape import Tape
 
 __all__ = ["install"]
 
@@ -56,7 +57,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     while scope.interceptor is not None:
         interceptor = scope.interceptor
         settings: Http | None = getattr(interceptor, "http", None)
-        if isinstance(interceptor, Recorder) and settings is not None and settings.guard and interceptor.is_strict:
+        if isinstance(interceptor, Tape) and settings is not None and settings.guard and interceptor.is_strict:
             url = f"tcp://[{host}]/" if ":" in host else f"tcp://{host}/"
             if settings.takes(url, urlsplit(url)) and running_call(interceptor) is None:
                 interceptor.refuse_connection(f"{host}:{port}" if port else host, _caller())

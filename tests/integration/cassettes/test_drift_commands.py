@@ -21,7 +21,7 @@ from agent_cache import AgentCacheSession
 from agent_cache.cli.main import main
 from agent_cache.recording import Baseline, Cassette, CassetteNotFound, DriftDetector, intercept, record
 from agent_cache.recording.accepted_runs import accepted_runs, store_run
-from agent_cache.recording.drift import DriftReport
+from agent_cache.recording.drift_events import DriftReport
 from agent_cache.resume import Journal
 
 SECRET = "sk-" + "a1b2c3d4" * 4
@@ -122,7 +122,7 @@ def test_the_json_has_everything(command):
     for drift in document["drifts"]:
         assert list(drift) == [
             "severity", "kind", "name", "description", "original_value", "restored_value", "event_type", "call_id",
-            "path", "provisional",
+            "path",
         ]  # fmt: skip
         assert (drift["severity"], drift["name"], drift["event_type"]) == ("critical", "shop:refund", "write")
     assert json.loads(command("drift", "base.jsonl", "same.jsonl", "--format", "json")[1])["drifts"] == []

@@ -96,7 +96,7 @@ def test_show_says_that_a_run_was_killed_or_raised(cassette, command):
 def long_cassette(path: Path, count: int) -> Path:
     call = {"kind": "call", "name": "f", "digest": "00" * 12, "outcome": {"value": "x" * 100}, "duration_ms": 1.0}
     with path.open("wb") as file:
-        file.write(b'{"agent_cache_cassette":1}\n')
+        file.write(b'{"agent_cache_cassette":2,"log":true}\n')
         for number in range(1, count + 1):
             file.write(msgspec.json.encode({"id": number, "arguments": {"n": number}, **call}) + b"\n")
         file.write(msgspec.json.encode({"trailer": {"calls": count, "duration_ms": float(count)}}) + b"\n")
@@ -123,7 +123,7 @@ def test_a_long_cassette_is_shown_in_bounded_memory(tmp_path, monkeypatch, calls
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert sink.size > calls * 100
-        assert peak < calls * 250 + 1_000_000  # a few words a call; the calls themselves are over 200 bytes each
+        assert peak < path.stat().st_size + calls * 500 + 1_000_000  # the file, and a few words a call
 
 
 @pytest.mark.parametrize("has_rich", [True, False])
@@ -218,9 +218,24 @@ def test_verify_of_good_cassettes_is_0(cassette, command, tmp_path):
         ([('"times":[[', '"times":[[1,2],[')], "structure", 0, "has the times of 3 calls, but the file has 2"),
         ([('"times":', '"time":')], "structure", 0, "has the times of 0 calls, but the file has 2"),
         ([('"times":', '"order":[1,-1,2,-2,9],"times":')], "structure", 0, "names call 9, which is missing"),
-        ([('"times":', '"order":[1,2,1,-1,-2],"times":')], "structure", 0, "has call 1 twice"),
-        ([('"times":', '"order":[1,-1,-2,2,-2],"times":')], "structure", 0, "call 2 twice, or its end before its"),
-        ([('"times":', '"order":[1,-1,2],"times":')], "structure", 0, "is without the end of call 2"),
+        (
+            [('"times":', '"order":[1,2,1,-1,-2],"times":')],
+            "structure",
+            0,
+            "does not have the start and the end of each call once",
+        ),
+        (
+            [('"times":', '"order":[1,-1,-2,2,-2],"times":')],
+            "structure",
+            0,
+            "does not have the start and the end of each call once",
+        ),
+        (
+            [('"times":', '"order":[1,-1,2],"times":')],
+            "structure",
+            0,
+            "does not have the start and the end of each call once",
+        ),
         ([('{"id":2', '<<<<<<< HEAD\n{"id":2')], "structure", 3, "has a merge conflict"),
         ([('"agent_cache_cassette":2', '"agent_cache_cassette":99')], "structure", 1, "has format version 99"),
         (
@@ -335,29 +350,6 @@ def test_verify_prints_no_secret_of_a_call_that_was_edited(cassette, document, c
     code, data = document("verify", path)
     assert (code, {one["kind"] for one in data["cassettes"][0]["findings"]}) == (1, {"digest", "secret"})
     assert SECRET not in command("verify", path)[1]
-
-
-RANDOM = "Zx9Qw8Lr2Tn5Vb7Kp3Jd"
-
-
-@pytest.mark.parametrize("text", [f"service_key: {RANDOM}", f'{{"cache_api": "{RANDOM}"}}', f"my key is key={RANDOM}"])
-def test_verify_finds_random_values_under_names_that_may_be_those_of_secrets(text, cassette, document, command):
-    path = edited(cassette("a.jsonl", "x"), ('"X"', json.dumps(text)))
-    code, data = document("verify", path)
-    [finding] = data["cassettes"][0]["findings"]
-    assert (code, finding["kind"], finding["line"]) == (1, "entropy", 2)
-    assert RANDOM not in finding["message"]
-    [name] = [name for name in ("service_key", "cache_api", "key") if f"--allow {name}" in finding["message"]]
-    assert command("verify", "--allow", name, path)[0] == 0
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["primary_key=order-12345-item-7777", "keyboard: d41d8cd98f00", f"id: {RANDOM}", f"next_page_token={RANDOM}",
-     "cache_key=/var/lib/cache/a1b2c3d4e5", "key=123e4567-e89b-12d3-a456-426614174000", "token_type=SentencePiece16"],
-)  # fmt: skip
-def test_verify_leaves_alone_what_is_not_random_or_not_named_like_a_secret(text, cassette, command):
-    assert command("verify", edited(cassette("a.jsonl", "x"), ('"X"', json.dumps(text))))[0] == 0
 
 
 # Exit codes

@@ -12,7 +12,7 @@ import pytest
 
 import agent_cache
 from agent_cache.recording import Cassette, cached_llm_call, intercept, record
-from agent_cache.recording.cassette_file import call_line, trailer_line
+from agent_cache.recording.file import call_line, trailer_line
 from tests.harness.slow import slow
 
 RULES = "Be patient. " * 60
@@ -81,7 +81,7 @@ def test_text_of_a_file_of_version_1_is_that_of_version_2(cassette, tmp_path, co
         outer,
         *(msgspec.structs.replace(call, after=before.id) for before, call in pairwise((outer, *others))),
     ]
-    lines = [b'{"agent_cache_cassette":1}\n', *map(call_line, calls), trailer_line(loaded.trailer)]
+    lines = [b'{"agent_cache_cassette":2,"log":true}\n', *map(call_line, calls), trailer_line(loaded.trailer)]
     path.write_bytes(b"".join(lines))
     assert command("text", path) == new
 

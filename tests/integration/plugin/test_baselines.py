@@ -11,8 +11,7 @@ import pytest
 
 from agent_cache.cli.main import main
 from agent_cache.pytest_plugin.markers import BASELINE_MODES
-from agent_cache.recording import Cassette, intercept, record
-from agent_cache.recording.drift import DriftSeverity
+from agent_cache.recording import Cassette, DriftSeverity, intercept, record
 from tests.harness.http_server import http_server
 from tests.harness.slow import slow, slow_rows
 

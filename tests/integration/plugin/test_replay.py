@@ -309,11 +309,11 @@ def test_the_fixture_is_the_recorder(suite):
 
         def test_it(agent_cassette):
             assert ask("?") == "pending?"
-            if agent_cassette.player is None:
+            if agent_cassette.answers is None:
                 assert [call.name for call in agent_cassette.steps] == ["shop:ask"]
             else:
-                assert agent_cassette.player.cursor == 1
-                assert agent_cassette.player.remaining == 0
+                assert agent_cassette.cursor == 1
+                assert agent_cassette.remaining == 0
             assert agent_cassette.path.name == "test_it.jsonl"
         """,
     )

@@ -282,7 +282,7 @@ def test_a_child_that_leaves_the_recording_leaves_it_to_the_parent(path):
 
 
 def test_a_full_disk_stops_the_recording_and_not_the_agent(path, monkeypatch):
-    from agent_cache.recording.cassette_file import PartialFile
+    from agent_cache.recording.partial_file import PartialFile
 
     with pytest.raises(CassetteError, match="No space left") as caught, record(path):
         ask("a")
@@ -301,7 +301,7 @@ def full(*_: object) -> None:
 # Files that are none
 
 
-HEADER = b'{"agent_cache_cassette":1}\n'
+HEADER = b'{"agent_cache_cassette":2,"log":true}\n'
 CALL = b'{"id":1,"kind":"call","name":"ask","digest":"00","outcome":{"value":1}}\n'
 
 BROKEN = {
@@ -312,7 +312,7 @@ BROKEN = {
     "json that is something else": (b'{"a": 1}', "no cassette of agent-cache or agentcassette", 1),
     "a list": (b"[1, 2]", "no cassette", 1),
     "binary": (b"\x00\xff\xfe\x00" * 10, "no cassette", 1),
-    "a header that breaks off": (b'{"agent_cache_cassette":1,"rec', "breaks off", 1),
+    "a header that breaks off": (b'{"agent_cache_cassette":2,"rec', "breaks off", 1),
     "a newer version": (b'{"agent_cache_cassette":3,"shiny":true}\n', "version 3", 1),
     "no version": (b'{"agent_cache_cassette":"one"}\n', "version 'one'", 1),
     "a conflict in the header": (b"<<<<<<< HEAD\n" + HEADER, "merge conflict", 1),

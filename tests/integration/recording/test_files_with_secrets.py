@@ -21,7 +21,7 @@ from urllib.parse import quote
 import pytest
 
 from agent_cache.recording import Redaction
-from agent_cache.recording.tagged import encode
+from agent_cache.recording.outcomes import encode
 from benchmarks.recorded_runs import RETAIL_SETS, SHELL_SETS, data_directory
 from tests.harness.batches import in_batches
 

@@ -1124,15 +1124,6 @@ async def test_a_hook_that_redacted_the_original_is_given_again(path, to):
     assert Cassette.load(to).header.redact == Cassette.load(path).header.redact
 
 
-def test_a_recording_of_version_1_is_forked(to):
-    cassette = Cassette.load(Path(__file__).parent / "earlier.jsonl")
-    assert cassette.header.agent_cache_cassette == 1
-    block = fork(cassette, at=cassette[-1].id, to=to, world="as_is")
-    assert block.counts["answered"] > 0
-    with pytest.raises(DivergenceError, match="ended before the fork"), block:
-        pass
-
-
 async def test_a_write_that_was_under_way_when_the_run_ended_may_have_been_made(path, to):
     @intercept(name="pay", kind="write")
     async def pay(order_id: str) -> None:

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from agent_cache.recording import Cassette, CassetteError, Http, record, replay
-from agent_cache.recording.cassette_file import digest_of
+from agent_cache.recording.file import digest_of
 from agent_cache.recording.http.bodies import Pieces, ResponseBody
-from agent_cache.recording.http.exchange import identity
+from agent_cache.recording.http.identity import identity
 from agent_cache.recording.redaction import Redaction
 from tests.harness.http_server import KEY, http_server
 

@@ -40,7 +40,7 @@ def test_none_only_replays(path):
     recorded(path, "a")
     with record(path, mode="none") as recorder:
         assert ask("a") == "a v1"
-        assert recorder.player.remaining == 0
+        assert recorder.remaining == 0
     with pytest.raises(DivergenceError), record(path, mode="none"):
         ask("b")
     assert questions(path) == [("a", "a v1")]

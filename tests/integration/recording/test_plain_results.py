@@ -8,11 +8,10 @@ import functools
 import json
 import sys
 import threading
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Generator, Iterable, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Generator, Iterable
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from fractions import Fraction
 from ipaddress import ip_address, ip_network
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, NewType, TypeVar
@@ -20,8 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, 
 import msgspec
 import pytest
 
-from agent_cache.recording.annotations import annotation_of_chunks
-from agent_cache.recording.schema import schema_of
+from agent_cache.recording.outcomes import annotation_of_chunks, schema_of
 from agent_cache.values.canonical import MAX_DEPTH
 from agent_cache.values.typed import Undecodable, Unencodable
 from tests.harness.searches import searched
@@ -81,7 +79,6 @@ UNSAID = [
     1.0,
     "\ud800",
     {"$tuple": (1,)},
-    {"$typed": [1]},
     {"$dict": b"", "$a": 1},
     {"": ()},
     date(2026, 1, 1),
@@ -99,7 +96,7 @@ UNSAID = [
 ]
 
 
-@pytest.mark.parametrize("value", [*UNSAID, {"$typed": 1}, [float("nan")], {"a": "\ud800"}])
+@pytest.mark.parametrize("value", [*UNSAID, [float("nan")], {"a": "\ud800"}])
 def test_builtin_values_come_back_from_what_json_carries(value):
     assert same(roundtrip(value, Any), value)
 
@@ -214,24 +211,9 @@ REFUSED = [
     (Stateful("a", 1.0), Line),
     (Text("a"), str),
     (Text("a"), Any),
-    (1, str),
-    ("1", int),
-    (1.0, int),
-    (None, int),
-    ([1], list[str]),
-    ((1, "a"), tuple[int, int]),
-    ((1,), tuple[int, int]),
-    ({"a": 1}, dict[str, str]),
-    ({1: 1}, dict[str, int]),
-    ({}, Row),
-    ([], set),
-    ({1}, frozenset[int]),
-    (Line(1, 1.0), Line),
     (deque([1]), Any),
-    (Fraction(1), Any),
     (threading.Lock(), Any),
     (object(), object),
-    ([2**40_000], Any),
     ({"a": Bare()}, Any),
     (True, Literal[1]),
     (Ellipsis, Any),
@@ -296,8 +278,8 @@ def test_a_value_that_shares_its_parts_a_million_fold_is_refused_at_once():
 
 def test_reasons_name_types_and_no_values():
     with pytest.raises(Unencodable) as caught:
-        schema_of(dict[str, int]).to_plain({"password": "hunter2"})
-    assert "builtins.str" in str(caught.value)
+        schema_of(dict[str, int]).to_plain({"password": Text("hunter2")})
+    assert "dict" in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
 
@@ -360,8 +342,6 @@ WRONG = [
     ({"$nothing": 1}, Any),
     ({"$tuple": 1}, Any),
     ({"$set": [[]]}, Any),
-    ({"$set": [1, 1]}, Any),
-    ({"$dict": [[1, 2], [1, 3]]}, Any),
     ({"$datetime": ["x", 0, None]}, Any),
     ({"$datetime": ["2026-01-01", 7, None]}, Any),
     ({"$bytes": "§"}, Any),
@@ -374,9 +354,6 @@ WRONG = [
     ({"$": 1}, Any),
     ({"$model": ["Line", {}, [], None, None]}, Line),
     ({"$timedelta": [10**12, 0, 0]}, Any),
-    (1, str),
-    ({}, Row),
-    ([1, 2], tuple[int, int]),
     ({"$set": FLOOD}, Any),
 ]
 
@@ -396,95 +373,6 @@ def test_what_is_innermost_may_be_tagged_too():
     for _ in range(MAX_DEPTH):
         value = {1: value}
     assert same(roundtrip(value, Any), value)
-
-
-# -- Dicts with more than a dict has ----------------------------------------------------------------------------------
-
-
-class Numbered(OrderedDict[str, int]):
-    """A class of its own, of which nothing is known."""
-
-
-def moved() -> OrderedDict[Any, Any]:
-    found: OrderedDict[Any, Any] = OrderedDict(a=(1,), b=2)
-    found[(1, 2)] = OrderedDict()
-    found.move_to_end("a")
-    return found
-
-
-def noted() -> OrderedDict[str, int]:
-    found = OrderedDict(a=1)
-    found.note = 1  # type: ignore[attr-defined]  # it has a `__dict__`
-    return found
-
-
-DICTS = [
-    (moved(), Any),
-    (moved(), dict),
-    (moved(), Mapping[Any, Any] | None),
-    (OrderedDict(a=Line("x", 1.0)), OrderedDict[str, Line]),
-    (collections.Counter("abca"), Any),
-    (collections.Counter({(1, 2): 3}), collections.Counter[tuple[int, int]]),
-    (collections.Counter(), collections.Counter),
-    (collections.Counter(a=0.5), dict[str, float]),
-    (collections.defaultdict(list, {"a": [1], "b": [(2,)]}), Any),
-    (collections.defaultdict(int, {1: 2}), collections.defaultdict[int, int]),
-    (collections.defaultdict(None, {1: 2}), dict[int, int]),
-    (collections.defaultdict(collections.Counter, {"a": collections.Counter("b")}), Any),
-    ([{"rows": OrderedDict({"$tuple": collections.Counter()})}], list[dict[str, Any]]),
-]
-
-
-def shape(value: Any) -> Any:
-    """Types, order and factories, all the way down."""
-    if isinstance(value, dict):
-        pairs = [(shape(key), shape(each)) for key, each in value.items()]
-        return type(value), getattr(value, "default_factory", None), pairs
-    return (type(value), [*map(shape, value)]) if isinstance(value, list | tuple) else (type(value), value)
-
-
-@pytest.mark.parametrize(("value", "returns"), DICTS)
-def test_dicts_of_the_standard_library_come_back_as_themselves(value, returns):
-    back = roundtrip(value, returns)
-    assert shape(back) == shape(value)
-    assert not vars(back) if hasattr(back, "__dict__") else True
-
-
-@pytest.mark.parametrize(
-    ("value", "returns"),
-    [
-        (Numbered(a=1), Any),
-        (noted(), Any),
-        (collections.defaultdict(lambda: 0, a=1), Any),
-        (collections.defaultdict(functools.partial(list), a=1), Any),
-        (collections.defaultdict(type("list", (), {}), a=1), Any),
-        (collections.defaultdict(Line, a=1), Any),
-        ({"a": 1}, OrderedDict[str, int]),
-        (OrderedDict(a=1), collections.Counter[str]),
-        (OrderedDict(a=1), OrderedDict[str, str]),
-        (OrderedDict(id=1), Row),
-        (collections.Counter(a=1), list),
-        (OrderedDict(a=Line("x", 1.0)), Any),
-        (OrderedDict({"a": Bare()}), Any),
-        ([OrderedDict(a=1)], list[Line]),
-    ],
-)
-def test_other_dicts_are_refused(value, returns):
-    with pytest.raises(Unencodable):
-        schema_of(returns).to_plain(value)
-
-
-def test_a_factory_that_data_names_is_one_of_a_few():
-    for name in ("eval", "object", "print", "open", "Line", 7, ["list"], None):
-        data = {"$typed": {"$defaultdict": [name, [["a", 1]]]}}
-        if name is None:
-            assert schema_of(Any).from_plain(data) == {"a": 1}
-        else:
-            with pytest.raises(Undecodable):
-                schema_of(Any).from_plain(data)
-    for pairs in ([["a", 1], ["a", 2]], [["a"]], {"a": 1}, [[[1], 2]], 7):
-        with pytest.raises(Undecodable):
-            schema_of(Any).from_plain({"$typed": {"$OrderedDict": pairs}})
 
 
 # -- Streams ----------------------------------------------------------------------------------------------------------
@@ -612,13 +500,11 @@ def model_cases(pydantic: Any) -> list[tuple[Any, Any]]:
     with_request = Open(word="a")
     object.__setattr__(with_request, "_request_id", "req_1")  # as the clients of OpenAI and Anthropic do
     object.__setattr__(with_request, "_other", (1, 2))
-    partial = Open.model_construct(other="b")  # its required field is missing: a server has left it out
-    assert "word" not in vars(partial)
     several = Open(word="a", one=Line("a", 1.0), **{"$two": Line("b", 2.0)})
-    return [(counted, Counted), (used, Counted), (with_request, Open), (partial, Open), (several, Open | None)]
+    return [(counted, Counted), (used, Counted), (with_request, Open), (several, Open | None)]
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(4))
 def test_models_come_back_with_all_their_state(number):
     value, returns = model_cases(pytest.importorskip("pydantic"))[number]
     back = roundtrip(value, returns)
@@ -644,13 +530,10 @@ def test_data_gives_a_model_no_attributes_that_its_class_has():
         if name != "text":
             with pytest.raises(Unencodable):
                 schema.to_plain(value)
-        forged = {"$model": [Query.__qualname__, {"text": "a"}, ["text"], None, {"_private": 0}, {name: 1}, []]}
-        with pytest.raises(Undecodable):
-            schema.from_plain({"$typed": forged})
-    for fields, missing in (({"text": "a"}, ["text"]), ({}, []), ({}, ["text", "more"]), ({}, ["more"])):
-        forged = {"$model": [Query.__qualname__, fields, [], None, {"_private": 0}, {}, missing]}
-        with pytest.raises(Undecodable):
-            schema.from_plain({"$typed": forged})
+        forged = {"$object": [Query.__qualname__, {"text": "a", name: 1}, None, {"_private": 0}, {"$set": ["text"]}]}
+        if name != "text":
+            with pytest.raises(Undecodable):
+                schema.from_plain({"$typed": forged})
 
 
 def test_a_model_of_a_class_that_does_not_validate_comes_back_with_what_it_holds():
@@ -666,16 +549,11 @@ def test_a_model_of_a_class_that_does_not_validate_comes_back_with_what_it_holds
         def model_construct(cls, _fields_set: Any = None, **values: Any) -> Any:
             return super().model_construct(_fields_set, **values)
 
-    class Strict(pydantic.BaseModel):
-        reason: Literal["stop", "length"]
-
     Constructed.model_rebuild(_types_namespace={"Constructed": Constructed})
     value = Constructed.model_construct(reason="new_reason", inner={"reason": [1]})
     back = roundtrip(value, Constructed)
     assert same(back, value)
     assert vars(back) == {"reason": "new_reason", "inner": {"reason": [1]}}
-    with pytest.raises(Unencodable):
-        schema_of(Strict).to_plain(Strict.model_construct(reason="new_reason"))
     odd = Constructed.model_construct(reason=Line("a", 1.0))
     with pytest.raises(Unencodable):
         schema_of(Constructed).to_plain(odd)

@@ -233,7 +233,7 @@ def test_a_save_that_fails_leaves_the_old_file(path, monkeypatch):
     with record(path):
         intercept(lambda: 1, name="f")()
     before = path.read_bytes()
-    from agent_cache.recording.cassette_file import PartialFile
+    from agent_cache.recording.partial_file import PartialFile
 
     def fails(*_):
         raise OSError(28, "No space left on device")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent_cache.recording import Cassette, CassetteError, DivergenceError, intercept, record, replay
-from agent_cache.recording.cassette_file import digest_of
+from agent_cache.recording.file import digest_of
 
 
 @intercept(name="ask")
@@ -306,83 +306,6 @@ async def test_calls_that_one_task_starts_all_at_once_take_one_number_each(path)
         assert len(await burst()) == 301
     with replay(path, strict=True):
         await asyncio.gather(*(create(f"{each:04}") for each in reversed(range(300))), in_turn("last"))
-
-
-# Version 1
-
-VERSION_1 = """\
-{"agent_cache_cassette":1,"recorded_at":"2026-01-01T12:00:00Z","model":"m","redact":{}}
-{"id":2,"parent":1,"kind":"call","name":"ask","arguments":{"question":"b"},"digest":"DIGEST","outcome":{"value":"b!"},\
-"started_ms":1.5,"duration_ms":2.25}
-{"id":3,"kind":"call","name":"ask","arguments":{"question":"c"},"digest":"DIGEST","after":2,"lane":1,\
-"outcome":{"value":"c!"},"started_ms":4.0,"duration_ms":1.0}
-{"id":1,"kind":"call","name":"outer","digest":"DIGEST","outcome":{"value":null},"started_ms":1.0,"duration_ms":5.0}
-{"id":4,"kind":"call","name":"ask","arguments":{"question":"d"},"digest":"DIGEST","after":1,\
-"outcome":{"value":"d!"},"started_ms":6.0,"duration_ms":1.0}
-{"trailer":{"calls":4,"duration_ms":8.0,"ended":"returned"}}
-"""
-
-
-@intercept(name="outer")
-async def outer() -> None:
-    await ask("b")
-
-
-@pytest.fixture
-def old_file(path):
-    lines = []
-    for line in VERSION_1.splitlines():
-        data = json.loads(line)
-        if "digest" in data:
-            line = line.replace("DIGEST", digest_of(data["name"], data.get("arguments", {})).hex())
-        lines.append(line + "\n")
-    path.parent.mkdir()
-    path.write_text("".join(lines))
-    return path
-
-
-@pytest.mark.parametrize("is_saved", [False, True])
-async def test_a_file_of_version_1_is_read_for_ever(is_saved, old_file):
-    if is_saved:
-        Cassette.load(old_file).save(old_file)
-        lines = [json.loads(line) for line in old_file.read_text().splitlines()]
-        assert lines[0]["agent_cache_cassette"] == 2
-        assert [(line["name"], line.get("parent"), line.get("lane", 0)) for line in lines[1:-1]] == [
-            ("outer", None, 0), ("ask", 1, 0), ("ask", None, 1), ("ask", None, 0)
-        ]  # fmt: skip
-        assert lines[-1]["order"] == [1, 2, -2, 3, -3, -1, 4, -4]
-    cassette = Cassette.load(old_file)
-    times = {call.arguments.get("question"): (call.started_ms, call.duration_ms) for call in cassette}
-    assert times == {None: (1.0, 5.0), "b": (1.5, 2.25), "c": (4.0, 1.0), "d": (6.0, 1.0)}
-    assert (cassette.model, cassette.duration_ms) == ("m", 8.0)
-    with replay(old_file, strict=True):
-        other = asyncio.create_task(ask("c"))
-        await outer()
-        assert [await ask("d"), await other] == ["d!", "c!"]
-    with replay(old_file, policy={"outer": "live"}, strict=True):
-        await asyncio.create_task(ask("c"))
-        await outer()
-        assert await ask("d") == "d!"
-    with pytest.raises(DivergenceError), replay(old_file, strict=True):
-        await ask("d")
-
-
-async def test_a_file_of_version_1_is_replaced_by_an_equal_run(old_file):
-    World.answers = {"b": "b!", "c": "c!", "d": "d!"}
-    with record(old_file, model="m"):
-        await outer()
-        await asyncio.create_task(ask("c"))
-        await ask("d")
-    assert old_file.read_bytes().startswith(b'{"agent_cache_cassette":2,')
-
-
-async def test_new_calls_are_added_to_a_file_of_version_1(old_file):
-    with record(old_file, mode="new_episodes"):
-        await outer()
-        assert await ask("new") == "new?"
-    kept = Cassette.load(old_file)
-    assert sorted(call.arguments.get("question", "") for call in kept) == ["", "b", "c", "d", "new"]
-    assert [call.name for call in kept if call.parent is not None] == ["ask"]
 
 
 # Calls that are kept

@@ -83,7 +83,7 @@ async def test_a_tool_that_gives_another_answer_in_the_replay_is_a_difference(
     store: RetailStore, runs: list[Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the comparison can fail."""
-    monkeypatch.setattr("agent_cache.recording.player.Player.read", lambda *_: "something else")
+    monkeypatch.setattr("agent_cache.recording.replaying.Replaying.read", lambda *_: "something else")
     outcome = await in_turn("all", runs[:5], store, nothing)
     assert len(outcome.differences) == 5
     assert outcome.equal == 0
@@ -93,7 +93,7 @@ async def test_a_tool_that_gives_another_answer_in_the_replay_is_a_difference(
 def test_no_form_of_a_credential_survives_redaction(number: int) -> None:
     """Without any data, too."""
     from agent_cache.recording.arguments import plain_arguments
-    from agent_cache.recording.tagged import encode
+    from agent_cache.recording.outcomes import encode
 
     redaction = Redaction()
     for seed in range(20):

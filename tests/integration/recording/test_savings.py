@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from agent_cache.recording import Cassette, RecordedCall, Savings, cached_llm_call, intercept, prices, record, replay
-from agent_cache.recording.cassette_file import digest_of
+from agent_cache.recording.file import digest_of
 from agent_cache.recording.prices import model_calls, savings_of
 from tests.harness.searches import searched
 
@@ -305,7 +305,7 @@ def test_calls_that_run_again_save_nothing_and_those_inside_of_them_do(path):
     with record(path, mode="new_episodes", policy={"agent": "live"}) as recorder:
         agent("plan")
         ask("new")
-    assert saved(recorder.player) == (2, 2000, 100)
+    assert saved(recorder) == (2, 2000, 100)
 
 
 @pytest.mark.usefixtures("priced")

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from agent_cache.recording import Cassette, cached_llm_call, record, replay
-from agent_cache.recording.functions import Usage
-from agent_cache.recording.prices import Tokens, asked_model, larger
+from agent_cache.recording.prices import Tokens, Usage, asked_model, larger
 from tests.harness.searches import searched
 
 # Of 1000 input tokens 800 were read from the prompt cache and 100 written to it. The output has 50 tokens.

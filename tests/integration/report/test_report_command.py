@@ -150,7 +150,7 @@ def broken(tmp_path: Path) -> dict[str, tuple[Path, str]]:
     good = shop_run().save(tmp_path / "good.jsonl").read_text().splitlines(keepends=True)
     texts = {
         "nothing": ("", "is empty; delete it, or record it again"),
-        "table": ("id,name\n", 'is no cassette: it does not begin with {"agent_cache_cassette": 1, ...}'),
+        "table": ("id,name\n", 'is no cassette: it does not begin with {"agent_cache_cassette": 2, ...}'),
         "json": ('{"a": 1}', "is JSON, but no cassette of agent-cache"),
         "newer": (good[0].replace(":2", ":9", 1), "has format version 9"),
         "middle": ("".join((good[0], good[1][:40], "\n", *good[2:])), "this line is broken: "),

@@ -1,0 +1,337 @@
+"""The calls of a run while they are made, and the file that grows with them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from agent_cache.errors import CassetteError
+from agent_cache.recording.cassette import Cassette
+from agent_cache.recording.file import Header, RecordedCall, Trailer, call_line, header_line, now_text, trailer_line
+from agent_cache.recording.functions import ActiveCall
+from agent_cache.recording.match import Matcher
+from agent_cache.recording.outcomes import decode, encode
+from agent_cache.recording.partial_file import PartialFile
+from agent_cache.recording.redaction import Redaction
+
+__all__ = ["CallListener", "CallLog", "CassetteLog", "ObservedCalls"]
+
+_LOG = logging.getLogger("agent_cache")
+
+
+class CallLog:
+    """The calls of a run while they are made: numbers each that starts, and makes the recorded call when it has ended.
+
+    The tape calls it under its lock. A subclass keeps the calls (`keep`).
+
+    Attributes:
+        is_closed: whether nothing is kept any more.
+        needs_identity: whether a call is refused whose arguments do not tell it from others.
+    """
+
+    needs_identity = True
+
+    def __init__(self, redaction: Redaction) -> None:
+        self.is_closed = False
+        self._redaction = redaction
+        self._began = time.perf_counter()
+        self._next_id = 1
+        self._last_id = 0
+        self._open: dict[int, ActiveCall] = {}
+
+    def start(self, call: ActiveCall) -> None:
+        """Number a call that starts."""
+        call.id, call.after = self._next_id, self._last_id
+        call.started = time.perf_counter()
+        self._next_id += 1
+        self._open[call.id] = call
+
+    def end(self, call: ActiveCall, outcome: dict[str, Any], source: str, tags: list[str]) -> None:
+        """Keep a call that has ended."""
+        if not self.is_closed and self._open.pop(call.id, None) is not None:
+            self.keep(self.recorded(call, outcome, source, tags))
+
+    def recorded(
+        self, call: ActiveCall, outcome: dict[str, Any], source: str = "", tags: Sequence[str] = ()
+    ) -> RecordedCall:
+        """A call with this outcome, as a line of a log has it."""
+        now = time.perf_counter()
+        if call.is_awaited:
+            outcome["awaited"] = True
+        line = RecordedCall(
+            id=call.id,
+            parent=None if call.parent is None else call.parent.id,
+            kind=call.function.kind,
+            name=call.function.name,
+            arguments=call.arguments,
+            key=call.key,
+            digest=call.digest.hex(),
+            after=call.after,
+            lane=call.lane,
+            forked=call.forked,
+            outcome=outcome,
+            source=source,
+            started_ms=_milliseconds(call.started - self._began),
+            duration_ms=_milliseconds(now - call.started),
+        )
+        if tags or call.asker:
+            line = msgspec.structs.replace(line, tags=list(tags), asker=call.asker)
+        if (usage := call.usage) is not None:  # more fields double the time of the constructor
+            tokens = usage.tokens
+            line = msgspec.structs.replace(
+                line,
+                input_tokens=tokens.input,
+                output_tokens=tokens.output,
+                cache_read_tokens=tokens.cache_read,
+                cache_write_tokens=tokens.cache_write,
+                cache_write_1h_tokens=tokens.cache_write_1h,
+                model=None if usage.model is None else self._redaction.labelled("model", usage.model),
+            )
+        return line
+
+    def keep(self, call: RecordedCall) -> None:
+        """Keep a call that has ended, after those that had ended before it."""
+        self._last_id = call.id
+
+    def repeat(self, call: ActiveCall, answers: Matcher) -> None:  # noqa: ARG002 - a cassette copies what it enclosed
+        """A call has ended that was answered from an earlier recording."""
+        self._open.pop(call.id, None)
+
+    def keep_rest(self, answers: Matcher) -> None:
+        """The run has ended; what is left in the earlier recording was not made."""
+
+    def end_open_calls(self) -> None:
+        """End the calls that have not ended, as unfinished."""
+        for call in list(self._open.values()):
+            outcome: dict[str, Any] = {"unfinished": True}
+            if call.chunks is not None:
+                outcome = call.stream_outcome(outcome, self._redaction)
+            elif call.exchange is not None:
+                outcome = call.exchange.unfinished(self._redaction)
+            self.end(call, outcome, "", [])
+
+    def finish(self, error: BaseException | None) -> None:  # noqa: ARG002 - a file has it
+        """End the calls that have not ended, and close.
+
+        Args:
+            error: the exception that ended the run, or None.
+        """
+        self.end_open_calls()
+        self.is_closed = True
+
+    def discard(self) -> None:
+        """Close, and keep nothing more."""
+        self.is_closed = True
+
+
+class CassetteLog(CallLog):
+    """The file of a recording while it grows.
+
+    If the disk does not take a line, writing stops and the run goes on; `finish` raises the error.
+
+    Args:
+        path: where the cassette will be.
+        model: the label.
+        redaction: of the recording.
+        http: what of the run's HTTP is recorded, described.
+        forked_from: of a branch, as in the header.
+        like: an earlier recording: tasks are in its order, where only chance decides. By default what is at `path`.
+
+    Raises:
+        CassetteError: if the file cannot be written, or is being recorded.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        model: str | None,
+        redaction: Redaction,
+        http: dict[str, Any] | None = None,
+        forked_from: dict[str, Any] | None = None,
+        like: Path | None = None,
+    ) -> None:
+        self.path = path
+        self._like = like or path
+        self._file = PartialFile(path)
+        super().__init__(redaction)
+        self._written = 0
+        self._failure: OSError | None = None
+        self._copied_ids: dict[int, int] = {}
+        self._copied_lanes = 0
+        header = Header(
+            recorded_at=now_text(),
+            model=None if model is None else redaction.labelled("model", model),
+            redact=redaction.describe(),
+            http=msgspec.UNSET if http is None else http,
+            forked_from=msgspec.UNSET if forked_from is None else forked_from,
+            log=True,
+        )
+        try:
+            self._file.append(header_line(header))
+        except OSError as error:
+            self._file.discard()
+            raise CassetteError(f"cannot be written: {error.strerror}", path) from error
+
+    def keep(self, call: RecordedCall) -> None:
+        """Write a call."""
+        super().keep(call)
+        self._append(call_line(call))
+        self._written += 1
+
+    def repeat(self, call: ActiveCall, answers: Matcher) -> None:
+        """Write a call again that was answered from the old recording, and the calls that it enclosed."""
+        if self.is_closed or self._open.pop(call.id, None) is None or call.index is None:
+            return
+        assert call.recorded is not None
+        self._copied_ids[call.index] = call.id
+        self._copy(answers.inside(call.index), {call.recorded.lane: call.lane}, call.lane, answers)
+        parent = None if call.parent is None else call.parent.id
+        self.keep(
+            msgspec.structs.replace(
+                call.recorded, id=call.id, parent=parent, after=call.after, lane=call.lane, forked=call.forked,
+                until=0, form="", digest=call.digest.hex(), name=call.function.name, arguments=call.arguments,
+            )
+        )  # fmt: skip
+
+    def keep_rest(self, answers: Matcher) -> None:
+        """Write the calls of the old recording that this run has not made."""
+        self._copy(list(answers.left_over()), {0: 0}, 0, answers)
+
+    def finish(self, error: BaseException | None) -> None:
+        """Write the calls that have not ended and the trailer, and put the calls in the place of the old file.
+
+        Args:
+            error: the exception that ended the run, or None.
+
+        Raises:
+            CassetteError: if the disk did not take all of it.
+        """
+        super().finish(error)
+        ended = "returned" if error is None else f"raised {type(error).__qualname__}"
+        duration = _milliseconds(time.perf_counter() - self._began)
+        self._append(trailer_line(Trailer(calls=self._written, duration_ms=duration, ended=ended)))
+        if self._failure is not None:
+            self._file.leave()
+            raise CassetteError(
+                f"could not be written: {self._failure.strerror}; what could be is in {self.path.name}.partial",
+                self.path,
+            ) from self._failure
+        self._file.finish_as(lambda: Cassette.load(self._file.partial).lines(like=self._like))
+
+    def discard(self) -> None:
+        """Leave the old file as it is."""
+        super().discard()
+        self._file.discard()
+
+    def _copy(self, indices: Sequence[int], lanes: dict[int, int], forked: int, answers: Matcher) -> None:
+        """Write calls of the old recording again, which overlap as they did.
+
+        Args:
+            indices: of the calls.
+            lanes: lanes of this recording by those of the old one. Others get negative numbers, which are free.
+            forked: the lane that lanes were forked from whose origin is not known.
+            answers: the old recording.
+        """
+        after: dict[int, int] = {}
+        for event in answers.events_of(indices):
+            if event >= 0:
+                self._copied_ids[event], after[event] = self._next_id, self._last_id
+                self._next_id += 1
+                continue
+            call = answers.cassette.steps[~event]
+            answers.cover_alone(~event)
+            if call.lane not in lanes:
+                self._copied_lanes += 1
+                lanes[call.lane] = -self._copied_lanes
+            self.keep(
+                msgspec.structs.replace(
+                    call, id=self._copied_ids[~event], parent=self._copied_ids.get(answers.parent(~event)),
+                    after=after[~event], lane=lanes[call.lane], forked=lanes.get(call.forked, forked), until=0,
+                )
+            )  # fmt: skip
+
+    def _append(self, line: bytes) -> None:
+        if self._failure is not None:
+            return
+        try:
+            self._file.append(line)
+        except OSError as error:
+            self._failure = error
+            _LOG.error("recording to %s stopped: %s; the run goes on", self.path, error)
+
+
+def _milliseconds(seconds: float) -> float:
+    """Rounded down to the microsecond."""
+    return int(seconds * 1e6) / 1000
+
+
+# Listeners
+
+
+@runtime_checkable
+class CallListener(Protocol):
+    """Sees the calls of an observed run.
+
+    Calls of one observation come in one order, also from several threads, in the thread that makes the call, which
+    waits meanwhile. A listener that raises is removed, and the error is logged: the run does not notice.
+
+    It may also have these attributes, which `observe` asks for:
+
+    - ``redaction``: a `Redaction` that is applied with that of `observe`, so that calls have the arguments and the
+      digests of a recording that was made with it.
+    - ``http``: an `Http`, or None: which requests it is shown, if `observe` is not given ``http=``.
+    - ``on_close(error)``: called at the end of the block, with the exception that leaves it or None.
+    """
+
+    def on_start(self, call: RecordedCall) -> None:
+        """A call starts. Its outcome is ``{"unfinished": True}``; `tags`, tokens and duration are not known yet."""
+
+    def on_end(self, call: RecordedCall) -> None:
+        """A call has ended, or the block has, and the call has not: then its outcome is ``{"unfinished": True}``.
+
+        `after` is the id of the last call that had ended when it started.
+        """
+
+
+class ObservedCalls(CallLog):
+    """Shows calls to listeners, and keeps none."""
+
+    needs_identity = False
+
+    def __init__(self, redaction: Redaction, listeners: tuple[CallListener, ...]) -> None:
+        super().__init__(redaction)
+        self._listeners = listeners
+
+    def start(self, call: ActiveCall) -> None:
+        """Number a call that starts, and show it."""
+        super().start(call)
+        started = self.recorded(call, {"unfinished": True})
+        self._show(lambda listener: listener.on_start(started))
+
+    def keep(self, call: RecordedCall) -> None:
+        """Show a call that has ended."""
+        super().keep(call)
+        shown = msgspec.structs.replace(call, outcome=decode(encode(call.outcome)))  # parts of it are encoded already
+        self._show(lambda listener: listener.on_end(shown))
+
+    def finish(self, error: BaseException | None) -> None:
+        """Show the calls that have not ended, and tell that the block has."""
+        super().finish(error)
+        self._show(lambda listener: getattr(listener, "on_close", _nothing)(error))
+
+    def _show(self, show: Callable[[CallListener], object]) -> None:
+        for listener in self._listeners:
+            try:
+                show(listener)
+            except Exception:  # noqa: BLE001 - the user's; an observer changes nothing for the run
+                self._listeners = tuple(one for one in self._listeners if one is not listener)
+                _LOG.exception("%r raised, and sees no more calls of this run", listener)
+
+
+def _nothing(_error: BaseException | None) -> None:
+    """Stands for `on_close` where a listener has none."""

@@ -1,0 +1,452 @@
+"""Which recorded call is which: places of calls, the order that a strict replay demands, and the nearest call.
+
+A call is answered by the recorded call in the same *place*: the place of the enclosing call, the digest of name and
+arguments after redaction with the asker, and how many calls of that digest were made there before. The order in which
+calls come does not matter, unless the replay is strict.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from agent_cache.errors import DivergenceError, ReplayExhausted, UncacheableArgumentsError
+from agent_cache.recording.arguments import plain_arguments
+from agent_cache.recording.cassette import Cassette, redacted_identity
+from agent_cache.recording.differences import changes
+from agent_cache.recording.file import RecordedCall, digest_of
+from agent_cache.recording.functions import ActiveCall, RecordedFunction
+from agent_cache.recording.outcomes import common_length, encode_sorted
+from agent_cache.recording.redaction import Redaction
+
+__all__ = [
+    "ADVICE", "ROOT_PLACE", "Matcher", "Order", "by_nobody", "call_data", "described", "differences", "missing",
+    "nearest_to", "place_of",
+]  # fmt: skip
+
+ROOT_PLACE = b""
+"""The place of calls that no recorded call encloses."""
+
+
+def place_of(enclosing: bytes, digest: bytes, occurrence: int) -> bytes:
+    """The place of a call: number `occurrence`, from 0, among the calls of its digest in the enclosing place."""
+    return blake2b(b"%b%b%d" % (enclosing, digest, occurrence), digest_size=12).digest()
+
+
+class Matcher:
+    """Index of a cassette's calls by place, and which of them have been played.
+
+    Arguments and outcomes are decoded when they are needed.
+    """
+
+    def __init__(self, cassette: Cassette, redaction: Redaction) -> None:
+        self.cassette = cassette
+        self.outline = cassette.outline
+        self._redaction = redaction
+        self._rules = redaction.without_hook()
+        self._index_of: dict[bytes, int] = {}
+        self._parents = self.outline.enclosing()
+        self._until = self.outline.last_overlapping()
+        self._children: dict[int, list[int]] = {}
+        self._adopted: set[str] = set()
+        self._is_covered = bytearray(len(cassette))
+        self._is_over = bytearray(len(cassette))
+        self._first_unmade = 0  # in the order of ends
+        self.remaining = len(cassette)
+        self.has_foreign = bool(self.outline.foreign)
+        self.is_concurrent = self.outline.is_concurrent
+        self._read_tree()
+
+    def _read_tree(self) -> None:
+        places: dict[int, bytes] = {-1: ROOT_PLACE}
+        counts: dict[bytes, int] = {}
+        are_enclosing = frozenset(self._parents)
+        for index in self.outline.starts():  # a call starts after the one that encloses it
+            parent = self._parents[index]
+            self._children.setdefault(parent, []).append(index)
+            enclosing = places.get(parent)
+            if enclosing is None:
+                continue
+            first = place = place_of(enclosing, self.outline.digests[index], 0)
+            if first in self._index_of:
+                counts[first] = counts.get(first, 0) + 1
+                place = place_of(enclosing, self.outline.digests[index], counts[first])
+            if index in are_enclosing:
+                places[index] = place
+            self._index_of[place] = index
+
+    def find(self, place: bytes) -> int | None:
+        """Index of the call in this place, or None."""
+        return self._index_of.get(place)
+
+    def find_last(self, enclosing: bytes, digest: bytes) -> int:
+        """Index of the last call of this digest in the enclosing place; -1 if there is none."""
+        found, occurrence = -1, 0
+        while (index := self._index_of.get(place_of(enclosing, digest, occurrence))) is not None:
+            found, occurrence = index, occurrence + 1
+        return found
+
+    def is_foreign(self, index: int) -> bool:
+        """Whether another package has recorded a call."""
+        return bool(self.cassette.steps[index].form)
+
+    def cover(self, index: int) -> None:
+        """Mark a call, and all that it encloses, as played or made again."""
+        self.cover_alone(index)
+        if index in self._children:
+            for child in self._children[index]:
+                self.cover(child)
+
+    def cover_alone(self, index: int) -> None:
+        """Mark a call as made again, which makes the calls that it encloses again, too."""
+        if not self._is_covered[index]:
+            self._is_covered[index] = 1
+            self.remaining -= 1
+
+    def is_covered(self, index: int) -> bool:
+        """Whether a call was played or made again."""
+        return bool(self._is_covered[index])
+
+    def end(self, index: int) -> None:
+        """Mark a call as ended."""
+        self._is_over[index] = 1
+
+    def is_over(self, index: int) -> bool:
+        """Whether a call has ended."""
+        return bool(self._is_over[index])
+
+    def rank_of_end(self, index: int) -> int:
+        """The position of a call among all calls, by their ends."""
+        return self._places[~index]
+
+    def has_made_all_before(self, rank: int) -> bool:
+        """Whether all calls that had ended before this position were made, or are enclosed by one that was."""
+        ends, places = self._ends, self._places
+        while self._first_unmade < len(ends) and self._is_covered[ends[self._first_unmade]]:
+            self._first_unmade += 1
+        return self._first_unmade == len(ends) or places[~ends[self._first_unmade]] >= rank
+
+    def until(self, index: int) -> int:
+        """Index of the last call of its lane that started before it ended, other than those that it encloses."""
+        return self._until.get(index, index)
+
+    def left_over(self) -> Iterator[int]:
+        """Indices of the calls that were not played."""
+        return (index for index, covered in enumerate(self._is_covered) if not covered)
+
+    def children(self, index: int) -> Sequence[int]:
+        """Indices of the calls that a call encloses, in the order in which they started."""
+        return self._children.get(index, ())
+
+    def inside(self, index: int) -> list[int]:
+        """Indices of the calls that a call encloses, and of those that these enclose."""
+        found = list(self.children(index))
+        for each in found:
+            found += self.children(each)
+        return found
+
+    def forget_inside(self, index: int) -> None:
+        """Forget the calls that a call encloses: it has another outcome now, which is not theirs."""
+        self._children.pop(index, None)
+
+    def events_of(self, indices: Sequence[int]) -> list[int]:
+        """The index of each of these calls where it started, and ``~index`` where it ended, in their order."""
+        return sorted((event for index in indices for event in (index, ~index)), key=self._places.__getitem__)
+
+    @cached_property
+    def _places(self) -> list[int]:
+        return self.outline.places()
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """Indices of the calls in the order in which they ended."""
+        return sorted(range(len(self.cassette)), key=lambda index: self._places[~index])
+
+    def parent(self, index: int) -> int:
+        """Index of the call that encloses it, -1 if there is none."""
+        return self._parents[index]
+
+    def shown(self, index: int) -> RecordedCall:
+        """A call as an error may show it: without what is a secret now, and was none when it was recorded."""
+        call = self.cassette.steps[index]
+        arguments, key, _ = redacted_identity(call, self._rules)
+        return msgspec.structs.replace(call, arguments=arguments, key=key)
+
+    def adopt(self, function: RecordedFunction) -> None:
+        """Index the calls of this function in a cassette of agentcassette.
+
+        Their arguments have no names there, so they are bound to the signature of the function that is called now.
+        """
+        if function.name in self._adopted:
+            return
+        self._adopted.add(function.name)
+        counts: dict[bytes, int] = {}
+        for name in function.names:
+            for index in self.outline.foreign.get(name, ()):
+                digest = self._foreign_digest(function, self.cassette.steps[index])
+                if digest is not None:
+                    occurrence = counts.get(digest, 0)
+                    counts[digest] = occurrence + 1
+                    self._index_of.setdefault(place_of(ROOT_PLACE, digest, occurrence), index)
+
+    def _foreign_digest(self, function: RecordedFunction, call: RecordedCall) -> bytes | None:
+        args, kwargs = call.arguments.get("args", []), call.arguments.get("kwargs", {})
+        receives = function.parameters is not None and any(one.is_receiver for one in function.parameters.all)
+        for given in ((*args,), (None, *args)) if receives else ((*args,),):
+            try:
+                data: Any = plain_arguments(function.recorded_arguments(function.bind(given, kwargs)))[0]
+            except TypeError:
+                continue
+            except UncacheableArgumentsError:
+                return None
+            return digest_of(function.name, self._redaction.apply(data))
+        return None
+
+
+# Order
+
+
+class Order:
+    """Judges the order of calls in a strict replay: of those of one recorded lane that are made in one lane again.
+
+    Workers that take their work from a queue share it in another way in each run. So if one lane now makes calls of two
+    recorded lanes that were forked from the same one, or two lanes that were forked from the same one make calls of one
+    recorded lane, these lanes are not judged. Nor are calls that several lanes have made with equal arguments: each of
+    them may get the outcome of any other.
+
+    All this is known at the end. Before, a call is refused only in the block's own task, and only if no other task had
+    made calls in the same place.
+    """
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+        outline = matcher.outline
+        self._lanes, self._forked = outline.lanes, outline.forked
+        self._calls: dict[tuple[int, int], list[int]] = {}  # by parent and lane, sorted by `Matcher.until`
+        self._first_running: dict[tuple[int, int], int] = {}
+        self._places = [0] * len(outline)  # of their starts among all
+        self._ambiguous: set[int] = set()
+        self._made_in: dict[int, int] = {}
+        self._recorded_in: dict[tuple[int, int], int] = {}
+        self._made_again_in: dict[tuple[int, int], int] = {}
+        self._shared: set[tuple[int, int]] = set()  # parent, and group of lanes
+        self._early: list[tuple[int, int]] = []
+        lanes: dict[tuple[int, bytes], set[int]] = {}
+        for index, lane in enumerate(self._lanes):
+            lanes.setdefault((matcher.parent(index), outline.digests[index]), set()).add(lane)
+        for place, index in enumerate(outline.starts()):
+            self._places[index] = place
+            parent = matcher.parent(index)
+            calls = self._calls.setdefault((parent, self._lanes[index]), [])
+            if len(lanes[parent, outline.digests[index]]) > 1:
+                self._ambiguous.add(index)
+            else:
+                calls.append(index)
+        for calls in self._calls.values():
+            calls.sort(key=lambda index: self._places[matcher.until(index)])
+        self._lanes_in = Counter(parent for parent, _ in self._calls)
+
+    def start(self, index: int, call: ActiveCall, *, is_judged: bool = True) -> int | None:
+        """Note that a recorded call is made again. Returns a call that had to be made before, if that is certain."""
+        self._made_in[index] = call.lane
+        parent, lane = self._matcher.parent(index), self._lanes[index]
+        if index in self._ambiguous:
+            return None
+        group, made_group = _group(lane, self._forked[index]), _group(call.lane, call.forked)
+        if (
+            self._recorded_in.setdefault((call.lane, group), lane) != lane
+            or self._made_again_in.setdefault((lane, made_group), call.lane) != call.lane
+        ):
+            self._shared.add((parent, group))
+        missing = self._late(parent, lane, index) if is_judged else None
+        if missing is not None and (call.lane or self._lanes_in[parent] > 1):
+            self._early.append((index, missing))
+            return None
+        return missing
+
+    def first_reversal(self) -> tuple[int, int] | None:
+        """The first call that its lane made before one that had ended when it was recorded, and that one."""
+        for index, missing in self._early:
+            shared = self._matcher.parent(index), _group(self._lanes[index], self._forked[index])
+            if self._made_in.get(missing) == self._made_in[index] and shared not in self._shared:
+                return index, missing
+        return None
+
+    def _late(self, parent: int, lane: int, index: int) -> int | None:
+        """A call of the same lane that had ended before this one started, and has not ended now."""
+        calls = self._calls[parent, lane]
+        first = self._first_running.get((parent, lane), 0)
+        while first < len(calls) and self._matcher.is_over(calls[first]):
+            first += 1
+        self._first_running[parent, lane] = first
+        missing = calls[first] if first < len(calls) else index
+        return missing if self._places[self._matcher.until(missing)] < self._places[index] else None
+
+
+_NOWHERE = -(1 << 62)
+"""The number of no lane. Those of calls that were copied from another recording are negative."""
+
+
+def _group(lane: int, forked: int) -> int:
+    """The number of the lane from which this and its siblings were forked. Lane 0 has none."""
+    return forked if lane else _NOWHERE
+
+
+# The nearest recorded call, for errors
+
+_MAX_CANDIDATES = 200
+_MAX_COMPARED = 20_000_000
+"""Bytes of arguments, which are read and compared in 0.1 s."""
+_MAX_TEXT = 400
+_SHORT = 60
+_ABSENT = object()
+ADVICE = 'If the run has changed on purpose, record it again, or record what is new with mode="new_episodes".'
+_ANOTHER_ASKER = (
+    "the same arguments of another asker: vary=, key=, the tenant or the user of a context is not what it was"
+)
+
+
+def call_data(call: ActiveCall) -> dict[str, Any]:
+    """A call as errors have it."""
+    return {"name": call.function.name, "arguments": call.arguments}
+
+
+def described(name: str, arguments: dict[str, Any]) -> str:
+    """A call as it would be written in Python, shortened."""
+    inside = ", ".join(f"{key}={_short(value)}" for key, value in arguments.items())
+    return f"{name}({inside if len(inside) <= _MAX_TEXT else inside[:_MAX_TEXT] + '...'})"
+
+
+def nearest_to(matcher: Matcher, call: ActiveCall) -> int | None:
+    """Index of the recorded call of the same name with the most equal arguments, preferably one that was not played.
+
+    None if no call of that name was recorded. Of many or long calls, only the first ones are compared.
+    """
+    names = matcher.outline.names
+    candidates = names.get(call.function.name)
+    if candidates is None:
+        candidates = [index for name in call.function.names for index in names.get(name, ())]
+    if len(candidates) > _MAX_CANDIDATES:
+        unplayed = [index for index in candidates if not matcher.is_covered(index)]
+        candidates = (unplayed or candidates)[:_MAX_CANDIDATES]
+    texts = {name: encode_sorted(value) for name, value in call.arguments.items()}
+    nearest, best, left = None, (-1.0, False), _MAX_COMPARED
+    for index in candidates:
+        others = {name: encode_sorted(value) for name, value in matcher.cassette.steps[index].arguments.items()}
+        found = _similarity(others, texts), not matcher.is_covered(index)
+        if found > best:
+            nearest, best = index, found
+        left -= sum(map(len, others.values()))
+        if left < 0:
+            break
+    return nearest
+
+
+def _similarity(was: dict[str, bytes], now: dict[str, bytes]) -> float:
+    """The part of two calls' arguments that is the same, from 0 to 1: equal ones, and the ends of the others."""
+    names = was.keys() | now.keys()
+    total = 0.0
+    for name in was.keys() & now.keys():
+        one, other = was[name], now[name]
+        begin = common_length(one, other)
+        end = common_length(one[begin:][::-1], other[begin:][::-1])
+        total += 1.0 if one == other else 0.9 * (begin + end) / max(len(one), len(other))
+    return total / len(names) if names else 1.0
+
+
+def differences(recorded: RecordedCall, call: ActiveCall) -> str:
+    """Both calls, and one line for each argument that differs."""
+    shown, shown_now = described(recorded.name, recorded.arguments), described(call.function.name, call.arguments)
+    lines = [] if shown == shown_now else [f"    recorded: {shown}", f"    called:   {shown_now}"]
+    for name in dict.fromkeys((*recorded.arguments, *call.arguments)):
+        was, now = recorded.arguments.get(name, _ABSENT), call.arguments.get(name, _ABSENT)
+        if was != now:
+            if was is _ABSENT or now is _ABSENT or len(repr(was)) + len(repr(now)) <= _MAX_TEXT:
+                lines.append(f"      {name}: {_short(was, _MAX_TEXT)} -> {_short(now, _MAX_TEXT)}")
+            else:
+                lines += [f"      {line}" for line in changes(was, now, name)]
+    if recorded.arguments == call.arguments and recorded.key == call.key:
+        if recorded.asker != call.asker:
+            lines.append(f"      {_ANOTHER_ASKER}")
+        elif call.parent is not None or recorded.parent:
+            lines.append("      the same arguments, but enclosed by other calls")
+        else:
+            lines.append("      the same call, in another place")
+    return "\n".join(lines)
+
+
+def _short(value: Any, limit: int = _SHORT) -> str:
+    if value is _ABSENT:
+        return "(none)"
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def missing(
+    matcher: Matcher, call: ActiveCall, rule: str = ""
+) -> tuple[int, str, type[DivergenceError | ReplayExhausted]]:
+    """The error for a call that has no recorded answer: the nearest recorded call, -1 for none, its text and its class.
+
+    Args:
+        matcher: of the recording.
+        call: the call.
+        rule: why it may not be answered, if that is not because it was not recorded.
+    """
+    enclosing = ROOT_PLACE if call.parent is None else call.parent.place
+    shown = described(call.function.name, call.arguments)
+    if not rule and call.occurrence and (last := matcher.find_last(enclosing, call.matched)) >= 0:
+        text = f"{shown} was recorded {call.occurrence} times, and was called once more. {ADVICE}"
+        return last, text, ReplayExhausted
+    inside = ""
+    if call.parent is not None:
+        inside = f" inside {described(call.parent.function.name, call.parent.arguments)}"
+    text = rule or f"{shown} was not recorded{inside}"
+    nearest = nearest_to(matcher, call)
+    if nearest is None:
+        name = call.function.name
+        text += f". No call of {name} was recorded{_at_other_servers(name, matcher.outline.names)}"
+    elif not rule:
+        found = matcher.shown(nearest)
+        state = "played already" if matcher.is_covered(nearest) else "not played yet"
+        text += f". Nearest is call {found.id}, {state}:\n{differences(found, call)}"
+    return -1 if nearest is None else nearest, f"{text}\n{ADVICE}", DivergenceError
+
+
+def by_nobody(call: ActiveCall) -> str:
+    """Why a call has no recorded answer whose asker is unknown."""
+    return (
+        f"the context of {call.function.name} may say who asks, in a form that cannot be compared, so no recorded call "
+        "is known to be this one; give a read vary= to say what of its context counts, or the tool shared=True if "
+        "nothing does"
+    )
+
+
+def _at_other_servers(name: str, names: Mapping[str, Any]) -> str:
+    """Where the same request was recorded, and what to do if these servers are one; empty for other calls."""
+    server = _server_in(name)
+    if not server:
+        return ""
+    request = name.replace(f"://{server}", "://", 1)
+    others = [
+        other for known in names if (other := _server_in(known)) and known.replace(f"://{other}", "://", 1) == request
+    ]
+    if not others:
+        return ""
+    host = server.rpartition(":")[0] if server.rpartition(":")[2].isdecimal() else server
+    return (
+        f". It was recorded at {', '.join(others[:3])}, which is another server. If that is this one, say so when "
+        f"it is recorded and when it is replayed: Http(aliases={{{server!r}: {others[0]!r}}}), or, for all ports, "
+        f"Http(aliases={{{host!r}: 'NAME'}})"
+    )
+
+
+def _server_in(name: str) -> str:
+    """The host and port in the name of a request, ``POST https://host:port/path``; empty in any other name."""
+    method, space, url = name.partition(" ")
+    scheme, separator, rest = url.partition("://")
+    return rest.partition("/")[0] if space and separator and method.isupper() and scheme in ("http", "https") else ""

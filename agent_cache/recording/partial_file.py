@@ -1,0 +1,267 @@
+"""Writing of files under a lock: line by line beside the old one, whose place they take in one step."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent_cache.errors import CassetteError
+from agent_cache.recording.file import Header, TrailerLine, partial_of
+
+try:
+    import fcntl
+except ImportError:  # Windows: only recorders and sessions of one process exclude each other there
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = [
+    "PartialFile", "is_being_recorded", "is_idle", "lock_file", "replace_file", "write_whole",
+]  # fmt: skip
+
+_LOG = logging.getLogger("agent_cache")
+_OF_JOURNAL = b'{"agent_cache_journal":'
+
+_open_paths: set[str] = set()
+_lock = threading.RLock()
+
+
+class PartialFile:
+    """A file that is written line by line and takes the place of another file when it is finished.
+
+    Each line is handed to the operating system at once, so that it survives a killed process. A forked child writes
+    nothing to the file. If the path is a symbolic link, the file that it leads to is written.
+
+    Raises:
+        CassetteError: if the path is being recorded, or cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._process = os.getpid()
+        try:
+            self._target = Path(os.path.realpath(path))
+            self.partial = partial_of(path)
+            self._check_target()
+            with _lock:
+                if str(self._target) in _open_paths:
+                    raise _taken(path)
+                _open_paths.add(str(self._target))
+            try:
+                self.partial.parent.mkdir(parents=True, exist_ok=True)
+                self._descriptor = self._open()
+            except BaseException:
+                _open_paths.discard(str(self._target))
+                raise
+        except BlockingIOError:
+            raise _taken(path) from None
+        except (OSError, ValueError) as error:  # the latter for a name that has a null in it
+            raise CassetteError(f"cannot be written: {getattr(error, 'strerror', None) or error}", path) from error
+
+    def append(self, line: bytes) -> None:
+        """Write a line.
+
+        Raises:
+            OSError: if it cannot be written, such as on a full disk.
+        """
+        if os.getpid() == self._process:
+            write_whole(self._descriptor, line)
+
+    def finish(self) -> None:
+        """Replace the old file.
+
+        Raises:
+            CassetteError: if that is not possible. The lines remain in the partial file.
+        """
+        with self._closing() as is_own:
+            if is_own:
+                os.fsync(self._descriptor)
+                self.partial.replace(self._target)
+
+    def finish_as(self, lines: Callable[[], Iterable[bytes]]) -> None:
+        """Replace the old file by these lines in the place of the written ones.
+
+        An old file that has the same calls stays as it is, with its times.
+
+        Raises:
+            CassetteError: if that is not possible. The written lines remain in the partial file.
+        """
+        with self._closing() as is_own:
+            if not is_own:
+                return
+            finished = self.partial.with_name(self.partial.name + ".sorted")
+            finished.unlink(missing_ok=True)  # of a process that was killed here
+            try:
+                with open(finished, "xb", opener=partial(os.open, mode=0o644)) as file:
+                    file.writelines(lines())
+                    file.flush()
+                    os.fsync(file.fileno())
+                if not _has_same_calls(finished, self._target):
+                    finished.replace(self._target)
+            finally:
+                finished.unlink(missing_ok=True)
+            self.partial.unlink()
+
+    def discard(self) -> None:
+        """Delete the lines and leave the old file as it is."""
+        with self._closing() as is_own:
+            if is_own:
+                self.partial.unlink(missing_ok=True)
+
+    def leave(self) -> None:
+        """Leave the lines beside the old file, as a killed process does."""
+        with self._closing():
+            pass
+
+    @contextmanager
+    def _closing(self) -> Iterator[bool]:
+        """Close the file behind what is done. False in a forked child, which leaves the files to its parent."""
+        try:
+            yield os.getpid() == self._process
+        except OSError as error:
+            raise CassetteError(
+                f"cannot be written: {error.strerror}; the recording is in {self.partial.name}", self.path
+            ) from error
+        finally:
+            _open_paths.discard(str(self._target))
+            os.close(self._descriptor)
+
+    def _check_target(self) -> None:
+        if not self._target.exists():
+            return
+        if not self._target.is_file():
+            kind = "a directory" if self._target.is_dir() else "not a regular file"
+            raise CassetteError(f"cannot be written: it is {kind}", self.path)
+        if not os.access(self._target, os.W_OK):
+            raise CassetteError("cannot be written: it is read-only", self.path)
+        with self._target.open("rb") as file:
+            if file.read(len(_OF_JOURNAL)) == _OF_JOURNAL:
+                raise CassetteError("cannot be written: it is a journal, by which a run is resumed", self.path)
+
+    def _open(self) -> int:
+        """Open the partial file under its lock, and never a link or device in its place.
+
+        That of a killed recording is moved aside; only the latest is kept.
+        """
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
+        while True:
+            if self.partial.is_symlink():
+                raise CassetteError(f"cannot be written: {self.partial.name} is a symbolic link; remove it", self.path)
+            descriptor = os.open(self.partial, flags | getattr(os, "O_NONBLOCK", 0), 0o644)
+            try:
+                self._check_partial(descriptor)
+                is_locked = lock_file(descriptor, self.partial)
+                if is_locked and not os.fstat(descriptor).st_size:
+                    return descriptor
+                if is_locked and fcntl is not None:
+                    self._keep_remains()
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+            if is_locked and fcntl is None:  # Windows does not rename an open file
+                self._keep_remains()
+
+    def _check_partial(self, descriptor: int) -> None:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise CassetteError(f"cannot be written: {self.partial.name} is not a regular file; remove it", self.path)
+
+    def _keep_remains(self) -> None:
+        remains = self.partial.with_name(self.partial.name + ".old")
+        self.partial.replace(remains)
+        _LOG.warning("%s was left by a recording that was killed; it is kept as %s", self.partial, remains.name)
+
+
+def _has_same_calls(path: Path, other: Path) -> bool:
+    """Whether two files differ in times at most."""
+    try:
+        with path.open("rb") as one, other.open("rb") as two:
+            return all(
+                mine == theirs or (mine and theirs and _without_times(mine) == _without_times(theirs))
+                for mine, theirs in zip_longest(one, two)
+            )
+    except FileNotFoundError:
+        return False
+
+
+def _without_times(line: bytes) -> Any:
+    """What a line says, other than when and how long a run was."""
+    try:
+        if line.startswith(b'{"trailer":'):
+            return msgspec.structs.replace(msgspec.json.decode(line, type=TrailerLine).trailer, duration_ms=0.0)
+        if line.startswith(b'{"agent_cache_cassette"'):
+            return msgspec.structs.replace(msgspec.json.decode(line, type=Header), recorded_at=None)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    return line
+
+
+def lock_file(descriptor: int, path: Path) -> bool:
+    """Take the lock of a file without waiting. False if its owner has renamed it since it was opened by this path.
+
+    Raises:
+        BlockingIOError: if another process has it. Any other error is of a file system without locks.
+    """
+    if fcntl is None:
+        return True
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def write_whole(descriptor: int, data: bytes) -> None:
+    """Write all of the data: `os.write` may write a part of it."""
+    done = os.write(descriptor, data)
+    while done < len(data):
+        done += os.write(descriptor, data[done:])
+
+
+def is_being_recorded(path: Path) -> bool:
+    """Whether a tape of this process is writing this path."""
+    return os.path.realpath(path) in _open_paths
+
+
+def is_idle(partial: Path) -> bool:
+    """Whether no tape of any process is writing this partial file. Always True on Windows."""
+    if fcntl is None:
+        return True
+    descriptor = os.open(partial, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def replace_file(path: Path, lines: Iterable[bytes]) -> None:
+    """Write a file in one step: a reader sees the old one or the new one.
+
+    Raises:
+        CassetteError: if it cannot be written, or is being recorded.
+    """
+    file = PartialFile(path)
+    try:
+        for line in lines:
+            file.append(line)
+    except BaseException as error:
+        file.discard()
+        if isinstance(error, OSError):
+            raise CassetteError(f"cannot be written: {error.strerror}", path) from error
+        raise
+    file.finish()
+
+
+def _taken(path: Path) -> CassetteError:
+    return CassetteError("is being recorded by another recorder; only one at a time can record to a path", path)

@@ -1,0 +1,255 @@
+"""The answers of a tape: recorded calls that answer those of a run, and where the run differs from them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable
+from typing import Any
+
+import msgspec
+
+from agent_cache.errors import CassetteError, DivergenceError, ReplayExhausted
+from agent_cache.recording.functions import ActiveCall
+from agent_cache.recording.lanes import Lanes, Turns, checkpoint, wait_for_cancellation
+from agent_cache.recording.match import ADVICE, Matcher, Order, call_data, described, missing
+from agent_cache.recording.outcomes import check_outcome, read_value
+from agent_cache.recording.prices import Savings, model_calls, savings_of
+
+__all__ = ["Replaying"]
+
+_LOG = logging.getLogger("agent_cache")
+
+_MAX_DIVERGENCES = 1000
+_PATIENCE = 5.0
+"""Seconds that a replay may be slower than the recorded run before a call that should be cancelled gives up waiting."""
+_OPEN_ENDED = frozenset({"stream", "cancelled", "unfinished"})
+"""Outcomes of calls that end by what their caller does."""
+
+
+class Replaying:
+    """A run whose calls a recording may answer.
+
+    Args:
+        answers: the recorded calls; None if there are none.
+        strict: whether their order counts, and each must be made.
+
+    Attributes:
+        answers: as given.
+        is_strict: likewise.
+        cursor: how many calls were answered.
+        divergences: where the run differs from the recording, in order: ``{"call_id", "expected", "actual"}``, as in
+            `DivergenceError`.
+        error: the first of these errors; it is raised again at the end, in case something has swallowed it.
+        lanes: tasks and contexts of the run.
+    """
+
+    def __init__(self, answers: Matcher | None, *, strict: bool) -> None:
+        self.answers = answers
+        self.is_strict = strict
+        self.lanes = Lanes()
+        self.cursor = 0
+        self.divergences: list[dict[str, Any]] = []
+        self.error: CassetteError | None = None
+        self._order = Order(answers) if strict and answers is not None else None
+        self._turns = Turns()
+        self._answered: set[int] = set()
+        self._began = time.perf_counter()
+        if answers is not None and answers.cassette.is_partial:
+            _LOG.warning("%s was left by a recording that was killed; calls may be missing", answers.cassette.path)
+
+    @property
+    def remaining(self) -> int:
+        """How many recorded calls were neither answered nor enclosed by one that was."""
+        return 0 if self.answers is None else self.answers.remaining
+
+    @property
+    def savings(self) -> Savings:
+        """Model calls that were not made, because they, or the calls that enclose them, were answered so far.
+
+        Their prices need `genai-prices` (``pip install "agent-cache[prices]"``).
+        """
+        answers = self.answers
+        if answers is None:
+            return Savings()
+
+        def is_answered(index: int) -> bool:
+            while index >= 0 and index not in self._answered:
+                index = answers.parent(index)
+            return index >= 0
+
+        chosen = filter(is_answered, answers.outline.of_models)
+        return savings_of(model_calls(answers.cassette.steps, chosen, answers.parent), answers.cassette.recorded_at)
+
+    # Answers
+
+    def take(self, call: ActiveCall, index: int, answers: Matcher) -> None:
+        """Answer a call with the recorded one at this index.
+
+        Raises:
+            CassetteError: if the recorded call cannot be read.
+            DivergenceError: in a strict replay, if another recorded call had to come first.
+        """
+        call.index = index
+        try:
+            call.recorded = answers.cassette.steps[index]
+            outcome = call.recorded.outcome
+            if len(outcome) > 1 or "value" not in outcome:
+                check_outcome(outcome)
+        except CassetteError as error:  # loading a cassette does not read the outcomes
+            raise self.latch(error) from error.__cause__
+        except msgspec.ValidationError as error:
+            raise self.broken(index, f"has a malformed outcome: {error}") from error
+        if self._order is not None and (first := self._order.start(index, call)) is not None:
+            raise self._too_early(answers, index, first)
+        answers.cover(index)
+        self._answered.add(index)
+        self.cursor += 1
+
+    def pass_by(self, call: ActiveCall, index: int, answers: Matcher) -> None:
+        """Note a call that runs although it was recorded."""
+        call.index = index
+        answers.cover_alone(index)
+        if self._order is not None:
+            self._order.start(index, call, is_judged=False)
+
+    def read(self, call: ActiveCall, outcome: dict[str, Any], *, is_chunk: bool = False) -> Any:
+        """A recorded value or chunk, as the annotation of the function describes it.
+
+        Raises:
+            CassetteError: if it cannot be decoded.
+        """
+        if "value" in outcome and "made" not in outcome:
+            return outcome["value"]
+        schema = call.function.chunk_schema if is_chunk else call.schema
+        try:
+            return read_value(outcome, schema, self.source_path, 0 if call.index is None else call.index + 2)
+        except CassetteError as error:
+            raise self.latch(error) from error.__cause__
+
+    def turn(self, call: ActiveCall) -> Awaitable[None]:
+        """Let other tasks run, as the recorded call did, and calls that had ended earlier be answered earlier."""
+        answers = self.answers
+        assert answers is not None
+        assert call.index is not None
+        assert call.recorded is not None
+        if answers.is_concurrent and _OPEN_ENDED.isdisjoint(call.recorded.outcome):
+            rank = answers.rank_of_end(call.index)
+            return self._turns.take(rank, is_next=answers.has_made_all_before(rank))
+        return checkpoint()
+
+    async def wait_until_cancelled(self, call: ActiveCall, *, is_for_ever: bool = False) -> None:
+        """Wait until this task is cancelled, as it was when the call was recorded: by a timeout of the caller, for
+        instance, which comes in its own time.
+
+        The wait ends when the recorded run had come to this point, and `_PATIENCE` later. A call that had not ended
+        when the recording did may wait for ever.
+
+        Raises:
+            DivergenceError: if it is not cancelled this time.
+        """
+        recorded = call.recorded
+        assert recorded is not None
+        ended = (recorded.started_ms + recorded.duration_ms) / 1000 - (time.perf_counter() - self._began)
+        is_for_ever = is_for_ever or "unfinished" in recorded.outcome
+        await wait_for_cancellation(None if is_for_ever else max(0.0, ended) + _PATIENCE)
+        text = (
+            f"{described(call.function.name, call.arguments)} was cancelled when it was recorded, so there is no "
+            "answer, and now nobody has cancelled it"
+        )
+        raise self.diverged(-1 if call.index is None else call.index, call_data(call), f"{text}\n{ADVICE}")
+
+    # Errors
+
+    @property
+    def source_path(self) -> str:
+        """The path of the recording that answers."""
+        return "" if self.answers is None else self.answers.cassette.path
+
+    def latch(self, error: CassetteError) -> CassetteError:
+        """Keep the first error, to raise it again at the end, or when the running task has ended by it."""
+        self.error = self.error or error
+        self.lanes.watch()
+        return error
+
+    def broken(self, index: int | None, reason: str) -> CassetteError:
+        """The error for a recorded call that cannot be replayed. It is latched.
+
+        Args:
+            index: of the call.
+            reason: what is wrong with it.
+        """
+        return self.latch(CassetteError(reason, self.source_path, (index or 0) + 2))
+
+    def diverged(
+        self,
+        index: int,
+        actual: dict[str, Any] | None,
+        text: str,
+        kind: type[DivergenceError | ReplayExhausted] = DivergenceError,
+    ) -> CassetteError:
+        """The error for a place where the run differs from the recording. It is noted, and latched.
+
+        Args:
+            index: of the recorded call, -1 if there is none.
+            actual: the call that was made there, as `call_data` gives it.
+            text: what differs.
+            kind: the class of the error.
+        """
+        number, expected = None, None
+        if index >= 0 and self.answers is not None:
+            call = self.answers.shown(index)
+            number, expected = call.id, {"name": call.name, "arguments": call.arguments}
+        if len(self.divergences) < _MAX_DIVERGENCES:
+            self.divergences.append({"call_id": number, "expected": expected, "actual": actual})
+        return self.latch(kind(number, expected, actual, text, self.source_path))
+
+    def missed(self, call: ActiveCall, answers: Matcher, rule: str = "") -> CassetteError:
+        """The error for a call that has no recorded answer. It names the nearest recorded call.
+
+        Args:
+            call: the call.
+            answers: the recording.
+            rule: why it may not be answered, if that is not because it was not recorded.
+        """
+        index, text, kind = missing(answers, call, rule)
+        return self.diverged(index, call_data(call), text, kind)
+
+    def _too_early(self, answers: Matcher, index: int, other: int) -> CassetteError:
+        call, first = answers.shown(index), answers.shown(other)
+        text = (
+            f"{described(call.name, call.arguments)} was called too early: call {first.id}, "
+            f"{described(first.name, first.arguments)}, had ended before it was called when this was recorded"
+        )
+        return self.diverged(other, {"name": call.name, "arguments": call.arguments}, text)
+
+    # The end
+
+    def raise_divergence(self, error: BaseException | None) -> None:
+        """Raise the divergence in another task that has ended the block, if that is why this error leaves it.
+
+        Raises:
+            CassetteError: the divergence.
+        """
+        if self.lanes.has_ended(error) and self.error is not None:
+            raise self.error from self.error.__cause__
+
+    def check_finished(self, answers: Matcher) -> None:
+        """Check the replay at its end.
+
+        Raises:
+            CassetteError: the first error, if something has swallowed it; in a strict replay also if a recorded call
+                was not made.
+        """
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+        if self._order is not None and (found := self._order.first_reversal()) is not None:
+            raise self._too_early(answers, *found)
+        if self.is_strict and answers.remaining:
+            index = next(answers.left_over())
+            call = answers.shown(index)
+            text = (
+                f"{answers.remaining} recorded calls were not made. The first is call {call.id}, "
+                f"{described(call.name, call.arguments)}"
+            )
+            raise self.diverged(index, None, text)
