@@ -116,7 +116,7 @@ async def run(
         here: the place of the call, or the scope that counts for it.
         key, args, kwargs: its identity, None of a write, and its arguments in their canonical spelling.
         is_fresh: whether a fresh value is asked for.
-        intercepted: the same call as a recorder received it, which is told of its `Call`; None if none has.
+        intercepted: the same call as a tape received it, which is told of its `Call`; None if none has.
     """
     scope = here if here.call is None else here.scope
     if scope.interceptor is not None:

@@ -60,16 +60,16 @@ a replay has raised again.
 """
 
 
-# Recorders and players
+# Tapes
 
 
 Interceptor = Any
-"""A recorder or a player: receives every call of a scope before anything is looked up.
+"""A tape: receives every call of a scope before anything is looked up.
 
 ``receive`` plays a call: see `engine.interception.Receiver`. ``play`` returns what the caller of an `InterceptedCall`
 gets: the outcome of ``call.proceed()``, or a recorded one; ``play_stream`` does so for a streaming tool: a generator or
 an async one. ``escaped`` handles a call in another thread that may belong to this run, but has lost its context; it is
-given the tool's operation, or the recorder's own description of a function. ``thread`` identifies the thread that it
+given the tool's operation, or the tape's own description of a function. ``thread`` identifies the thread that it
 was installed in.
 """
 

@@ -501,7 +501,7 @@ class _Streaming(Operation[Any]):
         return (ThreadCursor if self.is_sync else Cursor)(self, answer, value)
 
     def relay(self, stream: Any, prepare: Callable[[], Awaitable[object]] | None = None) -> Cursor:
-        """A cursor over a stream that a recorder or a player gives. `prepare` is awaited before the first chunk."""
+        """A cursor over a stream that a tape gives. `prepare` is awaited before the first chunk."""
 
         async def answer() -> Any:
             if prepare is not None:

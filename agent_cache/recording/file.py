@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
+from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias, overload
+from typing import Annotated, Any, BinaryIO, Final, Literal, TypeAlias, overload
 
 import msgspec
 
@@ -374,27 +376,35 @@ def _replaced(data: bytes, keys: list[str], new: bytes) -> bytes:
 
 # Calls of a file
 
+_LARGEST_IN_MEMORY = 1024 * 1024
+"""Bytes. The calls of a longer file are read from the disk when they are asked for."""
+
 _call_decoder = msgspec.json.Decoder(RecordedCall)
 _line_decoder = msgspec.json.Decoder(CallLine)
 _set = msgspec.structs.force_setattr  # of lines that were just decoded, and that nobody else has
 
 
 class StoredCalls(Sequence[RecordedCall]):
-    """The calls of a file, each decoded when it is accessed.
+    """The calls of a file, each read and decoded when it is accessed.
 
     Args:
         path: of the file, for messages.
-        content: all of it.
+        file: it, in memory or on the disk. The latter stays open until nobody has the calls any more.
 
     Attributes:
         order, times: as in `TrailerLine`; both None if there is no trailer with tables.
     """
 
-    def __init__(self, path: str, content: bytes) -> None:
+    def __init__(self, path: str, file: BinaryIO) -> None:
         self.path = path
         self.order: list[int] | None = None
         self.times: list[tuple[int, int]] | None = None
-        self._content = content
+        self._content: bytes | None = None
+        if isinstance(file, BytesIO):
+            self._content = file.getvalue()
+        else:
+            self._descriptor = os.dup(file.fileno())
+            weakref.finalize(self, os.close, self._descriptor)
         self._begins, self._ends, self._numbers = array("Q"), array("Q"), array("Q")  # of the lines, by call
         self._prefixed: set[int] = set()  # the calls that begin as others
         self._index_of: dict[int, int] = {}
@@ -479,8 +489,10 @@ class StoredCalls(Sequence[RecordedCall]):
 
     def _decoded(self, index: int, decoder: msgspec.json.Decoder[Any], line: bytes | None = None) -> Any:
         try:
-            stored = self._content[self._begins[index] : self._ends[index]] if line is None else line
-            call = decoder.decode(stored)
+            if line is None:
+                begin, end, content = self._begins[index], self._ends[index], self._content
+                line = os.pread(self._descriptor, end - begin, begin) if content is None else content[begin:end]
+            call = decoder.decode(line)
         except msgspec.DecodeError as error:
             raise CassetteError(f"this line is broken: {error}", self.path, self._numbers[index]) from error
         if self.times is not None and len(self.times) == len(self._begins):
@@ -524,24 +536,31 @@ def read_file(
     try:
         if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
             raise CassetteError("cannot be read: it is not a regular file", path)
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            is_long = hasattr(os, "pread") and os.fstat(file.fileno()).st_size > _LARGEST_IN_MEMORY
+            return _read_lines(path, file if is_long else BytesIO(file.read()), note, progress)
     except FileNotFoundError:
         raise _not_found(path) from None
     except (OSError, ValueError) as error:
         raise CassetteError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from error
-    if not content or content.isspace():
-        raise CassetteError("is empty; delete it, or record it again", path)
-    end = content.find(b"\n") + 1 or len(content)
-    header = _read_header(path, content[:end].strip().removeprefix(b"\xef\xbb\xbf"))
+
+
+def _read_lines(
+    path: Path, file: BinaryIO, note: Callable[[CallHead], object], progress: Callable[[int], None] | None
+) -> tuple[Header, StoredCalls, Trailer | None] | bytes:
+    first = file.readline()
+    header = _read_header(path, first.strip().removeprefix(b"\xef\xbb\xbf"))
     if header is None:
+        content = first + file.read()
+        if not content.strip():
+            raise CassetteError("is empty; delete it, or record it again", path)
         for number, line in enumerate(content.splitlines(), 1):
             _check_conflict(path, number, line)
         return content
-    calls, trailer, number = StoredCalls(str(path), content), None, 1
-    while end < len(content):
-        begin, end, number = end, content.find(b"\n", end) + 1 or len(content), number + 1
-        text = content[begin:end]
-        is_whole, text = text.endswith(b"\n"), text.strip()
+    calls, trailer, end = StoredCalls(str(path), file), None, len(first)
+    for number, line in enumerate(file, 2):
+        begin, end = end, end + len(line)
+        is_whole, text = line.endswith(b"\n"), line.strip()
         if trailer is not None and text:
             raise CassetteError("a line follows the trailer", path, number)
         if text.startswith(_TRAILER):
