@@ -1,28 +1,22 @@
-"""The list of the checkpoints in a directory of journals.
+"""The list of the checkpoints in a directory of journals, in memory, without their states.
 
-A SQLite database in memory has one row for each checkpoint, without its state, and one for each journal, with how far
-it was read. Before each query the files of the directory are compared with the rows; what has grown is read from there
-on, what was replaced is read again, and what is gone is removed.
-
-A copy of the database is kept in the directory, so that a new process does not read all journals. It is a cache and no
-more: it is replaced in one step, and one that is damaged, of another version, or of another directory is ignored.
-Processes share nothing else, so that none waits for another.
+Before each query the files of the directory are compared with what is known of them: what has grown is read from there
+on, what was replaced is read again, and what is gone is forgotten. The first query of a process reads all of them.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import sqlite3
 import stat
-import tempfile
 import threading
-import weakref
+from bisect import bisect_left
 from collections.abc import Iterator
-from contextlib import closing
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -30,30 +24,7 @@ from agent_cache.recording.file import JOURNAL_VERSION
 
 __all__ = ["CheckpointEntry", "CheckpointIndex", "Position", "Row", "open_journal"]
 
-INDEX = ".checkpoints.sqlite3"
-"""Name of the copy of the database."""
-
 _LOG = logging.getLogger("agent_cache")
-_VERSION = 1
-# The copy is written when so much was read since the last one: reading less again takes a few milliseconds.
-_BYTES_BETWEEN_COPIES = 1024 * 1024
-_FILES_BETWEEN_COPIES = 100
-
-_SCHEMA = """
-CREATE TABLE journal (
-    name TEXT PRIMARY KEY, inode TEXT, size INTEGER, mtime_ns INTEGER, read_to INTEGER, session_id TEXT, run TEXT
-);
-CREATE INDEX journal_session ON journal (session_id, run);
-CREATE TABLE checkpoint (
-    id TEXT, session_id TEXT, sequence INTEGER, after INTEGER, label TEXT, importance REAL, created_at TEXT,
-    framework TEXT, created_us INTEGER, journal TEXT, start INTEGER, length INTEGER
-);
-CREATE INDEX checkpoint_id ON checkpoint (id);
-CREATE INDEX checkpoint_journal ON checkpoint (journal);
-CREATE INDEX checkpoint_order ON checkpoint (created_us, session_id, sequence, id);
-CREATE INDEX checkpoint_session ON checkpoint (session_id, created_us, sequence, id);
-CREATE INDEX checkpoint_label ON checkpoint (label, created_us, session_id, sequence, id);
-"""
 
 
 class CheckpointEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +70,7 @@ class Row(NamedTuple):
     length: int
 
 
-_Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]  # SQLite has integers of 64 bits
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class _Envelope(msgspec.Struct, frozen=True):
@@ -126,23 +97,31 @@ class _Head(msgspec.Struct, frozen=True):
     run: str
 
 
-class _Known(NamedTuple):
-    """What the database has about a journal."""
+@dataclass(slots=True)
+class _Journal:
+    """What is known of a file.
 
-    inode: str
-    size: int
-    mtime_ns: int
+    Attributes:
+        stamp: inode, size and time of change when it was read.
+        read_to: bytes of whole lines that were read.
+        head: of a journal; None if it is none.
+        rows: its checkpoints.
+    """
+
+    stamp: tuple[int, int, int]
     read_to: int
-    run: str | None
+    head: _Head | None
+    rows: list[Row] = field(default_factory=list)
+
+    def is_beginning_of(self, other: _Journal) -> bool:
+        """Whether the other one is the same file, which may have grown."""
+        return (self.head, self.stamp[0]) == (other.head, other.stamp[0]) and self.read_to <= other.stamp[1]
 
 
 _line_decoder = msgspec.json.Decoder(_Line)
 _head_decoder = msgspec.json.Decoder(_Head)
 _CHECKPOINT = b'{"checkpoint"'
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_FIELDS = (
-    "id, session_id, sequence, after, label, importance, created_at, framework, created_us, journal, start, length"
-)
 
 
 def open_journal(path: Path) -> int:
@@ -171,10 +150,9 @@ class CheckpointIndex:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock = threading.Lock()
-        self._database: sqlite3.Connection | None = None
-        self._bytes_read = 0
-        self._files_read = 0
-        self._is_copied = True
+        self._journals: dict[str, _Journal] = {}
+        self._rows: list[Row] = []  # of all journals, the oldest first
+        self._by_id: dict[str, Row] = {}
 
     def page(
         self, *, session_id: str | None = None, label: str | None = None, after: Position | None = None, limit: int
@@ -192,21 +170,16 @@ class CheckpointIndex:
         Raises:
             OSError: if the directory cannot be read.
         """
-        conditions: list[str] = []
-        values: list[object] = []
-        for column, value in (("session_id", session_id), ("label", label)):
-            if value is not None:
-                conditions.append(f"{column} = ?")
-                values.append(value)
-        if after is not None:
-            conditions.append("(created_us, session_id, sequence, id) < (?, ?, ?, ?)")
-            values += after
-        where = f"WHERE {' AND '.join(conditions)} " if conditions else ""
-        query = (
-            f"SELECT {_FIELDS} FROM checkpoint {where}"  # noqa: S608 - of constants
-            "ORDER BY created_us DESC, session_id DESC, sequence DESC, id DESC LIMIT ?"
+        with self._lock:
+            self._refresh()
+            rows = self._rows
+        end = len(rows) if after is None else bisect_left(rows, after, key=lambda row: row.position)
+        found = (
+            row
+            for row in map(rows.__getitem__, range(end - 1, -1, -1))
+            if session_id in (None, row.entry.session_id) and label in (None, row.entry.label)
         )
-        return self._rows(query, [*values, limit])
+        return list(islice(found, limit))
 
     def find(self, checkpoint_id: str) -> Row | None:
         """The checkpoint of an id; the oldest, if somebody has copied a journal.
@@ -214,11 +187,9 @@ class CheckpointIndex:
         Raises:
             OSError: if the directory cannot be read.
         """
-        query = (
-            f"SELECT {_FIELDS} FROM checkpoint WHERE id = ? "  # noqa: S608 - of constants
-            "ORDER BY created_us, session_id, sequence, journal LIMIT 1"
-        )
-        return next(iter(self._rows(query, [checkpoint_id])), None)
+        with self._lock:
+            self._refresh()
+            return self._by_id.get(checkpoint_id)
 
     def journal_of(self, session_id: str, run: str | None = None) -> str | None:
         """Name of the journal of a session, or of one run of it. None if there is none.
@@ -226,156 +197,73 @@ class CheckpointIndex:
         Raises:
             OSError: if the directory cannot be read.
         """
-        query, values = "SELECT name FROM journal WHERE session_id = ?", [session_id]
-        if run is not None:
-            query, values = f"{query} AND run = ?", [session_id, run]
         with self._lock:
-            found = self._refreshed().execute(f"{query} LIMIT 1", values).fetchone()
-        return None if found is None else str(found[0])
+            self._refresh()
+            for name, one in self._journals.items():
+                if one.head is not None and one.head.session_id == session_id and run in (None, one.head.run):
+                    return name
+        return None
 
     def forget(self, journal: str) -> None:
         """Read a journal from its beginning before the next query."""
         with self._lock:
-            if self._database is not None:
-                self._remove(self._database, journal)
+            self._journals.pop(journal, None)
 
-    def _rows(self, query: str, values: list[Any]) -> list[Row]:
-        with self._lock:
-            found = self._refreshed().execute(query, values).fetchall()
-        return [_row(each) for each in found]
+    # Comparing the directory with what is known of it
 
-    # Comparing the directory with the database
+    def _refresh(self) -> None:
+        found, has_changed = dict(self._files()), False
+        for name in self._journals.keys() - found.keys():
+            del self._journals[name]
+            has_changed = True
+        for name, stamp in found.items():
+            before = self._journals.get(name)
+            if before is None or before.stamp != stamp:
+                self._read(name, before)
+                has_changed = True
+        if has_changed:
+            rows = [row for one in self._journals.values() for row in one.rows]
+            self._rows = sorted(rows, key=lambda row: (row.position, row.journal))
+            self._by_id = {row.entry.id: row for row in reversed(self._rows)}
 
-    def _refreshed(self) -> sqlite3.Connection:
-        if self._database is None:
-            self._database = self._copied_database() or _new_database(self._directory)
-            weakref.finalize(self, self._database.close)
-        database = self._database
-        known = {
-            name: _Known(*rest)
-            for name, *rest in database.execute("SELECT name, inode, size, mtime_ns, read_to, run FROM journal")
-        }
-        for name, found in self._files():
-            before = known.pop(name, None)
-            if before is None or (str(found.st_ino), found.st_size, found.st_mtime_ns) != before[:3]:
-                self._read(database, name, before)
-        for name in known:
-            self._remove(database, name)
-        if self._bytes_read >= _BYTES_BETWEEN_COPIES or self._files_read >= _FILES_BETWEEN_COPIES:
-            self._save(database)
-        return database
-
-    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
+    def _files(self) -> Iterator[tuple[str, tuple[int, int, int]]]:
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 if entry.name.endswith(".jsonl") and not entry.name.startswith("."):
                     try:
                         if entry.is_file(follow_symlinks=False):
-                            yield entry.name, entry.stat(follow_symlinks=False)
+                            yield entry.name, _stamp(entry.stat(follow_symlinks=False))
                     except FileNotFoundError:  # it went while the directory was read
                         continue
 
-    def _read(self, database: sqlite3.Connection, name: str, before: _Known | None) -> None:
+    def _read(self, name: str, before: _Journal | None) -> None:
         """Read what a journal has beyond what was read before."""
         try:
             file = os.fdopen(open_journal(self._directory / name), "rb")
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
                 _LOG.warning("%s cannot be read, so its checkpoints are not listed: %s", name, error)
-            self._remove(database, name)
+            self._journals.pop(name, None)
             return
         with file:
-            found = os.fstat(file.fileno())
+            stamp = _stamp(os.fstat(file.fileno()))
             first = file.readline()
             head = _head_of(first, name)
-            inode, run = str(found.st_ino), None if head is None else head.run
-            read_to = len(first) if first.endswith(b"\n") else 0
-            is_same = before is not None and run is not None and (before.inode, before.run) == (inode, run)
-            if before is not None and is_same and before.read_to <= found.st_size:
-                read_to = before.read_to
-                file.seek(read_to)
-            else:
-                self._remove(database, name)
-            start = read_to
-            lines: list[tuple[int, bytes]] = []
+            found = _Journal(stamp, len(first) if first.endswith(b"\n") else 0, head)
+            if before is not None and head is not None and before.is_beginning_of(found):
+                found.read_to, found.rows = before.read_to, before.rows
+                file.seek(before.read_to)
             for line in file if head is not None else ():
                 if not line.endswith(b"\n"):
                     break  # it is being written, or its process was killed
-                if line.startswith(_CHECKPOINT):
-                    lines.append((read_to, line))
-                read_to += len(line)
-        self._bytes_read += read_to - start
-        self._files_read += 1
-        with database:
-            database.execute(
-                "INSERT OR REPLACE INTO journal VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (name, inode, found.st_size, found.st_mtime_ns, read_to, head and head.session_id, run),
-            )
-            if head is not None:
-                rows = [row for at, line in lines if (row := _columns(head, name, at, line)) is not None]
-                database.executemany("INSERT INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
-
-    def _remove(self, database: sqlite3.Connection, name: str) -> None:
-        with database:
-            database.execute("DELETE FROM journal WHERE name = ?", [name])
-            database.execute("DELETE FROM checkpoint WHERE journal = ?", [name])
-
-    # The copy
-
-    def _copied_database(self) -> sqlite3.Connection | None:
-        """The database of the copy, if that is sound, of this version and of this directory."""
-        try:
-            with os.fdopen(open_journal(self._directory / INDEX), "rb") as file:
-                content = file.read()
-        except OSError:
-            return None
-        database = sqlite3.connect(":memory:", check_same_thread=False)
-        try:
-            database.deserialize(content)
-            checks = [row[0] for row in database.execute("PRAGMA quick_check(1)")]
-            about = database.execute("SELECT version, directory FROM about").fetchall()
-            with closing(_new_database(self._directory)) as expected:
-                is_same = _tables(expected) == _tables(database)
-            if checks == ["ok"] and about == [(_VERSION, _name_of(self._directory))] and is_same:
-                return database
-        except (sqlite3.Error, OverflowError, MemoryError) as error:
-            _LOG.info("%s is no index of checkpoints, and is made anew: %s", INDEX, error)
-        database.close()
-        return None
-
-    def _save(self, database: sqlite3.Connection) -> None:
-        """Replace the copy. A directory that cannot be written has none."""
-        self._bytes_read = self._files_read = 0
-        try:
-            descriptor, name = tempfile.mkstemp(prefix=f"{INDEX}.", dir=self._directory)
-            scratch = Path(name)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(database.serialize())
-                scratch.replace(self._directory / INDEX)
-            finally:
-                scratch.unlink(missing_ok=True)
-        except OSError as error:
-            if self._is_copied:
-                _LOG.warning("the index of checkpoints cannot be kept in %s: %s", self._directory, error)
-            self._is_copied = False
+                if line.startswith(_CHECKPOINT) and (row := _row(head.session_id, name, found.read_to, line)):
+                    found.rows.append(row)
+                found.read_to += len(line)
+        self._journals[name] = found
 
 
-def _name_of(directory: Path) -> str:
-    return os.fsencode(os.path.realpath(directory)).hex()  # a name need not be text
-
-
-def _new_database(directory: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(":memory:", check_same_thread=False)
-    database.executescript(_SCHEMA)
-    with database:
-        database.execute("CREATE TABLE about (version INTEGER, directory TEXT)")
-        database.execute("INSERT INTO about VALUES (?, ?)", (_VERSION, _name_of(directory)))
-    return database
-
-
-def _tables(database: sqlite3.Connection) -> list[tuple[str, str]]:
-    return database.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
+def _stamp(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _head_of(line: bytes, name: str) -> _Head | None:
@@ -392,21 +280,13 @@ def _head_of(line: bytes, name: str) -> _Head | None:
     return head
 
 
-def _columns(head: _Head, journal: str, start: int, line: bytes) -> tuple[object, ...] | None:
+def _row(session_id: str, journal: str, start: int, line: bytes) -> Row | None:
     try:
         found = _line_decoder.decode(line).checkpoint
         created_us = (datetime.fromisoformat(found.created_at) - _EPOCH) // timedelta(microseconds=1)
     except (msgspec.DecodeError, ValueError, TypeError) as error:
         _LOG.warning("%s has a broken checkpoint at byte %d, which is not listed: %s", journal, start, error)
         return None
-    return (
-        found.id, head.session_id, found.sequence, found.after, found.label, found.importance, found.created_at,
-        found.framework, created_us, journal, start, len(line),
-    )  # fmt: skip
-
-
-def _row(columns: tuple[Any, ...]) -> Row:
-    fields = CheckpointEntry.__struct_fields__
-    *rest, created_us, journal, start, length = columns
-    entry = CheckpointEntry(**dict(zip(fields, rest, strict=True)))
-    return Row(entry, Position(created_us, entry.session_id, entry.sequence, entry.id), journal, start, length)
+    entry = CheckpointEntry(session_id=session_id, **msgspec.structs.asdict(found))
+    position = Position(created_us, session_id, found.sequence, found.id)
+    return Row(entry, position, journal, start, len(line))
