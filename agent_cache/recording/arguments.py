@@ -12,18 +12,16 @@ one such value to the next one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import gc
-import logging
 import math
-import operator
 import sys
 import types
 import typing
-from array import array
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
-from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
 from enum import Enum, Flag
 from io import BytesIO, StringIO
 from re import Pattern
@@ -40,6 +38,7 @@ from agent_cache.values.canonical import (
     declared_fields,
     declared_names,
     full_name,
+    has_native_state,
     is_member,
     is_model,
     text_of_standard_value,
@@ -95,58 +94,21 @@ def is_omitted(value: Any) -> bool:
     return getattr(sys.modules.get(f"{package}._types"), kind.__name__, None) is kind
 
 
-_ROUTINES: Final = frozenset({
-    types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType,
-    types.WrapperDescriptorType, types.MethodWrapperType, types.ClassMethodDescriptorType,
-})  # fmt: skip
 _OMITTED: Final = frozenset({"NotGiven", "Omit"})
 _URL_PACKAGES: Final = frozenset({"httpx", "httpx2", "starlette", "yarl"})
 """Their URLs keep what was asked of them before beside their text."""
-
-
-# Names
-
-
-_KIND_OF_TYPE: Final = 0b111 << 7
-
-
-def _native_base(kind: type) -> type | None:
-    """The nearest base that is written in C and keeps state which no field declares; None if there is none."""
-    for base in kind.__mro__:
-        is_native = base.__flags__ & _KIND_OF_TYPE != _ON_HEAP
-        is_native |= getattr(vars(base).get("__new__"), "__self__", None) is base
-        if is_native and base is not tuple and base.__basicsize__ > object.__basicsize__:
-            return base
-    return None
-
-
-def _class_name(kind: type) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
-
-
-def _found(module: Any, path: Any) -> Any:
-    """What a module has under a qualified name, else `MISSING`; the module itself without one."""
-    found: Any = sys.modules.get(module, MISSING) if isinstance(module, str) else MISSING
-    for name in path.split(".") if isinstance(path, str) else ():
-        found = getattr(found, name, MISSING)
-    return found
-
-
-_ON_HEAP = 1 << 9
+_ON_HEAP: Final = 1 << 9
 """The bit of `type.__flags__` of a class that was made at run time."""
-
-
-# The walk
 
 
 class _Walk:
     """One walk over the arguments of one call."""
 
-    __slots__ = ("is_identity", "parts", "path")
+    __slots__ = ("depth", "is_identity", "parts")
 
     def __init__(self, *, is_identity: bool = True) -> None:
         self.is_identity = is_identity
-        self.path: dict[int, int] = {}  # the objects around a value, and how deep each of them is
+        self.depth = 0
         self.parts = 0
 
     def plain(self, value: Any) -> Any:
@@ -165,33 +127,24 @@ class _Walk:
             return _text(value)
         if kind is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
-        try:
-            return self._compound(value, kind)
-        except Uncacheable:
-            if self.is_identity:
-                raise
-            return {"$opaque": full_name(kind)}
-
-    def _compound(self, value: Any, kind: type) -> Any:
-        around = self.path.get(id(value))
-        if around is not None:
-            return {"$cycle": len(self.path) - around}  # how many levels further out it is
-        if len(self.path) >= MAX_DEPTH:
-            raise Uncacheable(f"a value is nested more than {MAX_DEPTH} levels deep")
+        if self.depth >= MAX_DEPTH:
+            raise Uncacheable(f"a value is nested more than {MAX_DEPTH} levels deep, or contains itself")
         if self.parts > _MAX_PARTS:
             raise Uncacheable(f"a value has more than {_MAX_PARTS:,} parts")
-        self.path[id(value)] = len(self.path)
+        self.depth += 1
         try:
             form = _FORMS.get(kind)
             return self._object(value, kind) if form is None else form(self, value)
-        except Uncacheable:
-            raise
-        except RecursionError:
-            raise Uncacheable("a value is nested too deeply for the stack that is left") from None
         except Exception as error:  # reading fields of any class may run anything
+            if not self.is_identity:
+                return {"$opaque": full_name(kind)}
+            if isinstance(error, Uncacheable):
+                raise
+            if isinstance(error, RecursionError):
+                raise Uncacheable("a value is nested too deeply for the stack that is left") from None
             raise Uncacheable(f"reading a value of type {full_name(kind)} raised {type(error).__name__}") from error
         finally:
-            del self.path[id(value)]
+            self.depth -= 1
 
     def each(self, values: Iterable[Any]) -> list[Any]:
         return [self.plain(value) for value in values]
@@ -203,179 +156,114 @@ class _Walk:
         return {"$dict": sorted(pairs, key=encode_sorted)}
 
     def _object(self, value: Any, kind: Any) -> Any:
+        """The data of an object of a class that is not among `_FORMS`."""
         if object.__getattribute__(value, "__class__") is not kind:
             raise Uncacheable(f"a value of type {full_name(kind)} stands for another one")
+        package = (kind.__module__ or "").partition(".")[0]
         if issubclass(kind, Enum):
-            if value.name is None or not (issubclass(kind, Flag) or is_member(value, kind)):
-                return {"$enum": [_class_name(kind), value.name, self.plain(value.value)]}
-            return {"$enum": [_class_name(kind), value.name]}
+            is_named = value.name is not None and (issubclass(kind, Flag) or is_member(value, kind))
+            return {"$enum": [_name_of(kind), value.name, *([] if is_named else [self.plain(value.value)])]}
         if issubclass(kind, type):
             return self._class(value)
-        text_of = text_of_standard_value(kind)
-        if text_of is not None:
-            text = text_of(value)
-            if text is None:
+        if (text_of := text_of_standard_value(kind)) is not None:
+            if (text := text_of(value)) is None:
                 raise Uncacheable(f"a value of type {full_name(kind)} was made without the name it would be known by")
             return {f"${kind.__name__}": text}
-        if kind is Default:
-            return self._default(value)
-        numpy: Any = sys.modules.get("numpy")
-        if numpy is not None and (kind.__module__ or "").partition(".")[0] == "numpy":
-            if issubclass(kind, numpy.dtype):
-                return {"$dtype": _dtype_name(value)}
-            if issubclass(kind, numpy.generic):
-                [item] = self._items(numpy.asarray(value))
-                return {"$numpy": [_dtype_name(value.dtype), item]}
-            if kind is numpy.ndarray:
-                return {"$ndarray": [_dtype_name(value.dtype), list(value.shape), self._items(value)]}
-        if kind.__name__ == "URL" and (kind.__module__ or "").partition(".")[0] in _URL_PACKAGES:
-            return {"$URL": [_class_name(kind), str(value)]}  # its parts say less: which is a password, what was asked
-        if issubclass(kind, types.GenericAlias | types.UnionType) or kind.__module__ in {"typing", "typing_extensions"}:
-            origin = typing.get_origin(value)
-            if origin is not None:  # list[int], int | str, Literal["a"]
-                return {"$type": [self.plain(origin), self.each(typing.get_args(value))]}
-        if issubclass(kind, types.ModuleType) and _found(value.__name__, None) is value:
-            return {"$module": value.__name__}
-        if issubclass(kind, tzinfo) and isinstance(getattr(value, "zone", None), str):  # pytz
-            return {"$zone": [_class_name(kind), self.plain(value.__reduce__()[1])]}
-        if kind is logging.Logger:
-            return {"$logger": value.name}
-        if kind in _ROUTINES or (callable(value) and isinstance(getattr(value, "__qualname__", None), str)):
+        if package == "numpy" and (found := self._of_numpy(value, kind)) is not None:
+            return found
+        if kind.__name__ == "URL" and package in _URL_PACKAGES:
+            return {"$URL": [_name_of(kind), str(value)]}  # its parts say less: which is a password, what was asked
+        if package in {"types", "typing", "typing_extensions"} and (origin := typing.get_origin(value)) is not None:
+            return {"$type": [self.plain(origin), self.each(typing.get_args(value))]}  # list[int], Literal["a"]
+        if callable(value) and isinstance(getattr(value, "__qualname__", None), str):
             return self._callable(value, kind)
-        return self._instance(value, kind)
-
-    def _instance(self, value: Any, kind: Any) -> Any:
-        """An object of any class: by what it declares, by what its bases hold, and by its attributes beside that."""
-        declared = declared_fields(value, kind)
-        if declared is not None:
+        if (declared := declared_fields(value, kind)) is not None:
             # Which fields of a model were given does not count: a run that is parsed anew may give more or fewer.
-            data = {name: self.plain(each) for name, each in declared if name != PYDANTIC_FIELDS_SET}
-            return {"$object": [_class_name(kind), data]}
-        names = declared_names(kind)
-        data = {name: self.plain(getattr(value, name)) for name in names or ()}
-        base, held = self._held(value, kind)
-        others = _attributes(value, kind, base)
-        if names is None and base is object:
-            if not others and kind is not object:
-                return {"$opaque": full_name(kind)}  # it has no state: its class says all
-            if kind.__eq__ is object.__eq__:  # else its class says that it is a value
-                raise Uncacheable(
-                    f"a value of type {full_name(kind)} is not known by its content: its class declares no fields, as "
-                    "a dataclass, NamedTuple, attrs, msgspec or pydantic class does"
-                )
-        data |= {name: self.plain(each) for name, each in others.items() if name not in data}
-        if base is not object:
-            data[""] = held
-        return {"$object": [_class_name(kind), data]}
+            return self._fields(kind, {name: each for name, each in declared if name != PYDANTIC_FIELDS_SET})
+        base = next((base for base in kind.__mro__ if base in _CONTENTS), object)
+        attributes = _attributes(value, kind, base)
+        if base is not object or (declared_names(kind) is not None and not has_native_state(kind)):
+            found = self._fields(kind, attributes)
+            if base is not object:
+                found["$object"][1][""] = self.clock(value) if base is datetime else self.plain(_CONTENTS[base](value))
+            return found
+        if Default.may_stand_for(value) and not attributes and kind is not object:
+            return {"$opaque": full_name(kind)}  # it has no state: its class says all
+        raise Uncacheable(
+            f"a value of type {full_name(kind)} is not known by its content: its class declares no fields, as "
+            "a dataclass, NamedTuple, attrs, msgspec or pydantic class does"
+        )
 
-    def _held(self, value: Any, kind: Any) -> tuple[type, Any]:
-        """The nearest base of the standard library that has content, and the data of that; `object` if there is none.
-
-        The methods of the base are called, not those of the class.
-        """
-        native = _native_base(kind)
-        for base, read in _CONTENTS.items():
-            if issubclass(kind, base) and native in (base, None):
-                return base, self.plain(read(value))
-        if issubclass(kind, datetime | time):  # pandas has its own in C
-            return kind, self.clock(value)
-        if issubclass(kind, date | timedelta) and (native in (date, timedelta) or hasattr(kind, "isoformat")):
-            read = getattr(kind, "isoformat", _FORMS[timedelta].__get__(self))
-            return native or kind, {"$date" if issubclass(kind, date) else "$timedelta": read(value)}
-        if native is not None and issubclass(native, BaseException) and native.__module__ == "builtins":
-            return native, self.plain(native.__reduce__(value)[1])  # what `copy` makes it from
-        for base in kind.__mro__:
-            text_of = text_of_standard_value(base)
-            if text_of is not None and native in (base, None):
-                return base, {f"${base.__name__}": base.__str__(value) if text_of is str else text_of(value)}
-        if native is not None:
-            raise Uncacheable(f"a value of type {full_name(kind)} has content that no field declares")
-        if issubclass(kind, Mapping) and kind.__eq__ is Mapping.__eq__:  # the class itself says that it is its items
-            return kind, self.mapping(value.items())
-        return object, None
-
-    def _default(self, default: Default) -> Any:
-        """The default object of a parameter, such as ``UNSET = object()``: it is known as such, by its attributes."""
-        kind = full_name(type(default.value))
-        try:
-            attributes = self.mapping(default.attributes().items())
-        except Uncacheable:  # a client, for instance, which is a constant of the function
-            attributes = {}
-        return {"$default": [kind, attributes]} if attributes else {"$opaque": kind}
+    def _fields(self, kind: type, fields: Mapping[str, Any]) -> Any:
+        return {"$object": [_name_of(kind), {name: self.plain(each) for name, each in fields.items()}]}
 
     # Functions and classes
 
     def _callable(self, value: Any, kind: type) -> Any:
-        """A function by its name, and by what it has captured if the name does not lead to it."""
+        """A function by its name, and by what it binds if the name does not lead to it."""
         value = _undecorated(value)
-        path = getattr(value, "__qualname__", None)
+        path, owner = value.__qualname__, getattr(value, "__self__", None)
         module = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
-        owner = getattr(value, "__self__", None)
         if isinstance(owner, types.ModuleType):  # a function written in C
             module, owner = owner.__name__, None
-        name = f"{module}:{path}"
         found = _found(module, path)
         if found is value or (isinstance(owner, type) and found == value):
-            return {"$function": name}
+            return {"$function": f"{module}:{path}"}
         if owner is not None:
             return {"$method": [f"{type(owner).__module__}:{path}", self.plain(owner)]}
         if not isinstance(value, types.FunctionType):
             raise Uncacheable(f"a value of type {full_name(kind)} is not known by its name")
-        captured: dict[str, Any] = {}
+        bound: dict[str, Any] = {}
         if value.__code__.co_name == "<lambda>":
-            captured["code"] = _digest_of(value.__code__)
+            bound["code"] = _digest_of(value.__code__)
         if value.__closure__:
-            cells = zip(value.__code__.co_freevars, value.__closure__, strict=True)
-            captured["closure"] = {cell: self.plain(each.cell_contents) for cell, each in cells}
-        if value.__defaults__:
-            captured["defaults"] = self.each(value.__defaults__)
-        if value.__kwdefaults__:
-            captured["kwdefaults"] = self.mapping(value.__kwdefaults__.items())
-        if not captured and "<locals>" in name:
-            return {"$function": name}
-        return {"$function": [name, captured]}
+            bound["closure"] = self.each(cell.cell_contents for cell in value.__closure__)
+        if value.__defaults__ or value.__kwdefaults__:
+            bound["defaults"] = self.each([*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items()])
+        return {"$function": [f"{module}:{path}", bound] if bound or "<locals>" not in path else f"{module}:{path}"}
 
     def _class(self, value: Any) -> Any:
         """A class by its name, and by its fields if the name does not lead to it."""
-        name = _class_name(value)
+        name = _name_of(value)
         if _found(value.__module__, value.__qualname__) is value or not value.__flags__ & _ON_HEAP:
             return {"$function": name}
         if is_model(value):
             return {"$class": [name, self.plain(value.model_json_schema())]}
-        names = declared_names(value)
-        if names is not None or typing.is_typeddict(value):
-            hints = getattr(value, "__annotations__", {})
-            fields = [[self.plain(field), self.plain(hint)] for field, hint in hints.items()]
-            return {"$class": [name, fields + [[field] for field in names or () if field not in hints]]}
         if issubclass(value, Enum):
-            members = [[member, self.plain(one.value)] for member, one in value.__members__.items()]
-            return {"$class": [name, members]}
+            return {"$class": [name, [[one, self.plain(each.value)] for one, each in value.__members__.items()]]}
+        if (names := declared_names(value)) is not None or typing.is_typeddict(value):
+            hints = getattr(value, "__annotations__", {})
+            return {"$class": [name, self.each([*hints.items(), *(names or ())])]}
         if "<locals>" in name:
             return {"$function": name}
         raise Uncacheable(f"the class {full_name(value)} is not what is found under that name")
 
-    # Arrays
+    # numpy
 
-    def array(self, value: array[Any]) -> Any:
-        return {"$array": [value.typecode, self._shortened(self.each(value))]}
+    def _of_numpy(self, value: Any, kind: Any) -> Any:
+        numpy: Any = sys.modules["numpy"]
+        if issubclass(kind, numpy.dtype):
+            return {"$dtype": _dtype_name(value)}
+        if issubclass(kind, numpy.generic):
+            return {"$numpy": [_dtype_name(value.dtype), self._items(numpy.asarray(value))[0]]}
+        if kind is numpy.ndarray:
+            return {"$ndarray": [_dtype_name(value.dtype), list(value.shape), self._items(value)]}
+        return None
 
     def _items(self, value: Any) -> Any:
-        """The items of a numpy array, in order; of a long one a digest."""
+        """The items of an array, in order; of a long one a digest."""
         flat, dtype = value.ravel(), value.dtype
         if dtype.kind in "mM":  # a time is a number of the unit that the name of its type tells
             flat = flat.view("int64")
-        elif dtype.kind in "fc" and dtype.itemsize > (8 if dtype.kind == "f" else 16):
-            return self._shortened([repr(each) for each in flat])  # Python has no number for it
-        if len(flat) > _MAX_ITEMS and dtype.kind in "biufcmM":
-            flat = flat.astype(flat.dtype.newbyteorder("<"), copy=False)
-            return f"blake2b:{blake2b(flat.tobytes(), digest_size=24).hexdigest()}"
-        return self._shortened(self.each(flat.tolist()))
-
-    @staticmethod
-    def _shortened(items: list[Any]) -> Any:
-        if len(items) <= _MAX_ITEMS:
-            return items
-        return f"blake2b:{blake2b(encode_sorted(items), digest_size=24).hexdigest()}"
+        is_number = dtype.kind in "biufcmM" and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
+        if len(flat) > _MAX_ITEMS and is_number:
+            data = flat.astype(flat.dtype.newbyteorder("<"), copy=False).tobytes()
+        else:  # Python has no number for the long kinds
+            items = self.each(flat.tolist() if is_number or dtype.kind not in "fc" else map(repr, flat))
+            if len(items) <= _MAX_ITEMS:
+                return items
+            data = encode_sorted(items)
+        return f"blake2b:{blake2b(data, digest_size=24).hexdigest()}"
 
     # Dates
 
@@ -384,14 +272,24 @@ class _Walk:
         tag, zone = "$datetime" if isinstance(value, datetime) else "$time", value.tzinfo
         if not value.fold and (zone is None or (type(zone) is timezone and len(_zone_arguments(zone)) == 1)):
             return {tag: value.isoformat()}
-        return {tag: [value.isoformat(), value.fold, self._zone(value, zone)]}
+        if zone is not None and type(zone) is not timezone and text_of_standard_value(type(zone)) is None:
+            name = getattr(zone, "zone", None)  # pytz
+            shown = {"$zone": [_name_of(type(zone)), name if isinstance(name, str) else value.tzname()]}
+        else:
+            shown = self.plain(zone)
+        return {tag: [value.isoformat(), value.fold, shown]}
 
-    def _zone(self, value: Any, zone: tzinfo | None) -> Any:
-        """A zone as part of a time; one of a foreign package by its class, and by its name there and then."""
-        if zone is None or type(zone) is timezone or text_of_standard_value(type(zone)) is not None:
-            return self.plain(zone)
-        name = getattr(zone, "zone", None)  # pytz
-        return {"$zone": [_class_name(type(zone)), name if isinstance(name, str) else value.tzname()]}
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _found(module: Any, path: str) -> Any:
+    """What a module has under a qualified name, else `MISSING`."""
+    found: Any = sys.modules.get(module, MISSING) if isinstance(module, str) else MISSING
+    for name in path.split("."):
+        found = getattr(found, name, MISSING)
+    return found
 
 
 def _text(value: str) -> Any:
@@ -410,13 +308,6 @@ def _bytes(value: bytes) -> str:
     return f"hex:{value.hex()}" if text.startswith("hex:") else text
 
 
-def _memory(walk: _Walk, value: memoryview) -> Any:
-    data = _bytes(value.tobytes())
-    if value.format == "B" and value.ndim == 1:
-        return {"$memoryview": data}
-    return {"$memoryview": [value.format, walk.each(value.shape or ()), data]}
-
-
 def _zone_arguments(zone: timezone) -> tuple[Any, ...]:
     """The offset, and the name if it was given one."""
     arguments: tuple[Any, ...] = zone.__getinitargs__()  # type: ignore[attr-defined]
@@ -429,24 +320,14 @@ def _dtype_name(dtype: Any) -> str:
 
 def _attributes(value: Any, kind: type, base: type) -> dict[str, Any]:
     """The attributes of an object, without those of this base. What a cached property has computed is none."""
-    try:
-        found = dict(object.__getattribute__(value, "__dict__"))
-    except AttributeError:
-        found = {}
-    for one in kind.__mro__:
-        if one in base.__mro__:
-            break
+    found = dict(getattr(value, "__dict__", {}))
+    for one in kind.__mro__[: kind.__mro__.index(base)]:
         for slot in vars(one).values():
             if isinstance(slot, types.MemberDescriptorType):
-                try:
+                with contextlib.suppress(AttributeError):
                     found[slot.__name__] = slot.__get__(value)
-                except AttributeError:
-                    continue
-    return {
-        name: each
-        for name, each in found.items()
-        if not isinstance(getattr(kind, name, None), functools.cached_property)
-    }
+    computed = functools.cached_property
+    return {name: each for name, each in found.items() if not isinstance(getattr(kind, name, None), computed)}
 
 
 def _undecorated(function: Any) -> Any:
@@ -466,6 +347,16 @@ def _digest_of(code: types.CodeType) -> str:
     return blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
+def _default(walk: _Walk, default: Default) -> Any:
+    """The default object of a parameter, such as ``UNSET = object()``: it is known as such, by its attributes."""
+    kind = full_name(type(default.value))
+    try:
+        attributes = walk.mapping(default.attributes().items())
+    except Uncacheable:  # a client, for instance, which is a constant of the function
+        attributes = {}
+    return {"$default": [kind, attributes]} if attributes else {"$opaque": kind}
+
+
 _FORMS: Final[dict[type, Callable[[_Walk, Any], Any]]] = {
     list: _Walk.each,
     tuple: lambda walk, value: {"$tuple": walk.each(value)},
@@ -474,7 +365,6 @@ _FORMS: Final[dict[type, Callable[[_Walk, Any], Any]]] = {
     dict: lambda walk, value: walk.mapping(value.items()),
     bytes: lambda _, value: {"$bytes": _bytes(value)},
     bytearray: lambda _, value: {"$bytearray": _bytes(bytes(value))},
-    memoryview: _memory,
     datetime: _Walk.clock,
     time: _Walk.clock,
     date: lambda _, value: {"$date": value.isoformat()},
@@ -485,44 +375,38 @@ _FORMS: Final[dict[type, Callable[[_Walk, Any], Any]]] = {
     complex: lambda walk, value: {"$complex": walk.each((value.real, value.imag))},
     range: lambda _, value: {"$range": [value.start, value.stop, value.step]},
     slice: lambda walk, value: {"$slice": walk.each((value.start, value.stop, value.step))},
-    array: _Walk.array,
     deque: lambda walk, value: {"$deque": [walk.each(value), value.maxlen]},
     OrderedDict: lambda walk, value: {"$OrderedDict": [walk.each(pair) for pair in value.items()]},
     defaultdict: lambda walk, value: {"$defaultdict": [walk.plain(value.default_factory), walk.mapping(value.items())]},
-    type({}.keys()): lambda walk, value: {"$dict_keys": walk.each(value)},
-    type({}.values()): lambda walk, value: {"$dict_values": walk.each(value)},
-    type({}.items()): lambda walk, value: {"$dict_items": walk.each(value)},
-    types.MappingProxyType: lambda walk, value: {"$mappingproxy": walk.plain(*gc.get_referents(value))},
+    Counter: lambda walk, value: {"$Counter": walk.mapping(value.items())},
+    types.MappingProxyType: lambda walk, value: {"$mappingproxy": walk.plain(value | {})},
     types.SimpleNamespace: lambda walk, value: {"$SimpleNamespace": walk.mapping(vars(value).items())},
     Pattern: lambda walk, value: {"$Pattern": [walk.plain(value.pattern), value.flags]},
     functools.partial: lambda walk, value: {
         "$partial": [walk.plain(value.func), walk.each(value.args), walk.mapping(value.keywords.items())]
     },
-    operator.attrgetter: lambda walk, value: {"$attrgetter": walk.plain(value.__reduce__()[1])},
-    operator.itemgetter: lambda walk, value: {"$itemgetter": walk.plain(value.__reduce__()[1])},
-    operator.methodcaller: lambda walk, value: {"$methodcaller": walk.plain(value.__reduce__())},
     BytesIO: lambda _, value: {"$BytesIO": [_bytes(value.getvalue()), value.tell()]},
     StringIO: lambda walk, value: {"$StringIO": [walk.plain(value.getvalue()), value.tell()]},
-    typing.ForwardRef: lambda _, value: {"$ForwardRef": value.__forward_arg__},
-    typing.TypeVar: lambda _, value: {"$TypeVar": value.__name__},
+    Default: _default,
 }
 """Data of the values of exactly these types."""
+
 
 _CONTENTS: Final[dict[type, Callable[[Any], Any]]] = {
     str: str.__str__,
     int: int.__int__,
     float: float.__float__,
-    complex: complex.__complex__,
     bytes: bytes.__bytes__,
-    bytearray: lambda value: bytearray(memoryview(value)),
     list: lambda value: list(list.__iter__(value)),
     tuple: lambda value: tuple(tuple.__iter__(value)),
     set: lambda value: set(set.__iter__(value)),
     frozenset: lambda value: frozenset(frozenset.__iter__(value)),
     OrderedDict: lambda value: OrderedDict(OrderedDict.items(value)),
-    defaultdict: lambda value: defaultdict(value.default_factory, dict.items(value)),
     dict: lambda value: dict(dict.items(value)),
-    deque: lambda value: deque(deque.__iter__(value), value.maxlen),
-    array: lambda value: array(value.typecode, array.tobytes(value)),
+    Decimal: lambda value: Decimal(Decimal.__str__(value)),
+    datetime: datetime.isoformat,
+    date: lambda value: date.fromisoformat(value.isoformat()),
+    OSError: lambda value: OSError.__reduce__(value)[1],
+    BaseException: BaseException.args.__get__,  # type: ignore[attr-defined]
 }
-"""What an object holds as one of these, of which its class is a subclass."""
+"""What an object holds as one of these, of which its class is a subclass. The methods of the base are called."""

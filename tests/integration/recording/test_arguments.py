@@ -18,7 +18,7 @@ import threading
 import types
 import typing
 import weakref
-from collections import ChainMap, Counter, OrderedDict, UserDict, defaultdict, deque
+from collections import ChainMap, Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from typing import Any, Literal, NamedTuple
@@ -175,9 +175,6 @@ PAIRS: dict[str, Any] = {
     "deques": lambda: (deque([1]), deque([2])),
     "deques of other lengths": lambda: (deque([1], 1), deque([1], 2)),
     "slices": lambda: (slice(1, 2), slice(1, 3)),
-    "arrays": lambda: (array.array("i", [1]), array.array("i", [2])),
-    "arrays of other types": lambda: (array.array("i", [1]), array.array("l", [1])),
-    "long arrays": lambda: (array.array("d", range(2000)), array.array("d", range(1, 2001))),
     "patterns": lambda: (re.compile("a"), re.compile("b")),
     "patterns of other flags": lambda: (re.compile("a"), re.compile("a", re.IGNORECASE)),
     "patterns of texts and bytes": lambda: (re.compile("a"), re.compile(b"a")),
@@ -186,23 +183,12 @@ PAIRS: dict[str, Any] = {
     "default dicts": lambda: (defaultdict(list, a=1), defaultdict(int, a=1)),
     "counters": lambda: (Counter("aab"), Counter("abb")),
     "a counter and a dict": lambda: (Counter("a"), {"a": 1}),
-    "chained maps": lambda: (ChainMap({"a": 1}), ChainMap({"a": 2})),
-    "user dicts": lambda: (UserDict(a=1), UserDict(a=2)),
     "proxies of dicts": lambda: (types.MappingProxyType({"a": 1}), types.MappingProxyType({"a": 2})),
     "a proxy and a dict": lambda: (types.MappingProxyType({"a": 1}), {"a": 1}),
     "namespaces": lambda: (types.SimpleNamespace(a=1), types.SimpleNamespace(a=2)),
-    "views": lambda: ({"a": 1}.keys(), {"b": 1}.keys()),
-    "views of values": lambda: ({"a": 1}.values(), {"a": 2}.values()),
     "buffers": lambda: (io.BytesIO(b"a"), io.BytesIO(b"b")),
     "buffers of texts": lambda: (io.StringIO("a"), io.StringIO("b")),
-    "memory of another form": lambda: (
-        memoryview(array.array("B", [1, 0, 0, 0])), memoryview(array.array("i", [1]))
-    ),
-    "interfaces": lambda: (ipaddress.ip_interface("10.0.0.1/8"), ipaddress.ip_interface("10.0.0.1/16")),
     "partials": lambda: (functools.partial(int, base=2), functools.partial(int, base=3)),
-    "getters of items": lambda: (operator.itemgetter(1), operator.itemgetter(2)),
-    "getters of attributes": lambda: (operator.attrgetter("a"), operator.attrgetter("b")),
-    "callers of methods": lambda: (operator.methodcaller("a", 1), operator.methodcaller("a", b=1)),
     "methods of builtins": lambda: (str.upper, str.lower),
     "bound methods": lambda: (Point(1, 2).count, Point(1, 3).count),
     "bound methods of objects": lambda: (Order("a").__repr__, Order("b").__repr__),
@@ -214,11 +200,8 @@ PAIRS: dict[str, Any] = {
     "unions": lambda: (int | str, int | None),
     "literals": lambda: (Literal["a"], Literal["b"]),
     "classes of one name": lambda: (made_class(a=int), made_class(b=int)),
-    "values of a class without fields": lambda: (Several(1, 2), Several(1, 3)),
     "proxies of ordered dicts": lambda: tuple(types.MappingProxyType(OrderedDict(a)) for a in (AB, AB[::-1])),
     "numbers of many digits": lambda: (10**5000, 10**5000 + 1),
-    "modules": lambda: (operator, functools),
-    "loggers": lambda: (logging.getLogger("a"), logging.getLogger("b")),
     "exceptions": lambda: (ValueError("a"), ValueError("b")),
     "exceptions of two classes": lambda: (ValueError("a"), TypeError("a")),
     "exceptions with attributes": lambda: (with_attribute(KeyError(1), n=1), with_attribute(KeyError(1), n=2)),
@@ -277,7 +260,6 @@ PAIRS: dict[str, Any] = {
     "a dict that looks like a tag": lambda: ({"$tuple": [1]}, (1,)),
     "deep values": lambda: (nested(90, 1), nested(90, 2)),
     MANY_PARTS: lambda: ([(number,) for number in range(60_000)], [(0,)] * 59_999 + [(1,)]),
-    "values that contain themselves": lambda: (cyclic(1), cyclic(2)),
 }  # fmt: skip
 
 
@@ -413,6 +395,16 @@ UNKNOWN: dict[str, Any] = {
     "a proxy": proxied,
     "a zone without a name": lambda: ZoneInfo.from_file(io.BytesIO(zone_file())),
     "what is nested too deep": lambda: nested(101, 1),
+    "what contains itself": lambda: cyclic(1),
+    "an array": lambda: array.array("i", [1]),
+    "a chained map": lambda: ChainMap({"a": 1}),
+    "a view of a dict": lambda: {"a": 1}.keys(),
+    "memory": lambda: memoryview(b"a"),
+    "an interface": lambda: ipaddress.ip_interface("10.0.0.1/8"),
+    "a getter of items": lambda: operator.itemgetter(1),
+    "a value of a class without fields": lambda: Several(1, 2),
+    "a module": lambda: operator,
+    "a logger": lambda: logging.getLogger("a"),
     "a class of no name": lambda: type("Made", (), {}),
     "what raises when it is read": lambda: Failing(),
 }
@@ -449,15 +441,14 @@ class Several(collections.abc.Mapping[str, int]):
     __hash__ = None  # type: ignore[assignment]
 
 
-class Failing(collections.abc.Mapping[str, int]):
-    def __getitem__(self, name: str) -> int:
-        raise RuntimeError("no")
+@dataclass
+class Failing:
+    note: str = ""
 
-    def __iter__(self) -> Any:
-        return iter(("a",))
-
-    def __len__(self) -> int:
-        return 1
+    def __getattribute__(self, name: str) -> Any:
+        if name == "note":
+            raise RuntimeError("no")
+        return super().__getattribute__(name)
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
