@@ -14,7 +14,7 @@ A recorded call is in one of these states, decided before the run begins:
 
 A live call must not come before its *lane* (`lanes`) has made what the prefix has of it. Lanes of the run are those of
 the recording whose calls they make. A lane that has made none yet, and whose first call is not in the recording, may be
-any that was forked from the same one: then these must have made theirs, too.
+any that has not begun: then these must have made theirs, too, and the one that it was forked from.
 """
 
 from __future__ import annotations
@@ -54,8 +54,6 @@ World = Literal["refuse", "sandbox", "as_is"]
 
 _LIVE, _ANSWERED, _REPEATED, _OPENED = range(4)
 _MAX_NAMED = 5
-_MAX_OTHERS = 50
-"""Calls of a function that show what it returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +117,9 @@ class fork(Block[Branch]):  # noqa: N801 - used as a function, as `record`
             on behind its end.
         to: where the branch is recorded. There must be no file yet.
         edits: other outcomes of answered calls, by id: a value of the function's return type, or plain data of one, or
-            ``Raised(error)``. An edited call does not run, in a sandbox neither. For a model a text stands for its
-            words, also in its HTTP response or stream, if it called no tools there; of any other recorded request the
-            edit is the JSON or the text of the response. Of a stream it is the list of chunks.
+            ``Raised(error)``. An edited call does not run, in a sandbox neither. Of a recorded request the edit is the
+            JSON or the text of the response; of a stream it is the list of chunks, of one of HTTP as the recording has
+            them.
         world: what the branch finds there. ``"refuse"``: the world of the original, and it is an error if that has gone
             on with writes. ``"as_is"``: the same world, whatever it is like. Both answer writes from the recording.
             ``"sandbox"``: a fresh world, as the original found it: the writes before `at` run again, and each must have
@@ -135,8 +133,7 @@ class fork(Block[Branch]):  # noqa: N801 - used as a function, as `record`
             be written.
         DivergenceError: in the run, for a call that must not run yet, or a write that has another outcome in a sandbox;
             at the end, if calls that come before `at` were not made.
-        ConfigurationError: if another argument cannot work, or an edit can have no effect, or is of another type than
-            what the call returns.
+        ConfigurationError: if another argument cannot work, or an edit can have no effect or cannot be written.
     """
 
     def __init__(
@@ -242,7 +239,7 @@ class _Prefix:
         edits: by index.
         states: by index.
         is_due: by index, whether the run must make it before its lane goes live.
-        lanes, forked: by index.
+        lanes: by index.
     """
 
     def __init__(
@@ -263,7 +260,7 @@ class _Prefix:
                 cassette.path,
             )
         count = len(outline)
-        self.lanes, self.forked = outline.lanes, outline.forked
+        self.lanes = outline.lanes
         self._ids, self._index_of = outline.ids, outline.index_of()
         self._parents = outline.enclosing()
         self._places = outline.places()
@@ -278,7 +275,7 @@ class _Prefix:
         self._check_reach_of_edits()
         for index, edit in self.edits.items():
             recorded = cassette[index]
-            check_edit(recorded, edit, self._others(recorded.name), redaction)
+            check_edit(recorded, edit, redaction)
         if world == "refuse":
             self._check_world()
 
@@ -377,10 +374,6 @@ class _Prefix:
                     f"fork: edits: call {self._ids[index]}, {name}, is inside of call {self._ids[around]}, {outer}, "
                     f"which is answered as a whole, so the edit would change nothing; edit call {self._ids[around]}"
                 )
-
-    def _others(self, name: str) -> Iterator[RecordedCall]:
-        for index in self.cassette.outline.names.get(name, ())[:_MAX_OTHERS]:
-            yield self.cassette[index]
 
     def _check_world(self) -> None:
         """Raise WorldMovedError if the original made a write that this run would make, or would not find made."""
@@ -488,10 +481,7 @@ class _BranchTape(Tape):
         self.remaining_prefix = self._left.total()
         self.has_edits = bool(prefix.edits)
         self._goal = "the end of the recording" if prefix.at is None else f"call {prefix.at}"
-        self._forked = dict(zip(prefix.lanes, prefix.forked, strict=True))
         self._lanes_of: dict[int, set[int]] = {}  # recorded lanes, by lanes of the run
-        self._made: dict[int, dict[int, int]] = {}  # lanes of the run, by recorded lanes and indices of calls made
-        self._origins: dict[int, int] = {}  # by lanes of the run, those that they were forked from
         self._live_lanes: set[int] = set()
 
     def _look_up(self, call: ActiveCall, index: int | None, answers: Matcher) -> None:
@@ -505,7 +495,6 @@ class _BranchTape(Tape):
         Raises:
             CassetteError: if it must not run.
         """
-        self._origins.setdefault(call.lane, call.forked)
         state = _LIVE if index is None else self._prefix.states[index]
         if index is not None and state != _LIVE:
             if self._is_due[index]:
@@ -606,16 +595,16 @@ class _BranchTape(Tape):
         self._is_due[index] = 0
         self._left[lane] -= 1
         self.remaining_prefix -= 1
-        self._made.setdefault(lane, {})[index] = call.lane
         self._lanes_of.setdefault(call.lane, set()).add(lane)
 
     def _check_live(self, call: ActiveCall, index: int | None) -> None:
         lanes = self._lanes_of.get(call.lane)
-        if lanes is not None:
-            due = self._due_of(call.lane, lanes)
-        else:
-            lanes = self._lanes_behind(call) if index is None else {self._prefix.lanes[index]}
-            due = self._due_in(lanes) if any(self._left[lane] for lane in lanes) else []
+        if lanes is None and index is not None:
+            lanes = {self._prefix.lanes[index]}
+        elif lanes is None:  # of a task that has made no recorded call: it may be any that has not begun
+            begun = set[int]().union(*self._lanes_of.values())
+            lanes = self._lanes_of.get(call.forked, set()) | ({*self._left} - begun)
+        due = [one for one in self._prefix.starts if self._is_due[one] and self._prefix.lanes[one] in lanes]
         if not due:
             self._live_lanes.add(call.lane)
             return
@@ -632,44 +621,6 @@ class _BranchTape(Tape):
             text += differences(self.answers.shown(nearest), call)
         text += "\nBefore the fork, the run must make the calls that were recorded. Fork it at an earlier call."
         raise self.diverged(missing, call_data(call), text)
-
-    def _lanes_behind(self, call: ActiveCall) -> set[int]:
-        """The recorded lanes that must be used up for a lane that has made no call, and whose first one is unknown.
-
-        That are those from which it descends, and those that may be its own: they are not made yet, and were forked
-        from the same one.
-        """
-        lane, origin = call.lane, call.forked
-        known = self._lanes_of.get(origin)
-        while known is None and origin != lane:
-            lane, origin = origin, self._origins.get(origin, 0)
-            known = self._lanes_of.get(origin)
-        unmade = {lane for lane, left in self._left.items() if left and lane not in self._made}
-        if known is None:
-            return unmade
-        return known | {lane for lane in unmade if lane == 0 or self._forked[lane] in known}
-
-    def _due_in(self, lanes: set[int]) -> list[int]:
-        return [index for index in self._prefix.starts if self._is_due[index] and self._prefix.lanes[index] in lanes]
-
-    def _due_of(self, maker: int, lanes: set[int]) -> list[int]:
-        """The calls that a lane of the run has to make of these recorded lanes, of each of which it has made some.
-
-        A call is due of the lane that made the last one before it: where workers share a queue in another way, the
-        rest of a recorded lane may be another one's.
-        """
-        due = []
-        makers: dict[int, int] = {}
-        for index in self._prefix.starts:
-            lane = self._prefix.lanes[index]
-            if lane not in lanes:
-                continue
-            if self._is_due[index]:
-                if makers.get(lane, maker) == maker:
-                    due.append(index)
-            elif index in self._made[lane]:
-                makers[lane] = self._made[lane][index]
-        return due
 
 
 def _comparable(outcome: dict[str, Any]) -> Any:

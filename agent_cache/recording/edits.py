@@ -1,17 +1,12 @@
-"""Edits of recorded calls: another answer, other words of a model, or an exception in the place of the recorded one.
+"""Edits of recorded calls: another answer, or an exception, in the place of the recorded one.
 
 An edit becomes an outcome as a recording would have written it, so that a run cannot tell it from a recorded one. What
 can be checked without the function is checked when the edit is given; the rest, its return annotation, when the call is
 made.
-
-Where the words of a model stand is known for the answers of OpenAI (chat, completions, responses), Anthropic, Gemini,
-Bedrock's converse, Cohere, Ollama, LangChain, and of what speaks like one of them, also in streams.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -23,6 +18,7 @@ from agent_cache.recording.file import RecordedCall
 from agent_cache.recording.outcomes import (
     REGISTERED,
     PlainSchema,
+    check_outcome,
     decode,
     encode,
     exact_json,
@@ -43,7 +39,6 @@ __all__ = [
 
 Outcome: TypeAlias = dict[str, Any]
 
-_PLAIN_FORMS = ("value", "typed", "any")
 _NO_RETURN = frozenset({"error", "cancelled", "unfinished"})
 
 
@@ -66,13 +61,12 @@ class Raised:
             raise ConfigurationError(f"Raised takes an exception, got {self.error!r}")
 
 
-def check_edit(recorded: RecordedCall, edit: Any, others: Iterable[RecordedCall], redaction: Redaction) -> None:
+def check_edit(recorded: RecordedCall, edit: Any, redaction: Redaction) -> None:
     """Check what can be said of an edit before its function is known.
 
     Args:
         recorded: the call.
         edit: what it is to answer.
-        others: calls of the same function, which show what it may return.
         redaction: of the recording.
 
     Raises:
@@ -85,7 +79,14 @@ def check_edit(recorded: RecordedCall, edit: Any, others: Iterable[RecordedCall]
     elif "stream" in recorded.outcome:
         _chunks_of(recorded, edit)
     else:
-        _check_value(recorded, edit, others, redaction)
+        is_data = any(type(recorded.outcome.get(form)) is dict for form in ("value", "typed", "any"))
+        if recorded.kind == "llm" and isinstance(edit, str) and is_data:
+            raise ConfigurationError(f"{_named(recorded)}, is a text, and the model's answer is data: give all of it")
+        written = value_outcome(edit, schema_of(type(edit)), redaction)
+        if "unencodable" in written:
+            raise ConfigurationError(
+                f"{_named(recorded)}, is a {written['unencodable']}, which cannot be written down: {written['reason']}"
+            )
 
 
 def edited_call(
@@ -145,48 +146,7 @@ def _raised_outcome(recorded: RecordedCall, edit: Raised, redaction: Redaction) 
 # Values
 
 
-def _check_value(recorded: RecordedCall, edit: Any, others: Iterable[RecordedCall], redaction: Redaction) -> None:
-    if recorded.kind == "llm" and isinstance(edit, str) and _is_answer(recorded.outcome):
-        _words_in(recorded, edit)
-        return
-    written = value_outcome(edit, schema_of(type(edit)), redaction)
-    if "unencodable" in written:
-        raise ConfigurationError(
-            f"{_named(recorded)}, is a {written['unencodable']}, which cannot be written down: {written['reason']}"
-        )
-    kind = _kind_in(decode(encode(written)))
-    known = {_kind_in(call.outcome) for call in (recorded, *others)} - {"", "null"}
-    if kind not in ("", "null") and known and kind not in known:
-        raise ConfigurationError(
-            f"{_named(recorded)}, is a {kind}, and in the recording it returns a {' or a '.join(sorted(known))}"
-        )
-
-
-_KINDS = {str: "text", bool: "truth value", int: "number", float: "number", list: "list", dict: "dict"}
-
-
-def _kind_in(outcome: Outcome) -> str:
-    """What JSON calls the value in an outcome; an empty text if that cannot be said, or there is none."""
-    form = next((one for one in ("value", "typed") if one in outcome), None)
-    if form is None:
-        return ""
-    plain = outcome[form]
-    if plain is None:
-        return "null"
-    if type(plain) is dict and any(name.startswith("$") for name in plain):  # tagged: something else than a dict
-        return ""
-    return _KINDS[type(plain)]
-
-
-def _is_answer(outcome: Outcome) -> bool:
-    """Whether an outcome is an answer of a model that has more than words in it."""
-    return any(type(outcome.get(form)) is dict for form in _PLAIN_FORMS)
-
-
 def _value_outcome(recorded: RecordedCall, edit: Any, schema: PlainSchema, redaction: Redaction) -> Outcome:
-    if recorded.kind == "llm" and isinstance(edit, str) and _is_answer(recorded.outcome):
-        form = next(one for one in _PLAIN_FORMS if one in recorded.outcome)
-        return {form: redaction.apply(_words_in(recorded, edit))}
     if exact_json(edit) is None:
         written = value_outcome(edit, schema, redaction)
         _check_written(recorded, written)
@@ -309,19 +269,15 @@ def _response_outcome(recorded: RecordedCall, edit: Any, redaction: Redaction) -
             f"{_named(recorded)}, is a {type(edit).__name__}; give the JSON of the body, or a text"
         )
     changed = {name: value for name, value in response.items() if name != "end"}
-    stream = next((field for field in ("events", "lines", "frames") if field in response), None)
-    if recorded.kind == "llm" and isinstance(edit, str):
-        if stream is not None:
-            changed[stream] = _words_in_stream(recorded, response[stream], edit)
-        elif "json" in response:
-            changed["json"] = _with_words(recorded, response["json"], edit)
-        else:
-            raise _without_words(recorded)
-    elif stream is not None or "chunks" in response:
-        raise ConfigurationError(
-            f"{_named(recorded)}, is an answer in pieces, which cannot be edited as a whole"
-            + ("; give the words that the model says" if recorded.kind == "llm" and stream is not None else "")
-        )
+    pieces = next((field for field in ("events", "lines", "frames", "chunks") if field in response), None)
+    if pieces is not None:
+        changed[pieces] = edit
+        try:
+            check_outcome({"response": changed})
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(
+                f"{_named(recorded)}, must be the list of {pieces} of the answer, as the recording has them: {error}"
+            ) from error
     elif "json" in response:
         if isinstance(edit, str) and not isinstance(response["json"], str):
             raise ConfigurationError(f"{_named(recorded)}, is a text, and the body of the response is JSON; give that")
@@ -331,104 +287,3 @@ def _response_outcome(recorded: RecordedCall, edit: Any, redaction: Redaction) -
     else:
         raise ConfigurationError(f"{_named(recorded)}, must be a text, as the body of the response is")
     return {"response": redact_response(changed, redaction)}
-
-
-# The words of a model
-
-_HOLDERS = (
-    "choices", "candidates", "message", "messages", "content", "output", "parts", "text", "response", "delta",
-    "content_block", "part", "item", "start",
-)  # fmt: skip
-"""Members of an answer, or of an event of a stream, in which its words stand at some depth."""
-_WORDS = frozenset({"content", "text", "response", "delta"})
-_TOOLS = ("tool_calls", "function_call", "functionCall", "toolUse")
-_TOOL_TYPES = ("tool_use", "function_call", "custom_tool_call", "mcp_call", "computer_call", "server_tool_use")
-_THOUGHTS = ("thinking", "redacted_thinking", "reasoning", "thinking_delta", "signature_delta", "reasoningContent")
-_SEVERAL = ("choices", "candidates")
-
-_Place: TypeAlias = tuple[dict[str, Any], str]
-"""What holds a text, and under which name."""
-
-
-def _places(recorded: RecordedCall, node: Any) -> Iterator[_Place]:
-    """Where words stand in an answer, in their order.
-
-    Raises:
-        ConfigurationError: if the answer calls tools, or there are several answers in it.
-    """
-    if isinstance(node, list):
-        for one in node:
-            yield from _places(recorded, one)
-    if not isinstance(node, dict):
-        return
-    kind = str(node.get("type", ""))
-    if kind in _TOOL_TYPES or any(node.get(name) for name in _TOOLS) or "function_call_arguments" in kind:
-        raise ConfigurationError(
-            f"{_named(recorded)}, is a text, but the model called tools in its answer; give the whole answer as data"
-        )
-    if kind in _THOUGHTS or kind.startswith("response.reasoning") or node.get("thought"):
-        return
-    if any(isinstance(node.get(name), list) and len(node[name]) > 1 for name in _SEVERAL):
-        raise ConfigurationError(
-            f"{_named(recorded)}, is a text, but the model gave several answers; give all of it as data"
-        )
-    for name in _HOLDERS:
-        value = node.get(name)
-        if isinstance(value, str) and name in _WORDS:
-            yield node, name
-        elif isinstance(value, dict | list):
-            yield from _places(recorded, value)
-        elif value is None and name == "content" and name in node:
-            yield node, name
-
-
-def _without_words(recorded: RecordedCall) -> ConfigurationError:
-    return ConfigurationError(
-        f"{_named(recorded)}, is a text, but no words of a model were found in its answer; give all of it as data"
-    )
-
-
-def _with_words(recorded: RecordedCall, answer: Any, words: str) -> Any:
-    changed = deepcopy(answer)
-    places = list(_places(recorded, changed))
-    if not places:
-        raise _without_words(recorded)
-    _say(places, words)
-    return changed
-
-
-def _say(places: list[_Place], words: str) -> None:
-    """Put words into the first place, and nothing into the others."""
-    for holder, name in places:
-        holder[name] = words
-        words = ""
-
-
-def _words_in(recorded: RecordedCall, words: str) -> Any:
-    form = next(one for one in _PLAIN_FORMS if one in recorded.outcome)
-    return _with_words(recorded, recorded.outcome[form], words)
-
-
-def _words_in_stream(recorded: RecordedCall, events: list[Mapping[str, Any]], words: str) -> list[Any]:
-    """The events of a stream in which a model says these words: the first event with words has all of them.
-
-    Events that repeat the whole text at the end have it as a whole.
-    """
-    changed = deepcopy(list(events))
-    deltas: list[_Place] = []
-    wholes: list[list[_Place]] = []
-    for event in changed:
-        payload = event.get("json")
-        if isinstance(payload, dict):
-            places = list(_places(recorded, payload))
-            is_whole = str(payload.get("type", "")).endswith((".done", ".completed"))
-            if is_whole:
-                wholes.append(places)
-            else:
-                deltas += [(holder, name) for holder, name in places if holder[name]]
-    if not deltas:
-        raise _without_words(recorded)
-    _say(deltas, words)
-    for places in wholes:
-        _say(places, words)
-    return changed

@@ -516,22 +516,20 @@ async def test_an_edited_stream_has_other_chunks(path, to, tmp_path):
         fork(path, at=None, to=tmp_path / "4.jsonl", edits={1: {"words": 3}})
 
 
-async def test_the_words_in_a_models_answer_are_edited(path, to, tmp_path):
-    message: dict[str, Any] = {"role": "assistant", "content": "cancel", "tool_calls": None}
+async def test_the_answer_of_a_model_that_is_data_is_edited_as_a_whole(path, to):
+    def answer(content: str) -> dict[str, Any]:
+        return {"model": "large-1", "choices": [{"message": {"role": "assistant", "content": content}}]}
 
     @intercept(name="ask", kind="llm")
     async def ask(prompt: str) -> dict[str, Any]:
-        return {"model": "large-1", "choices": [{"message": message}]}
+        return answer("cancel")
 
     with record(path):
         await ask("a")
-    with fork(path, at=None, to=to, edits={1: "wait"}):
-        assert (await ask("a"))["choices"] == [{"message": {**message, "content": "wait"}}]
-    message["tool_calls"] = [{"function": {"name": "cancel"}}]
-    with record(path):
-        await ask("a")
-    with pytest.raises(ConfigurationError, match="called tools in its answer; give the whole answer as data"):
-        fork(path, at=None, to=tmp_path / "2.jsonl", edits={1: "wait"})
+    with fork(path, at=None, to=to, edits={1: answer("wait")}):
+        assert await ask("a") == answer("wait")
+    with pytest.raises(ConfigurationError, match="is a text, and the model's answer is data: give all of it"):
+        fork(path, at=None, to=to.with_name("2.jsonl"), edits={1: "wait"})
 
 
 def test_an_edit_inside_of_an_answered_call_would_change_nothing(path, to):
@@ -557,8 +555,6 @@ def test_an_edit_inside_of_an_answered_call_would_change_nothing(path, to):
 @pytest.mark.parametrize(
     ("number", "edit", "text"),
     [
-        (GET_1, "pending", "is a text, and in the recording it returns a dict"),
-        (THINK_1, {"text": "cancel"}, "is a dict, and in the recording it returns a text"),
         (THINK_1, object(), "is a builtins:object, which cannot be written down"),
         (THINK_2, "cancel", "call 5 is the first that runs"),
         (CANCEL_2, "cancelled", "call 6 started after call 5"),
@@ -978,52 +974,6 @@ async def test_workers_that_share_a_queue_may_share_it_in_another_way(path, to):
             await run()
         assert len(made) == 8 - starts.index(call.id)
         to.unlink()
-
-
-async def test_a_worker_does_not_wait_for_an_item_that_another_one_has_taken_this_time(path, to):
-    """As when what they do in between takes another time: in threads, for instance."""
-    made: list[str] = []
-
-    @intercept(name="begin")
-    async def begin(item: str) -> None:
-        made.append(f"begin {item}")
-
-    @intercept(name="end")
-    async def end(item: str) -> None:
-        made.append(f"end {item}")
-
-    async def run(*, takes_c_first: bool) -> None:
-        is_begun, may_end, is_over = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-        async def item_b() -> None:
-            await begin("b")
-            is_begun.set()
-            if takes_c_first:
-                await may_end.wait()
-            await end("b")
-            is_over.set()
-
-        async def item_c() -> None:
-            await (is_begun if takes_c_first else is_over).wait()
-            await begin("c")
-            await end("c")
-            may_end.set()
-
-        async def worker(first: str, second: Any) -> None:
-            await begin(first)
-            await end(first)
-            await second()
-
-        items = (item_c, item_b) if takes_c_first else (item_b, item_c)
-        await asyncio.gather(worker("a", items[0]), worker("x", items[1]))
-
-    with record(path):
-        await run(takes_c_first=False)
-    at = next(call.id for call in Cassette.load(path) if call.arguments == {"item": "c"})
-    made.clear()
-    with fork(path, at=at, to=to):
-        await run(takes_c_first=True)
-    assert made == ["begin c", "end c"]
 
 
 async def test_a_stream_that_was_open_at_the_fork_and_left_later_runs(path, to):
