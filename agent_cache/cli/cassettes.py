@@ -121,11 +121,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     command.add_argument("-o", "--output", type=Path, metavar="PATH", help="default: SOURCE with the ending .jsonl")
     command.add_argument("--force", action="store_true", help="replace an existing file")
 
-    command = add("prune", _prune, "delete cassettes that no test uses, or calls by name")
-    command.add_argument(
-        "paths", type=Path, nargs="*", metavar="PATH", help="folders of tests; with --calls, cassettes"
-    )
-    command.add_argument("--calls", action="append", default=[], metavar="PATTERN", help="remove calls of this name")
+    command = add("prune", _prune, "delete cassettes that no test uses")
+    command.add_argument("folders", type=Path, nargs="*", metavar="FOLDER", default=[Path()], help="of tests")
     command.add_argument("--yes", action="store_true", help="delete; without it, only list what would be deleted")
 
 
@@ -495,35 +492,29 @@ def has_secret_header(cassette: Cassette, rules: Redaction) -> bool:
     return redacted_header(header, rules, header.redact) != header
 
 
-class _RewrittenCalls(Sequence[RecordedCall]):
-    """Some calls of a cassette, redacted when they are read."""
+class _RedactedCalls(Sequence[RecordedCall]):
+    """The calls of a cassette, redacted when they are read."""
 
-    def __init__(self, cassette: Cassette, rules: Redaction, removed: frozenset[int]) -> None:
+    def __init__(self, cassette: Cassette, rules: Redaction) -> None:
         self._calls = cassette.steps
         self._rules = rules
-        self._removed = removed
-        self._kept = array("L", [index for index, call in enumerate(cassette) if call.id not in removed])
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._calls)
 
     def __getitem__(self, index: Any) -> Any:
-        call = redact_call(self._calls[self._kept[index]], self._rules)
-        if call.after not in self._removed:
-            return call
-        above = self._calls[self._kept[index - 1]].id if index else 0
-        return msgspec.structs.replace(call, after=above if above < call.id else 0)
+        return redact_call(self._calls[index], self._rules)
 
 
-def _rewrite(cassette: Cassette, path: Path, rules: Redaction, removed: frozenset[int] = frozenset()) -> None:
-    """Write a cassette redacted, with new digests, and without the calls whose ids are `removed`.
+def _rewrite(cassette: Cassette, path: Path, rules: Redaction) -> None:
+    """Write a cassette redacted, with new digests.
 
     Raises:
         CassetteError: if it cannot be written.
     """
     hook = {"hook": True} if cassette.header.redact.get("hook") else {}
     cassette.header = redacted_header(cassette.header, rules, {**rules.describe(), **hook})
-    cassette.steps = _RewrittenCalls(cassette, rules, removed)
+    cassette.steps = _RedactedCalls(cassette, rules)
     cassette.save(path)
 
 
@@ -572,7 +563,7 @@ def _convert(options: argparse.Namespace) -> int:
         rules = redaction_rules(cassette)
         found = secrets_in(cassette, rules)
         if options.to == "reyn":
-            cassette.steps = _RewrittenCalls(cassette, rules, frozenset())
+            cassette.steps = _RedactedCalls(cassette, rules)
             entries = from_cassette(cassette)
             count = len(entries)
             replace_file(target, map(fixture_line, entries))
@@ -747,32 +738,26 @@ def _structure_findings(call: RecordedCall, ids: set[int]) -> Iterator[str]:
 
 
 def _prune(options: argparse.Namespace) -> int:
-    """Delete cassettes or calls with ``--yes``, otherwise list them. Returns 1 if there are some, and no ``--yes``."""
-    if options.calls:
-        results = _prune_calls(options)
-        lines = [f"{one['path']}  {one['calls']} of {one['of']} calls" for one in results]
-    else:
-        results = _prune_files(options)
-        lines = [f"{one['path']}  {one['reason']}" for one in results]
+    """Delete cassettes with ``--yes``, otherwise list them. Returns 1 if there are some, and no ``--yes``."""
+    results = _prune_files(options.folders, deletes=options.yes)
     if options.json:
         print_json({"deleted": options.yes, "cassettes": results})
     else:
         printer = Printer()
-        for line in lines:
-            printer.line(line)
-        if not lines:
+        for one in results:
+            printer.line(f"{one['path']}  {one['reason']}")
+        if not results:
             printer.line("There is nothing to prune.")
         else:
             printer.line("Deleted." if options.yes else "Nothing was deleted; --yes does it.")
     return 1 if results and not options.yes else 0
 
 
-def _prune_files(options: argparse.Namespace) -> list[dict[str, Any]]:
+def _prune_files(folders: list[Path], *, deletes: bool) -> list[dict[str, Any]]:
     """Delete cassettes that no test uses, and partial files of recordings that were killed."""
-    folders = options.paths or [Path()]
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigurationError(f"prune takes folders of tests, and {str(folder)!r} is not a folder; see --calls")
+            raise ConfigurationError(f"prune takes folders of tests, and {str(folder)!r} is not a folder")
     found = [(path, "no test uses it") for path in _orphans(folders)]
     for folder in folders:
         for pattern in ("*.jsonl.partial", "*.jsonl.partial.old"):
@@ -781,32 +766,12 @@ def _prune_files(options: argparse.Namespace) -> list[dict[str, Any]]:
             log = path.with_suffix("")  # its recorder has locked this one
             if not log.exists() or is_idle(log):
                 found.append((path, "left by a killed recording"))
-    for path, _ in found if options.yes else ():
+    for path, _ in found if deletes else ():
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise CassetteError(f"cannot be deleted: {error.strerror}", path) from error
     return [{"path": str(path), "reason": reason} for path, reason in found]
-
-
-def _prune_calls(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Remove calls by name, and the calls that they enclose, from cassettes."""
-    if not options.paths:
-        raise ConfigurationError("prune --calls needs cassettes, or folders of them")
-    results = []
-    for path in _cassettes_in(options.paths):
-        cassette = load_cassette(path)
-        if not _has_our_format(path):
-            raise CassetteError("is a cassette of agentcassette; convert it first", path)
-        removed: set[int] = set()
-        for call in sorted(cassette, key=lambda call: call.id):
-            if call.parent in removed or any(fnmatch.fnmatchcase(call.name, pattern) for pattern in options.calls):
-                removed.add(call.id)
-        if removed:
-            results.append({"path": str(path), "calls": len(removed), "of": len(cassette)})
-            if options.yes:
-                _rewrite(cassette, path, redaction_rules(cassette), frozenset(removed))
-    return results
 
 
 def _orphans(folders: list[Path]) -> list[Path]:

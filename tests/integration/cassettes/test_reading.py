@@ -365,7 +365,7 @@ def test_a_missing_file_is_2(command, tmp_path, name):
 def test_a_broken_file_is_2_for_what_needs_its_calls(cassette, command):
     good, bad = cassette("a.jsonl", "x"), cassette("b.jsonl", "x")
     edited(bad, ('"kind"', "kind"))
-    for arguments in (("show", bad), ("diff", good, bad), ("redact", bad), ("prune", "--calls", "x", bad)):
+    for arguments in (("show", bad), ("diff", good, bad), ("redact", bad)):
         code, out, err = command(*arguments)
         assert (code, out) == (2, "")
         assert f"{bad}:2: this line is broken" in err

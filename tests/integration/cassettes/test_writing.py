@@ -260,19 +260,6 @@ def test_where_tests_cannot_be_collected_nothing_is_deleted(suite, command):
     assert "nothing_like_that" in err
 
 
-def test_prune_removes_calls_and_what_they_enclose(cassette, command, document):
-    path = cassette("a.jsonl", "x", "outer:y", "model:hi", "z")
-    before = path.read_bytes()
-    code, data = document("prune", "--calls", "shop:outer", path)
-    assert (code, path.read_bytes()) == (1, before)
-    assert data["cassettes"] == [{"path": str(path), "calls": 2, "of": 5}]
-    assert command("prune", "--calls", "shop:outer", "--yes", path)[0] == 0
-    assert [call.name for call in Cassette.load(path)] == ["shop:ask", "model", "shop:ask"]
-    assert command("verify", path)[0] == 0
-    assert command("prune", "--calls", "shop:outer", path)[0] == 0
-
-
-def test_prune_wants_folders_or_cassettes(cassette, command):
+def test_prune_wants_folders(cassette, command):
     path = cassette("a.jsonl", "x")
     assert command("prune", path)[0] == 2
-    assert command("prune", "--calls", "x")[0] == 2
