@@ -404,36 +404,18 @@ def _writes_in_doubt(cassette: Cassette) -> list[RecordedCall]:
 
     Each is announced by a line of its own, which a cassette does not have.
     """
-    if not cassette.is_partial or not cassette.path:
+    if not cassette.is_partial:
         return []
-    begun: dict[int, RecordedCall] = {}
-    try:
-        with Path(cassette.path).open("rb") as file:
-            for line in file:
-                if line.startswith(b'{"intent":') and line.endswith(b"\n"):
-                    intent = msgspec.json.decode(line, type=_IntentLine).intent
-                    begun[intent.id] = RecordedCall(
-                        id=intent.id, parent=intent.parent, kind="write", name=intent.name,
-                        arguments=intent.arguments, outcome={"unfinished": True},
-                    )  # fmt: skip
-    except (OSError, msgspec.DecodeError):  # a cassette in memory, whose file is another one now
-        return []
+    begun = {
+        one.id: RecordedCall(
+            id=one.id, parent=one.parent, kind="write", name=one.name, arguments=one.arguments,
+            outcome={"unfinished": True},
+        )
+        for one in cassette.intents
+    }  # fmt: skip
     parents = {call.id: call.parent for call in begun.values()}
     ended = frozenset(cassette.outline.ids)
     return [call for number, call in sorted(begun.items()) if not is_inside(number, ended, parents)]
-
-
-class _Intent(msgspec.Struct):
-    id: int
-    name: str
-    parent: int | None = None
-    arguments: dict[str, Any] = {}
-
-
-class _IntentLine(msgspec.Struct):
-    """A line of a journal that announces a write."""
-
-    intent: _Intent
 
 
 def _inner_end(outcome: dict[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from agent_cache.recording.file import (
     CallHead,
     CallLine,
     Header,
+    Intent,
     Prefixes,
     PrefixWriter,
     RecordedCall,
@@ -97,8 +98,25 @@ class Cassette:
             CassetteNotFound: if there is no such file.
             CassetteError: if it is broken, in conflict, of a newer version, or another file, with the line.
         """
+        return cls.of_lines(path, lambda note: read_file(Path(path), note, progress))
+
+    @classmethod
+    def of_lines(
+        cls,
+        path: str | os.PathLike[str],
+        read: Callable[[Callable[[CallHead], object]], tuple[Header, StoredCalls, Trailer | None] | bytes],
+    ) -> Self:
+        """The cassette that is in a file.
+
+        Args:
+            path: of the file.
+            read: `read_file` or `read_lines`, but for their `note`.
+
+        Raises:
+            CassetteError: as `load`.
+        """
         outline = Outline()
-        found = read_file(Path(path), outline.add, progress)
+        found = read(outline.add)
         if isinstance(found, bytes):
             try:
                 document = msgspec.json.decode(found)
@@ -200,6 +218,16 @@ class Cassette:
             raise CassetteError(
                 "the digest of a call is not a hexadecimal number, or a number too large", self.path
             ) from error
+
+    @property
+    def intents(self) -> list[Intent]:
+        """Of a loaded journal, the writes that have begun, in their order.
+
+        Raises:
+            CassetteError: if the line of one is broken.
+        """
+        others = self.steps.others() if isinstance(self.steps, StoredCalls) else ()
+        return [line.intent for _, line in others if line.intent is not None]
 
     @property
     def model(self) -> str | None:

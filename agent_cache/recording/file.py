@@ -36,10 +36,11 @@ from agent_cache.recording.outcomes import encode, encode_sorted
 from agent_cache.recording.redaction import Redaction
 
 __all__ = [
-    "CALLS_OF_LITELLM", "CallHead", "CallLine", "Header", "JOURNAL_VERSION", "LEAST_SHARED", "NO_TIME",
-    "PrefixWriter", "Prefixes", "RecordedCall", "StoredCalls", "Trailer", "TrailerLine", "UNKNOWN_ASKER", "VERSION",
-    "call_line", "check_version", "digest_of", "digest_of_asker", "digest_of_key", "header_line", "is_inside",
-    "now_text", "partial_of", "read_file", "trailer_line", "with_asker",
+    "CALLS_OF_LITELLM", "CallHead", "CallLine", "Header", "Intent", "JOURNAL_VERSION", "LARGEST_IN_MEMORY",
+    "LEAST_SHARED", "NO_TIME", "OpenCall", "OtherLine", "PrefixWriter", "Prefixes", "RecordedCall", "StoredCalls",
+    "Trailer", "TrailerLine", "UNKNOWN_ASKER", "VERSION", "call_line", "check_version", "digest_of",
+    "digest_of_asker", "digest_of_key", "header_line", "is_inside", "now_text", "partial_of", "read_file",
+    "read_lines", "trailer_line", "with_asker",
 ]  # fmt: skip
 
 VERSION = 2
@@ -208,7 +209,11 @@ _Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 
 
 class CallHead(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a call by which a replay finds it. The rest is only checked to be there and to be JSON."""
+    """The fields of a call by which a replay or a resumed run finds it. The rest is only checked to be JSON.
+
+    Attributes:
+        place, original, hidden: of a call in a journal, see `resume.journal`.
+    """
 
     id: _Number
     parent: _Number | None = None
@@ -224,6 +229,59 @@ class CallHead(msgspec.Struct, frozen=True, kw_only=True):
     outcome: dict[str, msgspec.Raw]
     form: str = ""
     prefix: Prefixes = {}
+    source: str = ""
+    started_ms: float = 0.0
+    duration_ms: float = 0.0
+    place: Annotated[str, msgspec.Meta(pattern="^([0-9a-fA-F]{2})*$")] = ""
+    original: str = ""
+    hidden: bool = False
+
+
+class OpenCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """In a journal, where a call is that had begun. Its fields are those of a `RecordedCall`.
+
+    Attributes:
+        place: hexadecimal digest of the chain of enclosing calls, name, arguments before redaction, and occurrence.
+    """
+
+    id: int
+    parent: int | None = None
+    place: str
+    after: int = 0
+    lane: int = 0
+    forked: int = 0
+
+
+class Intent(OpenCall, frozen=True, kw_only=True, omit_defaults=True):
+    """In a journal, a write that begins.
+
+    Attributes:
+        kind, name, arguments: as in `RecordedCall`.
+        key: its idempotency key.
+        tags: what it may invalidate, as far as that is known before it runs; a root where an id is not known, was
+            redacted, or is nothing that UTF-8 can hold.
+    """
+
+    kind: str
+    name: str
+    arguments: dict[str, Any] = {}
+    key: str
+    tags: list[str] = []
+
+
+class OtherLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of a journal that is no call. Exactly one field is set, but for the trailer, which is a line of its own.
+
+    Attributes:
+        intent, open: a write, or another call, that begins.
+        checkpoint: see `resume.checkpoints`. Its state is not decoded.
+        resumed: when the run was taken up again.
+    """
+
+    intent: Intent | None = None
+    open: OpenCall | None = None
+    checkpoint: msgspec.Raw = msgspec.Raw()
+    resumed: dict[str, Any] | None = None
 
 
 def header_line(header: Header) -> bytes:
@@ -376,7 +434,7 @@ def _replaced(data: bytes, keys: list[str], new: bytes) -> bytes:
 
 # Calls of a file
 
-_LARGEST_IN_MEMORY = 1024 * 1024
+LARGEST_IN_MEMORY = 1024 * 1024
 """Bytes. The calls of a longer file are read from the disk when they are asked for."""
 
 _call_decoder = msgspec.json.Decoder(RecordedCall)
@@ -393,10 +451,14 @@ class StoredCalls(Sequence[RecordedCall]):
 
     Attributes:
         order, times: as in `TrailerLine`; both None if there is no trailer with tables.
+        size: bytes of its whole lines.
+        is_torn: whether a line without its end follows, of a process that was killed while it wrote it.
     """
 
     def __init__(self, path: str, file: BinaryIO) -> None:
         self.path = path
+        self.size = 0
+        self.is_torn = False
         self.order: list[int] | None = None
         self.times: list[tuple[int, int]] | None = None
         self._content: bytes | None = None
@@ -406,6 +468,7 @@ class StoredCalls(Sequence[RecordedCall]):
             self._descriptor = os.dup(file.fileno())
             weakref.finalize(self, os.close, self._descriptor)
         self._begins, self._ends, self._numbers = array("Q"), array("Q"), array("Q")  # of the lines, by call
+        self._others: list[tuple[int, int, int]] = []  # of a journal, lines that are no calls: number, begin and end
         self._prefixed: set[int] = set()  # the calls that begin as others
         self._index_of: dict[int, int] = {}
         self._latest: OrderedDict[tuple[int, _Pointer], list[msgspec.Raw]] = OrderedDict()
@@ -418,6 +481,19 @@ class StoredCalls(Sequence[RecordedCall]):
         self._begins.append(begin)
         self._ends.append(end)
         self._numbers.append(number)
+
+    def add_other(self, number: int, begin: int, end: int) -> None:
+        """Add a line of a journal that is no call."""
+        self._others.append((number, begin, end))
+
+    def others(self) -> Iterator[tuple[int, OtherLine]]:
+        """The lines of a journal that are no calls, with their numbers.
+
+        Raises:
+            CassetteError: if one is broken.
+        """
+        for number, begin, end in self._others:
+            yield number, _decoded(Path(self.path), number, self._text(begin, end), _other_decoder)
 
     def table_problems(self) -> Iterator[str]:
         """What the trailer says about calls that are not these, which a replay ignores."""
@@ -489,10 +565,7 @@ class StoredCalls(Sequence[RecordedCall]):
 
     def _decoded(self, index: int, decoder: msgspec.json.Decoder[Any], line: bytes | None = None) -> Any:
         try:
-            if line is None:
-                begin, end, content = self._begins[index], self._ends[index], self._content
-                line = os.pread(self._descriptor, end - begin, begin) if content is None else content[begin:end]
-            call = decoder.decode(line)
+            call = decoder.decode(self._text(self._begins[index], self._ends[index]) if line is None else line)
         except msgspec.DecodeError as error:
             raise CassetteError(f"this line is broken: {error}", self.path, self._numbers[index]) from error
         if self.times is not None and len(self.times) == len(self._begins):
@@ -500,6 +573,11 @@ class StoredCalls(Sequence[RecordedCall]):
             _set(call, "started_ms", started / 1000)
             _set(call, "duration_ms", duration / 1000)
         return call
+
+    def _text(self, begin: int, end: int) -> bytes:
+        if self._content is not None:
+            return self._content[begin:end]
+        return os.pread(self._descriptor, end - begin, begin)
 
 
 def _keys_of(pointer: _Pointer) -> list[str]:
@@ -515,6 +593,7 @@ _LINES_OF_JOURNALS = (b'{"intent":', b'{"open":', b'{"checkpoint":', b'{"resumed
 _header_decoder = msgspec.json.Decoder(Header)
 _head_decoder = msgspec.json.Decoder(CallHead)
 _trailer_decoder = msgspec.json.Decoder(TrailerLine)
+_other_decoder = msgspec.json.Decoder(OtherLine)
 
 
 def read_file(
@@ -537,17 +616,22 @@ def read_file(
         if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
             raise CassetteError("cannot be read: it is not a regular file", path)
         with path.open("rb") as file:
-            is_long = hasattr(os, "pread") and os.fstat(file.fileno()).st_size > _LARGEST_IN_MEMORY
-            return _read_lines(path, file if is_long else BytesIO(file.read()), note, progress)
+            is_long = hasattr(os, "pread") and os.fstat(file.fileno()).st_size > LARGEST_IN_MEMORY
+            return read_lines(path, file if is_long else BytesIO(file.read()), note, progress)
     except FileNotFoundError:
         raise _not_found(path) from None
     except (OSError, ValueError) as error:
         raise CassetteError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from error
 
 
-def _read_lines(
-    path: Path, file: BinaryIO, note: Callable[[CallHead], object], progress: Callable[[int], None] | None
+def read_lines(
+    path: Path, file: BinaryIO, note: Callable[[CallHead], object], progress: Callable[[int], None] | None = None
 ) -> tuple[Header, StoredCalls, Trailer | None] | bytes:
+    """The same of an open file, which is read from its beginning. `note` may raise ValueError for a broken call.
+
+    Raises:
+        CassetteError: as `read_file`.
+    """
     first = file.readline()
     header = _read_header(path, first.strip().removeprefix(b"\xef\xbb\xbf"))
     if header is None:
@@ -558,22 +642,31 @@ def _read_lines(
             _check_conflict(path, number, line)
         return content
     calls, trailer, end = StoredCalls(str(path), file), None, len(first)
+    calls.size = end
     for number, line in enumerate(file, 2):
         begin, end = end, end + len(line)
         is_whole, text = line.endswith(b"\n"), line.strip()
         if trailer is not None and text:
             raise CassetteError("a line follows the trailer", path, number)
-        if text.startswith(_TRAILER):
+        is_trailer = text.startswith(_TRAILER)
+        if not is_whole and (header.is_log or (text and not is_trailer)):
+            calls.is_torn = True  # the process was killed while it wrote this
+            break
+        if is_trailer:
             last: TrailerLine = _decoded(path, number, text, _trailer_decoder)
             trailer = last.trailer
             if not header.is_log:
                 calls.order, calls.times = last.order, last.times
-        elif text and not is_whole:
-            break  # the process was killed while it wrote this
-        elif text and not text.startswith(_LINES_OF_JOURNALS):
+        elif text.startswith(_LINES_OF_JOURNALS):
+            calls.add_other(number, begin, end)
+        elif text:
             head = _checked_head(path, calls, number, text)
             calls.add(head, number, begin, end)
-            note(head)
+            try:
+                note(head)
+            except ValueError as error:
+                raise CassetteError(f"this line is broken: {error}", path, number) from error
+        calls.size = end
         if progress is not None:
             progress(end)
     return header, calls, trailer

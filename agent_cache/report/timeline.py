@@ -19,10 +19,10 @@ from agent_cache.recording.call_text import arguments_text, has_error, outcome_t
 from agent_cache.recording.cassette import Cassette, recorded_rules, redact_call
 from agent_cache.recording.drift import Baseline
 from agent_cache.recording.drift_events import DriftSeverity
-from agent_cache.recording.file import RecordedCall
+from agent_cache.recording.file import Intent, RecordedCall
 from agent_cache.recording.prices import Savings, model_calls, savings_of
 from agent_cache.recording.redaction import Redaction
-from agent_cache.resume.journal import Intent, read_journal
+from agent_cache.resume.journal import read_journal
 from agent_cache.values.compare import escaped, shortened
 
 __all__ = [

@@ -42,7 +42,16 @@ from agent_cache.errors import (
 )
 from agent_cache.recording.api import Block
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.file import UNKNOWN_ASKER, RecordedCall, digest_of, digest_of_key, now_text, with_asker
+from agent_cache.recording.file import (
+    UNKNOWN_ASKER,
+    Intent,
+    OpenCall,
+    RecordedCall,
+    digest_of,
+    digest_of_key,
+    now_text,
+    with_asker,
+)
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction
 from agent_cache.recording.http.identity import Http
 from agent_cache.recording.lanes import checkpoint
@@ -55,13 +64,10 @@ from agent_cache.recording.tape import Tape
 from agent_cache.remote.codecs import EncryptedCodec, MessagePackCodec, Undecodable
 from agent_cache.resume.checkpoints import Checkpoint, checkpoint_line, checkpoint_of, state_data
 from agent_cache.resume.journal import (
-    Intent,
     JournalFile,
     JournalHeader,
     JournalLine,
-    OpenCall,
     StoredJournal,
-    as_cassette,
     check_session,
     journal_path,
     new_header,
@@ -278,7 +284,7 @@ class _JournalTape(Tape):
         lines: Sequence[JournalLine] = ()
         cassette, ambiguous, opened = Cassette(), frozenset[int](), tuple[OpenCall, ...]()
         if stored is not None:
-            lines, cassette = stored.lines, as_cassette(stored)
+            lines, cassette = stored.lines, stored.cassette
             ambiguous = ambiguous_calls(cassette)
             opened = (*stored.opened.values(), *stored.intents.values())
             for line in lines:

@@ -20,29 +20,39 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from hashlib import blake2b
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from agent_cache.errors import CassetteError, CassetteNotFound, JournalError
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.file import JOURNAL_VERSION, RecordedCall, Trailer, check_version, is_inside, now_text
+from agent_cache.recording.file import (
+    JOURNAL_VERSION,
+    LARGEST_IN_MEMORY,
+    CallHead,
+    Intent,
+    OpenCall,
+    RecordedCall,
+    StoredCalls,
+    check_version,
+    is_inside,
+    now_text,
+    read_lines,
+)
 from agent_cache.recording.outcomes import encode
 from agent_cache.recording.partial_file import lock_file, write_whole
 from agent_cache.resume.checkpoints import Checkpoint, checkpoint_of
 
 __all__ = [
-    "Intent",
     "JournalFile",
     "JournalHeader",
     "JournalLine",
-    "OpenCall",
     "StoredJournal",
-    "as_cassette",
     "branch_journal",
     "check_session",
     "is_answer",
@@ -96,38 +106,6 @@ class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
     check: str = ""
 
 
-class OpenCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a call is that had begun. Its fields are those of a `RecordedCall`.
-
-    Attributes:
-        place: hexadecimal digest of the chain of enclosing calls, name, arguments before redaction, and occurrence.
-    """
-
-    id: int
-    parent: int | None = None
-    place: str
-    after: int = 0
-    lane: int = 0
-    forked: int = 0
-
-
-class Intent(OpenCall, frozen=True, kw_only=True, omit_defaults=True):
-    """A write that begins.
-
-    Attributes:
-        kind, name, arguments: as in `RecordedCall`.
-        key: its idempotency key.
-        tags: what it may invalidate, as far as that is known before it runs; a root where an id is not known, was
-            redacted, or is nothing that UTF-8 can hold.
-    """
-
-    kind: str
-    name: str
-    arguments: dict[str, Any] = {}
-    key: str
-    tags: list[str] = []
-
-
 class JournalLine(msgspec.Struct, frozen=True, kw_only=True):
     """What a resume needs to know of a call before it is made again.
 
@@ -153,46 +131,30 @@ class JournalLine(msgspec.Struct, frozen=True, kw_only=True):
     original: str
 
 
-class _CallLine(msgspec.Struct, frozen=True, kw_only=True):
-    """The line of a call. The outcome is not decoded."""
+def _line_of(head: CallHead) -> JournalLine:
+    """What a resume needs of a call.
 
-    id: int
-    parent: int | None = None
-    kind: str
-    name: str
-    source: str = ""
-    lane: int = 0
-    outcome: dict[str, msgspec.Raw]
-    started_ms: float = 0.0
-    duration_ms: float = 0.0
-    place: str
-    hidden: bool = False
-    original: str = ""
-
-    def summary(self) -> JournalLine:
-        """The same without the outcome.
-
-        Raises:
-            ValueError: if the place is not a hexadecimal number, or the outcome is none.
-        """
-        outcome = self.outcome
-        is_cut = not ("value" in outcome or "typed" in outcome or "any" in outcome) and not is_answer(
-            msgspec.json.decode(encode(outcome))
-        )
-        call = RecordedCall(id=self.id, kind=self.kind, name=self.name, outcome={}, source=self.source)
-        is_lost = self.hidden or "unencodable" in outcome or ("redacted" in outcome and not self.original)
-        return JournalLine(
-            id=self.id,
-            parent=self.parent,
-            name=self.name,
-            lane=self.lane,
-            is_write=call.is_write,
-            place=bytes.fromhex(self.place),
-            until_ms=self.started_ms + self.duration_ms,
-            is_cut=is_cut,
-            is_lost=is_lost,
-            original=self.original,
-        )
+    Raises:
+        ValueError: if it has no place.
+    """
+    if not head.place:
+        raise ValueError("a call of a journal has a place")
+    outcome = head.outcome
+    is_cut = not ("value" in outcome or "typed" in outcome or "any" in outcome) and not is_answer(
+        msgspec.json.decode(encode(outcome))
+    )
+    return JournalLine(
+        id=head.id,
+        parent=head.parent,
+        name=head.name,
+        lane=head.lane,
+        is_write=RecordedCall(id=head.id, kind=head.kind, name=head.name, outcome={}, source=head.source).is_write,
+        place=bytes.fromhex(head.place),
+        until_ms=head.started_ms + head.duration_ms,
+        is_cut=is_cut,
+        is_lost=head.hidden or "unencodable" in outcome or ("redacted" in outcome and not head.original),
+        original=head.original,
+    )
 
 
 _SINGLE = ("BaseException", "BaseExceptionGroup", "GeneratorExit", "KeyboardInterrupt", "SystemExit")
@@ -232,20 +194,7 @@ def new_header(session_id: str, redact: dict[str, Any], http: dict[str, Any] | N
 # Reading
 
 _header_decoder = msgspec.json.Decoder(JournalHeader)
-_call_decoder = msgspec.json.Decoder(_CallLine)
-
-
-class _Other(msgspec.Struct, frozen=True, kw_only=True):
-    """A line that is no call. Exactly one field is set."""
-
-    intent: Intent | None = None
-    open: OpenCall | None = None
-    checkpoint: msgspec.Raw = msgspec.Raw()
-    resumed: dict[str, Any] | None = None
-    trailer: Trailer | None = None
-
-
-_other_decoder = msgspec.json.Decoder(_Other)
+_head_decoder = msgspec.json.Decoder(CallHead)
 
 
 class StoredJournal:
@@ -254,6 +203,7 @@ class StoredJournal:
     Attributes:
         path: the file.
         header: the first line.
+        cassette: its calls, to be answered from.
         lines: those of the calls that have ended, in the order in which they ended.
         intents, opened: of all writes that have begun, and of other calls that enclose some, by id.
         trailer: the last line of a sealed journal; None for one that can be resumed.
@@ -261,16 +211,34 @@ class StoredJournal:
         is_torn: whether a line without its end follows, of a process that was killed while it wrote it.
     """
 
-    def __init__(self, path: Path, header: JournalHeader) -> None:
+    def __init__(self, path: Path, file: BinaryIO, header: JournalHeader) -> None:
         self.path = path
         self.header = header
         self.lines: list[JournalLine] = []
         self.intents: dict[int, Intent] = {}
         self.opened: dict[int, OpenCall] = {}
-        self.trailer: Trailer | None = None
-        self.size = 0
-        self.is_torn = False
         self._checkpoints: list[tuple[int, msgspec.Raw]] = []
+
+        def read(note: Callable[[CallHead], object]) -> Any:
+            def note_both(head: CallHead) -> None:
+                self.lines.append(_line_of(head))
+                note(head)
+
+            return read_lines(path, file, note_both)
+
+        self.cassette = Cassette.of_lines(path, read)
+        self.trailer = self.cassette.trailer
+        self.cassette.is_partial = False  # it is resumed, and not replayed as it is
+        steps = self.cassette.steps
+        assert isinstance(steps, StoredCalls)
+        self.size, self.is_torn = steps.size, steps.is_torn
+        for number, line in steps.others():
+            if line.intent is not None:
+                self.intents[line.intent.id] = line.intent
+            elif line.open is not None:
+                self.opened[line.open.id] = line.open
+            elif bytes(line.checkpoint):
+                self._checkpoints.append((number, line.checkpoint))
 
     @property
     def session_id(self) -> str:
@@ -294,7 +262,7 @@ class StoredJournal:
         Raises:
             CassetteError: if the file cannot be read any more.
         """
-        return list(Cassette.load(self.path).steps[: len(self.lines)])
+        return list(self.cassette)
 
     @cached_property
     def checkpoints(self) -> list[Checkpoint]:
@@ -321,32 +289,6 @@ class StoredJournal:
         }
         return [one for number, one in sorted(self.intents.items()) if not is_inside(number, ended, inside)]
 
-    def add(self, number: int, content: bytes) -> None:
-        """Add a line.
-
-        Raises:
-            JournalError: if it is broken.
-        """
-        if self.trailer is not None:
-            raise JournalError("a line follows the trailer", self.path, number)
-        try:
-            if content.startswith(b'{"id":'):
-                self.lines.append(_call_decoder.decode(content).summary())
-                return
-            other = _other_decoder.decode(content)
-        except (msgspec.DecodeError, ValueError, AttributeError, RecursionError) as error:
-            raise JournalError(f"this line is broken: {error}", self.path, number) from error
-        if other.intent is not None:
-            self.intents[other.intent.id] = other.intent
-        elif other.open is not None:
-            self.opened[other.open.id] = other.open
-        elif bytes(other.checkpoint):
-            self._checkpoints.append((number, other.checkpoint))
-        elif other.trailer is not None:
-            self.trailer = other.trailer
-        elif other.resumed is None:
-            raise JournalError("this line is broken: it is none of a journal", self.path, number)
-
 
 def read_journal(path: str | os.PathLike[str]) -> StoredJournal:
     """Read a journal, also one that is being written. Nothing is locked or changed. A torn last line is left out.
@@ -362,41 +304,37 @@ def read_journal(path: str | os.PathLike[str]) -> StoredJournal:
         raise CassetteNotFound("there is no journal", path) from None
     except (OSError, ValueError) as error:
         raise JournalError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from error
-    try:
-        found = _read(path, descriptor)
-    finally:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
+        raise JournalError("cannot be read: it is not a regular file", path)
+    with os.fdopen(descriptor, "rb") as file:
+        found = _read(path, file)
     if found is None:
         raise JournalError("is empty: its run was killed before it made a call", path)
     return found
 
 
-def _read(path: Path, descriptor: int) -> StoredJournal | None:
+def _read(path: Path, file: BinaryIO) -> StoredJournal | None:
     """Read a journal; None if not even its header was written."""
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise JournalError("cannot be read: it is not a regular file", path)
-    found: StoredJournal | None = None
     try:
-        with os.fdopen(os.dup(descriptor), "rb") as file:
-            file.seek(0)
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    if found is None and not b'{"agent_cache_journal":'.startswith(line[:23]):
-                        raise JournalError("is no journal of agent-cache", path, 1)
-                    if found is not None:
-                        found.is_torn = True
-                    break
-                if found is None:
-                    found = StoredJournal(path, _header_of(path, line))
-                elif line.strip():
-                    found.add(number, line)
-                found.size += len(line)
+        header = _header_of(path, file.readline())
+        if header is None:
+            return None
+        file.seek(0)
+        is_long = hasattr(os, "pread") and os.fstat(file.fileno()).st_size > LARGEST_IN_MEMORY
+        return StoredJournal(path, file if is_long else BytesIO(file.read()), header)
     except OSError as error:
         raise JournalError(f"cannot be read: {error.strerror}", path) from error
-    return found
+    except JournalError:
+        raise
+    except CassetteError as error:
+        raise JournalError(error.reason, error.path, error.line) from error
 
 
-def _header_of(path: Path, line: bytes) -> JournalHeader:
+def _header_of(path: Path, line: bytes) -> JournalHeader | None:
+    """The header; None if it is not written as a whole."""
+    if not line.endswith(b"\n") and b'{"agent_cache_journal":'.startswith(line[:23]):
+        return None
     try:
         data = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -462,7 +400,11 @@ class JournalFile:
 
     def read(self) -> StoredJournal | None:
         """What is in it; None if not even a header. A torn line at the end is taken off."""
-        found = _read(self.path, self._descriptor)
+        # A file of its own, which the answers may keep: the lock is held as long as any copy of its descriptor is.
+        with self.path.open("rb") as file:
+            if not os.path.samestat(os.fstat(file.fileno()), os.fstat(self._descriptor)):
+                raise JournalError("was changed while it was read", self.path)
+            found = _read(self.path, file)
         self._size = 0 if found is None else found.size
         self._take_back()
         return found
@@ -666,7 +608,7 @@ def _lines_until(found: StoredJournal, until: Checkpoint, *, events: bool) -> It
 
 def _is_kept(line: bytes) -> bool:
     """Whether a line belongs to a journal that can be resumed: calls that were cut off have none there."""
-    return not line.startswith(b'{"id":') or not _call_decoder.decode(line).summary().is_cut
+    return not line.startswith(b'{"id":') or not _line_of(_head_decoder.decode(line)).is_cut
 
 
 def check_session(found: StoredJournal, session_id: str) -> None:
@@ -677,19 +619,3 @@ def check_session(found: StoredJournal, session_id: str) -> None:
     """
     if found.session_id != session_id:
         raise JournalError(f"is the journal of the session {found.session_id!r}, and not of {session_id!r}", found.path)
-
-
-def as_cassette(found: StoredJournal) -> Cassette:
-    """The calls of a journal, to answer calls from.
-
-    Raises:
-        JournalError: if the file has changed meanwhile, or is broken.
-    """
-    try:
-        cassette = Cassette.load(found.path)
-    except CassetteError as error:
-        raise JournalError(error.reason, error.path, error.line) from error
-    if len(cassette.steps) != len(found.lines):
-        raise JournalError("was changed while it was read", found.path)
-    cassette.is_partial = False  # it is resumed, and not replayed as it is
-    return cassette

@@ -18,12 +18,12 @@ from typing import Any
 from agent_cache.errors import CassetteError, JournalError
 from agent_cache.recording.call_log import CallLog
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.file import Trailer, call_line, trailer_line
+from agent_cache.recording.file import Intent, OpenCall, Trailer, call_line, trailer_line
 from agent_cache.recording.functions import ActiveCall
 from agent_cache.recording.match import Matcher
 from agent_cache.recording.outcomes import encode
 from agent_cache.recording.redaction import Redaction
-from agent_cache.resume.journal import Intent, JournalFile, JournalLine, OpenCall, StoredJournal, is_answer
+from agent_cache.resume.journal import JournalFile, JournalLine, StoredJournal, is_answer
 
 __all__ = [
     "UNREDACTED",

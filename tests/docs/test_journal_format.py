@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_cache.recording import RecordedCall
-from agent_cache.resume.journal import Intent, JournalHeader, OpenCall, _CallLine, _Other
+from agent_cache.recording.file import CallHead, CallLine, Intent, OpenCall, OtherLine
+from agent_cache.resume.journal import JournalHeader
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "journal-format.md").read_text()
 
@@ -33,11 +33,11 @@ def test_the_header_has_the_fields_of_its_table():
 
 
 def test_every_kind_of_line_is_in_the_table():
-    assert named("## Lines") == {"id", *_Other.__struct_fields__}
+    assert named("## Lines") == {"id", "trailer", *OtherLine.__struct_fields__}
 
 
 def test_every_field_of_a_line_is_named():
-    of_calls = set(_CallLine.__struct_fields__) - set(RecordedCall.__struct_fields__)
+    of_calls = set(CallHead.__struct_fields__) - set(CallLine.__struct_fields__)
     assert named("A call has in addition") == of_calls
     assert in_sentence("`open` has") == set(OpenCall.__struct_fields__)
     own = named("An intent has")
