@@ -1,6 +1,6 @@
 """States of LangGraph and OpenAI Agents, put into threads and sessions by the frameworks' own functions.
 
-Threads and sessions are kept in databases, of which there can be no draft. Each function here writes, looks at what is
+Threads and sessions are kept in databases. Each function here writes, looks at what is
 there then, and writes back what was there before if that is not what was wanted, or if it was cancelled. What reads the
 database in between sees the writes. If the process is killed in between, they stay.
 """

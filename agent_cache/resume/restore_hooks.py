@@ -5,8 +5,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import threading
+import types
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from contextlib import suppress
+from itertools import chain
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -20,9 +24,8 @@ from agent_cache.resume.checkpoints import (
     framework_of,
     typed_state,
 )
-from agent_cache.resume.draft import Draft, assign_all
 from agent_cache.resume.frameworks import is_graph, is_session, messages_of, restore_session, restore_thread
-from agent_cache.values.canonical import declared_names, is_model
+from agent_cache.values.canonical import declared_names, full_name, has_native_state, is_model
 
 __all__ = ["register_restore_hook", "restore"]
 
@@ -45,9 +48,8 @@ def register_restore_hook(framework: str, hook: _Hook) -> Callable[[], None]:
     Args:
         framework: as in `Checkpoint.framework`: ``"langchain"``, ``"openai_agents"``, ``"custom"``, or the name of a
             registered class.
-        hook: ``hook(state, target)``, a function or a coroutine function. It is given a draft of the target, which it
-            may change in any way; see `restore`. It returns None or what it was given, or a new object that takes the
-            target's place.
+        hook: ``hook(state, target)``, a function or a coroutine function, which changes the target in any way; see
+            `restore`. It returns None or what it was given, or a new object that takes the target's place.
 
     Returns:
         A function that removes the hook.
@@ -72,10 +74,9 @@ def register_restore_hook(framework: str, hook: _Hook) -> Callable[[], None]:
 async def restore(checkpoint: Checkpoint, target: T, *, accept_redacted: bool = False) -> T:
     """Put the state of a checkpoint into an agent. If that fails, the agent is as it was.
 
-    The hooks that are registered for the checkpoint's framework change a *draft* of the target: an object of the same
-    class with the same attributes, whose containers are copies. When all of them have returned, the target is changed
-    accordingly, in one step without an ``await`` in it: attributes by ``setattr``, containers in place. What a hook
-    does to anything else is done at once, and stays done if a hook fails: to objects that the target refers to, to
+    The hooks that are registered for the checkpoint's framework change the target. If one fails, is cancelled, or
+    returns a new object, the target gets back the attributes that it had, and each builtin container among them, and in
+    these, its content. What a hook has done to anything else stays done: to objects that the target refers to, to
     files, servers and databases.
 
     Without a hook, a state is restored by what it is and by what the target is:
@@ -98,8 +99,8 @@ async def restore(checkpoint: Checkpoint, target: T, *, accept_redacted: bool = 
     Raises:
         CheckpointError: if the state does not fit the class of its framework, has fields that could not be read, or
             lacks what redaction has removed.
-        RestoreError: if a hook raised, with the errors of all hooks; if the target refused a value, or was changed by
-            something else in the meantime; if another restore of this target is running.
+        RestoreError: if a hook raised, with the errors of all hooks; if the target keeps state that could not be put
+            back; if another restore of this target is running.
     """
     if not isinstance(checkpoint, Checkpoint):
         raise CheckpointError(f"restore takes a Checkpoint, got {type(checkpoint).__name__}")
@@ -130,19 +131,9 @@ async def restore(checkpoint: Checkpoint, target: T, *, accept_redacted: bool = 
 
 
 async def _restored(state: Any, target: Any, hooks: tuple[_Hook, ...]) -> Any:
+    before, given, is_done = _Snapshot(target), target, False
+    errors: list[Exception] = []
     try:
-        draft = Draft(target)
-    except (RestoreError, MemoryError):
-        raise
-    except Exception as error:
-        raise RestoreError(
-            f"there can be no draft of a {type(target).__qualname__} ({type(error).__name__}: {error}); give restore "
-            "the object that your hook changes, or None if it makes a new one",
-            (error,),
-        ) from error
-    try:
-        given = draft.value
-        errors: list[Exception] = []
         for hook in hooks:
             try:
                 returned = await _called(hook, state, given)
@@ -151,18 +142,17 @@ async def _restored(state: Any, target: Any, hooks: tuple[_Hook, ...]) -> Any:
                     raise
                 errors.append(error)
             else:
-                given = given if returned is None or returned is target else returned
+                given = given if returned is None else returned
         if errors:
             texts = "; ".join(f"{type(error).__name__}: {error}" for error in errors)
             raise RestoreError(
                 f"{len(errors)} of {len(hooks)} hooks failed, and the target is as it was: {texts}", errors
             ) from errors[0]
-        if given is not draft.value:
-            return given
-        draft.commit()
-        return target
+        is_done = given is target
+        return given
     finally:
-        draft.discard()
+        if not is_done:
+            before.put_back()
 
 
 async def _called(hook: _Hook, state: Any, given: Any) -> Any:
@@ -176,6 +166,91 @@ async def _called(hook: _Hook, state: Any, given: Any) -> Any:
             "given, or the object that takes its place"
         )
     return returned
+
+
+# What a target has, to be put back
+
+_CONTAINERS: Final = frozenset({list, dict, OrderedDict, Counter, defaultdict, set, deque, bytearray})
+_SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes, frozenset})
+_MISSING: Final = object()
+
+
+class _Snapshot:
+    """The attributes of an object, and the contents of the builtin containers in it, at any depth.
+
+    Raises:
+        RestoreError: if it keeps state that only code in C can put back.
+    """
+
+    def __init__(self, target: Any) -> None:
+        kind = type(target)
+        self._target = target
+        self._has_attributes = not (kind in _CONTAINERS or kind in _SCALARS or isinstance(target, tuple))
+        if self._has_attributes and kind is not types.SimpleNamespace and has_native_state(kind):
+            raise RestoreError(
+                f"the target is a {full_name(kind)}, which keeps state that cannot be put back; give restore the "
+                "object that your hook changes, or None if it makes a new one"
+            )
+        self._attributes = _attributes(target) if self._has_attributes else {}
+        self._contents: list[tuple[Any, tuple[Any, ...]]] = []
+        seen: set[int] = set()
+        pending: list[Any] = [target, *self._attributes.values()]
+        while pending:
+            value = pending.pop()
+            if id(value) not in seen and (type(value) in _CONTAINERS or isinstance(value, tuple)):
+                seen.add(id(value))
+                parts = tuple(chain.from_iterable(value.items()) if isinstance(value, dict) else value)
+                if not isinstance(value, tuple):
+                    self._contents.append((value, parts))
+                pending += parts
+
+    def put_back(self) -> None:
+        """Give the object all of it again, without code of its class."""
+        now = _attributes(self._target) if self._has_attributes else {}
+        for name in now | self._attributes:
+            value = self._attributes.get(name, _MISSING)
+            if value is not now.get(name, _MISSING):
+                _write(self._target, name, value)
+        for container, parts in self._contents:
+            _fill(container, parts)
+
+
+def _fill(container: Any, parts: tuple[Any, ...]) -> None:
+    if isinstance(container, list | bytearray):
+        container[:] = parts
+        return
+    container.clear()
+    if isinstance(container, dict):
+        for key, value in zip(parts[::2], parts[1::2], strict=True):
+            container[key] = value
+    else:
+        (container.update if isinstance(container, set) else container.extend)(parts)
+
+
+def _slots(kind: type) -> dict[str, types.MemberDescriptorType]:
+    found = {name: each for base in reversed(kind.__mro__) for name, each in vars(base).items()}
+    return {name: each for name, each in found.items() if isinstance(each, types.MemberDescriptorType)}
+
+
+def _attributes(owner: Any) -> dict[str, Any]:
+    """The attributes of an object, as they are kept."""
+    found: dict[str, Any] = {}
+    for name, slot in _slots(type(owner)).items():
+        with suppress(AttributeError):
+            found[name] = slot.__get__(owner)
+    return found | (object.__getattribute__(owner, "__dict__") if type(owner).__dictoffset__ else {})
+
+
+def _write(owner: Any, name: str, value: Any) -> None:
+    """Set or remove an attribute without code of the class."""
+    slot = _slots(type(owner)).get(name)
+    if slot is not None:
+        with suppress(AttributeError):
+            slot.__delete__(owner) if value is _MISSING else slot.__set__(owner, value)
+    elif value is _MISSING:
+        object.__getattribute__(owner, "__dict__").pop(name, None)
+    else:
+        object.__getattribute__(owner, "__dict__")[name] = value
 
 
 # Without a hook
@@ -208,7 +283,17 @@ def _assign_fields(state: Any, target: Any) -> Any:
         return dataclasses.replace(cast("Any", target), **fields)
     if isinstance(target, msgspec.Struct) and target.__struct_config__.frozen:
         return msgspec.structs.replace(target, **fields)
-    assign_all(fields, lambda name: setattr(target, name, fields[name]))
+    left = list(fields)
+    while left:  # what the class refuses is tried again after the others
+        refused: dict[str, Exception] = {}
+        for name in left:
+            try:
+                setattr(target, name, fields[name])
+            except Exception as error:  # noqa: BLE001 - a setter may raise anything
+                refused[name] = error
+        if len(refused) == len(left):
+            raise refused[left[-1]]
+        left = list(refused)
     return target
 
 

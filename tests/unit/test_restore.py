@@ -52,8 +52,6 @@ def checkpoint(state: Any) -> Checkpoint:
 
 
 class Agent:
-    kinds: list[str] = []  # of the class
-
     def __init__(self) -> None:
         self.messages = ["old"]
         self.steps: dict[str, Any] = {"a": [1]}
@@ -107,7 +105,6 @@ def assigns(state, target):
 def changes_in_place(state, target):
     target.messages.append("new")
     target.steps["a"].append(2)
-    target.kinds.append("new")
 
 
 def calls_a_method(state, target):
@@ -137,16 +134,10 @@ async def test_what_a_hook_does_is_done_to_the_target(hooked, change, is_async):
 
     target, expected = Agent(), Agent()
     inner = target.steps["a"]
-    try:
-        assert await hooked(target, later if is_async else change) is target
-        kinds = list(Agent.kinds)
-        Agent.kinds.clear()
-        change(None, expected)
-        assert contents(target)[0] == contents(expected)[0]
-        assert Agent.kinds == kinds
-        assert target.steps["a"] is inner
-    finally:
-        Agent.kinds.clear()
+    assert await hooked(target, later if is_async else change) is target
+    change(None, expected)
+    assert contents(target)[0] == contents(expected)[0]
+    assert target.steps["a"] is inner
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -166,7 +157,6 @@ async def test_a_hook_that_fails_in_the_middle_leaves_the_target_as_it_was(hooke
         await hooked(target, fails_later if is_async else fails)
     assert contents(target) == before
     assert {name: id(value) for name, value in vars(target).items()} == identities
-    assert Agent.kinds == []
     assert [type(error) for error in caught.value.errors] == [RuntimeError]
 
 
@@ -207,16 +197,6 @@ async def test_slots_are_restored(hooked):
     assert not hasattr(target, "unset")
 
 
-async def test_a_draft_is_of_the_class_of_its_target(hooked):
-    seen = []
-    target = Agent()
-    await hooked(target, lambda state, draft: seen.append(draft))
-    assert type(seen[0]) is Agent
-    assert isinstance(seen[0], Agent)
-    assert seen[0] is not target
-    assert seen[0].lock is target.lock
-
-
 async def test_what_refers_to_a_container_of_the_target_sees_what_was_done_to_it(hooked):
     target = Agent()
     also, nested = target.messages, target.steps["a"]
@@ -253,7 +233,7 @@ async def test_a_new_object_takes_the_place_of_the_target(hooked):
     assert makes_from_nothing
 
 
-async def test_hooks_run_in_order_on_one_draft_and_all_errors_are_reported(hooked):
+async def test_hooks_run_in_order_and_all_errors_are_reported(hooked):
     ran = []
 
     def hook(name, *, fails):
@@ -276,53 +256,9 @@ async def test_hooks_run_in_order_on_one_draft_and_all_errors_are_reported(hooke
     assert target.messages == ["old", "a", "b"]
 
 
-class Strict:
-    """Refuses values, and some values also when they are put back."""
-
-    def __init__(self) -> None:
-        self.is_broken = False
-        self.noted: list[str] = []
-        self.items = [1]
-        self.first = self.second = self.third = "old"
-        self.is_live = True
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if vars(self).get("is_live"):
-            self.noted.append(name)
-            if value == "refused" or (value == "old" and self.is_broken):
-                raise ValueError(f"{name} is {value}")
-        super().__setattr__(name, value)
-
-
-async def test_a_target_that_refuses_a_value_is_as_it_was(hooked):
-    def change(state, target):
-        target.items.append(2)
-        for name, value in {"first": "new", "second": "refused", "third": "new"}.items():
-            vars(target)[name] = value
-
-    target = Strict()
-    before = copy.deepcopy(vars(target))
-    with pytest.raises(RestoreError, match=r"Strict.second did not take its value.*the target is as it was") as caught:
-        await hooked(target, change)
-    assert vars(target) == before
-    assert [str(error) for error in caught.value.errors] == ["second is refused"]
-
-
-async def test_an_error_while_values_are_put_back_is_reported_and_the_target_is_as_it_was(hooked):
-    def change(state, target):
-        vars(target).update(is_broken=True, first="new", second="new", third="refused")
-
-    target = Strict()
-    before = copy.deepcopy(vars(target))
-    with pytest.raises(RestoreError) as caught:
-        await hooked(target, change)
-    assert [str(error) for error in caught.value.errors] == ["third is refused", "second is old", "first is old"]
-    assert vars(target) == before
-
-
 @pytest.mark.parametrize("at", range(4))
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-async def test_whichever_assignment_is_refused_the_target_is_as_it_was(hooked, at, error):
+async def test_whichever_assignment_fails_the_target_is_as_it_was(hooked, at, error):
     class Counting:
         def __init__(self) -> None:
             vars(self).update(a=[1], b={"x": [2]}, c=3, left=None)
@@ -338,8 +274,8 @@ async def test_whichever_assignment_is_refused_the_target_is_as_it_was(hooked, a
     def change(state, target):
         target.b["x"].append(3)
         target.a.append(2)
-        vars(target).update(c=4, d=5, e=6)
-        vars(target)["b"] = {"new": target.b}
+        target.c, target.d, target.e = 4, 5, 6
+        target.b = {"new": target.b}
 
     target = Counting()
     vars(target)["left"] = at
@@ -362,31 +298,6 @@ def test_hooks_run_under_any_library_for_tasks():
     trio.run(restore, checkpoint(CustomState({"plan": "new"}, "under-trio")), target)
     remove()
     assert target.plan == "new"
-
-
-async def test_a_target_that_was_changed_meanwhile_is_not_overwritten(hooked):
-    target = Agent()
-
-    async def assigns_later(state, draft):
-        draft.plan = "new"
-        target.plan = "other"
-
-    async def appends_later(state, draft):
-        draft.messages.append("new")
-        target.messages.append("other")
-
-    with pytest.raises(RestoreError, match=r"Agent.plan was changed by something else"):
-        await hooked(target, assigns_later)
-    with pytest.raises(RestoreError, match=r"container in the target.* was changed by something else"):
-        await hooked(target, appends_later)
-    assert (target.plan, target.messages) == ("other", ["old", "other"])
-
-    async def changes_another(state, draft):
-        draft.plan = "new"
-        target.messages.append("third")
-
-    await hooked(target, changes_another)
-    assert (target.plan, target.messages) == ("new", ["old", "other", "third"])
 
 
 async def test_two_restores_of_one_target_at_once_are_refused_and_those_of_two_are_not(hooked):
@@ -447,13 +358,6 @@ async def test_what_cannot_be_changed_is_replaced(hooked, kind):
     assert target == kind(["old"])
     await hooked(target, lambda state, target: target.messages.append("new"))
     assert target == kind(["old", "new"])
-
-
-async def test_a_frozen_target_refuses_what_a_hook_forces_on_its_draft(hooked):
-    target = Frozen(["old"])
-    with pytest.raises(RestoreError, match=r"Frozen.plan did not take its value"):
-        await hooked(target, lambda state, target: object.__setattr__(target, "plan", "new"))
-    assert target == Frozen(["old"])
 
 
 @pytest.mark.parametrize(
@@ -594,63 +498,25 @@ async def test_a_container_that_contains_itself(hooked):
     assert loop[2] == 2
 
 
-async def test_a_draft_does_not_close_what_its_target_uses(hooked):
-    closed = []
-
-    class Connected:
-        def __init__(self) -> None:
-            self.connection = object()
-
-        def __del__(self) -> None:
-            closed.append(self.connection)
-
-    target = Connected()
-    await hooked(target, lambda state, target: setattr(target, "plan", 1))
-    with pytest.raises(RestoreError):
-        await hooked(target, lambda state, target: 1 / 0)
-    gc.collect()
-    assert closed == []
-    assert target.plan == 1
-
-
 async def test_nothing_keeps_a_target_alive(hooked):
     target = Agent()
     await hooked(target, changes_in_place)
-    Agent.kinds.clear()
     gone = weakref.ref(target)
     del target
     gc.collect()
     assert gone() is None
 
 
-async def test_a_hook_may_empty_its_draft_and_may_return_what_it_was_given_or_the_target_itself(hooked):
+async def test_a_hook_may_empty_the_target_and_return_it(hooked):
     target = Agent()
 
-    def empties(state, draft):
-        assert draft.kinds == []
-        vars(draft).clear()
-        draft.plan = "new"
+    def empties(state, target):
+        vars(target).clear()
+        target.plan = "new"
         return target
 
     assert await hooked(target, empties) is target
     assert vars(target) == {"plan": "new"}
-
-
-async def test_methods_that_make_more_of_their_class_work_on_a_draft(hooked):
-    class Base:
-        def __init__(self, plan: str = "old") -> None:
-            self.plan = plan
-
-        def set(self, plan: str) -> None:
-            self.plan = plan
-
-    class Derived(Base):
-        def set(self, plan: str) -> None:
-            super().set(type(self)(plan).plan)
-
-    target = Derived()
-    await hooked(target, lambda state, target: target.set("new"))
-    assert target.plan == "new"
 
 
 class Native(dict):
@@ -658,9 +524,9 @@ class Native(dict):
 
 
 @pytest.mark.parametrize("target", [Native, Native(), ValueError("x"), functools.partial(int), len, iter([])])
-async def test_a_target_that_cannot_be_copied_is_refused_before_a_hook_runs(hooked, target):
+async def test_a_target_that_could_not_be_put_back_is_refused_before_a_hook_runs(hooked, target):
     ran = []
-    with pytest.raises(RestoreError, match="keeps state that cannot be copied"):
+    with pytest.raises(RestoreError, match="keeps state that cannot be put back"):
         await hooked(target, lambda state, target: ran.append(1))
     assert ran == []
 
@@ -688,16 +554,20 @@ async def test_a_hook_that_returns_what_can_be_no_target_is_a_mistake(hooked, ho
     assert contents(target) == before
 
 
-async def test_a_target_that_is_too_deep_for_a_draft_is_refused(hooked):
+async def test_a_target_may_be_nested_deep(hooked):
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(RestoreError, match="RecursionError"):
-        await hooked(types.SimpleNamespace(deep=deep), assigns)
-    target = Agent()
-    with pytest.raises(RestoreError, match="nested too deep"):
-        await hooked(target, lambda state, target: setattr(target, "messages", deep))
-    assert target.messages == ["old"]
+    target = types.SimpleNamespace(deep=deep)
+
+    def fails(state, target):
+        target.deep[0].append(1)
+        raise RuntimeError
+
+    with pytest.raises(RestoreError):
+        await hooked(target, fails)
+    assert target.deep is deep
+    assert len(deep[0]) == 1
 
 
 def test_hooks_are_checked_when_they_are_registered():
@@ -810,72 +680,6 @@ async def test_only_checkpoints_are_restored():
         await restore({"a": 1}, Agent())  # type: ignore[type-var]
 
 
-class Member:
-    """A part of a team that knows its team."""
-
-    def __init__(self, team: "Team") -> None:
-        self.team = team
-
-
-class Team:
-    def __init__(self) -> None:
-        self.messages = ["old"]
-        self.steps: dict[str, Any] = {}
-        self.tools = {"push": self.push}
-
-    def push(self, message: str) -> None:
-        self.messages.append(message)
-
-
-async def test_a_target_refers_to_itself_and_its_containers_not_to_the_draft(hooked):
-    def change(state, team):
-        team.itself = team
-        team.pushes = [team.push]
-        team.steps["new"] = [{"of": team.messages}]
-        team.pair = (team, [team.messages])
-        team.member = Member(team)
-
-    target = Team()
-    await hooked(target, change)
-    assert target.itself is target
-    assert target.pair[0] is target
-    assert target.pair[1][0] is target.messages
-    assert target.steps["new"][0]["of"] is target.messages
-    target.pushes[0]("by the method")
-    target.member.team.push("by the member")
-    target.member.team.plan = "new"
-    assert target.messages == ["old", "by the method", "by the member"]
-    assert target.plan == "new"
-
-
-async def test_methods_in_a_table_of_the_target_change_the_draft_while_it_is_one(hooked):
-    def change(state, team):
-        team.tools["push"]("new")
-        assert target.messages == ["old"]
-
-    target = Team()
-    before = target.tools["push"]
-    await hooked(target, change)
-    assert target.messages == ["old", "new"]
-    assert target.tools["push"] is before
-
-
-async def test_a_task_that_a_hook_leaves_behind_changes_the_target(hooked):
-    go_on, tasks = asyncio.Event(), []
-
-    async def later(team):
-        await go_on.wait()
-        team.push("late")
-        team.plan = "late"
-
-    target = Team()
-    await hooked(target, lambda state, team: tasks.append(asyncio.ensure_future(later(team))))
-    go_on.set()
-    await tasks[0]
-    assert target.messages == ["old", "late"]
-    assert target.plan == "late"
-
-
 async def test_an_attribute_has_the_value_that_the_hook_saw_whatever_its_class_makes_of_an_assignment(hooked):
     class Doubled:
         def __setattr__(self, name: str, value: Any) -> None:
@@ -955,7 +759,7 @@ def perform(target: Any, operation: Any) -> None:
 
 
 @searched(13, 100, st.dictionaries(names, values), operations, operations, st.booleans())
-def test_whatever_hooks_do_is_done_as_if_they_had_no_draft_or_not_at_all(attributes, before, hook, fails):
+def test_whatever_hooks_do_is_done_as_a_whole_or_not_at_all(attributes, before, hook, fails):
     target, expected = types.SimpleNamespace(**copy.deepcopy(attributes)), types.SimpleNamespace(**attributes)
     for operation in before:
         perform(target, operation)
