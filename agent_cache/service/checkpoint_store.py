@@ -1,16 +1,14 @@
 """A directory of journals as a store of checkpoints: what is read, restored and compared there.
 
-A restore writes three files, each of which is put in place in one step:
+A restore makes three files, each of which is put in place in one step:
 
-- ``.restores/<hash of checkpoint and idempotency key>.jsonl``, the record: a line that claims the key for one request,
-  a line with the answer, and a line that says that the new journal is in place. It is locked while it is written, so
-  that of several servers one makes the session and the others repeat its answer.
-- the journal of the new session, which is made in a folder of its own beside the record and then linked into the
-  directory. A session that has a journal is never replaced.
-- ``.restores/session-<hash of the new session's id>.jsonl``, another name of the record.
+- ``.restores/<hash of checkpoint and idempotency key>.json``, the record: what was asked for, and the answer.
+- the journal of the new session, which is made in a folder of its own beside the record and linked into the directory
+  when the record is there. A session that has a journal is never replaced.
+- ``.restores/session-<hash of the new session's id>.json``, another name of the record.
 
-A server that is killed between two of these leaves a record without its last lines: the same request, sent again,
-goes on from there. Idempotency keys and tokens are not in the files, only their hashes.
+Of several servers one restores at a time. One that is killed leaves the folder, and perhaps the record: the same
+request, sent again, goes on from there. Idempotency keys and tokens are not in the files, only their hashes.
 """
 
 from __future__ import annotations
@@ -22,14 +20,14 @@ import shutil
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from hmac import compare_digest
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -39,7 +37,6 @@ from agent_cache.recording.drift import Baseline
 from agent_cache.recording.drift_events import DriftEvent, DriftReport, Tolerance
 from agent_cache.recording.file import RecordedCall
 from agent_cache.recording.outcomes import encode
-from agent_cache.recording.partial_file import write_whole
 from agent_cache.recording.redaction import Redaction
 from agent_cache.resume.checkpoints import Checkpoint
 from agent_cache.resume.event_replay import events_after
@@ -250,106 +247,37 @@ class _StateLine(msgspec.Struct, frozen=True):
 # Records
 
 
-class _Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line of a record.
+class Restored(msgspec.Struct, frozen=True, kw_only=True):
+    """The record of a restored session.
 
     Attributes:
         fingerprint: hash of the request.
         salt: makes the token another than that of the same key elsewhere.
         token: hash of the token.
-        restored_at: time of the restore.
         track_drift: as in the request.
-    """
-
-    fingerprint: str
-    salt: str
-    token: str
-    checkpoint_id: str
-    original_session_id: str
-    new_session_id: str
-    restored_at: str
-    track_drift: bool
-
-
-class _Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The second line.
-
-    Attributes:
         run: the run of the new journal.
         original_run: the run of the original session whose checkpoint it is.
         journal: the name of the new journal.
         response: the answer, without the token.
     """
 
+    fingerprint: str
+    salt: str
+    token: str
+    track_drift: bool
     run: str
     original_run: str
     journal: str
     response: RestoreResponse
 
-
-class Restored(NamedTuple):
-    """The record of a restored session."""
-
-    claim: _Claim
-    answer: _Answer
-
     def is_token(self, token: str) -> bool:
         """Whether a token is the one that the restore has answered."""
-        return compare_digest(self.claim.token, _hash(token))
+        return compare_digest(self.token, _hash(token))
 
 
-class _RecordLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    claim: _Claim | None = None
-    answer: _Answer | None = None
-    done: bool = False
-
-
-_record_decoder = msgspec.json.Decoder(_RecordLine)
 _state_decoder = msgspec.json.Decoder(_StateLine)
 _CHECKPOINT = b'{"checkpoint":'
 _NO_EFFECT = ("error", "cancelled", "unfinished")  # the latter two are in doubt
-
-
-class _Record:
-    """A record that this process has locked, or that it only reads."""
-
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path = path
-        self.claim: _Claim | None = None
-        self.answer: _Answer | None = None
-        self.is_done = False
-        self._descriptor = descriptor
-        size = 0
-        with os.fdopen(os.dup(descriptor), "rb") as file:
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                try:
-                    found = _record_decoder.decode(line)
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    raise NotRestorableError(f"the record {path.name} is broken: {error}") from error
-                self._add(found)
-                size += len(line)
-        self._size = size
-
-    def append(self, line: _RecordLine) -> None:
-        """Write a line, in the place of one that was not finished."""
-        os.ftruncate(self._descriptor, self._size)
-        data = encode(line) + b"\n"
-        write_whole(self._descriptor, data)
-        os.fsync(self._descriptor)
-        self._size += len(data)
-        self._add(line)
-
-    def clear(self) -> None:
-        """Take everything back, so that the key is unused."""
-        self._size, self.claim, self.answer, self.is_done = 0, None, None, False
-        os.ftruncate(self._descriptor, 0)
-
-    def _add(self, line: _RecordLine) -> None:
-        self.claim = line.claim or self.claim
-        self.answer = line.answer or self.answer
-        self.is_done = line.done or self.is_done
 
 
 def _hash(*parts: str, key: str = "") -> str:
@@ -358,10 +286,6 @@ def _hash(*parts: str, key: str = "") -> str:
         data = part.encode("utf-8", "surrogatepass")
         digest.update(len(data).to_bytes(8, "big") + data)
     return digest.hexdigest()
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
 class CheckpointStore:
@@ -434,51 +358,41 @@ class CheckpointStore:
         secret = secrets.token_hex(16) if key is None else key
         fingerprint = _hash(encode(request).decode())
         self._records.mkdir(mode=0o700, exist_ok=True)
-        with self._locked(self._records / f"{_hash(row.entry.id, secret)}.jsonl") as record:
-            if record.claim is not None and record.claim.fingerprint != fingerprint:
+        path = self._records / f"{_hash(row.entry.id, secret)}.json"
+        stage = path.with_suffix("")
+        with self._locked():
+            record = _record_at(path)
+            if record is not None and record.fingerprint != fingerprint:
                 raise KeyReusedError("this key was used with another request")
-            if not record.is_done and not self._finish(record, row, request, secret, fingerprint):
-                return None
-            assert record.claim is not None
-            assert record.answer is not None
-            shutil.rmtree(_stage_of(record), ignore_errors=True)
-            return msgspec.structs.replace(record.answer.response, restore_token=_token(secret, record.claim.salt))
-
-    def _finish(self, record: _Record, row: Row, request: RestoreRequest, secret: str, fingerprint: str) -> bool:
-        """Do what is left of a restore. False if the checkpoint is gone."""
-        stage = _stage_of(record)
-        if record.answer is None or not (stage / record.answer.journal).exists():
-            checkpoint = self.read(row)
-            if checkpoint is None:
-                return False
-            if record.claim is None:
+            if record is None:
+                checkpoint = self.read(row)
+                if checkpoint is None:
+                    return None
                 if request.session_id and self.index.journal_of(request.session_id) is not None:
                     raise SessionExistsError(request.session_id)
-                record.append(_RecordLine(claim=_claim(checkpoint, request, secret, fingerprint)))
-            assert record.claim is not None
-            source = self._directory / row.journal
-            record.append(_RecordLine(answer=self._stage(stage, record.claim, checkpoint, source, request)))
-        assert record.claim is not None
-        assert record.answer is not None
-        if not self._publish(stage / record.answer.journal, record.answer):
-            session_id = record.claim.new_session_id
-            record.clear()
-            raise SessionExistsError(session_id)
-        self._name_after_session(record.path, record.claim.new_session_id)
-        record.append(_RecordLine(done=True))
-        return True
+                salt = secrets.token_hex(16)
+                record = self._stage(stage, checkpoint, self._directory / row.journal, request)
+                record = msgspec.structs.replace(
+                    record, fingerprint=fingerprint, salt=salt, token=_hash(_token(secret, salt))
+                )
+                _write_private(path, [encode(record) + b"\n"])
+            if (staged := stage / record.journal).exists():
+                if not self._publish(staged, record):
+                    path.unlink()
+                    shutil.rmtree(stage)
+                    raise SessionExistsError(record.response.new_session_id)
+                self._name_after_session(path, record.response.new_session_id)
+            shutil.rmtree(stage, ignore_errors=True)
+            return msgspec.structs.replace(record.response, restore_token=_token(secret, record.salt))
 
-    def _stage(
-        self, stage: Path, claim: _Claim, checkpoint: StoredCheckpoint, original: Path, request: RestoreRequest
-    ) -> _Answer:
-        """Make the new journal where nobody sees it, and the answer."""
+    def _stage(self, stage: Path, checkpoint: StoredCheckpoint, original: Path, request: RestoreRequest) -> Restored:
+        """Make the new journal where nobody sees it, and the record but for its hashes."""
+        session_id = request.session_id or str(uuid.uuid4())
         shutil.rmtree(stage, ignore_errors=True)
         stage.mkdir(mode=0o700)
         until = _known(lambda: _without_state(checkpoint))
         path = _known(
-            lambda: branch_journal(
-                original, claim.new_session_id, until=until, directory=stage, events=request.replay_events
-            )
+            lambda: branch_journal(original, session_id, until=until, directory=stage, events=request.replay_events)
         )
         new_checkpoint_id = _rename_checkpoints(path, checkpoint.id, request.label)
         new = _known(lambda: read_journal(path))
@@ -490,8 +404,8 @@ class CheckpointStore:
         response = RestoreResponse(
             checkpoint_id=checkpoint.id,
             original_session_id=checkpoint.session_id,
-            new_session_id=claim.new_session_id,
-            restored_at=claim.restored_at,
+            new_session_id=session_id,
+            restored_at=datetime.now(UTC).isoformat().replace("+00:00", "Z"),
             state=checkpoint.state,
             restore_token="",
             replayed_events_count=len(replayed),
@@ -511,15 +425,18 @@ class CheckpointStore:
             drifts=[_drift(one, is_provisional=True) for one in drifts],
             new_checkpoint_id=new_checkpoint_id,
         )
-        return _Answer(run=new.run, original_run=source.run, journal=path.name, response=response)
+        return Restored(
+            fingerprint="", salt="", token="", track_drift=request.track_drift, run=new.run, original_run=source.run,
+            journal=path.name, response=response,
+        )  # fmt: skip
 
-    def _publish(self, staged: Path, answer: _Answer) -> bool:
+    def _publish(self, staged: Path, record: Restored) -> bool:
         """Put the new journal in its place. False if the session has another."""
         try:
             os.link(staged, self._directory / staged.name)
         except FileExistsError:
             # A server that was killed may have put this one there, and the session may be over by now.
-            return self.index.journal_of(answer.response.new_session_id, answer.run) is not None
+            return self.index.journal_of(record.response.new_session_id, record.run) is not None
         sync_directory(self._directory)
         return True
 
@@ -533,19 +450,18 @@ class CheckpointStore:
         sync_directory(self._records)
 
     def _session_record(self, session_id: str) -> Path:
-        return self._records / f"session-{_hash(session_id)}.jsonl"
+        return self._records / f"session-{_hash(session_id)}.json"
 
     @contextmanager
-    def _locked(self, path: Path) -> Iterator[_Record]:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-        descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o600)
+    def _locked(self) -> Iterator[None]:
+        """Keep other servers from restoring meanwhile, and threads of this one."""
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+        descriptor = os.open(self._records / ".lock", flags, 0o600)
         try:
-            if fcntl is not None:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                yield _Record(path, descriptor)
-            else:
-                with _lock:
-                    yield _Record(path, descriptor)
+            with _lock:
+                if fcntl is not None:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+                yield
         finally:
             os.close(descriptor)
 
@@ -553,18 +469,8 @@ class CheckpointStore:
 
     def restored(self, session_id: str) -> Restored | None:
         """The restore that made a session whose drift is tracked. None for any other session."""
-        path = self._session_record(session_id)
-        try:
-            descriptor = open_journal(path)
-        except FileNotFoundError:
-            return None
-        try:
-            record = _Record(path, descriptor)
-        finally:
-            os.close(descriptor)
-        if record.claim is None or record.answer is None or not record.claim.track_drift:
-            return None
-        return Restored(record.claim, record.answer)
+        record = _record_at(self._session_record(session_id))
+        return record if record is not None and record.track_drift else None
 
     def drift(self, restored: Restored) -> DriftOfSession:
         """Compare a restored session with the original.
@@ -573,15 +479,15 @@ class CheckpointStore:
             NotRestorableError: if the journal of one of them is gone or broken.
             NotComparableError: if the two cannot be compared.
         """
-        claim, answer = restored
-        new = self._journal(claim.new_session_id, answer.run)
-        original = self._journal(claim.original_session_id, answer.original_run)
+        answer = restored.response
+        new = self._journal(answer.new_session_id, restored.run)
+        original = self._journal(answer.original_session_id, restored.original_run)
         drifts = self._drifts(original, new)
         about = DriftReport(tuple(drifts), len(new.calls)).to_dict()
         return DriftOfSession(
-            session_id=claim.new_session_id,
-            original_session_id=claim.original_session_id,
-            checkpoint_id=claim.checkpoint_id,
+            session_id=answer.new_session_id,
+            original_session_id=answer.original_session_id,
+            checkpoint_id=answer.checkpoint_id,
             is_ended=new.is_sealed,
             calls=about["calls"],
             drift_detected=self._tolerance.fails(drifts),
@@ -650,9 +556,30 @@ def _without_trailing(drifts: list[DriftEvent], approved: Cassette) -> list[Drif
     return kept[::-1]
 
 
-def _stage_of(record: _Record) -> Path:
-    """The folder in which a restore makes the new journal."""
-    return record.path.with_suffix("")
+def _record_at(path: Path) -> Restored | None:
+    """The record in a file; None if there is none.
+
+    Raises:
+        NotRestorableError: if it is broken.
+    """
+    try:
+        with os.fdopen(open_journal(path), "rb") as file:
+            return msgspec.json.decode(file.read(), type=Restored)
+    except FileNotFoundError:
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise NotRestorableError(f"the record {path.name} is broken: {error}") from error
+
+
+def _write_private(path: Path, lines: Iterable[bytes]) -> None:
+    """Write a file in one step, which only its owner may read."""
+    scratch = path.with_suffix(".new")
+    scratch.unlink(missing_ok=True)  # of a server that was killed here
+    with open(scratch, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.writelines(lines)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
 
 
 def _token(secret: str, salt: str) -> str:
@@ -660,46 +587,26 @@ def _token(secret: str, salt: str) -> str:
     return _hash("restore token", secret, key=salt)
 
 
-def _claim(checkpoint: StoredCheckpoint, request: RestoreRequest, secret: str, fingerprint: str) -> _Claim:
-    salt = secrets.token_hex(16)
-    return _Claim(
-        fingerprint=fingerprint,
-        salt=salt,
-        token=_hash(_token(secret, salt)),
-        checkpoint_id=checkpoint.id,
-        original_session_id=checkpoint.session_id,
-        new_session_id=request.session_id or str(uuid.uuid4()),
-        restored_at=_now(),
-        track_drift=request.track_drift,
-    )
-
-
 def _rename_checkpoints(path: Path, until: str, label: str) -> str:
     """Give the checkpoints of a branch ids of their own, and its last one a label. Returns the id of that one."""
     redact = _known(lambda: read_journal(path)).header.redact
     label = Redaction().joined({**redact, "hook": False}).text(label)
     new_id = uuid.uuid4().hex
-    scratch = path.with_suffix(".new")
-    with path.open("rb") as source, open(scratch, "xb", opener=_private) as target:
-        for line in source:
-            if line.startswith(_CHECKPOINT):
-                data = msgspec.json.decode(line)
-                checkpoint = data["checkpoint"]
-                is_last = checkpoint["id"] == until
-                checkpoint["id"] = new_id if is_last else uuid.uuid4().hex
-                if is_last:
-                    checkpoint["label"] = label or f"restored from {until[:8]}"
-                target.write(encode(data) + b"\n")
-            else:
-                target.write(line)
-        target.flush()
-        os.fsync(target.fileno())
-    scratch.replace(path)
+
+    def renamed(line: bytes) -> bytes:
+        if not line.startswith(_CHECKPOINT):
+            return line
+        data = msgspec.json.decode(line)
+        checkpoint = data["checkpoint"]
+        is_last = checkpoint["id"] == until
+        checkpoint["id"] = new_id if is_last else uuid.uuid4().hex
+        if is_last:
+            checkpoint["label"] = label or f"restored from {until[:8]}"
+        return encode(data) + b"\n"
+
+    with path.open("rb") as source:
+        _write_private(path, map(renamed, source))
     return new_id
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _without_state(checkpoint: StoredCheckpoint) -> Checkpoint:
