@@ -14,6 +14,7 @@ import re
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from http import HTTPStatus
+from importlib import resources
 from inspect import cleandoc, isawaitable, iscoroutinefunction
 from typing import Annotated, Any, TypeAlias
 
@@ -456,7 +457,7 @@ def _described(kind: type) -> tuple[str, dict[str, str]]:
 
 
 def _description(root_path: str) -> dict[str, Any]:
-    """The OpenAPI document."""
+    """The OpenAPI document: the paths of ``openapi.json``, and the schemas of the structs."""
     _, schemas = msgspec.json.schema_components(_TYPES, ref_template="#/components/schemas/{name}")
     for kind in _TYPES:
         schema = schemas[kind.__name__]
@@ -467,112 +468,6 @@ def _description(root_path: str) -> dict[str, Any]:
                 if "$ref" in about:
                     about = {"allOf": [about]}
                 schema["properties"][name] = {**about, "description": text}
-
-    def answer(name: str, description: str, kind: str = "application/json") -> dict[str, Any]:
-        return {
-            "description": description,
-            "content": {kind: {"schema": {"$ref": f"#/components/schemas/{name}"}}},
-        }
-
-    def parameter(name: str, place: str, description: str, **schema: Any) -> dict[str, Any]:
-        return {
-            "name": name, "in": place, "required": place == "path", "description": description,
-            "schema": {"type": "string", **schema},
-        }  # fmt: skip
-
-    def operation(
-        name: str, summary: str, parameters: list[dict[str, Any]], ok: dict[str, Any], *statuses: int
-    ) -> dict[str, Any]:
-        return {
-            "operationId": name,
-            "summary": summary,
-            "parameters": parameters,
-            "responses": {
-                "200": ok,
-                **{
-                    str(status): answer("Problem", _REASONS[status], "application/problem+json")
-                    for status in sorted({400, 401, 403, 500, *statuses})
-                },
-            },
-        }
-
-    checkpoint_id = parameter("checkpoint_id", "path", "Id of the checkpoint.")
-    restore = operation(
-        "restoreCheckpoint",
-        "Make a session that goes on from a checkpoint",
-        [
-            checkpoint_id,
-            parameter(
-                "Idempotency-Key",
-                "header",
-                "The same key with the same body gives the same answer, and one session.",
-                minLength=1,
-            ),
-        ],
-        answer("RestoreResponse", "The new session."),
-        404, 409, 413, 415, 422,
-    )  # fmt: skip
-    restore["requestBody"] = {
-        "required": True,
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/RestoreRequest"}}},
-    }
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Checkpoints of agents",
-            "summary": "List the checkpoints of sessions, and restore sessions from them.",
-            "version": "1",
-        },
-        "servers": [{"url": root_path or "/"}],
-        "paths": {
-            "/checkpoints": {
-                "get": operation(
-                    "listCheckpoints",
-                    "List the checkpoints that the sender may see, newest first",
-                    [
-                        parameter("session_id", "query", "Only those of this session."),
-                        parameter("label", "query", "Only those with exactly this label."),
-                        parameter("cursor", "query", "`next_cursor` of the page before, with the same filters."),
-                        parameter(
-                            "limit", "query", "The most checkpoints on the page.",
-                            type="integer", minimum=1, maximum=_MAX_PAGE, default=_DEFAULT_PAGE,
-                        ),
-                    ],
-                    answer("CheckpointPage", "A page of the list."),
-                )
-            },
-            "/checkpoints/{checkpoint_id}": {
-                "get": operation(
-                    "readCheckpoint", "Read a checkpoint with its state", [checkpoint_id],
-                    answer("StoredCheckpoint", "The checkpoint."), 404,
-                )
-            },
-            "/checkpoints/{checkpoint_id}/restore": {"post": restore},
-            "/sessions/{session_id}/drift": {
-                "get": operation(
-                    "readDrift",
-                    "Compare what a restored session has done so far with the original",
-                    [
-                        parameter("session_id", "path", "Id of the restored session."),
-                        parameter("Restore-Token", "header", "`restore_token` of the restore that made the session."),
-                    ],
-                    answer("DriftOfSession", "The comparison."),
-                    404, 409,
-                )
-            },
-        },
-        "components": {"schemas": schemas},
-    }  # fmt: skip
-
-
-_REASONS = {
-    400: "The request is malformed.",
-    401: "The sender is not known.",
-    403: "The sender may not do this.",
-    404: "There is none, or the sender may not see it.",
-    409: "It is in conflict with what is stored.",
-    413: "The body is too large.",
-    415: "The body is not JSON.",
-    422: "A field of the body is wrong, or the key was used with another body.",
-    500: "The request failed.",
-}
+    paths: dict[str, Any] = msgspec.json.decode(resources.files(__package__).joinpath("openapi.json").read_bytes())
+    components = {**paths["components"], "schemas": schemas}
+    return {**paths, "servers": [{"url": root_path or "/"}], "components": components}

@@ -54,7 +54,10 @@ class Client(httpx.Client):
             and response.request.method.lower() in operations
         ]
         if found:
-            [(kind, content)] = found[0]["responses"][str(response.status_code)]["content"].items()
+            answer = found[0]["responses"][str(response.status_code)]
+            if "$ref" in answer:
+                answer = self.description()["components"]["responses"][str(response.status_code)]
+            [(kind, content)] = answer["content"].items()
             schema = content["schema"]
         else:
             kind, schema = "application/problem+json", {"$ref": "#/components/schemas/Problem"}
