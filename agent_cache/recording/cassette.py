@@ -424,7 +424,6 @@ class Outline:
         names: indices by name.
         foreign: indices of the calls from a cassette of another package, by name.
         of_models: indices of the calls of kind ``llm``.
-        askers: names of calls, each with the digest of its asker, where there is one.
         is_log, order: as given.
 
     Raises:
@@ -440,7 +439,6 @@ class Outline:
         self.names: dict[str, list[int]] = {}
         self.foreign: dict[str, list[int]] = {}
         self.of_models: list[int] = []
-        self.askers: set[tuple[str, str]] = set()
         self.is_log = is_log
         self.order = order
         for call in calls:
@@ -458,8 +456,6 @@ class Outline:
         self.names.setdefault(call.name, []).append(index)
         if call.until:
             self.until[index] = call.until
-        if call.asker:
-            self.askers.add((call.name, call.asker))
         if call.kind == "llm":
             self.of_models.append(index)
         if call.form:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import logging
 import sys
 import sysconfig
@@ -25,7 +24,7 @@ from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, repor
 from agent_cache.engine.scope import PLACE
 from agent_cache.errors import ConfigurationError, UncacheableArgumentsError
 from agent_cache.recording.arguments import is_omitted, plain_arguments
-from agent_cache.recording.file import RecordedCall, digest_of_asker, with_asker
+from agent_cache.recording.file import RecordedCall, with_asker
 from agent_cache.recording.outcomes import PlainSchema, annotation_of_chunks, redact_chunks, schema_of
 from agent_cache.recording.prices import Usage
 from agent_cache.recording.redaction import Redaction
@@ -188,22 +187,27 @@ class RecordedFunction:
         except Exception:  # noqa: BLE001 - the user's function; the cache has logged it, and ran the call uncached
             return None
 
-    def is_same(self, other: RecordedFunction) -> bool:
-        """Whether this is the same function as another of its name: made by the same definition, and bound to equal
-        values.
-        """
-        return _is_same(self.function, other.function, set())
-
     @cached_property
-    def bound(self) -> str | None:
-        """Digest of the texts and numbers that the function binds: those of a factory's variables, its defaults, a
-        partial's arguments. None if it binds none: what may change, as objects do, says nothing.
+    def parts(self) -> list[Any]:
+        """The code of the function, and what it binds: the variables of a factory, defaults, a partial's arguments.
+
+        With the same of the functions that it binds. It is looked at once, since a variable may count its calls.
         """
-        try:
-            found = _values_bound(self.function, [])
-        except RecursionError:
-            return None
-        return digest_of_asker({"bound": found}) if found else None
+        return _parts_of(self.function, [])
+
+    def is_same(self, other: RecordedFunction) -> bool:
+        """Whether this is the same function as another of its name: of the same code, and bound to equal values."""
+        one, two = self.parts, other.parts
+        return len(one) == len(two) and all(map(_are_equal, one, two))
+
+    def binds_others(self, other: RecordedFunction) -> bool:
+        """Whether one factory has made both, with other texts or numbers. Objects such as clients do not count."""
+        pairs = list(zip(self.parts, other.parts, strict=False))
+        return (
+            bool(pairs)
+            and pairs[0][0] is pairs[0][1]
+            and any(type(one) in _UNCHANGING and type(two) in _UNCHANGING and one != two for one, two in pairs)
+        )
 
     def key_instead(self, arguments: Mapping[str, Any]) -> str | None:
         """What `key` makes of arguments without identity; None if there is none, or it has no identity either."""
@@ -247,29 +251,9 @@ class RecordedFunction:
         return found
 
 
-def _is_same(one: Any, other: Any, seen: set[tuple[int, int]]) -> bool:
-    """Whether two values are the same for what a function does with them.
-
-    Args:
-        one, other: values.
-        seen: pairs that are being compared: a function may bind itself.
-    """
-    if one is other or (id(one), id(other)) in seen:
-        return True
-    seen.add((id(one), id(other)))
-    if inspect.ismethod(one) and inspect.ismethod(other):
-        return one.__self__ is other.__self__ and one.__func__ is other.__func__
-    if isinstance(one, functools.partial) and isinstance(other, functools.partial):
-        return all(map(_is_same, (one.func, *one.args), (other.func, *other.args), itertools.repeat(seen))) and bool(
-            one.keywords == other.keywords and len(one.args) == len(other.args)
-        )
-    if inspect.isfunction(one) and inspect.isfunction(other):
-        one, other = _undecorated(one), _undecorated(other)
-        return one.__code__ is other.__code__ and all(
-            map(_is_same, _bound_by(one), _bound_by(other), itertools.repeat(seen))
-        )
+def _are_equal(one: Any, other: Any) -> bool:
     try:
-        return bool(one == other)
+        return one is other or bool(one == other)
     except Exception:  # noqa: BLE001 - the comparison of any class
         return False
 
@@ -292,25 +276,27 @@ def _bound_by(function: types.FunctionType) -> list[Any]:
     return [*found, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
 
 
-def _values_bound(function: Any, around: list[Any]) -> list[Any]:
-    """What a function binds that cannot change, with what the functions bind that it binds.
+def _parts_of(function: Any, around: list[Any]) -> list[Any]:
+    """See `RecordedFunction.parts`.
 
     Args:
         function: the function.
         around: those that bind it, and so may be bound by it.
     """
-    if isinstance(function, functools.partial):
-        values: list[Any] = [function.func, *function.args, *function.keywords.values()]
-    else:
-        values = _bound_by(_undecorated(function)) if inspect.isfunction(function) else []
     found: list[Any] = []
+    if isinstance(function, functools.partial):
+        found, values = [*function.keywords], [function.func, *function.args, *function.keywords.values()]
+    elif inspect.ismethod(function):
+        values = [function.__func__, function.__self__]
+    elif inspect.isfunction(function):
+        function = _undecorated(function)
+        found, values = [function.__code__], _bound_by(function)
+    else:
+        return [function]
     around = [*around, function]
     for value in values:
-        if inspect.isfunction(value) or isinstance(value, functools.partial):
-            if not any(value is one for one in around):
-                found += _values_bound(value, around)
-        elif type(value) in _UNCHANGING:
-            found.append(value)
+        if not any(value is one for one in around):
+            found += _parts_of(value, around)
     return found
 
 

@@ -120,7 +120,6 @@ class Tape(Replaying, Receiver):
         self._counts: dict[bytes, int] = {}  # of calls that no recorded call encloses, by digest
         self._new_calls = 0
         self._functions: dict[str, RecordedFunction] = {}  # the first of each name
-        self._told_apart: set[RecordedFunction] = set()  # others, by what they bind
         self._failure: CassetteError | None = None  # of a call that cannot be recorded
         self._problems: set[str] = set()
         self._lock = threading.RLock()
@@ -232,10 +231,6 @@ class Tape(Replaying, Receiver):
         """
         try:
             found = parts(function, *call)
-            if function.bound is not None:
-                known = digest_of_asker({**found, "bound": function.bound})
-                if self._is_told_apart(function, known):
-                    return known
             return digest_of_asker(found) if found else ""
         except UnknownAsker:
             return "" if self._needs_no_identity(function) else UNKNOWN_ASKER
@@ -246,25 +241,6 @@ class Tape(Replaying, Receiver):
                 function,
                 f"the same call of another asker would be the same: {error.reason}. Let vary= return a value",
             ) from error.__cause__
-
-    def _is_told_apart(self, function: RecordedFunction, asker: str) -> bool:
-        """Whether what a function binds tells its calls from those of another one of its name.
-
-        The first one of a name that a recording meets needs no word for what it binds. So a value that differs from run
-        to run, such as a path, keeps no replay from finding the calls of the only function that has it.
-
-        Args:
-            function: what is called.
-            asker: digest of who makes the call, with what the function binds.
-        """
-        if function in self._told_apart:
-            return True
-        if self.answers is None or (function.name, asker) not in self.answers.outline.askers:
-            first = self._functions.setdefault(function.name, function)
-            if first is function or first.bound is None or first.is_same(function):
-                return False
-        self._told_apart.add(function)
-        return True
 
     def _begin(
         self, function: RecordedFunction, arguments: Mapping[str, Any], key: str | None = None, *, asker: str = ""
@@ -280,7 +256,7 @@ class Tape(Replaying, Receiver):
             CassetteError: if it is not recorded, and may not run.
             ConfigurationError: if the redaction hook did not return arguments.
         """
-        if self._functions.get(function.name) is not function and function not in self._told_apart:
+        if self._functions.get(function.name) is not function:
             self._check_name(function)
         identifying = function.recorded_arguments(arguments)
         try:
@@ -315,13 +291,21 @@ class Tape(Replaying, Receiver):
         return call
 
     def _check_name(self, function: RecordedFunction) -> None:
-        first = self._functions.setdefault(function.name, function)
-        if first is function or (function.name in _shared_names and not self.is_strict) or first.is_same(function):
+        if (first := self._functions.setdefault(function.name, function)) is function:
+            _ = function.parts  # as they are before its first call
+            return
+        if first.is_same(function):
             return
         text = (
             f"there are two functions of the name {function.name}, and a call of one is a call of the other; give "
             "them names by name="
         )
+        if first.binds_others(function) and not self._needs_no_identity(function):
+            failure = CassetteError(text, self.path or "")
+            if self.answers is not None:
+                raise self.latch(failure)
+            self._failure = self._failure or failure
+            raise failure
         if self.is_strict and self.answers is not None:
             raise self.latch(CassetteError(text, self.path or ""))
         if self.is_strict:
