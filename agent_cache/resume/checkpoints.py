@@ -28,7 +28,7 @@ from agent_cache.errors import CheckpointError, ConfigurationError
 from agent_cache.recording.outcomes import PlainSchema, decode, encode, is_utf8, schema_of
 from agent_cache.recording.redaction import Redaction
 from agent_cache.values.canonical import declared_fields, declared_names, full_name, is_model
-from agent_cache.values.typed import Undecodable, Unencodable, hints_of
+from agent_cache.values.typed import Schema, Undecodable, Unencodable, hints_of
 
 __all__ = [
     "Checkpoint",
@@ -217,28 +217,8 @@ class _StateClass:
                 raise CheckpointError(
                     f"the checkpoint does not have it, and the class {full_name(self.kind)} has no default for it", name
                 )
-        return self._made(values)
-
-    def _made(self, values: dict[str, Any]) -> Any:
-        """An object with these fields. Constructors have seen them when the original was made."""
-        kind = self.kind
-        if is_model(kind):
-            made = kind.__new__(kind)
-            made.__setstate__(
-                {
-                    "__dict__": values,
-                    "__pydantic_fields_set__": set(values),
-                    "__pydantic_extra__": None,
-                    "__pydantic_private__": None,
-                }
-            )
-            return made
-        if issubclass(kind, (tuple, msgspec.Struct)):
-            return kind(**values)
-        made = object.__new__(kind)
-        for name, value in values.items():
-            object.__setattr__(made, name, value)
-        return made
+        # Constructors have seen the fields when the original was made.
+        return Schema.made(self.kind, values, [None, None, set(values)] if is_model(self.kind) else [])
 
 
 _OF_MODELS = frozenset({"__pydantic_extra__", "__pydantic_private__", "__pydantic_fields_set__"})
