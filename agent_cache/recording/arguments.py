@@ -26,6 +26,7 @@ from enum import Enum, Flag
 from io import BytesIO, StringIO
 from re import Pattern
 from typing import Any, Final
+from uuid import UUID
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
 from agent_cache.recording.outcomes import encode, encode_sorted, exact_json, is_utf8
@@ -404,6 +405,7 @@ _CONTENTS: Final[dict[type, Callable[[Any], Any]]] = {
     OrderedDict: lambda value: OrderedDict(OrderedDict.items(value)),
     dict: lambda value: dict(dict.items(value)),
     Decimal: lambda value: Decimal(Decimal.__str__(value)),
+    UUID: lambda value: UUID(int=value.int),
     datetime: datetime.isoformat,
     date: lambda value: date.fromisoformat(value.isoformat()),
     OSError: lambda value: OSError.__reduce__(value)[1],

@@ -193,7 +193,7 @@ class RecordedFunction:
 
         With the same of the functions that it binds. It is looked at once, since a variable may count its calls.
         """
-        return _parts_of(self.function, [])
+        return _parts_of(self.function)
 
     def is_same(self, other: RecordedFunction) -> bool:
         """Whether this is the same function as another of its name: of the same code, and bound to equal values."""
@@ -276,27 +276,26 @@ def _bound_by(function: types.FunctionType) -> list[Any]:
     return [*found, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
 
 
-def _parts_of(function: Any, around: list[Any]) -> list[Any]:
-    """See `RecordedFunction.parts`.
-
-    Args:
-        function: the function.
-        around: those that bind it, and so may be bound by it.
-    """
+def _parts_of(function: Any) -> list[Any]:
+    """See `RecordedFunction.parts`."""
     found: list[Any] = []
-    if isinstance(function, functools.partial):
-        found, values = [*function.keywords], [function.func, *function.args, *function.keywords.values()]
-    elif inspect.ismethod(function):
-        values = [function.__func__, function.__self__]
-    elif inspect.isfunction(function):
-        function = _undecorated(function)
-        found, values = [function.__code__], _bound_by(function)
-    else:
-        return [function]
-    around = [*around, function]
-    for value in values:
-        if not any(value is one for one in around):
-            found += _parts_of(value, around)
+    pending, seen = [function], dict[int, Any]()
+    while pending:
+        value = pending.pop()
+        if isinstance(value, functools.partial):
+            values = [value.func, *value.args, *value.keywords.values()]
+            found += value.keywords
+        elif inspect.ismethod(value):
+            values = [value.__func__, value.__self__]
+        elif inspect.isfunction(value):
+            value = _undecorated(value)
+            values = [] if id(value) in seen else _bound_by(value)
+            seen[id(value)] = value
+            found.append(value.__code__)
+        else:
+            values = []
+            found.append(value)
+        pending += reversed(values)
     return found
 
 
