@@ -150,6 +150,22 @@ def test_a_large_cassette_is_loaded_and_replayed_in_half_the_memory_of_its_file(
     assert peak < size / 2 + 1_000_000
 
 
+@pytest.mark.parametrize("count", [2, 600])  # in memory, and on the disk
+def test_a_loaded_cassette_keeps_its_calls_when_its_file_is_replaced(path, count):
+    echo = intercept(lambda number: {"text": "x" * 2_000, "number": number}, name="echo")
+
+    def run(first):
+        with record(path):
+            for number in range(first, first + count):
+                echo(number)
+
+    run(0)
+    cassette = Cassette.load(path)
+    run(count)
+    assert [call.arguments["number"] for call in cassette] == list(range(count))
+    assert Cassette.load(path)[0].arguments == {"number": count}
+
+
 @pytest.mark.slow
 def test_a_large_cassette_is_saved_in_little_memory(path):
     echo = intercept(lambda number: {"text": "x" * 2_000, "number": number}, name="echo")
