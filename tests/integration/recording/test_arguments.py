@@ -484,17 +484,12 @@ async def test_a_tool_whose_argument_has_no_content_is_not_recorded(path):
 
 
 def test_a_key_that_is_no_text_is_known_by_its_content(path):
+    @dataclass
     class Shown:
-        def __init__(self, number: int) -> None:
-            self.number = number
+        number: int
 
         def __repr__(self) -> str:
             return "Shown"
-
-        def __eq__(self, other: object) -> bool:
-            return isinstance(other, Shown) and self.number == other.number
-
-        __hash__ = None  # type: ignore[assignment]
 
     ask = intercept(lambda key: 1, name="ask", cache_key=lambda key: key)
     with record(path) as recorder:

@@ -546,16 +546,6 @@ def test_arguments_without_identity_match_by_their_class(path):
         assert echo(Client(), 1) == 1
 
 
-def test_arguments_that_contain_themselves_are_no_trouble(path):
-    loop: list[Any] = []
-    loop.append(loop)
-    echo = intercept(lambda value: 1, name="echo")
-    with record(path):
-        assert echo(loop) == 1
-    with replay(path):
-        assert echo(loop) == 1
-
-
 class Prompt:
     def __init__(self, text: str) -> None:
         self.text = text
