@@ -183,7 +183,8 @@ class _Walk:
             return self._fields(kind, {name: each for name, each in declared if name != PYDANTIC_FIELDS_SET})
         base = next((base for base in kind.__mro__ if base in _CONTENTS), object)
         attributes = _attributes(value, kind, base)
-        if base is not object or (declared_names(kind) is not None and not has_native_state(kind)):
+        is_value = declared_names(kind) is not None or kind.__eq__ is not object.__eq__  # by the word of its class
+        if base is not object or (is_value and not has_native_state(kind)):
             found = self._fields(kind, attributes)
             if base is not object:
                 found["$object"][1][""] = self.clock(value) if base is datetime else self.plain(_CONTENTS[base](value))

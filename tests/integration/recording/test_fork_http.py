@@ -58,7 +58,7 @@ def test_what_a_model_of_openai_said_is_edited(server: HttpServer, path: Path, t
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k") as client:
         with record(path, http=True):
             said = completion(client)
-            assert completion_stream(client) == said
+            completion_stream(client)
         server.close()
         whole, stream = (call.outcome["response"] for call in Cassette.load(path))
         body, events = (

@@ -495,7 +495,7 @@ def test_a_value_that_pydantic_refuses_is_redacted_by_its_place(path):
     assert [one["input"] for one in raised.value.errors()] == ["[redacted]", "eighty1"]
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@pytest.mark.parametrize("kind", [bytes, bytearray])
 def test_bytes_that_are_no_text_are_searched_as_well(kind, path):
     secret, rest = b"\xff\x00Authorization: Bearer abcdef0123456", b"\xff\x00 left"
     with record(path) as recorder:
