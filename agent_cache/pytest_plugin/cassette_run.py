@@ -27,19 +27,6 @@ from agent_cache.recording.api import LiveCallBlocker, block_live_calls
 from agent_cache.recording.litellm import LLMReplay, is_fixture
 from agent_cache.recording.match import Matcher, described
 
-__all__ = [
-    "CassetteRun",
-    "FixtureRun",
-    "check_live_calls",
-    "fixture_in_same_context",
-    "live_guard",
-    "packed",
-    "tapes_of",
-    "run_of",
-    "same_context",
-    "summary_of",
-    "unpacked",
-]
 
 _MOST_SHOWN = 10
 

@@ -35,13 +35,6 @@ from agent_cache.recording.arguments import plain_arguments
 from agent_cache.recording.outcomes import encode, encode_sorted
 from agent_cache.recording.redaction import Redaction
 
-__all__ = [
-    "CALLS_OF_LITELLM", "CallHead", "CallLine", "Header", "Intent", "JOURNAL_VERSION", "LARGEST_IN_MEMORY",
-    "LEAST_SHARED", "NO_TIME", "OpenCall", "OtherLine", "PrefixWriter", "Prefixes", "RecordedCall", "StoredCalls",
-    "Trailer", "TrailerLine", "UNKNOWN_ASKER", "VERSION", "call_line", "check_version", "digest_of",
-    "digest_of_asker", "digest_of_key", "header_line", "is_inside", "now_text", "partial_of", "read_file",
-    "read_lines", "trailer_line", "with_asker",
-]  # fmt: skip
 
 VERSION = 2
 JOURNAL_VERSION = 1

@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from typing import Any
 
-__all__ = ["Lane", "Lanes", "Turns", "cancellations", "checkpoint", "is_cancellation", "wait_for_cancellation"]
 
 _CYCLES = 20
 """Cycles of the event loop for which an error may travel from a task that it has ended to those that wait for it: two a

@@ -24,10 +24,6 @@ from agent_cache.recording.functions import ActiveCall, RecordedFunction
 from agent_cache.recording.outcomes import common_length, encode_sorted
 from agent_cache.recording.redaction import Redaction
 
-__all__ = [
-    "ADVICE", "ROOT_PLACE", "Matcher", "Order", "by_nobody", "call_data", "described", "differences", "missing",
-    "nearest_to", "place_of",
-]  # fmt: skip
 
 ROOT_PLACE = b""
 """The place of calls that no recorded call encloses."""

@@ -27,12 +27,6 @@ from agent_cache.values import typed
 from agent_cache.values.canonical import declared_names, full_name, is_model
 from agent_cache.values.typed import JSON, Returns, Undecodable, Unencodable
 
-__all__ = [
-    "REGISTERED", "Failure", "Outcome", "PlainSchema", "Stream", "annotation_of_chunks", "check_outcome",
-    "common_length", "decode", "encode", "encode_sorted", "exact_json", "is_readable", "is_utf8", "name_of",
-    "problems_of", "read_value", "redact_chunks", "redact_payload", "redact_response", "register", "schema_of",
-    "value_outcome",
-]  # fmt: skip
 
 T = TypeVar("T")
 Outcome: TypeAlias = dict[str, Any]

@@ -20,11 +20,6 @@ from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.file import RecordedCall
 from agent_cache.recording.outcomes import encode, encode_sorted
 
-__all__ = [
-    "Chains", "Difference", "Pairing", "Patterns", "Position", "Run", "Step", "child_chain", "differences",
-    "fingerprint", "moved_steps", "pair_runs", "parsed_path", "pruned", "read_run", "shown_path",
-]  # fmt: skip
-
 
 # Calls
 

@@ -23,9 +23,6 @@ try:
 except ImportError:  # Windows: only recorders and sessions of one process exclude each other there
     fcntl = None  # type: ignore[assignment]
 
-__all__ = [
-    "PartialFile", "is_being_recorded", "is_idle", "lock_file", "replace_file", "write_whole",
-]  # fmt: skip
 
 _LOG = logging.getLogger("agent_cache")
 _OF_JOURNAL = b'{"agent_cache_journal":'

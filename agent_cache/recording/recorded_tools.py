@@ -18,11 +18,6 @@ from agent_cache.recording.outcomes import encode
 from agent_cache.recording.redaction import Redaction, redact_key
 from agent_cache.values.compare import utf8_text
 
-__all__ = [
-    "asker_of_function", "asker_of_tool", "function_of", "recorded_function", "redacted_tags", "show_in_sessions",
-    "shown_in_sessions", "shown_in_sessions_of_thread",
-]  # fmt: skip
-
 
 def function_of(operation: Operation[Any]) -> RecordedFunction:
     """The function of a cached tool, described at its first recorded call."""

@@ -9,12 +9,6 @@ import tomllib
 from importlib.resources import files
 from typing import Any, Final
 
-__all__ = [
-    "DATA", "NOTHING", "RE", "SECRET_NAMES", "SHORTEST_SECRET", "SQUASHED_NAMES", "WORDS", "NameKind", "is_granted",
-    "is_placeholder", "is_secret_value", "kind_of_name", "looks_random", "names_code", "names_command", "names_several",
-    "squash", "stands_for_another",
-]  # fmt: skip
-
 
 class _Patterns:
     """The regular expressions of `credentials.toml`, each compiled when it is used first."""

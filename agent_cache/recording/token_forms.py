@@ -17,9 +17,6 @@ import msgspec
 
 from agent_cache.recording.secret_names import DATA, RE, looks_random
 
-__all__ = [
-    "FAMILIES", "compiled", "end_of_token", "mixed_forms", "starts_of_tokens", "token_forms", "token_rules",
-]  # fmt: skip
 
 MAX_STARTS = 32
 """How often a token may begin within a run of letters and digits."""

@@ -25,15 +25,6 @@ from agent_cache.recording.outcomes import encode
 from agent_cache.recording.redaction import Redaction
 from agent_cache.resume.journal import JournalFile, JournalLine, StoredJournal, is_answer
 
-__all__ = [
-    "UNREDACTED",
-    "JournalMatcher",
-    "JournalWriter",
-    "LaneNumbers",
-    "NotingRedaction",
-    "WritesLeft",
-    "ambiguous_calls",
-]
 
 _LOG = logging.getLogger("agent_cache")
 

@@ -22,7 +22,6 @@ import msgspec
 
 from agent_cache.recording.file import JOURNAL_VERSION
 
-__all__ = ["CheckpointEntry", "CheckpointIndex", "Position", "Row", "open_journal"]
 
 _LOG = logging.getLogger("agent_cache")
 

@@ -48,21 +48,6 @@ try:
 except ImportError:  # Windows: only servers of one process wait for each other there
     fcntl = None  # type: ignore[assignment]
 
-__all__ = [
-    "CheckpointStore",
-    "Drift",
-    "DriftOfSession",
-    "KeyReusedError",
-    "NotComparableError",
-    "NotRestorableError",
-    "RestoreRequest",
-    "RestoreResponse",
-    "Restored",
-    "SessionExistsError",
-    "StoredCheckpoint",
-    "Write",
-    "WriteInDoubt",
-]
 
 T = TypeVar("T")
 

@@ -25,17 +25,6 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-__all__ = [
-    "Pieces",
-    "ResponseBody",
-    "ResponseShape",
-    "map_response",
-    "model_payloads",
-    "pairs_of",
-    "request_arguments",
-    "spelled",
-    "written",
-]
 
 Headers: TypeAlias = Mapping[str, str]
 """Names are in lower case."""
