@@ -27,7 +27,6 @@ from agent_cache.recording.api import LiveCallBlocker, block_live_calls
 from agent_cache.recording.litellm import LLMReplay, is_fixture
 from agent_cache.recording.match import Matcher, described
 
-
 _MOST_SHOWN = 10
 
 

@@ -35,7 +35,6 @@ from agent_cache.recording.arguments import plain_arguments
 from agent_cache.recording.outcomes import encode, encode_sorted
 from agent_cache.recording.redaction import Redaction
 
-
 VERSION = 2
 JOURNAL_VERSION = 1
 """Of a journal (`resume.journal`), whose lines are a log, and others that a cassette does not have."""

@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from typing import Any
 
-
 _CYCLES = 20
 """Cycles of the event loop for which an error may travel from a task that it has ended to those that wait for it: two a
 task. It ends the block itself if it arrives there meanwhile, with the traceback of the whole way."""

@@ -24,7 +24,6 @@ from agent_cache.recording.functions import ActiveCall, RecordedFunction
 from agent_cache.recording.outcomes import common_length, encode_sorted
 from agent_cache.recording.redaction import Redaction
 
-
 ROOT_PLACE = b""
 """The place of calls that no recorded call encloses."""
 

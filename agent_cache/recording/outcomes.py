@@ -27,7 +27,6 @@ from agent_cache.values import typed
 from agent_cache.values.canonical import declared_names, full_name, is_model
 from agent_cache.values.typed import JSON, Returns, Undecodable, Unencodable
 
-
 T = TypeVar("T")
 Outcome: TypeAlias = dict[str, Any]
 

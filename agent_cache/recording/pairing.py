@@ -20,7 +20,6 @@ from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.file import RecordedCall
 from agent_cache.recording.outcomes import encode, encode_sorted
 
-
 # Calls
 
 Chains: TypeAlias = dict[tuple[int, str], int]

@@ -17,7 +17,6 @@ import msgspec
 
 from agent_cache.recording.secret_names import DATA, RE, looks_random
 
-
 MAX_STARTS = 32
 """How often a token may begin within a run of letters and digits."""
 

@@ -25,7 +25,6 @@ from agent_cache.recording.outcomes import encode
 from agent_cache.recording.redaction import Redaction
 from agent_cache.resume.journal import JournalFile, JournalLine, StoredJournal, is_answer
 
-
 _LOG = logging.getLogger("agent_cache")
 
 UNREDACTED = Redaction(defaults=False)

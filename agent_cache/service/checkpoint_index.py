@@ -22,7 +22,6 @@ import msgspec
 
 from agent_cache.recording.file import JOURNAL_VERSION
 
-
 _LOG = logging.getLogger("agent_cache")
 
 

@@ -25,7 +25,6 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-
 Headers: TypeAlias = Mapping[str, str]
 """Names are in lower case."""
 
