@@ -251,9 +251,9 @@ class CheckpointIndex:
             if before is not None and head is not None and before.is_beginning_of(found):
                 found.read_to, found.rows = before.read_to, before.rows
                 file.seek(before.read_to)
-            for line in file if head is not None else ():
-                if not line.endswith(b"\n"):
-                    break  # it is being written, or its process was killed
+            for line in file:
+                if head is None or not line.endswith(b"\n"):
+                    break  # it is no journal, or being written, or its process was killed
                 if line.startswith(_CHECKPOINT) and (row := _row(head.session_id, name, found.read_to, line)):
                     found.rows.append(row)
                 found.read_to += len(line)

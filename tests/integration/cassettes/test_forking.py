@@ -70,7 +70,6 @@ def test_as_json_it_has_the_environment(original, to, document):
     [
         (["--at", "3"], "the original made a write, which the world has already:\n    call 4: shop:pay(order_id='W2')"),
         (["--at", "9"], "there is no call 9; its calls have the ids 1 to 4"),
-        (["--at", "4", "--edit", "1=2", "--world", "as_is"], "is a number, and in the recording it returns a text"),
         (["--at", "4", "--edit", '1="a"', "--edit", '1="b"', "--world", "as_is"], "a call was edited twice"),
     ],
 )
