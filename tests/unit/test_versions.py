@@ -176,6 +176,17 @@ def test_what_may_still_take_effect_is_held_until_its_time_is_over(versions: Ver
     assert not versions.held
 
 
+def test_what_is_held_for_a_time_is_held_on_when_the_write_ends_again(versions: Versions):
+    """As it does when its tiers know of it."""
+    hold = begun(versions, ["order:7"])
+    versions.note(hold, until=5.0)
+    versions.note(hold, ["order:8"])
+    assert versions.holds(["order:7"])
+    versions.expire(5.0)
+    assert not versions.holds(["order:7", "order:8"])
+    assert not versions.held
+
+
 def test_a_write_that_ends_while_others_expire_holds_what_it_names(versions: Versions):
     """In the middle of it: see above."""
     versions.note(begun(versions, ["a"]), ["a"], until=5.0)
