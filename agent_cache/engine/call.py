@@ -238,7 +238,7 @@ async def _follow(operation: Operation[Any], store: Store, key: Hashable) -> tup
     return value, flight
 
 
-async def load(call: Call, *, flight: Flight | None = None, may_be_stored: bool = True) -> Any:
+async def load(call: Call, *, flight: Flight | None = None, may_serve_stored: bool = True) -> Any:
     """Answer a read by the load of another call, or a tier; else run the tool and store its result.
 
     The flight is found or made in one step under the lock, together with its edge in the wait-for graph. So of the
@@ -251,7 +251,7 @@ async def load(call: Call, *, flight: Flight | None = None, may_be_stored: bool 
 
     Args:
         flight: a flight whose leader was interrupted, to be led by this call.
-        may_be_stored: False if what is there now may not be served.
+        may_serve_stored: False if what is there now may not be served.
 
     Returns:
         The value. ``call.source`` and ``call.cost`` are set.
@@ -293,7 +293,7 @@ async def load(call: Call, *, flight: Flight | None = None, may_be_stored: bool 
                         under is None or not flight.would_wait_for(under)
                     ):
                         waiter = flight.join()
-                elif loop is THREADS and may_be_stored and not (call.is_fresh or call.asked):
+                elif loop is THREADS and may_serve_stored and not (call.is_fresh or call.asked):
                     found = store.lookup(call.key)  # a stale one is not freed under the lock
                     if found is not None and not store.is_touched(call.key, found.tags, found.checked):
                         stored = found
@@ -317,7 +317,7 @@ async def load(call: Call, *, flight: Flight | None = None, may_be_stored: bool 
                 if value is MISSING or (
                     call.within is not None and not inherit_entry(call.within, call.local, call.key, stored)
                 ):
-                    return await load(call, may_be_stored=False)
+                    return await load(call, may_serve_stored=False)
                 if within is not None:
                     within.end_read(call)  # the entry has told it what it depends on
                 call.source, call.cost = "shared", stored.cost

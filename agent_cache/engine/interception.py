@@ -204,7 +204,7 @@ def replay_into_sessions(intercepted: InterceptedCall, value: Any, error: BaseEx
         if acted is not None and (source == "blocked" or not depth or acted[1] in _BUDGETS):
             observer.blocked(key, now, *acted)
         else:
-            observer.admit(call)
+            observer.admit(call, now, is_asked=True)
             observer.done(call, value, error, now)
     for level, kind, depth in intercepted.loops:
         for metrics in (METRICS, *(one.metrics for one in scope.participants[depth : depth + 1])):

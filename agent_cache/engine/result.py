@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ServedEntry", "count_unstored", "early_expiry", "inherit_entry", "inherit_uncached", "insert_if_valid", "jitter",
-    "lease_of", "note_load", "protected_copy", "read_of", "store_result",
+    "lease_of", "add_evidence", "protected_copy", "read_of", "store_result",
 ]  # fmt: skip
 
 Insert = Callable[[Call, Entry], object]
@@ -117,10 +117,10 @@ def store_result(call: Call, value: Any, insert: Insert | None = None) -> None:
         else:
             is_valid = insert_if_valid(call, stored)
             if is_noted:
-                note_load(call, value, stored if is_valid else None, present, serial)
+                add_evidence(call, value, stored if is_valid else None, present, serial)
         return
     if is_noted:
-        note_load(call, value, None, present, serial)
+        add_evidence(call, value, None, present, serial)
     if call.is_fresh or (policy.kept_for and not is_failure):
         with VERSIONS.lock:  # older than the value that is not to be stored; assigned, so that it is freed afterwards
             _former = flight.store.discard(call.key)
@@ -317,7 +317,7 @@ def _key_in_evidence(call: Call) -> Hashable:
     return call.key if session is None else (session, call.key)
 
 
-def note_load(call: Call, value: object, stored: Entry | None, present: Entry | None, serial: int) -> None:
+def add_evidence(call: Call, value: object, stored: Entry | None, present: Entry | None, serial: int) -> None:
     """Note what a load shows about its tool: why it was needed, and whether its result differs from the one before.
 
     Args:

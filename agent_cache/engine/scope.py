@@ -160,7 +160,7 @@ class ToolInSessions(LocalTool):
         replacement = self._ask(call.key, now, call)
         if replacement is None:
             for observer in self._observers:
-                observer.admit(call)
+                observer.admit(call, now, True)  # noqa: FBT003 - as it is declared
         return replacement
 
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None:

@@ -31,11 +31,11 @@ from agent_cache.engine.flight import Flight
 from agent_cache.engine.inheritance import Inherits
 from agent_cache.engine.operation import Proceed
 from agent_cache.engine.result import (
+    add_evidence,
     count_unstored,
     early_expiry,
     insert_if_valid,
     lease_of,
-    note_load,
     protected_copy,
 )  # fmt: skip
 from agent_cache.engine.scope import TENANT, Call
@@ -213,7 +213,7 @@ def _store_found(call: Call, found: Found) -> Any:
         present, serial = flight.store.peek(call.key), VERSIONS.now
         is_valid = insert_if_valid(call, stored)
         if found.cost >= SHORTEST:
-            note_load(call, found.value, stored if is_valid else None, present, serial)
+            add_evidence(call, found.value, stored if is_valid else None, present, serial)
     if found.is_to_refresh:
         refresh(call)
     return found.value

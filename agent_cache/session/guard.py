@@ -272,15 +272,15 @@ class ToolInSession(LocalTool, ToolHistory):
         now: float,
         arguments: Mapping[str, Any] | None,
         parent: Call | None,
-        is_admitted: bool = False,  # noqa: FBT001, FBT002 - positional: a scope with several sessions alone gives it
+        is_asked: bool = False,  # noqa: FBT001, FBT002 - positional: a scope with several sessions alone gives it
     ) -> Any:
         session = self._session
-        if is_admitted or session.calls >= session.limit or self._has_budget:
-            instead = None if is_admitted else self.ask(key, now, cached=value)
+        if is_asked or session.calls >= session.limit or self._has_budget:
+            instead = None if is_asked else self.ask(key, now, cached=value)
             if instead is not None:
                 self.own.hits += 1
                 return instead.answer
-            is_admitted = True
+            is_asked = True
             self._used[0] += 1  # taken back below, if it is refused or replaced
         inside = None if parent is None else parent.number_in(session)
         detector = self.detector
@@ -300,12 +300,12 @@ class ToolInSession(LocalTool, ToolHistory):
                 if report.level == "notice":
                     session._notice(report)
                 else:
-                    self._used[0] -= is_admitted  # unless it goes on
+                    self._used[0] -= is_asked  # unless it goes on
                     instead = self._act(report, key, now, value, is_first=is_first)
                     if instead is not None:
                         self.own.hits += 1
                         return instead.answer
-                    self._used[0] += is_admitted
+                    self._used[0] += is_asked
         # In one step, which no other thread interrupts: as in `metrics.Stats`.
         session.calls = number = session.calls + 1
         stats = self.own
@@ -356,14 +356,13 @@ class ToolInSession(LocalTool, ToolHistory):
                 return self._act(refusal, key, now, _cached_for(call, now), is_first=False)
         return None
 
-    def admit(self, call: Call, now: float | None = None) -> Replacement | None:
+    def admit(self, call: Call, now: float, is_asked: bool = False) -> Replacement | None:  # noqa: FBT001, FBT002 - as in hit()
         session, detector, parent = self._session, self.detector, call.parent
         if call.key is None and self.is_write:
             self._set_key(call)
         if (parent is not None and parent.number_in(session) is not None) or not self._is_judged:
             detector = None
-        is_asked = now is None
-        if now is not None:
+        if not is_asked:
             if detector is not None and detector.pause is not None:
                 detector.note_activity(now)
             if (
