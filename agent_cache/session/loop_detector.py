@@ -17,7 +17,6 @@ two calls overlapped if one began at a lower reading than the other ended at.
 from __future__ import annotations
 
 import asyncio
-import marshal
 import sys
 import weakref
 from collections.abc import Callable, Hashable
@@ -31,6 +30,7 @@ from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.session.loop_policy import ANY_NUMBER, LoopPolicy, seconds_of
 from agent_cache.session.unkeyed import UnkeyedCalls
 from agent_cache.values.compare import fingerprint, shown
+from agent_cache.values.copies import packed
 
 __all__ = ["LoopDetector", "Signature", "ToolHistory", "digest_of", "task_in"]
 
@@ -76,8 +76,8 @@ _TREES: Final = frozenset({dict, list, tuple, set, frozenset})
 def digest_of(value: Any) -> Hashable:
     """What the same results share, in this process. A result that cannot be compared has a digest of its own.
 
-    Trees of builtins are the same if they are equal in the same order, with the same types. `marshal` without
-    references writes them so, runs no code of theirs, and takes 2 us for 0.8 KB, a thirtieth of a fingerprint.
+    Trees of builtins are the same if they are equal in the same order; a tuple may be a list. MessagePack writes them
+    so, runs no code of theirs, and takes 1 us for 0.8 KB, where a fingerprint takes 60.
     """
     kind = type(value)
     if kind is str or kind is bytes:
@@ -86,8 +86,8 @@ def digest_of(value: Any) -> Hashable:
         return kind, value
     if kind in _TREES:
         try:
-            return hash(marshal.dumps(value, 2))
-        except ValueError:
+            return hash(packed(value))
+        except (TypeError, ValueError, OverflowError, RecursionError):
             pass  # there is something else in it
     return fingerprint(value) or object()
 

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from agent_cache.values.canonical import is_model, text_of_standard_value
 
-__all__ = ["IMMUTABLE", "CopyRule", "UncopyableError", "auto_copier", "copy_rule_named", "faster"]
+__all__ = ["IMMUTABLE", "CopyRule", "UncopyableError", "auto_copier", "copy_rule_named", "faster", "packed"]
 
 
 class UncopyableError(Exception):
@@ -113,6 +113,22 @@ def faster(copier: Callable[[], Any]) -> Callable[[], Any]:
     return copier
 
 
+def packed(tree: Any) -> bytes:
+    """MessagePack, which equal trees of builtins share that have the same order. It tells no tuple or set from a list.
+
+    Raises:
+        TypeError, ValueError, OverflowError, RecursionError: if there is anything in it that MessagePack does not know.
+    """
+    return _encoder()(tree)
+
+
+@functools.cache
+def _encoder() -> Callable[[Any], bytes]:
+    from msgspec import msgpack
+
+    return msgpack.Encoder().encode
+
+
 AUTO: Final = CopyRule("auto", auto_copier)
 SHARED: Final = CopyRule("never", lambda _value: None)
 
@@ -165,7 +181,7 @@ def _formats() -> Any:
         TreePickler=TreePickler,
         Unpickler=unpickler,
         loads=pickle.loads,
-        pack=msgpack.Encoder().encode,
+        pack=packed,
         unpack=msgpack.Decoder().decode,
         set_fields=set_fields,
         shallow=Struct.__copy__,  # type: ignore[attr-defined]  # what `copy.copy` calls
