@@ -153,7 +153,7 @@ LINES = {
     "cli": 5_190,
 }
 LINES_OF_THE_PACKAGE = 70_070
-EXPORTED_NAMES = 1_274
+EXPORTED_NAMES = 1_105
 
 
 @pytest.mark.parametrize("folder", LINES)
