@@ -16,8 +16,6 @@ from enum import Enum
 from typing import Any, Final
 from uuid import UUID
 
-__all__ = ["SCALARS", "Check", "as_checked", "as_tool_gets", "check_of"]
-
 Check = Callable[[dict[str, Any]], Mapping[str, Any]]
 """Gives the checked value of each argument. Raises if the tool would refuse them."""
 

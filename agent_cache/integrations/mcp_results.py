@@ -12,18 +12,6 @@ from typing import Any
 
 from agent_cache import AgentLoopDetectedError, Toolbox
 
-__all__ = [
-    "PRIVATE",
-    "Answer",
-    "Runs",
-    "UnansweredError",
-    "as_json",
-    "called",
-    "may_be_cached",
-    "requested_version",
-    "unanswered",
-]
-
 Answer = dict[str, Any]
 
 PRIVATE = "isPrivate"

@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, Final
 
-__all__ = ["alone", "identity_of_client", "identity_of_params", "identity_of_transport"]
-
 _ALONE: Final[weakref.WeakKeyDictionary[Any, str]] = weakref.WeakKeyDictionary()
 
 

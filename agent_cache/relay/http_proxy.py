@@ -61,8 +61,6 @@ from agent_cache.relay.messages import (
 from agent_cache.relay.relay import HostRequest, HostSession, Relay
 from agent_cache.relay.stdio import signals
 
-__all__ = ["HttpListener", "address_of", "is_loopback", "listen"]
-
 _LOG = logging.getLogger("agent_cache")
 
 _JSON: Final = (b"content-type", b"application/json")

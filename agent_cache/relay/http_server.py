@@ -34,11 +34,6 @@ from agent_cache.relay.messages import (
     parsed,
 )
 
-__all__ = [
-    "Headers", "HttpServer", "Upstream", "end_to_end", "event_data", "event_of", "header", "identity_of",
-    "is_event_stream", "parts_of", "raw_headers", "reason_of", "without",
-]  # fmt: skip
-
 _LOG = logging.getLogger("agent_cache")
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]

@@ -17,12 +17,6 @@ import msgspec
 from agent_cache.recording import register
 from agent_cache.values.compare import utf8_text
 
-__all__ = [
-    "INTERNAL_ERROR", "INVALID_REQUEST", "MODERN", "PARSE_ERROR", "ConnectionLost", "Message", "Pages", "Response",
-    "RpcError", "data_of", "envelope_of", "error_line", "has_one_meaning", "is_id", "message_line", "one_line",
-    "parsed", "request_line", "result_line",
-]  # fmt: skip
-
 PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
 INTERNAL_ERROR: Final = -32603

@@ -39,8 +39,6 @@ from agent_cache.relay.messages import (
 from agent_cache.relay.relay_settings import RelaySettings, write_of_notification
 from agent_cache.toolbox.box import every_tag, tier_of
 
-__all__ = ["HostRequest", "HostSession", "Relay", "listed_tools"]
-
 _LOG = logging.getLogger("agent_cache")
 
 T = TypeVar("T")

@@ -15,8 +15,6 @@ from msgspec import Meta
 
 from agent_cache import AgentCacheInvalidator, ConfigurationError, Toolbox
 
-__all__ = ["DEFAULT_NAMESPACE", "RelaySettings", "load", "write_of_notification"]
-
 DEFAULT_NAMESPACE: Final = "mcp"
 """The namespace of a relay without a file."""
 

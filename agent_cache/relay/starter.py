@@ -18,8 +18,6 @@ from agent_cache.relay.relay import listed_tools
 from agent_cache.toolbox.box import has_rule
 from agent_cache.values.compare import utf8_text
 
-__all__ = ["introduced", "proposals", "starter_rules"]
-
 _PREFIX: Final = "io.modelcontextprotocol/"
 _CLIENT: Final = {"name": "agent-cache", "version": "1"}
 _HELLO: Final = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": _CLIENT}

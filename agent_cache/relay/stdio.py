@@ -39,8 +39,6 @@ from agent_cache.relay.messages import (
 )
 from agent_cache.relay.relay import HostRequest, Relay
 
-__all__ = ["Connect", "Server", "connected", "process_of", "serve", "signals"]
-
 _CHUNK: Final = 1 << 16
 """Bytes that are read at once: as many as a pipe holds. For 256 KB the allocator maps fresh pages, 70 us for a line."""
 _ATOMIC: Final = 4096
