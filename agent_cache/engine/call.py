@@ -272,7 +272,7 @@ async def load(call: Call, *, flight: Flight | None = None, may_serve_stored: bo
                 loop: Any = THREADS if operation.is_sync else asyncio.get_running_loop()
             except RuntimeError:
                 raise NoEventLoopError(operation.name) from None
-            if call.within is not None and call.within.is_open and call.is_dependency:
+            if call.within is not None and call.within.is_open:
                 within = call.within
                 tag = entry_tag(store.tool.number, call.key)
                 within.begin_read(call, (*store.static, *call.tags, *operation.late_roots, tag), store.owner)

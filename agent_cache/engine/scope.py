@@ -372,7 +372,6 @@ class Call:
     """A miss, a write or an uncached run; the place of the calls that its tool makes. A local hit has none.
 
     Attributes:
-        is_dependency: whether a load that it is made in inherits from it.
         operation, local: the tool's `Operation`, and what it has in the scope of the call.
         key: its identity, None where it has none.
         args, kwargs: its arguments in the one canonical spelling.
@@ -402,7 +401,6 @@ class Call:
         "within",
     )  # fmt: skip
 
-    is_dependency = True
     flight: Flight
     began: int
     loop_key: Hashable

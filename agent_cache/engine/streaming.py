@@ -169,8 +169,9 @@ class Stream:
         last.next = self._last
         for cursor in tuple(self._cursors):
             if (at := cursor.at) is not None and last.end - at.end > _MOST_BEHIND * self._limit:
-                self._exclude(cursor, "is too far ahead of this caller: read it faster, close it, or give the tool a "
-                                      "larger max_stream_bytes")  # fmt: skip
+                hint = "read it faster, close it, or give the tool a larger max_stream_bytes"
+                cursor.error = RuntimeError(f"this stream is too far ahead of this caller: {hint}")
+                cursor.at = None
             cursor.wake()
 
     # Who follows it
@@ -192,28 +193,19 @@ class Stream:
         return is_last
 
     def unshare(self, reason: str) -> None:
-        """Leave it to the call that leads: it was interrupted, or has a chunk now that others must not get."""
+        """Leave it to the call that leads: it was interrupted, or has a chunk now that others must not get. These run
+        the tool by themselves, or raise if they have chunks already.
+        """
         flight, self._flight = self._flight, None
         with VERSIONS.lock:
-            if flight is not None:
-                flight.detach()
             for cursor in tuple(self._cursors):
                 if cursor is not self.leader:
-                    self._exclude(cursor, f"was shared with another caller, and now {reason}")
-
-    def _exclude(self, cursor: Cursor, reason: str) -> None:
-        """Do not let a call follow it any more: it runs the tool by itself, or raises if it has chunks already."""
-        if cursor.count or cursor is self.leader:
-            cursor.error = RuntimeError(f"this stream {reason}")
-        with VERSIONS.lock:
-            if cursor in self._cursors:
-                self._cursors.remove(cursor)
-            cursor.at = None
-            if cursor is not self.leader:
-                cursor.stream = None
-                if not cursor.waiter.done():
-                    cursor.waiter.set_result(_NOT_SHARED)
-        cursor.wake()
+                    self._cursors.remove(cursor)
+                    cursor.at = cursor.stream = None
+                    if cursor.count:
+                        cursor.error = RuntimeError(f"this stream was shared with another caller, and now {reason}")
+            if flight is not None:
+                flight.land(_NOT_SHARED)
 
 
 _MOST_BEHIND: Final = 10
@@ -242,7 +234,6 @@ class StreamFlight(Flight):
         waiter = super().join()
         cursor = _cursor_here()
         if cursor is not None:
-            cursor.waiter = waiter
             self.stream.admit(cursor)
         return waiter
 
@@ -270,7 +261,6 @@ class Cursor:
         on_end: is called when its caller has stopped reading.
         outcome: the result of the call, and what it has raised; None as long as it runs.
         stream: the run that it follows, once there is one.
-        waiter: the future by which it waits for the load of another call.
     """
 
     def __init__(
@@ -284,7 +274,6 @@ class Cursor:
         self.on_end: Callable[[], object] = int
         self.outcome: tuple[Any, BaseException | None] | None = None
         self.stream: Stream | None = None
-        self.waiter: Any = None
         if answer is None:
             self.outcome = value, None
         else:
@@ -493,7 +482,7 @@ class _Streaming(Operation[Any]):
         """Run the tool where its run is not shared: uncached, or as a write."""
         cursor = _cursor_here()
         if cursor is not None and cursor.count:
-            raise RuntimeError("the run of this stream was interrupted, and another one would begin anew")
+            raise RuntimeError("the run of this stream is not shared any more, and another one would begin anew")
         return await Stream(self, cursor).run(self.function(*args, **kwargs))
 
     def cursor(self, answer: Callable[[], Awaitable[Any]] | None = None, value: Any = None) -> Cursor:
