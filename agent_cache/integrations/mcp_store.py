@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Coroutine
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from agent_cache import ConfigurationError, Read, Toolbox, invalidate
 
@@ -28,11 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CacheStore"]
 
-T = TypeVar("T")
-
 _TOOL: Final = "response"
 _KEPT: Final = dict[str, Any]
-_TRIES: Final = 3
 
 
 class CacheStore:
@@ -85,7 +82,7 @@ class CacheStore:
 
     async def _replaced(self, key: CacheKey, kept: dict[str, Any]) -> None:
         await invalidate((self._root, _text_of(key)))
-        for _ in range(_TRIES):  # it may join a `get` that has begun since, and finds nothing
+        for _ in range(3):  # it may join a `get` that has begun since, and finds nothing
             if await self._loaded(key, kept):
                 return
 
@@ -95,9 +92,7 @@ class CacheStore:
         async def load() -> dict[str, Any]:
             return kept
 
-        found: dict[str, Any] = await self._box.call(
-            _TOOL, {"key": _text_of(key)}, load, returns=_KEPT, store_if=_is_entry
-        )
+        found: dict[str, Any] = await self._box.call(_TOOL, {"key": _text_of(key)}, load, returns=_KEPT, store_if=bool)
         return found
 
 
@@ -115,10 +110,6 @@ def _life_of(kept: dict[str, Any]) -> float:
     return max(kept["expires_at"] - time.time(), 0.0) if kept else 0.0
 
 
-def _is_entry(kept: dict[str, Any]) -> bool:
-    return bool(kept)
-
-
-async def _alone(work: Coroutine[Any, Any, T]) -> T:
+async def _alone(work: Coroutine[Any, Any, Any]) -> Any:
     """Run outside of every session and tenant: a client's store is no tool of the agent."""
     return await asyncio.get_running_loop().create_task(work, context=Context())
