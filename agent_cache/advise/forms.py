@@ -220,7 +220,8 @@ class Reader:
             value, error = _outcome(line["outcome"])
             if name.startswith("mcp:") and isinstance(value, dict):
                 self._learn((value.get("result") or value).get("tools"))
-            if line.get("kind") not in ("tool", "write", "call") or source == "blocked":
+            is_call = line.get("kind") in ("tool", "write", "call") and name not in ("mcp:request", "mcp:tools")
+            if not is_call or source == "blocked":
                 continue
             answer = self._failure(error) if error is not None else self._answer(value)
             answer = answer if source != "hit" or error is not None else self._of_cache()
@@ -366,7 +367,8 @@ class Reader:
                 run = f"{self.name}, run {self._runs}"
         run = run or self.name
         self._learn(record.get("tools"))
-        general = self._moment(_first(record, _TIMES))
+        holders = [record, *(record[name] for name in ("response", "body") if isinstance(record.get(name), dict))]
+        general = self._moment(next(filter(None, (_first(one, _TIMES) for one in holders)), None))
         messages, run = self._new_messages(messages, run)
         latest = 0.0
         for message in messages:

@@ -410,7 +410,8 @@ class _Chooser:
         is_search = self.survey.may_list(self.read, writer)
         if self._may_be_named_by(writer, linked, [*chosen, *kept]):
             return "rarely"
-        enough = _OF_LISTS if is_list or is_search else ENOUGH
+        is_of_all = not self.survey.arguments.get(self.read)  # a count, or a list of everything
+        enough = _OF_LISTS if is_list or is_search or is_of_all else ENOUGH
         pairs = max(_OF_SEARCHES, _ENOUGH_CHANGES * len(self.evidence.keys[self.read])) if is_search else 0
         reads, intervals = min(len(self.evidence.repeated[self.read]), _ENOUGH_READS), self._intervals_for(writer)
         total = Harmless()

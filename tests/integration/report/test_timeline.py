@@ -298,3 +298,36 @@ def test_the_calls_of_a_task_stand_together_below_what_encloses_them(tmp_path: P
     timeline = timeline_of(shop_run(), tmp_path / "run.jsonl")
     assert [timeline.calls[position].id for position in timeline.tree()] == list(range(1, 16))
     assert [call.id for call in timeline.calls] != list(range(1, 16))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "outcome", "asked", "answered"),
+    [
+        (
+            {"messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Where?"}]},
+            {"value": {"choices": [{"message": {"content": "Here."}}]}},
+            "Where?",
+            "Here.",
+        ),
+        (
+            {"body": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Where?"}]}]}},
+            {"response": {"status": 200, "json": {"content": [{"type": "text", "text": "Here."}]}}},
+            "Where?",
+            "Here.",
+        ),
+        (
+            {"prompt": "Where?"},
+            {"stream": {"chunks": [{"value": {"delta": "He"}}, {"value": {"delta": "re."}}], "end": {"value": None}}},
+            "Where?",
+            "Here.",
+        ),
+        ({"n": 1}, {"value": None}, "n=1", "None"),
+    ],
+)
+def test_a_model_call_shows_the_last_message_and_the_answer(
+    arguments: dict[str, object], outcome: dict[str, object], asked: str, answered: str, tmp_path: Path
+):
+    run = TimedRun()
+    run.add("agent:ask", 0, 5, kind="llm", arguments=arguments, outcome=outcome)
+    [call] = read_timeline(Cassette.load(run.save(tmp_path / "run.jsonl"))).calls
+    assert (call.arguments, call.outcome) == (asked, answered)
