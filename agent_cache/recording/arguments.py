@@ -322,7 +322,7 @@ def _dtype_name(dtype: Any) -> str:
 
 def _attributes(value: Any, kind: type, base: type) -> dict[str, Any]:
     """The attributes of an object, without those of this base. What a cached property has computed is none."""
-    found = dict(getattr(value, "__dict__", {}))
+    found = dict(object.__getattribute__(value, "__dict__")) if kind.__dictoffset__ else {}
     for one in kind.__mro__[: kind.__mro__.index(base)]:
         for slot in vars(one).values():
             if isinstance(slot, types.MemberDescriptorType):
