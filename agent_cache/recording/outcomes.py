@@ -161,7 +161,7 @@ class PlainSchema(typed.Schema):
         if others := fields.keys() ^ {*(declared_names(kind) or ())}:
             raise Undecodable(f"an object has other fields than its class {full_name(kind)} declares: {min(others)}")
         for name, hint in typed.hints_of(kind).items():
-            if type(fields.get(name)) in _SCALARS:
+            if name in fields and type(fields[name]) in _SCALARS:
                 _check_type(fields[name], hint)
         return typed.Schema.made(kind, fields, state)
 

@@ -6,7 +6,7 @@ import uuid
 from dataclasses import dataclass, make_dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import pytest
 
@@ -64,6 +64,14 @@ class Model(pydantic.BaseModel):
 
 
 @dataclass
+class Kind:
+    """A class with an attribute of its own beside a tuple, which has no direct form."""
+
+    label: ClassVar[str] = "kind"
+    sizes: Any = ()
+
+
+@dataclass
 class Hidden:
     token: uuid.UUID
 
@@ -71,6 +79,7 @@ class Hidden:
 NOW = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 CARD = Card("1", {"a", "b"})  # its text depends on the hash seed, so it cannot be a test id: workers must agree
 ANNOTATED = [
+    (Kind, Kind((1, 2))),
     (Order, Order("7", Decimal("1.50"), (Point(1, 2.5),))),
     (list[Order], [Order("7", Decimal("1.50"))]),
     (dict[str, Order], {"a": Order("7", Decimal("1.50"))}),
