@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from operator import is_
 from types import EllipsisType as Unchanged
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -53,25 +54,38 @@ class Configuration:
     """Process-wide settings. See `configure`."""
 
     remote: Tier | None = None
-    backup: Tier | None = None
+    backup: tuple[Tier, ...] = ()
     enabled: bool = True
     max_bytes: int | None = None
     middleware: tuple[Installed, ...] = ()
     audit: float = 0.0
     on_stale: Callable[[Any], object] | None = None
 
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """The tiers behind the local store, nearest first."""
+        return self.backup if self.remote is None else (*self.backup, self.remote)
+
     def has_tiers_of(self, other: Configuration) -> bool:
         """Whether the tiers are the same."""
-        return self.remote is other.remote and self.backup is other.backup
+        return self is other or (self.remote is other.remote and _are_same(self.backup, other.backup))
 
     def is_same(self, other: Configuration) -> bool:
         """Whether every setting is the same. Tiers are not compared by ``==``, which may be their class's own."""
         pairs = [(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)]
-        return all(one is two or (isinstance(one, int | float | tuple) and one == two) for one, two in pairs)
+        return all(_are_same(*pair) if isinstance(pair[0], tuple) else _is_same(*pair) for pair in pairs)
 
     def middleware_of(self, *, is_sync: bool) -> tuple[Installed, ...]:
         """The middleware that observe tools of this kind, outermost first."""
         return tuple(one for one in self.middleware if one.observes(is_sync=is_sync))
+
+
+def _is_same(one: Any, two: Any) -> bool:
+    return one is two or (isinstance(one, int | float) and bool(one == two))
+
+
+def _are_same(one: tuple[Any, ...], two: tuple[Any, ...]) -> bool:
+    return len(one) == len(two) and all(map(is_, one, two))
 
 
 class _Setting:
@@ -140,7 +154,8 @@ class Current:
 
     def configured_tiers(self) -> list[Tier]:
         """The tiers that the base or any layer names, also those that another one hides."""
-        return [tier for name in ("backup", "remote") for tier in self._values(name) if tier is not None]
+        nearer = [tier for tiers in self._values("backup") for tier in tiers]
+        return nearer + [tier for tier in self._values("remote") if tier is not None]
 
     def in_base(self, name: str) -> Iterator[_Setting]:
         """The plain calls of a setting that count, the last one first."""
@@ -226,7 +241,7 @@ class Change:
 def configure(
     *,
     remote: Tier | Unchanged | None = ...,
-    backup: Tier | Unchanged | None = ...,
+    backup: Tier | Sequence[Tier] | Unchanged | None = ...,
     enabled: bool | Unchanged = ...,
     max_bytes: int | Unchanged | None = ...,
     middleware: Sequence[Middleware] | Unchanged = ...,
@@ -244,7 +259,8 @@ def configure(
 
     Args:
         remote: the tier behind the local store of every global tool without a `remote_cache=` of its own; None: none.
-        backup: the tier between the two, for every global tool without a `backup=` of its own; None: none.
+        backup: the tier between the two, or several, nearest first, for every global tool without a `backup=` or
+            `remote_cache=` of its own; None: none.
         enabled: False switches all caching off: tools run, sessions trace and count, writes still invalidate. The
             environment variable ``AGENT_CACHE_ENABLED=0`` does the same and wins.
         max_bytes: bound on the estimated size of everything stored locally from now on: values, keys and tags; None: no
@@ -277,9 +293,15 @@ def checked_tier(tier: Any, where: str) -> Tier | None:
     return tier
 
 
+def checked_backup(tiers: Any, where: str) -> tuple[Tier, ...]:
+    """Check the tiers in front of another one: a tier, several of them nearest first, or None."""
+    several = tiers if isinstance(tiers, list | tuple) else (tiers,)
+    return tuple([tier for each in several if (tier := checked_tier(each, where)) is not None])
+
+
 _CHECKS: Final[Mapping[str, Callable[[Any, str], Any]]] = {
     "remote": checked_tier,
-    "backup": checked_tier,
+    "backup": checked_backup,
     "enabled": checked_flag,
     "max_bytes": lambda value, what: None if value is None else count(1, value, what),
     "middleware": lambda value, what: tuple(map(Installed, checked_middleware(value, what))),

@@ -16,7 +16,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, cast, overload
 
-from agent_cache.config import checked_tier
+from agent_cache.config import checked_backup, checked_tier
 from agent_cache.core.options import (
     DEFAULT_REMOTE,
     DEFAULT_STREAM_BYTES,
@@ -178,7 +178,7 @@ class Decorator:
 
     Attributes:
         policy: the options, checked: a `ReadPolicy` or a `WritePolicy`.
-        tiers: the tiers that it names: ``backup`` and ``remote_cache``.
+        tiers: the tiers that it names, nearest first: ``backup`` and ``remote_cache``.
     """
 
     _resource: Resource
@@ -187,7 +187,7 @@ class Decorator:
     _parse: Callable[[Any], Any] | None = None
     _is_by_name = False
     policy: Any
-    tiers: tuple[Tier | None, Tier | None]
+    tiers: tuple[Tier, ...]
 
     def _check(
         self, decorator: str, resource: Any, name: str | None, backup: Any, remote_cache: Any, ignore: Any, remote: Any
@@ -213,7 +213,8 @@ class Decorator:
             wanted = "a RemotePolicy(...)"
             raise ConfigurationError(f"{where}: remote must be {wanted}, got {remote!r}; pass a tier as remote_cache")
         self._resource, self._name, self._ignore = resource, name, tuple(ignore)
-        self.tiers = checked_tier(backup, f"{where}: backup"), checked_tier(remote_cache, f"{where}: remote_cache")
+        farthest = checked_tier(remote_cache, f"{where}: remote_cache")
+        self.tiers = (*checked_backup(backup, f"{where}: backup"), *(() if farthest is None else (farthest,)))
         return where, DEFAULT_REMOTE if remote is None else remote
 
     def named(self, name: str) -> Self:
@@ -254,7 +255,7 @@ class Decorator:
             kind = ReadOperation if is_read else WriteOperation
         tags = self.tags(parameters.names, name)
         self._check_parameters(parameters.positional, parameters.names, name, is_stream=is_stream)
-        operation: Any = kind(tool, name, parameters, tags, self.policy, *self.tiers, is_sync=is_sync)
+        operation: Any = kind(tool, name, parameters, tags, self.policy, self.tiers, is_sync=is_sync)
         make_body: Any = stream_body if is_stream else read_body if is_read else write_body
         body = make_body(operation)
         body.resource, body.scope, body.__agent_cache__ = self._resource, self.policy.scope, operation
@@ -286,7 +287,7 @@ class AgentCache(Decorator):
         ignore: names of parameters that are left out of the identity, of the loop guard's comparisons and of
             recordings: what a framework passes beside the model's arguments. Known contexts are left out without it,
             but for what they say of the asker: see `shared`.
-        backup: a tier between the local store and the remote one.
+        backup: a tier between the local store and the remote one, or several, nearest first.
         remote_cache: a tier shared with other processes.
         key: ``key(*args, **kwargs)`` is the identity of a call, instead of its arguments.
         vary: ``vary(arguments)`` or ``vary()`` is added to the identity: tenant, working directory, version. The
@@ -317,6 +318,8 @@ class AgentCache(Decorator):
         max_stream_bytes: of a generator, how many bytes of chunks are kept in memory: for callers that join while it
             runs, for one that is slower than the others, and to be stored. A longer stream reaches its callers, and is
             not stored. None: 1,000,000.
+        version: of the tool's code, as ``"2"``: part of its identity in tiers, so that what another version has stored
+            there is not found. Change it when the tool computes something else.
 
     Raises:
         ConfigurationError: at decoration, naming the tool and the fix, if an option cannot work.
@@ -330,7 +333,7 @@ class AgentCache(Decorator):
         ttl: float | timedelta | Callable[[Any], float | timedelta | None] | None = None,
         maxsize: int | None = 128,
         skip_args: int = 0,
-        backup: Tier | None = None,
+        backup: Tier | Sequence[Tier] | None = None,
         remote_cache: Tier | None = None,
         *,
         key: Callable[..., Any] | None = None,
@@ -349,6 +352,7 @@ class AgentCache(Decorator):
         max_stream_bytes: int | None = None,
         audit: float | None = None,
         shared: bool = False,
+        version: str | None = None,
     ) -> None:
         where, remote = self._check("AgentCache", resource, name, backup, remote_cache, ignore, remote)
         self._skip_args = skip_args
@@ -388,8 +392,9 @@ class AgentCache(Decorator):
             if max_stream_bytes is not None
             else DEFAULT_STREAM_BYTES,
             audit=None if audit is None else checked_share(audit, f"{where}: audit"),
+            version=None if version is None else checked_text(version, f"{where}: version"),
         ).checked(where)
-        if scope == "session" and (backup is not None or remote_cache is not None) and not remote.share:
+        if scope == "session" and self.tiers and not remote.share:
             raise ConfigurationError(
                 f"{where}: results of a session do not leave the process; leave out backup and remote_cache, or add "
                 "remote=RemotePolicy(share=True)"
@@ -532,7 +537,7 @@ class AgentCacheInvalidator(Decorator):
         ignore: Sequence[str] = (),
         loop: LoopHints = NO_HINTS,
         remote_cache: Tier | None = None,
-        backup: Tier | None = None,
+        backup: Tier | Sequence[Tier] | None = None,
         name: str | None = None,
         remote: RemotePolicy | None = None,
         shared: bool = False,

@@ -143,7 +143,7 @@ def _find(tool: Any, function: str) -> _Found:
 def _tiers_of(named: list[Any]) -> list[Any]:
     """The tiers behind tools that name these themselves, each once, as far as they pass a ttl on."""
     configured = CURRENT.value
-    found = {id(tier): tier for own in named for tier in (own or (configured.backup, configured.remote))}
+    found = {id(tier): tier for own in named for tier in (own or configured.tiers)}
     return [tier for tier in found.values() if hasattr(tier, "publish_ttl")]
 
 

@@ -48,6 +48,7 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "msgspec": (
         "values.copies",
         "values.typed",
+        "remote",
         "recording",
         "resume",
         "advise",
@@ -59,7 +60,7 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "opentelemetry": ("otel",),
     "prometheus_client": ("prometheus",),
     "pytest": ("pytest_plugin", "testing.fixtures"),
-    "redis": ("remote.redis", "cli"),
+    "redis": ("remote.redis", "remote.deployments", "cli"),
     "regex": ("recording.redaction",),
     "rich": ("cli",),
     "starlette": ("relay", "service"),

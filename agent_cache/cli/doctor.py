@@ -14,42 +14,30 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
-from redis.asyncio.client import PubSub
 from redis.exceptions import ResponseError
 
-from agent_cache.cli.fleet import Fleet, Server, Unusable, code_of, connected, error_text, fields_of, server_command
+from agent_cache.cli.fleet import Fleet, code_of, connected, error_text, fields_of, server_command
 from agent_cache.cli.output import Printer, print_json, size_text
 from agent_cache.cli.tier_options import Result, print_result, print_verdict
-from agent_cache.remote.redis.scripts import MINT
+from agent_cache.remote.redis import SCRIPTS
 
 __all__ = ["Target", "run", "version"]
 
 _TRIPS = 100
 _REFUSALS = frozenset({"READONLY", "OOM", "MISCONF", "NOREPLICAS"})
-_PATTERNS = {
-    "cell": "~t:{%s:*",
-    "registry": "~w:{%s:*",
-    "channel": "&c:{%s:*",
-    "ttls": "~t:{%s:*",
-    "value": "~v:%s:*",
-    "claim": "~r:%s:*",
-    "heartbeat": "~%s:hb:*",
-}
-"""Patterns of an ACL for each kind of key, and for channels."""
 _COMMANDS = (
-    "PING", "INFO replication", "TIME", "SET heartbeat x PX 5000", "SET value x PX 5000", "SET claim x NX PX 5000",
-    "SET cell x PX 5000", "MGET value", "MGET cell", "GET cell", "ZADD registry 1 x", "ZRANGE registry 0 -1",
-    "PEXPIRE registry 5000", "ZREM registry x", "EVAL return(1) 1 cell", f"EVALSHA {'0' * 40} 1 cell", "DEL value",
-    "HGETALL ttls", "HSET ttls x 1", "HGET ttls x", "HDEL ttls x",
+    "PING", "INFO replication", "TIME", "SET KEY x PX 5000", "GET KEY", "DEL KEY", "INCR KEY", "PEXPIRE KEY 5000",
+    "DEL KEY", "HSET KEY x 1", "HGET KEY x", "HMGET KEY x", "HVALS KEY", "HGETALL KEY", "HEXISTS KEY x", "HDEL KEY x",
+    "ZADD KEY 1 x", "ZCARD KEY", "ZRANGEBYSCORE KEY 0 1", "ZREM KEY x", "XADD KEY MAXLEN ~ 10 1-0 m x",
+    "XRANGE KEY - +", "XREAD COUNT 1 STREAMS KEY 0", "DEL KEY", "EVAL return(1) 1 KEY", f"EVALSHA {'0' * 40} 1 KEY",
 )  # fmt: skip
-"""What a tier sends. A name of `_PATTERNS` stands for a key of that kind."""
-_SINGLE_COMMANDS = ("PUBLISH channel x", "UNSUBSCRIBE channel")
-_CLUSTER_COMMANDS = ("SPUBLISH channel x", "SUNSUBSCRIBE channel", "CLUSTER SLOTS")
+"""What a tier sends, itself or in a script."""
+_CLUSTER_COMMANDS = ("CLUSTER SLOTS",)
 _NO_LIMIT = "set maxmemory, and maxmemory-policy volatile-ttl: a server that takes all the memory there is gets killed"
 _NO_EVICTION = (
     "a full server refuses writes, and invalidations with them; raise maxmemory, or set maxmemory-policy volatile-ttl"
@@ -65,37 +53,21 @@ _NO_FENCE = (
 
 
 class Target:
-    """One server that is checked, and keys of its own slots that the doctor may write.
+    """The server that is checked, and a key of its own that the doctor may write.
 
     Attributes:
         info: the fields of INFO.
         timeout: that of the tiers which use the server.
-        root: a root that no process uses.
-        keys: a key of each kind, and a channel, by the names of `_PATTERNS`.
     """
 
-    def __init__(self, fleet: Fleet, server: Server, info: dict[str, str], timeout: float) -> None:
-        def own(keys: Iterable[bytes]) -> bytes:
-            return next(key for key in keys if fleet.server_of(key) is server)
-
-        serial, names = os.urandom(6).hex(), fleet.names
-        digests = [f"{serial}{number:x}".encode() for number in range(1 << 16)]
-        roots = (names.root(f"doctor-{serial}-{number}") for number in range(1 << 16))
-        self.server = server
+    def __init__(self, fleet: Fleet, info: dict[str, str], timeout: float) -> None:
+        self.server = fleet.server
         self.info = info
         self.timeout = timeout
-        self.namespace = names.namespace
+        self.namespace = fleet.namespace
+        self.prefix = fleet.prefix
         self.is_cluster = fleet.is_cluster
-        self.root = next(root for root in roots if fleet.server_of(root.s) is server)
-        self.keys: dict[str, bytes] = {
-            "cell": self.root.s,
-            "registry": self.root.registry,
-            "channel": self.root.channel,
-            "ttls": self.root.cell(b"ttls"),
-            "value": own(map(names.value, digests)),
-            "claim": own(map(names.claim, digests)),
-            "heartbeat": own(names.heartbeats(f"doctor-{serial}".encode())),
-        }
+        self.key = self.prefix + b"doctor:" + os.urandom(6).hex().encode()
 
     def number(self, name: str) -> int:
         """A number in INFO; 0 if it is missing."""
@@ -112,8 +84,7 @@ class Target:
 
     async def delete_keys(self) -> None:
         """Delete what was written. What may not be deleted expires."""
-        keys = (key for kind, key in self.keys.items() if kind != "channel")
-        await self.server.ask_all([("DEL", key) for key in (*keys, self.root.d)])
+        await self.server.ask_all([("DEL", self.key + suffix) for suffix in (b"", b":n", b":c:*")])
 
 
 # The command
@@ -126,14 +97,14 @@ async def run(options: argparse.Namespace) -> int:
     results: dict[str, list[Result]] = {}
     show = (lambda _: None) if options.json else partial(print_result, printer)
     async with connected(options) as fleet:
-        for server in fleet.servers:
-            target = Target(fleet, server, fields_of(await server.ask("INFO")), options.tier_timeout)
-            if not options.json:
-                printer.line(f"{server.name}, namespace {options.namespace!r}")
-            try:
-                results[server.name] = await _checked(target, show)
-            finally:
-                await target.delete_keys()
+        server = fleet.server
+        target = Target(fleet, fields_of(await server.ask("INFO")), options.tier_timeout)
+        if not options.json:
+            printer.line(f"{server.name}, namespace {options.namespace!r}")
+        try:
+            results[server.name] = await _checked(target, show)
+        finally:
+            await target.delete_keys()
     findings = sum(result.verdict == "finding" for found in results.values() for result in found)
     if options.json:
         servers = {name: [asdict(result) for result in found] for name, found in results.items()}
@@ -278,19 +249,16 @@ async def clients(target: Target) -> list[Result]:
 
 
 async def rights(target: Target) -> list[Result]:
-    """Try every command of a tier, on keys and channels of each kind."""
-    lines = [*_COMMANDS, *(_CLUSTER_COMMANDS if target.is_cluster else _SINGLE_COMMANDS)]
-    subscribe = "SSUBSCRIBE channel" if target.is_cluster else "SUBSCRIBE channel"
-    replies = await target.server.ask_all([target.keys.get(part, part) for part in line.split()] for line in lines)
-    subscription, subscribed = await _subscribed(target)
-    await subscription.aclose()  # type: ignore[no-untyped-call]
+    """Try every command of a tier."""
+    lines = [*_COMMANDS, *(_CLUSTER_COMMANDS if target.is_cluster else ())]
+    commands = [[target.key if part == "KEY" else part for part in line.split()] for line in lines]
+    replies = await target.server.ask_all(commands)
     forbidden: dict[str, None] = {}
     refused: list[str] = []
-    for line, reply in zip([*lines, subscribe], [*replies, subscribed], strict=True):
+    for line, reply in zip(lines, replies, strict=True):
         if isinstance(reply, ResponseError) and code_of(reply) == "NOPERM":
-            name, *rest = line.split()
-            patterns = [_PATTERNS[part] % target.namespace for part in rest if part in _PATTERNS]
-            forbidden[" ".join((name, *patterns))] = None
+            pattern = [f"~{{{target.namespace}}}:*"] if " KEY" in line else []
+            forbidden[" ".join((line.split()[0], *pattern))] = None
         elif isinstance(reply, ResponseError) and code_of(reply) in _REFUSALS:
             refused.append(error_text(reply))
     results = []
@@ -298,7 +266,7 @@ async def rights(target: Target) -> list[Result]:
         do = "give the user the rights that the reference lists (docs/reference/tiers.md)"
         results.append(Result("rights", "finding", "; ".join(forbidden), do))
     elif not refused:
-        results.append(Result("rights", "fine", f"all {len(lines) + 1} commands that a tier uses are allowed"))
+        results.append(Result("rights", "fine", f"all {len(lines)} commands that a tier uses are allowed"))
     if refused:
         do = "until writes are taken again, tools run without the tier"
         results.append(Result("writes", "finding", refused[0], do))
@@ -306,75 +274,36 @@ async def rights(target: Target) -> list[Result]:
 
 
 async def messages(target: Target) -> list[Result]:
-    """A message must arrive, and a PING on the same connection must be answered after it."""
-    subscription, reply = await _subscribed(target)
+    """What is appended to a stream must be read from it."""
+    start = time.perf_counter()
     try:
-        if isinstance(reply, ResponseError):
-            return []  # `rights` has reported it
-        await target.server.ask_all([("TIME",)])  # connects: the subscription has taken the connection that there was
-        start = time.perf_counter()
-        try:
-            await target.server.ask("SPUBLISH" if target.is_cluster else "PUBLISH", target.root.channel, "doctor")
-        except ResponseError:
-            return []
-        await subscription.execute_command("PING", "nonce")
-        message = await _received(subscription, target.timeout + 1.0)
-        answer = None if message is None else await _received(subscription, target.timeout + 1.0)
-        took = (time.perf_counter() - start) * 1000
-    finally:
-        await subscription.aclose()  # type: ignore[no-untyped-call]
-    if not isinstance(message, list) or message[0] not in (b"message", b"smessage"):
-        says, do = "what was published did not arrive", "is there a proxy that has no publish/subscribe?"
-    elif isinstance(answer, ResponseError):
-        says = f"a PING on a subscription is refused: {error_text(answer)}"
-        if code_of(answer) == "NOPERM":
-            return [Result("messages", "note", says)]  # `rights` has said what to do
-        do = "see what refuses it: until it is answered, nothing is kept locally"
-    elif answer != [b"pong", b"nonce"]:
-        says = "a PING on a subscription is not answered by the server"
-        do = "a proxy stands in between (Envoy?): connect to the server itself, or nothing is kept locally"
-    else:
-        return [Result("messages", "fine", f"published, heard and answered within {took:.1f} ms")]
-    return [Result("messages", "finding", says, do)]
-
-
-async def _subscribed(target: Target) -> tuple[PubSub, Any]:
-    """A subscription to the channel of the root, and the reply of the server.
-
-    Raises:
-        RedisError, Unusable: if there is no reply.
-    """
-    subscription = target.server.client.pubsub()
-    await subscription.execute_command("SSUBSCRIBE" if target.is_cluster else "SUBSCRIBE", target.root.channel)
-    reply = await _received(subscription, target.server.timeout)
-    if reply is None:
-        raise Unusable("a subscription is not confirmed")
-    return subscription, reply
-
-
-async def _received(subscription: PubSub, timeout: float) -> Any:  # noqa: ASYNC109 - of redis-py's call
-    """The next reply or message on a subscription, an error included; None if there is none in time."""
-    try:
-        return await subscription.parse_response(block=False, timeout=timeout)
-    except ResponseError as error:
-        return error
+        await target.server.ask("XADD", target.key, "1-0", "m", "doctor")
+        found = await target.server.ask("XREAD", "COUNT", "1", "STREAMS", target.key, "0")
+        await target.server.ask("DEL", target.key)
+    except ResponseError:
+        return []  # `rights` has reported it
+    took = (time.perf_counter() - start) * 1000
+    if not found:
+        do = "is there a proxy that sends reads to a replica? Connect to the primary itself"
+        return [Result("messages", "finding", "what was appended to a stream is not read from it", do)]
+    return [Result("messages", "fine", f"appended and read within {took:.1f} ms")]
 
 
 async def latency(target: Target) -> list[Result]:
     """Measure round trips of the commands that a tier sends most: a ping, a read, a script."""
-    root = target.root
-    keys = ("2", root.registry, root.s)
-    script = (*keys, root.prefix, "5000", os.urandom(12).hex(), "", "0", "1", root.cell_name(root.s))
+    text, digest = SCRIPTS["read"]
+    script: tuple[str | bytes, ...] = ("1", target.key + b":none", "5000", "0", '[[["*"],false]]')
     medians, slowest = [], 0.0
     try:
-        await target.server.ask("EVAL", MINT.source, *script)
-        for command in (("PING",), ("MGET", root.s), ("EVALSHA", MINT.digest, *script)):
+        await target.server.ask("EVAL", text, *script)
+        commands: tuple[tuple[str | bytes, ...], ...] = (("PING",), ("GET", target.key), ("EVALSHA", digest, *script))
+        for command in commands:
             times = []
             for _ in range(_TRIPS):
                 before = time.perf_counter()
                 await target.server.ask(*command)
                 times.append(time.perf_counter() - before)
-            medians.append(f"{command[0]} {statistics.median(times) * 1000:.2f} ms")
+            medians.append(f"{command[0]!s} {statistics.median(times) * 1000:.2f} ms")
             slowest = max(slowest, sorted(times)[_TRIPS * 98 // 100])
     except ResponseError as error:
         return [Result("latency", "note", f"could not be measured: {error_text(error)}")]

@@ -13,7 +13,6 @@ import asyncio
 import os
 import sqlite3
 import sys
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
@@ -35,11 +34,11 @@ from agent_cache.cli.tier_options import (
 )
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import FileTier, WriteIntent
-from agent_cache.remote.file.cell_names import CellNames
-from agent_cache.remote.file.inspection import (
+from agent_cache.remote.backend import checked_namespace
+from agent_cache.remote.cells import Cells
+from agent_cache.remote.inspection import (
     FileFacts,
-    Inspection,
-    Process,
+    FileInspection,
     StoredValue,
     UnreadableError,
     file_facts,
@@ -76,34 +75,8 @@ def _command(job: _Command) -> _Command:
     return run
 
 
-def _names(options: argparse.Namespace) -> CellNames:
-    if not options.namespace or any(char in ":{}" or char.isspace() for char in options.namespace):
-        raise ConfigurationError(
-            f"namespace must be a short text without spaces, braces and colons, got {options.namespace!r}"
-        )
-    return CellNames(options.namespace)
-
-
-class _Roots:
-    """The roots that numbers of cells stand for, among those that the file and its processes name.
-
-    Attributes:
-        whole: D of each: who depends on it depends on the whole root.
-        below: S of each: who depends on it depends on an entity of the root.
-    """
-
-    def __init__(self, names: CellNames, roots: set[str]) -> None:
-        self.whole: dict[int, str] = {}
-        self.below: dict[int, str] = {}
-        for root in sorted(roots):
-            s, d = names.cells_of_root(root)
-            self.below[s], self.whole[d] = root, root
-
-    def of(self, value: StoredValue) -> set[str]:
-        """The roots that a value depends on."""
-        cells = () if value.head is None else value.head.versions
-        found = {root for cell in cells if (root := self.whole.get(cell) or self.below.get(cell))}
-        return found or ({value.home} if value.home else set())
+def _namespace(options: argparse.Namespace) -> str:
+    return checked_namespace(options.namespace, "FileTier")
 
 
 # stats
@@ -112,9 +85,9 @@ class _Roots:
 @_command
 def stats(path: str, options: argparse.Namespace) -> int:
     """Print values, bytes and hit rates of each root and tool, and what runs on the file."""
-    names = _names(options)
+    namespace = _namespace(options)
     with inspected(path, patience=options.timeout) as file:
-        shown = _stats_document(file, names, options)
+        shown = _stats_document(file, namespace)
     if options.json:
         print_json(shown)
     else:
@@ -122,44 +95,39 @@ def stats(path: str, options: argparse.Namespace) -> int:
     return 0
 
 
-def _stats_document(file: Inspection, names: CellNames, options: argparse.Namespace) -> dict[str, Any]:
+def _stats_document(file: FileInspection, namespace: str) -> dict[str, Any]:
     totals: Counter[str] = Counter()
     roots: defaultdict[str, Counter[str]] = defaultdict(Counter)
     tools: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    processes, writes = file.processes(), file.writes()
-    reports = _reports(processes)
-    known = _Roots(names, file.roots() | {root for root, _ in reports})
-    for root, calls in reports:
+    processes = file.processes()
+    for root, calls in _reports(processes):
         roots[root].update(calls)
-    for value in file.values(names):
-        if not value.is_own:
-            totals["others"] += 1
-            continue
+    for value in file.values(namespace):
         totals.update(entries=1, bytes=value.size, unreadable=int(value.head is None))
-        for counts in (tools[value.tool], *(roots[root] for root in known.of(value))):
+        tool = "" if value.head is None else value.head.tool
+        for counts in (tools[tool], *(roots[root] for root in value.roots)):
             counts.update(entries=1, bytes=value.size, current=int(value.is_current))
-    for write in writes:
-        named = {known.whole.get(cell) or known.below.get(cell) for cell in write.cells}
-        for each in named - {None}:
-            roots[str(each)]["writers"] += write.state == "running"
-    states = Counter(write.state for write in writes)
+    running, writers = file.writes()
+    for root, count in writers.items():
+        roots[root]["writers"] += count
+    pending, of_the_dead = file.pending()
     return {
         "path": str(file.path),
-        "namespace": options.namespace,
+        "namespace": namespace,
         "entries": totals["entries"],
         "bytes": totals["bytes"],
         "used_bytes": file.used_bytes,
         "max_bytes": file.max_bytes,
-        "others": totals["others"],
+        "others": file.others(namespace),
         "unreadable": totals["unreadable"],
         "cells": file.cell_count,
-        "writes": {state: states[state] for state in ("running", "late", "held", "dead")},
+        "writes": {"running": running, "late": file.late()},
         "processes": len(processes),
-        "pids": [process.pid or None for process in processes],
-        "pending": sum(process.missing for process in processes),
-        "pending_of_the_dead": file.missing_of_the_dead(),
-        "is_usable": file.is_usable,
-        "sequence": None if file.page is None else file.page.sequence,
+        "pids": [pid for pid, _ in processes],
+        "pending": pending,
+        "pending_of_the_dead": of_the_dead,
+        "is_usable": not pending and not of_the_dead,
+        "sequence": file.page_number,
         "roots": {root: _root_document(counts) for root, counts in sorted(roots.items())},
         "tools": {
             tool: {name: counts[name] for name in ("entries", "bytes", "current")}
@@ -168,9 +136,9 @@ def _stats_document(file: Inspection, names: CellNames, options: argparse.Namesp
     }
 
 
-def _reports(processes: list[Process]) -> list[tuple[str, dict[str, int]]]:
+def _reports(processes: list[tuple[int, str]]) -> list[tuple[str, dict[str, int]]]:
     """What the processes have counted, by root."""
-    return [calls for process in processes for calls in reported_calls(report_of(process.report))]
+    return [calls for _, report in processes for calls in reported_calls(report_of(report))]
 
 
 def _root_document(counts: Counter[str]) -> dict[str, Any]:
@@ -215,16 +183,12 @@ def _print_stats(document: dict[str, Any]) -> None:
         f"{unreadable}{others}; {size_text(document['used_bytes'])}{bound} in the file"
     )
     writes = document["writes"]
-    notes = [
-        f"{writes[state]} {text}"
-        for state, text in (("late", "not renewed"), ("held", "ended and held"), ("dead", "of dead processes"))
-        if writes[state]
-    ]
+    late = f", {writes['late']} not renewed" if writes["late"] else ""
     printer.line(
-        f"{document['cells']:,} cells; {plural(writes['running'], 'write')} running{''.join(f', {n}' for n in notes)}; "
+        f"{document['cells']:,} cells; {plural(writes['running'], 'write')} running{late}; "
         f"page {'missing' if document['sequence'] is None else document['sequence']}"
     )
-    pids = ", ".join("unknown" if pid is None else str(pid) for pid in document["pids"])
+    pids = ", ".join(map(str, document["pids"]))
     count = document["processes"]
     printer.line(f"{count} {'process has' if count == 1 else 'processes have'} it open{f': {pids}' if pids else ''}")
     if document["pending"] or document["pending_of_the_dead"]:
@@ -235,7 +199,7 @@ def _missing_text(pending: int, dead: int) -> str:
     """Which invalidations are not in the file."""
     parts = []
     if pending:
-        parts.append(f"{plural(pending, 'invalidation')} of living processes could not be written yet")
+        parts.append(f"{plural(pending, 'process')} could not write an invalidation yet")
     if dead:
         processes = "a process has" if dead == 1 else f"{dead} processes have"
         parts.append(f"{processes} died with some, so the next one drops all values")
@@ -249,21 +213,20 @@ def _missing_text(pending: int, dead: int) -> str:
 def keys(path: str, options: argparse.Namespace) -> int:
     """Print entries: digests, tools, roots, sizes and ages."""
     tags = tags_of(options)
-    names = _names(options)
+    namespace = _namespace(options)
+    cells = Cells(namespace)
     listed: list[dict[str, Any]] = []
     is_cut = False
-    named = {names.cells_read(tag)[-1]: ":".join(tag.split(":")[:2]) for tag in tags if ":" in tag}
-    written = names.cells_written(tags).keys()
+    named = {cells.read(tag)[-1]: ":".join(tag.split(":")[:2]) for tag in tags if ":" in tag}
+    written = cells.written(tags)
     with inspected(path, patience=options.timeout) as file:
-        reported = {root for root, _ in _reports(file.processes())}
-        known = _Roots(names, file.roots() | reported | {tag.partition(":")[0] for tag in tags})
-        for value in file.values(names):
+        for value in file.values(namespace):
             versions = () if value.head is None else value.head.versions
-            if not value.is_own or (tags and written.isdisjoint(versions)):
+            if tags and written.isdisjoint(versions):
                 continue
             if is_cut := len(listed) == options.limit:
                 break
-            listed.append(_entry_document(value, known, named))
+            listed.append(_entry_document(value, named))
     if options.json:
         document = {"path": str(file.path), "namespace": options.namespace, "entries": listed, "is_cut": is_cut}
         print_json(document)
@@ -289,34 +252,21 @@ def keys(path: str, options: argparse.Namespace) -> int:
     return 0
 
 
-def _entry_document(value: StoredValue, known: _Roots, named: Mapping[int, str]) -> dict[str, Any]:
-    """Facts of an entry. An entity is ``order:#``, since the file has no id of it, unless the command line names it."""
+def _entry_document(value: StoredValue, named: Mapping[str, str]) -> dict[str, Any]:
+    """Facts of an entry. The id of an entity is a digest, unless the command line names it."""
     head = value.head
-    cells = () if head is None else head.versions
-    tags = {named[cell]: None for cell in cells if cell in named}
-    roots = {tag.partition(":")[0] for tag in tags}
-    for cell in cells:
-        if cell in known.whole:
-            tags[known.whole[cell]] = None
-        elif cell in known.below and known.below[cell] not in roots:
-            tags[f"{known.below[cell]}:#"] = None
-    now = time.time()
     return {
-        "digest": f"{value.entry:016x}" if head is None else head.digest.decode("ascii", "replace"),
-        "tool": value.tool,
-        "tags": sorted(tags),
+        "digest": value.digest,
+        "tool": "" if head is None else head.tool,
+        "tags": sorted(value.tags(named)),
         "bytes": value.size,
-        "age": None if head is None else max(0.0, round(now - head.loaded, 3)),
-        "ttl": None if head is None else _finite(head.ttl),
-        "grace": None if head is None else _finite(head.grace),
+        "age": None if value.age is None else round(value.age, 3),
+        "ttl": None if head is None else head.ttl,
+        "grace": None if head is None else head.grace,
         "cost": None if head is None else round(head.cost, 6),
-        "expires_in": _finite(max(0.0, round(value.ends - now, 3))),
+        "expires_in": None if value.left is None else round(value.left, 3),
         "is_current": value.is_current,
     }
-
-
-def _finite(duration: float) -> float | None:
-    return duration if duration < float("inf") else None
 
 
 # clear
@@ -391,18 +341,23 @@ def _results(facts: FileFacts, options: argparse.Namespace) -> Iterator[Result]:
     """The results of all checks; those of the inside end with the first that cannot be read."""
     for check in _CHECKS:
         yield from check(facts)
+    is_damaged = False
     try:
         with inspected(facts.path, patience=options.timeout) as file:
             for look in _CHECKS_INSIDE:
-                yield from look(file, facts)
+                for result in look(file, facts):
+                    is_damaged = is_damaged or (look is _check_integrity and result.verdict == "finding")
+                    yield result
     except UnreadableError as error:
+        if is_damaged:
+            return
         yield Result("database", "finding", str(error), _LOCKED if "locked" in str(error) else _DAMAGED)
 
 
 def _check_path(facts: FileFacts) -> list[Result]:
     """The database, and what lies beside it."""
-    parts = [f"{size_text(facts.sizes.get('', 0))}"]
-    parts += [f"{suffix} {size_text(facts.sizes[suffix])}" for suffix in ("-wal", ".page") if suffix in facts.sizes]
+    sizes = {suffix: size_text(one.st_size) for suffix, one in facts.files.items()}
+    parts = [sizes.get("", size_text(0)), *(f"{name} {sizes[name]}" for name in ("-wal", ".page") if name in sizes)]
     corrupt = facts.path.with_name(facts.path.name + ".corrupt")
     if corrupt.exists():
         says = f"{', '.join(parts)}; {corrupt.name} is a damaged one that was set aside"
@@ -415,11 +370,11 @@ def _check_permissions(facts: FileFacts) -> list[Result]:
     if facts.folder_mode & 0o002:
         says = f"everybody may write into {str(facts.path.parent)!r}"
         return [Result("permissions", "finding", says, "use a directory of your own (mkdir -m 700)")]
-    open_to_others = [facts.path.name + suffix for suffix, mode in facts.modes.items() if mode & 0o077]
+    open_to_others = [facts.path.name + suffix for suffix, one in facts.files.items() if one.st_mode & 0o077]
     if open_to_others:
         says = f"others may read or write {', '.join(open_to_others)}"
         return [Result("permissions", "finding", says, "chmod 600 them: values are in there, and invalidations")]
-    foreign = [facts.path.name + suffix for suffix, owner in facts.owners.items() if owner != os.geteuid()]
+    foreign = [facts.path.name + suffix for suffix, one in facts.files.items() if one.st_uid != os.geteuid()]
     if foreign:
         says = f"{', '.join(foreign)} belong to another user"
         return [Result("permissions", "note", says, "processes of one user can share a file: run this as that user")]
@@ -445,9 +400,9 @@ def _check_sqlite(_: FileFacts) -> list[Result]:
     return [Result("version", "fine", f"SQLite {sqlite3.sqlite_version}")]
 
 
-def _check_log(file: Inspection, facts: FileFacts) -> list[Result]:
+def _check_log(file: FileInspection, facts: FileFacts) -> list[Result]:
     """Readers must not wait for writers."""
-    mode, size = file.log_mode(), facts.sizes.get("-wal", 0)
+    mode, size = file.log_mode(), facts.files["-wal"].st_size if "-wal" in facts.files else 0
     if mode != "wal":
         says = f"the journal mode is {mode}"
         return [
@@ -461,7 +416,7 @@ def _check_log(file: Inspection, facts: FileFacts) -> list[Result]:
     return [Result("log", "fine", f"a write-ahead log of {size_text(size)}")]
 
 
-def _check_integrity(file: Inspection, _: FileFacts) -> list[Result]:
+def _check_integrity(file: FileInspection, _: FileFacts) -> list[Result]:
     """What SQLite's quick_check finds."""
     damages = file.damages()
     if damages:
@@ -469,59 +424,44 @@ def _check_integrity(file: Inspection, _: FileFacts) -> list[Result]:
     return [Result("integrity", "fine", "quick_check finds nothing")]
 
 
-def _check_page(file: Inspection, facts: FileFacts) -> list[Result]:
+def _check_page(file: FileInspection, facts: FileFacts) -> list[Result]:
     """The page must be that of the database."""
-    if file.page is not None:
-        return [Result("page", "fine", f"belongs to the database; sequence {file.page.sequence}")]
-    says = "is that of another database" if ".page" in facts.sizes else "is not there"
+    if file.page_number is not None:
+        return [Result("page", "fine", f"belongs to the database; sequence {file.page_number}")]
+    says = "is that of another database" if ".page" in facts.files else "is not there"
     if file.processes():
         do = "the processes notice within a second and make a new one; never copy or remove these files one by one"
         return [Result("page", "finding", says, do)]
     return [Result("page", "note", f"{says}; the next process that opens the file makes it")]
 
 
-def _check_locks(file: Inspection, _: FileFacts) -> list[Result]:
-    """Locks tell which processes live."""
-    if file.locks is None:
-        return [Result("locks", "note", "there is no lock file; the next process that opens the file makes it")]
-    if not file.locks.works():
-        do = "use a local disk: here nobody can tell which processes live"
-        return [Result("locks", "finding", "another process does not see a lock of this one", do)]
-    processes = file.processes()
-    pids = ", ".join(str(process.pid or "unknown") for process in processes)
-    count = len(processes)
-    says = (
-        f"work; {count} {'process has' if count == 1 else 'processes have'} the file open{f': {pids}' if pids else ''}"
-    )
-    return [Result("locks", "fine", says)]
-
-
-def _check_writers(file: Inspection, _: FileFacts) -> list[Result]:
+def _check_writers(file: FileInspection, _: FileFacts) -> list[Result]:
     """Writes that never ended, and invalidations that are not in the file."""
     results = []
-    states = Counter(write.state for write in file.writes())
-    if states["late"]:
-        says = f"{plural(states['late'], 'write')} not renewed within the lease"
-        do = "its process is stopped (SIGSTOP, a debugger) or its tool has left the event loop blocked for that long"
-        results.append(Result("writers", "finding", says, do))
-    if states["dead"]:
-        says = f"{plural(states['dead'], 'write')} of processes that have died"
-        results.append(Result("writers", "note", says, "the next lookup under their tags, or process, handles them"))
-    pending = sum(process.missing for process in file.processes())
+    if late := file.late():
+        says = f"{plural(late, 'write')} not renewed within the lease"
+        results.append(Result("writers", "note", says, "its process has died or was stopped; the next call ends it"))
+    pending, of_the_dead = file.pending()
     if pending:
         says = f"nobody uses the file: {_missing_text(pending, 0)}"
         do = "see why the file cannot be written (disk, permissions, locks), and the log of these processes"
         results.append(Result("pending", "finding", says, do))
-    if dead := file.missing_of_the_dead():
-        results.append(Result("pending", "note", _missing_text(0, dead)))
+    if of_the_dead:
+        results.append(Result("pending", "note", _missing_text(0, of_the_dead)))
     if not results:
-        running = plural(states["running"], "write")
-        held = f", {states['held']} ended and held" if states["held"] else ""
-        results.append(Result("writers", "fine", f"{running} running{held}, none of a dead process"))
+        results.append(Result("writers", "fine", f"{plural(file.writes()[0], 'write')} running"))
     return results
 
 
-def _check_space(file: Inspection, facts: FileFacts) -> list[Result]:
+def _check_processes(file: FileInspection, _: FileFacts) -> list[Result]:
+    """Who has reported lately."""
+    pids = [pid for pid, _ in file.processes()]
+    named = f": {', '.join(map(str, pids))}" if pids else ""
+    says = f"{len(pids)} {'has' if len(pids) == 1 else 'have'} the file open{named}"
+    return [Result("processes", "fine", says)]
+
+
+def _check_space(file: FileInspection, facts: FileFacts) -> list[Result]:
     """A full disk takes no invalidations."""
     used, bound = file.used_bytes, file.max_bytes
     says = f"{size_text(facts.free)} free; {size_text(used)}{f' of {size_text(bound)}' if bound else ''} in values"
@@ -537,11 +477,11 @@ _CHECKS: tuple[Callable[[FileFacts], list[Result]], ...] = (
     _check_file_system,
     _check_sqlite,
 )
-_CHECKS_INSIDE: tuple[Callable[[Inspection, FileFacts], list[Result]], ...] = (
+_CHECKS_INSIDE: tuple[Callable[[FileInspection, FileFacts], list[Result]], ...] = (
     _check_log,
     _check_integrity,
     _check_page,
-    _check_locks,
+    _check_processes,
     _check_writers,
     _check_space,
 )

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import os
 import re
 import sys
-import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -41,17 +41,10 @@ from agent_cache.cli.tier_options import (
 )
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import RedisTier, WriteIntent
-from agent_cache.remote.redis.deployments import Deployment, deployment_of_url
-from agent_cache.remote.redis.keyspace import (
-    BadValue,
-    CellKey,
-    Header,
-    Keyspace,
-    SeenCell,
-    is_held,
-    unpack_value,
-    version_of,
-)
+from agent_cache.remote.backend import HELD, Head, open_head
+from agent_cache.remote.cells import STORE, Cells
+from agent_cache.remote.deployments import Deployment, deployment_of_url
+from agent_cache.remote.inspection import StoredValue, root_of_cell
 
 __all__ = [
     "Fleet",
@@ -78,7 +71,8 @@ _MAX_ROOTS = 10_000
 _ROOTS_AT_ONCE = 100
 _LEAST_FOR_A_PROGRESS_BAR = 20_000  # keys
 _DIGEST = 12
-_NO_LOG = logging.NullHandler()
+_NO_LOG = logging.Handler(logging.CRITICAL + 1)
+"""Stands for a program that has set up logging."""
 
 
 # Servers
@@ -159,35 +153,17 @@ class Server:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fleet:
-    """The servers of a tier: one, or all primaries of a cluster.
+    """The server of a tier; of a cluster, the node that has the namespace."""
 
-    Attributes:
-        names: the layout of the keys.
-        slots: of a cluster: first slot, last slot, and the server that has them.
-    """
-
-    names: Keyspace
-    servers: list[Server]
-    slots: list[tuple[int, int, Server]]
+    namespace: str
+    cells: Cells
+    server: Server
+    is_cluster: bool
 
     @property
-    def is_cluster(self) -> bool:
-        """Whether the keys are spread over several servers."""
-        return bool(self.slots)
-
-    def server_of(self, key: bytes) -> Server:
-        """The server that has a key.
-
-        Raises:
-            Unusable: if no server has its slot.
-        """
-        if not self.slots:
-            return self.servers[0]
-        slot = key_slot(key)
-        for first, last, server in self.slots:
-            if first <= slot <= last:
-                return server
-        raise Unusable("a part of the slots has no server")
+    def prefix(self) -> bytes:
+        """What all keys begin with."""
+        return b"{%b}:" % self.namespace.encode()
 
 
 @asynccontextmanager
@@ -201,28 +177,27 @@ async def connected(options: argparse.Namespace) -> AsyncIterator[Fleet]:
     """
     deployment = deployment_of_url(options.url, cluster=False, options={})
     _tier(options, is_cluster=False)  # checks the namespace
-    names = Keyspace(options.namespace)
-    by_address = {deployment.seeds[0]: Server(deployment, deployment.seeds[0], options.timeout)}
+    made = [Server(deployment, deployment.seeds[0], options.timeout)]
     try:
-        (first,) = by_address.values()
-        info = fields_of(await first.ask("INFO"))
+        (server,) = made
+        info = fields_of(await server.ask("INFO"))
         if "sentinel" in {info.get("redis_mode"), info.get("server_mode")}:
             raise Unusable("this is a Sentinel; give the URL of the primary that it watches")
-        slots: list[tuple[int, int, Server]] = []
-        if info.get("cluster_enabled") == "1":
-            for low, high, (host, port, *_), *_ in await first.ask("CLUSTER", "SLOTS"):
-                address = (host.decode() or deployment.seeds[0][0], int(port))
-                if address not in by_address:
-                    by_address[address] = Server(deployment, address, options.timeout)
-                slots.append((low, high, by_address[address]))
-            if not slots:
-                raise Unusable("no slots of the cluster are assigned yet")
-        servers = list(dict.fromkeys(server for _, _, server in slots)) or [first]
-        yield Fleet(names, servers, slots)
+        is_cluster = info.get("cluster_enabled") == "1"
+        if is_cluster:
+            slot = key_slot(options.namespace.encode())
+            for low, high, (host, port, *_), *_ in await server.ask("CLUSTER", "SLOTS"):
+                if low <= slot <= high:
+                    address = (host.decode() or deployment.seeds[0][0], int(port))
+                    made.append(server := Server(deployment, address, options.timeout))
+                    break
+            else:
+                raise Unusable("no server has the slot of this namespace")
+        yield Fleet(options.namespace, Cells(options.namespace), server, is_cluster)
     finally:
-        for server in by_address.values():
-            await server.client.aclose()
-            await server.client.connection_pool.disconnect()
+        for one in made:
+            await one.client.aclose()
+            await one.client.connection_pool.disconnect()
 
 
 def _tier(options: argparse.Namespace, *, is_cluster: bool) -> RedisTier:
@@ -283,127 +258,78 @@ def server_command(
 # Keys and entries
 
 
-_Batch = Mapping[str, list[bytes]]
-"""Keys by kind: ``values``, ``cells``, ``registries``, ``claims`` and ``heartbeats``."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A value on a server.
-
-    Attributes:
-        size: its length in bytes; 0 if the key holds something else.
-        left: seconds until the server deletes it.
-        header: what it depends on; None if it is damaged or of another version.
-        is_current: whether a lookup would find it: nothing that it depends on was written since.
+async def _scan(fleet: Fleet, label: str) -> AsyncIterator[dict[str, list[bytes]]]:
+    """All keys of the namespace, in batches, by their kind. SCAN may return a key twice while the server resizes its
+    table.
     """
-
-    digest: str
-    size: int
-    left: float
-    header: Header | None
-    is_current: bool
-
-    @property
-    def roots(self) -> set[str]:
-        """Roots that it depends on. The cell of the entry itself (K) belongs to a root, but is no dependency."""
-        cells = () if self.header is None else self.header.cells
-        return {_root_of(cell) for cell in cells if not _name_of(cell).startswith(b"K")}
-
-
-def _root_of(key: bytes) -> str:
-    """The root of a cell, a registry or a channel: ``t:{namespace:order}:S`` belongs to ``order``."""
-    inside = key.partition(b"{")[2].rpartition(b"}")[0]
-    return inside.partition(b":")[2].decode("utf-8", "replace")
-
-
-def _name_of(cell: CellKey) -> bytes:
-    return cell.rpartition(b":")[2]
+    server, prefix = fleet.server, fleet.prefix
+    kinds = {b"v:@": "values", b"c:": "cells", b"p:": "reports"}
+    pattern = re.sub(rb"([*?\[\]\\^-])", rb"\\\1", prefix) + b"*"
+    size = await server.ask("DBSIZE")
+    with progress(label, size, least=_LEAST_FOR_A_PROGRESS_BAR) as update:
+        cursor, seen = b"0", 0
+        while True:
+            cursor, found = await server.ask("SCAN", cursor, "MATCH", pattern, "COUNT", str(_SCAN))
+            batch: dict[str, list[bytes]] = {kind: [] for kind in kinds.values()}
+            for key in found:
+                for start, kind in kinds.items():
+                    if key.startswith(prefix + start):
+                        batch[kind].append(key)
+            seen += _SCAN
+            update(seen)
+            yield batch
+            if cursor == b"0":
+                break
 
 
-async def _scan(fleet: Fleet, label: str) -> AsyncIterator[tuple[Server, _Batch]]:
-    """All keys of the namespace, in batches. SCAN may return a key twice while the server resizes its table."""
-    name = re.escape(fleet.names.namespace.encode())
-    kinds = re.compile(
-        rb"(?:(?P<values>v:%b:[0-9a-f]+)|(?P<cells>t:\{%b:.*\}:[SDTK][0-9a-f]*)|(?P<registries>w:\{%b:.*\})"
-        rb"|(?P<claims>r:%b:[0-9a-f]+(?::[0-9a-f]+)?)|(?P<heartbeats>%b:hb:.*))\Z" % (name, name, name, name, name),
-        re.DOTALL,
-    )
-    pattern = b"*" + re.sub(rb"([*?\[\]\\^-])", rb"\\\1", fleet.names.namespace.encode()) + b":*"
-    sizes = [await server.ask("DBSIZE") for server in fleet.servers]
-    with progress(label, sum(sizes), least=_LEAST_FOR_A_PROGRESS_BAR) as update:
-        for number, server in enumerate(fleet.servers):
-            cursor, seen = b"0", sum(sizes[:number])
-            while True:
-                cursor, found = await server.ask("SCAN", cursor, "MATCH", pattern, "COUNT", str(_SCAN))
-                batch: defaultdict[str, list[bytes]] = defaultdict(list)
-                for key in found:
-                    if match := kinds.match(key):
-                        batch[str(match.lastgroup)].append(key)
-                seen += _SCAN
-                update(seen)
-                yield server, batch
-                if cursor == b"0":
-                    break
-
-
-async def _entries(fleet: Fleet, server: Server, keys: Sequence[bytes]) -> list[_Entry]:
-    """Read the headers of values. Values that have expired by now are left out."""
-    found = []
+async def _entries(fleet: Fleet, keys: Sequence[bytes]) -> list[StoredValue]:
+    """Look at values, without their payloads. Those that have expired by now are left out."""
+    found: list[StoredValue] = []
+    server, prefix = fleet.server, fleet.prefix
     for start in range(0, len(keys), _VALUES):
         some = keys[start : start + _VALUES]
-        replies = await server.look_up(
-            command
-            for key in some
-            for command in (("STRLEN", key), ("PTTL", key), ("GETRANGE", key, "0", str(_HEAD - 1)))
+        info, time_parts, *replies = await server.look_up(
+            (
+                ("INFO", "replication"),
+                ("TIME",),
+                *(
+                    command
+                    for key in some
+                    for command in (("STRLEN", key), ("PTTL", key), ("GETRANGE", key, "0", str(_HEAD - 1)))
+                ),
+            )
         )
-        sizes, lefts, heads = replies[::3], replies[1::3], replies[2::3]
-        headers = [await _header(server, *each) for each in zip(some, sizes, heads, strict=True)]
-        cells = await _cells(fleet, {cell for header in headers if header is not None for cell in header.cells})
-        for key, size, left, header in zip(some, sizes, lefts, headers, strict=True):
-            if size != 0:
-                digest, is_current = key.rpartition(b":")[2].decode(), _is_current(header, cells)
-                found.append(_Entry(digest, size or 0, max(0, left) / 1000, header, is_current))
-    return found
-
-
-async def _header(server: Server, key: bytes, size: int | None, head: bytes | None) -> Header | None:
-    if size is None or head is None:
-        return None
-    try:
-        return unpack_value(head)[0]
-    except BadValue:
-        if size <= len(head):
-            return None
-    try:  # the header names so many entities that it is longer than what was read
-        return unpack_value(await server.ask("GETRANGE", key, "0", str(_MAX_HEAD - 1)))[0]
-    except (BadValue, ResponseError):
-        return None
-
-
-async def _cells(fleet: Fleet, keys: Iterable[CellKey]) -> Mapping[CellKey, SeenCell]:
-    """Read cells. Only keys of cells are read: a forged header may name any key, also one that may not be read."""
-    by_server: defaultdict[Server, list[CellKey]] = defaultdict(list)
-    prefix = b"t:{%b:" % fleet.names.namespace.encode()
-    for key in keys:
-        if key.startswith(prefix):
-            by_server[fleet.server_of(key)].append(key)
-    seen: dict[CellKey, SeenCell] = {}
-    for server, wanted in by_server.items():
-        info, *values = await server.look_up([("INFO", "replication"), *(("GET", key) for key in wanted)])
         fields = fields_of(info)
         if fields.get("role") != "master":
             raise Unusable("it is a replica; give the URL of the primary")
-        replication_id = fields["master_replid"].encode()
-        seen |= {key: (value, replication_id) for key, value in zip(wanted, values, strict=True) if value}
-    return seen
+        now = int(time_parts[0]) + int(time_parts[1]) / 1e6
+        sizes, lefts, starts = replies[::3], replies[1::3], replies[2::3]
+        heads = [await _head(server, *each) for each in zip(some, sizes, starts, strict=True)]
+        wanted = sorted({cell for head in heads if head is not None for cell in head.versions if cell != STORE})
+        states: dict[str, tuple[Any, int]] = {STORE: (fields["master_replid"], 0)}
+        versions = await server.look_up(("GET", prefix + b"c:" + cell.encode()) for cell in wanted)
+        modes = await server.look_up(("HVALS", prefix + b"h:" + cell.encode()) for cell in wanted)
+        for cell, version, holders in zip(wanted, versions, modes, strict=True):
+            mode = max([int(one) for one in holders or () if one.isdigit()], default=0)
+            states[cell] = (None if version is None else version.decode("utf-8", "replace")), min(mode, HELD)
+        for key, size, left, head in zip(some, sizes, lefts, heads, strict=True):
+            if size != 0:
+                address = key[len(prefix) + 2 :].decode("utf-8", "replace")
+                life = max(0, left) / 1000
+                found.append(StoredValue.of(address, head, states, size=size or 0, now=now, left=life))
+    return found
 
 
-def _is_current(header: Header | None, cells: Mapping[CellKey, SeenCell]) -> bool:
-    return header is not None and all(
-        key in cells and not is_held(cells[key]) and version_of(cells[key]) == version
-        for key, version in header.cells.items()
-    )
+async def _head(server: Server, key: bytes, size: int | None, start: bytes | None) -> Head | None:
+    if size is None or start is None:
+        return None
+    text, newline, _ = start.partition(b"\n")
+    if not newline and size > len(start):  # it names so many entities that it is longer than what was read
+        try:
+            text = (await server.ask("GETRANGE", key, "0", str(_MAX_HEAD - 1))).partition(b"\n")[0]
+        except ResponseError:
+            return None
+    return open_head(text)
 
 
 # stats
@@ -420,31 +346,33 @@ async def stats(options: argparse.Namespace) -> int:
         return roots[root if root in roots or len(roots) < _MAX_ROOTS else "(others)"]  # forged keys name any number
 
     async with connected(options) as fleet:
-        left = dict.fromkeys(fleet.servers, options.sample)
-        async for server, batch in _scan(fleet, "scanning"):
-            values, registries, heartbeats = batch["values"], batch["registries"], batch["heartbeats"]
-            sample = values[: left[server]]
-            left[server] -= len(sample)
-            totals.update(entries=len(values), inspected=len(sample))
-            for entry in await _entries(fleet, server, sample):
-                totals.update(bytes=entry.size, unreadable=entry.header is None)
+        left = options.sample
+        async for batch in _scan(fleet, "scanning"):
+            sample = batch["values"][:left]
+            left -= len(sample)
+            totals.update(entries=len(batch["values"]), inspected=len(sample))
+            for entry in await _entries(fleet, sample):
+                totals.update(bytes=entry.size, unreadable=entry.head is None)
                 for root in entry.roots:
                     counts_of(root).update(entries=1, bytes=entry.size, current=entry.is_current)
-            for cell in batch["cells"]:
-                counts_of(_root_of(cell))["entities"] += _name_of(cell).startswith(b"T")
-            numbers = await server.look_up(("ZCOUNT", registry, "(0", "+inf") for registry in registries)
-            for registry, number in zip(registries, numbers, strict=True):
-                counts_of(_root_of(registry))["writers"] += number or 0
-            reports = await server.look_up(("GET", heartbeat) for heartbeat in heartbeats)
-            for heartbeat, report in zip(heartbeats, reports, strict=True):
-                if report is not None and _name_of(heartbeat) not in processes:  # a process has one on each server
-                    processes.add(_name_of(heartbeat))
+            for key in batch["cells"]:
+                cell = key[len(fleet.prefix) + 2 :].decode("utf-8", "replace")
+                if (root := root_of_cell(cell)) and cell.startswith(f"{root}::"):
+                    counts_of(root)["entities"] += 1
+            reports = await fleet.server.look_up(("GET", key) for key in batch["reports"])
+            for key, report in zip(batch["reports"], reports, strict=True):
+                if report is not None and key not in processes:
+                    processes.add(key)
                     for root, calls in reported_calls(report_of(report)):
                         counts_of(root).update(calls)
+        (writers,) = await fleet.server.look_up([("HVALS", fleet.prefix + b"r")])
+        for packed in writers or ():
+            for root in {root_of_cell(cell) for cell in _cells_of(packed)} - {""}:
+                counts_of(root)["writers"] += 1
     scale = totals["entries"] / totals["inspected"] if totals["inspected"] else 1.0
     shown: dict[str, Any] = {
         "namespace": options.namespace,
-        "servers": [server.name for server in fleet.servers],
+        "servers": [fleet.server.name],
         "entries": totals["entries"],
         "bytes": round(totals["bytes"] * scale),
         "inspected": totals["inspected"],
@@ -505,9 +433,7 @@ async def keys(options: argparse.Namespace) -> int:
     listed: list[dict[str, Any]] = []
     is_cut = False
     async with connected(options) as fleet, aclosing(_matching(fleet, tags)) as found:
-        named = {
-            cell: ":".join(tag.split(":")[:2]) for tag in tags if ":" in tag for cell in fleet.names.cells_read(tag)
-        }
+        named = {fleet.cells.read(tag)[-1]: ":".join(tag.split(":")[:2]) for tag in tags if ":" in tag}
         async for entry in found:
             if is_cut := len(listed) == options.limit:
                 break
@@ -535,33 +461,36 @@ async def keys(options: argparse.Namespace) -> int:
     return 0
 
 
-async def _matching(fleet: Fleet, tags: list[str]) -> AsyncGenerator[_Entry, None]:
+async def _matching(fleet: Fleet, tags: list[str]) -> AsyncGenerator[StoredValue, None]:
     """All entries, or with tags those that a write of these tags would drop."""
-    written = fleet.names.cells_written(tags).keys()
-    async for server, batch in _scan(fleet, "scanning"):
-        for entry in await _entries(fleet, server, batch["values"]):
-            if not tags or (entry.header is not None and not written.isdisjoint(entry.header.cells)):
+    written = fleet.cells.written(tags)
+    async for batch in _scan(fleet, "scanning"):
+        for entry in await _entries(fleet, batch["values"]):
+            if not tags or (entry.head is not None and not written.isdisjoint(entry.head.versions)):
                 yield entry
 
 
-def _entry_document(entry: _Entry, named: Mapping[CellKey, str]) -> dict[str, Any]:
+def _cells_of(packed: bytes) -> list[str]:
+    """The cells of a writer, as the scripts keep them."""
+    try:
+        cells = json.loads(packed)
+    except ValueError:
+        return []
+    return [cell for cell in cells if isinstance(cell, str)] if isinstance(cells, list) else []
+
+
+def _entry_document(entry: StoredValue, named: Mapping[str, str]) -> dict[str, Any]:
     """Facts of an entry. The id of an entity is a digest, ``order:#3fa9c1d2e4b5``, unless the command line names it."""
-    header = entry.header
-    tags: dict[str, None] = {}
-    for cell in () if header is None else header.cells:
-        name, root = _name_of(cell).decode("utf-8", "replace"), _root_of(cell)
-        if name.startswith("T"):
-            tags[named.get(cell, f"{root}:#{name[1 : 1 + _DIGEST]}")] = None
-        elif name == "D":
-            tags[root] = None
+    head = entry.head
     return {
         "digest": entry.digest,
-        "tags": list(tags),
+        "tool": "" if head is None else head.tool,
+        "tags": entry.tags(named),
         "bytes": entry.size,
-        "age": None if header is None else max(0.0, round(time.time() - header.loaded, 3)),
-        "ttl": None if header is None else header.ttl,
-        "grace": None if header is None else header.grace,
-        "cost": None if header is None else round(header.cost, 6),
+        "age": None if entry.age is None else round(entry.age, 3),
+        "ttl": None if head is None else head.ttl,
+        "grace": None if head is None else head.grace,
+        "cost": None if head is None else round(head.cost, 6),
         "expires_in": entry.left,
         "is_current": entry.is_current,
     }
@@ -580,50 +509,23 @@ async def clear(options: argparse.Namespace) -> int:
         print(f"This drops everything under {options.namespace!r}, in every process. Add --yes.", file=sys.stderr)
         return 2
     deleted = 0
-    async with connected(options) as fleet:
+    async with connected(options) as fleet, _tier(options, is_cluster=fleet.is_cluster) as tier:
         if options.all:
-            tags = sorted(await _all_roots(fleet))
-        async with _tier(options, is_cluster=fleet.is_cluster) as tier:
-            for start in range(0, len(tags), _ROOTS_AT_ONCE):
-                some = tuple(tags[start : start + _ROOTS_AT_ONCE])
-                write = WriteIntent(os.urandom(16).hex(), some, on_unreachable="refuse")
-                await tier.begin(write)
-                await tier.commit(write, some, failed=False, hold=0.0)
-                if tier.stats()["pending"]:
-                    raise Unusable(
-                        "the connection was lost between begin and commit; the tags are dropped when the lease "
-                        "expires, but run the command again to be sure"
-                    )
-        if options.all:
-            deleted = await _delete_values(fleet)
+            deleted = await tier.clear()
+        for start in range(0, len(tags), _ROOTS_AT_ONCE):
+            some = tuple(tags[start : start + _ROOTS_AT_ONCE])
+            write = WriteIntent(os.urandom(16).hex(), some, on_unreachable="refuse")
+            await tier.begin(write)
+            await tier.commit(write, some, failed=False, hold=0.0)
+            if tier.stats()["pending"]:
+                raise Unusable(
+                    "the connection was lost between begin and commit; the tags are dropped when the lease "
+                    "expires, but run the command again to be sure"
+                )
     if options.json:
         print_json({"namespace": options.namespace, "tags": tags, "deleted": deleted})
     elif options.all:
-        print(f"cleared {len(tags)} roots, deleted {deleted:,} entries")
+        print(f"cleared everything, deleted {deleted:,} entries")
     else:
         print(f"cleared {', '.join(tags)}")
     return 0
-
-
-async def _all_roots(fleet: Fleet) -> set[str]:
-    """Every root that has a key on the servers, or that a process listens to: that process may have local copies."""
-    roots: set[str] = set()
-    prefix = b"c:{%b:" % fleet.names.namespace.encode()
-    for server in fleet.servers:
-        channels = await server.ask("PUBSUB", "SHARDCHANNELS" if fleet.is_cluster else "CHANNELS")
-        roots |= {_root_of(channel) for channel in channels if channel.startswith(prefix)}
-    async for server, batch in _scan(fleet, "looking for roots"):
-        roots |= {_root_of(key) for key in [*batch["cells"], *batch["registries"]]}
-        for entry in await _entries(fleet, server, batch["values"]):
-            roots |= entry.roots
-    return {root for root in roots if root and ":" not in root}  # one with a colon is none of a tag: see `ttl_hash`
-
-
-async def _delete_values(fleet: Fleet) -> int:
-    """Free the memory of values, which count as invalid since the write. Returns how many there were."""
-    deleted = 0
-    async for server, batch in _scan(fleet, "deleting"):
-        values = batch["values"]
-        replies = await server.look_up(("UNLINK", key) for key in [*values, *batch["claims"]])
-        deleted += sum(replies[: len(values)])
-    return deleted

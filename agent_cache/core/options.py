@@ -318,6 +318,7 @@ class ReadPolicy:
     stale_if_error: float = 0.0
     max_stream_bytes: int = DEFAULT_STREAM_BYTES
     audit: float | None = None
+    version: str | None = None
     bound: float | None = None  # of a `ttl` that is a function: seconds that no result outlives, whatever it returns
     kept_for: float = field(init=False)  # seconds beyond its expiry for which a result may still be served
     life_varies: bool = field(init=False)  # by a `ttl` that is a function, or by `jitter`

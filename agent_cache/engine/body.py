@@ -182,9 +182,9 @@ def _answers(arguments: str, policy: ReadPolicy) -> list[str]:
 
 _ENTRY: Final = f"""\
 $entry = $lookup($key)
-if $entry is not None and ($entry.checked == $versions.now or $store.is_current($key, $entry)):
+if $entry is not None:
     $value = $entry.value if {{unexpired}} and {_IS_TRUSTED} else $entry.value_at({{now}})
-    if $value is not $MISSING:
+    if $value is not $MISSING and ($entry.checked == $versions.now or $store.is_current($key, $entry)):
         {{observed}}
         if $entry is not $store.newest:
             try:
@@ -196,7 +196,9 @@ if $entry is not None and ($entry.checked == $versions.now or $store.is_current(
         $stats.time_saved += $entry.cost
         return $value
 """
-"""How an entry of the global store answers. `lookup` is a global that the store sets, which saves 7 ns."""
+"""How an entry of the global store answers: first whether what others have written is known up to now, then whether
+anything of it touches the entry. `lookup` is a global that the store sets, which saves 7 ns.
+"""
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

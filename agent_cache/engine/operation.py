@@ -107,8 +107,7 @@ class Operation(Generic[P]):
         parameters: Parameters,
         tags: TagSet,
         policy: P,
-        backup: Tier | None,
-        remote: Tier | None,
+        tiers: tuple[Tier, ...],
         *,
         is_sync: bool = False,
     ) -> None:
@@ -124,7 +123,7 @@ class Operation(Generic[P]):
             for rule in tags.early
         )
         self.heeds_contexts = policy.heeds_contexts and parameters.may_say_who_asks
-        self.own_tiers = tuple(tier for tier in (backup, remote) if tier is not None)
+        self.own_tiers = tiers
         self.recorded: Any = None
         self.counted_as = name, tags.roots
         self.stats = METRICS.stats_of(self.counted_as)

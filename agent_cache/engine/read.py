@@ -194,8 +194,7 @@ class ReadOperation(Operation[ReadPolicy]):
         under, tiers = self._tiers
         configured = CURRENT.value
         if under is not configured:
-            named = self.own_tiers or (configured.backup, configured.remote)
-            tiers = tuple(tier for tier in named if tier is not None) if self.reaches_tiers else ()
+            tiers = (self.own_tiers or configured.tiers) if self.reaches_tiers else ()
             if self.policy.remote.is_strong:
                 tiers = tiers[-1:]
             self._tiers = configured, tiers

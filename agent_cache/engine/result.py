@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
 from agent_cache.core.evidence import SHORTEST, LastLoad
-from agent_cache.core.lease import Lease
+from agent_cache.core.lease import UNTRUSTED, Lease
 from agent_cache.core.options import refresh_window
 from agent_cache.core.store import NEVER, Entry, Store, UnsharedEntry, entry_size
 from agent_cache.core.tags import Tag
@@ -188,9 +188,11 @@ def protected_copy(call: Call, value: Any, expires: float) -> Entry | None:
 
 
 def lease_of(ticket: Ticket, lease: Lease) -> Lease:
-    """The lease in a copy of an only tier's value: that of its ticket, if it has one, else that of the whole tier."""
+    """The lease in a copy of an only tier's value: that of its ticket, if it has one, else that of the whole tier. None
+    helps if the tier cannot be listened to.
+    """
     own: Lease | None = getattr(ticket, "lease", None)
-    return lease if own is None else own
+    return lease if own is None or lease is UNTRUSTED else own
 
 
 def count_unstored(call: Call) -> None:

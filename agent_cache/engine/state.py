@@ -316,7 +316,7 @@ def evict_for(entry: Entry, garbage: list[Any]) -> dict[Store, int] | None:
 
 
 def _apply(old: Configuration, new: Configuration) -> None:
-    if old.remote is not new.remote or old.backup is not new.backup:
+    if not old.has_tiers_of(new):
         clear_everything()  # the new tiers have no versions of these entries
     with VERSIONS.lock:
         is_on = CURRENT.value.enabled  # another thread may have changed it since; the last one here must set what holds

@@ -252,7 +252,7 @@ def _keep_versions(call: Call) -> None:
 
 async def _claim(tier: Any, ticket: Ticket, call: Call) -> tuple[Found | None, Ticket]:
     """Have one process of the fleet load what a write has invalidated, or whatever is missed by a tool that shares its
-    loads: see `SharedLoads`. What is claimed is in ``flight.claim``, to be given up when the load has ended.
+    loads: see `VersionedTier.claim`. What is claimed is in ``flight.claim``, to be given up when the load has ended.
 
     Returns:
         What another process has loaded meanwhile, and a ticket.
@@ -386,6 +386,8 @@ def _identity(call: Call) -> tuple[tuple[str, Any], ...]:
         parts = [("key=", policy.key(*args, **kwargs))]
     if policy.vary is not None:
         parts.append(("vary=", operation.varied(operation.parameters.for_functions(call.arguments))))
+    if policy.version is not None:
+        parts.append(("version=", policy.version))
     if operation.heeds_contexts and (asker := operation.part_by_contexts(call.arguments)) is not None:
         parts.append(("asker", asker))
     return tuple(parts)

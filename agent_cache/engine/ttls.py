@@ -1,6 +1,6 @@
 """Ttls that are set at run time, by the name of the tool: here, or by another process of a fleet.
 
-A tool that is decorated later gets the ttl of its name. A tier that passes them on (`remote.protocol.SharedTtls`) gives
+A tool that is decorated later gets the ttl of its name. A tier that passes them on (`VersionedTier.follow_ttls`) gives
 all of its own at once, so one that is not among them any more has been taken back.
 
 A shorter ttl drops what is stored, what was made of it, and what is loading, since it may have computed its expiry

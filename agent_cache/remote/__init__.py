@@ -1,56 +1,44 @@
-"""The border to caches outside this process: what the pipeline asks of a tier, and no more."""
+"""Caches outside of this process: the tiers, and what a tier of one's own is made of."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from agent_cache.errors import RemoteTierError
 from agent_cache.remote.addresses import from_url
-from agent_cache.remote.protocol import (
-    Found,
-    Lease,
-    Listener,
-    Request,
-    SharedLoads,
-    SharedTtls,
-    Term,
-    Ticket,
-    Tier,
-    Touched,
-    Versions,
-    WriteIntent,
-)
+from agent_cache.remote.protocol import Found, Request, Tier, WriteIntent
 
 if TYPE_CHECKING:
+    from agent_cache.remote.backend import Backend
     from agent_cache.remote.file import FileTier
+    from agent_cache.remote.memory import MemoryTier
     from agent_cache.remote.redis import RedisTier
+    from agent_cache.remote.versioned import VersionedTier
 
 __all__ = [
+    "Backend",
     "FileTier",
     "Found",
-    "Lease",
-    "Listener",
+    "MemoryTier",
     "RedisTier",
+    "RemoteTierError",
     "Request",
-    "SharedLoads",
-    "SharedTtls",
-    "Term",
-    "Ticket",
     "Tier",
-    "Touched",
-    "Versions",
+    "VersionedTier",
     "WriteIntent",
     "from_url",
 ]
 
+_MODULES = {
+    "Backend": "backend", "FileTier": "file", "MemoryTier": "memory", "RedisTier": "redis",
+    "VersionedTier": "versioned",
+}  # fmt: skip
+
 
 def __getattr__(name: str) -> Any:
-    """Load a tier when it is asked for: one needs redis-py, the other the SQLite of this Python."""
-    if name == "FileTier":
-        from agent_cache.remote.file import FileTier
+    """Load a tier when it is asked for: one needs redis-py, another the SQLite of this Python."""
+    if name in _MODULES:
+        from importlib import import_module
 
-        return FileTier
-    if name == "RedisTier":
-        from agent_cache.remote.redis import RedisTier
-
-        return RedisTier
+        return getattr(import_module(f"agent_cache.remote.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,7 +25,10 @@ _MAX_ROOTS: Final = 100
 
 @dataclass(slots=True)
 class Log:
-    """Logs each warning once. Argument values are never part of one."""
+    """Logs each warning once, and writes it to stderr if no logging is set up.
+
+    Argument values are never part of one.
+    """
 
     tier: str
     _logged: dict[str, float] = field(default_factory=dict)
@@ -33,14 +38,26 @@ class Log:
         if event not in self._logged and len(self._logged) < _MAX_LOGGED:
             self._logged[event] = boottime()
             extra = {"agent_cache_event": event, "agent_cache_tier": self.tier}
-            logging.getLogger("agent_cache").warning(
-                "%s: %s%s", self.tier, event, f" ({reason})" if reason else "", extra=extra
-            )
+            logger = logging.getLogger("agent_cache")
+            text = f"{self.tier}: {event}{f' ({reason})' if reason else ''}"
+            logger.warning("%s", text, extra=extra)
+            if not _is_heard(logger):
+                with suppress(OSError, ValueError, AttributeError):  # it may be closed, full or missing
+                    sys.stderr.write(f"agent_cache: {text}\n")
 
     def allow_again(self, event: str) -> None:
         """Let an event that has ended be logged again, at most once a minute."""
         if boottime() - self._logged.get(event, float("-inf")) > _LOG_AGAIN_AFTER:
             self._logged.pop(event, None)
+
+
+def _is_heard(logger: logging.Logger | None) -> bool:
+    """Whether a program has set up logging: the library's own handler writes nowhere."""
+    while logger is not None:
+        if any(not isinstance(handler, logging.NullHandler) for handler in logger.handlers):
+            return True
+        logger = logger.parent if logger.propagate else None
+    return False
 
 
 def report_text() -> str:

@@ -22,7 +22,7 @@ from agent_cache.engine.state import READERS, clear_everything, forget_warnings
 from agent_cache.engine.tiers import unsubscribe_all
 from agent_cache.engine.ttls import TTLS
 from agent_cache.metrics import METRICS
-from agent_cache.remote.protocol import Found, Listener, Request, SharedTtls, Ticket, Tier, WriteIntent
+from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Tier, WriteIntent
 from agent_cache.session.session import WATCHERS
 
 __all__ = ["FakeClock", "FaultyTier", "Order", "calls_waiting", "loads_in_flight", "reset"]
@@ -88,6 +88,10 @@ class FakeClock:
     ) -> None:
         if self._former is not None:
             CLOCK.set(self._former)
+
+
+def _nothing() -> None:
+    pass
 
 
 Order = Literal["lookup", "store", "discard", "begin", "renew", "commit", "aclose"]
@@ -172,13 +176,16 @@ class FaultyTier:
         return self.tier.subscribe(listener)
 
     def publish_ttl(self, tool: str, ttl: float | None) -> None:
-        """As `SharedTtls.publish_ttl`, if the tier has it."""
-        if isinstance(self.tier, SharedTtls):
-            self.tier.publish_ttl(tool, ttl)
+        """As `VersionedTier.publish_ttl`, if the tier has it."""
+        publish = getattr(self.tier, "publish_ttl", None)
+        if publish is not None:
+            publish(tool, ttl)
 
     def follow_ttls(self, listener: Callable[[Mapping[str, float]], None]) -> Callable[[], None]:
-        """As `SharedTtls.follow_ttls`; a tier that has no ttls never calls the listener."""
-        return self.tier.follow_ttls(listener) if isinstance(self.tier, SharedTtls) else lambda: None
+        """As `VersionedTier.follow_ttls`; a tier that has no ttls never calls the listener."""
+        follow: Any = getattr(self.tier, "follow_ttls", None)
+        end: Callable[[], None] = _nothing if follow is None else follow(listener)
+        return end
 
     async def aclose(self) -> None:
         """As `Tier.aclose`, or a fault."""

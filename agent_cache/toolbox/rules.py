@@ -57,7 +57,7 @@ class ReadOptions(TypedDict, total=False):
     scope: Literal["global", "session"]
     ttl: float | timedelta | Callable[[Any], float | timedelta | None] | None
     maxsize: int | None
-    backup: Tier | None
+    backup: Tier | Sequence[Tier] | None
     remote_cache: Tier | None
     key: Callable[..., Any] | None
     vary: Callable[[Mapping[str, Any]], Hashable] | Callable[[], Hashable] | None
@@ -72,6 +72,7 @@ class ReadOptions(TypedDict, total=False):
     inherit: bool
     audit: float | None
     shared: bool
+    version: str | None
 
 
 class WriteOptions(TypedDict, total=False):
@@ -85,7 +86,7 @@ class WriteOptions(TypedDict, total=False):
     ok: Callable[[Any], bool] | None
     loop: LoopHints
     remote_cache: Tier | None
-    backup: Tier | None
+    backup: Tier | Sequence[Tier] | None
     remote: RemotePolicy | None
     shared: bool
 

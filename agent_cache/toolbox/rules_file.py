@@ -22,7 +22,7 @@ _RELAY: Final = ("on_loop", "new_turn_after", "max_tool_repeats", "on")
 _OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "read": (
         "tags", "parse", "scope", "ttl", "maxsize", "jitter", "grace", "stale_if_error", "copy", "inherit", "shared",
-        "loop",
+        "version", "loop",
     ),
     "write": ("tags", "parse", "scope", "settle", "doubt", "shared", "loop"),
     "watch": ("loop",),

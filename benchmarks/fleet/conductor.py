@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.fleet.faults import RARELY_MIXED, Fault, Scene
+from benchmarks.fleet.faults import Fault, Scene
 from benchmarks.fleet.tools import Consistency
 from benchmarks.fleet.truth import Truth, noted
 from benchmarks.fleet.verdict import Verdict, judge
@@ -36,8 +36,6 @@ class Fleet:
         heat: how much more often the first entities are used than the others.
         lives: how often a process starts that dies in the fault: its operations are shared among its lives.
         read_kinds, write_kinds: how many of each kind there are among the reads, and among the writes.
-        splits_early: all processes listen to the parts of a root after any message.
-        without: a part of the protocol that all processes do without, by its name in `parts`.
     """
 
     processes: int = 4
@@ -55,8 +53,6 @@ class Fleet:
     consistency: Consistency = "bounded"
     in_memory: bool = False
     seed: int = 1
-    without: str | None = None
-    splits_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +100,6 @@ def run(fault: Fault, fleet: Fleet) -> Outcome:
             seed=0,
             dies=None,
             steps=fault.steps,
-            without=fleet.without,
-            splits_early=fleet.splits_early,
         )
         players = [
             _Player(_as_side(job, scene, fault, is_writer=number % 2 == 1), number, fault, fleet)
@@ -147,8 +141,6 @@ def _as_side(job: Job, scene: Scene, fault: Fault, *, is_writer: bool) -> Job:
     """What a process does, and how it gets to the server."""
     if fault.cut_off is not None or fault.apart:
         job = replace(job, writes=2 * job.writes if is_writer else 0.0)
-    if fault.is_mixed and is_writer:
-        job = replace(job, writes=job.writes / RARELY_MIXED, is_earlier=True)
     through_proxy = fault.where == "pair" or (fault.cut_off is not None and is_writer == (fault.cut_off == "writers"))
     target = scene.proxy if through_proxy else scene.cluster or scene.server
     return replace(job, url=None if target is None else target.url)

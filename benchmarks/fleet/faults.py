@@ -23,20 +23,14 @@ RARELY: dict[str, Any] = {
 So there are many entities, each of them written now and then, and never all together; also not by the beginning of a
 write whose tag its result will tell, which drops the local copies of all.
 """
-ROOT = "{fleet:order}"
-"""Hash tag of the root that all tools of a run depend on."""
+ROOT = "{fleet}"
+"""Hash tag of the namespace of a run."""
 RESHARDED = 4_000
 """Keys in the slot of that root besides its own."""
 TRIP = 0.005
 """Seconds between two batches of keys, which are ten each: the slot is open for some two seconds."""
 NEWS_DELAY = 0.6
 """Seconds. Longer than `max_staleness` and the timeout together, and nobody would listen at all."""
-BUSY: dict[str, Any] = {
-    "entities": 100, "heat": 0.05, "read_kinds": {"entity": 1}, "write_kinds": {"entity": 1}, "splits_early": True,
-}  # fmt: skip
-"""All copies are of single entities, so that all processes listen to the parts of their root."""
-RARELY_MIXED = 20
-"""How much less often a process of an earlier version writes: after each of its writes nobody listens to parts."""
 
 
 @dataclass(slots=True)
@@ -74,7 +68,6 @@ class Fault:
         apart: half of the processes only read, and the others do all the writing.
         dies: processes die in their last write, and are replaced.
         steps: wall clocks jump.
-        is_mixed: half of the processes are of a version that knows no parts of roots, and write now and then.
         fleet: what its processes do, where the usual would hide it.
     """
 
@@ -85,15 +78,14 @@ class Fault:
     apart: bool = False
     dies: Death | None = None
     steps: bool = False
-    is_mixed: bool = False
     fleet: Mapping[str, Any] = field(default_factory=dict)
 
 
-def kill_subscriptions(scene: Scene) -> int:
-    """What a server does to a slow reader, each 200 ms."""
+def kill_connections(scene: Scene) -> int:
+    """All of them, each 200 ms."""
     struck = 0
     while scene.wait(0.2):
-        struck += int(_server(scene).command("CLIENT", "KILL", "TYPE", "pubsub")) > 0
+        struck += int(_server(scene).command("CLIENT", "KILL", "TYPE", "normal")) > 0
     return struck
 
 
@@ -194,7 +186,7 @@ def cut_at_scripts(scene: Scene) -> int:
 
 
 def delay_news(scene: Scene) -> int:
-    """What a server says to its subscribers comes late, for good; everything else does not."""
+    """What a server says to who follows the feed comes late, for good; everything else does not."""
     _proxy(scene).delay_news(NEWS_DELAY)
     scene.over.wait()
     return 1
@@ -239,13 +231,13 @@ def fail_over(scene: Scene) -> int:
     assert scene.cluster is not None
     struck = 0
     while scene.wait(0.5):
-        scene.cluster.failover(scene.cluster.primary_for("{order}"), force=struck % 2 == 1)
+        scene.cluster.failover(scene.cluster.primary_for(ROOT), force=struck % 2 == 1)
         struck += 1
     return struck
 
 
 def reshard(scene: Scene) -> int:
-    """The slot of the root moves from one primary to the next key by key, and belongs to neither of them meanwhile."""
+    """The slot of the namespace moves to the next primary key by key, and belongs to neither of them meanwhile."""
     cluster = _filled(scene)
     struck = 0
     while scene.wait(1.0):
@@ -256,7 +248,7 @@ def reshard(scene: Scene) -> int:
 
 
 def migrate_atomically(scene: Scene) -> int:
-    """The slot of the root moves as a whole, once the next primary has a copy of all that is in it."""
+    """The slot of the namespace moves as a whole, once the next primary has a copy of all that is in it."""
     cluster = _filled(scene)
     struck = 0
     while scene.wait(0.5):
@@ -283,10 +275,7 @@ def _next_primary(cluster: Cluster) -> Node:
 FAULTS: dict[str, Fault] = {
     "none": Fault(),
     "none, cluster": Fault(where="cluster"),
-    "none, busy root": Fault(fleet=BUSY),
-    "busy root, an earlier version": Fault(is_mixed=True, fleet=BUSY),
-    "subscriptions killed": Fault(kill_subscriptions),
-    "subscriptions killed, busy root": Fault(kill_subscriptions, fleet=BUSY),
+    "connections killed": Fault(kill_connections),
     "restarted empty": Fault(restart_empty),
     "restarted from a snapshot": Fault(restart_from_a_snapshot),
     "server frozen": Fault(freeze),

@@ -122,10 +122,8 @@ async def _play(job: Job) -> list[str]:
 def _share_nothing() -> None:
     """Let each process load for itself, and copies expire when the value does."""
     from agent_cache.remote.redis import RedisTier
-    from agent_cache.remote.redis.reads import RedisTicket
 
-    del RedisTier.claim
-    RedisTicket.refreshes_early = False
+    RedisTier.reloads_early = RedisTier._waits_after_writes = False
 
 
 def measure(server: Server, game: Game, processes: int, *, shares: bool) -> Measured:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from agent_cache import configure, get_metrics
 from agent_cache.errors import RemoteTierError
-from benchmarks.fleet.parts import PARTS, earlier_version, split_early
 from benchmarks.fleet.tools import WRITE, Consistency, Death, Reads, Shop, Writes, decorated
 from benchmarks.fleet.truth import Journal, Truth
 
@@ -42,9 +41,6 @@ class Job:
         read_kinds, write_kinds: how many of each kind among them.
         dies: in its last write.
         steps: its wall clock jumps back and forth.
-        without: a part of the protocol that it does without.
-        splits_early: it listens to the parts of a root after any message.
-        is_earlier: it is of a version that knows no parts.
     """
 
     name: str
@@ -65,9 +61,6 @@ class Job:
     seed: int
     dies: Death | None = None
     steps: bool = False
-    without: str | None = None
-    splits_early: bool = False
-    is_earlier: bool = False
 
     def as_argument(self) -> str:
         return json.dumps(asdict(self))
@@ -157,12 +150,6 @@ def main(argument: str) -> None:
     job = Job(**json.loads(argument))
     if job.steps:
         step_the_wall_clock()
-    if job.splits_early:
-        split_early()
-    if job.is_earlier:
-        earlier_version()
-    if job.without is not None:
-        PARTS[job.without]()
     asyncio.run(Worker(job).run())
     # Threads that wait for a server that is gone must not hold up the end of the run.
     sys.stdout.flush()

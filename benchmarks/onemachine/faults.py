@@ -281,8 +281,6 @@ FAULTS: Final[dict[str, tuple[Callable[[Run], Iterator[None]], dict[str, Any]]]]
     "database overwritten": (damages("overwritten"), {}),
     "forks": (calm, {"forks": 150}),
     "64 KiB for all values": (bounded, {"max_bytes": 65_536, "padding": 4_000}),
-    "one slot for all tags": (calm, {"slots": 1}),
-    "one slot, killed at random": (kills, {"slots": 1}),
 }
 
 

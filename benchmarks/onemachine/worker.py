@@ -33,7 +33,6 @@ class Job:
         process: its number, under which it counts.
         operations: that many, those of its former lives included.
         writes: share of them.
-        slots: how many slots the page is used as if it had.
         dies_at: at which step of its only write it dies; None: it lives.
         kind: of that write.
         padding: bytes that the value of an entity has beside its number.
@@ -48,7 +47,6 @@ class Job:
     timeout: float = 0.1
     max_bytes: int = 268_435_456
     writes: float = 0.01
-    slots: int | None = None
     hooked: bool = False
     dies_at: int | None = None
     kind: int = 0
@@ -72,11 +70,6 @@ class Worker:
 
     def run(self) -> None:
         job = self.job
-        if job.slots is not None:
-            from agent_cache.remote.file import database, shared_page
-
-            for module in (database, shared_page):
-                vars(module)["SLOTS"] = job.slots
         if job.hooked or job.dies_at is not None:
             show_steps(self.step)
         self.open()

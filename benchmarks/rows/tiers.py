@@ -9,7 +9,8 @@ from typing import Any
 
 from agent_cache import AgentCache
 from agent_cache.core.lease import Lease
-from agent_cache.remote import Found, Request, Ticket, Versions, WriteIntent
+from agent_cache.remote import Found, Request, WriteIntent
+from agent_cache.remote.protocol import Ticket, Versions
 from benchmarks.table import Row
 from benchmarks.timing import Effort, Sample, hitting, measure
 from benchmarks.workload import TTL, USER, scalar_tool

@@ -1,10 +1,8 @@
 """The contract of tiers: subclass `TierContract` in a test module, and define how two clients of one server are made.
 
 class TestMyTier(TierContract):
-    max_staleness = 0.1  # as the tiers are made
-    moment = 0.1         # a ttl or a hold that is really waited for: longer than a call takes
-
-    short_lease = 0.2    # one that is really waited for
+    async def advance(self, seconds):  # time is moved, and never waited for
+        clock.advance(seconds)
 
     async def make_tiers(self):
         options = {"lease": self.lease, "max_staleness": self.max_staleness}
@@ -33,6 +31,6 @@ class TierContract(
 ):
     """The promises of `Tier`, as tests. `Workbench` lists what a subclass overrides, each with a default or a skip.
 
-    Override `make_tiers`; `advance` if time can be moved; `arrive` if messages take time; `cut` and `reconnect`,
+    Override `make_tiers` and `advance`; `arrive` if messages take time; `cut` and `reconnect`,
     `stop_server` and `start_server` if the test can make that happen. Tests that need a missing one are skipped.
     """

@@ -1,4 +1,4 @@
-"""Contract of tiers: loads that processes share. Skipped for a tier that has no `SharedLoads`."""
+"""Contract of tiers: loads that processes share. Skipped for a tier that has no `claim`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agent_cache.remote.protocol import Found, Request, SharedLoads, Ticket
-from tests.contract.workbench import Workbench, commit, load, read, store_over, takes_time, value_of, write, writing
+from agent_cache.remote.protocol import Found, Request, Ticket
+from tests.contract.workbench import Workbench, commit, load, read, store_over, value_of, write, writing
 
 __all__ = ["ClaimTests"]
 
@@ -26,7 +26,7 @@ class ClaimTests(Workbench):
     async def loaders(self) -> AsyncIterator[tuple[Any, Any]]:
         """Two clients that share loads."""
         async with self.tiers() as (a, b):
-            if not isinstance(a, SharedLoads):
+            if not hasattr(a, "claim"):
                 pytest.skip("the tier has no claim()")
             async with asyncio.timeout(100):  # a deadlock is a failure, not a run that never ends
                 yield a, b
@@ -57,7 +57,6 @@ class ClaimTests(Workbench):
                 assert not own.has_claim
                 assert own.versions
 
-    @takes_time
     async def test_what_has_expired_and_what_was_written_is_loaded_once_too(self) -> None:
         """As what was never there."""
         for is_written in (False, True):
@@ -70,12 +69,11 @@ class ClaimTests(Workbench):
                 else:
                     await self.advance(self.moment * 1.1)
                 request = replace(request, ttl=None)
-                with self.within(a.lease * 0.9):
-                    ticket = await lead(a, request)
-                    waiter = await Waiter.start(b, request)
-                    await store_over(a, ticket, "new", ORDER.tags)
-                    a.give_up(ticket)
-                    assert (await waiter.task)[0].value == "new"
+                ticket = await lead(a, request)
+                waiter = await Waiter.start(b, request)
+                await store_over(a, ticket, "new", ORDER.tags)
+                a.give_up(ticket)
+                assert (await waiter.task)[0].value == "new"
 
     async def test_who_leads_looks_once_more(self) -> None:
         """Another load may have ended since its lookup."""
@@ -100,53 +98,45 @@ class ClaimTests(Workbench):
             await store_over(b, own, "new", ORDER.tags)
             assert await value_of(a, ORDER) == "new"
 
-    @takes_time
     async def test_a_claim_that_is_not_renewed_ends_with_its_lease(self) -> None:
         """Its process has died."""
         async with self.loaders() as (a, b):
-            with self.within(a.lease * 0.9):
-                await lead(a)
-                waiter = await Waiter.start(b)
+            await lead(a)
+            waiter = await Waiter.start(b)
             await self.advance(a.lease * 1.1)
             found, own = await waiter.task
             assert found is None
             assert own.has_claim
 
-    @takes_time
     async def test_a_claim_that_is_renewed_lasts(self) -> None:
         """A long load is one load."""
         async with self.loaders() as (a, b):
-            with self.within(a.lease * 0.9):
-                ticket = await lead(a)
-                waiter = await Waiter.start(b)
+            ticket = await lead(a)
+            waiter = await Waiter.start(b)
+            await self.advance(a.lease * 0.6)
+            await self.renewed(a, ticket)
+            for _ in range(3):
                 await self.advance(a.lease * 0.6)
                 await self.renewed(a, ticket)
-            for _ in range(3):
-                with self.within(a.lease * 0.9):
-                    await self.advance(a.lease * 0.6)
-                    await self.renewed(a, ticket)
-            with self.within(a.lease * 0.9):
-                await waiter.looks_again()
-                assert not waiter.task.done()
-                await store_over(a, ticket, "new", ORDER.tags)
-                a.give_up(ticket)
-                assert (await waiter.task)[0].value == "new"
+            await waiter.looks_again()
+            assert not waiter.task.done()
+            await store_over(a, ticket, "new", ORDER.tags)
+            a.give_up(ticket)
+            assert (await waiter.task)[0].value == "new"
 
-    @takes_time
     async def test_a_claim_that_has_become_another_ones_is_left_to_it(self) -> None:
         """Its former process was slow, and not dead."""
         async with self.loaders() as (a, b):
             former = await lead(a)
             await self.advance(a.lease * 1.1)
-            with self.within(a.lease * 0.9):
-                ticket = await lead(b)
-                a.renew_claim(former)
-                a.give_up(former)
-                waiter = await Waiter.start(a)
-                await waiter.looks_again()
-                await store_over(b, ticket, "new", ORDER.tags)
-                b.give_up(ticket)
-                assert (await waiter.task)[0].value == "new"
+            ticket = await lead(b)
+            a.renew_claim(former)
+            a.give_up(former)
+            waiter = await Waiter.start(a)
+            await waiter.looks_again()
+            await store_over(b, ticket, "new", ORDER.tags)
+            b.give_up(ticket)
+            assert (await waiter.task)[0].value == "new"
 
     async def test_nobody_waits_for_a_load_that_a_write_has_overtaken(self) -> None:
         """Nor is its value found."""

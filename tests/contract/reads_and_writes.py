@@ -7,7 +7,7 @@ import weakref
 from dataclasses import replace
 
 from agent_cache.remote.protocol import Request, Tier
-from tests.contract.workbench import Workbench, commit, load, read, takes_time, value_of, write, writing
+from tests.contract.workbench import Workbench, commit, load, read, value_of, write, writing
 
 __all__ = ["LateTagTests", "ReadTests", "WriteTests"]
 
@@ -61,61 +61,53 @@ class ReadTests(Workbench):
             await load(b, read("order:7"), "new")
             assert await value_of(a, read("order:7")) == "new"
 
-    @takes_time
     async def test_a_value_lives_for_its_ttl(self) -> None:
         """It is found before, and not after."""
         async with self.tiers() as (a, b):
-            with self.within(self.moment * 0.9):
-                await load(a, read("order:7", ttl=self.moment), "old")
-                found, _ = await b.lookup(read("order:7", ttl=self.moment))
-                assert found is not None
-                assert found.ttl is not None
-                assert 0 < found.ttl <= self.moment
+            await load(a, read("order:7", ttl=self.moment), "old")
+            found, _ = await b.lookup(read("order:7", ttl=self.moment))
+            assert found is not None
+            assert found.ttl is not None
+            assert 0 < found.ttl <= self.moment
             await self.advance(self.moment * 1.1)
             assert await value_of(b, read("order:7", ttl=self.moment)) == "nothing"
 
-    @takes_time
     async def test_a_ttl_counts_from_the_start_of_the_load(self) -> None:
         """Storing does not renew a value from a farther tier or a slow load."""
         async with self.tiers() as (a, b):
             request = read("order:7", ttl=self.moment * 4)
-            with self.within(self.moment * 0.9):
-                _, ticket = await a.lookup(request)
-                await a.store(ticket, "old", request.tags, 0.5, age=self.moment * 3)
-                found, _ = await b.lookup(request)
-                assert found is not None
+            _, ticket = await a.lookup(request)
+            await a.store(ticket, "old", request.tags, 0.5, age=self.moment * 3)
+            found, _ = await b.lookup(request)
+            assert found is not None
             assert found.age >= self.moment * 3
             assert found.ttl is not None
             assert found.ttl <= self.moment
             await self.advance(self.moment * 1.1)
             assert await value_of(b, request) == "nothing"
 
-    @takes_time
     async def test_a_value_may_live_for_less_than_others_of_its_tool(self) -> None:
         """By a ttl of its own, which counts from the start of its load, too."""
         for age in (0.0, self.moment * 2):
             async with self.tiers() as (a, b):
                 request = read("order:7", ttl=None if age else self.moment * 60)
-                with self.within(self.moment * 0.9):
-                    _, ticket = await a.lookup(request)
-                    await a.store(ticket, "old", request.tags, 0.5, age=age, ttl=self.moment * 3)
-                    found, _ = await b.lookup(request)
-                    assert found is not None
-                    assert found.ttl is not None
-                    assert 0 < found.ttl <= self.moment * 3 - age
+                _, ticket = await a.lookup(request)
+                await a.store(ticket, "old", request.tags, 0.5, age=age, ttl=self.moment * 3)
+                found, _ = await b.lookup(request)
+                assert found is not None
+                assert found.ttl is not None
+                assert 0 < found.ttl <= self.moment * 3 - age
                 await self.advance(self.moment * 3.1 - age)
                 assert await value_of(b, request) == "nothing"
 
-    @takes_time
     async def test_a_ttl_of_its_own_lengthens_no_life(self) -> None:
         """What the request says, and the tier's own bound, hold all the same."""
         async with self.tiers() as (a, b):
             request = read("order:7", ttl=self.moment)
-            with self.within(self.moment * 0.9):
-                _, ticket = await a.lookup(request)
-                await a.store(ticket, "old", request.tags, 0.5, age=0.0, ttl=self.moment * 60)
-                found, _ = await b.lookup(request)
-                assert found is not None
+            _, ticket = await a.lookup(request)
+            await a.store(ticket, "old", request.tags, 0.5, age=0.0, ttl=self.moment * 60)
+            found, _ = await b.lookup(request)
+            assert found is not None
             assert found.ttl is not None
             assert found.ttl <= self.moment
             request = read("order:8", key="8")
@@ -127,20 +119,18 @@ class ReadTests(Workbench):
                 assert found.ttl is not None
                 assert found.ttl <= ticket.lasts
 
-    @takes_time
     async def test_within_its_grace_a_value_is_known_to_be_old(self) -> None:
         """A tier with grace finds it, and lets at most one reader reload it. It does not outlive a write."""
         ttl = self.moment * 2
         for is_written in (False, True):
             async with self.tiers() as (a, b):
                 request = replace(read("order:7", ttl=ttl), grace=ttl * 4)
-                with self.within(ttl * 0.75):  # its last fifth is the time to load it again
-                    await load(a, request, "old")
-                    found, _ = await b.lookup(request)
-                    assert found is not None
-                    assert not found.is_to_refresh
-                    assert found.ttl is not None
-                    assert 0 < found.ttl <= ttl
+                await load(a, request, "old")
+                found, _ = await b.lookup(request)
+                assert found is not None
+                assert not found.is_to_refresh
+                assert found.ttl is not None
+                assert 0 < found.ttl <= ttl
                 if is_written:
                     async with writing(a, "order:7"):
                         pass
@@ -274,7 +264,6 @@ class WriteTests(Workbench):
             await load(a, read("order:7"), "new")
             assert await value_of(b, read("order:7")) == "new"
 
-    @takes_time
     async def test_a_hold_after_the_commit_keeps_loads_out(self) -> None:
         """A write in doubt, or one with `settle`, may take effect after its commit. A load from inside the hold is not
         stored after it.
@@ -282,11 +271,10 @@ class WriteTests(Workbench):
         async with self.tiers() as (a, b):
             intent = write("order:7")
             await b.begin(intent)
-            with self.within(self.moment * 0.9):
-                await commit(b, intent, hold=self.moment)
-                await load(a, read("order:7"), "half")
-                _, ticket = await a.lookup(read("order:7"))
-                assert await value_of(b, read("order:7")) == "nothing"
+            await commit(b, intent, hold=self.moment)
+            await load(a, read("order:7"), "half")
+            _, ticket = await a.lookup(read("order:7"))
+            assert await value_of(b, read("order:7")) == "nothing"
             await self.advance(self.moment * 1.1)
             await a.store(ticket, "half", ("order:7",), 0.5, age=0.0)
             assert await value_of(b, read("order:7")) == "nothing"
@@ -414,29 +402,25 @@ class LateTagTests(Workbench):
                 await a.store(ticket, "old", ("order:7",), 0.5, age=0.0)
                 assert await value_of(b, WHO_HAS_SEVEN) == "nothing"
 
-    @takes_time
     async def test_a_load_that_begins_in_a_write_and_ends_after_it_is_never_found_either(self) -> None:
         """Whether the write ends by its commit or, dead, by its lease."""
         for is_dead in (False, True):
             async with self.tiers() as (a, b):
                 intent = write("order:7")
-                with self.within(b.lease * 0.9):
-                    await b.begin(intent)
-                    _, ticket = await a.lookup(WHO_HAS_SEVEN)
+                await b.begin(intent)
+                _, ticket = await a.lookup(WHO_HAS_SEVEN)
                 await (self.advance(b.lease * 1.1) if is_dead else commit(b, intent))
                 await a.store(ticket, "old", ("order:7",), 0.5, age=0.0)
                 assert await value_of(b, WHO_HAS_SEVEN) == "nothing"
 
-    @takes_time
     async def test_nothing_is_stored_while_what_it_depends_on_is_written(self) -> None:
         """If the writer dies after its effect, no value that was loaded before is found."""
         async with self.tiers() as (a, b):
             _, early = await a.lookup(WHO_HAS_SEVEN)
-            with self.within(b.lease * 0.9):
-                await b.begin(write("order:7"))
-                await a.store(early, "old", ("order:7",), 0.5, age=0.0)
-                await load(a, WHO_HAS_SEVEN, "old", "order:7")
-                assert await value_of(b, WHO_HAS_SEVEN) == "nothing"
+            await b.begin(write("order:7"))
+            await a.store(early, "old", ("order:7",), 0.5, age=0.0)
+            await load(a, WHO_HAS_SEVEN, "old", "order:7")
+            assert await value_of(b, WHO_HAS_SEVEN) == "nothing"
             await self.advance(b.lease * 1.1)
             assert await value_of(b, WHO_HAS_SEVEN) == "nothing"
 
@@ -491,14 +475,12 @@ class LateTagTests(Workbench):
             await commit(b, intent)
             assert await value_of(a, read("order:7")) == "old"
 
-    @takes_time
     async def test_a_writer_that_dies_before_it_tells_takes_the_root_with_it(self) -> None:
         """At the end of its lease: values stored before its begin and since."""
         async with self.tiers() as (a, b):
             await load(a, read("order:7"), "old")
-            with self.within(b.lease * 0.9):
-                await b.begin(write(late=("order",)))
-                await load(a, read("order:8", key="8"), "old")
+            await b.begin(write(late=("order",)))
+            await load(a, read("order:8", key="8"), "old")
             await self.advance(b.lease * 1.1)
             assert await value_of(a, read("order:7")) == "nothing"
             assert await value_of(a, read("order:8", key="8")) == "nothing"

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import itertools
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Hashable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
 
+from agent_cache.core.lease import Lease
 from agent_cache.core.tags import meet
-from agent_cache.remote.protocol import Found, Lease, Request, Ticket, Tier, Touched, Versions, WriteIntent
+from agent_cache.remote.protocol import Found, Request, Ticket, Tier, Touched, Versions, WriteIntent
 
 __all__ = [
-    "RecordingListener", "Workbench", "commit", "lease_of", "load", "read", "store_over", "takes_time", "value_of",
+    "RecordingListener", "Workbench", "commit", "lease_of", "load", "read", "store_over", "value_of",
     "versions_of", "write", "writing",
 ]  # fmt: skip
 
@@ -29,39 +27,24 @@ class Workbench:
 
     Attributes:
         max_staleness: the option that the tiers are made with, in seconds.
-        moment: a ttl, or a hold, in seconds: short if `advance` really waits, but longer than a call takes.
-        lease: the option that the tiers are made with, in seconds: too long to end meanwhile, but in tests that take
-            time.
-        short_lease: what it is in these.
+        moment: a ttl, or a hold, in seconds: longer than any machine stands still.
+        lease: the option that the tiers are made with, in seconds.
         leases_need_messages: whether the lease of a ticket is that somebody hears of writes.
     """
 
     leases_need_messages: bool = True
 
     max_staleness: float = 1.0
-    moment: float = 1.0
+    moment: float = 100.0
     lease: float = 60.0
-    short_lease: float = 1.0
 
     async def make_tiers(self) -> tuple[Tier, Tier]:
         """Make two clients of one empty server, which stand for two processes."""
         raise NotImplementedError(f"{type(self).__name__} must define make_tiers()")
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass, for the library and for the server. The default really waits."""
-        await asyncio.sleep(seconds)
-
-    @contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
-        """In a test that takes time: what is done and found here counts only if it took no longer, in seconds."""
-        started = time.monotonic()
-        try:
-            yield
-        except Exception:
-            if time.monotonic() - started <= seconds:
-                raise
-        if time.monotonic() - started > seconds:
-            raise TooSlow
+        """Let time pass, for the library and for the server."""
+        raise NotImplementedError
 
     async def arrive(self) -> None:
         """Return when every message has arrived at its listener. By default messages take no time."""
@@ -94,29 +77,6 @@ class Workbench:
                 end()
             await a.aclose()
             await b.aclose()
-
-
-class TooSlow(Exception):
-    """The machine took longer for a step than the test has for it."""
-
-
-def takes_time(test: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
-    """A test that waits for the end of a ttl, a hold or a lease, and must do something else before it.
-
-    Where the machine was too slow for that (`Workbench.within`), it begins again, with four times as much time.
-    """
-
-    @functools.wraps(test)
-    async def test_with_more_time(self: Workbench) -> None:
-        times = self.moment, self.short_lease, self.max_staleness
-        for pace in (1.0, 4.0, 16.0):
-            self.moment, self.lease, self.max_staleness = (pace * seconds for seconds in times)
-            with suppress(TooSlow):
-                await test(self)
-                return
-        pytest.fail("the machine was too slow for this test three times")
-
-    return test_with_more_time
 
 
 class RecordingListener(list[Touched | None]):

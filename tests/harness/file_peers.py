@@ -14,11 +14,13 @@ import mmap
 import os
 import queue
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -284,7 +286,9 @@ class Process:
 
         self.write = write(f"order:{order}")
         await self.tier.begin(self.write)
-        while not await self.tier._files.run(lambda database: database.recover()):
+        from tests.contract.workbench import read
+
+        while (await self.tier.lookup(read(f"order:{order}")))[1].is_held():
             await asyncio.sleep(0.01)
 
     async def until_stored(self, order: int) -> None:
@@ -309,13 +313,14 @@ class Process:
 
     async def until_retired(self) -> None:
         """Wait until it is noticed that the files were replaced or deleted."""
-        page = self.tier._files.page
-        while not page.is_retired:
+        losses = self.tier.stats()["losses"]
+        while self.tier.stats()["losses"] == losses and self.tier.stats()["trusted"]:
             await asyncio.sleep(0.005)
 
     async def checkpoint(self) -> None:
         """Have what is in the log written into the database."""
-        await self.tier._files.run(lambda database: database.checkpoint())
+        with closing(sqlite3.connect(self.tier.path)) as connection:
+            connection.execute("pragma wal_checkpoint(truncate)")
 
     async def limit_pages(self, most: int = 1) -> None:
         """Let the database have that many pages, or those that it has now."""
@@ -326,7 +331,11 @@ class Process:
 
     async def suspend(self) -> None:
         """Have it look as if another process had pending invalidations."""
-        self.tier._files.page.suspend(1_000, 1)
+        with self.tier.path.with_name(self.tier.path.name + ".page").open("r+b") as page:
+            page.seek(16 + 1_000)
+            page.write(b"\1")
+            page.seek(0)
+            page.write(b"\xff" * 8)
 
     async def until(self, counter: str) -> None:
         """Wait until something was counted by the tier."""
@@ -380,7 +389,7 @@ class Process:
             if self.steps == self.dies_at:
                 os.kill(os.getpid(), signal.SIGKILL)
             self.steps += 1
-        if self.waits_at and text.startswith(self.waits_at):
+        if self.waits_at and text.startswith(self.waits_at.upper()):
             self.waits_at = ""
             self.may_go_on.clear()
             self.say("at")

@@ -73,11 +73,11 @@ class Proxy:
             self._call(self._road.close, each)
 
     def delay_news(self, seconds: float) -> None:
-        """Have what subscribers are sent take so much longer from now on; the other connections go on as before."""
+        """Have what followers of a stream are sent take so much longer from now on, and nothing else."""
         self._road.news_delay = seconds
 
     def lose_news(self) -> None:
-        """Swallow what subscribers are sent from now on, answers to their PINGs included. Neither side is told."""
+        """Swallow what followers of a stream are sent from now on. Neither side is told."""
         self._road.loses_news = True
 
     def cut_at(self, *words: bytes) -> None:
@@ -96,9 +96,9 @@ class Proxy:
         """Reset all connections; new ones are let through."""
         self._call(self._cut)
 
-    def cut_subscribers(self) -> None:
-        """Reset the connections that have subscribed; new ones are let through."""
-        self._call(partial(self._cut, only_subscribers=True))
+    def cut_followers(self) -> None:
+        """Reset the connections that follow a stream; new ones are let through."""
+        self._call(partial(self._cut, only_followers=True))
 
     def refuse(self) -> None:
         """Cut all connections and refuse new ones, as if nobody listened on the port."""
@@ -151,8 +151,8 @@ class Proxy:
         self._links.add(link)
         link.task.add_done_callback(lambda _: self._links.discard(link))
 
-    async def _cut(self, *, only_subscribers: bool = False) -> None:
-        links = [link for link in self._links if link.subscribes or not only_subscribers]
+    async def _cut(self, *, only_followers: bool = False) -> None:
+        links = [link for link in self._links if link.follows or not only_followers]
         for link in links:
             link.cut()
         for link in links:
@@ -193,7 +193,7 @@ class _Link:
         self._road = road
         self._peer = peer
         self._writers: list[asyncio.StreamWriter] = []
-        self.subscribes = False
+        self.follows = False
         self.ended = asyncio.Event()
         self.task = asyncio.get_running_loop().create_task(self._carry(target))
         self.task.add_done_callback(self._reset)
@@ -226,7 +226,7 @@ class _Link:
             except OSError:
                 chunk = None  # a reset waits behind what was sent before it
             if chunk and direction == "to_server":
-                self.subscribes |= b"SUBSCRIBE" in chunk
+                self.follows |= b"XREAD" in chunk
                 if any(word in chunk for word in self._road.taboos):
                     raise ConnectionResetError
             queue.put_nowait((_now(), chunk))
@@ -244,13 +244,13 @@ class _Link:
             if not chunk:
                 sink.write_eof()
                 return
-            if self._road.loses_news and self.subscribes and direction == "to_client":
+            if self._road.loses_news and self.follows and direction == "to_client":
                 continue
             sink.write(chunk)
             await sink.drain()
 
     def _delay(self, direction: Direction) -> float:
-        is_news = self.subscribes and direction == "to_client"
+        is_news = self.follows and direction == "to_client"
         return self._road.delays[direction] + (self._road.news_delay if is_news else 0.0)
 
     def cut(self) -> None:

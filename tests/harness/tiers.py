@@ -8,9 +8,8 @@ from typing import Any
 
 from agent_cache.remote.redis import RedisTier
 from tests.harness.processes import until
-from tests.harness.servers import Server
 
-__all__ = ["Make", "making", "server_time", "until"]
+__all__ = ["Make", "making", "until"]
 
 Make = Callable[..., RedisTier]
 
@@ -35,14 +34,3 @@ async def making(*, is_heard: bool = False, **defaults: Any) -> AsyncIterator[Ma
     yield make
     for tier in made:
         await tier.aclose()
-
-
-async def server_time(server: Server, seconds: float) -> None:
-    """Wait until a server's own clock, by which entries expire there, has moved on by so much."""
-
-    def now() -> float:
-        whole, micro = server.command("TIME")
-        return float(whole) + float(micro) / 1e6
-
-    end = now() + seconds
-    await until(lambda: now() > end)

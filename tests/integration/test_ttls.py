@@ -567,7 +567,7 @@ async def test_a_server_that_is_away_gets_it_when_it_is_back(name: str):
     assert get_ttl(tool) == 10
     server.start()
     await tool()
-    assert server.ttls() == {name: 10}
+    assert await server.ttls() == {name: 10}
 
 
 async def test_taken_back_elsewhere_before_this_process_has_used_its_tier(name: str):
@@ -584,7 +584,7 @@ async def test_a_configured_tier_passes_it_on_for_tools_without_one_of_their_own
     tool = tool_of(Loads(), name, ttl=100)
     with configure(remote=MemoryTier(server)):
         set_ttl(tool, 10)
-    assert server.ttls() == {name: 10}
+    assert await server.ttls() == {name: 10}
 
 
 async def test_what_one_tier_has_no_more_another_one_may_have(name: str):
@@ -597,7 +597,7 @@ async def test_what_one_tier_has_no_more_another_one_may_have(name: str):
         assert get_ttl(tool) == 20
         set_ttl(tool, 30)
         set_ttl(tool, None)
-        assert (get_ttl(tool), near.ttls(), far.ttls()) == (100, {}, {})
+        assert (get_ttl(tool), await near.ttls(), await far.ttls()) == (100, {}, {})
         set_ttl(tool, 20)
         for server in (near, far):
             MemoryTier(server).publish_ttl(name, None)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from agent_cache import AgentCache, AgentCacheInvalidator
-from agent_cache.remote import Listener, Request, Tier
+from agent_cache.remote import Request, Tier
+from agent_cache.remote.protocol import Listener
 from agent_cache.testing import FaultyTier, MemoryServer, MemoryTier
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from agent_cache.core.lease import Lease
-from agent_cache.remote import Found, Request, Ticket
+from agent_cache.remote import Found, Request
+from agent_cache.remote.protocol import Ticket
 from agent_cache.testing import FaultyTier, MemoryServer, MemoryTier
 
 

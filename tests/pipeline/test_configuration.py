@@ -41,7 +41,7 @@ def in_force() -> dict[str, Any]:
     value = CURRENT.value
     settings = {
         "remote": value.remote,
-        "backup": value.backup,
+        "backup": next(iter(value.backup), None),
         "enabled": value.enabled,
         "max_bytes": value.max_bytes,
     }

@@ -34,15 +34,6 @@ def _rows(path: Path, statement: str, *parameters: Any) -> list[Any]:
         connection.close()
 
 
-async def _look_after(tier: FileTier) -> None:
-    """Have done now what is done twice a second."""
-    files = tier._files
-    files._look_after_at = 0.0
-    await files.run(lambda _: None)
-    files.later(lambda _: None).result(60)
-    files.later(lambda _: None).result(60)
-
-
 # Bytes
 
 
@@ -51,11 +42,8 @@ async def test_the_bytes_of_all_values_stay_below_the_bound(tmp_path: Path):
     async with FileTier(path, max_bytes=100_000) as tier:
         for number in range(400):
             await load(tier, read(f"order:{number}", key=number), "x" * 1_000)
-            if number % 50 == 0:
-                await _look_after(tier)
-        await _look_after(tier)
         ((size, counted),) = _rows(
-            path, "SELECT (SELECT sum(size) FROM entries), (SELECT value FROM counters WHERE name = 'bytes')"
+            path, "SELECT (SELECT sum(size) FROM value), (SELECT value FROM meta WHERE name = 'bytes')"
         )
         assert 50_000 < size <= 100_000
         assert size == counted
@@ -65,21 +53,18 @@ async def test_the_bytes_of_all_values_stay_below_the_bound(tmp_path: Path):
 async def test_what_has_ended_makes_room_first_and_then_what_was_not_used_for_longest(tmp_path: Path):
     path = tmp_path / "cache"
     async with FileTier(path, max_bytes=100_000) as tier:
-        for number in range(90):
+        for number in range(60):
             await load(tier, read(f"order:{number}", key=number), "x" * 1_000)
-        await _look_after(tier)
-        _rows(path, "UPDATE entries SET used = used - 1000")
-        _rows(path, "UPDATE entries SET ends = 1 WHERE id IN (SELECT id FROM entries LIMIT 5)")
+        _rows(path, "UPDATE value SET used = used - 1000")
+        _rows(path, "UPDATE value SET ends = 1 WHERE address IN (SELECT address FROM value ORDER BY used LIMIT 5)")
         for number in (0, 50):
             assert await value_of(tier, read(f"order:{number}", key=number)) != "nothing" or number == 0
-        await _look_after(tier)  # notes the uses
-        for number in range(90, 120):
+        for number in range(60, 90):
             await load(tier, read(f"order:{number}", key=number), "x" * 1_000)
-        await _look_after(tier)
-        assert not _rows(path, "SELECT 1 FROM entries WHERE ends = 1")
+        assert not _rows(path, "SELECT 1 FROM value WHERE ends = 1")
         assert await value_of(tier, read("order:50", key=50)) != "nothing"
-        assert await value_of(tier, read("order:119", key=119)) != "nothing"
-        assert sum([await value_of(tier, read(f"order:{n}", key=n)) == "nothing" for n in range(90)]) > 20
+        assert await value_of(tier, read("order:89", key=89)) != "nothing"
+        assert sum([await value_of(tier, read(f"order:{n}", key=n)) == "nothing" for n in range(60)]) > 10
 
 
 async def test_a_value_that_is_too_large_stays_in_this_process(tmp_path: Path):
@@ -140,17 +125,18 @@ async def test_a_value_that_was_tampered_with_is_a_miss(tmp_path: Path, codec: C
         await load(tier, read("order:7"), "genuine")
         await load(tier, read("user:1", key="1"), "of another")
         assert await value_of(tier, read("order:7")) == "genuine"
-        ((number, data),) = _rows(path, f"SELECT id, {column} FROM entries WHERE root = 'order'")
+        of_order = "tool = 'shop:get_order' AND instr(head, 'order::')"
+        ((number, data),) = _rows(path, f"SELECT address, {column} FROM value WHERE {of_order}")
         for index in range(len(data)):
             forged = data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :]
-            _rows(path, f"UPDATE entries SET {column} = ? WHERE id = ?", forged, number)
+            _rows(path, f"UPDATE value SET {column} = ? WHERE address = ?", forged, number)
             assert await value_of(tier, read("order:7")) == "nothing", index
-        _rows(path, f"UPDATE entries SET {column} = x'' WHERE id = ?", number)
+        _rows(path, f"UPDATE value SET {column} = x'' WHERE address = ?", number)
         assert await value_of(tier, read("order:7")) == "nothing"
-        _rows(path, f"UPDATE entries SET {column} = ? WHERE id = ?", data, number)
+        _rows(path, f"UPDATE value SET {column} = ? WHERE address = ?", data, number)
         assert await value_of(tier, read("order:7")) == "genuine"
-        ((other,),) = _rows(path, "SELECT payload FROM entries WHERE root = 'user'")
-        _rows(path, "UPDATE entries SET payload = ? WHERE id = ?", other, number)  # moved from another entry
+        ((other,),) = _rows(path, "SELECT payload FROM value WHERE instr(head, 'user::')")
+        _rows(path, "UPDATE value SET payload = ? WHERE address = ?", other, number)  # moved from another entry
         assert await value_of(tier, read("order:7")) == "nothing"
 
 
@@ -281,11 +267,10 @@ async def test_an_invalidation_that_is_refused_leaves_the_values(tmp_path: Path,
 
 async def test_values_are_evicted_as_soon_as_there_are_too_many(tmp_path: Path):
     async with FileTier(tmp_path / "cache", max_bytes=65_536) as tier:
-        await _look_after(tier)
         for number in range(90):
             await load(tier, read(f"order:{number}", key=number), "x" * 1_000)
-        tier._files.later(lambda _: None).result(60)  # behind the eviction
-        assert await tier._files.run(lambda database: database.size()) <= 65_536
+        ((size,),) = _rows(tmp_path / "cache", "SELECT sum(size) FROM value")
+        assert size <= 65_536
 
 
 @pytest.mark.slow  # how long the log gets depends on when its thread runs

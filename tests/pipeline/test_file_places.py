@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from agent_cache.errors import ConfigurationError
-from agent_cache.remote.file import FileTier, open_files
-from agent_cache.remote.file.open_files import filesystem_of
+from agent_cache.remote import file as open_files
+from agent_cache.remote.file import FileTier, filesystem_of
 from tests.contract.workbench import load, read, value_of
 from tests.harness.processes import run_python
 
@@ -110,7 +110,7 @@ def _marked_database(path: Path) -> None:
 
 
 def _newer_version(path: Path) -> None:
-    FileTier(path)._files.close()
+    FileTier(path).backend.open()
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 1000")
     connection.close()

@@ -83,9 +83,8 @@ def test_a_process_that_starts_on_a_full_disk_runs_without_the_file_until_it_can
 
 
 async def test_a_file_that_another_process_has_locked_is_used_when_it_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr("agent_cache.remote.file.open_files._PATIENCE", 0.01)
     path = tmp_path / "cache"
     async with FileTier(path) as tier:
         await load(tier, read("order:7"), "stored")
@@ -107,8 +106,7 @@ async def test_a_file_that_another_process_has_locked_is_used_when_it_is_free(
     await tier.aclose()
 
 
-async def test_a_write_that_is_to_be_refused_is_refused_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("agent_cache.remote.file.open_files._PATIENCE", 0.01)
+async def test_a_write_that_is_to_be_refused_is_refused_meanwhile(tmp_path: Path):
     path = tmp_path / "cache"
     async with FileTier(path):
         pass

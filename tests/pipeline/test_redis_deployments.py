@@ -1,198 +1,175 @@
-"""The same tier on a cluster and behind Sentinels."""
+"""How a tier reaches its servers: URLs, clients as templates, sockets, TLS, Sentinels and clusters."""
 
 from __future__ import annotations
 
 import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("redis")
+pytest.importorskip("cryptography")
 
 import redis
 import redis.asyncio
 import redis.asyncio.sentinel
 
-from agent_cache.clock import CLOCK
-from agent_cache.remote import Request, Touched
-from agent_cache.remote.redis import RedisTier
-from tests.contract.workbench import RecordingListener, commit, load, read, value_of, write, writing
+from agent_cache.errors import ConfigurationError
+from agent_cache.remote import RedisTier, Request
+from agent_cache.remote.protocol import Touched
+from tests.contract.workbench import load, read, value_of, writing
 from tests.harness.clusters import Cluster, slot_of
 from tests.harness.sentinels import NAME, Sentinel
-from tests.harness.servers import HOST
+from tests.harness.servers import HOST, Server
 from tests.harness.slow import slow
-from tests.harness.tiers import making, until
+from tests.harness.tiers import Make, making, until
+from tests.harness.tls import Authority, Terminator
+
+PATIENT: dict[str, Any] = {"timeout": 9.0, "max_staleness": 30.0}
+"""A busy machine may take seconds for a handshake."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["async", *slow("sync")])
-async def test_a_client_of_a_cluster_is_a_template(cluster, kind):
-    made = redis.RedisCluster if kind == "sync" else redis.asyncio.RedisCluster
-    client = made(host="127.0.0.1", port=cluster.primaries[0].port)
-    async with RedisTier(client, timeout=1.5, max_staleness=3.0) as tier:
-        for root in ("order", "user", "cart"):
-            await load(tier, read(f"{root}:7", key=root), root)
-            assert await value_of(tier, read(f"{root}:7", key=root)) == root
-    await client.aclose() if kind == "async" else client.close()
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    async with making(is_heard=True, **PATIENT) as make:
+        yield make
 
 
-@pytest.mark.slow
-async def test_a_failover_is_a_loss_and_nothing_from_before_is_found(own_cluster: Cluster):
-    """Its new primary has another identity. Afterwards everything works again."""
-    async with RedisTier.from_url(own_cluster.url, cluster=True, max_staleness=3.0, timeout=1.5) as tier:
-        told: list[Touched | None] = []
-        tier.subscribe(told.append)
-        roots = [f"root{number}" for number in range(12)]
-        for root in roots:
-            await load(tier, read(root, key=root), "old")
-        await until(lambda: tier.trusted_until() > CLOCK.now())
-        told.clear()
-        heir = await asyncio.to_thread(own_cluster.failover, own_cluster.primaries[0])
-        await until(lambda: told)
-        await until(lambda: f"{HOST}:{heir.port}" in tier.stats()["servers"])
-        await until(lambda: set(tier.stats()["servers"].values()) == {"ok"})
-        await until(lambda: tier.trusted_until() > CLOCK.now())
-        found = [await value_of(tier, read(root, key=root)) for root in roots]
-        assert set(found) == {"old", "nothing"}
-        lost = {tag for touched in told for tag in (roots if touched is None else touched.tags)}
-        assert {root for root, value in zip(roots, found, strict=True) if value == "nothing"} <= lost
-        for root in roots:
-            async with writing(tier, root):
-                pass
-            await load(tier, read(root, key=root), "new")
-            assert await value_of(tier, read(root, key=root)) == "new"
+async def works(tier: RedisTier) -> None:
+    """Values, steps and the feed all go over it."""
+    await load(tier, read("order:7"), "old")
+    assert await value_of(tier, read("order:7")) == "old"
+    async with writing(tier, "order:7"):
+        pass
+    assert await value_of(tier, read("order:7")) == "nothing"
+    assert await tier.caught_up()
+    await load(tier, read("order:7"), "new")
+    assert await value_of(tier, read("order:7")) == "new"
 
 
-@pytest.mark.slow
-async def test_a_write_lands_while_its_slot_moves_and_its_readers_keep_no_copies(cluster: Cluster):
-    """Neither server runs a script of an open slot. The cells are held one by one, and the script is run later."""
-    slot = slot_of("{agent_cache:order}")
-    target = cluster.another_than(cluster.primary_for("{agent_cache:order}"))
+# URLs, clients and sockets
+
+
+@pytest.mark.parametrize("kind", [redis.Redis, redis.asyncio.Redis])
+async def test_a_client_is_a_template(make: Make, valkey: Server, kind: Any):
+    await works(make(kind(port=valkey.port)))
+
+
+@pytest.mark.parametrize("kind", ["url", "client", "provider"])
+async def test_every_connection_logs_in_with_the_settings_of_its_url_or_client(
+    make: Make, own_valkey: Server, kind: str
+):
+    own_valkey.command("ACL", "SETUSER", "me", "on", ">p@ss", "~*", "&*", "+@all")
+    address = f"redis://me:p%40ss@{HOST}:{own_valkey.port}/2?client_name=agent"
+    provider = redis.UsernamePasswordCredentialProvider("me", "p@ss")
+    given = redis.Redis.from_url(address) if kind == "client" else address
+    if kind == "provider":
+        given = redis.Redis(
+            host=HOST, port=own_valkey.port, db=2, client_name="agent", credential_provider=provider
+        )  # fmt: skip
+    await works(make(given))
+    with own_valkey.client() as client:
+        connections = [each for each in client.client_list() if each["user"] == "me"]
+        assert not client.keys("{agent_cache}:v:*")
+    assert len(connections) >= 2  # of this loop, and of the thread
+    assert {(each["name"], each["db"]) for each in connections} == {("agent", "2")}
+
+
+@pytest.mark.parametrize("kind", ["url", "client"])
+async def test_a_server_is_reached_over_a_unix_socket(make: Make, start_server: Callable[..., Server], kind: str):
+    with tempfile.TemporaryDirectory(prefix="agent_cache") as folder:  # the path of a socket has 107 characters at most
+        path = Path(folder, "socket")
+        start_server(unixsocket=path)
+        await works(make(f"unix://{path}" if kind == "url" else redis.Redis(unix_socket_path=str(path))))
+
+
+@pytest.mark.parametrize("url", ["http://me:secret@localhost", "me:secret@localhost:6379", "redis://:secret@host:port"])
+def test_a_url_that_cannot_be_read_is_refused_without_its_password(url: str):
+    with pytest.raises(ConfigurationError) as raised:
+        RedisTier.from_url(url)
+    assert "secret" not in str(raised.value)
+
+
+def test_what_is_no_client_is_refused():
+    with pytest.raises(ConfigurationError, match="client"):
+        RedisTier(object())
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls"), "authority")
+
+
+@pytest.fixture
+def behind(valkey: Server, authority: Authority) -> Iterator[Callable[..., Terminator]]:
+    """TLS before the server. `clients` must have signed who connects."""
+    with ExitStack() as exits:
+        yield lambda clients=None: exits.enter_context(Terminator(valkey.port, authority.issue("server"), clients))
+
+
+@pytest.mark.parametrize("kind", ["url", "options", "client", "async client", "client of a url"])
+async def test_both_sides_prove_who_they_are(make: Make, behind: Any, authority: Authority, kind: str):
+    mine = authority.issue("client")
+    settings: dict[str, Any] = {
+        "ssl_ca_certs": str(authority.certificate), "ssl_certfile": str(mine.certificate),
+        "ssl_keyfile": str(mine.key), "ssl_check_hostname": True,
+    }  # fmt: skip
+    tls = behind(authority)
+    url = f"rediss://{HOST}:{tls.port}"
+    whole = f"{url}?{'&'.join(f'{name}={value}' for name, value in settings.items())}"
+    match kind:
+        case "url":
+            await works(make(whole))
+        case "options":
+            await works(make(url, **settings))
+        case "client of a url":
+            await works(make(redis.Redis.from_url(whole)))
+        case _:
+            kind_of_client = redis.Redis if kind == "client" else redis.asyncio.Redis
+            await works(make(kind_of_client(host=HOST, port=tls.port, ssl=True, **settings)))
+    assert tls.accepted >= 2  # of this loop, and of the thread
+
+
+@pytest.mark.parametrize("who", ["the server is a stranger", "the client has no certificate", "the name is another"])
+async def test_who_cannot_prove_who_they_are_is_not_talked_to(
+    make: Make, behind: Any, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture, who: str
+):
+    trusted = Authority(tmp_path, "stranger") if who == "the server is a stranger" else authority
+    port = behind(authority if who == "the client has no certificate" else None).port
+    host = "localhost" if who == "the name is another" else HOST  # the certificate is for an address
+    tier = make(f"rediss://{host}:{port}?ssl_ca_certs={trusted.certificate}&ssl_check_hostname=True")
+    await load(tier, read("order:7"), "old")
+    assert await value_of(tier, read("order:7")) == "nothing"
+    assert set(tier.stats()["servers"].values()) != {"ok"}
+    assert "cannot be used" in caplog.text
+
+
+async def test_a_name_is_not_checked_if_the_settings_say_so(make: Make, behind: Any, authority: Authority):
+    await works(
+        make(f"rediss://localhost:{behind().port}?ssl_ca_certs={authority.certificate}&ssl_check_hostname=False")
+    )
+
+
+def test_a_check_that_would_be_left_out_is_refused():
+    """Rather than to connect to whom the client would not have connected to."""
+    with pytest.raises(ConfigurationError, match="ssl_validate_ocsp"):
+        RedisTier(redis.Redis(ssl=True, ssl_validate_ocsp=True))
+
+
+# Clusters
+
+
+@pytest.fixture
+async def in_cluster() -> AsyncIterator[Make]:
     async with making(is_heard=True, cluster=True, timeout=1.5, max_staleness=3.0) as make:
-        reader, writer = make(cluster.url), make(cluster.url)
-        told = RecordingListener()
-        reader.subscribe(told)
-        await load(reader, read("order:7"), "old")
-        assert (await reader.lookup(read("order:7")))[1].is_clean()
-        running = write("order:8")
-        await writer.begin(running)  # so the server has some of the keys that a script needs, and not all
-        steps = cluster.move_slot(slot, target)
-        next(steps)
-        async with writing(writer, "order:7", on_unreachable="refuse"):
-            assert await value_of(reader, read("order:7")) == "nothing"
-        await load(reader, read("order:7"), "not stored")
-        assert await value_of(reader, read("order:7")) == "nothing"
-        await until(lambda: told.concerns("order:7"))
-        assert list(steps)
-        assert await value_of(reader, read("order:7")) == "nothing"
-        await commit(writer, running)
-        await until(lambda: writer.stats()["pending"] == 0)
-        await until_found(reader, read("order:7"), "new")
-        assert set(reader.stats()["servers"].values()) == {"ok"}  # a slot that moves is no failure of a server
-
-
-async def test_readers_drop_their_copies_of_a_root_whose_slot_opens_whether_or_not_there_are_writes(cluster: Cluster):
-    """Those of other roots stay."""
-    slot = slot_of("{agent_cache:order}")
-    target = cluster.another_than(cluster.primary_for("{agent_cache:order}"))
-    async with making(is_heard=True, cluster=True, timeout=1.5, max_staleness=2.0) as make:
-        reader = make(cluster.url)
-        told = RecordingListener()
-        reader.subscribe(told)
-        for root in ("order", "user"):
-            await load(reader, read(f"{root}:7", key=root), "old")
-        _, ticket = await reader.lookup(read("order:7", key="order"))
-        assert ticket.is_clean()
-        next(cluster.move_slot(slot, target))
-        await until(lambda: told.concerns("order:7"))
-        assert not told.concerns("user:7")
-        assert not ticket.is_clean()
-        assert await value_of(reader, read("user:7", key="user")) == "old"
-        cluster.keep_slot(slot, target)
-        await until_found(reader, read("order:7", key="order"), "new")
-
-
-async def test_a_copy_of_many_reads_is_not_trusted_once_the_slot_of_one_of_them_opens(cluster: Cluster):
-    tag = "{agent_cache:order}"
-    source = cluster.primary_for(tag)
-    neighbours = [f"o{n}" for n in range(99) if cluster.primary_for(f"{{agent_cache:o{n}}}") is source][:2]
-    async with making(is_heard=True, cluster=True, timeout=1.5, max_staleness=2.0) as make:
-        tier = make(cluster.url)
-        trusts = []
-        for root in ("order", *neighbours):
-            await load(tier, read(f"{root}:7", key=root), "old")
-            _, ticket = await tier.lookup(read(f"{root}:7", key=root))
-            trusts.append(ticket.lease)
-        (of_all,) = tier.merge_leases([*tier.merge_leases(trusts[:2]), trusts[2]])
-        (of_neighbours,) = tier.merge_leases(trusts[1:])
-        await until(of_all.is_valid)
-        target = cluster.another_than(source)
-        next(cluster.move_slot(slot_of(tag), target))
-        await until(lambda: trusts[0].is_over and not trusts[0].is_valid())
-        await until(of_neighbours.is_valid)
-        assert of_all.is_over
-        assert not of_all.is_valid()
-        cluster.keep_slot(slot_of(tag), target)
-
-
-@pytest.mark.slow
-async def test_what_a_write_has_replaced_is_not_found_after_its_slot_was_about_to_move_and_did_not(cluster: Cluster):
-    slot = slot_of("{agent_cache:order}")
-    target = cluster.another_than(cluster.primary_for("{agent_cache:order}"))
-    async with making(is_heard=True, cluster=True, timeout=1.5, max_staleness=3.0) as make:
-        reader, writer = make(cluster.url), make(cluster.url)
-        await load(reader, read("order:7"), "old")
-        next(cluster.move_slot(slot, target))
-        async with writing(writer, "order:7"):
-            pass
-        cluster.keep_slot(slot, target)
-        fresh = make(cluster.url)  # knows nothing of the move
-        assert await value_of(fresh, read("order:7")) == "nothing"
-        await until_found(fresh, read("order:7"), "new")
-
-
-async def test_a_value_is_found_and_replaced_while_its_own_slot_moves(cluster: Cluster):
-    async with making(is_heard=True, cluster=True, timeout=1.5, max_staleness=3.0) as make:
-        tier = make(cluster.url)
-        await load(tier, read("order:7"), "old")
-        (key,) = [key for node in cluster.primaries for key in node.command("KEYS", "v:*")]
-        target = cluster.another_than(cluster.primary_for(key))
-        steps = cluster.move_slot(slot_of(key), target)
-        assert (next(steps), next(steps)) == (0, 1)
-        assert await value_of(tier, read("order:7")) == "old"
-        await load(tier, read("order:7"), "new")
-        assert await value_of(tier, read("order:7")) == "new"
-        assert list(steps) == []
-        assert await value_of(tier, read("order:7")) == "new"
-        assert set(tier.stats()["servers"].values()) == {"ok"}
-
-
-async def test_heartbeats_go_on_while_the_slot_of_their_key_moves(cluster: Cluster):
-    async with making(is_heard=True, cluster=True, timeout=1.5, max_staleness=2.0) as make:
-        tier = make(cluster.url)
-        assert await tier.caught_up()
-        source = cluster.primaries[0]
-        (key,) = source.command("KEYS", "agent_cache:hb:*")
-        for _ in (steps := cluster.move_slot(slot_of(key), cluster.another_than(source))):
-            if not source.command("KEYS", key):
-                break
-        await until(lambda: source.command("KEYS", "agent_cache:hb:*"))
-        assert tier.trusted_until() > CLOCK.now()
-        assert list(steps) == []
-
-
-@pytest.mark.slow
-async def test_a_slot_that_moves_atomically_takes_its_root_with_it(cluster: Cluster):
-    slot = slot_of("{agent_cache:order}")
-    target = cluster.another_than(cluster.primary_for("{agent_cache:order}"))
-    async with making(is_heard=True, cluster=True, timeout=1.5, max_staleness=3.0) as make:
-        reader, writer = make(cluster.url), make(cluster.url)
-        await load(reader, read("order:7"), "old")
-        await asyncio.to_thread(cluster.move_slot_atomically, slot, target)
-        assert await value_of(reader, read("order:7")) == "nothing"
-        async with writing(writer, "order:7"):
-            pass
-        await until_found(reader, read("order:7"), "new")
-        assert set(writer.stats()["servers"].values()) == {"ok"}
+        yield make
 
 
 async def until_found(tier: RedisTier, request: Request, value: str) -> None:
@@ -207,23 +184,85 @@ async def until_found(tier: RedisTier, request: Request, value: str) -> None:
     assert found.value == value
 
 
+@pytest.mark.parametrize("kind", ["url", *slow("async", "sync")])
+async def test_a_cluster_is_reached_by_a_url_or_a_client(cluster: Cluster, in_cluster: Make, make: Make, kind: str):
+    if kind == "url":
+        await works(in_cluster(cluster.url))
+    else:
+        made = redis.RedisCluster if kind == "sync" else redis.asyncio.RedisCluster
+        client = made(host=HOST, port=cluster.primaries[0].port)
+        await works(make(client))
+        await client.aclose() if kind == "async" else client.close()
+
+
 @pytest.mark.slow
-async def test_behind_sentinels_the_tier_follows_the_primary(own_sentinel: Sentinel):
+async def test_namespaces_are_spread_over_the_nodes(cluster: Cluster, in_cluster: Make):
+    """Each is whole in one slot."""
+    names = ["shop", "search", "billing", "users"]
+    for name in names:
+        await works(in_cluster(cluster.url, namespace=name))
+    where = {name: [node.port for node in cluster.primaries if node.command("KEYS", f"{{{name}}}:*")] for name in names}
+    assert {len(ports) for ports in where.values()} == {1}
+    assert len({ports[0] for ports in where.values()}) > 1
+
+
+@pytest.mark.slow
+async def test_a_failover_is_a_loss_and_nothing_from_before_is_found(own_cluster: Cluster, in_cluster: Make):
+    """Its new primary has another identity. Afterwards everything works again."""
+    tier = in_cluster(own_cluster.url)
+    told: list[Touched | None] = []
+    tier.subscribe(told.append)
+    await load(tier, read("order:7"), "old")
+    assert await tier.caught_up()
+    await asyncio.to_thread(own_cluster.failover, own_cluster.primary_for("{agent_cache}"))
+    await until(lambda: None in told)
+    assert await value_of(tier, read("order:7")) == "nothing"
+    await until_found(tier, read("order:7"), "new")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["key by key", "about to, and did not", "atomically"])
+async def test_what_a_write_replaces_while_the_slot_moves_is_not_found(cluster: Cluster, in_cluster: Make, way: str):
+    """Tools run without the tier meanwhile."""
+    slot = slot_of("{agent_cache}")
+    target = cluster.another_than(cluster.primary_for("{agent_cache}"))
+    reader, writer = in_cluster(cluster.url), in_cluster(cluster.url)
+    await load(reader, read("order:7"), "old")
+    if way == "atomically":
+        await asyncio.to_thread(cluster.move_slot_atomically, slot, target)
+        steps: Iterator[int] = iter(())
+    else:
+        steps = cluster.move_slot(slot, target)
+        next(steps)
+    async with writing(writer, "order:7"):
+        pass
+    for _ in steps if way == "key by key" else ():
+        assert await value_of(reader, read("order:7")) == "nothing"
+    if way == "about to, and did not":
+        cluster.keep_slot(slot, target)
+    await until(lambda: writer.stats()["pending"] == 0)
+    assert await value_of(reader, read("order:7")) == "nothing"
+    assert await value_of(in_cluster(cluster.url), read("order:7")) == "nothing"  # which knows nothing of the move
+    await until_found(reader, read("order:7"), "new")
+
+
+# Sentinels
+
+
+@pytest.mark.slow
+async def test_behind_sentinels_the_tier_follows_the_primary(own_sentinel: Sentinel, make: Make):
     watchers = redis.asyncio.sentinel.Sentinel([own_sentinel.address])
     client = watchers.master_for(NAME)
-    async with RedisTier(client, max_staleness=3.0, timeout=1.5) as tier:
-        told: list[Touched | None] = []
-        tier.subscribe(told.append)
-        await load(tier, read("order:7"), "old")
-        assert await value_of(tier, read("order:7")) == "old"
-        assert set(tier.stats()["servers"]) == {f"{HOST}:{own_sentinel.primary.port}"}
-        await until(lambda: tier.trusted_until() > CLOCK.now())
-        heir = await asyncio.to_thread(own_sentinel.kill)
-        await until(lambda: tier.stats()["servers"] == {f"{HOST}:{heir.port}": "ok"}, 30)
-        await until(lambda: tier.trusted_until() > CLOCK.now())
-        assert None in told
-        assert await value_of(tier, read("order:7")) == "nothing"
-        await load(tier, read("order:7"), "new")
-        assert await value_of(tier, read("order:7")) == "new"
+    tier = make(client, max_staleness=3.0, timeout=1.5)
+    told: list[Touched | None] = []
+    tier.subscribe(told.append)
+    await load(tier, read("order:7"), "old")
+    assert await value_of(tier, read("order:7")) == "old"
+    assert await tier.caught_up()
+    await asyncio.to_thread(own_sentinel.kill)
+    await until(lambda: None in told)
+    await until(lambda: tier.stats()["servers"] == {"{}:{}".format(*own_sentinel.address): "ok"})
+    assert await value_of(tier, read("order:7")) == "nothing"
+    await until_found(tier, read("order:7"), "new")
     for each in (client, *watchers.sentinels):
         await each.aclose()

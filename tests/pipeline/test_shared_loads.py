@@ -1,6 +1,6 @@
 """One load for a fleet: tools with ``RemotePolicy(flight="fleet")``, in processes that share a tier in memory.
 
-With real processes: `test_redis_flights`.
+With real processes: `test_process_flights`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, RemotePolicy
-from agent_cache.remote import Request, Ticket
+from agent_cache.remote import Request
+from agent_cache.remote.protocol import Ticket
 from agent_cache.testing import FakeClock, MemoryServer, MemoryTier
 from tests.harness.gates import Gate, started
 from tests.harness.processes import until
@@ -107,28 +108,6 @@ async def waiting(tier: Loader, call: Any) -> asyncio.Task[Any]:
     return task
 
 
-async def test_one_process_loads_what_all_miss(tiers: list[Loader]):
-    gate = Gate()
-    tools = [reader(tier, gate) for tier in tiers]
-    calls = [await started(tools[0]("7"))]
-    calls += [await waiting(tier, tool("7")) for tier, tool in zip(tiers[1:], tools[1:], strict=True)]
-    gate.last.returns("new")
-    assert await asyncio.gather(*calls) == ["new"] * 4
-    assert len(gate.calls) == 1
-    assert [await tool("7") for tool in tools] == ["new"] * 4
-    assert len(gate.calls) == 1
-
-
-async def test_by_default_each_process_loads_what_it_misses(tiers: list[Loader]):
-    gate = Gate()
-    tools = [reader(tier, gate, remote=RemotePolicy()) for tier in tiers]
-    calls = [await started(tool("7")) for tool in tools]
-    assert len(gate.calls) == 4
-    for held in gate.calls:
-        held.returns("new")
-    assert await asyncio.gather(*calls) == ["new"] * 4
-
-
 async def test_an_expired_result_is_loaded_once(tiers: list[Loader], clock: FakeClock):
     gate = Gate()
     tools = [reader(tier, gate, ttl=10.0) for tier in tiers[:2]]
@@ -140,18 +119,6 @@ async def test_an_expired_result_is_loaded_once(tiers: list[Loader], clock: Fake
     gate.last.returns("new")
     assert await asyncio.gather(*calls) == ["new"] * 2
     assert len(gate.calls) == 2
-
-
-async def test_an_error_is_not_handed_over(tiers: list[Loader]):
-    gate = Gate()
-    a, b = (reader(tier, gate) for tier in tiers[:2])
-    loading, waits = await started(a("7")), await waiting(tiers[1], b("7"))
-    gate.last.raises(ValueError("the loader's own"))
-    with pytest.raises(ValueError, match="own"):
-        await loading
-    await until(lambda: len(gate.calls) == 2)
-    gate.last.returns("new")
-    assert await waits == "new"
 
 
 async def test_a_tool_whose_results_are_not_stored_answers_everybody(tiers: list[Loader]):
@@ -206,18 +173,6 @@ async def test_the_timeout_of_a_caller_ends_its_wait(tiers: list[Loader]):
     gate.last.returns("new")
     assert await loading == await b("7") == "new"
     assert len(gate.calls) == 1
-
-
-async def test_a_process_that_has_died_is_replaced_after_its_lease(tiers: list[Loader], clock: FakeClock):
-    gate = Gate()
-    a, b = (reader(tier, gate) for tier in tiers[:2])
-    loading, waits = await started(a("7")), await waiting(tiers[1], b("7"))
-    clock.advance(tiers[0].lease + 0.1)  # and nothing was renewed
-    await until(lambda: len(gate.calls) == 2)
-    gate.last.returns("new")
-    assert await waits == "new"
-    gate.calls[0].returns("late")
-    assert await loading == "late"
 
 
 @pytest.mark.parametrize("is_sync", [False, True])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy, configure, invalidate_sync, writing
+from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy, invalidate_sync, writing
 from agent_cache.engine.blocking import call_in_background
 from agent_cache.errors import RemoteTierError
 from agent_cache.remote import Tier
@@ -47,26 +47,6 @@ def elsewhere(server: MemoryServer) -> WatchedTier:
 
 
 # Two processes
-
-
-def test_what_one_process_has_loaded_another_one_need_not_load(truth: Truth, here: WatchedTier, elsewhere: WatchedTier):
-    one, two = SyncProcess(truth, here), SyncProcess(truth, elsewhere)
-    assert one.get_order("7") == two.get_order("7") == "old"
-    assert one.find_order("x") == two.find_order("x")
-    assert truth.runs == ["get 7", "get 7"]
-    assert two.get_order("7") == "old"
-    assert here.orders == ["lookup", "store", "lookup", "store"]
-
-
-def test_a_write_in_one_process_drops_the_answers_of_the_other(truth: Truth, here: WatchedTier, elsewhere: WatchedTier):
-    one, two = SyncProcess(truth, here), SyncProcess(truth, elsewhere)
-    two.get_order("7")
-    two.find_order("x")
-    one.set_order("7")
-    assert two.get_order("7") == "new"
-    assert two.find_order("x")["value"] == "new"
-    assert one.get_order("7") == "new"
-    assert truth.runs == ["get 7", "get 7", "set 7", "get 7", "get 7"]
 
 
 async def test_the_other_process_may_be_asynchronous(truth: Truth, here: WatchedTier, elsewhere: WatchedTier):
@@ -109,27 +89,6 @@ def test_the_attributes_of_a_tool_reach_the_tier(truth: Truth, here: WatchedTier
     assert one.get_order("7") == two.get_order("7") == "last"
 
 
-def test_a_given_result_is_stored_when_the_tier_has_dropped_the_former_one(truth: Truth, here: WatchedTier):
-    one = SyncProcess(truth, here)
-    one.get_order("7")
-    here.orders.clear()
-    assert one.get_order.set("given", "7")
-    assert here.orders == ["begin", "commit", "lookup"]
-    assert one.get_order("7") == "given"
-
-
-def test_a_backup_is_asked_before_the_remote_tier(truth: Truth, server: MemoryServer, here: WatchedTier):
-    backup = WatchedTier(MemoryServer())
-    one = SyncProcess(truth, here, backup, maxsize=1)
-    one.get_order("7")
-    one.get_order("8")
-    here.orders.clear()
-    assert one.get_order("7") == "old"
-    assert "lookup" not in here.orders
-    one.set_order("7")
-    assert one.get_order("7") == "new"
-
-
 def test_threads_share_one_lookup_and_one_run(truth: Truth, here: WatchedTier):
     one = SyncProcess(truth, here)
     gate = asyncio.Event()
@@ -169,21 +128,6 @@ def test_a_write_that_may_not_run_unannounced_is_refused(truth: Truth, here: Wat
     assert truth.runs == []
     assert change("7") == "7"
     assert read_it("7") == "new"
-
-
-def test_a_write_that_fails_ends_in_the_tier(truth: Truth, here: WatchedTier, elsewhere: WatchedTier):
-    other = SyncProcess(truth, elsewhere)
-
-    @AgentCacheInvalidator("order:{id}", remote_cache=here)
-    def change(id: str) -> str:
-        raise LookupError(id)
-
-    other.get_order("7")
-    with pytest.raises(LookupError):
-        change("7")
-    assert here.orders == ["begin", "commit"]
-    assert other.get_order("7") == "old"
-    assert truth.runs == ["get 7", "get 7"]
 
 
 def interrupting(condition: Any) -> Call:
@@ -365,18 +309,6 @@ def test_two_processes_on_a_real_server(on_valkey: tuple[Any, Any], truth: Truth
     assert len(truth.runs) == runs
 
 
-async def test_an_asynchronous_process_beside_it(on_valkey: tuple[Any, Any], truth: Truth):
-    plain, other = SyncProcess(truth, on_valkey[0]), Process(truth, on_valkey[1])
-    await other.get_order("7")
-    await asyncio.to_thread(plain.set_order, "7")
-    assert await asyncio.to_thread(plain.get_order, "7") == "new"
-    await asyncio.to_thread(until, lambda: not other.get_order.contains("7"))
-    assert await other.get_order("7") == "new"
-    truth.orders["7"] = "newest"
-    await other.set_order("7")
-    await asyncio.to_thread(until, lambda: plain.get_order("7") == truth.orders["7"])
-
-
 def test_64_threads_on_one_cold_key_of_a_real_server_run_the_tool_once(on_valkey: tuple[Any, Any], truth: Truth):
     gate = threading.Event()
 
@@ -403,16 +335,6 @@ def test_a_server_that_is_gone_costs_a_timeout_and_no_answer(own_valkey: Server,
     one.set_order("7")
     assert one.get_order("7") == "new"
     asyncio.run(tier.aclose())
-
-
-def test_a_configured_tier_serves_synchronous_tools(truth: Truth, here: WatchedTier):
-    @AgentCache("configured:{id}")
-    def get_configured(id: str) -> str:
-        return truth.load(id)
-
-    with configure(remote=here):
-        get_configured("7")
-        assert here.orders == ["lookup", "store"]
 
 
 def test_the_loop_in_the_background_keeps_no_call_alive():

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import ChainMap
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from urllib.parse import unquote
 
@@ -13,11 +11,10 @@ import pytest
 
 from agent_cache.errors import RemoteTierError
 from agent_cache.remote import Tier
-from agent_cache.remote.memory import cells_written
-from agent_cache.remote.protocol import Found, Request, Ticket, Touched, WriteIntent
+from agent_cache.remote.backend import IDLE, drive
+from agent_cache.remote.protocol import Found, Request, Ticket, WriteIntent
 from agent_cache.testing import FakeClock, MemoryServer, MemoryTier
 from tests.contract import TierContract
-from tests.contract.workbench import Workbench, load, read, takes_time, value_of, versions_of, write
 
 
 class TestMemoryTier(TierContract):
@@ -46,30 +43,6 @@ class TestMemoryTier(TierContract):
 
     async def start_server(self) -> None:
         self.server.start()
-
-
-class WritesAfterTheFirstFetch(MemoryServer):
-    """A message comes when a value was read and its tags are not known to the ticket yet."""
-
-    write: Callable[[], None] | None = None
-
-    def fetch(self, *arguments, **options):
-        fetched = super().fetch(*arguments, **options)
-        write, self.write = self.write, None
-        if write is not None:
-            write()
-        return fetched
-
-
-async def test_a_write_before_the_tags_of_a_found_value_are_known_is_not_missed():
-    server = WritesAfterTheFirstFetch()
-    a, b = MemoryTier(server), MemoryTier(server)
-    report = read("report", tool="shop:report", key="today")
-    await load(a, report, "old", "order:7", inherited=[await versions_of(a, read("order:7"))])
-    intent = write("order:7")
-    touched = Touched(intent.tags)
-    server.write = lambda: server.commit(a, intent.id, cells_written(intent.tags, ()), 0.0, touched)
-    assert await value_of(b, report) == "nothing"
 
 
 class RunsWhatIsToBeRefused(MemoryTier):
@@ -151,8 +124,8 @@ class InheritsNothing(MemoryTier):
 
 class FetchesInheritedVersionsAnew(MemoryTier):
     async def store(self, ticket: Ticket, value: object, tags: tuple[str, ...], cost: float, **options: object) -> None:
-        cells = [self.server.fetch(None, versions)[1] for versions in options.pop("inherited", ())]
-        inherited = [{name: cell.token for name, cell in each.items()} for each in cells]
+        read = [(await self.server.read(versions, None)).states for versions in options.pop("inherited", ())]
+        inherited = [{cell: version for cell, (version, _) in states.items()} for states in read]
         await super().store(ticket, value, tags, cost, **options, inherited=inherited)
 
 
@@ -172,14 +145,14 @@ class TakesInheritedTagsForRechecked(MemoryTier):
 class WatchesItsOwnTagsOnly(MemoryTier):
     async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
         found, ticket = await super().lookup(request)
-        ticket.tags = request.tags
+        ticket.known = request.tags
         return found, ticket
 
 
 class HasVersionsUnderAWrite(MemoryTier):
     async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
         found, ticket = await super().lookup(request)
-        ticket.versions = {name: cell.token for name, cell in ticket.cells.items()}
+        ticket.versions = {cell: version for cell, (version, _) in ticket.seen.items()}
         return found, ticket
 
     async def store(self, ticket: Ticket, value: object, tags: tuple[str, ...], cost: float, **options: object) -> None:
@@ -196,14 +169,14 @@ class LeadsWithoutLookingAgain(MemoryTier):
 
 class ClaimsWhatIsHeld(MemoryTier):
     async def claim(self, request: Request, ticket: Ticket, **options: object) -> tuple[Found | None, Ticket]:
-        ticket.cells = {name: replace(cell, mode="idle") for name, cell in ticket.cells.items()}
+        ticket.seen = {cell: (version, IDLE) for cell, (version, _) in ticket.seen.items()}
         return await super().claim(request, ticket, **options)
 
 
 class EndsTheClaimsOfOthers(MemoryTier):
     def give_up(self, ticket: Ticket) -> None:
         name, _ = ticket.claim
-        self.server.give_up_claim(name, self.server.claim(name, "nobody", 0.0))
+        drive(self.server.release(name, drive(self.server.claim(name, "nobody", 0.0))))
 
 
 class RenewsNothing(MemoryTier):
@@ -247,41 +220,3 @@ async def test_a_broken_tier_is_caught(broken, test):
     errors = AssertionError, ConnectionError, RemoteTierError, TypeError
     with FakeClock() as contract.clock, pytest.raises(errors):
         await getattr(contract, test)()
-
-
-class Slow(Workbench):
-    """A test with a step that takes so long, and a tier that is wrong or not."""
-
-    moment = 0.05
-
-    def __init__(self, seconds: float, *, is_wrong: bool) -> None:
-        self.seconds, self.is_wrong, self.attempts = seconds, is_wrong, 0
-
-    @takes_time
-    async def test(self) -> None:
-        self.attempts += 1
-        with self.within(self.moment):
-            await asyncio.sleep(self.seconds)
-            assert not self.is_wrong
-
-
-@pytest.mark.parametrize("is_wrong", [True, False])
-async def test_a_step_that_took_too_long_proves_nothing_and_begins_again_with_more_time(is_wrong: bool):
-    slow = Slow(0.1, is_wrong=is_wrong)
-    with pytest.raises(AssertionError) if is_wrong else nullcontext():
-        await slow.test()
-    assert slow.attempts > 1
-
-
-async def test_a_tier_that_is_wrong_in_time_fails_at_once():
-    slow = Slow(0.0, is_wrong=True)
-    with pytest.raises(AssertionError):
-        await slow.test()
-    assert slow.attempts == 1
-
-
-async def test_a_step_that_takes_too_long_each_time_fails_the_test():
-    slow = Slow(0.2, is_wrong=False)
-    slow.moment = 0.01
-    with pytest.raises(pytest.fail.Exception, match="too slow"):
-        await slow.test()

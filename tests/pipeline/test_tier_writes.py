@@ -18,7 +18,11 @@ from tests.harness import library
 from tests.harness.gates import Gate, idle, started
 from tests.pipeline.fleet import Process, Truth, WatchedTier
 
-SEVEN, EIGHT, ALL = read("order:7", tool="t", key="7"), read("order:8", tool="t", key="8"), read("order", tool="t")
+SEVEN, EIGHT, ALL = (
+    read("order:7", tool="t", key="7"),
+    read("order:8", tool="t", key="8"),
+    read("order", tool="t", key="all"),
+)
 
 
 pytestmark = pytest.mark.usefixtures("clock")

@@ -23,23 +23,6 @@ from tests.pipeline.fleet import Process, Truth, WatchedTier
 pytestmark = pytest.mark.usefixtures("clock")
 
 
-async def test_the_trace_has_the_time_of_the_call_and_not_of_the_load_that_a_tier_has_kept(
-    truth: Truth, here: WatchedTier, clock: library.Clock
-):
-    get_order = Process(truth, here, ttl=100).get_order
-    await get_order("7")
-    clock.advance(21)
-    get_order.clear()
-    async with AgentCacheSession() as session:
-        assert await get_order("7") == "old"
-        clock.advance(5)
-        assert await get_order("7") == "old"
-    of_tier, local = session.get_execution_trace()
-    assert (of_tier.source, of_tier.duration, local.source) == ("hit", 0.0, "hit")
-    assert local.started - of_tier.started == 5
-    assert truth.runs == ["get 7"]
-
-
 # What it is asked
 
 
@@ -246,6 +229,31 @@ async def test_the_backup_is_asked_first_and_both_are_given_what_was_loaded(trut
     await Process(truth, remote, backup).get_order("7")
     assert (backup.orders, remote.orders) == (["commit", "lookup", "store", "lookup"], ["lookup", "store"])
     assert truth.runs == ["get 7"]
+
+
+async def test_several_backups_are_asked_nearest_first(truth: Truth, server: MemoryServer):
+    near, middle, far = WatchedTier(MemoryServer()), WatchedTier(MemoryServer()), WatchedTier(server)
+    await Process(truth, far).get_order("7")
+    await Process(truth, far, [near, middle]).get_order("7")
+    with configure(backup=(near, middle), remote=far):
+        assert await Process(truth, None).get_order("7") == "old"
+    assert [tier.orders.count("lookup") for tier in (near, middle, far)] == [2, 1, 2]
+    assert [tier.orders.count("store") for tier in (near, middle, far)] == [1, 1, 1]
+    async with writing(MemoryTier(server), "order:7"):
+        truth.save("7")
+    assert await Process(truth, far, [near, middle]).get_order("7") == "new"
+    assert truth.runs == ["get 7", "set 7", "get 7"]
+
+
+def test_what_is_no_tier_among_several_is_refused():
+    with pytest.raises(ConfigurationError, match="backup must be a Tier; str has no lease, lookup"):
+        configure(backup=[MemoryTier(), "a tier"])  # type: ignore[list-item]
+
+
+async def test_what_another_version_of_a_tool_has_stored_is_not_found(truth: Truth, server: MemoryServer):
+    for version, runs in (("1", 1), ("1", 1), ("2", 2), (None, 3), ("2", 3)):
+        assert await Process(truth, MemoryTier(server), version=version).get_order("7") == "old"
+        assert len(truth.runs) == runs
 
 
 async def test_what_the_remote_tier_had_is_given_to_the_backup_at_its_age(

@@ -8,20 +8,10 @@ import pytest
 
 pytest.importorskip("redis")
 
-from benchmarks.fleet import fanout, stampedes
+from benchmarks.fleet import stampedes
 from tests.harness.binaries import ServerUnavailableError
 
 pytestmark = pytest.mark.slow
-
-
-def test_what_a_write_costs_with_many_subscribers_is_measured(capsys: pytest.CaptureFixture[str]):
-    try:
-        assert fanout.main(["--subscribers", "2", "--rounds", "1", "--seconds", "1.5", "--json"]) == 0
-    except ServerUnavailableError as absent:
-        pytest.skip(str(absent))
-    *rows, process_each, one_process, window = json.loads(capsys.readouterr().out)
-    assert [row["parts"] for row in rows] == [False, True]
-    assert all(row["rate"] > 0 and row["cpu"] > 0 for row in (*rows, process_each, one_process, window))
 
 
 def test_loads_of_a_fleet_are_counted(capsys: pytest.CaptureFixture[str]):

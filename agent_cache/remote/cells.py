@@ -1,0 +1,146 @@
+"""Cells: what has a version in a tier, and which of them a read depends on and a write changes.
+
+==============  =======================================================================
+``order:S``     changes with every write of the whole root
+``order:D``     changes with every write at or below the root
+``order::3f..`` changes with every write of that entity, which is named by a keyed digest
+``@5e..``       changes with every write of that single entry
+``*``           changes when everything counts as written
+``#``           the identity of the store: its versions mean nothing in another one
+==============  =======================================================================
+
+A read of ``order:7`` depends on S and the entity, a read of all of ``order`` on D. A write of ``order:7`` changes the
+entity and D, a write of ``order`` S and D. So a write changes two cells of each root, however many entries there are.
+Tags of more than two segments count as their first two.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from agent_cache.core.tags import root_of
+from agent_cache.remote.protocol import Request
+from agent_cache.values.canonical import lasting_digest, make_room, segment_digest
+
+__all__ = ["EVERYTHING", "MOST_ENTITIES", "STORE", "Cell", "Cells", "KnownEntries", "Place", "whole_roots"]
+
+Cell = str
+EVERYTHING: Final = "*"
+STORE: Final = "#"
+
+_FORMAT: Final = 1
+_REMEMBERED: Final = 4_096
+MOST_ENTITIES: Final = 1_000
+"""A write of more changes the cells of their roots instead."""
+
+
+def whole_roots(roots: Iterable[str]) -> set[Cell]:
+    """S and D: one of them changes at every write at or below a root, both at a write of the root."""
+    return {cell for root in roots for cell in (f"{root}:S", f"{root}:D")}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the answer to a request is stored, and what it depends on.
+
+    Attributes:
+        address: its cell; None if a part of the call has no identity outside of this process.
+        depends_on: the cells of all tags that are known before the load, and its own.
+        watches: S and D of the roots under which the result will name entities.
+    """
+
+    address: Cell | None
+    depends_on: frozenset[Cell]
+    watches: frozenset[Cell]
+
+
+class Cells:
+    """The names of cells in one namespace."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._of_tags: dict[str, tuple[Cell, ...]] = {}
+        self._places: dict[int, tuple[weakref.ref[Request], Place]] = {}  # weak: a request refers to its tool
+
+    def read(self, tag: str) -> tuple[Cell, ...]:
+        """The cells that a value with this tag depends on."""
+        found = self._of_tags.get(tag)
+        if found is None:
+            root, *below = tag.split(":")
+            found = (f"{root}:S", self._entity(root, below[0])) if below else (f"{root}:D",)
+            make_room(self._of_tags, _REMEMBERED)
+            self._of_tags[tag] = found
+        return found
+
+    def _entity(self, root: str, segment: str) -> Cell:
+        return f"{root}::{segment_digest(segment, namespace=self._namespace)}"
+
+    def written(self, tags: Iterable[str]) -> set[Cell]:
+        """The cells that a write of these tags changes."""
+        tags = tuple(tags)
+        if len(tags) > MOST_ENTITIES:
+            return whole_roots(map(root_of, tags))
+        cells: set[Cell] = set()
+        for tag in tags:
+            root, *below = tag.split(":")
+            cells |= {self._entity(root, below[0]), f"{root}:D"} if below else {f"{root}:S", f"{root}:D"}
+        return cells
+
+    def place_of(self, request: Request) -> Place:
+        """Where the answer to a request is stored."""
+        known = self._places.get(id(request))
+        if known is not None and known[0]() is request:
+            return known[1]
+        identity = request.session, request.tenant, request.arguments
+        digest, is_lasting = lasting_digest(request.tool, identity, namespace=self._namespace, version=_FORMAT)
+        address = None if digest is None else f"@{digest}"
+        cells = {cell for tag in request.tags for cell in self.read(tag)} | {EVERYTHING, STORE}
+        if address is not None:
+            cells.add(address)
+        place = Place(address, frozenset(cells), frozenset(whole_roots(request.late_roots)))
+        if is_lasting:
+            make_room(self._places, _REMEMBERED)
+            self._places[id(request)] = weakref.ref(request), place
+        return place
+
+
+class KnownEntries:
+    """Which calls of this process have looked at which entries: messages of other processes name entries by address.
+
+    It is bounded: of entries that have been forgotten, nobody knows whether copies depend on them.
+    """
+
+    def __init__(self, limit: int = 50_000) -> None:
+        self._limit = limit
+        self._calls: dict[Cell, set[tuple[str, Hashable]]] = {}
+        self._addresses: dict[tuple[str, Hashable], set[Cell]] = {}
+        self.has_forgotten = False
+
+    def note(self, address: Cell, request: Request) -> None:
+        """Note that the answer to a request depends on an entry."""
+        call = request.tool, request.key
+        calls = self._calls.get(address)
+        if calls is None:
+            if len(self._calls) >= self._limit:
+                self._calls, self._addresses, self.has_forgotten = {}, {}, True
+            calls = self._calls.setdefault(address, set())
+        if call not in calls:
+            calls.add(call)
+            self._addresses.setdefault(call, set()).add(address)
+
+    def calls(self, addresses: Iterable[Cell]) -> tuple[tuple[str, Hashable], ...] | None:
+        """The calls that depend on these entries; None if that is not known any more."""
+        found: dict[tuple[str, Hashable], None] = {}
+        for address in addresses:
+            calls = self._calls.get(address)
+            if calls is None and self.has_forgotten:
+                return None
+            found.update(dict.fromkeys(calls or ()))
+        return tuple(found)
+
+    def addresses(self, call: tuple[str, Hashable]) -> frozenset[Cell]:
+        """The entries that a call depends on."""
+        return frozenset(self._addresses.get(call, ()))

@@ -1,0 +1,270 @@
+"""The feed of a tier: what other processes have written, in order, as it reaches this one.
+
+Each step of a write on a tier has a number and a message. Applying the feed tells the listeners, which give what it
+names a new version here. So a hit asks nothing of the tier but one question: *is the feed complete up to now?*
+`FeedLease` is the answer, as numbers that a hit compares.
+
+The lock of the feed is that of the versions of this process: what is applied is applied in one step with them, and a
+hit may ask under that lock. So reading a feed never waits for a server.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from agent_cache.core.lease import ENDED, Lease, Page, Term
+from agent_cache.core.versions import VERSIONS, Versions
+from agent_cache.remote.cells import Cell, KnownEntries
+from agent_cache.remote.codecs import Codec
+from agent_cache.remote.protocol import Listener, Touched
+
+if TYPE_CHECKING:
+    from agent_cache.remote.reports import Log
+
+__all__ = ["LOST", "Feed", "FeedLease", "Message", "News"]
+
+LOST: Final = b"?"
+"""A message that stands for everything."""
+_CONTEXT: Final = b"feed"
+_TTLS: Final = "ttls"
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What is in the feed after some number.
+
+    Attributes:
+        store: identity of the store that it is of.
+        number: of the newest step.
+        messages: those of the steps in between with their numbers, the oldest first; None if some of them are gone.
+    """
+
+    store: str
+    number: int
+    messages: Sequence[tuple[int, bytes]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What one step has touched.
+
+    Attributes:
+        origin: the process that has made it.
+        tags: what is written, or the roots that a write may still name.
+        entries: single entries, by their addresses.
+        has_ttls: whether the ttls were changed that are set at run time.
+        is_of_everything: whether anything may have been written.
+    """
+
+    origin: str
+    tags: tuple[str, ...] = ()
+    entries: tuple[Cell, ...] = ()
+    has_ttls: bool = False
+    is_of_everything: bool = False
+
+    def encode(self, codec: Codec) -> bytes:
+        """Write it as values are written, so that it is signed or encrypted if they are. What cannot be written stands
+        for everything.
+        """
+        if self.is_of_everything:
+            return LOST
+        parts = [self.origin, *self.tags, "", *self.entries, *([_TTLS] if self.has_ttls else ())]
+        try:
+            return codec.encode(parts, list[str], context=_CONTEXT)
+        except Exception:  # noqa: BLE001 - of a user's codec
+            return LOST
+
+    @classmethod
+    def decode(cls, data: bytes, codec: Codec) -> Message:
+        """Read what `encode` has written.
+
+        Raises:
+            Exception: for anything else.
+        """
+        parts: Any = codec.decode(data, list[str], context=_CONTEXT)
+        middle = parts.index("")
+        has_ttls = parts[-1] == _TTLS
+        return cls(parts[0], tuple(parts[1:middle]), tuple(parts[middle + 1 : len(parts) - has_ttls]), has_ttls)
+
+
+class FeedLease(Lease):
+    """The trust in all local copies of one tier: they are served while its feed is complete up to now.
+
+    Args:
+        owner: has ``is_complete()``, which is asked where the comparisons of a hit do not say yes.
+    """
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, owner: Any, page: Page = (0,), term: Term | None = None) -> None:
+        super().__init__(page, ENDED, term)
+        self._owner = weakref.ref(owner)  # copies outlive a tier that nobody uses any more
+
+    def renew(self) -> bool:
+        owner = self._owner()
+        return owner is not None and bool(owner.is_complete())
+
+
+class _Written(Versions):
+    """The versions of what was written in a tier."""
+
+    __slots__ = ()
+
+    def write_everything(self) -> None:
+        """Give everything a new version: nobody knows what was written."""
+        with self.lock:
+            self.known = {}, {}, self.now + 1
+            self._rotated = self.now
+            self.now += 1
+
+
+class Feed:
+    """Applies the feed of a tier in this process.
+
+    Attributes:
+        origin: names this process in the messages that it sends.
+        number: of the last step that was applied; None before the first look.
+        versions: what was written since, by this process too: for tickets.
+        entries: what this process knows of single entries.
+        received, losses: messages of others, and how often some may have been missed.
+    """
+
+    def __init__(self, codec: Codec, log: Log) -> None:
+        self._codec = codec
+        self._log = log
+        self._store = ""
+        self._listeners: list[Listener] = []
+        self._ttl_listeners: list[Callable[[Mapping[str, float]], None]] = []
+        self.ttls: dict[str, float] = {}
+        self.ttls_are_old = True
+        self.entries = KnownEntries()
+        self.versions = _Written()
+        self.number: int | None = None
+        self.received = self.losses = 0
+        self.origin = os.urandom(8).hex()
+
+    @property
+    def has_listeners(self) -> bool:
+        """Whether anybody would drop a copy."""
+        return bool(self._listeners)
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call a listener with what others write. Returns a function that ends this."""
+        return _add(self._listeners, listener)
+
+    def follow_ttls(self, listener: Callable[[Mapping[str, float]], None]) -> Callable[[], None]:
+        """Call a listener with all ttls, now if they are known and after each change. Returns what ends that."""
+        end = _add(self._ttl_listeners, listener)
+        if not self.ttls_are_old:
+            listener(dict(self.ttls))
+        return end
+
+    def set_ttls(self, ttls: Mapping[str, float]) -> None:
+        """Note the ttls of the tier."""
+        self.ttls_are_old = False
+        if self.ttls != ttls or not ttls:
+            self.ttls = dict(ttls)
+            self._call(self._ttl_listeners, dict(self.ttls))
+
+    def _call(self, listeners: list[Any], argument: Any) -> None:
+        for listener in list(listeners):
+            try:
+                listener(argument)
+            except Exception as error:  # noqa: BLE001 - the others are told all the same
+                self._log.once("a listener raised", type(error).__name__)
+
+    # Each of these is called under the lock of the versions
+
+    def apply(self, news: News) -> None:
+        """Apply what is new."""
+        with VERSIONS.lock:
+            if self.number is None:
+                self._store, self.number = news.store, news.number
+                return
+            if news.messages is None or news.store != self._store:
+                self._store, self.number = news.store, news.number
+                self.lose()
+                return
+            for number, data in news.messages:
+                if data and number > self.number:
+                    self._receive(data)
+            self.number = max(self.number, news.number)  # last: who has seen it finds what was written
+
+    def _receive(self, data: bytes) -> None:
+        if data == LOST:
+            self.lose()
+            return
+        try:
+            message = Message.decode(data, self._codec)
+        except Exception as error:  # noqa: BLE001 - damaged, or of another codec
+            self._log.once("a message cannot be read, so all copies are dropped", type(error).__name__)
+            self.lose()
+            return
+        self.ttls_are_old = self.ttls_are_old or message.has_ttls
+        if message.origin == self.origin:
+            self.note(message)
+            return
+        self.received += 1
+        calls = self.entries.calls(message.entries)
+        if calls is None:
+            self.lose()
+            return
+        self.note(message)
+        if message.tags or calls:
+            self._call(self._listeners, Touched(message.tags, calls))
+
+    def note(self, message: Message) -> None:
+        """Note for tickets what is written."""
+        if message.tags or message.entries:
+            self.versions.write((*message.tags, *message.entries))
+
+    def note_own(self, message: Message, number: int) -> None:
+        """Note a step of this process, after it has landed. Its copies are dropped by whoever writes."""
+        with VERSIONS.lock:
+            self.note(message)
+            if self.number == number - 1:
+                self.number = number
+
+    def lose(self) -> None:
+        """Take everything as written: messages may have been missed."""
+        with VERSIONS.lock:
+            self.losses += 1
+            self.ttls_are_old = True
+            self.versions.write_everything()
+            self._call(self._listeners, None)
+
+    def is_touched(self, tags: Iterable[str], since: int) -> bool:
+        """Whether any of these was written after a version of `versions`."""
+        return self.versions.touches(tags, since)
+
+    def after_fork(self) -> None:
+        """The child is another process: it knows nothing of the feed."""
+        self.origin = os.urandom(8).hex()
+        self.number = None
+        self.versions = _Written()
+        self.versions.write_everything()
+
+
+def _add(listeners: list[Any], listener: Any) -> Callable[[], None]:
+    own = _Own(listener)
+    listeners.append(own)
+
+    def end() -> None:
+        if own in listeners:
+            listeners.remove(own)
+
+    return end
+
+
+class _Own:
+    """A listener, as an object of its own for each subscription: a listener may be equal to another one."""
+
+    def __init__(self, listener: Callable[[Any], object]) -> None:
+        self._listener = listener
+
+    def __call__(self, argument: Any) -> None:
+        self._listener(argument)

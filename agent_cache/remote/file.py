@@ -1,0 +1,356 @@
+"""`FileTier`: one coherent cache for the processes of one machine, in a file, without a server."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from agent_cache.core.options import configures, seconds
+from agent_cache.core.versions import VERSIONS
+from agent_cache.errors import ConfigurationError
+from agent_cache.remote.backend import Refused, checked_namespace, drive
+from agent_cache.remote.codecs import Codec
+from agent_cache.remote.feed import FeedLease
+from agent_cache.remote.reports import Log, report_text
+from agent_cache.remote.versioned import VersionedTier
+
+if sys.platform != "win32":  # which is refused
+    from agent_cache.remote.database import PASSING, SqliteBackend
+    from agent_cache.remote.page import forget_slots
+
+__all__ = ["NETWORK_FILE_SYSTEMS", "FileTier", "filesystem_of", "mounts_text", "real_path"]
+
+_MOST_BYTES: Final = 1 << 62
+_PERIOD: Final = 0.1
+_REPORT_AFTER: Final = 2.0
+
+NETWORK_FILE_SYSTEMS: Final = frozenset({
+    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse.ceph", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "gfs2",
+    "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "smb3", "smbfs",
+})  # fmt: skip
+
+
+@configures
+class FileTier(VersionedTier):
+    """A tier in one SQLite file, which the processes of one machine share: workers of a server, of pytest-xdist, a
+    script that is started again. No server, and nothing but the standard library.
+
+    As soon as a write has ended in any process, no process returns what was loaded before, also from its local copies:
+    a hit compares a word of memory that all processes share. What is in the file survives the processes, and the
+    machine's restart as far as SQLite's log does (``synchronous=NORMAL``).
+
+    The files are ``path``, and beside it ``-wal``, ``-shm``, ``.page`` and ``.lock``, readable for this user alone. A
+    file that cannot be used, also when the tier is made, costs a call at most `timeout`, in which its event loop waits;
+    the tools run without it, and what they write is made up for before anybody uses the file again. A damaged file is
+    set aside as ``path.corrupt``, and a new one is begun. Do not copy the files to another machine, and remove them all
+    or none. Windows and network file systems are refused.
+
+    One tier serves any number of event loops and threads, and may be used after a fork.
+
+    Args:
+        path: of the database. Its directory exists, and not everybody may write into it.
+        namespace: keeps the entries of different programs in one file apart.
+        timeout: seconds that a call waits for a file that other processes have locked.
+        lease: seconds that what a process was writing when it died is held: its effect may still come.
+        remote_ttl: seconds that a value lives whose tool has no ttl. None is as long as there is room: mind that writes
+            between two runs of a program, by whatever else, are not seen.
+        codec: how values are written; the default is MessagePack.
+        max_bytes: bytes of all values. Those that were not used for longest make room.
+        max_value_size: bytes of the longest value that is stored or read. None is as much as the codec allows, which is
+            1 MiB for the default.
+
+    Raises:
+        ConfigurationError: if any of this cannot work. A file that is not a tier's is left as it is.
+    """
+
+    never_waits = True
+    backend: SqliteBackend
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        namespace: str = "agent_cache",
+        timeout: float | timedelta = 0.25,
+        lease: float | timedelta = 10.0,
+        remote_ttl: float | timedelta | None = 3600.0,
+        codec: Codec | None = None,
+        max_bytes: int = 268_435_456,
+        max_value_size: int | None = None,
+    ) -> None:
+        is_whole = isinstance(max_bytes, int) and not isinstance(max_bytes, bool)
+        if not is_whole or not 65_536 <= max_bytes <= _MOST_BYTES:
+            raise ConfigurationError(f"FileTier: max_bytes must be bytes, 65536 to 2**62, got {max_bytes!r}")
+        patience = seconds(timeout, "FileTier: timeout")
+        self.path: Path = checked_path(path)
+        log = Log(f"FileTier({str(self.path)!r})")
+        span = seconds(lease, "FileTier: lease")
+        self.backend = SqliteBackend(
+            self.path,
+            timeout=patience,
+            lease=span,
+            max_bytes=max_bytes,
+            namespace=checked_namespace(namespace, "FileTier"),
+            log=log,
+        )
+        super().__init__(
+            self.backend, namespace=namespace, lease=span, remote_ttl=remote_ttl, codec=codec,
+            max_value_size=max_value_size, max_staleness=0,
+        )  # fmt: skip
+        self.log = log
+        self.max_value_size = min(self.max_value_size, max_bytes // 2)
+        self.trust = FeedLease(self)
+        self._keeper: threading.Thread | None = None
+        self._reported = ""
+        self._report_at = 0.0
+        try:
+            self.backend.open()
+        except PASSING as error:
+            if isinstance(error, PermissionError):
+                raise ConfigurationError(f"FileTier: {str(self.path)!r} cannot be opened: {error}") from error
+            self.log.once("the files cannot be opened now, so the tools run without them", error)
+        weakref.finalize(self, self.backend.close)
+        _TIERS.add(self)
+
+    def __repr__(self) -> str:
+        return f"FileTier({str(self.path)!r})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a FileTier cannot be copied or sent: in each process, make a FileTier of the same path")
+
+    # What others write
+
+    async def catch_up(self) -> None:
+        """See `VersionedTier`. It never waits."""
+        with VERSIONS.lock:
+            try:
+                news = drive(self.backend.feed(self.feed.number))
+            except ConnectionError:
+                self.trust.stamp = -1
+                raise
+            self.feed.apply(news)
+            page = self.backend.page
+            if page is None:
+                raise Refused("the files are not open")
+            # Last, and the page first: a hit that finds both compares the versions after that. Without a thread that
+            # looks whether the files were replaced, each hit does.
+            self.trust.page = page.word
+            is_heard = self.feed.has_listeners and self._is_kept()
+            self.trust.stamp = self.feed.number or -1 if is_heard else -1
+
+    def is_complete(self) -> bool:
+        """See `VersionedTier`."""
+        if self.is_closed or self.pending or not self.feed.has_listeners:
+            return False
+        self._keep_up()
+        try:
+            drive(self.catch_up())
+        except ConnectionError:
+            return False
+        return not self.feed.ttls_are_old
+
+    def receive(self) -> None:
+        """See `VersionedTier`. What others write arrives within a tenth of a second; a lookup applies what came before
+        it.
+        """
+        drive(self.caught_up())
+
+    def _note_pending(self) -> None:
+        is_missing = bool(self.pending)
+        if self.backend.mark(is_missing=is_missing) and is_missing:
+            self.log.once("an invalidation could not be written, so nobody uses the file until it is")
+        elif is_missing:
+            self.log.once("a write ends before the file could be opened; others serve what it has changed until then")
+        else:
+            self.log.allow_again("an invalidation could not be written, so nobody uses the file until it is")
+        self._keep_up()
+
+    # The keeper: a thread that does what no call does
+
+    def _is_kept(self) -> bool:
+        return self._keeper is not None and self._keeper.is_alive()
+
+    def _keep_up(self) -> None:
+        if not self.is_closed and not self._is_kept():
+            arguments, name = (weakref.ref(self),), "agent_cache keeps a file"
+            keeper = threading.Thread(target=_keep, args=arguments, name=name, daemon=True)
+            try:
+                keeper.start()
+            except RuntimeError as error:  # the next call tries again
+                self.log.once("no thread could be started, so each hit looks into the file", error)
+            else:
+                self._keeper = keeper
+
+    def look_after(self) -> None:
+        """Deliver what is pending, look whether the files were replaced, apply what others have written, and report
+        what was counted. Called by the keeper.
+        """
+        if self.is_closed:
+            return
+        try:
+            if self.pending:
+                drive(self.flush())
+            is_due = time.monotonic() >= self.backend.look_by
+            if (is_due or not self.trust.is_valid()) and drive(self.caught_up()):
+                self.log.allow_again("it cannot be used, so the tools run without it")
+            text = report_text()
+            if text != self._reported and time.monotonic() > self._report_at:
+                self._report_at = time.monotonic() + _REPORT_AFTER
+                self.backend.report(text)
+                self._reported = text
+        except ConnectionError:
+            pass  # the next time
+
+    def before_fork(self) -> Callable[[], None]:
+        """Called in the parent. Returns what it does after it."""
+        return self.backend.before_fork()
+
+    def after_fork(self) -> None:
+        """In the child: what is pending is delivered by the parent."""
+        self.backend.after_fork()
+        self.pending = {}
+        self.feed.after_fork()
+        self.trust.stamp = -1
+        self._keeper = None
+        self._reported = ""
+
+
+def _keep(reference: weakref.ref[FileTier]) -> None:
+    """The body of the keeper's thread. It ends with its tier."""
+    end = threading.Event()
+    while True:
+        end.wait(_PERIOD)
+        tier = reference()
+        if tier is None or tier.is_closed:
+            return
+        try:
+            tier.look_after()
+        except Exception as error:  # noqa: BLE001 - what is pending depends on this thread
+            tier.log.once("the files could not be looked after", error)
+        del tier
+
+
+_TIERS: weakref.WeakSet[FileTier] = weakref.WeakSet()
+_ENDS_OF_FORK: ExitStack = ExitStack()
+
+
+def _before_fork() -> None:
+    VERSIONS.lock.acquire()  # before those of the files, as in a hit
+    _ENDS_OF_FORK.callback(VERSIONS.lock.release)
+    for tier in list(_TIERS):
+        _ENDS_OF_FORK.callback(tier.before_fork())
+
+
+def _after_fork_in_child() -> None:
+    _ENDS_OF_FORK.close()
+    forget_slots()
+    for tier in list(_TIERS):
+        tier.after_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_ENDS_OF_FORK.close, after_in_child=_after_fork_in_child)
+
+
+# Where the files lie
+
+
+def filesystem_of(folder: Path, mounts: str) -> str:
+    """The type of the file system that a folder is in; empty if it is not known.
+
+    Args:
+        folder: resolved.
+        mounts: what Linux says in ``/proc/self/mountinfo``: see proc(5).
+    """
+    found, longest = "", -1
+    for line in mounts.splitlines():
+        fields, _, rest = line.partition(" - ")
+        names = fields.split(" ")
+        if len(names) < 5 or not rest:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), names[4])  # a space is \040
+        if len(point) >= longest and folder.is_relative_to(point):
+            found, longest = rest.split(" ", 1)[0], len(point)
+    return found
+
+
+def mounts_text() -> str:
+    """What is mounted where; empty if this system does not tell it so."""
+    try:
+        return Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
+    except OSError:  # another system than Linux
+        return ""
+
+
+def real_path(path: str | os.PathLike[str]) -> Path:
+    """An absolute path without links; ``~`` is the home directory.
+
+    Raises:
+        ValueError: if it can be no path, or names the home of nobody.
+    """
+    try:
+        return Path(os.path.realpath(Path(path).expanduser()))
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
+
+
+def checked_path(path: Any) -> Path:
+    """Check where a database is to be.
+
+    Raises:
+        ConfigurationError: if it cannot be there, naming the fix.
+    """
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path) or isinstance(os.fspath(path), bytes):
+        raise ConfigurationError(f"FileTier: path must be the path of a file, got {path!r}")
+    if os.fspath(path) == ":memory:":
+        raise ConfigurationError("FileTier: a database in memory is shared with nobody; leave the tier out")
+    if os.name == "nt":
+        raise ConfigurationError(
+            "FileTier: Windows has no locks of single bytes of this kind; share the cache by a RedisTier"
+        )
+    try:
+        place = real_path(path)
+    except ValueError as error:
+        raise ConfigurationError(f"FileTier: {path!r} cannot be the path of a file: {error}") from error
+    folder = place.parent
+    try:
+        mode = folder.stat().st_mode
+        present = place.stat().st_mode if stat.S_ISDIR(mode) and place.exists() else None
+    except PermissionError as error:
+        raise ConfigurationError(
+            f"FileTier: this user may not look into {str(folder)!r}; use a file of your own"
+        ) from error
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"FileTier: there is no directory {str(folder)!r}; make it first") from error
+    except OSError as error:
+        raise ConfigurationError(f"FileTier: {str(place)!r}: {error.strerror}") from error
+    if not stat.S_ISDIR(mode):
+        raise ConfigurationError(f"FileTier: {str(folder)!r} is no directory")
+    if present is not None and stat.S_ISDIR(present):
+        raise ConfigurationError(f"FileTier: {str(place)!r} is a directory; name a file in it")
+    if mode & stat.S_IWOTH:
+        raise ConfigurationError(
+            f"FileTier: everybody may write into {str(folder)!r}, and could replace the cache; use a directory of your "
+            "own (mkdir -m 700)"
+        )
+    kind = filesystem_of(folder, mounts_text())
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise ConfigurationError(
+            f"FileTier: {str(folder)!r} is on a network file system ({kind}), where processes of several machines "
+            "cannot share memory; use a local disk, or share the cache by a RedisTier"
+        )
+    if present is not None and not stat.S_ISREG(present):
+        raise ConfigurationError(f"FileTier: {str(place)!r} is no regular file")
+    for name, right in ((folder, os.W_OK | os.X_OK), (place, os.R_OK | os.W_OK)):
+        if (name is folder or present is not None) and not os.access(name, right) and name.exists():
+            raise ConfigurationError(f"FileTier: this user may not write {str(name)!r}; use a file of your own")
+    return place

@@ -1,0 +1,751 @@
+"""`RedisTier`: one coherent cache for a fleet, on Redis or Valkey, over redis-py.
+
+All keys of a namespace share one hash slot, so each operation is one script on one server:
+
+=================  ===================================================================================
+``{ns}:n``         the number of the newest step
+``{ns}:f``         the feed: a stream whose ids are these numbers
+``{ns}:c:CELL``    the version of a cell: the number of the step that changed it last
+``{ns}:h:CELL``    the writers that hold or arm it
+``{ns}:w``, ``r``  when the lease of each writer ends, and the cells of each
+``{ns}:v:ENTRY``   a value, behind its head
+``{ns}:l:NAME``    a claim
+``{ns}:t``         the ttls that are set at run time
+``{ns}:p:ID``      what a process has counted
+``{ns}:none``      never exists: a server that hands the slot over refuses whatever names it
+=================  ===================================================================================
+
+Numbers are never used again: a counter that is lost begins with the time in microseconds. They mean something only
+together with the replication id of the server, which each script reads: it changes with a failover, a failback and a
+restart, so versions of another history match nothing. A server that is no primary refuses.
+
+The feed of a process is complete until `max_staleness` after it has *sent* the last question for it that was
+answered. That question writes a key as well, so an old primary that has lost its replicas refuses it, if it is
+configured to. Only while that holds are local copies and values served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Mapping
+from contextlib import suppress
+from contextvars import Context
+from datetime import timedelta
+from functools import partial
+from hashlib import sha1
+from typing import Any, Final, Generic, Self, TypeVar
+
+import msgspec
+
+try:
+    from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError('RedisTier needs redis-py: pip install "agent-cache[redis]"') from error
+
+from agent_cache.clock import boottime
+from agent_cache.core.lease import Term
+from agent_cache.core.options import configures, seconds
+from agent_cache.core.store import NEVER
+from agent_cache.errors import ConfigurationError
+from agent_cache.remote.backend import IDLE, Reading, Refused, State, open_head
+from agent_cache.remote.cells import STORE, Cell
+from agent_cache.remote.codecs import Codec
+from agent_cache.remote.deployments import TIER_OPTIONS, Deployment, deployment_of_client, deployment_of_url
+from agent_cache.remote.feed import LOST, News
+from agent_cache.remote.reports import report_text
+from agent_cache.remote.versioned import VersionedTier
+
+__all__ = ["SCRIPTS", "RedisBackend", "RedisTier"]
+
+T = TypeVar("T")
+
+_DAY: Final = 86_400.0
+_MESSAGES: Final = 10_000
+_LONGEST_NAME: Final = 1_000
+
+_COMMON: Final = """
+local P, TTL = string.sub(KEYS[1], 1, -5), ARGV[1]
+local N, W, R, F, T = P .. 'n', P .. 'w', P .. 'r', P .. 'f', P .. 't'
+local info = redis.call('INFO', 'replication')
+if not string.find(info, 'role:master', 1, true) then return redis.error_reply('READONLY it is a replica') end
+local store = string.match(info, 'master_replid:(%x+)')
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1e6 + tonumber(ARGV[2])
+local function get(key)
+  local found = redis.pcall('GET', key)
+  return type(found) ~= 'table' and found
+end
+local function newest()
+  local n = redis.call('GET', N)
+  if not n then
+    n = time[1] .. string.format('%06d', tonumber(time[2]))
+    redis.call('SET', N, n)
+  end
+  return n
+end
+local function step(cells, message)
+  newest()
+  local n = string.format('%.0f', redis.call('INCR', N))
+  for _, cell in ipairs(cells) do redis.call('SET', P .. 'c:' .. cell, n, 'PX', TTL) end
+  local added = redis.pcall('XADD', F, 'MAXLEN', '~', @MESSAGES, n .. '-0', 'm', message)
+  if type(added) == 'table' and added.err then
+    redis.call('DEL', F)
+    redis.call('XADD', F, n .. '-0', 'm', message)
+  end
+  return n
+end
+local function unregister(writer)
+  local packed = redis.call('HGET', R, writer)
+  if not packed then return {} end
+  local cells = cjson.decode(packed)
+  for _, cell in ipairs(cells) do redis.call('HDEL', P .. 'h:' .. cell, writer) end
+  redis.call('HDEL', R, writer)
+  redis.call('ZREM', W, writer)
+  return cells
+end
+local function register(writer, held, armed, deadline)
+  local all = {}
+  for mode, cells in pairs({[1] = armed, [2] = held}) do
+    for _, cell in ipairs(cells) do
+      redis.call('HSET', P .. 'h:' .. cell, writer, mode)
+      redis.call('PEXPIRE', P .. 'h:' .. cell, TTL)
+      all[#all + 1] = cell
+    end
+  end
+  if #all == 0 then return end
+  redis.call('HSET', R, writer, cjson.encode(all))
+  redis.call('ZADD', W, string.format('%.6f', deadline), writer)
+  redis.call('PEXPIRE', R, 2 * TTL)
+  redis.call('PEXPIRE', W, 2 * TTL)
+end
+for _, writer in ipairs(redis.call('ZRANGEBYSCORE', W, '-inf', string.format('%.6f', now), 'LIMIT', 0, 100)) do
+  step(unregister(writer), '')
+end
+""".replace("@MESSAGES", str(_MESSAGES))
+
+_READ: Final = """
+local busy = redis.call('ZCARD', W) > 0
+local function state(cell)
+  local key, mode = P .. 'c:' .. cell, 0
+  local version = get(key)
+  if not version or #version == 0 or #version > 20 then
+    version = newest()
+    redis.call('SET', key, version, 'PX', TTL)
+  end
+  if busy then
+    for _, held in ipairs(redis.call('HVALS', P .. 'h:' .. cell)) do mode = math.max(mode, tonumber(held)) end
+  end
+  return version, mode
+end
+local answers = {store, string.format('%.6f', now)}
+for _, asked in ipairs(cjson.decode(ARGV[3])) do
+  local value, wanted, known, more = false, {}, {}, {}
+  for _, cell in ipairs(asked[1]) do
+    wanted[cell] = true
+    known[#known + 1], known[#known + 2] = state(cell)
+  end
+  if asked[2] then
+    value = get(P .. 'v:' .. asked[2])
+    local head = value and string.match(value, '^([^\\n]*)\\n')
+    local is_read, opened = pcall(cjson.decode, head or '')
+    if is_read and type(opened) == 'table' and type(opened[1]) == 'table' then
+      for cell in pairs(opened[1]) do
+        if cell ~= '#' and not wanted[cell] then more[#more + 1] = {cell, state(cell)} end
+      end
+    end
+  end
+  answers[#answers + 1] = table.concat(known, ' ')
+  answers[#answers + 1] = #more > 0 and cjson.encode(more)
+  answers[#answers + 1] = value
+end
+return answers
+"""
+
+_BEGIN: Final = """
+local writer, deadline = ARGV[3], now + tonumber(ARGV[6])
+if ARGV[8] == 'renew' and redis.call('HEXISTS', R, writer) == 1 then
+  redis.call('ZADD', W, string.format('%.6f', deadline), writer)
+  return {store, '0'}
+end
+local held, armed = cjson.decode(ARGV[4]), cjson.decode(ARGV[5])
+register(writer, held, armed, deadline)
+return {store, step(held, ARGV[7])}
+"""
+
+_COMMIT: Final = """
+local writer, moved, hold = ARGV[3], cjson.decode(ARGV[4]), tonumber(ARGV[5])
+unregister(writer)
+if hold > 0 then register(writer, moved, {}, now + hold) end
+return {store, step(moved, ARGV[6])}
+"""
+
+_CLAIM: Final = """
+local key, who, lease = P .. 'l:' .. ARGV[3], ARGV[4], tonumber(ARGV[5])
+local present = redis.call('HMGET', key, 'who', 'ends')
+if ARGV[6] == 'renew' then
+  if present[1] ~= who then return '' end
+elseif present[1] and tonumber(present[2]) > now and present[1] ~= who then
+  return present[1]
+end
+redis.call('HSET', key, 'who', who, 'ends', string.format('%.6f', now + lease))
+redis.call('PEXPIRE', key, string.format('%.0f', math.max(1, lease * 1000)))
+return who
+"""
+
+_RELEASE: Final = """
+local key = P .. 'l:' .. ARGV[3]
+if redis.call('HGET', key, 'who') == ARGV[4] then redis.call('DEL', key) end
+return 1
+"""
+
+_FEED: Final = """
+redis.call('SET', P .. 'p:' .. ARGV[4], ARGV[5], 'PX', ARGV[6])
+local found = {}
+if ARGV[3] ~= '' then found = redis.call('XRANGE', F, '(' .. ARGV[3] .. '-0', '+') end
+return {store, newest(), found}
+"""
+
+_TTL: Final = """
+if type(redis.pcall('HDEL', T, ARGV[3])) == 'table' then redis.call('DEL', T) end
+if ARGV[4] ~= '' then redis.call('HSET', T, ARGV[3], ARGV[4]) end
+return {store, step({}, ARGV[5])}
+"""
+
+_TTLS: Final = """
+local found = redis.pcall('HGETALL', T)
+return found.err and {} or found
+"""
+
+SCRIPTS: Final = {
+    name: (text, sha1(text.encode()).hexdigest())  # noqa: S324 - the name that the server gives it
+    for name, text in {
+        "read": _COMMON + _READ, "begin": _COMMON + _BEGIN, "commit": _COMMON + _COMMIT, "claim": _COMMON + _CLAIM,
+        "release": _COMMON + _RELEASE, "feed": _COMMON + _FEED, "ttl": _COMMON + _TTL, "ttls": _COMMON + _TTLS,
+    }.items()
+}  # fmt: skip
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def _list(cells: Collection[Cell]) -> bytes:
+    return _encode(list(cells)) if cells else b"{}"  # an empty array of JSON and an empty object are one in Lua
+
+
+class _Loop:
+    """What one event loop has: a client, and the lookups that go with the next command."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.asked: list[tuple[list[Cell], Cell | None, asyncio.Future[Reading]]] = []
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.follower: asyncio.Task[Any] | None = None
+        self.ending = self._end()
+
+    async def _end(self) -> Any:
+        """Closes the client when the event loop shuts its generators down."""
+        try:
+            yield
+        finally:
+            with suppress(RedisError, OSError, RuntimeError):
+                await self.client.aclose()
+
+    def close_soon(self) -> None:
+        """Close the client, or end the thread that follows the feed, which closes it. Called in its event loop."""
+        if self.follower is not None:
+            self.follower.cancel()
+            return
+        self.tasks.add(asyncio.get_running_loop().create_task(self.ending.aclose(), context=Context()))
+
+
+_Loops = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop]
+
+
+def _close_soon(loops: Mapping[asyncio.AbstractEventLoop, _Loop]) -> None:
+    """Close what a tier has open that nobody has any more."""
+    for loop, own in list(loops.items()):
+        with suppress(RuntimeError):  # it has ended
+            loop.call_soon_threadsafe(own.close_soon)
+
+
+class _Aside(Generic[T]):
+    """Awaits something in an empty context. A connection that is opened meanwhile keeps that, and not its caller's."""
+
+    def __init__(self, steps: Awaitable[T]) -> None:
+        self._steps = steps
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        steps, context = self._steps.__await__(), Context()
+        resume: Callable[[], Any] = partial(next, steps)
+        while True:
+            try:
+                waits_for = context.run(resume)
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            try:
+                yield waits_for
+            except BaseException as error:  # noqa: BLE001 - passed on
+                resume = partial(steps.throw, error)
+            else:
+                resume = partial(next, steps)
+
+
+class _Rejected(Refused):
+    """The server has answered, and does not do what was asked."""
+
+
+class RedisBackend:
+    """A `Backend` on a server.
+
+    Args:
+        deployment: the servers.
+        namespace: what the keys begin with.
+        timeout: seconds for all waiting of one operation.
+        cell_ttl: seconds that the version of a cell lives. Longer than the ttl of values, since a server that runs out
+            of memory evicts short ttls first.
+
+    Attributes:
+        failure: why the server is not asked now; None if it is.
+        shift: seconds that are added to the server's clock, for tests.
+        loops: what is open, of each event loop.
+    """
+
+    def __init__(self, deployment: Deployment, *, namespace: str, timeout: float, cell_ttl: float) -> None:
+        self.deployment = deployment
+        self.prefix = f"{{{namespace}}}:"
+        self.timeout = timeout
+        self.failure: str | None = None
+        self.shift = 0.0
+        self.report = ""
+        self.batches = 0
+        self.process = os.urandom(8).hex()
+        self._cell_ttl = str(int(cell_ttl * 1000))
+        self.loops: _Loops = weakref.WeakKeyDictionary()
+        self._is_over = False
+
+    # Commands
+
+    async def own_loop(self) -> _Loop:
+        """What is open of the running event loop.
+
+        Raises:
+            ConnectionError: if the tier was closed.
+        """
+        if self._is_over:
+            raise Refused("the tier was closed")
+        loop = asyncio.get_running_loop()
+        own = self.loops.get(loop)
+        if own is None:
+            own = self.loops[loop] = _Loop(self.deployment.connect(self.timeout))
+            await anext(own.ending)  # from now on the loop knows of it
+        return own
+
+    async def _in_time(self, command: Callable[[Any], Awaitable[T]], seconds_left: float) -> T:
+        client = (await self.own_loop()).client
+        async with asyncio.timeout(seconds_left):
+            return await command(client)
+
+    async def _guarded(self, command: Callable[[Any], Awaitable[T]], *, patience: float = 0.0) -> T:
+        """Run a command. Only the process's own thread asks a server that has not answered.
+
+        Raises:
+            ConnectionError: if it fails, or takes too long.
+        """
+        begun = time.monotonic()
+        try:
+            return await _Aside(self._in_time(command, self.timeout + patience))
+        except ResponseError as error:  # it has answered
+            raise _Rejected(str(error)) from error
+        except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
+            reason = str(error) or f"no answer within {self.timeout:g} s"
+            if time.monotonic() < begun + patience + 1.5 * self.timeout:  # else its event loop was blocked
+                self.failure = reason
+            raise Refused(reason) from error
+
+    async def _run(self, name: str, *arguments: Any, probes: bool = False) -> Any:
+        if self.failure is not None and not probes:
+            raise Refused(self.failure)
+        text, sha = SCRIPTS[name]
+        values = f"{self.prefix}none", self._cell_ttl, repr(self.shift), *arguments
+
+        async def command(client: Any) -> Any:
+            try:
+                return await client.evalsha(sha, 1, *values)
+            except NoScriptError:
+                return await client.eval(text, 1, *values)
+
+        return await self._guarded(command)
+
+    # Backend
+
+    async def read(self, cells: Collection[Cell], address: Cell | None) -> Reading:
+        """See `Backend`. All that is asked for in one moment is one command."""
+        own = await self.own_loop()
+        future: asyncio.Future[Reading] = asyncio.get_running_loop().create_future()
+        own.asked.append(([cell for cell in cells if cell != STORE], address, future))
+        if len(own.asked) == 1:
+            await asyncio.sleep(0)
+            asked, own.asked = own.asked, []
+            if len(asked) == 1:
+                await self._answer(asked)
+            else:
+                task = asyncio.get_running_loop().create_task(self._answer(asked))
+                own.tasks.add(task)
+                task.add_done_callback(own.tasks.discard)
+        return await future
+
+    async def _answer(self, asked: list[tuple[list[Cell], Cell | None, asyncio.Future[Reading]]]) -> None:
+        self.batches += 1
+        try:
+            questions = _encode([(cells, address or False) for cells, address, _ in asked])
+            store, now, *answers = await self._run("read", questions)
+        except BaseException as error:
+            failure = error if isinstance(error, ConnectionError) else Refused(f"its lookup has ended: {error!r}")
+            for _, _, future in asked:
+                if not future.done():
+                    future.set_exception(failure)
+            if not isinstance(error, Exception):
+                raise
+            return
+        for number, (cells, _, future) in enumerate(asked):
+            if not future.done():
+                future.set_result(_reading(store.decode(), float(now), cells, *answers[3 * number : 3 * number + 3]))
+
+    async def put(self, address: Cell, head: bytes, payload: bytes, *, store: Any, keep: float | None) -> None:  # noqa: ARG002 - the head names the store
+        """See `Backend`."""
+        if self.failure is not None:
+            raise Refused(self.failure)
+        key, life = f"{self.prefix}v:{address}", int(max(0.001, keep or _DAY) * 1000)
+        await self._guarded(lambda client: client.set(key, head + b"\n" + payload, px=life))
+
+    async def begin(
+        self, writer: str, held: Collection[Cell], armed: Collection[Cell], lease: float, message: bytes
+    ) -> int:
+        """See `Backend`."""
+        return int((await self._run("begin", writer, _list(held), _list(armed), repr(lease), message, ""))[1])
+
+    async def renew(
+        self, writer: str, held: Collection[Cell], armed: Collection[Cell], lease: float, message: bytes
+    ) -> None:
+        """See `Backend`."""
+        await self._run("begin", writer, _list(held), _list(armed), repr(lease), message, "renew")
+
+    async def commit(self, writer: str, moved: Collection[Cell], hold: float, message: bytes) -> int:
+        """See `Backend`."""
+        return int((await self._run("commit", writer, _list(moved), repr(hold), message))[1])
+
+    async def claim(self, name: str, who: str, lease: float, *, renew: bool = False) -> str:
+        """See `Backend`."""
+        found: bytes = await self._run("claim", name, who, repr(lease), "renew" if renew else "")
+        return found.decode()
+
+    async def release(self, name: str, who: str) -> None:
+        """See `Backend`."""
+        await self._run("release", name, who)
+
+    async def feed(self, since: int | None) -> News:
+        """See `Backend`. It asks a server also that has not answered before."""
+        asked = "" if since is None else str(since)
+        try:
+            store, number, rows = await self._run("feed", asked, self.process, self.report, "10000", probes=True)
+        except _Rejected as error:  # it is a replica, may not write, is full, or knows this user otherwise
+            self.failure = str(error)
+            raise
+        self.failure = None
+        newest, messages = int(number), [(int(key.partition(b"-")[0]), fields[1]) for key, fields in rows]
+        is_whole = since is not None and len(messages) == newest - since
+        return News(store.decode(), newest, messages if is_whole or since is None else None)
+
+    async def wait_for_news(self, since: int, patience: float) -> None:
+        """Return when there is a step after a number, or after some seconds."""
+        block = max(1, int(patience * 1000))
+        await self._guarded(
+            lambda client: client.xread({f"{self.prefix}f": f"{since}-0"}, count=1, block=block), patience=patience
+        )
+
+    async def set_ttl(self, tool: str, ttl: float | None, message: bytes) -> int:
+        """See `Backend`."""
+        return int((await self._run("ttl", tool, "" if ttl is None else repr(ttl), message))[1])
+
+    async def ttls(self) -> dict[str, float]:
+        """See `Backend`."""
+        flat = await self._run("ttls")
+        found: dict[str, float] = {}
+        for tool, ttl in zip(flat[::2], flat[1::2], strict=True):
+            with suppress(ValueError):  # of what somebody else has written
+                name, life = tool.decode(), float(ttl)
+                if 0 < life < NEVER and len(name) <= _LONGEST_NAME:
+                    found[name] = life
+        return found
+
+    async def clear(self) -> int:
+        """See `Backend`."""
+        count = 0
+        await self._run("commit", "clear", _encode(["*"]), "0", LOST)
+        client = (await self.own_loop()).client
+        async for key in client.scan_iter(match=f"{self.prefix.replace('[', chr(92) + '[')}v:*", count=1000):
+            count += await client.unlink(key)
+        return count
+
+    async def aclose(self) -> None:
+        """See `Backend`. Other event loops close their own connections when they end."""
+        self._is_over = True
+        own = self.loops.pop(asyncio.get_running_loop(), None)
+        if own is not None:
+            await own.ending.aclose()
+
+    def after_fork(self) -> None:
+        """In the child: connections of the parent are not touched."""
+        _INHERITED.extend(self.loops.values())
+        self.loops.clear()
+        self.process = os.urandom(8).hex()
+        self.failure = None
+
+
+_INHERITED: list[_Loop] = []
+
+
+def _reading(
+    store: str, now: float, cells: list[Cell], known: bytes, more: bytes | None, value: bytes | None
+) -> Reading:
+    words = known.decode().split(" ")
+    states: dict[Cell, State] = {
+        cell: (version, int(mode)) for cell, version, mode in zip(cells, words[::2], words[1::2], strict=True)
+    }
+    if more:
+        states.update({cell: (version, mode) for cell, version, mode in msgspec.json.decode(more)})
+    states[STORE] = store, IDLE
+    if value is None:
+        return Reading(states, now)
+    raw_head, _, payload = value.partition(b"\n")
+    head = open_head(raw_head)
+    if head is not None and not head.versions.keys() <= states.keys():
+        head = None
+    return Reading(states, now, head, raw_head, payload)
+
+
+@configures
+class RedisTier(VersionedTier):
+    """A tier on a server that a fleet shares: Redis 6.2 or later (a cluster: 7.0), Valkey 7.2 or later.
+
+    After a write has ended, other processes stop serving what was loaded before it within `max_staleness` seconds,
+    whatever happens to their network, and normally within one message. A server that is down, slow or hung costs
+    one call at most `timeout`; tools run without it until it answers again.
+
+    One tier serves any number of event loops and threads, and may be used after a fork. Each loop has connections of
+    its own, and each process one daemon thread that follows what others write. In a cluster all keys of a namespace
+    are on one node.
+
+    Args:
+        client: an existing client of redis-py or valkey-py: single, Sentinel or Cluster, async or not. Its settings are
+            taken over; its connections, timeouts and retries are not used. See also `from_url`.
+        namespace: what all keys begin with. Fleets that share a server and no data have one each.
+        max_staleness: seconds that a process may serve a local copy without hearing from the server.
+        timeout: seconds that the server may take to connect or to answer. Less than `max_staleness`.
+        lease: seconds after which a writer that is not heard of any more counts as dead.
+        remote_ttl: seconds that a value lives whose tool has no ttl.
+        codec: how values are written; the default is MessagePack.
+        max_value_size: bytes of the longest value that is stored. None is as much as the codec allows, which is 1 MiB
+            for the default; more than that is refused.
+
+    Raises:
+        ConfigurationError: if any of this cannot work.
+    """
+
+    backend: RedisBackend
+    _waits_after_writes = True
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        namespace: str = "agent_cache",
+        max_staleness: float | timedelta = 1.0,
+        timeout: float | timedelta = 0.25,
+        lease: float | timedelta = 10.0,
+        remote_ttl: float | timedelta = 3600.0,
+        codec: Codec | None = None,
+        max_value_size: int | None = None,
+    ) -> None:
+        deployment = client if isinstance(client, Deployment) else deployment_of_client(client)
+        staleness, patience = seconds(max_staleness, "RedisTier: max_staleness"), seconds(timeout, "RedisTier: timeout")
+        if patience >= staleness:
+            raise ConfigurationError(
+                f"RedisTier: timeout must be less than max_staleness, for a lookup that is shared gives up within it; "
+                f"got timeout={patience:g}, max_staleness={staleness:g}"
+            )
+        life = seconds(remote_ttl, "RedisTier: remote_ttl")
+        backend = RedisBackend(deployment, namespace=namespace, timeout=patience, cell_ttl=max(_DAY, 2 * life))
+        self._deployment = deployment
+        self._thread: threading.Thread | None = None
+        super().__init__(
+            backend, namespace=namespace, lease=lease, remote_ttl=life, codec=codec, max_value_size=max_value_size,
+            max_staleness=staleness,
+        )  # fmt: skip
+        self._following: asyncio.AbstractEventLoop | None = None
+        self._start_lock = threading.Lock()
+        weakref.finalize(self, _close_soon, backend.loops).atexit = False
+        _TIERS.add(self)
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        cluster: bool = False,
+        **options: Any,
+    ) -> Self:
+        """A tier on the server at ``redis://user:password@host:6379/0``, ``rediss://...`` (TLS) or ``unix://path``.
+
+        Args:
+            url: as redis-py reads it, parameters included (``?ssl_ca_certs=...``). Parameters for timeouts, retries,
+                pools and decoding of other clients that use the same URL are ignored.
+            cluster: the server is a node of a cluster.
+            options: those of the class, and further settings of redis-py's connections: ``username``,
+                ``ssl_ca_certs``, ``credential_provider``... ``ssl=True`` is the same as ``rediss://``. A setting
+                without effect, such as a timeout of redis-py's, is refused.
+        """
+        own = {name: options.pop(name) for name in TIER_OPTIONS & options.keys()}
+        return cls(deployment_of_url(url, cluster=cluster, options=options), **own)
+
+    def __repr__(self) -> str:
+        servers = ", ".join(f"{host}:{port}" if port else host for host, port in self._deployment.seeds)
+        return f"<RedisTier {servers}>"
+
+    def _start(self, steps: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+        self._keep_up()
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            if self._following is None:
+                steps.close()
+            else:
+                asyncio.run_coroutine_threadsafe(steps, self._following)
+            return None
+        return super()._start(steps)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts of this process and its present state: a plain copy, to be logged or exported.
+
+        Returns:
+            Those of `VersionedTier.stats`, and ``batches`` (commands for lookups), ``servers`` (address to ``"ok"``, or
+            why it is not asked).
+        """
+        state = "the tier was closed" if self.is_closed else self.backend.failure or "ok"
+        servers = {f"{host}:{port}" if port else host: state for host, port in self._deployment.seeds}
+        return super().stats() | {"batches": self.backend.batches, "servers": servers}
+
+    # The thread that follows the feed
+
+    def _keep_up(self) -> None:
+        if self._thread is None and not self.is_closed:
+            with self._start_lock:
+                if self._thread is not None:
+                    return
+                ready = threading.Event()
+                arguments = weakref.ref(self), ready
+                name = "agent_cache follows a server"
+                self._thread = threading.Thread(target=_run_thread, args=arguments, name=name, daemon=True)
+                try:
+                    self._thread.start()
+                except RuntimeError as error:  # the next call tries again
+                    self._thread = None
+                    self.log.once("no thread could be started, so what others write is only seen by lookups", error)
+                    return
+                ready.wait()
+
+    async def catch_up(self) -> None:
+        """See `VersionedTier`. Only the thread asks a server that has not answered, if there is one."""
+        failure, loop = self.backend.failure, asyncio.get_running_loop()
+        if failure is not None and self._following not in (None, loop) and not self.is_closed:
+            raise Refused(failure)
+        await super().catch_up()
+
+    async def follow(self) -> tuple[int, float]:
+        """Apply what others have written, and deliver what is pending. Called by the thread.
+
+        Returns:
+            The number after which there may be news, and seconds after which to ask all the same; after 0 if the
+            server cannot be asked.
+        """
+        third = self.max_staleness / 3
+        try:
+            await self.catch_up_with_ttls()
+            self.log.allow_again("it cannot be used, so the tools run without it")
+            if self.pending:
+                await self.flush(leaves_running=True)
+            self.backend.report = report_text()
+        except ConnectionError as error:
+            self._note_failure(error)
+            return 0, third / 2
+        return self.feed.number or 0, third
+
+    def after_fork(self) -> None:
+        """In the child: what is pending is delivered by the parent."""
+        self.backend.after_fork()
+        self.feed.after_fork()
+        self.pending = {}
+        self._thread, self._following, self._start_lock = None, None, threading.Lock()
+        self.heard = Term(boottime)
+        if self.trust.term is not None and not self.is_closed:
+            self.trust.term.until = self.heard.until
+
+    async def aclose(self) -> None:
+        """Close all connections, and end the thread. Nothing is trusted any more.
+
+        What is pending is delivered first, if that takes no longer than the timeout. From then on a write cannot be
+        announced, and a read finds nothing.
+        """
+        self.backend.failure = None  # one attempt more
+        await super().aclose()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            _close_soon({loop: own for loop, own in self.backend.loops.items() if own.follower is not None})
+            await asyncio.to_thread(thread.join)
+
+
+def _run_thread(reference: weakref.ref[RedisTier], ready: threading.Event) -> None:
+    """The body of the thread. It ends with its tier."""
+    with suppress(asyncio.CancelledError):
+        asyncio.run(_follow_feed(reference, ready))
+
+
+async def _follow_feed(reference: weakref.ref[RedisTier], ready: threading.Event) -> None:
+    tier = reference()
+    if tier is None:
+        ready.set()
+        return
+    backend, tier._following = tier.backend, asyncio.get_running_loop()
+    with suppress(ConnectionError):  # it was closed
+        (await backend.own_loop()).follower = asyncio.current_task()
+    ready.set()
+    while tier is not None and not tier.is_closed:
+        try:
+            number, seconds_left = await tier.follow()
+        except Exception as error:  # noqa: BLE001 - what is pending depends on this thread
+            tier.log.once("the server could not be followed", error)
+            number, seconds_left = 0, 1.0
+        tier = None  # it may be freed meanwhile
+        try:
+            if number:
+                await backend.wait_for_news(number, seconds_left)
+            else:
+                await asyncio.sleep(seconds_left)
+        except ConnectionError:
+            await asyncio.sleep(0.01)  # the next question says why
+        tier = reference()
+
+
+_TIERS: weakref.WeakSet[RedisTier] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for tier in list(_TIERS):
+        tier.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

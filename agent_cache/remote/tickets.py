@@ -1,0 +1,113 @@
+"""Tickets: what a lookup in a tier has seen, for the store after it and for local copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from agent_cache.clock import CLOCK, boottime
+from agent_cache.remote.backend import HELD, IDLE, State
+from agent_cache.remote.cells import Cell, Cells
+from agent_cache.remote.feed import Feed, FeedLease
+from agent_cache.remote.protocol import Request, Ticket, Versions
+
+__all__ = ["Issuer", "VersionedTicket"]
+
+
+class Issuer(Protocol):
+    """What a ticket knows of its tier."""
+
+    cells: Cells
+    feed: Feed
+    trust: FeedLease
+    max_staleness: float
+    remote_ttl: float | None
+    reloads_early: bool
+
+
+class VersionedTicket:
+    """The cells that a lookup saw.
+
+    Attributes:
+        place: where the answer is stored, and what it depends on.
+        seen: these cells, or those of the value that was found; empty if the store could not be asked.
+        known: the tags known so far, and the roots of those that the result will name: for messages.
+        asked, started: when the lookup began, by this process's clock, and by one that runs while the machine is
+            suspended.
+        ahead: seconds that the clock of the backend is ahead of this process's, at the least.
+        since: the version of the feed before it.
+        former_cost: seconds that the load of a value took that is there, and counts no more.
+        claim: name and claimant of the claim to the load, if this process has it.
+        may_refresh: whether the value may be loaded again early.
+    """
+
+    __slots__ = (
+        "ahead", "asked", "claim", "former_cost", "known", "lease", "may_refresh", "place", "request", "seen", "since",
+        "started", "tier", "versions",
+    )  # fmt: skip
+
+    @property
+    def refreshes_early(self) -> bool:
+        """See `VersionedTier.claim`."""
+        return self.tier.reloads_early
+
+    def __init__(self, tier: Issuer, request: Request) -> None:
+        self.tier = tier
+        self.request = request
+        self.place = place = tier.cells.place_of(request)
+        self.seen: Mapping[Cell, State] = {}
+        self.known: tuple[str, ...] = request.tags + request.late_roots
+        if place.address is not None:
+            self.known += (place.address,)
+        self.lease = tier.trust
+        self.asked = CLOCK.now()
+        self.started = boottime()
+        self.ahead = 0.0
+        self.since = tier.feed.versions.now
+        self.versions: Versions | None = None
+        self.former_cost: float | None = None
+        self.claim: tuple[str, str] | None = None
+        self.may_refresh = True
+
+    @property
+    def has_claim(self) -> bool:
+        """See `VersionedTier.claim`."""
+        return self.claim is not None
+
+    @property
+    def lasts(self) -> float | None:
+        """See `Ticket`."""
+        own, most = self.request.ttl, self.tier.remote_ttl
+        return most if own is None or (most is not None and most < own) else own
+
+    def is_clean(self) -> bool:
+        """See `Ticket`. Under an armed root a value may be stored in the tier, where it ends with its writer's lease. A
+        local copy would not.
+        """
+        return (
+            bool(self.seen)
+            and not self.request.strong
+            and self.is_idle()
+            and self.tier.trust.is_valid()
+            and not self.tier.feed.is_touched(self.known, self.since)
+        )
+
+    def is_joinable(self) -> bool:
+        """See `Ticket`."""
+        if self.request.strong or self.is_held() or self.tier.feed.is_touched(self.known, self.since):
+            return False
+        bound = self.tier.max_staleness
+        is_young = CLOCK.now() < self.asked + bound and boottime() < self.started + bound
+        return is_young or (bool(self.seen) and self.tier.trust.is_valid())
+
+    def is_idle(self) -> bool:
+        """Whether nothing was being written."""
+        return all([mode == IDLE for _, mode in self.seen.values()])  # noqa: C419 - a generator takes twice as long
+
+    def is_held(self) -> bool:
+        """Whether a write was running on something."""
+        return any([mode == HELD for _, mode in self.seen.values()])  # noqa: C419 - likewise
+
+    def agrees_with(self, other: Ticket) -> bool:
+        """See `Ticket`."""
+        return bool(self.seen) and self.is_idle() and self.seen == getattr(other, "seen", None)

@@ -1,0 +1,819 @@
+"""A coherent tier over any store of versions: the protocol of `Tier`, once.
+
+A value is stored with the versions of everything that it depends on, its *cells*, as they were before its load, and
+counts while all of them are current. A write gives the cells that it touches a new version before its side effect and
+after it; in between they are *held*: what was read meanwhile is never found. If only its result will name an entity,
+its root is *armed*: hits go on, but a writer that dies then takes the whole root with it. What others write reaches
+this process by the `Feed`. All of that is here; a `Backend` is a few atomic operations on cells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, NoReturn, Self
+
+import msgspec
+
+from agent_cache.clock import CLOCK, boottime
+from agent_cache.core.lease import Term
+from agent_cache.core.options import refresh_window, seconds
+from agent_cache.core.store import NEVER
+from agent_cache.core.tags import root_of
+from agent_cache.core.versions import VERSIONS
+from agent_cache.errors import ConfigurationError, RemoteTierError
+from agent_cache.remote.backend import (
+    ARMED,
+    HELD,
+    IDLE,
+    Backend,
+    Head,
+    Reading,
+    Refused,
+    checked_codec,
+    checked_namespace,
+    drive,
+    encode_head,
+)
+from agent_cache.remote.cells import EVERYTHING, MOST_ENTITIES, STORE, Cell, Cells, whole_roots
+from agent_cache.remote.codecs import Codec, Undecodable, Unencodable
+from agent_cache.remote.feed import Feed, FeedLease, Message
+from agent_cache.remote.protocol import (
+    Found,
+    Listener,
+    Request,
+    SentCommit,
+    Ticket,
+    Versions,
+    WriteIntent,
+)
+from agent_cache.remote.reports import Log
+from agent_cache.remote.tickets import VersionedTicket
+from agent_cache.values.canonical import make_room
+
+__all__ = ["Pending", "VersionedTier"]
+
+_MOST_CELLS: Final = 1_024
+"""Cells of one value, inherited ones included. One that depends on more is not stored."""
+_MOST_LATE: Final = 256
+"""Entities that one result may name before it depends on their whole roots instead."""
+_MOST_PENDING: Final = 1_000
+_ALL_WRITES: Final = "all writes"
+_MOST_REFRESHED: Final = 4_096
+_SHORT_LOAD: Final = 0.002
+"""Seconds of a load that is not worth a claim."""
+_SHORTEST_PAUSE: Final = 0.005
+_LONGEST_PAUSE: Final = 0.1
+_MOST_LOADERS: Final = 2
+"""The second one replaces a process that has died."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Events since the tier was made.
+
+    Attributes:
+        hits: values found and current.
+        misses: lookups that found none.
+        stores: values written.
+        unencodable: values that could not be encoded, were too large, or depend on too much.
+        bad_values: values that could not be read: forged, damaged or of another version.
+        failures: lookups, stores and writes for which the store could not be used.
+        unannounced: writes that ended when the tier was closed.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    stores: int = 0
+    unencodable: int = 0
+    bad_values: int = 0
+    failures: int = 0
+    unannounced: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A step that is not known to have landed.
+
+    Attributes:
+        hold: seconds that what it has changed is held then.
+    """
+
+    send: Callable[[bytes], Awaitable[int]]
+    message: Message
+    hold: float = 0.0
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether it is being sent."""
+        return self.task is not None and not self.task.done()
+
+
+class VersionedTier:
+    """A tier over a `Backend`. See `Tier` for its methods.
+
+    Args:
+        backend: the store.
+        namespace: keeps the entries of different programs in one store apart.
+        lease: seconds that what a process was writing when it died is held: its effect may still come.
+        remote_ttl: seconds that a value lives whose tool has no ttl; None is as long as there is room.
+        codec: how values are written; the default is MessagePack.
+        max_value_size: bytes of the longest value; None is as much as the codec allows.
+        max_staleness: seconds that local copies are served after the last question for the feed that was answered was
+            sent: a lookup after that asks for it first. 0 lets none be served.
+
+    Attributes:
+        trust: the lease in all local copies.
+
+    Raises:
+        ConfigurationError: if any of this cannot work.
+    """
+
+    reloads_early = True
+    """Whether values are reloaded before they end, or within their grace, by one process."""
+    never_waits = False
+    """Whether no operation of the backend waits for anything but itself."""
+    _waits_after_writes = False
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        namespace: str = "agent_cache",
+        lease: float | timedelta = 10.0,
+        remote_ttl: float | timedelta | None = 3600.0,
+        codec: Codec | None = None,
+        max_value_size: int | None = None,
+        max_staleness: float | timedelta = 1.0,
+    ) -> None:
+        kind = type(self).__name__
+        self.backend = backend
+        self.codec, self.max_value_size = checked_codec(codec, max_value_size, kind)
+        self.namespace = checked_namespace(namespace, kind)
+        self.lease: float = seconds(lease, f"{kind}: lease")
+        self.remote_ttl = None if remote_ttl is None else seconds(remote_ttl, f"{kind}: remote_ttl")
+        self.cells = Cells(namespace)
+        self.log = Log(repr(self))
+        self.feed = Feed(self.codec, self.log)
+        self.max_staleness = seconds(max_staleness, f"{kind}: max_staleness", zero=True)
+        self.heard = Term(boottime)
+        self._asleep = boottime() - time.monotonic()
+        self.trust = FeedLease(self, term=Term(boottime))
+        self.trust.stamp = 0
+        self.counters = Counters()
+        self.pending: dict[str, Pending] = {}
+        self.is_closed = False
+        self._held_until: dict[str, float] = {}
+        self._unsent_ttls: dict[str, float | None] = {}
+        self._refreshed: dict[Cell, float] = {}
+        self._refreshing: dict[Cell, str] = {}
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot be copied or sent: make one in each process")
+
+    # Reads
+
+    async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
+        """See `Tier`."""
+        self._keep_up()
+        return await self._look_up(VersionedTicket(self, request))
+
+    async def _look_up(self, ticket: VersionedTicket) -> tuple[Found | None, VersionedTicket]:
+        if self.is_closed:
+            self.log.once("the tier was closed, so nothing is found in it")
+            return None, ticket
+        place, found = ticket.place, None
+        try:
+            if self.pending:
+                await self.flush()
+            if self.feed.ttls_are_old or not (self.never_waits or self.heard.is_running()):
+                await self.catch_up_with_ttls()
+            ticket.since = self.feed.versions.now
+            reading = await self.backend.read(place.depends_on | place.watches, place.address)
+            ticket.ahead = reading.now - CLOCK.now()
+            if reading.head is not None:
+                found = await self._found(ticket, reading, reading.head)
+            elif reading.raw_head:
+                self._note_bad_value(request=ticket.request, reason="a damaged head")
+            if found is None:
+                ticket.seen = {cell: reading.states[cell] for cell in place.depends_on | place.watches}
+            if not self.never_waits and not self.heard.is_running():
+                raise Refused("it was stopped for a time, so what it says may be old")
+        except ConnectionError as error:
+            self._note_failure(error)
+            ticket.seen, ticket.versions, found = {}, None, None
+        if found is None:
+            self.counters.misses += 1
+        else:
+            self.counters.hits += 1
+        return found, ticket
+
+    async def _found(self, ticket: VersionedTicket, reading: Reading, head: Head) -> Found | None:
+        """The value, if every cell that it depends on has the version there."""
+        request, place, states = ticket.request, ticket.place, reading.states
+        assert place.address is not None
+        most = IDLE if request.strong else ARMED
+        for cell, version in head.versions.items():
+            present, mode = states[cell]
+            if present != version or mode > most:
+                ticket.former_cost = head.cost
+                return None
+        if not place.depends_on <= head.versions.keys():
+            return None  # of a tool that was declared otherwise
+        address, tags = place.address.encode(), request.tags
+        try:
+            value = self.codec.decode(reading.payload, request.returns, context=address + b"\n" + reading.raw_head)
+            if head.late:
+                tags += tuple(self._late_tags(head.late, address))
+        except Exception as error:  # noqa: BLE001 - damaged data, or a codec that was not made for it
+            self._note_bad_value(request, error if isinstance(error, Undecodable) else type(error).__name__)
+            return None
+        found = await self._aged(ticket, head, reading.now, Found(value, tags, cost=head.cost))
+        if found is None:
+            ticket.former_cost = head.cost
+            return None
+        ticket.seen = {cell: states[cell] for cell in head.versions}
+        if ticket.is_idle():
+            ticket.versions = head.versions
+        entries = [cell for cell in head.versions if cell[0] == "@"]
+        ticket.known = (*tags, *entries)
+        for cell in entries:  # whoever writes one of these ends this one, too
+            self.feed.entries.note(cell, request)
+        return found
+
+    def _note_bad_value(self, request: Request, reason: object) -> None:
+        self.counters.bad_values += 1
+        self.log.once("a value cannot be read", f"{request.tool}: {reason}")
+
+    def _late_tags(self, data: bytes, address: bytes) -> list[str]:
+        tags: Any = self.codec.decode(data, list[str], context=b"tags of " + address)
+        if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+            raise Undecodable("with malformed tags")
+        return tags
+
+    async def _aged(self, ticket: VersionedTicket, head: Head, now: float, found: Found) -> Found | None:
+        """Add age and remaining ttl. Within its grace, and shortly before its ttl ends, a value is served while one
+        process loads it again.
+        """
+        request, age = ticket.request, now - head.loaded + (CLOCK.now() - ticket.asked)
+        if age < 0.0:
+            if age < -1.0:  # a clock was set back, so how old it is nobody knows
+                return None
+            age = 0.0  # two clocks that run a little differently
+        found.age = age
+        lasts = request.ttl if head.ttl is None or (request.ttl is not None and request.ttl < head.ttl) else head.ttl
+        if lasts is None:
+            return found
+        left = lasts - age
+        if left <= 0 and (left + min(head.grace, request.grace) <= 0 or not self.reloads_early):
+            return None
+        found.ttl, address = left, ticket.place.address
+        assert address is not None
+        if not self.reloads_early or not ticket.may_refresh:
+            return found
+        if left <= 0 or (left <= refresh_window(head.cost, lasts) and self._refreshed.get(address) != head.loaded):
+            make_room(self._refreshed, _MOST_REFRESHED)
+            self._refreshed[address] = head.loaded
+            me = os.urandom(8).hex()
+            if await self.backend.claim(f"refresh {address}", me, self.lease) == me:
+                make_room(self._refreshing, _MOST_REFRESHED)
+                self._refreshing[address] = me
+                found.is_to_refresh = True
+        return found
+
+    # Stores
+
+    async def store(
+        self,
+        ticket: Ticket,
+        value: Any,
+        tags: tuple[str, ...],
+        cost: float,
+        *,
+        age: float,
+        ttl: float | None = None,
+        inherited: Sequence[Versions] = (),
+    ) -> None:
+        """See `Tier`. A value that cannot be encoded is kept in this process alone, counted, and logged once."""
+        if not isinstance(ticket, VersionedTicket) or ticket.tier is not self:
+            return
+        ticket.versions = None  # those of a value that was found are not those of this one
+        place, seen, lasts = ticket.place, ticket.seen, ticket.lasts
+        if self.is_closed or place.address is None or not place.depends_on <= seen.keys():
+            return
+        if any(seen[cell][1] == HELD for cell in place.depends_on):
+            return
+        if ttl is not None and (lasts is None or ttl < lasts):
+            lasts = ttl
+        grace = ticket.request.grace
+        keep = None if lasts is None else lasts + grace - age
+        if keep is not None and keep <= 0:
+            return
+        try:
+            if self.pending:
+                await self.flush()
+            versions = await self._versions(ticket, tags, inherited)
+            if versions is None:
+                return
+            if ticket.is_idle():
+                ticket.versions = versions
+            loaded = CLOCK.now() + ticket.ahead - age
+            encoded = self._encoded(
+                ticket, value, tags, Head(versions, loaded, lasts, grace, cost, ticket.request.tool)
+            )
+            if encoded is None:
+                return
+            await self.backend.put(place.address, *encoded, store=versions[STORE], keep=keep)
+            self.counters.stores += 1
+            for cell in versions:
+                if cell[0] == "@":
+                    self.feed.entries.note(cell, ticket.request)
+            who = self._refreshing.pop(place.address, None)
+            if who is not None:  # or nobody could load it again until the claim ends, however short its ttl is
+                await self.backend.release(f"refresh {place.address}", who)
+        except ConnectionError as error:  # the caller has its result, and a later hit is not promised
+            self._note_failure(error)
+
+    async def _versions(
+        self, ticket: VersionedTicket, tags: tuple[str, ...], inherited: Sequence[Versions]
+    ) -> dict[Cell, Any] | None:
+        """The versions that a value depends on, as they were before its load; None if it must not be stored."""
+        seen, late_roots = ticket.seen, ticket.request.late_roots
+        versions = {cell: seen[cell][0] for cell in ticket.place.depends_on}
+        if not _merge(versions, inherited):
+            return None
+        # Also those that a read in its load has named: the read may have come after a write, the load begun before it.
+        late = [tag for tag in tags if tag not in ticket.request.tags and root_of(tag) in late_roots]
+        if not all(root_of(tag) in late_roots or self._is_covered(tag, versions) for tag in tags):
+            return None  # nobody knows under which version one was read
+        if late:
+            # The version of the entity is read only now. That it was not written during the load is proven by its root:
+            # every write under it changes D, a write of all of it S, and neither was held before.
+            named = {
+                cell
+                for tag in (late if len(late) <= _MOST_LATE else map(root_of, late))
+                for cell in self.cells.read(tag)
+            }
+            roots = whole_roots(map(root_of, late))
+            now = (await self.backend.read(named | roots | {STORE}, None)).states
+            for cell in (*roots, STORE):
+                if cell not in seen or seen[cell][1] == HELD or now[cell][0] != seen[cell][0]:
+                    return None
+            if not _merge(versions, ({cell: now[cell][0] for cell in named},)):
+                return None
+        return versions
+
+    def _is_covered(self, tag: str, versions: Mapping[Cell, Any]) -> bool:
+        """Whether the versions of a tag's cells are known. A root may stand for its entities, if they were too many."""
+        return all(cell in versions for cell in self.cells.read(tag)) or (
+            ":" not in tag and any(cell.startswith(f"{tag}:") for cell in versions)
+        )
+
+    def _encoded(
+        self, ticket: VersionedTicket, value: Any, tags: tuple[str, ...], head: Head
+    ) -> tuple[bytes, bytes] | None:
+        """Head and payload of a value; None if it cannot be encoded, or is too large."""
+        request, address = ticket.request, (ticket.place.address or "").encode()
+        late = [tag for tag in tags if tag not in request.tags]
+        reason: object
+        try:
+            if late:
+                late_tags = self.codec.encode(late, list[str], context=b"tags of " + address)
+                head = msgspec.structs.replace(head, late=late_tags)
+            raw_head = encode_head(head)
+            payload = self.codec.encode(value, request.returns, context=address + b"\n" + raw_head)
+        except Exception as error:  # noqa: BLE001 - an exception of the user's codec does not fail a call
+            text, reason = "cannot be encoded", error if isinstance(error, Unencodable) else type(error).__name__
+        else:
+            if len(head.versions) > _MOST_CELLS:
+                text, reason = "depends on too much", len(head.versions)
+            elif len(payload) > self.max_value_size:
+                text, reason = "is too large", len(payload)
+            else:
+                return raw_head, payload
+        self.counters.unencodable += 1
+        self.log.once(f"a result of {request.tool} {text}, so it is kept in this process alone", reason)
+        return None
+
+    async def discard(self, request: Request) -> bool:
+        """Invalidate the entry itself, so that a load that is running does not bring it back. See `Tier`."""
+        found = None
+        try:
+            ticket = VersionedTicket(self, request)
+            ticket.may_refresh = False
+            found, _ = await self._look_up(ticket)
+        finally:
+            write = WriteIntent(os.urandom(16).hex(), (), entries=(request,))
+            await self.commit(write, (), failed=False, hold=0.0)
+        return found is not None
+
+    # Writes
+
+    def _entries(self, write: WriteIntent) -> set[Cell]:
+        """The cells of the single entries that a write names."""
+        found = {address for one in write.entries if (address := self.cells.place_of(one).address) is not None}
+        named = {(request.tool, request.key) for request in write.entries}
+        for key in write.keys:
+            if key not in named:
+                found |= self.feed.entries.addresses(key)
+        return found
+
+    def _message(self, tags: Sequence[str], entries: Iterable[Cell]) -> Message:
+        named = tags if len(tags) <= MOST_ENTITIES else map(root_of, tags)
+        return Message(self.feed.origin, tuple(dict.fromkeys(named)), tuple(entries))
+
+    async def begin(self, write: WriteIntent) -> None:
+        """See `Tier`.
+
+        Raises:
+            RemoteTierError: if the write is to be refused while the store cannot be used.
+        """
+        self._keep_up()
+        entries = self._entries(write)
+        message = self._message((*write.tags, *write.late_roots), entries)
+        held, armed = self.cells.written(write.tags) | entries, whole_roots(write.late_roots)
+        try:
+            if self.is_closed:
+                raise Refused("the tier was closed")
+            if self.pending:
+                await self.flush()
+            now = CLOCK.now()
+            number = await self.backend.begin(write.id, held, armed - held, self.lease, message.encode(self.codec))
+        except ConnectionError as error:
+            self._note_failure(error)
+            if write.on_unreachable == "refuse":
+                raise RemoteTierError(
+                    f"the write was not begun, because other processes could not be told of it: {error}", self
+                ) from error
+            if not self.is_closed:  # until it has landed, this process neither reads nor stores anything here
+                self._add(write, write.tags, failed=True, hold=0.0)
+        else:
+            self.feed.note_own(message, number)
+            if not write.late_roots and write.on_unreachable == "run":
+                self._held_until[write.id] = now + self.lease / 2
+
+    async def renew(self, write: WriteIntent) -> None:
+        """See `Tier`."""
+        if self.is_closed:
+            return
+        entries, now = self._entries(write), CLOCK.now()
+        message = self._message((*write.tags, *write.late_roots), entries).encode(self.codec)
+        held, armed = self.cells.written(write.tags) | entries, whole_roots(write.late_roots)
+        try:
+            await self.backend.renew(write.id, held, armed - held, self.lease, message)
+        except ConnectionError as error:
+            self._note_failure(error)
+        else:
+            if write.id in self._held_until:
+                self._held_until[write.id] = now + self.lease / 2
+
+    def commit(self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> Awaitable[None]:
+        """See `Tier`. What cannot be delivered is delivered before anything else."""
+        if self.is_closed:
+            self.counters.unannounced += 1
+            self.log.once("a write ended after the tier was closed; others serve what it has changed up to their ttl")
+            return SentCommit()
+        held_until = self._held_until.pop(write.id, None)
+        one = self._add(write, tags, failed=failed, hold=hold)
+        is_held = held_until is not None and CLOCK.now() < held_until and not hold and not {*tags} - {*write.tags}
+        return self._start_step(write.id, one, may_return=is_held and not failed)
+
+    def _add(self, write: WriteIntent, tags: Sequence[str], *, failed: bool, hold: float) -> Pending:
+        entries = self._entries(write)
+        moved = self.cells.written(tags) | entries
+        if failed:
+            moved |= whole_roots(write.late_roots)
+            tags = (*tags, *write.late_roots)
+        if len(self.pending) >= _MOST_PENDING:
+            self._merge_pending()
+        send = partial(self.backend.commit, write.id, moved, hold)
+        one = self.pending[write.id] = Pending(send, self._message(tags, entries), hold)
+        return one
+
+    def _merge_pending(self) -> None:
+        """Let one step that changes everything take the place of very many writes that have not landed."""
+        merged = {name: one for name, one in self.pending.items() if not one.message.has_ttls and not one.is_on_its_way}
+        hold = max([one.hold for one in merged.values()], default=0.0)
+        for name in merged:
+            self.pending.pop(name, None)
+        send = partial(self.backend.commit, os.urandom(16).hex(), {EVERYTHING}, hold)
+        self.pending[_ALL_WRITES] = Pending(send, Message(self.feed.origin, is_of_everything=True), hold)
+
+    def _start_step(self, name: str, one: Pending, *, may_return: bool) -> Awaitable[None]:
+        """Send a step in this very call, as far as it does not wait."""
+        if self.never_waits:
+            drive(self._deliver(name, one))
+            return SentCommit()
+        task = one.task = self._start(self._deliver(name, one))
+        if task is None:
+            return SentCommit()
+        return SentCommit(task) if may_return else task
+
+    def _start(self, steps: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+        """Run what its caller does not wait for. Without an event loop it is done in this call."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            asyncio.run(steps)
+            return None
+        task = loop.create_task(steps)
+        _RUNNING.add(task)
+        task.add_done_callback(_RUNNING.discard)
+        return task
+
+    async def _deliver(self, name: str, one: Pending) -> None:
+        try:
+            await self._send(name, one)
+        except ConnectionError as error:
+            self._note_failure(error)
+
+    async def _send(self, name: str, one: Pending) -> None:
+        number = await one.send(one.message.encode(self.codec))
+        self.feed.note_own(one.message, number)
+        if self.pending.get(name) is one:
+            del self.pending[name]
+            self._note_pending()
+
+    async def flush(self, *, leaves_running: bool = False) -> None:
+        """Deliver what could not be delivered, before anything else: a process must not find what it has overwritten.
+
+        Args:
+            leaves_running: whether what is on its way in another event loop is left alone.
+
+        Raises:
+            ConnectionError: if something is left.
+        """
+        for name, one in list(self.pending.items()):
+            task = one.task if one.is_on_its_way else None
+            if task is not None and task.get_loop() is asyncio.get_running_loop():
+                await asyncio.wait([task])
+                if self.pending.get(name) is one:
+                    raise Refused("an invalidation is pending")
+            elif task is None or not leaves_running or not task.get_loop().is_running():
+                await self._send(name, one)
+
+    def _note_pending(self) -> None:
+        """Called when a step has not landed, and when one that was pending has."""
+
+    def _note_failure(self, error: Exception) -> None:
+        self.counters.failures += 1
+        self.log.once("it cannot be used, so the tools run without it", error)
+        if self.pending:
+            self._note_pending()
+
+    # Loads that processes share
+
+    async def claim(
+        self, request: Request, ticket: Ticket, *, may_wait: Callable[[], bool] | None = None
+    ) -> tuple[Found | None, Ticket]:
+        """Lead the load of an answer that `lookup` has not found, or wait for the process that leads it.
+
+        If the request says ``shares_load``, every load is claimed: for `lease` seconds, and longer while `renew_claim`
+        is called. It is waited for until its value is there, or its claim has ended; then one of those that wait leads.
+        Who has seen two loads end without a value loads itself. A claim proves nothing: what is found is found by a
+        whole lookup. Nobody waits for a load that a write has overtaken, and under what a write holds nothing is
+        claimed. On a server, what a write has invalidated is loaded by one process also without ``shares_load``, and
+        the others wait for twice the time that its last load has taken.
+
+        Args:
+            may_wait: called before each pause, in the thread of this coroutine. Where it returns False, the caller
+                loads itself: what it would wait for may be waiting for it.
+
+        Returns:
+            What another process has loaded meanwhile, and the ticket of that; else None, and a ticket for storing.
+        """
+        if not isinstance(ticket, VersionedTicket) or ticket.tier is not self or ticket.place.address is None:
+            return None, ticket
+        ends = NEVER
+        if not request.shares_load:
+            cost = ticket.former_cost
+            if not self._waits_after_writes or request.strong or cost is None or cost < _SHORT_LOAD:
+                return None, ticket
+            ends = asyncio.get_running_loop().time() + 2 * cost + self.lease / 40
+        me, name, pause = os.urandom(8).hex(), "", _SHORTEST_PAUSE
+        loaders: set[str] = set()
+        try:
+            while ticket.seen and not ticket.is_held() and (ends == NEVER or asyncio.get_running_loop().time() < ends):
+                name = (
+                    f"{ticket.place.address} {sorted((cell, ticket.seen[cell][0]) for cell in ticket.place.depends_on)}"
+                )
+                loader = await self.backend.claim(name, me, self.lease)
+                if loader != me:
+                    loaders.add(loader)
+                    if len(loaders) > _MOST_LOADERS or (may_wait is not None and not may_wait()):
+                        break
+                    await asyncio.sleep(pause)
+                    pause = min(1.5 * pause, _LONGEST_PAUSE)
+                # Also by who leads: another load may just have ended.
+                found, ticket = await self._look_up(VersionedTicket(self, request))
+                if found is not None:
+                    if loader == me:
+                        await self.backend.release(name, me)
+                    return found, ticket
+                if loader == me:
+                    ticket.claim = name, me
+                    break
+        except ConnectionError as error:  # what cannot be claimed is loaded
+            self._note_failure(error)
+        except BaseException:
+            if name:
+                self._soon(self.backend.release(name, me))
+            raise
+        return None, ticket
+
+    def renew_claim(self, ticket: Ticket) -> None:
+        """Let a claim last for another `lease`, if it is still one's own. It does not wait."""
+        if isinstance(ticket, VersionedTicket) and ticket.claim is not None and not self.is_closed:
+            self._soon(self.backend.claim(*ticket.claim, self.lease, renew=True))
+
+    def give_up(self, ticket: Ticket) -> None:
+        """End what `claim` has claimed: the load has ended, and was stored or will not be. It does not wait."""
+        if isinstance(ticket, VersionedTicket) and ticket.claim is not None:
+            claim, ticket.claim = ticket.claim, None
+            if not self.is_closed:
+                self._soon(self.backend.release(*claim))
+
+    def _soon(self, steps: Coroutine[Any, Any, Any]) -> None:
+        """Do what nobody waits for. If it fails, a claim expires."""
+        if self.never_waits:
+            drive(_ignoring(steps))
+        else:
+            self._start(_ignoring(steps))
+
+    # What others write
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """See `Tier`."""
+        end = self.feed.subscribe(listener)
+        self._keep_up()
+        self.receive()
+        return end
+
+    def _keep_up(self) -> None:
+        """Start the thread that applies what others write, if there is to be one."""
+
+    def receive(self) -> None:
+        """Apply what others have written, where that does not wait."""
+
+    async def catch_up(self) -> None:
+        """Apply what others have written up to now.
+
+        Raises:
+            ConnectionError: if that cannot be known.
+        """
+        until = boottime() + self.max_staleness
+        asleep = boottime() - time.monotonic()
+        if asleep > self._asleep + 1.0:  # the ttls of copies from before a suspension have not counted it
+            self.feed.lose()
+        self._asleep = asleep
+        self.feed.apply(await self.backend.feed(self.feed.number))
+        self.heard.until = max(self.heard.until, until)
+        term = self.trust.term
+        if term is not None and self.feed.has_listeners and not self.feed.ttls_are_old and not self.is_closed:
+            term.until = max(term.until, until)
+
+    async def caught_up(self) -> bool:
+        """Wait until everything that was written so far has been applied. Returns whether copies are trusted then."""
+        self._keep_up()
+        try:
+            if self.pending:
+                await self.flush()
+            await self.catch_up_with_ttls()
+        except ConnectionError as error:
+            self._note_failure(error)
+            return False
+        return self.trust.is_valid()
+
+    async def catch_up_with_ttls(self) -> None:
+        """The same as `catch_up`, and read the ttls if they were changed."""
+        await self.catch_up()
+        if self.feed.ttls_are_old:
+            await self._read_ttls()
+            await self.catch_up()  # copies are served from now on
+
+    def is_complete(self) -> bool:
+        """Apply what others have written, in a hit, and say whether copies may be served. It does not wait."""
+        return False
+
+    def trusted_until(self) -> float:
+        """See `Tier`."""
+        term = self.trust.term
+        if not self.feed.has_listeners or not self.trust.is_valid():
+            return -NEVER
+        return CLOCK.now() + (0.05 if term is None else max(0.0, term.until - term.clock()))
+
+    # Ttls that are set at run time
+
+    def publish_ttl(self, tool: str, ttl: float | None) -> None:
+        """Set the ttl of a tool in all processes, in seconds; None takes it back. It does not wait: it is delivered as
+        soon as it can be. Of several for one tool the last one counts that has arrived.
+        """
+        if self.is_closed:
+            self.log.once("a ttl was set after the tier was closed, so it stays in this process", tool)
+            return
+        name, send = f"ttl of {tool}", partial(self.backend.set_ttl, tool, ttl)
+        one = self.pending[name] = Pending(send, Message(self.feed.origin, has_ttls=True))
+        self._unsent_ttls[tool] = ttl
+        self.feed.set_ttls(self._with_unsent(self.feed.ttls))
+        self._start_step(name, one, may_return=True)
+
+    def follow_ttls(self, listener: Callable[[Mapping[str, float]], None]) -> Callable[[], None]:
+        """Call a listener with all ttls that are set, by the names of the tools, when they are known and after each
+        change, in any thread. What was published here counts at once. Returns a function that ends this.
+        """
+        self._keep_up()
+        self.receive()
+        return self.feed.follow_ttls(listener)
+
+    async def _read_ttls(self) -> None:
+        self.feed.set_ttls(self._with_unsent(await self.backend.ttls()))
+
+    def _with_unsent(self, ttls: Mapping[str, float]) -> dict[str, float]:
+        for tool in [tool for tool in self._unsent_ttls if f"ttl of {tool}" not in self.pending]:
+            del self._unsent_ttls[tool]
+        found = {**ttls, **self._unsent_ttls}
+        return {tool: ttl for tool, ttl in found.items() if ttl is not None}
+
+    # State and end
+
+    async def clear(self) -> int:
+        """Drop every value, and all copies in all processes. What is being loaded is not stored.
+
+        Returns:
+            How many there were.
+
+        Raises:
+            RemoteTierError: if the store cannot be used: nothing was dropped.
+        """
+        try:
+            return await self.backend.clear()
+        except ConnectionError as error:
+            raise RemoteTierError(f"nothing was dropped: {error}", self) from error
+
+    def stats(self) -> dict[str, Any]:
+        """Counts of this process and its present state: a plain copy, to be logged or exported.
+
+        Returns:
+            The fields of `Counters`, and ``invalidations`` (writes of others that were received), ``losses`` (how often
+            some may have been missed), ``pending`` (own ones that have not landed), ``trusted`` (whether local copies
+            are served now).
+        """
+        return asdict(self.counters) | {
+            "invalidations": self.feed.received,
+            "losses": self.feed.losses,
+            "pending": len(self.pending),
+            "trusted": not self.is_closed and self.trust.is_valid(),
+        }
+
+    async def aclose(self) -> None:
+        """Deliver what is pending, if that can be done at once, and close. Nothing is trusted any more, a write cannot
+        be announced, and a read finds nothing.
+        """
+        if self.is_closed:
+            return
+        try:
+            await self.flush()
+        except ConnectionError as error:
+            self.log.once("closed before all invalidations had landed; others serve what was changed", error)
+        self.is_closed = True
+        self.end_trust()
+        await self.backend.aclose()
+
+    def end_trust(self) -> None:
+        """Let no local copy be served any more."""
+        with VERSIONS.lock:
+            if self.trust.term is not None:
+                self.trust.term.end()
+            self.trust.page, self.trust.stamp = (0,), -1
+            self.feed.lose()
+
+    async def __aenter__(self) -> Self:
+        if self.is_closed:
+            raise ConfigurationError(f"this {type(self).__name__} was closed; make a new one")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+async def _ignoring(steps: Coroutine[Any, Any, Any]) -> None:
+    with suppress(ConnectionError):
+        await steps
+
+
+_RUNNING: Final[set[asyncio.Task[Any]]] = set()
+
+
+def _merge(versions: dict[Cell, Any], more: Iterable[Versions]) -> bool:
+    """Add the versions of further cells. Returns whether no cell has two: such a value would be of two times."""
+    return all(versions.setdefault(cell, version) == version for each in more for cell, version in each.items())

@@ -1,0 +1,353 @@
+# ruff: noqa: D102 - the names of tests say what they are
+"""The contract of backends, for whoever writes one: each promise of `agent_cache.remote.Backend` is a test.
+
+Subclass `BackendContract` in a test module, and say how two clients of one empty store are made::
+
+    class TestPostgres(BackendContract):
+        async def make_backends(self):
+            await empty(URL)
+            return PostgresBackend(URL), PostgresBackend(URL)
+
+The tests are plain functions, for pytest without any plugin: each runs an event loop of its own. A backend that keeps
+them makes a coherent tier: ``VersionedTier(PostgresBackend(URL))``, which the last tests try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from functools import wraps
+from typing import Any, Final
+
+from agent_cache.remote.backend import ARMED, HELD, IDLE, Backend, Head, encode_head
+from agent_cache.remote.cells import EVERYTHING, STORE, Cell
+from agent_cache.remote.protocol import Request, WriteIntent
+from agent_cache.remote.versioned import VersionedTier
+
+__all__ = ["BackendContract", "FlakyBackend"]
+
+ORDER: Final = ("order:S", "order:D", "order::7")
+LEASE: Final = 60.0
+
+_numbers = itertools.count(1)
+
+Test = Callable[[Any, Backend, Backend], Awaitable[None]]
+
+
+def _with_two(test: Test) -> Callable[[Any], None]:
+    """A test that is given two clients of an empty store, in an event loop of its own."""
+
+    @wraps(test)
+    def run(self: BackendContract) -> None:
+        async def both() -> None:
+            one, other = await self.make_backends()
+            try:
+                await test(self, one, other)
+            finally:
+                await one.aclose()
+                await other.aclose()
+
+        asyncio.run(both())
+
+    del run.__wrapped__  # or pytest would ask for fixtures of these names
+    return run
+
+
+async def states(backend: Backend, *cells: Cell) -> dict[Cell, tuple[Any, int]]:
+    """The states of some cells."""
+    found = (await backend.read((*cells, STORE), None)).states
+    return {cell: found[cell] for cell in cells}
+
+
+async def changed(backend: Backend, cells: Collection[Cell], by: Awaitable[object]) -> set[Cell]:
+    """The cells that have another version after something."""
+    before = await states(backend, *cells)
+    await by
+    after = await states(backend, *cells)
+    return {cell for cell in cells if after[cell][0] != before[cell][0]}
+
+
+async def stored(backend: Backend, address: Cell, payload: bytes, *cells: Cell, keep: float | None = 1000.0) -> None:
+    """Store a value under the present versions."""
+    seen = (await backend.read((*cells, STORE), None)).states
+    head = Head({cell: seen[cell][0] for cell in (*cells, STORE)}, 0.0, keep, 0.0, 0.1, "shop:get_order")
+    await backend.put(address, encode_head(head), payload, store=seen[STORE][0], keep=keep)
+
+
+class BackendContract:
+    """The promises of a `Backend`, as tests."""
+
+    async def make_backends(self) -> tuple[Backend, Backend]:
+        """Make two clients of one empty store, which stand for two processes."""
+        raise NotImplementedError(f"{type(self).__name__} must define make_backends()")
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass for the store: leases, holds and values end. Override it, or tests take as long."""
+        await asyncio.sleep(seconds)
+
+    # Versions
+
+    @_with_two
+    async def test_a_cell_has_one_version_until_a_step_changes_it(self, one: Backend, other: Backend) -> None:
+        assert await states(one, *ORDER) == await states(other, *ORDER) == await states(one, *ORDER)
+
+    @_with_two
+    async def test_a_step_changes_what_it_names_and_nothing_else(self, one: Backend, other: Backend) -> None:
+        committed = one.commit("w", ("order:D", "order::7"), 0.0, b"")
+        assert await changed(other, (*ORDER, "user:D"), committed) == {"order:D", "order::7"}
+
+    @_with_two
+    async def test_a_begin_changes_and_holds_cells_and_arms_others(self, one: Backend, other: Backend) -> None:
+        began = one.begin("w", ("order::7",), ("order:S", "order:D"), LEASE, b"")
+        assert await changed(other, ORDER, began) == {"order::7"}
+        assert [mode for _, mode in (await states(other, *ORDER)).values()] == [ARMED, ARMED, HELD]
+        assert await changed(other, ORDER, one.commit("w", ("order::7",), 0.0, b"")) == {"order::7"}
+        assert [mode for _, mode in (await states(other, *ORDER)).values()] == [IDLE] * 3
+
+    @_with_two
+    async def test_writers_are_known_by_name_and_not_by_number(self, one: Backend, other: Backend) -> None:
+        """A commit that is repeated does not end the hold of another one."""
+        for writer in ("first", "second"):
+            await one.begin(writer, ("order::7",), (), LEASE, b"")
+        for _ in range(2):
+            await one.commit("first", ("order::7",), 0.0, b"")
+        assert (await states(other, "order::7"))["order::7"][1] == HELD
+        await one.commit("second", ("order::7",), 0.0, b"")
+        assert (await states(other, "order::7"))["order::7"][1] == IDLE
+
+    @_with_two
+    async def test_a_begin_that_comes_twice_is_one(self, one: Backend, other: Backend) -> None:
+        for _ in range(2):
+            await one.begin("w", ("order::7",), (), LEASE, b"")
+        await one.commit("w", ("order::7",), 0.0, b"")
+        assert (await states(other, "order::7"))["order::7"][1] == IDLE
+
+    @_with_two
+    async def test_a_writer_whose_lease_passes_has_changed_all_that_it_held_and_armed(
+        self, one: Backend, other: Backend
+    ) -> None:
+        await one.begin("w", ("order::7",), ("order:S", "order:D"), 0.2, b"")
+        assert await changed(other, ORDER, self.advance(0.3)) == set(ORDER)
+        assert [mode for _, mode in (await states(other, *ORDER)).values()] == [IDLE] * 3
+
+    @_with_two
+    async def test_a_renewal_lets_the_lease_begin_anew(self, one: Backend, other: Backend) -> None:
+        await one.begin("w", ("order::7",), (), 0.4, b"")
+        for _ in range(3):
+            await self.advance(0.2)
+            assert await changed(other, ORDER, one.renew("w", ("order::7",), (), 0.4, b"")) == set()
+        assert (await states(other, "order::7"))["order::7"][1] == HELD
+
+    @_with_two
+    async def test_a_renewal_of_an_unknown_writer_begins_it(self, one: Backend, other: Backend) -> None:
+        """The store may have lost it."""
+        assert await changed(other, ORDER, one.renew("w", ("order::7",), (), LEASE, b"")) == {"order::7"}
+        assert (await states(other, "order::7"))["order::7"][1] == HELD
+
+    @_with_two
+    async def test_a_commit_may_hold_what_it_has_changed_for_a_time(self, one: Backend, other: Backend) -> None:
+        await one.begin("w", ("order::7",), (), LEASE, b"")
+        await one.commit("w", ("order::7",), 0.2, b"")
+        assert (await states(other, "order::7"))["order::7"][1] == HELD
+        assert await changed(other, ORDER, self.advance(0.3)) == {"order::7"}
+        assert (await states(other, "order::7"))["order::7"][1] == IDLE
+
+    @_with_two
+    async def test_many_cells_are_read_at_once(self, one: Backend, other: Backend) -> None:
+        cells = [f"order::{number}" for number in range(1_500)]
+        await one.commit("w", cells, 0.0, b"")
+        found = await states(other, *cells)
+        assert len(found) == 1_500
+        assert len({version for version, _ in found.values()}) == 1
+
+    # Values
+
+    @_with_two
+    async def test_a_value_is_read_with_the_cells_in_its_head(self, one: Backend, other: Backend) -> None:
+        await stored(one, "@1", b"payload \n\0", *ORDER)
+        reading = await other.read(("order::7", STORE), "@1")
+        assert reading.head is not None
+        assert reading.payload == b"payload \n\0"
+        assert encode_head(reading.head) == reading.raw_head
+        assert reading.states.keys() >= {*ORDER, STORE}
+        assert {cell: reading.states[cell][0] for cell in reading.head.versions} == reading.head.versions
+
+    @_with_two
+    async def test_a_later_value_takes_the_place_of_an_earlier_one(self, one: Backend, other: Backend) -> None:
+        for payload in (b"old", b"new"):
+            await stored(one, "@1", payload, *ORDER)
+        assert (await other.read(ORDER, "@1")).payload == b"new"
+
+    @_with_two
+    async def test_a_value_ends(self, one: Backend, other: Backend) -> None:
+        await stored(one, "@1", b"payload", *ORDER, keep=0.2)
+        assert (await other.read(ORDER, "@1")).head is not None
+        await self.advance(0.3)
+        reading = await other.read(ORDER, "@1")
+        assert reading.head is None or reading.now - reading.head.loaded > 0.2
+
+    @_with_two
+    async def test_what_is_not_there_is_none(self, one: Backend, other: Backend) -> None:  # noqa: ARG002 - given to all
+        assert (await one.read(ORDER, "@none")).head is None
+
+    @_with_two
+    async def test_clearing_drops_values_and_changes_everything(self, one: Backend, other: Backend) -> None:
+        await stored(one, "@1", b"payload", *ORDER)
+        assert await changed(other, (EVERYTHING,), one.clear()) == {EVERYTHING}
+        reading = await other.read((*ORDER, EVERYTHING), "@1")
+        assert reading.head is None or EVERYTHING not in reading.head.versions
+
+    @_with_two
+    async def test_the_clock_of_the_store_goes_forward(self, one: Backend, other: Backend) -> None:
+        before = (await one.read(ORDER, None)).now
+        await self.advance(0.1)
+        assert (await other.read(ORDER, None)).now > before
+
+    # The feed
+
+    @_with_two
+    async def test_the_feed_has_each_step_in_order(self, one: Backend, other: Backend) -> None:
+        start = await other.feed(None)
+        numbers = [await one.commit("w", ("order::7",), 0.0, message) for message in (b"first", b"second")]
+        numbers.append(await other.begin("v", ("order::8",), (), LEASE, b"third"))
+        news = await other.feed(start.number)
+        assert news.messages is not None
+        told = [(number, message) for number, message in news.messages if message]
+        assert told == list(zip(numbers, (b"first", b"second", b"third"), strict=True))
+        assert (news.store, news.number) == (start.store, numbers[-1])
+        assert (await one.feed(news.number)).messages in ([], ())
+
+    @_with_two
+    async def test_the_first_look_gives_the_newest_number_alone(self, one: Backend, other: Backend) -> None:
+        number = await one.commit("w", ("order::7",), 0.0, b"before")
+        news = await other.feed(None)
+        assert news.number == number
+        assert not news.messages
+
+    @_with_two
+    async def test_a_number_that_was_never_reached_is_a_loss(self, one: Backend, other: Backend) -> None:
+        """The store was emptied, or is an older copy."""
+        number = await one.commit("w", ("order::7",), 0.0, b"message")
+        assert (await other.feed(number + 1_000)).messages is None
+
+    # Claims and ttls
+
+    @_with_two
+    async def test_of_two_that_claim_a_name_one_has_it(self, one: Backend, other: Backend) -> None:
+        assert await one.claim("load", "me", LEASE) == "me"
+        assert await other.claim("load", "you", LEASE) == "me"
+        assert await other.claim("another", "you", LEASE) == "you"
+        await other.release("load", "you")
+        assert await other.claim("load", "you", LEASE) == "me"
+        await one.release("load", "me")
+        assert await other.claim("load", "you", LEASE) == "you"
+
+    @_with_two
+    async def test_a_claim_ends_unless_it_is_renewed(self, one: Backend, other: Backend) -> None:
+        await one.claim("load", "me", 0.4)
+        await self.advance(0.3)
+        assert await one.claim("load", "me", 0.4, renew=True) == "me"
+        await self.advance(0.3)
+        assert await other.claim("load", "you", LEASE) == "me"
+        await self.advance(0.3)
+        assert await other.claim("load", "you", LEASE) == "you"
+        assert await one.claim("load", "me", LEASE, renew=True) == ""
+
+    @_with_two
+    async def test_ttls_are_set_and_taken_back_and_told(self, one: Backend, other: Backend) -> None:
+        start = (await other.feed(None)).number
+        await one.set_ttl("shop:get_order", 12.5, b"ttls")
+        assert await other.ttls() == {"shop:get_order": 12.5}
+        assert [message for _, message in (await other.feed(start)).messages or ()] == [b"ttls"]
+        await other.set_ttl("shop:get_order", None, b"ttls")
+        assert await one.ttls() == {}
+
+    # As a tier
+
+    @_with_two
+    async def test_a_tier_over_it_finds_what_others_have_stored_until_it_is_written(
+        self, one: Backend, other: Backend
+    ) -> None:
+        a, b = VersionedTier(one), VersionedTier(other)
+        await _load(a, "old")
+        assert await _value(b) == "old"
+        write = WriteIntent(f"w{next(_numbers)}", ("order:7",))
+        await b.begin(write)
+        assert await _value(a) is None
+        await b.commit(write, ("order:7",), failed=False, hold=0.0)
+        assert await _value(a) is None
+        await _load(a, "new")
+        assert await _value(b) == "new"
+
+    @_with_two
+    async def test_a_tier_over_it_never_finds_what_a_write_has_overtaken(self, one: Backend, other: Backend) -> None:
+        for late in ((), ("order",)):
+            a, b = VersionedTier(one), VersionedTier(other)
+            _, ticket = await a.lookup(_request(late))
+            write = WriteIntent(f"w{next(_numbers)}", ("order:7",))
+            await b.begin(write)
+            await b.commit(write, ("order:7",), failed=False, hold=0.0)
+            await a.store(ticket, "old", ("order:7",), 0.1, age=0.0)
+            assert await _value(b, late) is None
+
+    @_with_two
+    async def test_a_tier_over_it_tells_others_of_each_write(self, one: Backend, other: Backend) -> None:
+        a, b = VersionedTier(one), VersionedTier(other)
+        heard: list[str] = []
+        b.subscribe(lambda touched: heard.extend(() if touched is None else touched.tags))
+        await b.caught_up()
+        write = WriteIntent(f"w{next(_numbers)}", ("order:7",))
+        await a.begin(write)
+        await a.commit(write, ("order:7",), failed=False, hold=0.0)
+        await b.caught_up()
+        assert heard == ["order:7", "order:7"]
+
+
+def _request(late: Iterable[str] = ()) -> Request:
+    tags = () if late else ("order:7",)
+    return Request("shop:get_order", ("7",), (("id", "7"),), tags, tuple(late), None, None, None, str)
+
+
+async def _load(tier: VersionedTier, value: str) -> None:
+    _, ticket = await tier.lookup(_request())
+    await tier.store(ticket, value, ("order:7",), 0.1, age=0.0)
+
+
+async def _value(tier: VersionedTier, late: Iterable[str] = ()) -> object:
+    found, _ = await tier.lookup(_request(late))
+    return None if found is None else found.value
+
+
+class FlakyBackend:
+    """Wraps a backend and lets its operations fail, as a server or a disk does.
+
+    Attributes:
+        faults: asked before each operation with its name: True lets it fail before it has done anything, ``"after"``
+            when it has done all. By default nothing fails.
+
+    Example: ``backend.faults = lambda name: name == "commit"``, or ``next`` of booleans that Hypothesis draws.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.faults: Callable[[str], bool | str] = lambda _: False
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self.backend, name)
+        if name not in _OPERATIONS:
+            return operation
+
+        async def flaky(*arguments: Any, **options: Any) -> Any:
+            fault = self.faults(name)
+            if fault is True:
+                raise ConnectionError("injected")
+            outcome = await operation(*arguments, **options)
+            if fault:
+                raise ConnectionError("injected after it was done")
+            return outcome
+
+        return flaky
+
+
+_OPERATIONS: Final = frozenset(vars(Backend)) - frozenset(vars(object))

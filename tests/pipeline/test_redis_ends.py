@@ -1,0 +1,422 @@
+"""What is left of a tier that was closed, forgotten, or used by a loop that has ended at any step: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+
+from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy
+from agent_cache.errors import ConfigurationError, RemoteTierError
+from agent_cache.remote import RedisTier, Tier, WriteIntent
+from agent_cache.testing import MemoryTier
+from tests.contract.workbench import commit, load, read, value_of, write
+from tests.harness.proxies import Proxy
+from tests.harness.servers import Server
+from tests.harness.slow import slow
+from tests.harness.tiers import until
+
+
+@pytest.fixture
+def way(valkey: Server) -> Iterator[Proxy]:
+    """A proxy, which knows how many connections there are."""
+    with Proxy.start(valkey.port) as proxy:
+        yield proxy
+
+
+async def iterations(number: int) -> None:
+    """Let the loop go round so often."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+def ours() -> list[str]:
+    """Tasks of this loop and threads of this process that belong to a tier."""
+    names = [task.get_name() for task in asyncio.all_tasks()] + [thread.name for thread in threading.enumerate()]
+    in_background = "agent_cache tiers"  # the loop of synchronous tools, which is the process's own
+    return [name for name in names if name.startswith("agent_cache") and name != in_background]
+
+
+@pytest.mark.parametrize("delay", [100.0, *slow(0.0, 0.05, 0.2)])
+async def test_closing_ends_everything_whatever_is_under_way(way: Proxy, delay: float):
+    """Connections that are being made, reads that wait for messages, for values, or for cells, and writes."""
+    tier = RedisTier.from_url(way.url, timeout=0.4)
+    tier.subscribe(lambda _: None)
+    if delay < 100:
+        await load(tier, read("order:7"), "value")
+    way.delay(to_client=delay)
+    intent = write("order:7")
+    work = [
+        asyncio.create_task(tier.lookup(read("order:7"))),
+        asyncio.create_task(tier.lookup(read("order:8", key="8"))),
+        asyncio.create_task(tier.lookup(read("other:7", key="9"))),
+        asyncio.create_task(tier.begin(intent)),
+        asyncio.create_task(commit(tier, intent)),
+    ]
+    await iterations(20)
+    await tier.aclose()
+    async with asyncio.timeout(60):
+        await asyncio.gather(*work)
+    await until(lambda: not ours())
+    way.heal()
+    await until(lambda: way.connections == 0)
+    found, ticket = await tier.lookup(read("order:7"))
+    assert found is None
+    assert not ticket.is_clean()
+    await tier.store(ticket, "value", (), 0.1, age=0.0)
+    assert not await tier.caught_up()
+    assert way.connections == 0
+    assert not ours()
+
+
+async def test_a_closed_tier_refuses_and_says_that_nobody_is_told(valkey: Server, caplog: pytest.LogCaptureFixture):
+    """A strong reader elsewhere would go on finding the old answer, and nobody would know why."""
+    tier = RedisTier.from_url(valkey.url)
+    await load(tier, read("order:7"), "old")
+    await tier.aclose()
+    with pytest.raises(RemoteTierError, match="closed"):
+        await tier.begin(WriteIntent("w", ("order:7",), on_unreachable="refuse"))
+    for _ in range(3):
+        intent = write("order:7")
+        await tier.begin(intent)
+        await commit(tier, intent)
+    assert tier.stats()["unannounced"] == 3
+    assert caplog.text.count("after the tier was closed") == 1
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+async def test_closing_tries_once_to_deliver_what_is_owed(
+    way: Proxy, valkey: Server, caplog: pytest.LogCaptureFixture, *, is_back: bool
+):
+    tier = RedisTier.from_url(way.url, timeout=9.0 if is_back else 0.4, max_staleness=30.0)
+    async with RedisTier.from_url(valkey.url, timeout=9.0, max_staleness=30.0) as other:
+        await load(other, read("order:7"), "old")
+    await tier.lookup(read("order:7"))
+    way.refuse()
+    intent = write("order:7")
+    await tier.begin(intent)
+    await commit(tier, intent)
+    assert tier.stats()["pending"] == 1
+    way.heal() if is_back else way.half_open()
+    async with asyncio.timeout(60):
+        await tier.aclose()
+    assert tier.stats()["pending"] == (0 if is_back else 1)
+    assert caplog.text.count("closed before all invalidations had landed") == (0 if is_back else 1)
+    async with RedisTier.from_url(valkey.url, timeout=9.0, max_staleness=30.0) as other:
+        assert await value_of(other, read("order:7")) == ("nothing" if is_back else "old")
+    await until(lambda: not ours())
+
+
+QUIET = """
+import asyncio, gc, logging, sys
+from agent_cache import AgentCacheInvalidator
+from agent_cache.remote import RedisTier
+
+logging.basicConfig(level=logging.WARNING)
+logging.getLogger("asyncio").addFilter(lambda said: " took " not in said.getMessage())  # that the machine is busy
+tiers = []
+
+async def main():
+    tier = RedisTier.from_url(sys.argv[1], timeout=9.0, max_staleness=30.0)
+    started = asyncio.Event()
+
+    @AgentCacheInvalidator("order:{id}", remote_cache=tier, doubt=0)
+    async def change(id):
+        started.set()
+        await asyncio.sleep(60)
+
+    task = asyncio.create_task(change(7))
+    await started.wait()
+    KEEP and tiers.append(tier)
+    return task
+
+asyncio.run(main())
+gc.collect()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", [True, *slow(False)])
+async def test_a_loop_that_ends_in_the_middle_of_a_write_says_nothing_and_commits_it(valkey: Server, *, keep: bool):
+    """Whether its tier is used again or not."""
+    valkey.command("FLUSHALL")
+    code = QUIET.replace("KEEP", str(keep))
+    python = await asyncio.create_subprocess_exec(
+        sys.executable, "-X", "dev", "-W", "ignore::DeprecationWarning", "-c", code, valkey.url,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    said, _ = await python.communicate()
+    assert said.decode() == ""
+    assert python.returncode == 0
+    assert not valkey.command("EXISTS", "{agent_cache}:w")
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_a_tier_that_nobody_has_any_more_is_gone(way: Proxy, *, closed: bool):
+    """With the tools that have used it, and with its thread and connections."""
+    tier = RedisTier.from_url(way.url, timeout=9.0, max_staleness=30.0)
+
+    @AgentCache("order:{id}", remote_cache=tier)
+    async def get_order(id: int) -> int:
+        return id
+
+    await get_order(7)
+    assert await tier.caught_up()
+    if closed:
+        await tier.aclose()
+    left = weakref.ref(tier)
+    del tier, get_order
+
+    def gone() -> bool:
+        gc.collect()
+        return left() is None and not ours() and way.connections == 0
+
+    await until(gone)
+
+
+async def test_a_tier_that_was_closed_says_so(valkey: Server, caplog: pytest.LogCaptureFixture):
+    """A program that runs one loop after the other may close it in the first."""
+    tier = RedisTier.from_url(valkey.url)
+    async with tier:
+        await load(tier, read("order:7"), "value")
+    for _ in range(2):
+        assert await value_of(tier, read("order:7")) == "nothing"
+    assert set(tier.stats()["servers"].values()) == {"the tier was closed"}
+    assert caplog.text.count("the tier was closed") == 1
+    with pytest.raises(ConfigurationError, match="make a new one"):
+        async with tier:
+            pass
+
+
+# Loops that end, and tasks that are cancelled
+
+
+@pytest.fixture
+def tier(valkey: Server) -> Iterator[RedisTier]:
+    tier = RedisTier.from_url(valkey.url, timeout=1.5, max_staleness=3.0)
+    yield tier
+    asyncio.run(tier.aclose())
+
+
+def ends(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Run it in a loop of its own. A loop that does not end fails the test, and no other."""
+    done: list[Any] = []
+    thread = threading.Thread(target=lambda: done.append(asyncio.run(main())), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert done, "the loop did not end"
+    return done[0]
+
+
+class Shop:
+    """One order, under a root of its own, and tools of one tier for it."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, tier: Tier, id_of_write: str = "{id}", **options: Any) -> None:
+        self.order = "old"
+        self.root = f"order{next(self._numbers)}"
+        self.has_begun, self.may_write, self.has_written = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.may_write.set()
+
+        async def get(id: str) -> str:
+            return self.order
+
+        async def put(id: str) -> str:
+            self.has_begun.set()
+            await self.may_write.wait()
+            self.order = "new"
+            self.has_written.set()
+            return id
+
+        reads, writes = f"{self.root}:{{id}}", f"{self.root}:{id_of_write}"
+        self.get = AgentCache(reads, name=f"{self.root}:get", remote_cache=tier)(get)
+        self.put = AgentCacheInvalidator(writes, name=f"{self.root}:put", doubt=0.0, remote_cache=tier, **options)(put)
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_a_loop_that_ends_while_it_connects_ends(tier: RedisTier, steps: int):
+    shop = Shop(tier)
+
+    async def main() -> str:
+        writing = asyncio.create_task(shop.put("7"))
+        await iterations(steps)
+        return writing.get_name()
+
+    assert ends(main)
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_a_read_after_one_that_was_cancelled_while_it_connected_is_answered(tier: RedisTier, steps: int):
+    """Whatever else was cancelled with it, as a loop does that is ending, or a test."""
+    shop = Shop(tier)
+
+    async def main() -> str:
+        before = asyncio.create_task(shop.get("7"))
+        await iterations(steps)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.wait([before])
+        async with asyncio.timeout(60):
+            return await shop.get("8")
+
+    assert ends(main) == "old"
+
+
+async def test_a_commit_that_is_cancelled_on_its_way_is_owed(valkey: Server):
+    with Proxy.start(valkey.port) as proxy:
+        tier = RedisTier.from_url(proxy.url, timeout=1.5, max_staleness=3.0)
+        await load(tier, read("order:7"), "old")
+        intent = replace(write("order:7", "user:1"), on_unreachable="refuse")  # waited for
+        await tier.begin(intent)
+        proxy.half_open()
+        landing = asyncio.ensure_future(tier.commit(intent, intent.tags, failed=False, hold=0.0))
+        await iterations(5)
+        landing.cancel()
+        await asyncio.wait([landing])
+        assert tier.stats()["pending"] == 1
+        proxy.heal()
+        await until(lambda: tier.stats()["pending"] == 0)
+        await tier.aclose()
+
+
+def started(monkeypatch: pytest.MonkeyPatch, start: Callable[[threading.Thread], None]) -> None:
+    """Have a tier's thread started by this."""
+    whole = threading.Thread.start
+    monkeypatch.setattr(
+        threading.Thread, "start", lambda each: (start if each.name.startswith("agent_cache") else whole)(each)
+    )
+
+
+def no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("on_unreachable", ["run", "refuse"])
+async def test_a_tier_without_a_thread_tells_the_others(
+    tier: RedisTier, valkey: Server, on_unreachable: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """As it is where a container may have no more of them."""
+    other = RedisTier.from_url(valkey.url)
+    shop = Shop(tier, remote=RemotePolicy(on_unreachable=on_unreachable))
+    request = read(f"{shop.root}:7", tool=f"{shop.root}:get")
+    await load(other, request, "old")
+    started(monkeypatch, no_thread)
+    await shop.put("7")
+    assert await value_of(other, request) == "nothing"
+    assert await shop.get("7") == "new"
+    monkeypatch.undo()
+    await other.aclose()
+
+
+class Faulty(MemoryTier):
+    async def begin(self, write: Any) -> None:
+        raise ValueError("a bug of the tier's")
+
+
+async def test_a_write_that_is_to_be_refused_is_refused_whatever_its_announcement_raises():
+    shop = Shop(Faulty(), remote=RemotePolicy(on_unreachable="refuse"))
+    with pytest.raises(RemoteTierError, match="ValueError"):
+        await shop.put("7")
+    assert shop.order == "old"
+
+
+async def test_an_announcement_to_two_tiers_that_is_cancelled_at_once_leaves_nothing_behind(tier: RedisTier):
+    """No coroutine that nobody awaits."""
+    shop = Shop(tier)
+
+    @AgentCache(f"{shop.root}:{{id}}", name=f"{shop.root}:other", remote_cache=MemoryTier())
+    async def other(id: str) -> str:
+        return shop.order
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for steps in range(4):
+            writing = asyncio.create_task(shop.put("7"))
+            await iterations(steps)
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            await asyncio.wait([writing])
+        gc.collect()
+    assert [str(one.message) for one in said] == []
+    assert await other("7") == shop.order
+
+
+@pytest.mark.slow  # of real time
+@pytest.mark.parametrize("steps", range(8))
+async def test_a_loop_that_was_blocked_while_it_connected_takes_no_server_for_dead(valkey: Server, steps: int):
+    """Its own timer was late. Others use that server."""
+    tier = RedisTier.from_url(valkey.url, timeout=0.8, max_staleness=5.0)
+    reading = asyncio.create_task(tier.lookup(read("order:7")))
+    await iterations(steps)
+    time.sleep(1.3)
+    await reading
+    assert set(tier.stats()["servers"].values()) == {"ok"}
+    assert tier.stats()["failures"] == 0
+    await tier.aclose()
+
+
+def test_a_tier_that_is_asked_while_its_thread_starts_has_one(valkey: Server, monkeypatch: pytest.MonkeyPatch):
+    """A collection that starts there may close a write that somebody has given up."""
+    start = threading.Thread.start
+
+    def start_and_collect(thread: threading.Thread) -> None:
+        start(thread)
+        monkeypatch.undo()
+        tier.commit(write("order:7"), ("order:7",), failed=False, hold=0.0)
+
+    def listening() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "agent_cache follows a server"}
+
+    before = listening()
+    tier = RedisTier.from_url(valkey.url)
+    started(monkeypatch, start_and_collect)
+    tier.subscribe(lambda _: None)
+    assert len(listening() - before) == 1
+    asyncio.run(tier.aclose())
+    assert not listening() - before
+
+
+class Refusing(MemoryTier):
+    async def begin(self, write: Any) -> None:
+        raise RemoteTierError("not now", self)
+
+
+class Slow(MemoryTier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    async def begin(self, write: Any) -> None:
+        await asyncio.sleep(0)
+        self.said.append("begin")
+
+    async def commit(self, write: Any, tags: Any, *, failed: bool, hold: float) -> None:
+        self.said.append("commit")
+
+
+async def test_a_refusal_of_one_tier_waits_for_what_the_others_were_told():
+    """A begin that comes after its commit holds for a lease."""
+    slow, refusing = Slow(), Refusing()
+    shop = Shop(slow)
+
+    @AgentCache(f"{shop.root}:{{id}}", name=f"{shop.root}:other", remote_cache=refusing)
+    async def other(id: str) -> str:
+        return shop.order
+
+    with pytest.raises(RemoteTierError, match="not now"):
+        await shop.put("7")
+    assert slow.said == ["begin", "commit"]
+    assert await other("7") == "old"

@@ -1,0 +1,435 @@
+"""What pages promise of a tier on a server beside the contract: what stands there, who may do what, what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+
+from agent_cache import AgentCache, AgentCacheInvalidator, configure, get_ttl, set_ttl, testing
+from agent_cache.clock import boottime
+from agent_cache.errors import ConfigurationError
+from agent_cache.remote import RedisTier, tickets, versioned
+from agent_cache.remote.codecs import JsonCodec, MessagePackCodec, SignedCodec
+from agent_cache.remote.protocol import SentCommit, Touched
+from agent_cache.testing import MemoryTier
+from tests.contract.workbench import commit, load, read, value_of, write, writing
+from tests.harness.proxies import Proxy
+from tests.harness.rights import least
+from tests.harness.servers import HOST, Server
+from tests.harness.slow import slow
+from tests.harness.tiers import Make, making, until
+
+MIB = 1_048_576
+PATIENT: dict[str, Any] = {"timeout": 9.0, "max_staleness": 30.0}
+"""A busy machine is no outage."""
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    async with making(is_heard=True, **PATIENT) as make:
+        yield make
+
+
+def moves_on(seconds: float, *tiers: RedisTier) -> None:
+    """Let the clock of the server move on."""
+    for tier in tiers:
+        tier.backend.shift += seconds
+
+
+# What stands on the server
+
+
+async def test_keys_hold_roots_and_digests_and_no_ids(make: Make, valkey: Server):
+    tier = make(valkey.url)
+    await load(tier, read("order:secret", key="secret"), "x")
+    await tier.begin(write("order:secret"))
+    with valkey.client() as client:
+        names = list(client.scan_iter("{agent_cache}:*", 1000))
+        members = [*client.zrange("{agent_cache}:w", 0, -1), *client.hvals("{agent_cache}:r")]
+    assert len(names) > 5
+    assert not any("secret" in text for text in [*names, *members])
+
+
+async def test_a_write_costs_as_much_whatever_is_stored(make: Make, own_valkey: Server):
+    tier = make(own_valkey.url)
+    costs = []
+    for count in (1, 100):
+        for number in range(count):
+            await load(tier, read(f"order:{number}", key=str(number)), "x")
+        own_valkey.command("CONFIG", "RESETSTAT")
+        async with writing(tier, "order:0"):
+            pass
+        stats = own_valkey.info("commandstats")
+        assert not {"cmdstat_scan", "cmdstat_keys", "cmdstat_del"} & stats.keys()
+        costs.append(stats["cmdstat_evalsha"]["calls"])
+    assert max(costs) < 10  # the thread that follows the feed asks as well
+
+
+async def test_a_server_ends_values_itself(make: Make, valkey: Server):
+    tier = make(valkey.url)
+    await load(tier, read("order:7", ttl=50.0), "x")
+    await load(tier, read("user:1", key="1"), "x")
+    with valkey.client() as client:
+        lives = sorted(client.pttl(key) for key in client.keys("{agent_cache}:v:*"))
+    assert 40_000 < lives[0] <= 50_000
+    assert 3_590_000 < lives[1] <= 3_600_000
+
+
+async def test_lookups_of_one_moment_are_one_command_and_later_ones_another(make: Make, valkey: Server):
+    """One that is under way would answer from before a write that has ended in between."""
+    tier = make(valkey.url)
+    requests = [read(f"order:{number}", key=str(number)) for number in range(50)]
+    for request in requests:
+        await load(tier, request, request.key)
+    before = tier.stats()["batches"]
+    found = await asyncio.gather(*(tier.lookup(request) for request in requests))
+    assert [each.value for each, _ in found] == [request.key for request in requests]
+    assert tier.stats()["batches"] == before + 1
+    first = asyncio.create_task(tier.lookup(requests[0]))
+    while tier.stats()["batches"] == before + 1:
+        await asyncio.sleep(0)
+    await tier.lookup(requests[0])
+    await first
+    assert tier.stats()["batches"] == before + 3
+
+
+@pytest.mark.parametrize(
+    ("options", "longest"),
+    [
+        ({}, MIB),
+        ({"max_value_size": 3 * MIB}, 3 * MIB),
+        ({"codec": JsonCodec(max_size=2048)}, 2048),
+        ({"codec": SignedCodec(MessagePackCodec(max_size=2 * MIB), b"k" * 32), "max_value_size": MIB}, MIB),
+    ],
+)
+async def test_a_value_over_the_limit_is_not_stored(make: Make, valkey: Server, options: Any, longest: int):
+    tier = make(valkey.url, **options)
+    long = os.urandom(longest // 2)
+    await load(tier, read("order:7"), long)
+    assert await value_of(tier, read("order:7")) == long
+    await load(tier, read("order:8", key="8"), os.urandom(longest + 100))
+    assert await value_of(tier, read("order:8", key="8")) == "nothing"
+    assert tier.stats() | {"stores": 1, "unencodable": 1, "bad_values": 0} == tier.stats()
+
+
+async def test_a_value_depends_on_every_tag_that_its_tool_has_now(make: Make, valkey: Server):
+    tier = make(valkey.url)
+    await load(tier, read("order:7"), "x")
+    assert await value_of(tier, read("order:7", "user:1")) == "nothing"
+
+
+# Time
+
+
+@pytest.mark.parametrize("delays", ["to_server", "to_client"])
+async def test_a_value_is_no_younger_for_who_has_waited_for_the_server(
+    make: Make, valkey: Server, proxy: Proxy, delays: str
+):
+    """The moment at which the server read its clock lies anywhere between the question and the reply."""
+    tier, request = make(proxy.url), read("order:7", ttl=60.0)
+    await tier.lookup(request)
+    proxy.delay(**{delays: 0.1})
+    _, ticket = await tier.lookup(request)
+    await tier.store(ticket, "x", request.tags, 0.5, age=20.0)
+    stored = boottime()
+    found, _ = await tier.lookup(request)
+    assert found is not None
+    assert found.age >= 20.0 + boottime() - stored
+    assert found.ttl is not None
+    assert found.ttl <= 60.0 - found.age
+
+
+async def test_a_clock_that_was_set_back_makes_misses_and_no_negative_age(make: Make, valkey: Server):
+    tier, other = make(valkey.url), make(valkey.url)
+    request = read("order:7", ttl=100.0)
+    await load(tier, request, "old")
+    for seconds in (-0.5, -50.0):
+        moves_on(seconds, other)
+        found, _ = await other.lookup(request)
+        assert found is None or 0.0 <= found.age < 10.0
+    assert found is None
+
+
+async def test_one_process_reloads_within_the_grace_and_its_claim_ends_when_that_is_stored(make: Make, valkey: Server):
+    tier, other = make(valkey.url, lease=60.0), make(valkey.url, lease=60.0)
+    request = replace(read("order:7", ttl=10.0), grace=60.0)
+    await load(tier, request, 0)
+    for number in range(1, 4):
+        moves_on(11.0, tier, other)
+        found, ticket = await tier.lookup(request)
+        assert found is not None
+        assert (found.value, found.is_to_refresh) == (number - 1, True)
+        again, _ = await other.lookup(request)
+        assert again is not None
+        assert (again.value, again.is_to_refresh) == (number - 1, False)
+        await tier.store(ticket, number, request.tags, 0.01, age=0.0)
+
+
+@pytest.fixture
+def sleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let the machine have slept for ten minutes: `time.monotonic` has not moved, as on Linux."""
+    slept = [0.0]
+    for module in (versioned, tickets):
+        monkeypatch.setattr(module, "boottime", lambda: boottime() + slept[0])
+
+    def fall_asleep() -> None:
+        slept[0] += 600.0
+
+    return fall_asleep
+
+
+async def test_a_copy_from_before_a_suspension_is_not_served(make: Make, valkey: Server, sleep: Any):
+    """Not for a moment, although the clock of hits has not moved; its ttl has not counted the time either."""
+    tier = make(valkey.url)
+    told: list[object] = []
+    tier.subscribe(told.append)
+
+    @AgentCache("order:{id}", ttl=3000, remote_cache=tier)
+    async def get_order(id: str) -> str:
+        return "old"
+
+    await get_order("7")
+    assert await tier.caught_up()
+    _, ticket = await tier.lookup(read("order:8"))
+    assert [await get_order("7") for _ in range(3)] == ["old"] * 3
+    hits = tier.stats()["hits"]
+    assert ticket.is_joinable()
+    sleep()
+    assert not ticket.is_joinable()
+    await get_order("7")
+    assert tier.stats()["hits"] == hits + 1  # the server was asked
+    assert told == [None]
+
+
+# Commits that are on their way
+
+
+@pytest.mark.parametrize("has_another_tier", [False, True])
+async def test_a_write_returns_before_its_commit_has_landed_and_lookups_of_its_process_wait_for_it(
+    make: Make, own_valkey: Server, has_another_tier: bool
+):
+    @AgentCache("order:{order}", remote_cache=MemoryTier() if has_another_tier else None)
+    async def get(order: int) -> int:
+        return order
+
+    await get(7)
+    tier, other = make(own_valkey.url), make(own_valkey.url)
+    await load(tier, read("order:7"), "old")
+    calls: list[int] = []
+
+    @AgentCacheInvalidator("order:{order}")
+    async def put(order: int) -> None:
+        calls.append(order)
+        own_valkey.pause()
+
+    with configure(remote=tier):
+        await put(7)
+        lookup = asyncio.create_task(tier.lookup(read("order:7")))
+        before = tier.stats()["batches"]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert calls == [7]
+        assert tier.stats()["batches"] == before
+        own_valkey.resume()
+        found, ticket = await lookup
+        assert found is None
+    await tier.store(ticket, "new", ("order:7",), 0.5, age=0.0)
+    assert await value_of(other, read("order:7")) == "new"
+    assert tier.stats()["pending"] == 0
+
+
+async def test_a_commit_that_nobody_waits_for_is_delivered_whatever_becomes_of_its_connection(
+    make: Make, valkey: Server, proxy: Proxy
+):
+    tier, other = make(proxy.url), make(valkey.url)
+    await load(other, read("order:7"), "old")
+    intent = write("order:7")
+    await tier.begin(intent)
+    proxy.cut()
+    assert isinstance(tier.commit(intent, intent.tags, failed=False, hold=0.0), SentCommit)
+    assert await value_of(other, read("order:7")) == "nothing"
+    await until(lambda: tier.stats()["pending"] == 0 and not valkey.command("ZCARD", "{agent_cache}:w"))
+    await load(other, read("order:7"), "new")
+    assert await value_of(tier, read("order:7")) == "new"
+
+
+@pytest.mark.parametrize(
+    "why", ["a tag from its result", "refused", "failed", "settles", "not announced", "other tags"]
+)
+async def test_a_write_of_which_something_is_not_held_for_certain_waits_for_its_commit(
+    make: Make, valkey: Server, why: str
+):
+    tier = make(valkey.url)
+    intent = write("order:7", late=("order",) if why == "a tag from its result" else ())
+    intent = replace(intent, on_unreachable="refuse" if why == "refused" else "run")
+    if why != "not announced":
+        await tier.begin(intent)
+    tags = (*intent.tags, "order:8") if why == "other tags" else intent.tags
+    landing = tier.commit(intent, tags, failed=why == "failed", hold=5.0 if why == "settles" else 0.0)
+    assert not isinstance(landing, SentCommit)
+    await landing
+    assert tier.stats()["pending"] == 0
+
+
+@pytest.mark.parametrize("count", [1_500, *slow(30_000)])
+@pytest.mark.parametrize("kind", ["entities", "entries"])
+async def test_a_write_of_very_many_things_lands_and_ends_them(make: Make, valkey: Server, kind: str, count: int):
+    tier, other = make(valkey.url), make(valkey.url)
+    told: list[Touched | None] = []
+    other.subscribe(told.append)
+    requests = [read(f"order:{number}" if kind == "entities" else "order", key=str(number)) for number in range(count)]
+    await load(other, requests[7], "old")
+    await other.caught_up()
+    tags = [request.tags[0] for request in requests] if kind == "entities" else []
+    intent = write(*tags, entries=() if tags else tuple(requests))
+    await tier.begin(intent)
+    await commit(tier, intent)
+    await other.caught_up()
+    assert tier.stats()["pending"] == tier.stats()["failures"] == valkey.command("ZCARD", "{agent_cache}:w") == 0
+    assert await value_of(other, requests[7]) == "nothing"
+    if kind == "entities":
+        assert told == [Touched(("order",))] * 2
+
+
+# Ttls that are set at run time
+
+
+@pytest.fixture(autouse=True)
+def _isolated() -> Any:
+    testing.reset()
+    yield
+    testing.reset()
+
+
+async def test_closing_delivers_a_ttl_that_was_set(valkey: Server):
+    """As in a script that does nothing else."""
+    async with RedisTier.from_url(valkey.url, **PATIENT) as tier:
+        tier.publish_ttl("shop:get", 12.0)
+    assert valkey.command("HGETALL", "{agent_cache}:t") == {"shop:get": "12.0"}
+
+
+async def test_what_cannot_be_a_ttl_is_left_out_and_a_key_of_another_type_is_ours_again(make: Make, own_valkey: Server):
+    tier, other = make(own_valkey.url), make(own_valkey.url)
+    told: list[Any] = []
+    other.follow_ttls(told.append)
+    bad = {"a": "nan", "b": "inf", "c": "-5", "d": "0", "e": "x", "f": "1e400", "n" * 5_000: "7", b"\xff": "7"}
+    with own_valkey.client() as client:
+        client.hset("{agent_cache}:t", mapping=bad | {"g": "7"})
+        tier.publish_ttl("other", 9.0)
+        await until(lambda: tier.stats()["pending"] == 0)
+        assert await other.caught_up()
+        assert told[-1] == {"g": 7.0, "other": 9.0}
+        client.delete("{agent_cache}:t")
+        client.set("{agent_cache}:t", "x")
+        tier.publish_ttl("shop:get", 12.0)
+        await until(lambda: tier.stats()["pending"] == 0)
+        assert await other.caught_up()
+    assert told[-1] == {"shop:get": 12.0}
+    assert tier.stats()["failures"] == other.stats()["failures"] == 0
+
+
+@pytest.mark.slow
+async def test_a_ttl_reaches_tools_in_another_process_and_comes_back(make: Make, valkey: Server):
+    tier = make(valkey.url)
+
+    @AgentCache("price", ttl=100, name="prices:get", remote_cache=tier)
+    async def get_price() -> int:
+        return 1
+
+    await get_price()
+    set_ttl(get_price, 12)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _OTHER, valkey.url,
+        stdout=subprocess.PIPE, stdin=subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert await process.stdout.readline() == b"12.0\n"
+    set_ttl("prices:get", None)
+    assert await process.stdout.readline() == b"100.0\n"
+    process.stdin.write(b"33\n")
+    await until(lambda: get_ttl(get_price) == 33)
+    process.stdin.close()
+    assert await process.wait() == 0
+
+
+_OTHER = """
+import asyncio, sys
+from agent_cache import AgentCache, get_ttl, set_ttl
+from agent_cache.remote import RedisTier
+
+async def main():
+    async with RedisTier.from_url(sys.argv[1], timeout=9.0, max_staleness=30.0) as tier:
+
+        @AgentCache("price", ttl=100, name="prices:get", remote_cache=tier)
+        async def get_price() -> int:
+            return 1
+
+        for wanted in (12, 100):
+            await get_price()
+            async with asyncio.timeout(60):
+                while get_ttl(get_price) != wanted:
+                    await asyncio.sleep(0.005)
+            print(get_ttl(get_price), flush=True)
+        set_ttl(get_price, float(await asyncio.to_thread(sys.stdin.readline)))
+        await asyncio.to_thread(sys.stdin.readline)
+
+asyncio.run(main())
+"""
+
+
+# Rights, and options
+
+
+async def does_everything(tier: RedisTier) -> None:
+    await load(tier, read("order:7", ttl=5.0), "x")
+    await value_of(tier, read("order:7", ttl=5.0))
+    intent = write("order:7", late=("user",), entries=(read("order:7"),))
+    await tier.begin(intent)
+    await tier.renew(intent)
+    await commit(tier, intent, failed=True)
+    await tier.discard(read("order:7"))
+    tier.publish_ttl("shop:get", 12.0)
+    await tier.caught_up()
+
+
+async def test_a_user_with_the_rights_of_the_guide_can_do_everything(make: Make, own_valkey: Server):
+    own_valkey.command("ACL", "SETUSER", "agent", *least())
+    tier = make(f"redis://agent:secret@{HOST}:{own_valkey.port}")
+    await does_everything(tier)
+    await until(lambda: tier.stats()["pending"] == 0)
+    assert await tier.caught_up()
+    assert tier.stats()["failures"] == 0
+
+
+@pytest.mark.parametrize("right", ["+get", "+zadd", "+zrem", "+zrangebyscore", *slow("+hset", "+xadd", "+xrange")])
+async def test_a_right_that_is_missing_is_a_failure_and_nothing_that_is_done_without(
+    make: Make, own_valkey: Server, right: str
+):
+    """``ZRANGEBYSCORE`` is how a writer that has died is found."""
+    own_valkey.command("ACL", "SETUSER", "agent", *(each for each in least() if each != right))
+    tier = make(f"redis://agent:secret@{HOST}:{own_valkey.port}", timeout=0.5, max_staleness=1.0)
+    await does_everything(tier)
+    assert tier.stats()["failures"] > 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"namespace": ""}, {"namespace": "a b"}, {"namespace": "{a}"}, {"max_staleness": 0},
+        {"max_staleness": 0.1, "timeout": 0.2}, {"lease": -1}, {"max_value_size": 5}, {"codec": object()},
+        {"remote_ttl": None}, {"max_value_size": 4 * MIB, "codec": MessagePackCodec()},
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_at_once(options: Any):
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        RedisTier.from_url("redis://localhost", **options)
