@@ -126,9 +126,7 @@ def _find(tool: Any, function: str) -> _Found:
     rule = rule_named(name)
     if isinstance(rule, Read):
         policy: ReadPolicy = rule.decorator.policy
-        return _Found(
-            name, [policy.with_ttl(TTLS.get(name))], _tiers_of([[one for one in rule.decorator.tiers if one]])
-        )
+        return _Found(name, [policy.with_ttl(TTLS.get(name))], _tiers_of([rule.decorator.tiers]))
     if rule is not None:
         raise ConfigurationError(f"{function}: the rule of {name!r} is {rule!r}, which has no ttl; name a Read(...)")
     from difflib import get_close_matches  # for an error alone
