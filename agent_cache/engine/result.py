@@ -188,9 +188,7 @@ def protected_copy(call: Call, value: Any, expires: float) -> Entry | None:
 
 
 def lease_of(ticket: Ticket, lease: Lease) -> Lease:
-    """The lease in a copy of an only tier's value: that of its ticket, if it has one, else that of the whole tier. None
-    helps if the tier cannot be listened to.
-    """
+    """The lease in a copy of an only tier's value: its ticket's, if it has one and the tier can be listened to."""
     own: Lease | None = getattr(ticket, "lease", None)
     return lease if own is None or lease is UNTRUSTED else own
 

@@ -34,8 +34,8 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import ARMED, HELD, IDLE, Reading, Refused, State, open_head
 from agent_cache.remote.cells import EVERYTHING, STORE, Cell
 from agent_cache.remote.feed import LOST, News
-from agent_cache.remote.page import NOBODYS, Page, beside, identity_of
 from agent_cache.remote.reports import Log
+from agent_cache.remote.shared_page import NOBODYS, Page, beside, identity_of
 
 __all__ = ["APPLICATION", "FORMAT", "PASSING", "SqliteBackend", "wall_time"]
 

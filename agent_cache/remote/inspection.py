@@ -107,7 +107,7 @@ class FileInspection:
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         from agent_cache.remote.database import wall_time
-        from agent_cache.remote.page import slots_of
+        from agent_cache.remote.shared_page import slots_of
 
         self.path = path
         self.now = wall_time()

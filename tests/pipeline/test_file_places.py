@@ -110,7 +110,7 @@ def _marked_database(path: Path) -> None:
 
 
 def _newer_version(path: Path) -> None:
-    FileTier(path).backend.open()
+    FileTier(path)
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 1000")
     connection.close()

@@ -44,6 +44,7 @@ async def main():
         say("answer", await (asyncio.to_thread(get_order, "7") if kind == "def" else get_order("7")))
     except ValueError:
         say("error")
+    await asyncio.to_thread(sys.stdin.readline)  # it lives on
 
 asyncio.run(main())
 """

@@ -26,7 +26,7 @@ from agent_cache.remote.versioned import VersionedTier
 
 if sys.platform != "win32":  # which is refused
     from agent_cache.remote.database import PASSING, SqliteBackend
-    from agent_cache.remote.page import forget_slots
+    from agent_cache.remote.shared_page import forget_slots
 
 __all__ = ["NETWORK_FILE_SYSTEMS", "FileTier", "filesystem_of", "mounts_text", "real_path"]
 
