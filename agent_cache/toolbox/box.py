@@ -459,12 +459,12 @@ class Toolbox:
         # Either warns of roots that no tool writes or reads, if it is new: that tool may not have been called yet.
         if isinstance(rule, Write):
             write = _NamedWrite(
-                function, full_name, parameters, tags, form.of_write(rule), *rule.decorator.tiers, is_sync=is_sync
+                function, full_name, parameters, tags, form.of_write(rule), rule.decorator.tiers, is_sync=is_sync
             )
             write.form, write.is_new = form, False
             return _Tool(write, rule, schema, defaults or None)
         policy = form.of_read(rule)
-        read = _NamedRead(function, full_name, parameters, tags, policy, *rule.decorator.tiers, is_sync=is_sync)
+        read = _NamedRead(function, full_name, parameters, tags, policy, rule.decorator.tiers, is_sync=is_sync)
         read.form, read.is_new = form, False
         read.cache_if = rule.decorator.policy.cache_if
         has_plain_key = policy.key is None and policy.vary is None

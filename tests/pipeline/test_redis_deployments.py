@@ -148,7 +148,7 @@ async def test_who_cannot_prove_who_they_are_is_not_talked_to(
     await load(tier, read("order:7"), "old")
     assert await value_of(tier, read("order:7")) == "nothing"
     assert set(tier.stats()["servers"].values()) != {"ok"}
-    assert "cannot be used" in caplog.text
+    await until(lambda: "cannot be used" in caplog.text)
 
 
 async def test_a_name_is_not_checked_if_the_settings_say_so(make: Make, behind: Any, authority: Authority):
