@@ -108,7 +108,7 @@ async def test_closing_a_toolbox_closes_the_tier_of_its_file_and_no_other(tmp_pa
     box = Toolbox.from_file(written(tmp_path, rules))
     rule = box.rule("get")
     assert isinstance(rule, Read)
-    tier: Any = rule.decorator.tiers[1]
+    tier: Any = rule.decorator.tiers[-1]
     await box.aclose()
     assert tier._transport.is_closed
     await Toolbox({"get": Read("t")}, namespace="r").aclose()
