@@ -26,10 +26,11 @@ of a write tool and a read tool:
 3. *The rest.* What a write does to answers that no link meets must have been seen: `ENOUGH` different writes between
    equal answers. (After eight failures in a row the true rate is below 31 % with 95 % confidence: the "rule of three"
    of Hanley and Lippman-Hand 1983, "If nothing goes wrong, is everything all right?".) Otherwise the pair gets the
-   whole root, and `Advice.unknown` says so. A pair whose arguments are ids of one entity needs none of it. Lists need
+   whole root, and `Advice.lacking` says so. A pair whose arguments are ids of one entity needs none of it. Lists need
    three times as much, since an item that comes in was not in the list before. A search of what the write names has as
    many answers as there are different calls of it, of which a write may change a single one: so many pairs of a write
-   and an answer must have stayed equal that a change of one in all of them would have shown with 99 % confidence.
+   and an answer must have stayed equal that a change of one in all of them would have shown with 99 % confidence, and a
+   hundred writes: fewer left stale answers in a world whose pages of users rarely change.
    Where the log spells one id in several ways (``INV-7``, ``inv-7``), nothing is enough: tags compare text.
 
 **What is evidence of nothing.** Calls that overlap; writes that failed (they explain a change where no other write can,
@@ -78,7 +79,9 @@ __all__ = ["mine", "unwrapped"]
 _OF_LISTS: Final = 24
 _OF_KEYS: Final = 24
 _OF_SEARCHES: Final = 100
-"""How many pairs of a write and an answer have to have stayed equal where a write may bring an item in."""
+"""How many writes have to have been harmless where each may bring an item in: fewer left stale answers in a world whose
+pages of users change by one write in a hundred.
+"""
 _OF_OTHERS: Final = 6
 _ENOUGH_CHANGES: Final = 4.6
 """How many changes would have to be expected where none was seen, to conclude that there are none: ``-log(0.01)``, with
@@ -412,14 +415,14 @@ class _Chooser:
             return "rarely"
         is_of_all = not self.survey.arguments.get(self.read)  # a count, or a list of everything
         enough = _OF_LISTS if is_list or is_search or is_of_all else ENOUGH
-        pairs = max(_OF_SEARCHES, _ENOUGH_CHANGES * len(self.evidence.keys[self.read])) if is_search else 0
+        pairs = _ENOUGH_CHANGES * len(self.evidence.keys[self.read]) if is_search else 0
         reads, intervals = min(len(self.evidence.repeated[self.read]), _ENOUGH_READS), self._intervals_for(writer)
         total = Harmless()
         for interval in self._unexplained([*chosen, *kept], writer):
             if writes := interval.writes[writer]:
                 total.note(writes, interval.key)
                 is_wide = len(total.keys) >= reads and total.intervals >= intervals and len(total.pairs) >= pairs
-                is_seen = len(total.writes) >= enough if is_search else total.is_enough(enough)
+                is_seen = len(total.writes) >= _OF_SEARCHES if is_search else total.is_enough(enough)
                 if is_wide and is_seen:
                     return None
         if not is_list and self._is_keyed(writer, linked):

@@ -391,7 +391,7 @@ class _Reader:
             category=_category(call),
             state=_state(call),
             arguments=self._cut(asked or arguments),
-            outcome=self._cut(answer or outcome_text(call, 2 * self.limit)),
+            outcome=self._cut(answer.strip() or outcome_text(call, 2 * self.limit)),
             start=_checked(call.started_ms),
             duration=_checked(call.duration_ms),
             lane=call.lane,
@@ -454,7 +454,7 @@ def _answer_of(value: Any, depth: int = 0) -> str:
     inner = value.get("function")
     function = inner if isinstance(inner, dict) else value
     if value.get("type") in ("function", "tool_use", "function_call") and isinstance(function.get("name"), str):
-        return f"[{function['name']}]"
+        return f" [{function['name']}]"
     if "stream" in value and depth == 0:
         return _answer_of(value["stream"], depth + 1)
     found = next((text for name in _ANSWERED if (text := _answer_of(value.get(name), depth + 1))), "")
