@@ -292,7 +292,7 @@ async def messages(target: Target) -> list[Result]:
 async def latency(target: Target) -> list[Result]:
     """Measure round trips of the commands that a tier sends most: a ping, a read, a script."""
     text, digest = SCRIPTS["read"]
-    script: tuple[str | bytes, ...] = ("1", target.key + b":none", "5000", "0", '[[["*"],false]]')
+    script: tuple[str | bytes, ...] = ("2", target.key + b":none", target.key + b":n", "5000", "0", '[[["*"],false]]')
     medians, slowest = [], 0.0
     try:
         await target.server.ask("EVAL", text, *script)

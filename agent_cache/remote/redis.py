@@ -12,7 +12,7 @@ All keys of a namespace share one hash slot, so each operation is one script on 
 ``{ns}:l:NAME``    a claim
 ``{ns}:t``         the ttls that are set at run time
 ``{ns}:p:ID``      what a process has counted
-``{ns}:none``      never exists: a server that hands the slot over refuses whatever names it
+``{ns}:none``      never exists: a node that gives or gets the slot refuses what names it beside another key
 =================  ===================================================================================
 
 Numbers are never used again: a counter that is lost begins with the time in microseconds. They mean something only
@@ -370,13 +370,14 @@ class RedisBackend:
         if self.failure is not None and not probes:
             raise Refused(self.failure)
         text, sha = SCRIPTS[name]
-        values = f"{self.prefix}none", self._cell_ttl, repr(self.shift), *arguments
+        # Of two keys, one is always missing: a node that gives or gets the slot key by key refuses the script.
+        values = f"{self.prefix}none", f"{self.prefix}n", self._cell_ttl, repr(self.shift), *arguments
 
         async def command(client: Any) -> Any:
             try:
-                return await client.evalsha(sha, 1, *values)
+                return await client.evalsha(sha, 2, *values)
             except NoScriptError:
-                return await client.eval(text, 1, *values)
+                return await client.eval(text, 2, *values)
 
         return await self._guarded(command)
 
