@@ -110,7 +110,7 @@ async def test_closing_a_toolbox_closes_the_tier_of_its_file_and_no_other(tmp_pa
     assert isinstance(rule, Read)
     tier: Any = rule.decorator.tiers[-1]
     await box.aclose()
-    assert tier._transport.is_closed
+    assert tier.is_closed
     await Toolbox({"get": Read("t")}, namespace="r").aclose()
 
 

@@ -203,8 +203,10 @@ class InheritsNothing(MemoryTier):
 
 class FetchesAnew(MemoryTier):
     async def store(self, ticket, value, tags, cost, *, age, inherited=()):
-        cells = [self.server.fetch(None, versions)[1] for versions in inherited]
-        inherited = [{name: cell.token for name, cell in each.items()} for each in cells]
+        read = [(await self.server.read(versions, None)).states for versions in inherited]
+        inherited = [
+            {cell: states[cell][0] for cell in versions} for versions, states in zip(inherited, read, strict=True)
+        ]
         await super().store(ticket, value, tags, cost, age=age, inherited=inherited)
 
 
