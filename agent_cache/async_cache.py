@@ -94,7 +94,8 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
     Concurrent misses of one key run one loader and share its value or its exception. Cancelling one of the callers
     never hangs, fails or cancels another: a waiter takes over. Errors are never cached, None is. A `set`, `delete` or
     `clear` during a load is final: the load's value goes to the callers that wait for it and is not stored. One cache
-    serves several event loops and threads. A loader that asks for its own key runs again, and does not wait for itself.
+    serves several event loops and threads. A loader that asks for its own key runs again, and does not wait for itself;
+    two loaders in different tasks that ask for each other's keys wait for ever, as two tasks with two locks would.
 
     Keys of different classes are different keys, also within tuples and frozensets: ``1``, ``True`` and ``1.0`` are
     three keys, ``(1,)`` and ``(True,)`` two. Values are returned as they are, not copied.
