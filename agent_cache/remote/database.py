@@ -654,9 +654,11 @@ def _prepare(db: sqlite3.Connection, path: Path) -> bool:
     Raises:
         ConfigurationError: if it is not ours, or of a newer version.
     """
+    db.execute("begin")  # all of one moment: another process may be making it
     ((application,),) = db.execute("pragma application_id").fetchall()
     ((version,),) = db.execute("pragma user_version").fetchall()
     ((tables,),) = db.execute("select count(*) from sqlite_master").fetchall()
+    db.execute("commit")
     if application not in (0, APPLICATION) or (application == 0 and (tables or version)):
         raise ConfigurationError(
             f"FileTier: {str(path)!r} is a database of another program; it is left as it is: name another file"
