@@ -140,7 +140,7 @@ LINES = {
     "toolbox": 1_375,  # of 1,000: meta-tools, names with a server in front (100) and `version` were no row
     "remote": 5_320,  # of 3,100: `database` with `page` (890), `file` (370) and `redis` (740) have what no prototype
     # had: files that are damaged, replaced or locked, forks, threads and loops that end
-    "recording": 16_405,
+    "recording": 16_406,
     "resume": 3_440,
     "pytest_plugin": 1_385,
     "service": 1_395,

@@ -557,7 +557,10 @@ class StoredCalls(Sequence[RecordedCall]):
 
     def _decoded(self, index: int, decoder: msgspec.json.Decoder[Any], line: bytes | None = None) -> Any:
         try:
-            call = decoder.decode(self._text(self._begins[index], self._ends[index]) if line is None else line)
+            if line is None:  # as `_text`: a replay asks for each call
+                begin, end, content = self._begins[index], self._ends[index], self._content
+                line = os.pread(self._descriptor, end - begin, begin) if content is None else content[begin:end]
+            call = decoder.decode(line)
         except msgspec.DecodeError as error:
             raise CassetteError(f"this line is broken: {error}", self.path, self._numbers[index]) from error
         if self.times is not None and len(self.times) == len(self._begins):
