@@ -130,6 +130,8 @@ class Feed:
         number: of the last step that was applied; None before the first look.
         versions: what was written since, by this process too: for tickets.
         entries: what this process knows of single entries.
+        ttls, ttls_are_old, ttl_changes: those that are set at run time, whether there may be newer ones, and how often
+            that was said.
         received, losses: messages of others, and how often some may have been missed.
     """
 
@@ -141,6 +143,7 @@ class Feed:
         self._ttl_listeners: list[Callable[[Mapping[str, float]], None]] = []
         self.ttls: dict[str, float] = {}
         self.ttls_are_old = True
+        self.ttl_changes = 0
         self.entries = KnownEntries()
         self.versions = _Written()
         self.number: int | None = None
@@ -157,18 +160,28 @@ class Feed:
         return _add(self._listeners, listener)
 
     def follow_ttls(self, listener: Callable[[Mapping[str, float]], None]) -> Callable[[], None]:
-        """Call a listener with all ttls, now if they are known and after each change. Returns what ends that."""
+        """Call a listener with all ttls, now if any are known and after each change. Returns what ends that."""
         end = _add(self._ttl_listeners, listener)
-        if not self.ttls_are_old:
+        if self.ttls or not self.ttls_are_old:
             listener(dict(self.ttls))
         return end
 
-    def set_ttls(self, ttls: Mapping[str, float]) -> None:
-        """Note the ttls of the tier."""
-        self.ttls_are_old = False
+    def set_ttls(self, ttls: Mapping[str, float], changes: int | None = None) -> None:
+        """Note the ttls of the tier.
+
+        Args:
+            changes: `ttl_changes` before they were read: if it is another one now, there may be newer ones. None if
+                they were not read.
+        """
+        if changes is not None:
+            self.ttls_are_old = changes != self.ttl_changes
         if self.ttls != ttls or not ttls:
             self.ttls = dict(ttls)
             self._call(self._ttl_listeners, dict(self.ttls))
+
+    def _note_changed_ttls(self) -> None:
+        self.ttl_changes += 1
+        self.ttls_are_old = True
 
     def _call(self, listeners: list[Any], argument: Any) -> None:
         for listener in list(listeners):
@@ -204,7 +217,8 @@ class Feed:
             self._log.once("a message cannot be read, so all copies are dropped", type(error).__name__)
             self.lose()
             return
-        self.ttls_are_old = self.ttls_are_old or message.has_ttls
+        if message.has_ttls:
+            self._note_changed_ttls()
         if message.origin == self.origin:
             self.note(message)
             return
@@ -233,7 +247,7 @@ class Feed:
         """Take everything as written: messages may have been missed."""
         with VERSIONS.lock:
             self.losses += 1
-            self.ttls_are_old = True
+            self._note_changed_ttls()
             self.versions.write_everything()
             self._call(self._listeners, None)
 

@@ -695,9 +695,10 @@ class VersionedTier:
     async def catch_up_with_ttls(self) -> None:
         """The same as `catch_up`, and read the ttls if they were changed."""
         await self.catch_up()
-        if self.feed.ttls_are_old:
-            await self._read_ttls()
-            await self.catch_up()  # copies are served from now on
+        for _ in range(3):  # others may be set while they are read
+            if self.feed.ttls_are_old:
+                await self._read_ttls()
+                await self.catch_up()  # copies are served from now on
 
     def is_complete(self) -> bool:
         """Apply what others have written, in a hit, and say whether copies may be served. It does not wait."""
@@ -734,7 +735,8 @@ class VersionedTier:
         return self.feed.follow_ttls(listener)
 
     async def _read_ttls(self) -> None:
-        self.feed.set_ttls(self._with_unsent(await self.backend.ttls()))
+        changes = self.feed.ttl_changes  # before they are read: another message may come meanwhile
+        self.feed.set_ttls(self._with_unsent(await self.backend.ttls()), changes)
 
     def _with_unsent(self, ttls: Mapping[str, float]) -> dict[str, float]:
         for tool in [tool for tool in self._unsent_ttls if f"ttl of {tool}" not in self.pending]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 pytest.importorskip("redis")
 
 from agent_cache.remote import RedisTier, Tier
+from agent_cache.remote.protocol import Ticket
 from agent_cache.testing import FakeClock
 from tests.contract import TierContract
 from tests.harness.clusters import Cluster
@@ -25,7 +27,7 @@ class OnServers(TierContract):
 
     max_staleness = 5.0
     is_cluster = False
-    url: str
+    urls: tuple[str, str]
 
     @pytest.fixture(autouse=True)
     def on_a_clock_that_is_moved(self) -> Iterator[None]:
@@ -36,14 +38,14 @@ class OnServers(TierContract):
         namespace = f"n{next(_numbers)}"
         self.both = [
             RedisTier.from_url(
-                self.url,
+                url,
                 cluster=self.is_cluster,
                 namespace=namespace,
                 max_staleness=self.max_staleness,
                 timeout=2.0,
                 lease=self.lease,
             )
-            for _ in range(2)
+            for url in self.urls
         ]
         return self.both[0], self.both[1]
 
@@ -51,6 +53,12 @@ class OnServers(TierContract):
         self.clock.advance(seconds)
         for tier in self.both:
             tier.backend.shift += seconds
+
+    async def renewed(self, tier: Any, ticket: Ticket) -> None:
+        """On another connection than a lookup: so the tasks that send it are waited for."""
+        before = asyncio.all_tasks()
+        tier.renew_claim(ticket)
+        await asyncio.gather(*(asyncio.all_tasks() - before))
 
     async def arrive(self) -> None:
         for tier in self.both:
@@ -65,15 +73,39 @@ class OnServers(TierContract):
 class TestRedisTier(OnServers):
     @pytest.fixture(autouse=True)
     def server(self, any_server: Server) -> Iterator[None]:
-        with Proxy.start(any_server.port) as self.proxy:
-            self.url = self.proxy.url
+        with Proxy.start(any_server.port) as one, Proxy.start(any_server.port) as other:
+            self.proxies, self.urls, self.away = (one, other), (one.url, other.url), set[Proxy]()
             yield
 
+    def proxy_of(self, tier: Tier) -> Proxy:
+        return self.proxies[self.both.index(tier)]
+
+    async def advance(self, seconds: float) -> None:
+        """What was heard counts by a clock that runs on while the machine sleeps. Who is not cut off hears on."""
+        await super().advance(seconds)
+        for tier, proxy in zip(self.both, self.proxies, strict=True):
+            for term in (tier.heard, tier.trust.term) if proxy in self.away else ():
+                if term is not None:
+                    term.until -= seconds
+
+    async def cut(self, tier: Tier) -> None:
+        self.away.add(self.proxy_of(tier))
+        self.proxy_of(tier).lose_news()
+
+    async def reconnect(self, tier: Tier) -> None:
+        self.away.discard(self.proxy_of(tier))
+        self.proxy_of(tier).heal()
+        self.proxy_of(tier).cut_followers()
+
     async def stop_server(self) -> None:
-        self.proxy.refuse()
+        for proxy in self.proxies:
+            self.away.add(proxy)
+            proxy.refuse()
 
     async def start_server(self) -> None:
-        self.proxy.heal()
+        for proxy in self.proxies:
+            self.away.discard(proxy)
+            proxy.heal()
         await super().start_server()
 
 
@@ -83,7 +115,7 @@ class TestClusterTier(OnServers):
 
     @pytest.fixture(autouse=True)
     def whole(self, cluster: Cluster) -> Iterator[None]:
-        self.nodes, self.url = cluster.nodes, cluster.url
+        self.nodes, self.urls = cluster.nodes, (cluster.url, cluster.url)
         yield
         for node in self.nodes:
             node.resume()

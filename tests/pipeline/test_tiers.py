@@ -23,6 +23,26 @@ from tests.pipeline.fleet import Process, Truth, WatchedTier
 pytestmark = pytest.mark.usefixtures("clock")
 
 
+async def test_a_ttl_that_is_set_while_the_ttls_are_read_is_not_missed():
+    class Server(MemoryServer):
+        then: Any = None
+
+        async def ttls(self) -> dict[str, float]:
+            found = await super().ttls()
+            then, self.then = self.then, None
+            if then is not None:
+                then()
+            return found
+
+    server = Server()
+    one, other, known = MemoryTier(server), MemoryTier(server), dict[str, float]()
+    other.follow_ttls(known.update)
+    server.then = lambda: one.publish_ttl("get_order", 2.0)
+    one.publish_ttl("get_order", 1.0)
+    await other.caught_up()
+    assert known == {"get_order": 2.0}
+
+
 # What it is asked
 
 
