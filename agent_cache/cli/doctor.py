@@ -1,4 +1,4 @@
-"""`agent-cache doctor`: checks that the servers of a Redis tier are fit for it, and names the remedy if they are not.
+"""`agent-cache tier doctor`: whether the servers of a Redis tier are fit for it, and the remedy if they are not.
 
 Exit codes: 0 nothing is wrong, 1 findings, 2 usage, or a server that cannot be used.
 

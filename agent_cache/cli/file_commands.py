@@ -1,4 +1,4 @@
-"""`agent-cache stats`, `keys`, `clear` and `doctor` for a tier in a file: from outside of the processes that use it.
+"""`agent-cache tier stats`, `keys`, `clear` and `doctor` for a tier in a file, from outside of its processes.
 
 Exit codes: 0 fine or done, 1 findings (`doctor` alone), 2 usage, or a file that cannot be used.
 
@@ -69,7 +69,7 @@ def _command(job: _Command) -> _Command:
         except (ConfigurationError, RemoteTierError) as error:
             print(escaped(str(error).removeprefix("FileTier: ")), file=sys.stderr)
         except UnreadableError as error:
-            print(f"the file cannot be used: {escaped(error)}; see agent-cache doctor", file=sys.stderr)
+            print(f"the file cannot be used: {escaped(error)}; see agent-cache tier doctor", file=sys.stderr)
         return 2
 
     return run

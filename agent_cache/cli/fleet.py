@@ -1,4 +1,4 @@
-"""`agent-cache stats`, `keys` and `clear`: count, list and drop what a Redis tier holds, from outside of its processes.
+"""`agent-cache tier stats`, `keys` and `clear`: what a Redis tier holds, from outside of its processes.
 
 Exit codes: 0 fine or done, 2 usage, or a server that cannot be used.
 

@@ -33,7 +33,7 @@ _STYLES = {"fine": "green", "note": "cyan", "finding": "red"}
 
 
 def add_options(parser: argparse.ArgumentParser, command: str) -> None:
-    """Declare the options of `agent-cache stats`, `keys` or `clear`."""
+    """Declare the options of `agent-cache tier stats`, `keys` or `clear`."""
     if command == "stats":
         _add_common_options(parser, "Counts what a tier holds for each resource root.")
         help_text = "values of each server to read; more are estimated from these (default: 10,000). Of a file, all are"
@@ -78,7 +78,7 @@ def _add_common_options(parser: argparse.ArgumentParser, description: str) -> No
 
 
 def add_doctor_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `agent-cache doctor`."""
+    """Declare the options of `agent-cache tier doctor`."""
     _add_common_options(
         parser,
         "Checks that a server or a file is fit for a tier. It writes and deletes some small keys of its own on a "

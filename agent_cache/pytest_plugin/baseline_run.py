@@ -87,7 +87,7 @@ class BaselineRun:
         if len(self._paths) > 1:
             raise ConfigurationError(
                 f"{option}: the test has {len(self._paths)} baselines, and it is not known which of them is meant; "
-                "accept a run by `agent-cache baseline accept RUN --as PATH`"
+                "accept a run by `agent-cache drift accept RUN --as PATH`"
             )
         path = self._paths[0]
         if self._mode == "add" and not is_folder_of_runs(path):
@@ -106,7 +106,7 @@ class BaselineRun:
                 return []
             how = "To accept the next run as its baseline:"
             if len(self._paths) > 1:
-                text = f"{error.reason}. {how}\n    agent-cache baseline accept RUN --as {_quoted(error.path)}"
+                text = f"{error.reason}. {how}\n    agent-cache drift accept RUN --as {_quoted(error.path)}"
             else:
                 text = f"{error.reason}. {how}\n    {self._command('once')}"
             raise MissingFixture(text, error.path) from None
@@ -178,7 +178,7 @@ class BaselineRun:
             f"The run is in {self._new}",
         ]
         if len(self._paths) == 1:
-            accept = f"agent-cache baseline accept {_quoted(self._new)} --as {_quoted(self._shown(self._paths[0]))}"
+            accept = f"agent-cache drift accept {_quoted(self._new)} --as {_quoted(self._shown(self._paths[0]))}"
             lines += ["If it is right, accept it instead of the baseline:", f"    {accept} --replace"]
             if is_folder_of_runs(self._paths[0]):
                 lines += ["or beside it, so that what varies between them is tolerated:", f"    {accept} --add"]

@@ -591,7 +591,7 @@ class SqliteBackend:
         return True
 
     def report(self, text: str) -> None:
-        """Write what this process has counted, for `agent-cache stats`, and which values were used."""
+        """Write what this process has counted, for `agent-cache tier stats`, and which values were used."""
         page = self.page
         if page is None:
             return

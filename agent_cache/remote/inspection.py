@@ -1,4 +1,4 @@
-"""What a tier holds, read from outside of its processes: for `agent-cache stats`, `keys` and `doctor`.
+"""What a tier holds, read from outside of its processes: for `agent-cache tier stats`, `keys` and `doctor`.
 
 Nothing here makes a file or changes one. The database of a file is opened read-only, and all that is read of it is of
 one moment. Cells name roots; the id of an entity is a keyed digest, and of calls there are digests alone.

@@ -1,4 +1,4 @@
-"""`agent-cache stats`, `keys`, `clear` and `doctor` on a file, and on processes that have it open."""
+"""`agent-cache tier stats`, `keys`, `clear` and `doctor` on a file, and on processes that have it open."""
 
 from __future__ import annotations
 

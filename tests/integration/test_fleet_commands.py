@@ -1,4 +1,4 @@
-"""`agent-cache stats`, `keys`, `clear` and `doctor` on real servers."""
+"""`agent-cache tier stats`, `keys`, `clear` and `doctor` on real servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`agent-cache drift` and `agent-cache baseline accept`."""
+"""`agent-cache drift` and `agent-cache drift accept`."""
 
 from __future__ import annotations
 

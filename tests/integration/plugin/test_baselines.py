@@ -75,8 +75,8 @@ def test_a_live_run_is_accepted_once_and_compared_ever_after(suite, apart):
             f"The run has drifted from its baseline {BASELINE} (the test fails on warning):",
             "CRITICAL: *cancel_order*",
             "The run is in *.jsonl",
-            f"*agent-cache baseline accept *.jsonl --as {BASELINE} --replace",
-            f"*agent-cache baseline accept *.jsonl --as {BASELINE} --add",
+            f"*agent-cache drift accept *.jsonl --as {BASELINE} --replace",
+            f"*agent-cache drift accept *.jsonl --as {BASELINE} --add",
             "FAILED test_order.py::test_cancel*",
         ]
     )
@@ -239,7 +239,7 @@ def test_several_baselines_are_read_and_none_is_written(suite):
     suite.environment.setenv("ANSWER", "late")
     suite.write("test_order.py", with_marker(ORDER, marker))
     suite.run(errors=1).stdout.fnmatch_lines(
-        ["*two: there is no baseline*", "*agent-cache baseline accept RUN --as */two"]
+        ["*two: there is no baseline*", "*agent-cache drift accept RUN --as */two"]
     )
     suite.write("test_order.py", with_marker(ORDER, 'agent_baseline("two")'))
     suite.run("--agent-baseline=once", passed=1)
