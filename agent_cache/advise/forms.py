@@ -283,7 +283,7 @@ class Reader:
             elif attributes.get("gen_ai.tool.cache.hit") is True or source == "hit":
                 answer = self._of_cache()
             else:
-                answer = self._answer(output, may_be_cut=True)
+                answer = self._answer(_content_of(output), may_be_cut=True)
             if not (tool := _text(tool) or name.removeprefix("execute_tool ")):
                 self.note("calls without the name of a tool were left out")
                 continue
@@ -668,6 +668,15 @@ def _pauses(began: float, lines: list[tuple[int, dict[str, Any]]]) -> Iterator[t
                 lost += waiting
             waiting = None
             last = max(last, (line.get("started_ms", 0) + line.get("duration_ms", 0)) / 1e3)
+
+
+def _content_of(output: Any) -> Any:
+    """What a tool has answered: of the message that LangChain makes of it, the content."""
+    message = _decoded(output) if isinstance(output, str) and output[:1] == "{" else output
+    if isinstance(message, dict) and message.get("type") == "tool":
+        message = message["data"] if isinstance(message.get("data"), dict) else message
+        return message.get("content", output) if "tool_call_id" in message else output
+    return output
 
 
 def _has_spans(record: Any) -> bool:

@@ -14,8 +14,7 @@ pytest.importorskip("openinference.instrumentation.langchain", reason="and made 
 pytest.importorskip("pydantic_ai", reason="and made by Pydantic AI")
 
 from google.protobuf.json_format import MessageToDict, MessageToJson
-from langchain_core.load import dumps
-from langchain_core.messages import AIMessage, ToolMessage, messages_to_dict
+from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import tool
 from openinference.instrumentation.langchain import LangChainInstrumentor
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -59,13 +58,12 @@ def exports():
     found.provider.shutdown()
 
 
-def read(tmp_path, text):
+def read(tmp_path, text, *problems):
     path = tmp_path / "log"
     path.write_text(text, "utf-8")
     log = read_log(path)
-    calls = log.calls
-    assert not log.problems
-    return calls
+    assert [problem.partition(":")[0] for problem in log.problems] == [*problems]
+    return log.calls
 
 
 @pytest.mark.parametrize("how", FORMS)
@@ -136,7 +134,8 @@ async def test_spans_without_content(tmp_path, exports, how):
         await agent.run("hello")
     finally:
         Agent.instrument_all(False)
-    [call] = read(tmp_path, exports.written(how))
+    problems = "calls without an answer", "calls without arguments are equal to no other"
+    [call] = read(tmp_path, exports.written(how), *problems)
     assert (call.tool, call.arguments, call.is_keyed, call.result) == ("get_order", {}, False, UNKNOWN)
 
 
@@ -186,11 +185,8 @@ MESSAGES = [
 @pytest.mark.parametrize(
     "write",
     [
-        lambda: json.dumps(messages_to_dict(MESSAGES), indent=2),
         lambda: json.dumps({"messages": [message.model_dump() for message in MESSAGES]}),
         lambda: "".join(json.dumps(message.model_dump()) + "\n" for message in MESSAGES),
-        lambda: dumps(MESSAGES),
-        lambda: json.dumps({"messages": json.loads(dumps(MESSAGES))}),
     ],
 )
 def test_messages_of_langchain(tmp_path, write):
