@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -173,6 +174,7 @@ class VersionedTier:
         self.is_closed = False
         self._held_until: dict[str, float] = {}
         self._unsent_ttls: dict[str, float | None] = {}
+        self._aside: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._refreshed: dict[Cell, float] = {}
         self._refreshing: dict[Cell, str] = {}
 
@@ -527,6 +529,7 @@ class VersionedTier:
         task = loop.create_task(steps)
         _RUNNING.add(task)
         task.add_done_callback(_RUNNING.discard)
+        self._aside.add(task)
         return task
 
     async def _deliver(self, name: str, one: Pending) -> None:
@@ -787,6 +790,14 @@ class VersionedTier:
             self.log.once("closed before all invalidations had landed; others serve what was changed", error)
         self.is_closed = True
         self.end_trust()
+        # What nobody waits for, in this event loop: its connection would be opened again behind a closed client.
+        loop, here = asyncio.get_running_loop(), asyncio.current_task()
+        aside = [task for task in list(self._aside) if task.get_loop() is loop and task is not here]
+        if aside:
+            await asyncio.wait(aside, timeout=_PATIENCE)
+            for task in aside:
+                task.cancel()
+            await asyncio.wait(aside)
         await self.backend.aclose()
 
     def end_trust(self) -> None:
@@ -814,6 +825,9 @@ async def _ignoring(steps: Coroutine[Any, Any, Any]) -> None:
 
 
 _RUNNING: Final[set[asyncio.Task[Any]]] = set()
+
+_PATIENCE: Final = 1.0
+"""Seconds in which a tier that is closed waits for what it has begun in the background."""
 
 
 def _merge(versions: dict[Cell, Any], more: Iterable[Versions]) -> bool:
