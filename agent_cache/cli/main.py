@@ -125,7 +125,7 @@ def _run_on_tier(options: argparse.Namespace, *, command: str) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. For wrong arguments, argparse exits with 2."""
-    arguments = _renamed(list(sys.argv[1:] if arguments is None else arguments))
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         parser = _parser(arguments)
     except ModuleNotFoundError as error:
@@ -155,21 +155,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _close_output()
         return 2
     return exit_code
-
-
-_TIER_COMMANDS: Final = ("stats", "keys", "clear", "doctor")
-
-
-def _renamed(arguments: list[str]) -> list[str]:
-    """The arguments with the names that commands have now: some pages and texts still have those from before."""
-    first, *rest = arguments or [""]
-    if first in _TIER_COMMANDS:
-        return ["tier", *arguments]
-    if first == "baseline":
-        return ["drift", *rest]
-    if first == "drift" and rest and rest[0] not in ("check", "accept", "-h", "--help"):
-        return ["drift", "check", *rest]
-    return arguments
 
 
 def _close_output() -> None:

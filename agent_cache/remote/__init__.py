@@ -16,18 +16,9 @@ if TYPE_CHECKING:
     from agent_cache.remote.versioned import VersionedTier
 
 __all__ = [
-    "Backend",
-    "FileTier",
-    "Found",
-    "MemoryTier",
-    "RedisTier",
-    "RemoteTierError",
-    "Request",
-    "Tier",
-    "VersionedTier",
-    "WriteIntent",
-    "from_url",
-]
+    "Backend", "FileTier", "Found", "MemoryTier", "RedisTier", "RemoteTierError", "Request", "Tier", "VersionedTier",
+    "WriteIntent", "from_url",
+]  # fmt: skip
 
 _MODULES = {
     "Backend": "backend", "FileTier": "file", "MemoryTier": "memory", "RedisTier": "redis",

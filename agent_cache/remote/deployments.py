@@ -45,9 +45,7 @@ _IGNORED = frozenset({
     "health_check_interval", "max_connections", "decode_responses", "encoding", "encoding_errors", "protocol",
     "legacy_responses", "lib_name", "lib_version",
 })  # fmt: skip
-TIER_OPTIONS = frozenset({
-    "namespace", "max_staleness", "timeout", "lease", "remote_ttl", "codec", "max_value_size",
-})  # fmt: skip
+TIER_OPTIONS = frozenset({"namespace", "max_staleness", "timeout", "lease", "remote_ttl", "codec", "max_value_size"})
 """The options of `RedisTier`."""
 
 Address = tuple[str, int]

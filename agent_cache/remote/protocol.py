@@ -16,10 +16,7 @@ from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
-__all__ = [
-    "Found", "Listener", "Request", "SentCommit", "Ticket", "Tier", "Touched", "Versions",
-    "WriteIntent",
-]  # fmt: skip
+__all__ = ["Found", "Listener", "Request", "SentCommit", "Ticket", "Tier", "Touched", "Versions", "WriteIntent"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
@@ -44,6 +42,7 @@ from agent_cache.remote.backend import (
     encode_head,
 )
 from agent_cache.remote.cells import EVERYTHING, MOST_ENTITIES, STORE, Cell, Cells, whole_roots
+from agent_cache.remote.claims import ClaimsLoads
 from agent_cache.remote.codecs import Codec, Undecodable, Unencodable
 from agent_cache.remote.feed import Feed, FeedLease, Message
 from agent_cache.remote.protocol import (
@@ -68,12 +67,6 @@ _MOST_LATE: Final = 256
 _MOST_PENDING: Final = 1_000
 _ALL_WRITES: Final = "all writes"
 _MOST_REFRESHED: Final = 4_096
-_SHORT_LOAD: Final = 0.002
-"""Seconds of a load that is not worth a claim."""
-_SHORTEST_PAUSE: Final = 0.005
-_LONGEST_PAUSE: Final = 0.1
-_MOST_LOADERS: Final = 2
-"""The second one replaces a process that has died."""
 
 
 @dataclass(slots=True)
@@ -118,7 +111,7 @@ class Pending:
         return self.task is not None and not self.task.done()
 
 
-class VersionedTier:
+class VersionedTier(ClaimsLoads):
     """A tier over a `Backend`. See `Tier` for its methods.
 
     Args:
@@ -142,7 +135,6 @@ class VersionedTier:
     """Whether values are reloaded before they end, or within their grace, by one process."""
     never_waits = False
     """Whether no operation of the backend waits for anything but itself."""
-    _waits_after_writes = False
 
     def __init__(
         self,
@@ -155,6 +147,7 @@ class VersionedTier:
         max_value_size: int | None = None,
         max_staleness: float | timedelta = 1.0,
     ) -> None:
+        super().__init__()
         kind = type(self).__name__
         self.backend = backend
         self.codec, self.max_value_size = checked_codec(codec, max_value_size, kind)
@@ -174,7 +167,6 @@ class VersionedTier:
         self.is_closed = False
         self._held_until: dict[str, float] = {}
         self._unsent_ttls: dict[str, float | None] = {}
-        self._aside: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._refreshed: dict[Cell, float] = {}
         self._refreshing: dict[Cell, str] = {}
 
@@ -529,7 +521,6 @@ class VersionedTier:
         task = loop.create_task(steps)
         _RUNNING.add(task)
         task.add_done_callback(_RUNNING.discard)
-        self._aside.add(task)
         return task
 
     async def _deliver(self, name: str, one: Pending) -> None:
@@ -571,85 +562,6 @@ class VersionedTier:
         self.log.once("it cannot be used, so the tools run without it", error)
         if self.pending:
             self._note_pending()
-
-    # Loads that processes share
-
-    async def claim(
-        self, request: Request, ticket: Ticket, *, may_wait: Callable[[], bool] | None = None
-    ) -> tuple[Found | None, Ticket]:
-        """Lead the load of an answer that `lookup` has not found, or wait for the process that leads it.
-
-        If the request says ``shares_load``, every load is claimed: for `lease` seconds, and longer while `renew_claim`
-        is called. It is waited for until its value is there, or its claim has ended; then one of those that wait leads.
-        Who has seen two loads end without a value loads itself. A claim proves nothing: what is found is found by a
-        whole lookup. Nobody waits for a load that a write has overtaken, and under what a write holds nothing is
-        claimed. On a server, what a write has invalidated is loaded by one process also without ``shares_load``, and
-        the others wait for twice the time that its last load has taken.
-
-        Args:
-            may_wait: called before each pause, in the thread of this coroutine. Where it returns False, the caller
-                loads itself: what it would wait for may be waiting for it.
-
-        Returns:
-            What another process has loaded meanwhile, and the ticket of that; else None, and a ticket for storing.
-        """
-        if not isinstance(ticket, VersionedTicket) or ticket.tier is not self or ticket.place.address is None:
-            return None, ticket
-        ends = NEVER
-        if not request.shares_load:
-            cost = ticket.former_cost
-            if not self._waits_after_writes or request.strong or cost is None or cost < _SHORT_LOAD:
-                return None, ticket
-            ends = asyncio.get_running_loop().time() + 2 * cost + self.lease / 40
-        me, name, pause = os.urandom(8).hex(), "", _SHORTEST_PAUSE
-        loaders: set[str] = set()
-        try:
-            while ticket.seen and not ticket.is_held() and (ends == NEVER or asyncio.get_running_loop().time() < ends):
-                name = (
-                    f"{ticket.place.address} {sorted((cell, ticket.seen[cell][0]) for cell in ticket.place.depends_on)}"
-                )
-                loader = await self.backend.claim(name, me, self.lease)
-                if loader != me:
-                    loaders.add(loader)
-                    if len(loaders) > _MOST_LOADERS or (may_wait is not None and not may_wait()):
-                        break
-                    await asyncio.sleep(pause)
-                    pause = min(1.5 * pause, _LONGEST_PAUSE)
-                # Also by who leads: another load may just have ended.
-                found, ticket = await self._look_up(VersionedTicket(self, request))
-                if found is not None:
-                    if loader == me:
-                        await self.backend.release(name, me)
-                    return found, ticket
-                if loader == me:
-                    ticket.claim = name, me
-                    break
-        except ConnectionError as error:  # what cannot be claimed is loaded
-            self._note_failure(error)
-        except BaseException:
-            if name:
-                self._soon(self.backend.release(name, me))
-            raise
-        return None, ticket
-
-    def renew_claim(self, ticket: Ticket) -> None:
-        """Let a claim last for another `lease`, if it is still one's own. It does not wait."""
-        if isinstance(ticket, VersionedTicket) and ticket.claim is not None and not self.is_closed:
-            self._soon(self.backend.claim(*ticket.claim, self.lease, renew=True))
-
-    def give_up(self, ticket: Ticket) -> None:
-        """End what `claim` has claimed: the load has ended, and was stored or will not be. It does not wait."""
-        if isinstance(ticket, VersionedTicket) and ticket.claim is not None:
-            claim, ticket.claim = ticket.claim, None
-            if not self.is_closed:
-                self._soon(self.backend.release(*claim))
-
-    def _soon(self, steps: Coroutine[Any, Any, Any]) -> None:
-        """Do what nobody waits for. If it fails, a claim expires."""
-        if self.never_waits:
-            drive(_ignoring(steps))
-        else:
-            self._start(_ignoring(steps))
 
     # What others write
 
@@ -790,15 +702,10 @@ class VersionedTier:
             self.log.once("closed before all invalidations had landed; others serve what was changed", error)
         self.is_closed = True
         self.end_trust()
-        # What nobody waits for, in this event loop: its connection would be opened again behind a closed client.
-        loop, here = asyncio.get_running_loop(), asyncio.current_task()
-        aside = [task for task in list(self._aside) if task.get_loop() is loop and task is not here]
-        if aside:
-            await asyncio.wait(aside, timeout=_PATIENCE)
-            for task in aside:
-                task.cancel()
-            await asyncio.wait(aside)
-        await self.backend.aclose()
+        try:
+            await self.end_claims()
+        finally:
+            await self.backend.aclose()
 
     def end_trust(self) -> None:
         """Let no local copy be served any more."""
@@ -819,15 +726,7 @@ class VersionedTier:
         await self.aclose()
 
 
-async def _ignoring(steps: Coroutine[Any, Any, Any]) -> None:
-    with suppress(ConnectionError):
-        await steps
-
-
 _RUNNING: Final[set[asyncio.Task[Any]]] = set()
-
-_PATIENCE: Final = 1.0
-"""Seconds in which a tier that is closed waits for what it has begun in the background."""
 
 
 def _merge(versions: dict[Cell, Any], more: Iterable[Versions]) -> bool:

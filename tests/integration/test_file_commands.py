@@ -138,7 +138,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch, path: Path) -> Callable
 
     def run(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
-        code = main(arguments)
+        code = main(("tier", *arguments))
         said = capsys.readouterr()
         return code, said.out, said.err
 
@@ -514,7 +514,7 @@ def test_a_file_is_named_by_a_url_or_by_a_path(worker, run, path, monkeypatch):
 def test_a_file_needs_no_redis_py(worker, path, tmp_path):
     (tmp_path / "redis.py").write_text("raise ModuleNotFoundError(name='redis')")
     search = f"{tmp_path}{os.pathsep}{Path(agent_cache.__file__).parents[1]}"
-    each = [given(command) for command in COMMANDS]
+    each = [("tier", *given(command)) for command in COMMANDS]
     run_all = f"from agent_cache.cli.main import main\nassert [main(one) for one in {each}] == {[0] * len(each)}"
     made = subprocess.run(
         [sys.executable, "-c", run_all],

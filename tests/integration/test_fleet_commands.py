@@ -79,7 +79,7 @@ def fit(start_server: Callable[..., Server]) -> Server:
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     def run(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
-        code = main(arguments)
+        code = main(("tier", *arguments))
         said = capsys.readouterr()
         return code, said.out, said.err
 
@@ -344,7 +344,7 @@ def test_clear_says_once_that_nothing_could_be_cleared(start_server, kind):
         server.config_set(maxmemory="1mb")  # less than it has
     else:
         server.command("REPLICAOF", "127.0.0.1", server.port)
-    made = forks().run("-m", "agent_cache", "clear", "order:7", "--url", server.url, imports=IMPORTS)
+    made = forks().run("-m", "agent_cache", "tier", "clear", "order:7", "--url", server.url, imports=IMPORTS)
     assert (made.returncode, made.stdout) == (2, "")
     (line,) = made.stderr.splitlines()
     assert line.startswith("the write was not begun")
@@ -643,7 +643,7 @@ def test_a_wrong_password_is_not_repeated(fit, run):
 )
 def test_a_url_in_the_wrong_place_is_not_repeated(arguments, capsys):
     with pytest.raises(SystemExit) as raised:
-        main(arguments)
+        main(("tier", *arguments))
     assert raised.value.code == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -714,15 +714,15 @@ def test_a_long_scan_shows_how_far_it_is_to_somebody_who_looks_on(monkeypatch):
 
 def test_the_url_may_come_from_the_environment(valkey):
     environment = os.environ | {"AGENT_CACHE_URL": valkey.url}
-    made = forks().run("-m", "agent_cache", "stats", "--json", environment=environment, imports=IMPORTS)
+    made = forks().run("-m", "agent_cache", "tier", "stats", "--json", environment=environment, imports=IMPORTS)
     assert made.returncode == 0
     assert json.loads(made.stdout)["entries"] == 0
 
 
 WITHOUT_REDIS = [
-    ("stats --url redis://h", 2, "agent-cache[redis]"),
-    ("doctor --url redis://h", 2, "agent-cache[redis]"),
-    ("stats", 2, "use --url"),
+    ("tier stats --url redis://h", 2, "agent-cache[redis]"),
+    ("tier doctor --url redis://h", 2, "agent-cache[redis]"),
+    ("tier stats", 2, "use --url"),
     ("cassette", 2, "usage: "),
 ]
 ONE_AFTER_ANOTHER = """

@@ -94,24 +94,24 @@ pytestmark = pytest.mark.usefixtures("runs")
 @pytest.mark.parametrize("form", ["text", "json", "junit"])
 def test_the_exit_code_says_whether_there_is_drift_that_fails(new, fail_on, code, form, command):
     options = () if fail_on is None else ("--fail-on", fail_on)
-    assert command("drift", "base.jsonl", f"{new}.jsonl", *options, "--format", form)[0] == code
+    assert command("drift", "check", "base.jsonl", f"{new}.jsonl", *options, "--format", form)[0] == code
 
 
 def test_the_text_names_both_and_each_drift_and_ends_with_the_verdict(command):
-    code, out, err = command("drift", "base.jsonl", "write.jsonl")
+    code, out, err = command("drift", "check", "base.jsonl", "write.jsonl")
     lines = out.splitlines()
     assert (code, err) == (1, "")
     assert lines[:2] == ["--- base.jsonl  1 run", "+++ write.jsonl  3 calls"]
     assert all(line.startswith("critical  ") and "refund" in line for line in lines[2:-1])
     assert lines[-1].startswith("drift: ")
     assert lines[-1].endswith(" critical, 0 warning, 0 info (fails on warning)")
-    out = command("drift", "base.jsonl", "read.jsonl", "--fail-on", "critical")[1]
+    out = command("drift", "check", "base.jsonl", "read.jsonl", "--fail-on", "critical")[1]
     assert out.splitlines()[-1].startswith("no drift that fails: 0 critical, ")
-    assert command("drift", "base.jsonl", "same.jsonl")[1].endswith("The run does as the baseline.\n")
+    assert command("drift", "check", "base.jsonl", "same.jsonl")[1].endswith("The run does as the baseline.\n")
 
 
 def test_the_json_has_everything(command):
-    code, out, _ = command("drift", "base.jsonl", "write.jsonl", "--format", "json")
+    code, out, _ = command("drift", "check", "base.jsonl", "write.jsonl", "--format", "json")
     document = json.loads(out)
     assert code == 1
     assert list(document) == ["baseline", "new", "fail_on", "has_drifted", "calls", "worst", "counts", "drifts"]
@@ -125,11 +125,11 @@ def test_the_json_has_everything(command):
             "path",
         ]  # fmt: skip
         assert (drift["severity"], drift["name"], drift["event_type"]) == ("critical", "shop:refund", "write")
-    assert json.loads(command("drift", "base.jsonl", "same.jsonl", "--format", "json")[1])["drifts"] == []
+    assert json.loads(command("drift", "check", "base.jsonl", "same.jsonl", "--format", "json")[1])["drifts"] == []
 
 
 def test_the_junit_document_has_one_test_case_for_each_name(command):
-    out = command("drift", "base.jsonl", "write.jsonl", "--format", "junit")[1]
+    out = command("drift", "check", "base.jsonl", "write.jsonl", "--format", "junit")[1]
     root = ET.fromstring(out)
     (suite,) = root
     assert (root.tag, suite.tag) == ("testsuites", "testsuite")
@@ -150,7 +150,7 @@ def test_the_junit_document_has_one_test_case_for_each_name(command):
 
 
 def test_drift_that_does_not_fail_is_output_of_its_test_case(command):
-    out = command("drift", "base.jsonl", "read.jsonl", "--format", "junit", "--fail-on", "critical")[1]
+    out = command("drift", "check", "base.jsonl", "read.jsonl", "--format", "junit", "--fail-on", "critical")[1]
     (suite,) = ET.fromstring(out)
     assert suite.get("failures") == "0"
     (case,) = (case for case in suite.iter("testcase") if case.get("name") == "shop:show")
@@ -166,7 +166,7 @@ def test_hostile_text_is_harmless_in_every_form(command):
         with record(path):
             hostile(text)
     for form in ("text", "json", "junit"):
-        code, out, _ = command("drift", "one.jsonl", "two.jsonl", "--format", form)
+        code, out, _ = command("drift", "check", "one.jsonl", "two.jsonl", "--format", form)
         assert code == 1
         assert not {"\x00", "\x1b", "\ud800", "\u202e"} & {*out}
         if form == "json":
@@ -182,10 +182,10 @@ def test_a_folder_is_a_baseline_of_all_its_runs(command):
     for number, refunds in ((1, "W1"), (2, "W1"), (10, "W1")):
         run_of(f"base/{number}.jsonl", "W1", "W2", refunds=refunds)
     Path("base/notes.txt").write_text("no run")
-    code, out, _ = command("drift", "base", "same.jsonl", "--format", "json")
+    code, out, _ = command("drift", "check", "base", "same.jsonl", "--format", "json")
     assert code == 0
     assert json.loads(out)["baseline"] == ["base/1.jsonl", "base/2.jsonl", "base/10.jsonl"]
-    out = command("drift", "base", "base.jsonl", "write.jsonl")[1]
+    out = command("drift", "check", "base", "base.jsonl", "write.jsonl")[1]
     assert out.splitlines()[:2] == ["--- base  3 runs", "--- base.jsonl  1 run"]
     assert DriftDetector("base").drifts == Baseline.load("base", "base.jsonl").compare("same.jsonl") == []
     with pytest.raises(CassetteNotFound, match="there is no baseline"):
@@ -196,26 +196,27 @@ def test_of_a_long_text_the_words_are_shown_that_differ(command):
     for path, order in (("one.jsonl", "W1"), ("two.jsonl", "W2")):
         with record(path):
             show(f"Look up the order of the customer and tell them about it. {'Be polite. ' * 20} It is {order}.")
-    out = command("drift", "one.jsonl", "two.jsonl")[1]
+    out = command("drift", "check", "one.jsonl", "two.jsonl")[1]
     assert "arguments.order_id: ...lite. Be polite.  It is [-W1-]{+W2+}." in out
     assert "1 drift in 1 call" in str(DriftReport(tuple(Baseline.load("one.jsonl").compare("two.jsonl")), 1))
 
 
 def test_a_run_that_ended_by_an_error_drifts_from_those_that_did_not(command):
     run_of("failed.jsonl", "W1", "W2", fails=True)
-    code, out, _ = command("drift", "base.jsonl", "failed.jsonl", "--fail-on", "critical")
+    code, out, _ = command("drift", "check", "base.jsonl", "failed.jsonl", "--fail-on", "critical")
     assert code == 1
     assert "critical  the run raised LookupError, and the baseline returned" in out
-    assert command("drift", "failed.jsonl", "failed.jsonl")[0] == 0
-    code, out, _ = command("drift", "failed.jsonl", "base.jsonl", "--format", "junit")
+    assert command("drift", "check", "failed.jsonl", "failed.jsonl")[0] == 0
+    code, out, _ = command("drift", "check", "failed.jsonl", "base.jsonl", "--format", "junit")
     (case,) = (one for one in ET.fromstring(out).iter("testcase") if one.get("name") == "(run)")
     assert (code, [one.tag for one in case]) == (1, ["failure"])
 
 
 def test_a_tolerance_file_says_what_is_no_drift_and_the_option_what_fails(command):
     Path("drift.toml").write_text('fail_on = "critical"\n')
-    assert command("drift", "base.jsonl", "read.jsonl", "--tolerance", "drift.toml")[0] == 0
-    assert command("drift", "base.jsonl", "read.jsonl", "--tolerance", "drift.toml", "--fail-on", "warning")[0] == 1
+    check = "drift", "check", "base.jsonl", "read.jsonl", "--tolerance", "drift.toml"
+    assert command(*check)[0] == 0
+    assert command(*check, "--fail-on", "warning")[0] == 1
 
 
 def torn(path: str) -> Path:
@@ -249,7 +250,7 @@ def test_where_drift_cannot_be_told_the_exit_code_is_2_in_every_form(arguments, 
     Path("broken.jsonl").write_text('{"agent_cache_cassette": 2}\n{"id": \n')
     Path("bad.toml").write_text('fail_at = "critical"\n')
     cassette("other.jsonl", "who")
-    code, out, err = command("drift", *arguments, "--format", form)
+    code, out, err = command("drift", "check", *arguments, "--format", form)
     assert code == 2
     assert text in err
     assert "Traceback" not in err
@@ -265,9 +266,9 @@ def test_where_drift_cannot_be_told_the_exit_code_is_2_in_every_form(arguments, 
 
 
 @pytest.mark.parametrize("arguments", [
-    ("drift",), ("drift", "base.jsonl"), ("drift", "base.jsonl", "same.jsonl", "--format", "html"),
-    ("drift", "base.jsonl", "same.jsonl", "--fail-on", "error"), ("baseline",), ("baseline", "accept", "base.jsonl"),
-    ("baseline", "accept", "base.jsonl", "--as", "x", "--add", "--replace"),
+    ("drift",), ("drift", "check", "base.jsonl"), ("drift", "check", "base.jsonl", "same.jsonl", "--format", "html"),
+    ("drift", "check", "base.jsonl", "same.jsonl", "--fail-on", "error"), ("drift", "accept"),
+    ("drift", "accept", "base.jsonl"), ("drift", "accept", "base.jsonl", "--as", "x", "--add", "--replace"),
 ])  # fmt: skip
 def test_wrong_usage_is_the_exit_code_2(arguments: tuple[str, ...], command):
     with pytest.raises(SystemExit) as exit_:
@@ -283,7 +284,7 @@ def test_it_works_as_a_program_whatever_the_encoding_of_its_output():
     for path, text in (("one.jsonl", "x"), ("two.jsonl", "é")):
         with record(path):
             show(text)
-    arguments = [sys.executable, "-m", "agent_cache", "drift", "one.jsonl", "two.jsonl", "--format", "junit"]
+    arguments = [sys.executable, "-m", "agent_cache", "drift", "check", "one.jsonl", "two.jsonl", "--format", "junit"]
     run = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert (run.returncode, run.stderr) == (1, "")
     ET.fromstring(run.stdout)
@@ -297,54 +298,54 @@ def names(folder: str = ".") -> list[str]:
 
 
 def test_a_run_is_accepted_to_a_folder_and_compared_with(command):
-    code, out, err = command("baseline", "accept", "base.jsonl", "--as", "baselines/refund")
+    code, out, err = command("drift", "accept", "base.jsonl", "--as", "baselines/refund")
     assert (code, err) == (0, "")
     assert out == "accepted  base.jsonl -> baselines/refund/1.jsonl  3 calls\n"
     assert names("baselines") == ["refund/1.jsonl"]
     assert command("cassette", "diff", "base.jsonl", "baselines/refund/1.jsonl")[0] == 0
-    assert command("drift", "baselines/refund", "same.jsonl")[0] == 0
+    assert command("drift", "check", "baselines/refund", "same.jsonl")[0] == 0
 
 
 def test_an_old_baseline_is_neither_replaced_nor_extended_unless_that_is_said(command):
     for target in ("baseline", "baseline.jsonl"):
-        command("baseline", "accept", "base.jsonl", "--as", target)
+        command("drift", "accept", "base.jsonl", "--as", target)
     before = {path: path.read_bytes() for path in (Path("baseline/1.jsonl"), Path("baseline.jsonl"))}
     for target, texts in (("baseline", ("--add", "--replace", "1 accepted run")), ("baseline.jsonl", ("--replace",))):
-        code, out, err = command("baseline", "accept", "write.jsonl", "--as", target)
+        code, out, err = command("drift", "accept", "write.jsonl", "--as", target)
         assert (code, out) == (2, "")
         assert all(text in err for text in texts)
     assert {path: path.read_bytes() for path in before} == before
-    code, out, _ = command("baseline", "accept", "write.jsonl", "--as", "baseline", "--replace")
+    code, out, _ = command("drift", "accept", "write.jsonl", "--as", "baseline", "--replace")
     assert code == 0
     lines = out.splitlines()
     assert lines[:2] == [
         "accepted  write.jsonl -> baseline/1.jsonl  3 calls, instead of 1 run", "It differs from the old baseline:",
     ]  # fmt: skip
     assert all(line.startswith("critical  ") for line in lines[2:])
-    assert command("drift", "baseline", "write.jsonl")[0] == 0
-    assert command("baseline", "accept", "write.jsonl", "--as", "baseline.jsonl", "--replace")[0] == 0
-    assert command("drift", "baseline.jsonl", "write.jsonl")[0] == 0
+    assert command("drift", "check", "baseline", "write.jsonl")[0] == 0
+    assert command("drift", "accept", "write.jsonl", "--as", "baseline.jsonl", "--replace")[0] == 0
+    assert command("drift", "check", "baseline.jsonl", "write.jsonl")[0] == 0
 
 
 def test_a_further_run_is_added_and_what_varies_is_said_and_tolerated(command):
-    command("baseline", "accept", "base.jsonl", "--as", "baseline")
-    code, out, _ = command("baseline", "accept", "read.jsonl", "--as", "baseline", "--add")
+    command("drift", "accept", "base.jsonl", "--as", "baseline")
+    code, out, _ = command("drift", "accept", "read.jsonl", "--as", "baseline", "--add")
     lines = out.splitlines()
     assert (code, lines[0]) == (0, "accepted  read.jsonl -> baseline/2.jsonl  3 calls")
     assert lines[1] == "Tolerated from now on:"
     assert all(line.startswith("warning   ") for line in lines[2:])
     assert names("baseline") == ["1.jsonl", "2.jsonl"]
     for run in ("base.jsonl", "read.jsonl"):
-        assert command("drift", "baseline", run, "--fail-on", "info")[0] == 0
-    assert command("drift", "baseline", "write.jsonl")[0] == 1
+        assert command("drift", "check", "baseline", run, "--fail-on", "info")[0] == 0
+    assert command("drift", "check", "baseline", "write.jsonl")[0] == 1
 
 
 def test_several_runs_are_accepted_together_and_those_that_teach_nothing_are_not_kept(command):
-    code, out, _ = command("baseline", "accept", "base.jsonl", "same.jsonl", "read.jsonl", "--as", "baseline")
+    code, out, _ = command("drift", "accept", "base.jsonl", "same.jsonl", "read.jsonl", "--as", "baseline")
     assert code == 0
     assert "unchanged  same.jsonl does as the baseline" in out
     assert names("baseline") == ["1.jsonl", "2.jsonl"]
-    code, out, _ = command("baseline", "accept", "write.jsonl", "same.jsonl", "--as", "baseline", "--replace", "--json")
+    code, out, _ = command("drift", "accept", "write.jsonl", "same.jsonl", "--as", "baseline", "--replace", "--json")
     document = json.loads(out)
     assert (code, names("baseline")) == (0, ["1.jsonl", "2.jsonl"])
     assert document["removed"] == ["baseline/1.jsonl", "baseline/2.jsonl"]
@@ -365,44 +366,44 @@ def unfit() -> Iterator[tuple[str, str, str]]:
 
 @pytest.mark.parametrize(("path", "text"), [case[1:] for case in unfit()], ids=[case[0] for case in unfit()])
 def test_a_run_that_is_not_fit_is_refused_and_nothing_changes(path: str, text: str, command, cassette):
-    command("baseline", "accept", "base.jsonl", "--as", "baseline")
+    command("drift", "accept", "base.jsonl", "--as", "baseline")
     Path("folder").mkdir()
     torn("same.jsonl")
     run_of("failed.jsonl", "W1", fails=True)
     cassette("nothing.jsonl")
     cassette("other.jsonl", "who")
     before = names()
-    code, out, err = command("baseline", "accept", "read.jsonl", path, "--as", "baseline", "--add")
+    code, out, err = command("drift", "accept", "read.jsonl", path, "--as", "baseline", "--add")
     assert (code, out) == (2, "")
     assert text in err
     assert names() == before
     if path == "failed.jsonl":
-        assert command("baseline", "accept", path, "--as", "baseline", "--add", "--failed")[0] == 0
+        assert command("drift", "accept", path, "--as", "baseline", "--add", "--failed")[0] == 0
 
 
 def test_a_file_is_the_baseline_of_one_run(command):
     for arguments in (("base.jsonl", "read.jsonl"), ("base.jsonl", "--add")):
-        code, _, err = command("baseline", "accept", *arguments, "--as", "one.jsonl")
+        code, _, err = command("drift", "accept", *arguments, "--as", "one.jsonl")
         assert code == 2
         assert "one.jsonl is the file of one run; to keep several, accept them to a folder" in err
     assert not Path("one.jsonl").exists()
 
 
 def test_a_broken_baseline_can_be_replaced_and_not_extended(command):
-    command("baseline", "accept", "base.jsonl", "--as", "baseline")
+    command("drift", "accept", "base.jsonl", "--as", "baseline")
     Path("baseline/1.jsonl").write_text("<<<<<<< HEAD\n")
-    code, _, err = command("baseline", "accept", "same.jsonl", "--as", "baseline", "--add")
+    code, _, err = command("drift", "accept", "same.jsonl", "--as", "baseline", "--add")
     assert code == 2
     assert "baseline/1.jsonl" in err
-    assert command("baseline", "accept", "same.jsonl", "--as", "baseline", "--replace")[0] == 0
-    assert command("drift", "baseline", "same.jsonl")[0] == 0
-    assert command("baseline", "accept", "other.jsonl", "--as", "baseline", "--replace")[0] == 2
+    assert command("drift", "accept", "same.jsonl", "--as", "baseline", "--replace")[0] == 0
+    assert command("drift", "check", "baseline", "same.jsonl")[0] == 0
+    assert command("drift", "accept", "other.jsonl", "--as", "baseline", "--replace")[0] == 2
 
 
 def test_another_agent_can_take_the_place_of_a_baseline(command, cassette):
-    command("baseline", "accept", "base.jsonl", "--as", "baseline")
-    assert command("baseline", "accept", cassette("other.jsonl", "who"), "--as", "baseline", "--replace")[0] == 0
-    assert command("drift", "baseline", "other.jsonl")[0] == 0
+    command("drift", "accept", "base.jsonl", "--as", "baseline")
+    assert command("drift", "accept", cassette("other.jsonl", "who"), "--as", "baseline", "--replace")[0] == 0
+    assert command("drift", "check", "baseline", "other.jsonl")[0] == 0
 
 
 def test_a_run_with_secrets_is_refused_with_the_command_that_removes_them(command):
@@ -410,21 +411,21 @@ def test_a_run_with_secrets_is_refused_with_the_command_that_removes_them(comman
         show("W1")
     path = Path("leak.jsonl")
     path.write_text(path.read_text().replace('"late"', json.dumps(SECRET)))
-    code, out, err = command("baseline", "accept", "base.jsonl", "leak.jsonl", "--as", "baseline")
+    code, out, err = command("drift", "accept", "base.jsonl", "leak.jsonl", "--as", "baseline")
     assert (code, err) == (1, "")
     assert SECRET not in out
     assert "secret  leak.jsonl: 1 x shop:show outcome.value.status" in out
     assert not Path("baseline").exists()
     advice = out.splitlines()[-1].partition(": ")[2]
     assert advice == "agent-cache cassette redact leak.jsonl"
-    code, out, _ = command("baseline", "accept", "leak.jsonl", "--as", "baseline", "--json")
+    code, out, _ = command("drift", "accept", "leak.jsonl", "--as", "baseline", "--json")
     assert (code, json.loads(out)["secrets"]) == (1, {"leak.jsonl": {"shop:show outcome.value.status": 1}})
     assert main(shlex.split(advice)[1:]) == 0
-    assert command("baseline", "accept", "base.jsonl", "leak.jsonl", "--as", "baseline")[0] == 0
+    assert command("drift", "accept", "base.jsonl", "leak.jsonl", "--as", "baseline")[0] == 0
 
 
 def test_an_accepted_run_is_the_recording_byte_by_byte(command):
-    command("baseline", "accept", "base.jsonl", "--as", "baseline")
+    command("drift", "accept", "base.jsonl", "--as", "baseline")
     assert Path("baseline/1.jsonl").read_bytes() == Path("base.jsonl").read_bytes()
 
 
@@ -435,22 +436,22 @@ async def test_a_journal_is_a_run_once_it_has_ended(command):
         return f"journals/{session}.jsonl"
 
     first, second = await run("one"), await run("two")
-    assert command("baseline", "accept", first, "--as", "baseline")[0] == 0
-    assert command("drift", "baseline", second)[0] == 0
+    assert command("drift", "accept", first, "--as", "baseline")[0] == 0
+    assert command("drift", "check", "baseline", second)[0] == 0
     assert '"secret"' not in Path("baseline/1.jsonl").read_text()  # the key of the run
     *lines, _ = Path(second).read_bytes().splitlines(keepends=True)
     Path(second).write_bytes(b"".join(lines))
-    for arguments in (("drift", "baseline", second), ("baseline", "accept", second, "--as", "baseline", "--replace")):
+    for arguments in (("drift", "baseline", second), ("drift", "accept", second, "--as", "baseline", "--replace")):
         code, _, err = command(*arguments)
         assert code == 2
         assert f"{second}: " in err
 
 
 def test_a_run_of_the_baseline_itself_can_be_the_one_that_stays(command):
-    command("baseline", "accept", "base.jsonl", "read.jsonl", "--as", "baseline")
-    assert command("baseline", "accept", "baseline/2.jsonl", "--as", "baseline", "--add")[0] == 0
+    command("drift", "accept", "base.jsonl", "read.jsonl", "--as", "baseline")
+    assert command("drift", "accept", "baseline/2.jsonl", "--as", "baseline", "--add")[0] == 0
     assert names("baseline") == ["1.jsonl", "2.jsonl"]
-    assert command("baseline", "accept", "baseline/2.jsonl", "--as", "baseline", "--replace")[0] == 0
+    assert command("drift", "accept", "baseline/2.jsonl", "--as", "baseline", "--replace")[0] == 0
     assert Path("baseline/1.jsonl").read_bytes() == Path("read.jsonl").read_bytes()
     assert names("baseline") == ["1.jsonl"]
 
@@ -474,11 +475,11 @@ def test_runs_that_are_added_at_the_same_time_are_all_kept():
 
 
 def test_a_disk_that_takes_nothing_leaves_the_old_runs(command):
-    command("baseline", "accept", "base.jsonl", "--as", "baseline")
+    command("drift", "accept", "base.jsonl", "--as", "baseline")
     before = Path("baseline/1.jsonl").read_bytes()
     Path("baseline/1.jsonl.partial").mkdir()  # where it would be written first
-    code, _, err = command("baseline", "accept", "write.jsonl", "--as", "baseline", "--replace")
+    code, _, err = command("drift", "accept", "write.jsonl", "--as", "baseline", "--replace")
     assert code == 2
     assert "cannot be written" in err
     assert Path("baseline/1.jsonl").read_bytes() == before
-    assert command("baseline", "accept", "base.jsonl", "--as", "base.jsonl/below")[0] == 2
+    assert command("drift", "accept", "base.jsonl", "--as", "base.jsonl/below")[0] == 2
