@@ -25,8 +25,6 @@ _SHORTEST_PAUSE: Final = 0.005
 _LONGEST_PAUSE: Final = 0.1
 _MOST_LOADERS: Final = 2
 """The second one replaces a process that has died."""
-_PATIENCE: Final = 1.0
-"""Seconds in which a tier that is closed waits for its claims to be given up."""
 
 
 class ClaimsLoads(Issuer):
@@ -41,9 +39,6 @@ class ClaimsLoads(Issuer):
     _start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None] | None]
     _waits_after_writes = False
     """Whether others wait for what loads again what a write has invalidated, also if they were not asked to."""
-
-    def __init__(self) -> None:
-        self._changes_of_claims: set[asyncio.Task[None]] = set()
 
     async def claim(
         self, request: Request, ticket: Ticket, *, may_wait: Callable[[], bool] | None = None
@@ -119,23 +114,8 @@ class ClaimsLoads(Issuer):
         """Do what nobody waits for. If it fails, a claim expires."""
         if self.never_waits:
             drive(_ignoring(steps))
-            return
-        task = self._start(_ignoring(steps))
-        if task is not None:
-            self._changes_of_claims.add(task)
-            task.add_done_callback(self._changes_of_claims.discard)
-
-    async def end_claims(self) -> None:
-        """Wait for what is on its way in this event loop; after a second, leave the claims to their end. Before the
-        backend is closed, since a client opens the connection of a command again that it has lost.
-        """
-        loop = asyncio.get_running_loop()
-        tasks = [task for task in list(self._changes_of_claims) if task.get_loop() is loop]
-        if tasks:
-            await asyncio.wait(tasks, timeout=_PATIENCE)
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+        else:
+            self._start(_ignoring(steps))
 
 
 async def _ignoring(steps: Coroutine[Any, Any, Any]) -> None:

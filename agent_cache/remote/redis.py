@@ -244,14 +244,20 @@ class _Loop:
         self.tasks: set[asyncio.Task[Any]] = set()
         self.follower: asyncio.Task[Any] | None = None
         self.ending = self._end()
+        self.is_closed = False
 
     async def _end(self) -> Any:
         """Closes the client when the event loop shuts its generators down."""
         try:
             yield
         finally:
-            with suppress(RedisError, OSError, RuntimeError):
-                await self.client.aclose()
+            await self.close()
+
+    async def close(self) -> None:
+        """Close all connections that there are."""
+        self.is_closed = True
+        with suppress(RedisError, OSError, RuntimeError):
+            await self.client.aclose()
 
     def close_soon(self) -> None:
         """Close the client, or end the thread that follows the feed, which closes it. Called in its event loop."""
@@ -345,9 +351,13 @@ class RedisBackend:
         return own
 
     async def _in_time(self, command: Callable[[Any], Awaitable[T]], seconds_left: float) -> T:
-        client = (await self.own_loop()).client
-        async with asyncio.timeout(seconds_left):
-            return await command(client)
+        own = await self.own_loop()
+        try:
+            async with asyncio.timeout(seconds_left):
+                return await command(own.client)
+        finally:
+            if own.is_closed:  # while the command was under way: the client has opened its connection again
+                await own.close()
 
     async def _guarded(self, command: Callable[[Any], Awaitable[T]], *, patience: float = 0.0) -> T:
         """Run a command. Only the process's own thread asks a server that has not answered.

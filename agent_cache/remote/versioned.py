@@ -147,7 +147,6 @@ class VersionedTier(ClaimsLoads):
         max_value_size: int | None = None,
         max_staleness: float | timedelta = 1.0,
     ) -> None:
-        super().__init__()
         kind = type(self).__name__
         self.backend = backend
         self.codec, self.max_value_size = checked_codec(codec, max_value_size, kind)
@@ -702,10 +701,7 @@ class VersionedTier(ClaimsLoads):
             self.log.once("closed before all invalidations had landed; others serve what was changed", error)
         self.is_closed = True
         self.end_trust()
-        try:
-            await self.end_claims()
-        finally:
-            await self.backend.aclose()
+        await self.backend.aclose()
 
     def end_trust(self) -> None:
         """Let no local copy be served any more."""

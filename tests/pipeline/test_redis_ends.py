@@ -49,6 +49,23 @@ def ours() -> list[str]:
     return [name for name in names if name.startswith("agent_cache") and name != in_background]
 
 
+@pytest.mark.parametrize("first", [0, *slow(1, 2)])
+async def test_closing_ends_commands_that_are_cancelled_behind_it(way: Proxy, first: int):
+    """A client whose connection was closed opens it again for the command that was on its way."""
+    for steps in range(first, 60, 3):
+        tier = RedisTier.from_url(way.url, namespace=f"n{steps}")
+        await load(tier, read("order:7"), "value")
+        intent = write("order:7")
+        work = [asyncio.create_task(tier.lookup(read(f"order:{id}", key=str(id)))) for id in range(3)]
+        work += [asyncio.create_task(tier.begin(intent)), asyncio.create_task(commit(tier, intent))]
+        await iterations(steps)
+        await tier.aclose()
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+    await until(lambda: way.connections == 0)
+
+
 @pytest.mark.parametrize("delay", [100.0, *slow(0.0, 0.05, 0.2)])
 async def test_closing_ends_everything_whatever_is_under_way(way: Proxy, delay: float):
     """Connections that are being made, reads that wait for messages, for values, or for cells, and writes."""

@@ -13,7 +13,7 @@ import pytest
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, configure, get_metrics
 from agent_cache.engine.tiers import lease_in
 from agent_cache.errors import ConfigurationError
-from agent_cache.remote import Request, VersionedTier
+from agent_cache.remote import Request
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.contract.workbench import commit, load, read, value_of, write, writing
 from tests.harness import library
@@ -41,29 +41,6 @@ async def test_a_ttl_that_is_set_while_the_ttls_are_read_is_not_missed():
     one.publish_ttl("get_order", 1.0)
     await other.caught_up()
     assert known == {"get_order": 2.0}
-
-
-async def test_what_gives_a_claim_up_has_ended_when_the_backend_is_closed():
-    """A client whose connections were closed opens one again for a command that is on its way."""
-    steps: list[str] = []
-
-    class Server(MemoryServer):
-        async def release(self, name: str, who: str) -> None:
-            steps.append("asked")
-            await idle()
-            await super().release(name, who)
-            steps.append("given up")
-
-        async def aclose(self) -> None:
-            steps.append("closed")
-
-    tier = VersionedTier(Server())
-    request = replace(read("order:7"), shares_load=True)
-    _, missed = await tier.lookup(request)
-    _, ticket = await tier.claim(request, missed)
-    tier.give_up(ticket)
-    await tier.aclose()
-    assert steps == ["asked", "given up", "closed"]
 
 
 # What it is asked
