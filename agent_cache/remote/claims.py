@@ -17,8 +17,6 @@ from agent_cache.remote.backend import Backend, drive
 from agent_cache.remote.protocol import Found, Request, Ticket
 from agent_cache.remote.tickets import Issuer, VersionedTicket
 
-__all__ = ["ClaimsLoads"]
-
 _SHORT_LOAD: Final = 0.002
 """Seconds of a load that is not worth a claim."""
 _SHORTEST_PAUSE: Final = 0.005

@@ -441,7 +441,10 @@ async def test_a_journal_is_a_run_once_it_has_ended(command):
     assert '"secret"' not in Path("baseline/1.jsonl").read_text()  # the key of the run
     *lines, _ = Path(second).read_bytes().splitlines(keepends=True)
     Path(second).write_bytes(b"".join(lines))
-    for arguments in (("drift", "baseline", second), ("drift", "accept", second, "--as", "baseline", "--replace")):
+    for arguments in (
+        ("drift", "check", "baseline", second),
+        ("drift", "accept", second, "--as", "baseline", "--replace"),
+    ):
         code, _, err = command(*arguments)
         assert code == 2
         assert f"{second}: " in err
