@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextvars
+import signal
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
-__all__ = ["PATIENCE", "Call", "Held", "followers_of", "in_threads", "until"]
+__all__ = ["PATIENCE", "Call", "Held", "followers_of", "in_threads", "interrupting", "until"]
 
 PATIENCE = 30.0
 """Seconds until something that waits for another thread counts as hung."""
@@ -53,6 +55,29 @@ class Call:
         if self._error is not None:
             raise self._error
         return self._outcome
+
+
+def interrupting(condition: Callable[[], object]) -> Call:
+    """Press Ctrl-C in the main thread, which calls this, once a condition holds. For tests that are `interruptible`.
+
+    A thread that is about to wait for a lock does not see a signal that comes between its last look and its wait, and
+    then waits on. So it is pressed again until it was seen, as a user would.
+    """
+    main, seen = threading.get_ident(), threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if not seen.is_set():
+            seen.set()
+            signal.default_int_handler(number, frame)
+
+    def press() -> None:
+        until(condition)
+        while not seen.is_set():
+            signal.pthread_kill(main, signal.SIGINT)
+            seen.wait(0.1)
+
+    signal.signal(signal.SIGINT, handle)
+    return Call(press)
 
 
 def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, invalidate, invalidate_sync, tags_from
 from agent_cache.engine import blocking
 from agent_cache.engine.scope import PLACE
-from tests.harness.threads import PATIENCE, Call, Held, followers_of, until
+from tests.harness.threads import PATIENCE, Call, Held, followers_of, interrupting, until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -112,13 +111,7 @@ def test_a_signal_interrupts_the_main_thread_where_it_waits(held, get_order):
     leader = Call(get_order, 1)
     held.has_begun()
 
-    main = threading.get_ident()
-
-    def press() -> None:
-        until(lambda: followers_of(get_order) == 1)
-        signal.pthread_kill(main, signal.SIGINT)
-
-    pressing = Call(press)
+    pressing = interrupting(lambda: followers_of(get_order) == 1)
     with pytest.raises(KeyboardInterrupt):
         get_order(1)
     pressing.result()

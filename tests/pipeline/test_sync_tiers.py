@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +17,7 @@ from agent_cache.remote import Tier
 from agent_cache.testing import MemoryServer
 from tests.harness.processes import run_python
 from tests.harness.servers import Server
-from tests.harness.threads import Call, followers_of, until
+from tests.harness.threads import Call, followers_of, interrupting, until
 from tests.pipeline.fleet import Process, Truth, WatchedTier
 
 
@@ -128,17 +127,6 @@ def test_a_write_that_may_not_run_unannounced_is_refused(truth: Truth, here: Wat
     assert truth.runs == []
     assert change("7") == "7"
     assert read_it("7") == "new"
-
-
-def interrupting(condition: Any) -> Call:
-    """Send the main thread a signal once a condition holds."""
-    main = threading.get_ident()
-
-    def press() -> None:
-        until(condition)
-        signal.pthread_kill(main, signal.SIGINT)
-
-    return Call(press)
 
 
 @pytest.mark.usefixtures("interruptible")
