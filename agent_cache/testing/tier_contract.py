@@ -127,16 +127,16 @@ class BackendContract:
     async def test_a_writer_whose_lease_passes_has_changed_all_that_it_held_and_armed(
         self, one: Backend, other: Backend
     ) -> None:
-        await one.begin("w", ("order::7",), ("order:S", "order:D"), 0.2, b"")
-        assert await changed(other, ORDER, self.advance(0.3)) == set(ORDER)
+        await one.begin("w", ("order::7",), ("order:S", "order:D"), 2.0, b"")
+        assert await changed(other, ORDER, self.advance(3.0)) == set(ORDER)
         assert [mode for _, mode in (await states(other, *ORDER)).values()] == [IDLE] * 3
 
     @_with_two
     async def test_a_renewal_lets_the_lease_begin_anew(self, one: Backend, other: Backend) -> None:
-        await one.begin("w", ("order::7",), (), 0.4, b"")
+        await one.begin("w", ("order::7",), (), 4.0, b"")
         for _ in range(3):
-            await self.advance(0.2)
-            assert await changed(other, ORDER, one.renew("w", ("order::7",), (), 0.4, b"")) == set()
+            await self.advance(2.0)
+            assert await changed(other, ORDER, one.renew("w", ("order::7",), (), 4.0, b"")) == set()
         assert (await states(other, "order::7"))["order::7"][1] == HELD
 
     @_with_two
@@ -148,9 +148,9 @@ class BackendContract:
     @_with_two
     async def test_a_commit_may_hold_what_it_has_changed_for_a_time(self, one: Backend, other: Backend) -> None:
         await one.begin("w", ("order::7",), (), LEASE, b"")
-        await one.commit("w", ("order::7",), 0.2, b"")
+        await one.commit("w", ("order::7",), 2.0, b"")
         assert (await states(other, "order::7"))["order::7"][1] == HELD
-        assert await changed(other, ORDER, self.advance(0.3)) == {"order::7"}
+        assert await changed(other, ORDER, self.advance(3.0)) == {"order::7"}
         assert (await states(other, "order::7"))["order::7"][1] == IDLE
 
     @_with_two
@@ -181,11 +181,11 @@ class BackendContract:
 
     @_with_two
     async def test_a_value_ends(self, one: Backend, other: Backend) -> None:
-        await stored(one, "@1", b"payload", *ORDER, keep=0.2)
+        await stored(one, "@1", b"payload", *ORDER, keep=2.0)
         assert (await other.read(ORDER, "@1")).head is not None
-        await self.advance(0.3)
+        await self.advance(3.0)
         reading = await other.read(ORDER, "@1")
-        assert reading.head is None or reading.now - reading.head.loaded > 0.2
+        assert reading.head is None or reading.now - reading.head.loaded > 2.0
 
     @_with_two
     async def test_what_is_not_there_is_none(self, one: Backend, other: Backend) -> None:  # noqa: ARG002 - given to all
@@ -245,12 +245,12 @@ class BackendContract:
 
     @_with_two
     async def test_a_claim_ends_unless_it_is_renewed(self, one: Backend, other: Backend) -> None:
-        await one.claim("load", "me", 0.4)
-        await self.advance(0.3)
-        assert await one.claim("load", "me", 0.4, renew=True) == "me"
-        await self.advance(0.3)
+        await one.claim("load", "me", 4.0)
+        await self.advance(3.0)
+        assert await one.claim("load", "me", 4.0, renew=True) == "me"
+        await self.advance(3.0)
         assert await other.claim("load", "you", LEASE) == "me"
-        await self.advance(0.3)
+        await self.advance(3.0)
         assert await other.claim("load", "you", LEASE) == "you"
         assert await one.claim("load", "me", LEASE, renew=True) == ""
 
