@@ -1,14 +1,11 @@
 """Ttls at run time, and what to change about the options of tools.
 
-`recommendations` reads what the loads of each tool have shown (`core.evidence`): why they were needed, and whether the
-results had changed.
+`recommendations` reads what the loads of each tool have shown (`engine.evidence`).
 
-How often a result changes is estimated from reloads alone. A reload tells whether it has changed since the load
-before, not when. With changes that come at random at a rate of ``r`` a second, an interval ``t`` shows one with
-probability ``p = 1 - exp(-r * t)``, so the share of the reloads that have changed gives ``r = -log(1 - p) / t`` (Cho
-and Garcia-Molina: Estimating Frequency of Change, ACM Transactions on Internet Technology 3(3), 2003), with the mean of
-the intervals for ``t``. The bounds of ``p`` are one-sided at 95 %: exact where no reload or every reload has changed,
-else those of Wilson (Probable Inference, Journal of the American Statistical Association 22, 1927).
+How often a result changes is estimated from reloads alone, which tell whether it has changed since the load before, and
+not when. With changes that come at random at a rate of ``r`` a second, an interval ``t`` shows one with probability
+``p = 1 - exp(-r * t)``. With ``n`` reloads of which ``x`` have not changed, ``r = -log((x + 0.5) / (n + 0.5)) / t``
+(Cho and Garcia-Molina: Estimating Frequency of Change, ACM Transactions on Internet Technology 3(3), 2003).
 
 A result is served at any age from 0 to the ttl, and is stale by then with probability ``1 - exp(-r * age)``. On average
 that is ``r * ttl / 2`` as long as it is small. So a share ``eps`` of stale answers allows ``ttl = 2 * eps / r``.
@@ -17,14 +14,14 @@ that is ``r * ttl / 2`` as long as it is small. So a share ``eps`` of stale answ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import attrgetter
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal
 
 from agent_cache.config import CURRENT
-from agent_cache.core.options import ReadPolicy, no_life, seconds
+from agent_cache.core.options import no_life, seconds
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.state import READERS, is_writer, warn_once
 from agent_cache.engine.ttls import TTLS
@@ -40,10 +37,9 @@ __all__ = ["Recommendation", "get_ttl", "recommendations", "set_ttl"]
 def set_ttl(tool: Callable[..., Any] | str, ttl: float | timedelta | None) -> None:
     """Set the ttl of a read tool while the program runs, in this process at once, and in every process of its fleet.
 
-    A shorter ttl counts at once: what is stored is dropped, and loaded anew when it is asked for.
-    A longer one counts for what is loaded from now on: nothing that is stored lives longer than it was promised to. It
-    never lets a result be stored that the code does not: where ``ttl=`` is a function of the result, the seconds are a
-    bound on what it returns.
+    A shorter ttl counts at once: what is stored is dropped, and loaded anew when it is asked for. A longer one counts
+    for what is loaded from now on. It never lets a result be stored that the code does not: where ``ttl=`` is a
+    function of the result, the seconds are a bound on what it returns.
 
     It concerns all tools of the name. With a tier that can pass it on (`FileTier`, `RedisTier`, `MemoryTier`) it is
     delivered as soon as the file can be used or the server answers; processes that are started later learn it before
@@ -51,24 +47,26 @@ def set_ttl(tool: Callable[..., Any] | str, ttl: float | timedelta | None) -> No
 
     Args:
         tool: a decorated tool, or the full name of one: ``"module:qualname"``, its ``name=``, or ``"namespace:name"``
-            of a `Toolbox`.
+            of a tool that a `Toolbox` has called.
         ttl: seconds, or a `timedelta`. None takes it back: the ttl is what the code declares. That results never
             expire can only be declared in code.
 
     Raises:
         ConfigurationError: if no read tool of this name is known here, or `ttl` is anything else. Nothing has changed.
     """
-    found = _find(tool, "set_ttl")
-    what = f"set_ttl: the ttl of {found.name!r} (a function of the result can only be declared in code)"
+    name, tools = _find(tool, "set_ttl")
+    what = f"set_ttl: the ttl of {name!r} (a function of the result can only be declared in code)"
     life = None if ttl is None else seconds(ttl, what)
-    TTLS.set(found.name, life)
-    for tier in found.tiers:
-        TTLS.note_published(tier, found.name, life)
-    for tier in found.tiers:
+    TTLS.set(name, life)
+    every = {id(tier): tier for one in tools for tier in (one.own_tiers or CURRENT.value.tiers)}
+    tiers: list[Any] = [tier for tier in every.values() if hasattr(tier, "publish_ttl")]
+    for tier in tiers:
+        TTLS.note_published(tier, name, life)
+    for tier in tiers:
         try:
-            tier.publish_ttl(found.name, life)
+            tier.publish_ttl(name, life)
         except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
-            warn_once(f"a ttl could not be passed to {type(tier).__name__}", found.name, error)
+            warn_once(f"a ttl could not be passed to {type(tier).__name__}", name, error)
 
 
 def get_ttl(tool: Callable[..., Any] | str) -> float | Callable[[Any], Any] | None:
@@ -84,28 +82,19 @@ def get_ttl(tool: Callable[..., Any] | str) -> float | Callable[[Any], Any] | No
         ConfigurationError: if no read tool of this name is known here, or two of them declare different ones and the
             name was given.
     """
-    found = _find(tool, "get_ttl")
+    name, tools = _find(tool, "get_ttl")
     own = getattr(tool, "__agent_cache__", None)
-    policies = found.policies if own is None else [own.policy]
+    policies = [one.policy for one in (tools if own is None else [own])]
     ttls = [each.ttl if each.longest_ttl is None else each.longest_ttl for each in policies]
     if any(each != ttls[0] for each in ttls):
         raise ConfigurationError(
-            f"get_ttl: several tools are called {found.name!r}, with different ttls: give the tool itself"
+            f"get_ttl: several tools are called {name!r}, with different ttls: give the tool itself"
         )
     return ttls[0]
 
 
-class _Found(NamedTuple):
-    """The tools of a name, or the rule of one that has not been called yet: their policies, and the tiers behind them
-    that pass a ttl on.
-    """
-
-    name: str
-    policies: list[ReadPolicy]
-    tiers: list[Any]
-
-
-def _find(tool: Any, function: str) -> _Found:
+def _find(tool: Any, function: str) -> tuple[str, list[ReadOperation]]:
+    """The name of a tool, and all read tools of this name."""
     operation = getattr(tool, "__agent_cache__", None)
     if not isinstance(tool, str) and not isinstance(operation, ReadOperation | WriteOperation):
         raise ConfigurationError(
@@ -113,75 +102,21 @@ def _find(tool: Any, function: str) -> _Found:
         )
     name = tool if operation is None else operation.name
     reads = [one for one in READERS.all() if isinstance(one, ReadOperation)]
-    operations = [one for one in reads if one.name == name]
-    if isinstance(operation, WriteOperation) or (not operations and is_writer(name)):
+    found = [one for one in reads if one.name == name]
+    if isinstance(operation, WriteOperation) or (not found and is_writer(name)):
         raise ConfigurationError(f"{function}: {name!r} is a write tool, which has no ttl; name one that reads")
-    if operations:
-        if all(one.declared.ttl is no_life for one in operations):
-            raise ConfigurationError(f"{function}: {name!r} is a watch, of which nothing is stored, so it has no ttl")
-        return _Found(name, [one.policy for one in operations], _tiers_of([one.own_tiers for one in operations]))
-    from agent_cache.toolbox.box import rule_named
-    from agent_cache.toolbox.rules import Read
+    if found and all(one.declared.ttl is no_life for one in found):
+        raise ConfigurationError(f"{function}: {name!r} is a watch, of which nothing is stored, so it has no ttl")
+    if not found:
+        from difflib import get_close_matches  # for an error alone
 
-    rule = rule_named(name)
-    if isinstance(rule, Read):
-        policy: ReadPolicy = rule.decorator.policy
-        return _Found(name, [policy.with_ttl(TTLS.get(name))], _tiers_of([rule.decorator.tiers]))
-    if rule is not None:
-        raise ConfigurationError(f"{function}: the rule of {name!r} is {rule!r}, which has no ttl; name a Read(...)")
-    from difflib import get_close_matches  # for an error alone
-
-    near = get_close_matches(name, {one.name for one in reads}, 1, cutoff=0.4)
-    raise ConfigurationError(
-        f"{function}: no read tool called {name!r} is known in this process; the name is 'module:qualname', the name= "
-        f"of its decorator, or 'namespace:name' of a toolbox{f'; is {near[0]!r} meant?' if near else ''}"
-    )
-
-
-def _tiers_of(named: list[Any]) -> list[Any]:
-    """The tiers behind tools that name these themselves, each once, as far as they pass a ttl on."""
-    configured = CURRENT.value
-    found = {id(tier): tier for own in named for tier in (own or configured.tiers)}
-    return [tier for tier in found.values() if hasattr(tier, "publish_ttl")]
-
-
-# The rate of change
-
-
-class _Rate(NamedTuple):
-    """How often results change, in changes a second.
-
-    Attributes:
-        likely: the estimate. Where every reload has changed, which any higher rate explains even better, `least`; where
-            none has, `most`.
-        least, most: rates below and above are refuted; 0 and infinity where none is.
-    """
-
-    likely: float
-    least: float
-    most: float
-
-
-def _rate(changed: float, unchanged: float, seconds: float) -> _Rate | None:
-    """Estimate how often results change; None if there were no reloads.
-
-    Args:
-        seconds: the intervals of all reloads, in sum.
-    """
-    count = changed + unchanged
-    if not count or seconds <= 0:
-        return None
-    share, spread = changed / count, _Z**2 / count
-    centre = (share + spread / 2) / (1 + spread)
-    half = _Z / (1 + spread) * math.sqrt(share * (1 - share) / count + spread / 4 / count)
-    least = 0.0 if not changed else 0.05 ** (1 / count) if not unchanged else centre - half
-    most = 1.0 if not unchanged else 1 - 0.05 ** (1 / count) if not changed else centre + half
-    likely = share if changed and unchanged else least if changed else most
-    return _Rate(*[-math.log1p(-each) * count / seconds if each < 1 else math.inf for each in (likely, least, most)])
-
-
-_Z: Final = 1.645
-"""The quantile of the normal distribution at 95 %."""
+        near = get_close_matches(name, {one.name for one in reads}, 1, cutoff=0.4)
+        raise ConfigurationError(
+            f"{function}: no read tool called {name!r} is known in this process; the name is 'module:qualname', the "
+            "name= of its decorator, or 'namespace:name' of a tool that a toolbox has called"
+            f"{f'; is {near[0]!r} meant?' if near else ''}"
+        )
+    return name, found
 
 
 # Recommendations
@@ -253,126 +188,103 @@ def recommendations(*, max_stale: float = 0.01) -> list[Recommendation]:
     if isinstance(max_stale, bool) or not isinstance(max_stale, int | float) or not 0 < max_stale < 1:
         raise ConfigurationError(f"recommendations: max_stale must be a share between 0 and 1, got {max_stale!r}")
     tools = [one for one in READERS.all() if isinstance(one, ReadOperation) and one.declared.ttl is not no_life]
-    return [each for tool in sorted(tools, key=attrgetter("name")) for each in _Advice(tool, max_stale).given()]
+    return [each for tool in sorted(tools, key=attrgetter("name")) for each in _advice_for(tool, max_stale)]
 
 
-class _Advice:
-    """What follows from what was seen of one tool.
+def _advice_for(tool: ReadOperation, max_stale: float) -> Iterator[Recommendation]:
+    """The recommendations for one tool. Nothing without evidence."""
+    seen, ttl, maxsize = tool.evidence, tool.policy.longest_ttl, tool.policy.maxsize
+    hits, calls, causes = seen.hits, seen.hits + seen.loads, seen.causes
+    watched, changed, compared = sum(causes.values()), seen.changed, seen.changed + seen.unchanged
+    per_load = seen.loads / calls / watched if watched and calls else 0.0
+    shares = {cause: number * per_load for cause, number in causes.items()}  # of all calls
+    rate, least, most = (
+        _rate(each, compared, seen.seconds) if compared else 0.0
+        for each in (changed, changed - 2 * math.sqrt(changed), _most(changed))
+    )
+    counted = f"{changed:,.0f} of {compared:,.0f} reloads had changed"
+    is_found = False
 
-    Attributes:
-        ttl: the longest life of a result in seconds, None without a bound.
-        calls: hits and loads.
-        watched: loads whose cause is known.
-        compared: reloads of results that no write is known to have touched.
-        rate: how often results change that no write announces.
-    """
+    def made(
+        action: _Action, reason: str, evidence: float, current: float | None = None, new: float | None = None
+    ) -> Recommendation:
+        nonlocal is_found
+        is_found, between = True, 1 / rate if changed else None
+        numbers = round(changed), round(compared)
+        return Recommendation(tool.name, action, reason, round(evidence), current, new, *numbers, between)
 
-    def __init__(self, tool: ReadOperation, max_stale: float) -> None:
-        self.tool, self.max_stale, self.seen, self.ttl = tool, max_stale, tool.evidence, tool.policy.longest_ttl
-        seen = self.seen
-        self.hits, loads = seen.calls
-        self.calls, self.watched = self.hits + loads, sum(seen.causes.values())
-        self.hit_rate = self.hits / self.calls if self.calls else 0.0
-        self.compared = seen.changed + seen.unchanged
-        self.counted = f"{seen.changed:,.0f} of {self.compared:,.0f} reloads had changed"
-        self.rate = _rate(seen.changed, seen.unchanged, seen.seconds)
-        self.found: list[Recommendation] = []
+    if causes["evicted"] >= _LEAST_COMPARED and shares["evicted"] > _MANY:
+        reason = f"{shares['evicted']:.0%} of {calls:,} calls asked for what was evicted"
+        if maxsize is None or all(len(store) < maxsize for store in tool.stores()):
+            yield made("raise_max_bytes", f"{reason}: raise configure(max_bytes=...)", causes["evicted"])
+        else:
+            different = seen.different_calls
+            wanted = min(1 << max(different, maxsize + 1).bit_length(), int(_STEP) * maxsize)
+            reason = f"{reason}; there are about {different:,} different calls"
+            yield made("raise_maxsize", reason, causes["evicted"], maxsize, wanted)
 
-    def given(self) -> list[Recommendation]:
-        """The most important first. Nothing without evidence."""
-        for rule in (self.evictions, self.reuse, self.lifetime, self.unannounced, self.needless_drops, self.unstored):
-            rule()
-        is_seen = self.compared >= _LEAST_COMPARED or self.hit_rate >= 1 / 2
-        if not self.found and self.calls >= _LEAST_CALLS and self.watched and is_seen:
-            reason = f"{self.hit_rate:.0%} of {self.calls:,} calls were hits; {self.counted}"
-            self.add("keep", reason, self.calls, self.ttl)
-        return self.found
+    # Of the calls that were looked at, and of all.
+    if min(watched, calls) >= _LEAST_CALLS and (
+        _most(watched - causes["cold"]) <= _FEW * watched and _most(hits) <= _FEW * calls
+    ):
+        reason = (
+            f"{causes['cold']:,} of {watched:,} loads were the first of their call, and {hits:,} of {calls:,} calls "
+            "were hits: caching saves nothing here, unless an argument differs each time that does not matter (ignore=)"
+        )
+        yield made("no_reuse", reason, watched)
 
-    def add(
-        self, action: _Action, reason: str, evidence: float, current: float | None = None, new: float | None = None
-    ) -> None:
-        changed = round(self.seen.changed)
-        between = 1 / self.rate.likely if self.rate is not None and changed else None
-        name, compared = self.tool.name, round(self.compared)
-        made = Recommendation(name, action, reason, round(evidence), current, new, changed, compared, between)
-        self.found.append(made)
-
-    def share(self, cause: str) -> float:
-        """The share of all calls that were loads of this cause."""
-        return (1 - self.hit_rate) * self.seen.causes[cause] / self.watched if self.watched else 0.0
-
-    def evictions(self) -> None:
-        evicted, share, maxsize = self.seen.causes["evicted"], self.share("evicted"), self.tool.policy.maxsize
-        if evicted < _LEAST_COMPARED or share <= _MANY:
-            return
-        reason = f"{share:.0%} of {self.calls:,} calls asked for what was evicted"
-        if maxsize is None or 2 * self.seen.by_size > evicted:
-            self.add("raise_max_bytes", f"{reason}: raise configure(max_bytes=...)", evicted)
-            return
-        different = self.seen.different_calls
-        wanted = 1 << max(different, maxsize + 1).bit_length()
-        reason = f"{reason}; there are about {different:,} different calls"
-        self.add("raise_maxsize", reason, evicted, maxsize, min(wanted, int(_STEP) * maxsize))
-
-    def reuse(self) -> None:
-        cold = self.seen.causes["cold"]
-        if self.calls < _LEAST_CALLS or self.watched < _LEAST_CALLS:
-            return
-        # Of the calls that were looked at, and of all: an upper bound of the share that were made before, at 95 %.
-        for repeated, calls in ((self.watched - cold, self.watched), (self.hits, self.calls)):
-            if repeated + 2 * math.sqrt(repeated) + 3 > _FEW * calls:
-                return
-        counted = f"{cold:,} of {self.watched:,} loads were the first of their call"
-        hint = "caching saves nothing here, unless an argument differs each time that does not matter (ignore=)"
-        self.add("no_reuse", f"{counted}, and {self.hits:,} of {self.calls:,} calls were hits: {hint}", self.watched)
-
-    def lifetime(self) -> None:
-        rate, ttl, max_stale, changed, compared = self.rate, self.ttl, self.max_stale, self.seen.changed, self.compared
-        if rate is None or ttl is None or compared < _LEAST_COMPARED:
-            return
-        best = 2 * max_stale / rate.likely
-        about = "at least" if rate.most == math.inf else "about"
-        every = f", {about} every {_duration(1 / rate.likely)}" if changed else ""
-        if best < ttl / _NOTABLE and 2 * max_stale <= ttl * rate.least:
-            stale = 1 + math.expm1(-rate.likely * ttl) / (rate.likely * ttl)
-            reason = (
-                f"{self.counted}{every}: {about} {stale:.0%} of the hits may be stale; shorten it, or name the writes"
-            )
+    if ttl is not None and compared >= _LEAST_COMPARED:
+        best = 2 * max_stale / rate if rate else math.inf
+        every = f", about every {_duration(1 / rate)}" if changed else ""
+        if best < ttl / _NOTABLE and 2 * max_stale <= ttl * least:
+            stale = 1 + math.expm1(-rate * ttl) / (rate * ttl)
+            reason = f"{counted}{every}: about {stale:.0%} of the hits may be stale; shorten it, or name the writes"
             if changed > 0.99 * compared:
                 reason += "; if they differ by a time or a random id, leave it out by LoopHints(outcome_key=...)"
-            self.add("shorten_ttl", reason, compared, ttl, _rounded(max(best, ttl / _STEP)))
-            return
-        share = self.share("expired")
-        is_short = best > ttl * _NOTABLE and 2 * max_stale >= ttl * rate.most
-        if is_short and share > _SOME and not callable(self.tool.policy.ttl):
-            reason = f"{self.counted}{every}, and {share:.0%} of {self.calls:,} calls came too late by the ttl alone"
-            self.add("raise_ttl", reason, compared, ttl, _rounded(min(best, ttl * _STEP)))
+            yield made("shorten_ttl", reason, compared, ttl, _rounded(max(best, ttl / _STEP)))
+        elif (
+            best > ttl * _NOTABLE
+            and 2 * max_stale >= ttl * most
+            and shares["expired"] > _SOME
+            and not callable(tool.policy.ttl)
+        ):
+            late = f"{shares['expired']:.0%} of {calls:,} calls came too late by the ttl alone"
+            yield made("raise_ttl", f"{counted}{every}, and {late}", compared, ttl, _rounded(min(best, ttl * _STEP)))
 
-    def unannounced(self) -> None:
-        if self.seen.changed < _LEAST_CHANGED or self.compared < _LEAST_COMPARED or self.rate is None:
-            return
-        expires = self.ttl is not None or callable(self.tool.policy.ttl)
-        if expires and not any(use.is_written or use.writers for use in self.tool.root_uses):
-            return  # nobody says that writes announce the changes: the ttl is there for them
-        reason = f"{self.counted}, and no write was seen: a tag is missing, or somebody writes around the cache"
-        new = None if expires else _rounded(2 * self.max_stale / self.rate.likely)
-        self.add("name_writes", reason, self.compared, self.ttl, new)
+    if changed >= _LEAST_CHANGED and compared >= _LEAST_COMPARED:
+        expires = ttl is not None or callable(tool.policy.ttl)
+        # If nobody says that writes announce the changes, the ttl is there for them.
+        if not expires or any(use.is_written or use.writers for use in tool.root_uses):
+            reason = f"{counted}, and no write was seen: a tag is missing, or somebody writes around the cache"
+            yield made("name_writes", reason, compared, ttl, None if expires else _rounded(2 * max_stale / rate))
 
-    def needless_drops(self) -> None:
-        share, dropped, unchanged = self.share("invalidated"), self.seen.dropped, self.seen.dropped_unchanged
-        if dropped >= _LEAST_COMPARED and share > _MANY and unchanged >= 0.9 * dropped:
-            reason = (
-                f"{share:.0%} of {self.calls:,} calls asked for what a write had dropped, and {unchanged:,.0f} of "
-                f"{dropped:,.0f} of these results had not changed: the tags name more than the writes change"
-            )
-            self.add("narrow_tags", reason, dropped)
+    is_needless = seen.dropped >= _LEAST_COMPARED and seen.dropped_unchanged >= 0.9 * seen.dropped
+    if is_needless and shares["invalidated"] > _MANY:
+        reason = (
+            f"{shares['invalidated']:.0%} of {calls:,} calls asked for what a write had dropped, and "
+            f"{seen.dropped_unchanged:,.0f} of {seen.dropped:,.0f} of these results had not changed: the tags name "
+            "more than the writes change"
+        )
+        yield made("narrow_tags", reason, seen.dropped)
 
-    def unstored(self) -> None:
-        number, share = self.seen.causes["unstored"], self.share("unstored")
-        if number >= _LEAST_COMPARED and share > _MANY:
-            why = "cache_if= or ttl= refuses it, it cannot be copied, or writes overlap its loads"
-            reason = f"{share:.0%} of {self.calls:,} calls asked again for what had not been stored: {why}"
-            self.add("store_results", reason, number)
+    if causes["unstored"] >= _LEAST_COMPARED and shares["unstored"] > _MANY:
+        why = "cache_if= or ttl= refuses it, it cannot be copied, or writes overlap its loads"
+        reason = f"{shares['unstored']:.0%} of {calls:,} calls asked again for what had not been stored: {why}"
+        yield made("store_results", reason, causes["unstored"])
+
+    if not is_found and calls >= _LEAST_CALLS and watched and (compared >= _LEAST_COMPARED or 2 * hits >= calls):
+        yield made("keep", f"{hits / calls:.0%} of {calls:,} calls were hits; {counted}", calls, ttl)
+
+
+def _rate(changed: float, compared: float, seconds: float) -> float:
+    """How often results change, in changes a second, by reloads after so many seconds in sum."""
+    unchanged = min(max(compared - changed, 0.0), compared)
+    return -math.log((unchanged + 0.5) / (compared + 0.5)) * compared / seconds
+
+
+def _most(count: float) -> float:
+    """An upper bound of what a count stands for, at 95 %; three where nothing was counted."""
+    return count + 2 * math.sqrt(count) + 3
 
 
 def _rounded(duration: float) -> float:

@@ -16,7 +16,6 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final
 
-from agent_cache.core.evidence import BY_NUMBER, BY_SIZE
 from agent_cache.core.lease import Lease
 from agent_cache.core.tags import Tag
 from agent_cache.core.versions import VERSIONS, EntryTag, Versions, Written
@@ -183,7 +182,7 @@ class Store:
         bytes: the sum of the sizes of the entries.
         sizes: the sum over several stores that this one counts in, None for a store on its own; `is_counted` there.
         stats: the counters of its tool.
-        latest: the latest loads that its owner remembers, to be told of evictions: see `core.evidence`.
+        latest: the latest loads that its owner remembers, by `evidence_key`, to be told of evictions.
         session: the id of the session that the entries belong to, which is a part of the keys there; None without one.
     """
 
@@ -215,7 +214,7 @@ class Store:
         self.sizes: Sizes | None = None
         self.is_counted = False
         self.stats: Any = None
-        self.latest: Mapping[Hashable, Any] = _NOTHING
+        self.latest: Mapping[int, Any] = {}
         self.session: str | None = None if owner is None else owner.session_id
         self._renew(is_on=True)
 
@@ -336,16 +335,20 @@ class Store:
         if self.maxsize is None or len(data) > self.maxsize:
             swept = self.sweep(now)
             if self.maxsize is not None and len(data) > self.maxsize:
-                return self.evict(BY_NUMBER), swept
+                return self.evict(), swept
         return None, swept
 
-    def evict(self, why: int = BY_SIZE) -> Entry:
+    def evidence_key(self, key: Hashable) -> int:
+        """Under which its owner remembers the latest load of a key. That of a session is no other one's."""
+        return hash(key if self.owner is None else (id(self), key))
+
+    def evict(self) -> Entry:
         """Remove the least recently used entry."""
         key = next(iter(self._data))
         if self.latest:
-            load = self.latest.get(key if self.session is None else (self.session, key))
+            load = self.latest.get(self.evidence_key(key))
             if load is not None:
-                load.evicted = why
+                load.is_evicted = True
         entry = self.discard(key)
         assert entry is not None
         return entry

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.asker import UnknownAsker
-from agent_cache.core.evidence import Evidence
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.options import ReadPolicy, no_life, plain_result
 from agent_cache.core.store import Store
@@ -24,6 +23,7 @@ from agent_cache.core.wrappers import are_one_tool, location_of
 from agent_cache.engine.audit import note_load, note_tool, sampled_lookup
 from agent_cache.engine.blocking import THREADS, in_background
 from agent_cache.engine.call import load, run, run_uncached
+from agent_cache.engine.evidence import Evidence
 from agent_cache.engine.flight import Flight
 from agent_cache.engine.middleware import observed
 from agent_cache.engine.operation import UNKEYED, CacheKey, Operation, Proceed, Setup

@@ -1,4 +1,4 @@
-"""The result of a load: what it depends on, how long it lives, its copy, whether it may be stored, and what it shows.
+"""The result of a load: what it depends on, how long it lives, its copy, and whether it may be stored.
 
 A result becomes a cache entry only if no invalidation overlapped the load (the rule: `core.versions`). The value is
 copied before the first caller has it, so that nobody can change what is stored.
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
-from agent_cache.core.evidence import SHORTEST, LastLoad
 from agent_cache.core.lease import UNTRUSTED, Lease
 from agent_cache.core.options import refresh_window
 from agent_cache.core.store import NEVER, Entry, Store, UnsharedEntry, entry_size
 from agent_cache.core.tags import Tag
 from agent_cache.core.versions import VERSIONS, EntryTag, entry_tag
+from agent_cache.engine.evidence import SHORTEST
 from agent_cache.engine.flight import Flight
 from agent_cache.engine.inheritance import NO_LEASES, Inherited, Inherits, Source
 from agent_cache.engine.scope import Call, LocalTool
@@ -27,8 +27,6 @@ from agent_cache.engine.state import (
     wait_for_lock,
     warn_once,
 )
-from agent_cache.values.canonical import is_large
-from agent_cache.values.compare import fingerprint
 from agent_cache.values.copies import IMMUTABLE, UncopyableError
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ServedEntry", "count_unstored", "early_expiry", "inherit_entry", "inherit_uncached", "insert_if_valid", "jitter",
-    "lease_of", "add_evidence", "protected_copy", "read_of", "store_result",
+    "lease_of", "protected_copy", "read_of", "store_result",
 ]  # fmt: skip
 
 Insert = Callable[[Call, Entry], object]
@@ -77,7 +75,7 @@ def store_result(call: Call, value: Any, insert: Insert | None = None) -> None:
     operation, flight, cost = call.operation, call.flight, call.cost
     policy = operation.policy
     is_noted = cost >= SHORTEST and insert is None
-    present, serial = flight.store.peek(call.key) if is_noted else None, VERSIONS.now
+    present = flight.store.find(call.key) if is_noted else None
     tags = flight.end_tags = flight.tags if not operation.late_roots else _result_tags(call, value)
     failure: Exception | None = None
     if not policy.life_varies:
@@ -112,15 +110,15 @@ def store_result(call: Call, value: Any, insert: Insert | None = None) -> None:
         warn_once("ttl= gave no duration, so the result was not cached", operation.name, failure)
     elif may_live:
         if insert is not None:
-            operation.evidence.latest.pop(_key_in_evidence(call), None)
+            operation.evidence.latest.pop(flight.store.evidence_key(call.key), None)
             insert(call, stored)
         else:
             is_valid = insert_if_valid(call, stored)
             if is_noted:
-                add_evidence(call, value, stored if is_valid else None, present, serial)
+                operation.evidence.note(call, value, stored if is_valid else None, present)
         return
     if is_noted:
-        add_evidence(call, value, None, present, serial)
+        operation.evidence.note(call, value, None, present)
     if call.is_fresh or (policy.kept_for and not is_failure):
         with VERSIONS.lock:  # older than the value that is not to be stored; assigned, so that it is freed afterwards
             _former = flight.store.discard(call.key)
@@ -300,62 +298,6 @@ def _may_depend_on(call: Call, entry: Entry, inherited: Inherited) -> bool:
     if not may_store:
         count_unstored(call)
     return may_store
-
-
-# What loads show of their tools, for `recommendations()`: see `core.evidence`
-
-_LONGEST: Final[dict[type, int]] = {
-    **dict.fromkeys((str, bytes), 65_536),
-    **dict.fromkeys((dict, list, set, tuple), 500),
-}
-"""How long a result is that is compared: 0.1 ms for so many bytes of its copy, 1.5 ms for the members of a flat one."""
-
-
-def _key_in_evidence(call: Call) -> Hashable:
-    """The key of a call with its session, if its answer belongs to one."""
-    session = call.flight.store.session
-    return call.key if session is None else (session, call.key)
-
-
-def add_evidence(call: Call, value: object, stored: Entry | None, present: Entry | None, serial: int) -> None:
-    """Note what a load shows about its tool: why it was needed, and whether its result differs from the one before.
-
-    Args:
-        value: its result.
-        stored: its entry, None if it was not stored.
-        present: the entry that was there before.
-        serial: of the latest write before it was stored.
-    """
-    operation, key = call.operation, _key_in_evidence(call)
-    evidence = operation.evidence
-    if not evidence.is_chosen(key) or (key not in evidence.latest and is_large(key)):
-        return
-    digest = None if stored is None else _digest(call, value, stored)
-    ends = call.started if stored is None else stored.expires
-    load = LastLoad(call.started, ends, digest, serial, is_stored=stored is not None)
-    written = max([VERSIONS.last(root) for root in operation.roots], default=0) if key in evidence.latest else 0
-    expires = None if present is None else present.expires
-    evidence.note(key, load, expires, written, is_miss=call.source == "miss" and not call.is_fresh)
-
-
-def _digest(call: Call, value: object, stored: Entry) -> Hashable:
-    """What two results share that are the same, types included; None if that cannot be told, or takes long."""
-    outcome_key = call.operation.policy.loop.outcome_key
-    image: Any = value
-    for part in getattr(stored.copy, "args", ()):
-        if type(part) is bytes:
-            image = part
-    kind = type(image)
-    if kind in _LONGEST and len(image) > _LONGEST[kind]:
-        return None
-    if outcome_key is None and (kind is bytes or kind is str):
-        return hash((kind, image))
-    if outcome_key is not None:
-        try:
-            image = outcome_key(value)
-        except Exception:  # noqa: BLE001 - the user's function; the loop guard logs that it raises
-            return None
-    return fingerprint(image)  # of the copy that is stored anyway: to walk the value takes a hundred times as long
 
 
 # What a load inherits from the reads that its tool makes: see `engine.inheritance`

@@ -20,18 +20,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.evidence import SHORTEST
 from agent_cache.core.keys import PLAIN
 from agent_cache.core.lease import UNTRUSTED, CombinedLease, Lease
 from agent_cache.core.store import NEVER
 from agent_cache.core.tags import root_of
 from agent_cache.core.versions import VERSIONS, entry_tag
 from agent_cache.engine.blocking import call_in_background, in_background, running_loop
+from agent_cache.engine.evidence import SHORTEST
 from agent_cache.engine.flight import Flight
 from agent_cache.engine.inheritance import Inherits
 from agent_cache.engine.operation import Proceed
 from agent_cache.engine.result import (
-    add_evidence,
     count_unstored,
     early_expiry,
     insert_if_valid,
@@ -210,10 +209,10 @@ def _store_found(call: Call, found: Found) -> Any:
     elif stored is None:
         count_unstored(call)
     else:
-        present, serial = flight.store.peek(call.key), VERSIONS.now
+        present = flight.store.find(call.key) if found.cost >= SHORTEST else None
         is_valid = insert_if_valid(call, stored)
         if found.cost >= SHORTEST:
-            add_evidence(call, found.value, stored if is_valid else None, present, serial)
+            call.operation.evidence.note(call, found.value, stored if is_valid else None, present)
     if found.is_to_refresh:
         refresh(call)
     return found.value

@@ -10,8 +10,6 @@ stored, and nothing is stored that the code does not let be stored.
 
 from __future__ import annotations
 
-import os
-import threading
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -32,11 +30,6 @@ class Ttls:
         self._by_name: dict[str, float] = {}
         # Weak: a tier that is freed leaves the ttls that it has given as they are.
         self._of_tiers: weakref.WeakKeyDictionary[Tier, dict[str, float | None]] = weakref.WeakKeyDictionary()
-        self.renew_lock()
-
-    def renew_lock(self) -> None:
-        """In the child of a fork: another thread may have had the lock."""
-        self._lock = threading.RLock()  # one change after the other; taken before that of the versions
 
     def get(self, name: str) -> float | None:
         """The ttl of a tool; None if its code decides."""
@@ -44,50 +37,45 @@ class Ttls:
 
     def set(self, name: str, ttl: float | None) -> None:
         """Set the ttl of all tools of this name in this process; None takes it back."""
-        with self._lock:
-            shortened = []
-            with VERSIONS.lock:  # a tool that is being decorated takes it from here, or is changed below
-                self._by_name.pop(name, None)
-                if ttl is not None:
-                    self._by_name[name] = ttl
-                for tool in READERS.all():
-                    if getattr(tool, "name", None) == name and hasattr(tool, "declared"):  # it is not being made
-                        former, changed = tool.policy, tool.declared.with_ttl(ttl)
-                        if changed.ttl != former.ttl or changed.bound != former.bound:
-                            tool.set_policy(changed)
-                            life, before = changed.longest_ttl, former.longest_ttl
-                            if life is not None and (before is None or life < before):
-                                shortened.append(tool)
-            if shortened:
-                clear_tools(shortened)
+        shortened = []
+        with VERSIONS.lock:  # a tool that is being decorated takes it from here, or is changed below
+            self._by_name.pop(name, None)
+            if ttl is not None:
+                self._by_name[name] = ttl
+            for tool in READERS.all():
+                if getattr(tool, "name", None) == name and hasattr(tool, "declared"):  # it is not being made
+                    former, changed = tool.policy, tool.declared.with_ttl(ttl)
+                    if changed.ttl != former.ttl or changed.bound != former.bound:
+                        tool.set_policy(changed)
+                        life, before = changed.longest_ttl, former.longest_ttl
+                        if life is not None and (before is None or life < before):
+                            shortened.append(tool)
+        if shortened:
+            clear_tools(shortened)
 
     def note_published(self, tier: Tier, name: str, ttl: float | None) -> None:
         """Note what a tier is about to be given, so that it is taken back here when the tier has it no more."""
-        with self._lock:
-            self._of_tiers.setdefault(tier, {})[name] = ttl
+        self._of_tiers.setdefault(tier, {})[name] = ttl
 
     def receive(self, tier: Tier, ttls: Mapping[str, float]) -> None:
         """Set all ttls that a tier has, and take back those that it had and has no more, unless another one has."""
-        with self._lock:
-            former = self._of_tiers.get(tier, {})
-            self._of_tiers[tier] = dict(ttls)
-            for name in former.keys() - ttls.keys():
-                others = [ttl for known in self._of_tiers.values() if (ttl := known.get(name)) is not None]
-                self.set(name, min(others, default=None))
-            for name, ttl in ttls.items():
-                if self._by_name.get(name) != ttl:
-                    self.set(name, ttl)
+        former = self._of_tiers.get(tier, {})
+        self._of_tiers[tier] = dict(ttls)
+        for name in former.keys() - ttls.keys():
+            others = [ttl for known in self._of_tiers.values() if (ttl := known.get(name)) is not None]
+            self.set(name, min(others, default=None))
+        for name, ttl in ttls.items():
+            if self._by_name.get(name) != ttl:
+                self.set(name, ttl)
 
     def clear(self) -> None:
         """Take all back."""
-        with self._lock:
-            self._of_tiers.clear()
-            for name in list(self._by_name):
-                self.set(name, None)
+        self._of_tiers.clear()
+        for name in list(self._by_name):
+            self.set(name, None)
 
 
 TTLS: Final = Ttls()
-os.register_at_fork(after_in_child=TTLS.renew_lock)
 
 
 def follow(tier: Tier) -> Callable[[], None]:

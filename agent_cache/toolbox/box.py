@@ -13,7 +13,6 @@ from dataclasses import replace
 from marshal import dumps
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypedDict, TypeVar, Unpack
-from weakref import WeakValueDictionary
 
 from agent_cache.config import Configuration
 from agent_cache.core.asker import Apart, UnknownAsker, asker_in, fields_in
@@ -60,7 +59,7 @@ from agent_cache.values.compare import is_empty
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Toolbox", "every_tag", "has_rule", "rule_named", "tier_of"]
+__all__ = ["Toolbox", "every_tag", "has_rule", "tier_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -138,7 +137,6 @@ class Toolbox:
         self._tools: dict[Any, _Tool] = {}
         self._sync_tools: dict[Any, _Tool] = {}
         self._lock = RLock()  # a handler of the log may call the toolbox
-        _TOOLBOXES[id(self)] = self
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], *, hints: Literal["off", "kind"] = "off") -> Self:
@@ -500,9 +498,6 @@ class Toolbox:
         return decorated
 
 
-_TOOLBOXES: Final[WeakValueDictionary[int, Toolbox]] = WeakValueDictionary()
-
-
 def has_rule(box: Toolbox, name: str) -> bool:
     """Whether a toolbox has a rule for a tool of this name."""
     return find_rule(box._rules, name) is not None
@@ -516,22 +511,6 @@ def every_tag(box: Toolbox) -> tuple[tuple[str], ...]:
 def tier_of(box: Toolbox) -> Any:
     """The tier that the file of a toolbox has named as ``remote``; None without."""
     return box._tier
-
-
-def rule_named(full_name: str) -> Rule | None:
-    """The rule of a tool by its full name, ``namespace:name``, in whatever toolbox; None without one. If toolboxes of
-    one namespace differ, a rule that reads comes first.
-    """
-    namespace, _, name = full_name.partition(":")
-    rules = [
-        found.rule
-        for known in _TOOLBOXES.valuerefs()  # in one step of the interpreter: other threads make toolboxes
-        if (box := known()) is not None
-        and box.namespace == namespace
-        and name
-        and (found := find_rule(box._rules, name)) is not None
-    ]
-    return next((rule for rule in rules if isinstance(rule, Read)), rules[0] if rules else None)
 
 
 class _Tool(NamedTuple):
