@@ -1,17 +1,14 @@
 """`AsyncCache`: async-cache's interface, over this library's store.
 
-The class derives from async-cache's class of that name, so that it goes wherever one is expected. None of the inherited
-code runs: upstream blocks its waiters for ever when a leader is cancelled, and treats distinct keys as one.
-
-A `Load` is one run of a loader for one key, which the callers of one event loop share. `set`, `delete` and `clear` take
-the loads of their keys out of the table, and a value is stored only if its load is still there. When the caller that
-leads a load is interrupted, the load ends without an outcome, and those that wait for it begin again.
+It derives from async-cache's class of that name, so that it goes wherever one is expected. None of the inherited code
+runs. `set`, `delete` and `clear` take the loads of their keys out of the table, and a value is stored only if its load
+is still there. When the caller that leads a load is interrupted, those that wait for it begin again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import importlib
 import sys
 from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping
 from contextlib import suppress
@@ -42,31 +39,20 @@ BatchLoader = Callable[[list[Any]], Awaitable[Any]]
 
 
 class NoUpstream:
-    """Base class of `AsyncCache` where async-cache is not installed, or without its metadata."""
+    """Base class of `AsyncCache` where ``import cache`` does not mean async-cache."""
 
 
 def upstream_class() -> type:
     """Import async-cache's class, or return `NoUpstream`.
 
-    Its top-level module is called ``cache``, a name that many projects give to a file of their own. Therefore a file is
-    run only if the metadata of async-cache beside it lists it (read here, since `importlib.metadata` alone takes 15 ms
-    to import), and it is imported as ``cache`` only if ``import cache`` means that file.
+    Its top-level module is called ``cache``, a name that many projects give to a file of their own, which is not to be
+    run. So it is imported only from a folder that has the metadata of async-cache.
     """
-    for folder in map(Path, sys.path):
-        path, records = folder / "cache" / "__init__.py", folder.glob("async_cache-*.dist-info/RECORD")
-        if path.is_file() and any("cache/__init__.py," in record.read_text("utf-8") for record in records):
-            break
-    else:
+    module: Any = sys.modules["cache"] if "cache" in sys.modules else PathFinder.find_spec("cache")
+    path = getattr(module, "__file__", None) or getattr(module, "origin", None)
+    if path is None or not any(Path(path).parent.parent.glob("async_cache-*.dist-info")):
         return NoUpstream
-    present: Any = sys.modules["cache"] if "cache" in sys.modules else PathFinder.find_spec("cache")
-    origin = getattr(present, "__file__", None) or getattr(present, "origin", None)
-    if origin is not None and Path(origin).resolve() == path.resolve():
-        module = importlib.import_module("cache")
-    else:
-        private: Any = importlib.util.spec_from_file_location(f"{__name__}.cache", path)
-        module = sys.modules[private.name] = importlib.util.module_from_spec(private)
-        private.loader.exec_module(module)
-    found = getattr(module, "AsyncCache", None)
+    found = getattr(importlib.import_module("cache"), "AsyncCache", None)
     return found if isinstance(found, type) else NoUpstream
 
 
@@ -140,7 +126,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
     def cache(self) -> Mapping[Hashable, Any]:
         """A read-only copy of the entries, least recently used first. To look at them is no use of them."""
         found = [self._find(part, is_use=False) for part in list(self._store.keys())]
-        return MappingProxyType({entry.key: entry.value for entry in found if entry is not None})
+        return MappingProxyType(dict([pair for pair in found if pair is not None]))
 
     async def get(
         self,
@@ -168,15 +154,15 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
             Exception: the loader's own, unchanged, to every caller that waits for it.
         """
         part = key if type(key) in PLAIN else _identity(key)
-        entry = self._find(part)
-        if entry is not None:
+        found = self._find(part)
+        if found is not None:
             self.hits += 1
-            return entry.value
+            return found[1]
         self.misses += 1
         if loader is None and batch_loader is None:
             return None
         lifetime = _lifetime(self.default_ttl if ttl is None else ttl, "ttl")
-        while entry is None:
+        while found is None:
             load, is_new = self._join(part, key)
             if is_new:
                 return await self._run(load, loader or partial(self._run_in_batch, load, batch_loader), lifetime)
@@ -185,8 +171,8 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
                 load.outcome.raise_again()
             if load.outcome is not None:
                 return load.outcome[0]
-            entry = self._find(part)  # the caller that led it was interrupted
-        return entry.value
+            found = self._find(part)  # the caller that led it was interrupted
+        return found[1]
 
     def set(self, key: Hashable, value: Any, ttl: Seconds | None = _DEFAULT) -> Awaitable[None]:
         """Store a value, in place of the present one and of the result of any load under way.
@@ -241,24 +227,27 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
 
     # Entries
 
-    def _find(self, part: Part, *, is_use: bool = True) -> KeyedEntry | None:
-        """The entry of a key. One that has expired is deleted."""
+    def _find(self, part: Part, *, is_use: bool = True) -> tuple[Hashable, Any] | None:
+        """The key and the value of an entry. One that has expired is deleted."""
         store = self._store
-        entry: KeyedEntry | None = store.lookup(part)  # type: ignore[assignment]  # nothing else is ever inserted
-        if entry is None or CLOCK.now() < entry.expires:
-            if is_use and entry is not None and entry is not store.newest:
-                store.use(part, entry)
-            return entry
-        with self._lock:
-            if store.peek(part) is entry:
-                store.discard(part)
-        return None
+        entry = store.lookup(part)
+        if entry is None:
+            return None
+        if CLOCK.now() >= entry.expires:
+            with self._lock:
+                if store.peek(part) is entry:
+                    store.discard(part)
+            return None
+        if is_use and entry is not store.newest:
+            store.use(part, entry)
+        pair: tuple[Hashable, Any] = entry.value
+        return pair
 
     def _insert(self, part: Part, key: Hashable, value: Any, lifetime: float) -> None:
         now = CLOCK.now()
         if lifetime > 0:
-            entry = KeyedEntry(value, now + lifetime, 0.0)
-            entry.key, entry.checked = key, self._store.versions.now
+            entry = Entry((key, value), now + lifetime, 0.0)
+            entry.checked = self._store.versions.now
             self._store.insert(part, entry, now)
 
     def _delete(self, part: Part) -> None:
@@ -306,10 +295,14 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
             load.ended.set()
 
     async def _run_in_batch(self, load: Load, loader: Any) -> Any:
-        """Wait for the value of one key in the open batch of a loader. `MISSING` if the loader returned none."""
+        """Wait for the value of one key in the open batch of a loader. `MISSING` if the loader returned none.
+
+        A batch takes no more keys when its window is over, when it is full, or when a key comes that a dict cannot tell
+        from one in it, as 1 and True: the next key opens the next batch, so that a slow loader delays no other key.
+        """
         opened = [one for one in self._batches if not (one.is_closed.is_set() or one.loop.is_closed())]
         batch = next((one for one in opened if one.loop is load.loop and one.loader == loader), None)
-        if batch is not None and batch.loads.get(load.key, load).part != load.part:  # a dict takes 1 and True for one
+        if batch is not None and batch.loads.get(load.key, load).part != load.part:
             batch.is_closed.set()
             batch = None
         if batch is None:
@@ -366,14 +359,6 @@ def _identity(key: Hashable) -> Part:
     return (kind, key)
 
 
-class KeyedEntry(Entry):
-    """An entry with its key as the user gave it."""
-
-    __slots__ = ("key",)
-
-    key: Hashable
-
-
 @dataclass(slots=True, eq=False)
 class Load:
     """One run of a loader for one key, in one event loop.
@@ -392,11 +377,7 @@ class Load:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """One run of a batch loader in a task of its own, for the loads of several keys.
-
-    It accepts no more keys when its window is over, when it is full, or when a key comes that a dict cannot tell from
-    one in it; the next key opens the next batch, so that a slow loader delays no other key.
-    """
+    """One run of a batch loader in a task of its own, for the loads of several keys."""
 
     loader: BatchLoader
     loop: asyncio.AbstractEventLoop

@@ -261,9 +261,9 @@ def _advice_for(tool: ReadOperation, max_stale: float) -> Iterator[Recommendatio
     is_needless = seen.dropped >= _LEAST_COMPARED and seen.dropped_unchanged >= 0.9 * seen.dropped
     if is_needless and shares["invalidated"] > _MANY:
         reason = (
-            f"{shares['invalidated']:.0%} of {calls:,} calls asked for what a write had dropped, and "
-            f"{seen.dropped_unchanged:,.0f} of {seen.dropped:,.0f} of these results had not changed: the tags name "
-            "more than the writes change"
+            f"{shares['invalidated']:.0%} of {calls:,} calls asked for what was invalidated, and "
+            f"{seen.dropped_unchanged:,.0f} of {seen.dropped:,.0f} of these results had not changed: the tags "
+            "name more than the writes change, or too much is invalidated"
         )
         yield made("narrow_tags", reason, seen.dropped)
 

@@ -339,8 +339,8 @@ class Store:
         return None, swept
 
     def evidence_key(self, key: Hashable) -> int:
-        """Under which its owner remembers the latest load of a key. That of a session is no other one's."""
-        return hash(key if self.owner is None else (id(self), key))
+        """Under which its tool remembers the latest load of a key. That of a session is no other one's."""
+        return hash(key if self.session is None else (self.session, key))
 
     def evict(self) -> Entry:
         """Remove the least recently used entry."""

@@ -109,6 +109,8 @@ class Evidence:
         digest = None if stored is None else _digest(call, value, stored)
         expires = started if stored is None else stored.expires
         cause = _cause(former, present, started)
+        if cause == "invalidated" and store.owner is not None:
+            cause = None  # another session of this id has ended
         if cause is not None and call.source == "miss" and not call.is_fresh:
             self.causes[cause] += 1
         if former is not None and former.digest is not None and digest is not None:

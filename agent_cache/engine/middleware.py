@@ -1,9 +1,9 @@
 """Middleware: what `configure(middleware=...)` puts around the calls that no local hit has answered.
 
-A middleware is an ``async def (call, proceed)``. It is awaited in the task and the context of the call, `proceed` runs
-the rest of it, and what the tool does is untouched: the tool runs exactly once, and its answer or its error reaches the
-caller, whatever the middleware returns, and whichever `Exception` it raises. What is no `Exception` ends the call, as
-anywhere in Python, and a tool that has not begun does not run.
+A middleware is an ``async def (call, proceed)``. It is awaited in the task and the context of the call, and awaits
+`proceed` there at most once. What the tool does is untouched: it runs exactly once, and its answer or its error reaches
+the caller, whatever the middleware returns, and whichever `Exception` it raises. What is no `Exception` ends the call,
+as anywhere in Python, and a tool that has not begun does not run.
 
 One form serves every tool: the calls of a `def` are coroutines, too, which `engine.blocking` runs in the calling
 thread. A middleware around them may await `proceed()` and nothing else, as there is no event loop.
@@ -12,20 +12,21 @@ thread. A middleware around them may await `proceed()` and nothing else, as ther
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Self, final
+from typing import Any, final
 
 from agent_cache.config import CURRENT, Configuration, Installed
 from agent_cache.core.tags import Tag, TagRule
+from agent_cache.engine.blocking import running_loop
 from agent_cache.engine.operation import TOO_LONG, Operation, Proceed
 from agent_cache.engine.scope import Call
-from agent_cache.engine.state import LOG, warn_once
+from agent_cache.engine.state import LOG
 from agent_cache.values.canonical import MISSING
 
-__all__ = ["ToolCall", "observe_call", "observed", "shown_arguments"]
+__all__ = ["ToolCall", "observed", "shown_arguments"]
 
 
 @final
@@ -54,7 +55,6 @@ class ToolCall:
     is_stream: bool
     _operation: Any
     _arguments: Mapping[str, Any]
-    _call: Call | None
     source: str | None = None
     _tags: tuple[Tag, ...] | None = None
 
@@ -77,22 +77,20 @@ class ToolCall:
         """
         return self._known_tags() if self._tags is None else self._tags
 
-    def _known_tags(self) -> tuple[Tag, ...]:
+    def _known_tags(self, result: Any = MISSING) -> tuple[Tag, ...]:
         rules = self._operation.tags
-        return tuple(dict.fromkeys((*rules.static, *_rendered(rules.early, self._arguments, None))))
+        tags: tuple[Tag, ...] = (*rules.static, *_rendered(rules.early, self._arguments, None))
+        if result is not MISSING and result is not TOO_LONG:
+            tags += _rendered(rules.late, self._arguments, result)
+        return tuple(dict.fromkeys(tags))
 
-    def _end(self, result: Any = MISSING) -> None:
-        """Note how the call was answered, and let go of it: a middleware may keep what it was shown for long."""
-        call, late, change = self._call, self._operation.tags.late, partial(object.__setattr__, self)
-        if call is None:
-            return
-        change("_call", None)
-        change("source", call.source)
+    def _end(self, call: Call, result: Any = MISSING) -> None:
+        """Note how the call was answered, and nothing that a middleware would keep alive with this."""
+        object.__setattr__(self, "source", call.source)
         if not self.is_read_only and self._operation.policy.key_fn is not None:
-            change("_tags", call.tags)
-        elif late and result is not MISSING and result is not TOO_LONG:
-            tags = (*self._known_tags(), *_rendered(late, self._arguments, result))
-            change("_tags", tuple(dict.fromkeys(tags)))
+            object.__setattr__(self, "_tags", call.tags)
+        elif self._operation.tags.late:
+            object.__setattr__(self, "_tags", self._known_tags(result))
 
 
 def shown_arguments(operation: Operation[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,16 +116,16 @@ def observed(operation: Operation[Any], run: Proceed, configuration: Configurati
     """What runs a call, inside of the middleware that are configured, and with what a stream needs to know of it."""
     middleware = configuration.middleware_of(is_sync=operation.is_sync)
     if middleware:
-        run = partial(observe_call, middleware, run)
+        run = partial(_observe, middleware, run)
     return run if operation.around is None else partial(operation.around, run)
 
 
-def observe_call(middleware: tuple[Installed, ...], proceed: Proceed, call: Call) -> Awaitable[Any]:
+def _observe(middleware: tuple[Installed, ...], proceed: Proceed, call: Call) -> Awaitable[Any]:
     """Run a call inside of these middleware, the first one outermost."""
     operation, participants = call.operation, call.scope.participants
     session = participants[0].session_id if participants else None
     kind = operation.is_read, operation.is_sync, operation.is_stream
-    shown = ToolCall(operation.name, session, *kind, operation, call.arguments, call)
+    shown = ToolCall(operation.name, session, *kind, operation, call.arguments)
     begin: Callable[[], Awaitable[Any]] = partial(_run_shown, shown, proceed, call)
     for one in reversed(middleware):
         if one.observes(is_sync=shown.is_sync):
@@ -139,9 +137,9 @@ async def _run_shown(shown: ToolCall, proceed: Proceed, call: Call) -> Any:
     try:
         value = await proceed(call)
     except BaseException:
-        shown._end()
+        shown._end(call)
         raise
-    shown._end(value)
+    shown._end(call, value)
     return value
 
 
@@ -151,30 +149,69 @@ async def _run_inside(middleware: Installed, shown: ToolCall, begin: Callable[[]
     failure: Exception | None = None
     try:
         try:
-            returned = await middleware.function(shown, rest)
+            await middleware.function(shown, rest)
         except Exception as error:
             if error is rest.error:
                 raise
-            _remove(middleware, error, is_sync=shown.is_sync)
-            failure, returned = error, None
+            failure = error
         if rest.was_cancelled and not _is_cancelled():
             # A timeout of the middleware has cancelled the tool, so there is no other outcome. The caller is not
             # cancelled, and would end as if it were.
-            if failure is None:
-                failure = RuntimeError(f"the middleware {middleware.name} has cancelled the call and gone on")
-                _remove(middleware, failure, is_sync=shown.is_sync)
+            failure = failure or RuntimeError(f"the middleware {middleware.name} has cancelled the call and gone on")
+            _remove(middleware, failure, is_sync=shown.is_sync)
             raise failure
-        value = await rest.outcome()
-        if returned is not None and returned is not value:
-            warn_once(
-                "a middleware returned something else than what the tool did, which its caller did not get: "
-                "middleware observe calls and do not change them",
-                middleware.name,
-            )
-        return value
+        if failure is not None:
+            _remove(middleware, failure, is_sync=shown.is_sync)
+        if not rest.is_begun:
+            return await rest.run()
+        if rest.error is not None:
+            raise rest.error
+        return rest.value
     finally:
-        failure = None  # it refers to this frame
-        rest.close()
+        rest.is_begun, rest.error, failure = True, None, None  # their tracebacks refer to this frame
+
+
+class _Rest:
+    """The `proceed` of one middleware: the rest of its call, which is awaited once.
+
+    Attributes:
+        value, error: the outcome, once there is one.
+        was_cancelled: whether something has cancelled the task that it ran in, not the tool itself.
+    """
+
+    def __init__(self, begin: Callable[[], Awaitable[Any]]) -> None:
+        self._begin = begin
+        self._task = _task_here()
+        self.is_begun = self.was_cancelled = False
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+    async def __call__(self) -> Any:
+        if self.is_begun or _task_here() is not self._task:
+            raise RuntimeError("proceed() is awaited once, in the task of the call, before the middleware has ended")
+        value = await self.run()
+        return None if value is TOO_LONG else value
+
+    async def run(self) -> Any:
+        """Run the rest, and note its outcome."""
+        self.is_begun = True
+        try:
+            self.value = await self._begin()
+        except BaseException as error:
+            self.error = error
+            self.was_cancelled = isinstance(error, asyncio.CancelledError) and _is_cancelled()
+            raise
+        return self.value
+
+
+def _task_here() -> asyncio.Task[Any] | None:
+    return None if running_loop() is None else asyncio.current_task()
+
+
+def _is_cancelled() -> bool:
+    """Whether something has cancelled the task that this runs in. Without a task: True."""
+    task = _task_here()
+    return task is None or task.cancelling() > 0
 
 
 def _remove(middleware: Installed, error: Exception, *, is_sync: bool) -> None:
@@ -189,82 +226,3 @@ def _remove(middleware: Installed, error: Exception, *, is_sync: bool) -> None:
             exc_info=error,
             extra={"agent_cache_event": "a middleware raised", "agent_cache_tool": middleware.name},
         )
-
-
-def _is_cancelled() -> bool:
-    """Whether something has cancelled the task that this runs in. Without a task: True."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        return True
-    return task is None or task.cancelling() > 0
-
-
-class _Rest:
-    """The `proceed` of one middleware: the rest of its call, which runs once.
-
-    To call it returns itself, to be awaited: a coroutine that nobody awaits would be a warning, and be awaited once.
-
-    Attributes:
-        error: what the rest has raised, once it has.
-        was_cancelled: whether something has cancelled the task that it ran in, not the tool itself.
-    """
-
-    def __init__(self, begin: Callable[[], Awaitable[Any]]) -> None:
-        self._begin: Callable[[], Awaitable[Any]] | None = begin
-        self._ended: asyncio.Future[_Outcome] | None = None
-        self._is_closed = False
-        self._outcome: _Outcome | None = None
-        self.error: BaseException | None = None
-        self.was_cancelled = False
-
-    def __call__(self) -> Self:
-        return self
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        value = yield from self.outcome().__await__()
-        return None if value is TOO_LONG else value
-
-    async def outcome(self) -> Any:
-        """Run the rest, or give the outcome that it had. While it runs in another task, wait for it."""
-        begin, self._begin = self._begin, None
-        if begin is not None:
-            try:
-                value = await begin()
-            except BaseException as error:
-                self.was_cancelled = isinstance(error, asyncio.CancelledError) and _is_cancelled()
-                self._end((None, error))
-                raise
-            self._end((value, None))
-            return value
-        if self._is_closed:
-            raise RuntimeError("proceed() was called after the middleware had ended")
-        outcome = self._outcome
-        if outcome is None:  # it is handed over, since the middleware may end before this task goes on
-            self._ended = self._ended or asyncio.get_running_loop().create_future()
-            outcome = await asyncio.shield(self._ended)
-        value, failure = outcome
-        try:
-            if failure is not None:
-                raise failure
-            return value
-        finally:
-            del failure, outcome  # a traceback refers to this frame
-
-    def _end(self, outcome: _Outcome) -> None:
-        """Note the outcome, and give it to those that wait for it."""
-        if not self._is_closed:
-            self._outcome, self.error = outcome, outcome[1]
-        if self._ended is not None:
-            self._ended.set_result(outcome)
-
-    def close(self) -> None:
-        """Let go of the outcome, whose traceback refers to this. A run in another task goes on, and who waits for it is
-        given its outcome.
-        """
-        self._begin = self._outcome = self.error = None
-        self._is_closed = True
-
-
-_Outcome = tuple[Any, BaseException | None]
-"""A value, or an error."""

@@ -24,10 +24,6 @@ from agent_cache.values.canonical import MISSING
 
 __all__ = ["refresh", "serve_expired"]
 
-_reloads: dict[Any, dict[object, object]] = {}
-"""Background reloads by the entry that they replace: their tasks, in each event loop, which holds tasks only weakly.
-Those of synchronous tools are under `blocking.THREADS`."""
-
 
 async def serve_expired(proceed: Proceed, call: Call) -> Any:
     """Answer with a result in its grace period and reload it in the background, or replace a failed load by it.
@@ -40,7 +36,8 @@ async def serve_expired(proceed: Proceed, call: Call) -> Any:
     if policy.grace:
         entry, value = _expired(call, within, policy.grace)
         if entry is not None:
-            _reload_expired(call, entry, proceed)
+            if (call.key, _loop_of(call)) not in call.local.store.flights:
+                _start(_reload_of(call), entry, proceed)
             call.source, call.cost = "hit", entry.cost
             call.flight = ServedEntry(entry)  # type: ignore[assignment]  # as much of one as sessions ask for
             return value
@@ -81,6 +78,11 @@ def _expired(call: Call, within: Flight | None, kept_for: float) -> tuple[Entry 
 
 # Reloads
 
+_reloads: dict[tuple[Any, object], object] = {}
+"""Reloads that run, by their event loop, `blocking.THREADS` for a `def`, and the entry that each replaces. Event loops
+hold tasks only weakly.
+"""
+
 
 def refresh(call: Call) -> None:
     """Reload an entry in the background while the old value is served.
@@ -93,15 +95,6 @@ def refresh(call: Call) -> None:
     _start(reload, reload, call.local.setup.reload)
 
 
-def _reload_expired(call: Call, entry: Entry, run: Proceed) -> None:
-    """Reload an expired local entry in the background, unless a load of it runs already: in this event loop, or in any
-    thread, if the tool is synchronous. Tiers are asked first: another process may have reloaded it.
-    """
-    loop = THREADS if call.operation.is_sync else event_loop(call.operation.name)
-    if entry not in _reloads.get(loop, ()) and (call.key, loop) not in call.local.store.flights:
-        _start(_reload_of(call), entry, run)
-
-
 def _reload_of(call: Call) -> Call:
     reload = Call(call.operation, call.local, call.key, call.args, call.kwargs, "miss")
     reload.tags = call.tags
@@ -109,26 +102,21 @@ def _reload_of(call: Call) -> Call:
     return reload
 
 
+def _loop_of(call: Call) -> Any:
+    return THREADS if call.operation.is_sync else event_loop(call.operation.name)
+
+
 def _start(reload: Call, replaces: object, run: Proceed) -> None:
-    name = f"agent_cache refreshes {reload.operation.name}"
-    loop: Any = THREADS if reload.operation.is_sync else event_loop(reload.operation.name)
-    if loop not in _reloads:
-        for ended in [each for each in list(_reloads) if each != THREADS and each.is_closed()]:
-            _reloads.pop(ended, None)
-    reloads = _reloads.setdefault(loop, {})
-    if reloads.setdefault(replaces, reload) is not reload:
-        return  # another thread was faster
+    """Reload in a task, or in a thread. Tiers are asked first: another process may have reloaded it."""
+    name, loop, context = f"agent_cache refreshes {reload.operation.name}", _loop_of(reload), copy_context()
+    for known in [each for each in list(_reloads) if each[0] != THREADS and each[0].is_closed()]:
+        _reloads.pop(known, None)
+    key = loop, replaces
+    if _reloads.setdefault(key, reload) is not reload:
+        return  # it runs already; perhaps another thread was faster
 
     def forget(_task: object = None) -> None:
-        reloads.pop(replaces, None)
-        if not reloads and loop != THREADS:
-            _reloads.pop(loop, None)
-
-    if loop != THREADS:
-        reloads[replaces] = task = loop.create_task(_reload(reload, run), name=name)
-        task.add_done_callback(forget)
-        return
-    context = copy_context()
+        _reloads.pop(key, None)
 
     def work() -> None:
         try:
@@ -136,7 +124,10 @@ def _start(reload: Call, replaces: object, run: Proceed) -> None:
         finally:
             forget()
 
-    if not start_thread(work, name):
+    if loop != THREADS:
+        _reloads[key] = task = loop.create_task(_reload(reload, run), name=name)
+        task.add_done_callback(forget)
+    elif not start_thread(work, name):
         forget()
 
 

@@ -30,9 +30,6 @@ from agent_cache import (
     configure,
 )
 from agent_cache.config import CURRENT
-from agent_cache.engine.call import load
-from agent_cache.engine.middleware import observe_call
-from agent_cache.engine.scope import ROOT
 from agent_cache.recording import record, replay
 from agent_cache.testing import FakeClock, MemoryServer, MemoryTier
 from tests.harness.gates import idle, started
@@ -381,10 +378,6 @@ async def raise_instead(call: ToolCall, proceed: Proceed) -> Any:
 async def call_nothing(call: ToolCall, proceed: Proceed) -> Any: ...
 
 
-async def call_and_do_not_wait(call: ToolCall, proceed: Proceed) -> Any:
-    proceed()
-
-
 async def swallow(call: ToolCall, proceed: Proceed) -> Any:
     try:
         return await proceed()
@@ -401,7 +394,7 @@ async def call_twice(call: ToolCall, proceed: Proceed) -> Any:
     return result
 
 
-INTRUDERS = [raise_before, raise_after, raise_instead, call_nothing, call_and_do_not_wait, swallow, call_twice]
+INTRUDERS = [raise_before, raise_after, raise_instead, call_nothing, swallow, call_twice]
 
 
 @pytest.mark.parametrize("tool", TOOLS)
@@ -508,122 +501,23 @@ async def test_one_that_tells_kinds_apart_serves_both(orders: Orders):
     assert calls == ["get_now", "get"] * 2
 
 
-async def test_another_answer_than_the_tools_is_not_used_and_said(orders: Orders, caplog: pytest.LogCaptureFixture):
-    async def improve(call: ToolCall, proceed: Proceed) -> Any:
-        return {**await proceed(), "better": True}
-
-    with configure(middleware=(improve,)):
-        for number in "78":
-            assert await orders.get(number) == {"id": number, "user": "ann"}
-    (line,) = caplog.records
-    assert "improve" in line.getMessage()
+async def in_another_task(call: ToolCall, proceed: Proceed) -> Any:
+    return await asyncio.ensure_future(proceed())
 
 
-async def test_proceed_may_be_awaited_by_several_tasks(orders: Orders):
-    gate = asyncio.Event()
-    results: list[Any] = []
-
-    @AgentCacheInvalidator("order", name="slow_save")
-    async def slow_save() -> str:
-        orders.runs.append("saved")
-        await gate.wait()
-        return "done"
-
-    async def gather(call: ToolCall, proceed: Proceed) -> None:
-        results.extend(await asyncio.gather(proceed(), proceed()))
-
-    with configure(middleware=(gather,)):
-        task = await started(slow_save())
-        gate.set()
-        assert await task == "done"
-    assert results == ["done", "done"]
-    assert orders.runs == ["saved"]
+async def left_behind(call: ToolCall, proceed: Proceed) -> Any:
+    KEPT.append(proceed)
 
 
-async def test_a_run_that_a_middleware_has_left_to_a_task_is_waited_for():
-    gate = asyncio.Event()
-    tasks = []
-
-    @AgentCache("order", name="left_alone")
-    async def left_alone() -> str:
-        await gate.wait()
-        return "done"
-
-    async def start(call: ToolCall, proceed: Proceed) -> None:
-        tasks.append(asyncio.ensure_future(proceed()))
-        await asyncio.sleep(0)
-
-    with configure(middleware=(start,)):
-        task = await started(left_alone())
-        assert not task.done()
-        gate.set()
-        assert await task == "done"
-    assert await tasks[0] == "done"
+KEPT: list[Proceed] = []
 
 
-@pytest.mark.parametrize("order_id", ["7", "bad"])
-async def test_a_task_that_waits_for_the_run_gets_its_outcome_although_the_middleware_ends_first(order_id: str):
-    gate = asyncio.Event()
-    tasks: list[asyncio.Task[Any]] = []
-
-    @AgentCacheInvalidator("order", name="watched")
-    async def watched(order_id: str) -> str:
-        await gate.wait()
-        if order_id == "bad":
-            raise LookupError(order_id)
-        return order_id
-
-    async def outcome(proceed: Proceed) -> Any:
-        try:
-            return await proceed()
-        except LookupError as error:
-            return error.args
-
-    async def watch(call: ToolCall, proceed: Proceed) -> None:
-        tasks.append(asyncio.create_task(outcome(proceed)))
-        await proceed()
-
-    with configure(middleware=(watch,)):
-        task = await started(watched(order_id))
-        gate.set()
-        assert await outcome(lambda: task) == (("bad",) if order_id == "bad" else "7")
-    assert await tasks[0] == await outcome(lambda: task)
-
-
-async def test_tasks_that_wait_for_the_run_get_its_outcome_although_the_call_was_cancelled():
-    """The run is in a task of the middleware, which goes on."""
-    gate = asyncio.Event()
-    tasks: list[asyncio.Task[Any]] = []
-
-    @AgentCacheInvalidator("order", name="run_in_a_task")
-    async def run_in_a_task() -> str:
-        await gate.wait()
-        return "done"
-
-    async def start_two(call: ToolCall, proceed: Proceed) -> None:
-        tasks.extend(asyncio.ensure_future(proceed()) for _ in range(2))
-        await asyncio.Event().wait()
-
-    with configure(middleware=(start_two,)):
-        task = await started(run_in_a_task())
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-    gate.set()
-    async with asyncio.timeout(100):
-        assert await asyncio.gather(*tasks) == ["done", "done"]
-
-
-async def test_proceed_cannot_be_kept_for_later(orders: Orders):
-    kept: list[Proceed] = []
-
-    async def keep(call: ToolCall, proceed: Proceed) -> None:
-        kept.append(proceed)
-
-    with configure(middleware=(keep,)):
-        await orders.get("7")
-    with pytest.raises(RuntimeError, match="after the middleware had ended"):
-        await kept[0]()
+async def test_proceed_is_awaited_once_and_by_the_call_itself(orders: Orders, caplog: pytest.LogCaptureFixture):
+    with configure(middleware=(in_another_task, left_behind)):
+        assert await orders.get("7") == {"id": "7", "user": "ann"}
+    assert "in_another_task: a middleware raised" in caplog.text
+    with pytest.raises(RuntimeError, match="awaited once, in the task of the call"):
+        await KEPT.pop()()
     assert orders.runs == ["7"]
 
 
@@ -921,27 +815,6 @@ async def test_instrumentation_stays_beside_what_is_configured(orders: Orders):
     CURRENT.instrument(outer)
     agent_cache.testing.reset()
     assert CURRENT.value.middleware == ()
-
-
-def observed(run: Any) -> bool:
-    """Whether this half of a plan has middleware in it."""
-    return isinstance(run, partial) and (run.func is observe_call or any(map(observed, run.args)))
-
-
-async def test_without_any_a_call_takes_the_same_steps_as_ever(orders: Orders):
-    """Also after there were some."""
-    for tool in (orders.get, orders.get_now, orders.save):
-        operation: Any = tool.__agent_cache__
-        for middleware in ((), (Seen(),), ()):
-            with configure(middleware=middleware):
-                setup = ROOT.local(operation).setup
-                assert observed(setup.run) == bool(middleware)
-                if operation.is_read:
-                    assert not observed(setup.reload)
-                    assert observed(setup.uncached) == bool(middleware)
-    setup = ROOT.local(orders.get.__agent_cache__).setup
-    assert setup.follows_at_once
-    assert setup.run is setup.reload is load
 
 
 def plain(call: Any, proceed: Any) -> Any:

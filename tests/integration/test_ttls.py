@@ -343,12 +343,15 @@ async def test_a_method(name: str):
     assert get_ttl(Shop.offers) == 10
 
 
-async def test_tools_of_a_toolbox_before_and_after_their_first_call(clock: FakeClock, name: str, loads: Loads):
+async def test_tools_of_a_toolbox_from_their_first_call_on(clock: FakeClock, name: str, loads: Loads):
     box = Toolbox({"get_*": Read(name, ttl=100), "put": Write(name), "now": Watch()}, namespace=name)
 
     async def run() -> Any:
         return loads.next()
 
+    with pytest.raises(ConfigurationError, match="of a tool that a toolbox has called"):
+        set_ttl(f"{name}:get_it", 10)
+    await box.call("get_it", {}, run)
     assert get_ttl(f"{name}:get_it") == 100
     set_ttl(f"{name}:get_it", 10)
     assert get_ttl(f"{name}:get_it") == 10
@@ -356,11 +359,11 @@ async def test_tools_of_a_toolbox_before_and_after_their_first_call(clock: FakeC
     box.call_sync("get_it", {}, loads.next)
     clock.advance(9)
     await box.call("get_it", {}, run)
-    assert loads.count == 2
+    assert loads.count == 3
     clock.advance(1)
     await box.call("get_it", {}, run)
     box.call_sync("get_it", {}, loads.next)
-    assert loads.count == 4
+    assert loads.count == 5
     await box.call("now", {}, run)
     for bad in ("put", "now", "unknown"):
         with pytest.raises(ConfigurationError):
