@@ -5,10 +5,9 @@ its own speed, and what all have passed is freed. The beginning is kept, up to `
 join and to be stored. The generator goes on when a caller wants a chunk that is not there.
 
 A `Cursor` is one call: what its caller iterates over. It makes that call as other tools are called, with the tuple of
-the chunks as the result; the generator runs in the call that leads the load, which goes on when its own caller has
-left, and is cancelled with the last one. Of an `async def` the call is a task, since a generator with timeouts or
-context variables has to stay in one. Of a `def` it is a coroutine that its caller continues by hand: such a run has
-this one caller, in whose thread the generator stays.
+the chunks as the result. Of an `async def` the call is a task, since a generator with timeouts or context variables has
+to stay in one; it goes on when its own caller has left, and is cancelled with the last one that follows it. Of a `def`
+it is a coroutine that its caller continues by hand, in its thread, and nobody else follows it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from agent_cache.clock import CLOCK
 from agent_cache.core.options import DEFAULT_STREAM_BYTES
 from agent_cache.core.store import Entry, UnsharedEntry
 from agent_cache.core.versions import VERSIONS
-from agent_cache.engine.blocking import run_blocking, running_loop, wait_for_future
+from agent_cache.engine.blocking import wait_for_future
 from agent_cache.engine.call import hit, run
 from agent_cache.engine.flight import Flight
 from agent_cache.engine.interception import InterceptedCall
@@ -50,30 +49,23 @@ WAIT: Final = object()
 
 _NO_SIZE: Final = size_of()
 
+_MOST_BEHIND: Final = 10
+"""How many times ``max_stream_bytes`` a caller may be behind another one of the same run."""
+
+_NOT_SHARED: Final = UnsharedEntry(None, 0.0, 0.0)
+"""Lets a call that waits for a load run the tool by itself."""
+
 
 # Runs
 
 
-@coroutine
-def _pause() -> Generator[object, None, None]:
-    """Return from the run of a `def` to the caller that has continued it."""
-    yield _pause
-
-
 @dataclass(slots=True, eq=False)
 class _Chunk:
-    """One chunk of a run.
+    """One chunk of a run."""
 
-    Attributes:
-        value: what the generator yielded: for the call that leads, and for others if it may be shared.
-        copier: makes what others get and what is stored; None if the chunk may be shared.
-        end: bytes of all chunks up to this one.
-        next: the next chunk, None until there is one.
-    """
-
-    value: Any
-    copier: Callable[[], Any] | None
-    end: int
+    value: Any  # for the call that leads, and for others if it may be shared
+    copier: Callable[[], Any] | None  # makes what others get and what is stored; None if it may be shared
+    end: int  # bytes of all chunks up to this one
     next: _Chunk | None = None
 
 
@@ -81,16 +73,8 @@ class Stream:
     """One run of a generator, and the chunks that its callers follow.
 
     Who follows it is changed under the lock of the versions, in which callers join. Chunks are taken without a lock.
-
-    Args:
-        operation: the tool.
-        leader: the cursor whose call runs the generator; None for a reload in the background.
-        flight: the load that this is; None if it is not shared.
-
-    Attributes:
-        error: the exception that has ended the generator.
-        seconds: for how long the generator has run: not for how long it waited for its callers.
-        wanted: set when a caller wants the next chunk of an async generator.
+    The call of `leader` runs the generator; there is none for a reload in the background, and no `flight` where the run
+    is not shared. `seconds` are those that the generator took, without what its callers took between the chunks.
     """
 
     def __init__(self, operation: Any, leader: Cursor | None, flight: Flight | None = None) -> None:
@@ -106,17 +90,13 @@ class Stream:
             self.admit(leader)
 
     async def run(self, generator: Any) -> Any:
-        """Read a generator to its end, as its callers want it. Returns the tuple of its chunks, or `TOO_LONG`.
-
-        Without a caller, it ends where it is too long to be stored.
-
-        Raises:
-            BaseException: what the generator raised.
+        """Read a generator to its end, as its callers want it; without one, until it is too long to be stored. Returns
+        the tuple of its chunks, or `TOO_LONG`.
         """
         is_sync = self._operation.is_sync
         end = StopIteration if is_sync else StopAsyncIteration
         try:
-            while self._cursors or self.leader is not None or self._kept is not None:
+            while self.leader is not None or self._cursors or self._kept is not None:
                 began = CLOCK.now()
                 try:
                     value = next(generator) if is_sync else await anext(generator)
@@ -157,7 +137,7 @@ class Stream:
                 self.unshare("it depends on a session or a tenant, whose data other callers must not get")
         size = getsizeof(value) if is_immutable else size_of(value) - _NO_SIZE  # `size_of` takes 1 us
         last, self._last = self._last, _Chunk(value, copier, self._last.end + size)
-        if self._last.end <= self._limit and self._kept is not None:
+        if self._kept is not None and self._last.end <= self._limit:
             self._kept.append(self._last)
         elif self._kept is not None:
             with VERSIONS.lock:
@@ -168,13 +148,10 @@ class Stream:
                 warn_once("a stream was longer than max_stream_bytes, so it was not cached", self._operation.name)
         last.next = self._last
         for cursor in tuple(self._cursors):
-            if (at := cursor.at) is not None and last.end - at.end > _MOST_BEHIND * self._limit:
+            if cursor.at is not None and last.end - cursor.at.end > _MOST_BEHIND * self._limit:
                 hint = "read it faster, close it, or give the tool a larger max_stream_bytes"
-                cursor.error = RuntimeError(f"this stream is too far ahead of this caller: {hint}")
-                cursor.at = None
+                cursor.error, cursor.at = RuntimeError(f"this stream is too far ahead of this caller: {hint}"), None
             cursor.wake()
-
-    # Who follows it
 
     def admit(self, cursor: Cursor) -> None:
         """Let a call follow it from its beginning. If it is shared, the caller holds the lock."""
@@ -206,13 +183,6 @@ class Stream:
                         cursor.error = RuntimeError(f"this stream was shared with another caller, and now {reason}")
             if flight is not None:
                 flight.land(_NOT_SHARED)
-
-
-_MOST_BEHIND: Final = 10
-"""How many times ``max_stream_bytes`` a caller may be behind another one of the same run."""
-
-_NOT_SHARED: Final = UnsharedEntry(None, 0.0, 0.0)
-"""Lets a call that waits for a load run the tool by itself."""
 
 
 class StreamFlight(Flight):
@@ -249,35 +219,21 @@ class Cursor:
     """One call of a streaming tool, and where its caller is in the chunks of the run that answers it.
 
     Args:
-        operation: the tool.
-        answer: makes the call, and returns what it returns; None if it has been answered.
-        value: that answer.
-
-    Attributes:
-        at: the last chunk that was taken, or the beginning.
-        call: the `Call` that it makes, once there is one.
-        count: how many chunks were taken.
-        error: what its caller gets, since it cannot follow its run any more.
-        on_end: is called when its caller has stopped reading.
-        outcome: the result of the call, and what it has raised; None as long as it runs.
-        stream: the run that it follows, once there is one.
+        answer: makes the call, and returns what it returns; None if it has been answered by `value`.
     """
 
     def __init__(
         self, operation: Operation[Any], answer: Callable[[], Awaitable[Any]] | None = None, value: Any = None
     ) -> None:
-        self._operation: Any = operation
-        self.at: _Chunk | None = None
-        self.call: Call | None = None
-        self.count = 0
-        self.error: Exception | None = None
-        self.on_end: Callable[[], object] = int
-        self.outcome: tuple[Any, BaseException | None] | None = None
-        self.stream: Stream | None = None
-        if answer is None:
-            self.outcome = value, None
-        else:
-            self._start(answer)
+        self.stream: Stream | None = None  # that it follows, once there is one
+        self.at: _Chunk | None = None  # the last one that was taken, or the beginning
+        self.count = 0  # of the chunks that were taken
+        self.call: Call | None = None  # once there is one
+        self.error: Exception | None = None  # what its caller gets, since it cannot follow its run any more
+        self.on_end: Callable[[], object] = int  # called when its caller has stopped reading
+        self.outcome: tuple[Any, BaseException | None] | None = (value, None) if answer is None else None
+        if answer is not None:
+            self._start(operation, answer)
 
     async def _make_call(self, answer: Callable[[], Awaitable[Any]]) -> None:
         _CURSOR.set(self)
@@ -288,12 +244,7 @@ class Cursor:
         self.wake()
 
     def take(self) -> Any:
-        """The next chunk, `WAIT`, or `END`.
-
-        Raises:
-            BaseException: what the call has raised, after its chunks; that of its run, if chunks of it were taken and
-                a stored answer would replace them.
-        """
+        """The next chunk, `WAIT`, or `END`. Raises what the call has raised, after its chunks."""
         if self.error is not None:
             raise self.error
         at, stream = self.at, self.stream
@@ -305,7 +256,7 @@ class Cursor:
             return WAIT
         value, error = self.outcome
         if error is None and self.count and stream is not None:
-            error = stream.error
+            error = stream.error  # a stored answer would replace the chunks that were taken
         if error is not None:
             raise error
         if value is TOO_LONG:
@@ -314,30 +265,6 @@ class Cursor:
         rest = iter(value[self.count :] if type(value) is tuple else (value,))
         self.take = partial(next, rest, END)  # type: ignore[method-assign]  # a hit takes its chunks without a frame
         return next(rest, END)
-
-    def leave(self) -> Any:
-        """Stop reading, and wait until the run has ended, if nobody else follows it. To be awaited, if it is async.
-
-        Raises:
-            Exception: what the generator raised when it was closed.
-        """
-        work = self._leave()
-        return run_blocking(work) if self._operation.is_sync else work
-
-    async def _leave(self) -> None:
-        stream = self.stream
-        leader = self if stream is None else stream.leader
-        is_last = stream is None or stream.remove(self)
-        running = [one for one in {self, leader} if one is not None and one.outcome is None]
-        ending = [one for one in running if is_last or one is not leader]
-        try:
-            if ending:
-                await self._cancel(ending)
-            error = None if self.outcome is None else self.outcome[1]
-            if self in ending and error is not None and not isinstance(error, CancelledError):
-                raise error
-        finally:
-            self.on_end()
 
     def refuse(self) -> None:
         """Refuse a value that is sent into the stream."""
@@ -348,14 +275,13 @@ class Cursor:
 
     # What differs for a `def`: see `ThreadCursor`
 
-    def _start(self, answer: Callable[[], Awaitable[Any]]) -> None:
-        name = self._operation.name
+    def _start(self, operation: Operation[Any], answer: Callable[[], Awaitable[Any]]) -> None:
         self._news = asyncio.Event()
-        self._loop = event_loop(name)
-        self._task = self._loop.create_task(self._make_call(answer), name=f"agent_cache streams {name}")
+        name = f"agent_cache streams {operation.name}"
+        self._task = event_loop(operation.name).create_task(self._make_call(answer), name=name)
 
     async def wait(self) -> None:
-        """Wait until there may be another chunk. To be awaited, if it is async."""
+        """Wait until there may be another chunk."""
         self._news.clear()
         if self.stream is not None:
             self.stream.wanted.set()
@@ -365,15 +291,27 @@ class Cursor:
         """Let it look again, if it waits."""
         self._news.set()
 
-    async def _cancel(self, ending: list[Any]) -> None:
-        tasks = [one._task for one in ending]
-        if running_loop() is self._loop:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)  # cancelled itself, it cancels them again
-        elif not self._loop.is_closed():  # closed by another loop, or by the garbage collector without one
-            for task in tasks:
-                self._loop.call_soon_threadsafe(task.cancel)
+    async def leave(self) -> None:
+        """Stop reading, and wait until the run has ended, if nobody else follows it."""
+        stream = self.stream
+        leader = self if stream is None else stream.leader
+        is_last = stream is None or stream.remove(self)
+        running = [one for one in {self, leader} if one is not None and one.outcome is None]
+        ending = [one for one in running if is_last or one is not leader]
+        try:
+            for one in ending:
+                one._task.cancel()
+            if ending:  # cancelled itself, it cancels them again
+                await asyncio.gather(*[one._task for one in ending], return_exceptions=True)
+            if self in ending:
+                self._raise_failure()
+        finally:
+            self.on_end()
+
+    def _raise_failure(self) -> None:
+        error = None if self.outcome is None else self.outcome[1]
+        if error is not None and not isinstance(error, CancelledError):
+            raise error
 
 
 _CURSOR: ContextVar[Cursor | None] = ContextVar("agent_cache_cursor", default=None)
@@ -386,10 +324,16 @@ def _cursor_here() -> Cursor | None:
     return cursor if cursor is not None and cursor.call is PLACE.get().call is not None else None
 
 
+@coroutine
+def _pause() -> Generator[object, None, None]:
+    """Return from the run of a `def` to the caller that has continued it."""
+    yield _pause
+
+
 class ThreadCursor(Cursor):
     """The call of a synchronous generator, which its caller continues, in a context of its own."""
 
-    def _start(self, answer: Callable[[], Awaitable[Any]]) -> None:
+    def _start(self, operation: Operation[Any], answer: Callable[[], Awaitable[Any]]) -> None:  # noqa: ARG002 - as `Cursor` has it
         self._context, self._coroutine = copy_context(), self._make_call(answer)
 
     def wait(self) -> None:  # type: ignore[override]  # nothing is to be awaited
@@ -398,14 +342,17 @@ class ThreadCursor(Cursor):
     def wake(self) -> None:
         """Nothing waits: see `wait`."""
 
-    async def _cancel(self, ending: list[Any]) -> None:  # noqa: ARG002 - nobody follows it
-        interruption: BaseException | None = CancelledError("nobody reads this stream any more")
+    def leave(self) -> None:  # type: ignore[override]  # nothing is to be awaited
         try:
-            while self.outcome is None:
-                self._go_on(interruption)
-                interruption = None
+            if self.outcome is None:
+                self._go_on(CancelledError("nobody reads this stream any more"))
+                while self.outcome is None:
+                    self._go_on()
+                self._raise_failure()
         except CancelledError:
             pass  # it had not begun
+        finally:
+            self.on_end()
 
     def _go_on(self, interruption: BaseException | None = None) -> None:
         """Go on to the next chunk, or to the end. What interrupts this thread is raised inside of the run."""
@@ -462,16 +409,13 @@ async def _note_call(proceed: Proceed, call: Call) -> Any:
 
 
 class _Streaming(Operation[Any]):
-    """What streaming tools of both kinds have in common.
-
-    Attributes:
-        iterate: makes a generator, or an async one, over the cursor that its argument makes: see `engine.body`.
-    """
+    """What streaming tools of both kinds have in common."""
 
     __slots__ = ()
 
     is_stream = True
     iterate: Callable[[Callable[[], Cursor]], Any]
+    """Makes a generator, or an async one, over the cursor that its argument makes: see `engine.body`."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -514,10 +458,8 @@ class _Streaming(Operation[Any]):
 
 
 class StreamingRead(_Streaming, ReadOperation):
-    """A decorated read tool that is a generator function, async or not. Its result is the tuple of its chunks.
-
-    Attributes:
-        chunk_rule: how chunks are protected from callers that change them.
+    """A decorated read tool that is a generator function, async or not. Its result is the tuple of its chunks, which
+    `chunk_rule` protects from callers that change them.
     """
 
     __slots__ = ("chunk_rule", "iterate")
@@ -555,11 +497,7 @@ class StreamingRead(_Streaming, ReadOperation):
         return self.iterate(lambda: self.read(PLACE.get().scope, self.key_or_unkeyed(arguments), *split, is_fresh=True))
 
     async def set(self, value: Any, /, *args: Any, **kwargs: Any) -> bool:
-        """Store the chunks of a stream that the caller has, as if a load had yielded them. See `ReadOperation.set`.
-
-        Raises:
-            TypeError: if they are not a sequence of chunks.
-        """
+        """Store the chunks of a stream that the caller has, as if a load had yielded them: as `ReadOperation.set`."""
         if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Iterable):
             raise TypeError(f"set takes the sequence of chunks of {self.name}, not a {type(value).__name__}")
         return await super().set(tuple(value), *args, **kwargs)
@@ -580,9 +518,7 @@ class StreamingWrite(_Streaming, WriteOperation):
 
 def proceed_stream(call: InterceptedCall) -> Any:
     """Make an intercepted call of a streaming tool as if there were no interceptor: as `InterceptedCall.proceed`.
-
-    Returns:
-        A generator, or an async one.
+    Returns a generator, or an async one.
     """
     operation: Any = call.operation
 
