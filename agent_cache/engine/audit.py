@@ -1,9 +1,8 @@
 """Audits: a share of the local hits is checked, by running the tool again beside them.
 
 The lookups of an audited tool find nothing in that share of the calls, drawn at random, so that these reach
-`engine.call.run`, which has the arguments. There the same lookup is made again, the caller gets its hit as ever, and
-`begin_audit` starts the tool in a task of its own, or in a thread for a `def`. The lookups of other tools know nothing
-of this.
+`engine.call.run`. There the same lookup is made again, the caller gets its hit as ever, and `begin_audit` starts the
+tool in a task of its own, or in a thread for a `def`. The lookups of other tools know nothing of this.
 
 A difference proves that a tag is missing only if no write has touched the entry since the hit. That is asked in the
 same step in which the entry is looked up again and dropped. In a fleet the messages of other processes may still be
@@ -21,19 +20,18 @@ from contextvars import copy_context
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
-from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
-from agent_cache.core.store import Entry, Lookup, Store
+from agent_cache.core.store import Entry, Lookup
 from agent_cache.core.tags import Tag, root_of
 from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.blocking import in_background, run_blocking, start_thread
 from agent_cache.engine.middleware import shown_arguments
 from agent_cache.engine.operation import TOO_LONG, Operation, Proceed
 from agent_cache.engine.scope import INTERCEPTORS, PLACE, ROOT, Call, LocalTool, Participant, Scope
-from agent_cache.engine.state import LOG, READERS, forget_oldest, warn_once, write_now
+from agent_cache.engine.state import LOG, READERS, warn_once, write_now
 from agent_cache.engine.tiers import request_of
 from agent_cache.values.canonical import MISSING
 from agent_cache.values.compare import fingerprint
@@ -43,8 +41,8 @@ if TYPE_CHECKING:
     from random import Random
 
 __all__ = [
-    "StaleHit", "begin_audit", "chooses", "forget_audits", "note_load", "note_tool", "note_write", "notes_writes",
-    "sampled_lookup", "sampling",
+    "StaleHit", "begin_audit", "chooses", "forget_audits", "note_tool", "note_write", "notes_writes", "sampled_lookup",
+    "sampling",
 ]  # fmt: skip
 
 
@@ -58,9 +56,8 @@ class StaleHit:
         cached: the answer that it got.
         fresh: what the tool has returned since.
         tags: what the cached answer depends on.
-        writes: the write tools that have run in this process since that answer was loaded, the oldest first, and the
-            tags that each has touched: the one that is missing a tag is often among them. The last 1,000 at most; all
-            that are known if the answer was loaded before its tool was audited.
+        writes: the last 100 runs of write tools in this process, the oldest first, and the tags that each has touched:
+            the one that is missing a tag is often among them. Those before the first audited tool are not known.
         session: the id of the innermost session of the call, None outside of sessions.
     """
 
@@ -111,23 +108,16 @@ def _apply(old: Configuration, new: Configuration) -> None:
 CURRENT.listeners.append(_apply)
 
 
-# The writes that have run since an answer was loaded
+# The writes that have run last
 
 _Ran = tuple[Operation[Any], tuple[Tag, ...]]
 """A write tool, and the tags that a call of it has touched."""
 
-_MAX_LOADS: Final = 10_000
-"""Answers of one store of which it is known when they were loaded."""
-
-_numbers = count(1)
 _writing: dict[Call, None] = {}
 """The write tools that run."""
 
-_written: deque[tuple[int, _Ran]] = deque(maxlen=1_000)
-"""The last ones that have ended, numbered in that order."""
-
-_loads: weakref.WeakKeyDictionary[Store, dict[Hashable, int]] = weakref.WeakKeyDictionary()
-"""The number that the next write to end had when an answer was loaded."""
+_written: deque[_Ran] = deque(maxlen=100)
+"""The last ones that have ended."""
 
 _audited: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
 """Tools with a share of their own."""
@@ -142,7 +132,7 @@ def note_tool(operation: Operation[Any]) -> None:
 
 
 def notes_writes(configuration: Configuration) -> bool:
-    """Whether any tool is audited, so that writes and loads are to be noted."""
+    """Whether any tool is audited, so that writes are to be noted."""
     return configuration.audit > 0 or bool(_audited)
 
 
@@ -153,19 +143,7 @@ async def note_write(proceed: Proceed, call: Call) -> Any:
         return await proceed(call)
     finally:
         _writing.pop(call, None)  # here: an interrupt on the way to a function of ours would leave it there
-        _written.append((next(_numbers), _ran(call)))
-
-
-async def note_load(proceed: Proceed, call: Call) -> Any:
-    """Note which writes have come before a load of an audited tool."""
-    before = next(_numbers)
-    value = await proceed(call)
-    if call.source in ("miss", "hit"):
-        noted = _loads.setdefault(call.local.store, {})
-        noted.pop(call.key, None)
-        noted[call.key] = before
-        forget_oldest(noted, _MAX_LOADS)
-    return value
+        _written.append(_ran(call))
 
 
 def _ran(call: Call) -> _Ran:
@@ -191,8 +169,8 @@ def audits_running() -> int:
 
 
 def forget_audits() -> None:
-    """Forget the audits that run, what writes and loads have noted, and which tools cannot be audited."""
-    for known in (_running, _writing, _written, _loads, _excluded, _logged):
+    """Forget the audits that run, what writes have noted, and which tools cannot be audited."""
+    for known in (_running, _writing, _written, _excluded, _logged):
         known.clear()
 
 
@@ -274,10 +252,6 @@ class _Audit:
         call: the call, with copies of its arguments. It is not made: it tells tiers which one is meant.
         key: its key without a tenant.
         found: the entry that has answered it.
-
-    Attributes:
-        loop: the event loop that it runs in; None in a thread.
-        has_written: whether the tool wanted to write: an audit must not have any effect.
     """
 
     def __init__(self, call: Call, key: Hashable, found: Entry) -> None:
@@ -286,8 +260,8 @@ class _Audit:
         self._since = VERSIONS.now  # a write after that explains a difference
         participants = PLACE.get().scope.participants
         self._session = participants[0].session_id if participants else None
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.has_written = False
+        self.loop: asyncio.AbstractEventLoop | None = None  # that it runs in; None in a thread
+        self.has_written = False  # whether the tool wanted to write: an audit must not have any effect
 
     def begin(self) -> bool:
         """Start it after the hit. Returns whether it will run."""
@@ -332,12 +306,12 @@ class _Audit:
         if expected is None:
             warn_once("its results cannot be compared, so its hits cannot be audited", operation.name)
             return
-        if not self._is_same_call():
-            return
         fresh = operation.coroutine_function(*call.args, **call.kwargs)
         if not operation.returns_at_once:
             fresh = await fresh
-        if self.has_written or fresh is TOO_LONG or not operation.is_successful(fresh) or not self._is_same_call():
+        # The arguments, and what the calls of the tool vary by, must still identify the call that was answered.
+        key = operation.key_of(operation.parameters.named(call.args, call.kwargs))
+        if self.has_written or fresh is TOO_LONG or not operation.is_successful(fresh) or key != self._key:
             return
         found = self._identity(fresh)
         is_stale = found != expected
@@ -356,11 +330,6 @@ class _Audit:
     def _identity(self, value: Any) -> bytes | None:
         outcome_key = self._operation.policy.loop.outcome_key
         return fingerprint(value if outcome_key is None else outcome_key(value))
-
-    def _is_same_call(self) -> bool:
-        """Whether the arguments, and what the calls of the tool vary by, still identify the call that was answered."""
-        arguments = self._operation.parameters.named(self._call.args, self._call.kwargs)
-        return bool(self._operation.key_of(arguments) == self._key)
 
     async def _is_in_tiers(self, expected: bytes) -> bool:
         """Whether the farthest tier has the cached answer, too. Otherwise a write of another process explains the
@@ -400,8 +369,7 @@ class _Audit:
 
     def _report(self, cached: Any, fresh: Any) -> None:
         operation, call, on_stale = self._operation, self._call, CURRENT.value.on_stale
-        since = _loads.get(self._local.store, {}).get(call.key, 0)
-        writes = [ran for number, ran in tuple(_written) if number > since] + list(map(_ran, tuple(_writing)))
+        writes = [*tuple(_written), *map(_ran, tuple(_writing))]
         if operation not in _logged:
             _logged.add(operation)
             _log_stale(operation, writes)
@@ -435,17 +403,16 @@ def _log_stale(operation: Any, writes: list[_Ran]) -> None:
 
     def templates(tool: Operation[Any]) -> str:
         rules = tool.tags
-        return ", ".join((*rules.static, *[rule.source for rule in (*rules.early, *rules.late)]))
+        return ", ".join((*rules.static, *[rule.source for rule in (*rules.early, *rules.late)])) or "nothing"
 
-    ran = list(dict.fromkeys(f"{tool.name} ({templates(tool)})" for tool, _ in writes))
-    more = f" and {len(ran) - _MAX_LOGGED} others" if len(ran) > _MAX_LOGGED else ""
-    known = f"these write tools have run: {', '.join(ran[-_MAX_LOGGED:])}{more}"
+    ran = list(dict.fromkeys(f"{tool.name} ({templates(tool)})" for tool, _ in writes))[-_MAX_LOGGED:]
     LOG.warning(
         "%s: an audit has found a stale answer: the tool returns another one now, and no write of its tags explains "
-        "it. It depends on %s; since it was loaded %s. A tag is missing, or something changes it without a write. If "
-        "its answers differ by themselves, give it loop=LoopHints(outcome_key=...), which names what to compare",
+        "it. It depends on %s; the write tools that have run last: %s. A tag is missing, or something changes it "
+        "without a write. If its answers differ by themselves, give it loop=LoopHints(outcome_key=...), which names "
+        "what to compare",
         operation.name,
-        templates(operation) or "nothing",
-        known if ran else "no write tool has run in this process",
+        templates(operation),
+        ", ".join(ran) or "none in this process",
         extra={"agent_cache_event": "a stale answer", "agent_cache_tool": operation.name},
     )

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from agent_cache.core.store import Entry
 from agent_cache.engine.scope import Call
+from agent_cache.metrics import Stats
 from agent_cache.values.compare import fingerprint
 
 __all__ = ["SHORTEST", "Evidence", "LastLoad"]
@@ -28,7 +29,7 @@ _MAX_CALLS: Final = 128
 _MAX_COMPARED: Final = 4_096
 """Comparisons after which their sums are halved, so that what was seen lately counts more."""
 
-_LONGEST: Final[dict[type, int]] = dict.fromkeys((str, bytes), 65_536) | dict.fromkeys((dict, list, set, tuple), 500)
+_LONGEST: Final[dict[Any, int]] = {str: 65_536, bytes: 65_536, dict: 500, list: 500, set: 500, tuple: 500}
 """How long a result is that is compared: 0.1 ms for so many bytes of its copy, 1.5 ms for the members of a flat one."""
 
 _ALL: Final = 1 << 64
@@ -62,7 +63,7 @@ class Evidence:
         dropped, dropped_unchanged: reloads of results that a write had dropped; and those that had not changed.
     """
 
-    def __init__(self, stats: Any) -> None:
+    def __init__(self, stats: Stats) -> None:
         self._stats = stats
         self.latest: dict[int, LastLoad] = {}
         self.clear()

@@ -20,7 +20,7 @@ from agent_cache.core.store import Store
 from agent_cache.core.tags import Tag, root_of
 from agent_cache.core.versions import VERSIONS, EntryTag
 from agent_cache.core.wrappers import are_one_tool, location_of
-from agent_cache.engine.audit import note_load, note_tool, sampled_lookup
+from agent_cache.engine.audit import note_tool, sampled_lookup
 from agent_cache.engine.blocking import THREADS, in_background
 from agent_cache.engine.call import load, run, run_uncached
 from agent_cache.engine.evidence import Evidence
@@ -258,9 +258,6 @@ class ReadOperation(Operation[ReadPolicy]):
         setup.keeps_plain = setup.lease is None and configuration.max_bytes is None and not policy.kept_for
         setup.follows_at_once = setup.run is load and not self.is_sync
         setup.share = self.audit_share(configuration) if configuration.enabled else 0.0
-        if setup.share:
-            setup.run = partial(note_load, setup.run)
-            setup.follows_at_once = False
         return setup
 
     def store_in(self, scope: Scope) -> tuple[Store | None, Hashable | None]:

@@ -794,9 +794,9 @@ async def test_what_a_call_varies_by_is_that_of_the_hit():
     assert seen == [("ann", "eu")] * 2 + [("bob", "eu")] * 2
     assert counts() == (2, 0)
     await price()
-    region[0] = "us"  # before the audit runs: it would compare with another call
+    region[0] = "us"  # before the audit runs: it compares nothing with another call
     await idle()
-    assert (len(seen), counts()) == (4, (2, 0))
+    assert (len(seen), counts()) == (5, (2, 0))
 
 
 async def test_what_a_call_varies_by_may_change_while_the_tool_runs():
