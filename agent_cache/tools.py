@@ -69,15 +69,9 @@ else:
     Tier = Any  # for whoever resolves the hints at run time: the module of the class takes 3 ms
 
 __all__ = [
-    "AgentCache",
-    "AgentCacheInvalidator",
-    "Bypass",
-    "bypass",
-    "checked_tool",
-    "invalidate",
-    "invalidate_sync",
+    "AgentCache", "AgentCacheInvalidator", "Bypass", "bypass", "checked_tool", "invalidate", "invalidate_sync",
     "writing",
-]
+]  # fmt: skip
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -95,10 +89,7 @@ _FRAMEWORKS = frozenset({"langchain_core", "langchain", "agents", "pydantic_ai",
 
 
 def checked_tool(function: Any, decorator: str) -> Callable[..., Any]:
-    """Check the object passed to a decorator.
-
-    Returns:
-        The function; for a callable object or a `functools.partial`, a function that calls it.
+    """Check the object passed to a decorator. Returns the function; for another callable, a function that calls it.
 
     Raises:
         TypeError: with the fix, if it cannot be decorated.
@@ -134,7 +125,7 @@ def checked_tool(function: Any, decorator: str) -> Callable[..., Any]:
 
 def _problem_of(function: Any, closest: str) -> str | None:
     """Why an object cannot be decorated, and what to do, as the rest of a sentence."""
-    name, kind = _name(function), type(function)
+    name, kind = getattr(function, "__qualname__", None) or repr(function), type(function)
     package = kind.__module__.partition(".")[0]
     if package in _FRAMEWORKS:
         return f"was given a tool object of {package}; {closest}, below the framework's decorator"
@@ -147,7 +138,7 @@ def _problem_of(function: Any, closest: str) -> str | None:
     if isinstance(function, type):
         return f"cannot take the class {name}, whose instances would be the results; decorate an `async def` or a `def`"
     if not callable(function):
-        return f"cannot take {function!r}, which is no function; put it above a `def` or an `async def`"
+        return f"cannot take {name}, which is no function; put it above a `def` or an `async def`"
     if inspect.ismethod(function):
         return f"was given the bound method {name}; decorate it in the class body"
     if inspect.iscoroutinefunction(inspect.unwrap(function)) and _kind_of(function) == (True, False):
@@ -164,10 +155,6 @@ def _kind_of(function: Any) -> tuple[bool, bool]:
         function = type(function).__call__
     is_stream = inspect.isasyncgenfunction(function)
     return not (is_stream or inspect.iscoroutinefunction(function)), is_stream or inspect.isgeneratorfunction(function)
-
-
-def _name(function: Any) -> str:
-    return getattr(function, "__qualname__", None) or repr(function)
 
 
 # The decorators
@@ -198,20 +185,20 @@ class Decorator:
         if callable(resource) or is_decorated or package in _FRAMEWORKS or inspect.isawaitable(resource):
             # The decorator without parentheses: nothing would be decorated, and a call would fail without saying so.
             role = "what its result depends on" if decorator == "AgentCache" else "what it changes"
+            given = getattr(resource, "__qualname__", None) or repr(resource)
             raise ConfigurationError(
-                f"{decorator} was given {_name(resource)} as resource; name {role} in parentheses above the function: "
+                f"{decorator} was given {given} as resource; name {role} in parentheses above the function: "
                 f'@{decorator}("order:{{order_id}}")'
             )
         where = f"{decorator}({resource!r})"
         if name is not None:
             checked_text(name, f"{where}: name")
-        is_sequence = isinstance(ignore, Sequence) and not isinstance(ignore, str)
-        if not is_sequence or not all(isinstance(one, str) for one in ignore):
+        if not isinstance(ignore, list | tuple) or not all(isinstance(one, str) for one in ignore):
             wanted = 'a sequence of parameter names, as in ("ctx",)'
             raise ConfigurationError(f"{where}: ignore must be {wanted}, got {ignore!r}")
         if remote is not None and not isinstance(remote, RemotePolicy):
-            wanted = "a RemotePolicy(...)"
-            raise ConfigurationError(f"{where}: remote must be {wanted}, got {remote!r}; pass a tier as remote_cache")
+            what = f"a RemotePolicy(...), got {remote!r}; pass a tier as remote_cache"
+            raise ConfigurationError(f"{where}: remote must be {what}")
         self._resource, self._name, self._ignore = resource, name, tuple(ignore)
         farthest = checked_tier(remote_cache, f"{where}: remote_cache")
         self.tiers = (*checked_backup(backup, f"{where}: backup"), *(() if farthest is None else (farthest,)))
@@ -226,10 +213,7 @@ class Decorator:
     def by_name(self, parse: Callable[[Any], Any] | None) -> Self:
         """The same decorator for a tool that is called by its name, with arguments that may be parsed or not: it has
         the tags by `json_text` beside those of a decorated tool. A write touches the whole root if an argument that a
-        template names is null.
-
-        Args:
-            parse: templates see what it makes of the result; None for the result itself.
+        template names is null. Templates see what `parse` makes of the result.
         """
         other = copy_of(self)
         other._is_by_name, other._parse = True, parse
@@ -279,14 +263,12 @@ class AgentCache(Decorator):
         scope: ``"global"`` shares the results in the process; ``"session"`` keeps them in the innermost
             `AgentCacheSession`, and the tool runs uncached outside of one.
         ttl: seconds, or a `timedelta`, until a result expires, counted from the start of its load. None: never. A
-            function ``ttl(result)`` returns the same for each result; one with 0 or less is not stored. On a tier such
-            a result lives no longer than the tier's own bound (`RedisTier`: `remote_ttl`).
+            function ``ttl(result)`` returns the same for each result; one with 0 or less is not stored.
         maxsize: how many results are stored in each scope; the least recently used is evicted first. None: no bound.
         skip_args: how many leading positional parameters are left out of the identity (1 leaves ``self`` out, so that
             all instances share their results).
         ignore: names of parameters that are left out of the identity, of the loop guard's comparisons and of
-            recordings: what a framework passes beside the model's arguments. Known contexts are left out without it,
-            but for what they say of the asker: see `shared`.
+            recordings. Known contexts are left out without it, but for what they say of the asker: see `shared`.
         backup: a tier between the local store and the remote one, or several, nearest first.
         remote_cache: a tier shared with other processes.
         key: ``key(*args, **kwargs)`` is the identity of a call, instead of its arguments.
@@ -303,23 +285,19 @@ class AgentCache(Decorator):
         uncacheable: for a call whose arguments have no identity: ``"bypass"`` runs it uncached and counts it;
             ``"raise"`` raises `UncacheableArgumentsError`.
         name: the identity of the tool instead of ``module:qualname``; for functions made in a loop or a factory.
-        jitter: a fraction below 1. The life of each result is shortened by a random part of that fraction of its ttl,
-            so that results that were loaded together do not expire together.
+        jitter: a fraction below 1. The life of each result is shortened by a random part of that fraction of its ttl.
         grace: seconds, or a `timedelta`, beyond its ttl in which a result is still returned, at once, while one call
             in the background loads it again. Also on the tier: see `RemotePolicy`.
         stale_if_error: seconds, or a `timedelta`, beyond its ttl in which a result is returned instead of an exception
             that the tool raises. From the local store only. Like `grace`, it never returns what a write has dropped.
         remote: how the shared tier is used: see `RemotePolicy`.
-        inherit: whether a result also depends on what the decorated reads depend on that the tool makes, however they
-            are answered: it is dropped with them, expires no later, and is not stored if a write has overlapped one of
-            them. If one could not be cached, the result is cached only if the tool has a `ttl` of its own. False: it
-            depends on `resource` alone.
+        inherit: whether a result also depends on what the decorated reads depend on that the tool makes: it is dropped
+            with them, expires no later, and if one could not be cached, is cached only if the tool has a `ttl`. False:
+            it depends on `resource` alone.
         audit: the share of its local hits that is checked, from 0 to 1: see `configure`. None: as configured there.
-        max_stream_bytes: of a generator, how many bytes of chunks are kept in memory: for callers that join while it
-            runs, for one that is slower than the others, and to be stored. A longer stream reaches its callers, and is
-            not stored. None: 1,000,000.
-        version: of the tool's code, as ``"2"``: part of its identity in tiers, so that what another version has stored
-            there is not found. Change it when the tool computes something else.
+        max_stream_bytes: of a generator, how many bytes of chunks are kept in memory for callers that join and to be
+            stored. A longer stream reaches its callers, and is not stored. None: 1,000,000.
+        version: of the tool's code, as ``"2"``: what another version has stored in a tier is not found.
 
     Raises:
         ConfigurationError: at decoration, naming the tool and the fix, if an option cannot work.
@@ -356,9 +334,7 @@ class AgentCache(Decorator):
     ) -> None:
         where, remote = self._check("AgentCache", resource, name, backup, remote_cache, ignore, remote)
         self._skip_args = skip_args
-        if callable(copy):
-            checked_function(copy, f"{where}: copy")
-        copy_rule = copy_rule_named(copy)
+        copy_rule = copy_rule_named(checked_function(copy, f"{where}: copy") if callable(copy) else copy)
         if copy_rule is None:
             raise ConfigurationError(f"{where}: copy must be 'auto', 'never' or a function of one value, got {copy!r}")
         checked_flag(inherit, f"{where}: inherit")
@@ -490,15 +466,13 @@ class AgentCacheInvalidator(Decorator):
     stored for `doubt` seconds.
 
     Args:
-        resource: what the write touches: a tag, a template over the tool's parameters and its result
-            (``"user:{result[user_id]}"``), the result of `tags_from`, or a sequence of these. ``"order"`` covers every
-            ``"order:..."``. A tag that depends on the result drops the whole root when the write fails: prefer
-            ``tags_from(root, lambda arguments: ...)``, or name the harmless failures in `no_effect`.
+        resource: what the write touches, as for `AgentCache`. ``"order"`` covers every ``"order:..."``. A tag that
+            depends on the result drops the whole root when the write fails: prefer ``tags_from(root, lambda arguments:
+            ...)``, or name the harmless failures in `no_effect`.
         scope: ``"global"`` drops in every scope and tenant; ``"session"`` only in the current session and those
             around it.
         skip_args: must be 0. To drop single entries, use `key_fn`.
-        ignore: names of parameters that are left out of the loop guard's comparisons and of recordings, as those of
-            `AgentCache`.
+        ignore: names of parameters that are left out of the loop guard's comparisons and of recordings.
         clear_all: True drops everything under `resource`; False only what `key_fn` names.
         key_fn: ``key_fn(args, kwargs)`` returns ``tool.cache_key(...)`` or several of them. It is called before the
             side effect.
@@ -615,16 +589,12 @@ async def invalidate(*tags: str | Sequence[object]) -> None:
     Raises:
         ConfigurationError: if no tag is given, or one is malformed.
     """
-    await _invalidate(_parsed(tags, "invalidate"), is_sync=False)
+    await _new_write(_parsed(tags, "invalidate"), "invalidate()", is_sync=False).complete()
 
 
 def invalidate_sync(*tags: str | Sequence[object]) -> None:
     """The same as `invalidate` for code that is not asynchronous. It waits for the tiers in this thread."""
-    run_blocking(_invalidate(_parsed(tags, "invalidate_sync"), is_sync=True))
-
-
-async def _invalidate(paths: tuple[str, ...], *, is_sync: bool) -> None:
-    await _new_write(paths, "invalidate()", is_sync=is_sync).complete()
+    run_blocking(_new_write(_parsed(tags, "invalidate_sync"), "invalidate_sync()", is_sync=True).complete())
 
 
 def writing(*tags: str | Sequence[object]) -> _Writing:
@@ -645,8 +615,8 @@ def writing(*tags: str | Sequence[object]) -> _Writing:
 class _Writing(AbstractAsyncContextManager[None], AbstractContextManager[None]):
     """What `writing` returns: enters one write, or surrounds each call of a function that it decorates.
 
-    A class, since `contextlib.asynccontextmanager` sets the traceback of the error that leaves the block. An exception
-    that is a frozen dataclass refuses that, and would be replaced by the error about it.
+    A class, since `contextlib.asynccontextmanager` sets the traceback of the error that leaves the block, which an
+    exception that is a frozen dataclass refuses.
     """
 
     __slots__ = ("_begun", "_paths")
@@ -754,13 +724,8 @@ def bypass() -> Bypass:
 
     Every read inside runs its tool: nothing is looked up, stored, or shared with other callers, and it is counted as
     uncached. Writes invalidate as ever, sessions trace, count and check for loops, recordings record and replay. Child
-    tasks and `asyncio.to_thread` that are started inside belong to the block; other tasks are not concerned, and their
-    local hits cost nothing more. For the whole process there is ``configure(enabled=False)``.
-
-    ``await tool.fresh(...)`` inside runs the tool and does not store the answer. `AsyncCache` is not concerned. Blocks
-    may be nested.
-
-    Returns:
-        A context manager. To enter one that is entered already raises `ConfigurationError`.
+    tasks and `asyncio.to_thread` that are started inside belong to the block. For the whole process there is
+    ``configure(enabled=False)``. `AsyncCache` is not concerned. Blocks may be nested; to enter one that is entered
+    already raises `ConfigurationError`.
     """
     return Bypass()

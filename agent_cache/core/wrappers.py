@@ -1,12 +1,10 @@
 """Tools that a decorator below ours has wrapped, or that bind things: how one is called, and whether two are one.
 
-`functools.wraps` makes `inspect.signature` show the signature of the function inside. How a call is made is decided by
-the object that is decorated, whose parameters and defaults may be others. Where it takes ``*args`` or ``**kwargs``, it
-is not known what it does with them: it may inject an argument, or fill in one that was left out. So it gets exactly
-what the caller has passed (`PassedOn`), while keys and tags name the arguments as the shown signature does.
+`functools.wraps` makes `inspect.signature` show the signature of the function inside. Where the wrapper takes ``*args``
+or ``**kwargs``, it may inject an argument, or fill in one that was left out. So it gets exactly what the caller has
+passed (`PassedOn`), while keys and tags name the arguments as the shown signature does.
 
-A tool binds the arguments of a `functools.partial`, the object of a method, defaults, and what a decorator or a factory
-has closed over. On a shared tier only the name tells tools apart: one with alice's token must not be taken for bob's.
+On a shared tier only the name tells tools apart: one that binds alice's token must not be taken for bob's.
 """
 
 from __future__ import annotations
@@ -183,52 +181,39 @@ def location_of(function: Callable[..., Any]) -> str:
 
 
 def are_one_tool(function: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """Whether two functions of one name are the same tool: one definition that binds the same things, or one that was
-    run again, as when a module is reloaded, or a cell of a notebook.
-
-    Two objects are the same only if they are values, or one object: the state of others may come to differ. Functions
-    that are made inside of another one are never the same, unless they are one.
+    """Whether two functions of one name are the same tool: one definition that binds the same values, or one that was
+    run again, as when a module is reloaded, or a cell of a notebook. Functions that are made inside of another one are
+    never the same, unless they are one.
     """
     one, two = called_by(function), called_by(other)
     if one is two:
-        return _are_same(function, other)
+        return function is other or _made_of(function) == _made_of(other)
     if (one.__module__, one.__qualname__) != (two.__module__, two.__qualname__) or "<locals>" in one.__qualname__:
         return False
     return "<lambda>" not in one.__qualname__ or bool(one.__code__ == two.__code__)
 
 
-def _are_same(one: Any, two: Any, levels: int = 10) -> bool:
-    """Whether two objects are made of the same."""
-    if one is two:
-        return True
-    if type(one) is not type(two) or levels == 0:
-        return False
-    parts, others = _made_of(one), _made_of(two)
-    if parts is None or others is None:
-        try:
-            return key_part(one) == key_part(two)
-        except Exception:  # noqa: BLE001 - no value, or its class does not let it be looked at
-            return False
-    return parts.keys() == others.keys() and all(
-        _are_same(part, others[name], levels - 1) for name, part in parts.items()
-    )
-
-
-def _made_of(value: Any) -> Mapping[Any, Any] | None:
-    """The parts of what binds things; None for anything else."""
-    match value:
-        case types.FunctionType(__code__=code):
-            cells = dict(zip(code.co_freevars, value.__closure__ or (), strict=True))
-            bound = {name: cell.cell_contents for name, cell in cells.items() if cell != types.CellType()}
-            return {**bound, "=": value.__defaults__, "*": value.__kwdefaults__, code: True}
-        case functools.partial():
-            return {"func": value.func, "args": value.args, "keywords": value.keywords}
-        case types.MethodType():
-            return {"func": value.__func__, "self": value.__self__}
-        case types.BuiltinMethodType():
-            return {"name": value.__name__, "self": value.__self__}
-        case tuple() | list():
-            return dict(enumerate(value))
-        case dict():
-            return value
-    return None
+def _made_of(value: Any, levels: int = 10) -> Any:
+    """What is equal for callables that are made of the same. An object that is no value equals itself alone: the state
+    of two may come to differ.
+    """
+    parts: Any = None
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
+        parts = value.__code__, value.__defaults__, value.__kwdefaults__, cells
+    elif isinstance(value, functools.partial):
+        parts = value.func, value.args, value.keywords
+    elif isinstance(value, types.MethodType):
+        parts = value.__func__, value.__self__
+    elif isinstance(value, types.BuiltinMethodType):
+        parts = value.__name__, value.__self__
+    elif isinstance(value, dict):
+        parts = [each for pair in value.items() for each in pair]
+    elif type(value) in (tuple, list):
+        parts = value
+    if parts is not None and levels:
+        return type(value), [_made_of(each, levels - 1) for each in parts]
+    try:
+        return key_part(value)
+    except Exception:  # noqa: BLE001 - no value, or its class does not let it be looked at
+        return object() if parts is not None else (type(value), id(value))

@@ -1,9 +1,7 @@
 """`Toolbox`: the engine of the decorators for tools that are known by their names and their arguments as JSON.
 
-A tool is compiled into an operation at its first call, as a decorator does at decoration: a `ReadOperation`, or a
-`WriteOperation`. Its positional arguments are the function that runs this call and what the call varies by; the names
-in the JSON object are its keywords. So keys, tags, single flight, sessions, recordings and tiers are those of every
-other tool.
+A tool is compiled into an operation at its first call, as a decorator does at decoration. Its positional arguments are
+the function that runs this call and what the call varies by; the names in the JSON object are its keywords.
 """
 
 from __future__ import annotations
@@ -43,15 +41,18 @@ from agent_cache.toolbox.rules import (
     Pass,
     Read,
     Rule,
+    ToolInfo,
+    ToolRow,
+    ToolTable,
     Watch,
     Write,
     compiled_tags,
     find_rule,
     hinted_kind,
     roots_of,
+    row_of,
     templates_of,
 )
-from agent_cache.toolbox.tool_table import ToolInfo, ToolRow, ToolTable, problems_of, row_of
 from agent_cache.tools import AgentCache, checked_tool
 from agent_cache.values.canonical import MISSING
 from agent_cache.values.compare import is_empty
@@ -74,7 +75,7 @@ _WATCH: Final = Watch()
 
 
 class _CallOptions(TypedDict, total=False):
-    """The options of `Toolbox.call_sync`: those of `Toolbox.call`."""
+    """Those of `Toolbox.call`."""
 
     schema: Mapping[str, Any] | None
     annotations: Any
@@ -200,26 +201,33 @@ class Toolbox:
             if not isinstance(info, ToolInfo):
                 raise TypeError(f"explain takes names of tools and ToolInfo(...), got {info!r}")
         names = [info.name for info in infos]
-        problems = problems_of(self._rules, names)
+        read, written = (
+            {root for rule in self._rules.values() if isinstance(rule, kind) for root in roots_of({"": rule}, "")}
+            for kind in (Read, Write)
+        )
+        problems = [
+            f"no rule reads {root!r}, so its writes drop nothing under it, unless other tools have this tag"
+            for root in sorted(written - read)
+        ]
         if unlisted:
             servers = "1 server" if unlisted == 1 else f"{unlisted} servers"
             problems.append(f"the tools of {servers} are not known yet: explain again after a run")
-        elif infos:
-            for name in self._rules:
-                if not any(one == name or find_rule({name: _PASS}, one) for one in names):
-                    problems.append(f"the rule {name!r} is of no tool; there are {', '.join(names)}")
-                    warn_once(f"the rule {name!r} is of no tool of the agent", self.namespace)
+        for name in self._rules if infos and not unlisted else ():
+            if not any(one == name or find_rule({name: _PASS}, one) for one in names):
+                problems.append(f"the rule {name!r} is of no tool; there are {', '.join(names)}")
+                warn_once(f"the rule {name!r} is of no tool of the agent", self.namespace)
+        with self._lock:
+            compiled = [tool.read for tools in (self._tools, self._sync_tools) for tool in tools.values()]
+        unknown = {read.name for read in compiled if read is not None and read.has_unknown_askers}
         rows = []
         for info in infos if infos or unlisted else [ToolInfo(name) for name in self._rules]:
+            full_name = f"{self.namespace}:{info.name}"
             if info.is_decorated:
                 rows.append(ToolRow(info.name, "decorated", "", "", "its decorator"))
                 continue
             found = self._find(info.name, info.annotations)
-            rows.append(row_of(info, found, self._fields.get(f"{self.namespace}:{info.name}")))
-            with self._lock:
-                reads = [tool.read for tools in (self._tools, self._sync_tools) for tool in tools.values()]
-            full_name = f"{self.namespace}:{info.name}"
-            if any(read is not None and read.name == full_name and read.has_unknown_askers for read in reads):
+            rows.append(row_of(info, found, self._fields.get(full_name)))
+            if full_name in unknown:
                 problems.append(
                     f"{info.name!r} ran uncached: its context may say who asks in a form that cannot be compared; give "
                     "its rule vary= to say what of the context counts, or shared=True if nothing does"
@@ -514,27 +522,16 @@ def tier_of(box: Toolbox) -> Any:
 
 
 class _Tool(NamedTuple):
-    """A tool, compiled.
+    """A tool, compiled."""
 
-    Attributes:
-        operation: None for `Pass` and `Inner`.
-        rule: the rule by which it was compiled.
-        schema: that of its arguments, as the caller gave it.
-        defaults: those in the schema, None without.
-        read: the same operation if it is a read, or a watch.
-        has_plain_key: whether the rule adds nothing to the key.
-        form: the label of the callers' form of answers; None without.
-        annotations: what an MCP server says of it, as the caller gave it.
-    """
-
-    operation: ReadOperation | WriteOperation | None
+    operation: ReadOperation | WriteOperation | None  # None for `Pass` and `Inner`
     rule: Rule
-    schema: Mapping[str, Any] | None
-    defaults: dict[str, Any] | None = None
-    read: _NamedRead | None = None
-    has_plain_key: bool = False
-    form: str | None = None
-    annotations: Any = None
+    schema: Mapping[str, Any] | None  # as the caller gave it
+    defaults: dict[str, Any] | None = None  # in the schema
+    read: _NamedRead | None = None  # the same operation if it is a read, or a watch
+    has_plain_key: bool = False  # whether the rule adds nothing to the key
+    form: str | None = None  # the label of the callers' form of answers
+    annotations: Any = None  # as the caller gave them
 
 
 class _Form(NamedTuple):
@@ -550,10 +547,13 @@ class _Form(NamedTuple):
         """What tells it from others in a tier: the names of its functions, which are the same in other processes."""
         if self == _NO_FORM:
             return None
-        functions = [
-            f"{getattr(one, '__module__', '')}.{getattr(one, '__qualname__', '')}" if one else "" for one in self[1:]
-        ]
-        return ",".join([repr(self.returns), *functions])
+        functions = [getattr(one, "__qualname__", type(one).__qualname__) if one else "" for one in self[1:]]
+        names = [f"{getattr(one, '__module__', '')}.{name}" for one, name in zip(self[1:], functions, strict=True)]
+        return ",".join([repr(self.returns), *names])
+
+    def notice(self, loop: AgentLoopDetectedError) -> Any:
+        """What a caller gets in place of an answer."""
+        return str(loop) if self.refused is None else self.refused(loop)
 
     def of_read(self, rule: Read | Watch) -> ReadPolicy:
         """The policy of a read whose answers have this form."""
@@ -588,23 +588,16 @@ class _Form(NamedTuple):
 _NO_FORM: Final = _Form(None, None, None, None)
 
 
-class _NamedTool:
-    """What reads and writes of a toolbox have in common."""
-
-    __slots__ = ()
-
-    form: _Form
-
-    def notice(self, loop: AgentLoopDetectedError) -> Any:
-        return str(loop) if self.form.refused is None else self.form.refused(loop)
-
-
-class _NamedRead(_NamedTool, ReadOperation):
+class _NamedRead(ReadOperation):
     """A read or a watch of a toolbox."""
 
     __slots__ = ("cache_if", "form")
 
     cache_if: Callable[[Any], bool] | None
+    form: _Form
+
+    def notice(self, loop: AgentLoopDetectedError) -> Any:
+        return self.form.notice(loop)
 
     def audit_share(self, configuration: Configuration) -> float:
         """By its rule alone: an audit calls once more what runs the tool for one call."""
@@ -620,10 +613,15 @@ class _NamedRead(_NamedTool, ReadOperation):
             return True
 
 
-class _NamedWrite(_NamedTool, WriteOperation):
+class _NamedWrite(WriteOperation):
     """A write of a toolbox."""
 
     __slots__ = ("form",)
+
+    form: _Form
+
+    def notice(self, loop: AgentLoopDetectedError) -> Any:
+        return self.form.notice(loop)
 
 
 def _named_by_text(

@@ -1,4 +1,4 @@
-"""The rules of a toolbox: what each tool is, a read, a write, or something that is not cached.
+"""The rules of a toolbox: what each tool is, a read, a write, or something that is not cached; and the table of tools.
 
 `Read` and `Write` have the options of the decorators and check them by the decorators, so that a mistake fails where
 the rule is written.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
 
 from agent_cache.core.options import (
@@ -26,29 +26,18 @@ from agent_cache.core.tags import ComputedTags, TagSet, escape, parse_template, 
 from agent_cache.errors import ConfigurationError
 from agent_cache.tool_types import Resource
 from agent_cache.tools import AgentCache, AgentCacheInvalidator, Decorator
+from agent_cache.values.compare import escaped
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable
     from datetime import timedelta
 
     from agent_cache.remote.protocol import Tier
 
 __all__ = [
-    "AnyName",
-    "Found",
-    "Inner",
-    "Pass",
-    "Read",
-    "Rule",
-    "Watch",
-    "Write",
-    "compiled_tags",
-    "find_rule",
-    "is_shared",
-    "names_within",
-    "roots_of",
-    "templates_of",
-]
+    "AnyName", "Found", "Inner", "Pass", "Read", "Rule", "ToolInfo", "ToolRow", "ToolTable", "Watch", "Write",
+    "compiled_tags", "find_rule", "is_shared", "roots_of", "row_of", "templates_of",
+]  # fmt: skip
 
 
 class ReadOptions(TypedDict, total=False):
@@ -269,16 +258,11 @@ _AFTER_A_SERVER = re.compile(r"__|[./:]|-(?=[^-_]*_[^-]*$)")
 """
 
 
-def names_within(name: str) -> list[str]:
-    """The names that a tool has without what stands in front of it, the longest first: of a server, of a host."""
-    return [rest for found in _AFTER_A_SERVER.finditer(name) if (rest := name[found.end() :])]
-
-
 def find_rule(rules: Mapping[str, Rule], name: str) -> Found | None:
     """The rule of this name, else of the first pattern that it matches, in the order written. A name with that of a
-    server in front is also the name alone: see `names_within`.
+    server or a host in front is also the name alone.
     """
-    names = [name, *names_within(name)]
+    names = [name, *[rest for found in _AFTER_A_SERVER.finditer(name) if (rest := name[found.end() :])]]
     for one in names:
         if one in rules:
             return Found(rules[one], f"rule {one!r}")
@@ -291,11 +275,6 @@ def find_rule(rules: Mapping[str, Rule], name: str) -> Found | None:
 def is_shared(rule: Rule) -> bool:
     """Whether a rule says that all users share the answers of its tool."""
     return isinstance(rule, TaggedRule) and rule.shared
-
-
-def is_pattern(name: str) -> bool:
-    """Whether the name of a rule stands for several tools."""
-    return any(character in name for character in "*?[")
 
 
 def hinted_kind(annotations: Any) -> Literal["read", "write"] | None:
@@ -361,3 +340,92 @@ def parsed(result: Any) -> Any:
 
 def _member(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
+# The table of tools
+
+
+class ToolInfo(NamedTuple):
+    """A tool as a framework or a server describes it.
+
+    Attributes:
+        name: its name.
+        schema: the JSON schema of its arguments, if it is known.
+        annotations: what an MCP server says of it: ``readOnlyHint`` and others.
+        is_decorated: whether its function has a decorator of agent_cache, which a toolbox leaves to do its work.
+        takes_context: whether its framework gives it a context that may say who asks.
+    """
+
+    name: str
+    schema: Mapping[str, Any] | None = None
+    annotations: Any = None
+    is_decorated: bool = False
+    takes_context: bool = False
+
+
+class ToolRow(NamedTuple):
+    """What is done with one tool.
+
+    Attributes:
+        tool: its name.
+        kind: ``read``, ``write``, ``watch``, ``pass`` or ``decorated``.
+        tags: what it depends on, or touches.
+        ttl: seconds that its answers live, as text.
+        why: the rule, the hint or the default that decides.
+    """
+
+    tool: str
+    kind: str
+    tags: str
+    ttl: str
+    why: str
+
+
+class ToolTable(Sequence[ToolRow]):
+    """The rows of `Toolbox.explain`; its text is a table, in which what a terminal would interpret is escaped.
+
+    Attributes:
+        rows: one for each tool.
+        problems: sentences on rules that cannot work, or never apply.
+    """
+
+    def __init__(self, rows: Sequence[ToolRow], problems: Sequence[str]) -> None:
+        self.rows = tuple(rows)
+        self.problems = tuple(problems)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[ToolRow]:
+        return iter(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    def __repr__(self) -> str:
+        return f"<ToolTable of {len(self.rows)} tools, {len(self.problems)} problems>"
+
+    def __str__(self) -> str:
+        lines = [tuple(map(escaped, row)) for row in (("tool", "kind", "tags", "ttl", "why"), *self.rows)]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+        text = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        ]
+        return "\n".join([*text, *(f"problem: {escaped(problem)}" for problem in self.problems)])
+
+
+def row_of(info: ToolInfo, found: Found, fields: str | None) -> ToolRow:
+    """The row of a tool by its rule, and by what counts of its contexts, if that is known."""
+    rule, why = found.rule, found.why
+    tags = ttl = ""
+    if isinstance(rule, Read | Write):
+        resources = [rule.resource] if isinstance(rule.resource, str | ComputedTags) else rule.resource
+        tags = ", ".join(one if isinstance(one, str) else f"{one.root}: computed" for one in resources)
+    if isinstance(rule, Inner):
+        why += f"; by the rule of the tool that {rule.tool!r} names"
+    if isinstance(rule, Read):
+        life = rule.decorator.policy.ttl
+        ttl = "" if life is None else "by result" if callable(life) else f"{life:.12g} s"
+        if info.takes_context and rule.decorator.policy.heeds_contexts:
+            why += f"; by who asks, as its context says{f' ({fields})' if fields else ''}"
+    return ToolRow(info.name, rule.kind, tags, ttl, why)

@@ -27,16 +27,13 @@ _OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "write": ("tags", "parse", "scope", "settle", "doubt", "shared", "loop"),
     "watch": ("loop",),
     "pass": (),
+    "inner": ("inner",),
 }  # fmt: skip
 _LOOP: Final = ("poll", "max_unchanged", "off")
 
 
 class RulesFile(NamedTuple):
-    """What a file of rules says.
-
-    Attributes:
-        remote: the tier that its reads share, None without. Who has read the file closes it.
-    """
+    """What a file of rules says. Who has read it closes `remote`, the tier that its reads share."""
 
     namespace: str
     rules: dict[str, Rule]
@@ -74,23 +71,21 @@ def read_rules(path: str | os.PathLike[str], *, hints: Literal["off", "kind"] = 
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{where}: the file of rules is no TOML: {error}") from None
     _refuse_unknown(data, (*_TOP, *_RELAY), where)
-    namespace = data.get("namespace")
+    namespace, remote, tools = data.get("namespace"), data.get("remote"), data.get("tools", {})
     if not isinstance(namespace, str) or not namespace or ":" in namespace:
         raise ConfigurationError(
             f'{where}: namespace must be a name without a colon, for example namespace = "shop"; got {namespace!r}'
         )
-    remote = data.get("remote")
     if remote is not None and (not isinstance(remote, str) or not remote):
         raise ConfigurationError(f"{where}: remote must be the address of a tier, got {remote!r}")
-    tier = None if remote is None else _tier_at(remote, where)
-    of_writes: dict[str, Any] = {} if tier is None else {"remote_cache": tier}
-    varied = _vary_of(data.get("vary", []), where)
-    of_reads = of_writes if varied is None else {**of_writes, "vary": _OfProcess(varied)}
-    tools = data.get("tools", {})
     if not isinstance(tools, Mapping):
         raise ConfigurationError(f"{where}: tools must be tables, [tools.NAME]; got {tools!r}")
     if "" in tools:
         raise ConfigurationError(f'{where}: [tools.""] is of no tool: write its name, or "*" for every other')
+    tier = None if remote is None else _tier_at(remote, where)
+    of_writes: dict[str, Any] = {} if tier is None else {"remote_cache": tier}
+    varied = _vary_of(data.get("vary", []), where)
+    of_reads = of_writes if varied is None else {**of_writes, "vary": _OfProcess(varied)}
     return RulesFile(
         namespace,
         {name: _rule_of(said, f"{where}: tools.{name}", of_reads, of_writes) for name, said in tools.items()},
@@ -113,48 +108,40 @@ def _refuse_unknown(given: Mapping[str, Any], known: tuple[str, ...], where: str
 def _rule_of(said: Any, where: str, of_reads: Mapping[str, Any], of_writes: Mapping[str, Any]) -> Rule:
     if not isinstance(said, Mapping):
         raise ConfigurationError(f'{where} must be a table with a kind, for example kind = "read"; got {said!r}')
-    if "inner" in said:
-        _refuse_unknown(said, ("inner",), where)
-        inner = said["inner"]
-        if not isinstance(inner, Mapping) or set(inner) != {"tool", "arguments"}:
-            raise ConfigurationError(
-                f'{where}: inner must name two arguments, as in inner = {{ tool = "name", arguments = "params" }}; '
-                f"got {inner!r}"
-            )
-        try:
-            return Inner(**inner)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{where}: {error}") from None
-    if "kind" not in said:
+    if "kind" not in said and "inner" not in said:
         raise ConfigurationError(f'{where}: kind is missing; add kind = "read", "write", "watch" or "pass"')
-    kind = checked_choice(said["kind"], tuple(_OPTIONS), f"{where}: kind")
-    given = {key: value for key, value in said.items() if key != "kind"}
-    _refuse_unknown(given, _OPTIONS[kind], where)
+    kinds = ("read", "write", "watch", "pass")
+    kind: str = "inner" if "inner" in said else checked_choice(said["kind"], kinds, f"{where}: kind")
+    _refuse_unknown(said, ("kind", *_OPTIONS[kind]) if kind != "inner" else _OPTIONS[kind], where)
+    if isinstance(hints := said.get("loop"), Mapping):
+        _refuse_unknown(hints, _LOOP, f"{where}: loop")
+    try:
+        return _made_rule(kind, {key: value for key, value in said.items() if key != "kind"}, of_reads, of_writes)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from None
+
+
+def _made_rule(kind: str, given: dict[str, Any], of_reads: Mapping[str, Any], of_writes: Mapping[str, Any]) -> Rule:
+    if kind == "inner":
+        inner = given["inner"]
+        if not isinstance(inner, Mapping) or set(inner) != {"tool", "arguments"}:
+            example = 'inner = { tool = "name", arguments = "params" }'
+            raise ConfigurationError(f"inner must name two arguments, as in {example}; got {inner!r}")
+        return Inner(**inner)
     if "loop" in given:
-        given["loop"] = _hints_of(given["loop"], f"{where}: loop")
+        if not isinstance(given["loop"], Mapping):
+            raise ConfigurationError(f"loop must be a table, for example {{ poll = true }}; got {given['loop']!r}")
+        given["loop"] = LoopHints(**given["loop"])
+    if kind == "watch":
+        return Watch(**given)
+    if kind == "pass":
+        return Pass()
     tags = given.pop("tags", None)
-    if kind in ("read", "write") and (not isinstance(tags, list) or not tags):
+    if not isinstance(tags, list) or not tags:
         raise ConfigurationError(
-            f'{where}: tags must be a list of what it {kind}s, for example tags = ["order:{{order_id}}"]; got {tags!r}'
+            f'tags must be a list of what it {kind}s, for example tags = ["order:{{order_id}}"]; got {tags!r}'
         )
-    try:
-        if kind == "read":
-            return Read(tags, **given, **of_reads)
-        if kind == "write":
-            return Write(tags, **given, **of_writes)
-        return Watch(**given) if kind == "watch" else Pass()
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{where}: {error}") from None
-
-
-def _hints_of(said: Any, where: str) -> LoopHints:
-    if not isinstance(said, Mapping):
-        raise ConfigurationError(f"{where} must be a table, for example {{ poll = true }}; got {said!r}")
-    _refuse_unknown(said, _LOOP, where)
-    try:
-        return LoopHints(**said)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{where}: {error}") from None
+    return Read(tags, **given, **of_reads) if kind == "read" else Write(tags, **given, **of_writes)
 
 
 def _vary_of(names: Any, where: str) -> str | None:

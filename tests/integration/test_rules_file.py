@@ -154,7 +154,10 @@ async def test_a_file_of_answers_is_found_from_that_of_the_rules(tmp_path: Path,
         ),
         ("namespace = 'a'\n[tools.x]\nkind = 'write'\ntags = ['a']\nttl = 5", r"tools\.x: 'ttl' is not known here"),
         ("namespace = 'a'\n[tools.x]\nkind = 'watch'\nloop = true", r"tools\.x: loop must be a table"),
-        ("namespace = 'a'\n[tools.x]\nkind = 'watch'\nloop = { max_unchanged = 3 }", r"tools\.x: loop: .*poll=True"),
+        (
+            "namespace = 'a'\n[tools.x]\nkind = 'watch'\nloop = { max_unchanged = 3 }",
+            r"tools\.x: LoopHints: .*poll=True",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_its_key_and_its_fix(tmp_path: Path, text: str, match: str):

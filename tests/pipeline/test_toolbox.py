@@ -309,24 +309,7 @@ async def test_the_exact_name_comes_before_patterns_and_patterns_in_the_order_wr
     assert box.rule("put").kind == "write"
     table = box.explain(["get_other", "get_order"])
     assert [row.kind for row in table] == ["watch", "read"]
-    assert table.problems == ("'get_other' matches 'get_*', which is written first and holds, and 'get_o*'",)
     assert "get_other  watch" in str(table)
-
-
-def test_without_names_a_pattern_behind_one_that_matches_all_of_its_own_is_said():
-    rules = {
-        "*_now": Watch(),
-        "get_*": Read("order"),
-        "get_o*": Read("order"),
-        "get_[ab]": Read("order"),
-        "g?t_x*": Watch(),
-    }
-    table = Toolbox({**rules, "put": Write("order")}, namespace="toolshop").explain()
-    assert table.problems == (
-        "the rule 'get_o*' never applies: 'get_*' is written first and matches all of its names",
-        "the rule 'get_[ab]' never applies: 'get_*' is written first and matches all of its names",
-    )
-    assert Toolbox({"g?t*": Watch(), "g*t*": Watch()}, namespace="toolshop").explain().problems == ()
 
 
 def test_the_table_of_explain_escapes_what_a_terminal_would_interpret():
