@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -52,11 +50,6 @@ async def test_what_was_set_last_is_got(ours_and_theirs):
     assert await cache.get("k") == "v1"
     cache.set("k", "v2")
     assert await cache.get("k") == "v2"
-
-
-@both
-async def test_a_miss_without_a_loader_is_none(ours_and_theirs):
-    assert await ours_and_theirs.make().get("missing") is None
 
 
 @both
@@ -142,16 +135,6 @@ async def test_a_loaded_value_lives_for_the_ttl_of_the_get_and_else_for_the_defa
 
 
 @both
-async def test_what_has_expired_is_not_in_the_mapping(ours_and_theirs):
-    cache = ours_and_theirs.make(default_ttl=10)
-    cache.set("k", 1)
-    assert "k" in cache.cache
-    ours_and_theirs.wait(11)
-    assert "k" not in cache.cache
-    assert len(cache.cache) == 0
-
-
-@both
 async def test_the_least_recently_used_entry_makes_room(ours_and_theirs):
     cache = ours_and_theirs.make(maxsize=3)
     for key in "abc":
@@ -167,14 +150,6 @@ async def test_the_least_recently_used_entry_makes_room(ours_and_theirs):
 
 
 @both
-async def test_maxsize_none_is_no_bound(ours_and_theirs):
-    cache = ours_and_theirs.make(maxsize=None)
-    for number in range(1000):
-        cache.set(number, number)
-    assert cache.get_metrics()["size"] == 1000
-
-
-@both
 @pytest.mark.parametrize("outcome", ["value", ValueError("failed")])
 async def test_concurrent_misses_of_one_key_share_one_load(ours_and_theirs, outcome):
     cache, gate = ours_and_theirs.make(), HeldLoader(outcome)
@@ -184,30 +159,6 @@ async def test_concurrent_misses_of_one_key_share_one_load(ours_and_theirs, outc
     assert len(gate.calls) == 1
     expected = {"hits": 0, "misses": 10, "size": int(outcome == "value"), "hit_rate": 0.0}
     assert cache.get_metrics() == expected
-
-
-@both
-async def test_a_failed_load_leaves_the_key_free_for_the_next(ours_and_theirs):
-    cache = ours_and_theirs.make()
-
-    async def fail():
-        raise ValueError("failed")
-
-    async def load():
-        return "v"
-
-    with pytest.raises(ValueError, match="failed"):
-        await cache.get("k", fail)
-    assert await cache.get("k", load) == "v"
-
-
-@both
-async def test_different_keys_load_side_by_side(ours_and_theirs):
-    cache, gates = ours_and_theirs.make(), [HeldLoader(number) for number in range(3)]
-    gets = await begun(*(cache.get(number, gate.load) for number, gate in enumerate(gates)))
-    for gate in reversed(gates):
-        gate.open()
-    assert await asyncio.gather(*gets) == [0, 1, 2]
 
 
 @both
@@ -301,14 +252,6 @@ def test_the_constructor_arguments_can_be_read(ours_and_theirs):
     assert (cache.maxsize, cache.default_ttl, cache.batch_window_ms, cache.max_batch_size) == (128, None, 5, 100)
 
 
-@both
-@pytest.mark.parametrize("act", ["set", "delete", "clear"])
-def test_it_may_be_changed_without_an_event_loop(ours_and_theirs, act):
-    cache = ours_and_theirs.make()
-    getattr(cache, act)(*{"set": ("k", 1), "delete": ("k",), "clear": ()}[act])
-    assert cache.get_metrics()["size"] == (act == "set")
-
-
 # It is async-cache's
 
 
@@ -385,32 +328,6 @@ async def test_a_ttl_that_is_no_duration_is_refused():
     with pytest.raises(ConfigurationError, match="ttl"):
         await cache.get("k", HeldLoader().load, ttl=float("nan"))
     assert nothing_is_left(cache)
-
-
-@pytest.mark.parametrize("ttl", [0, timedelta(0)])
-async def test_what_lives_no_time_is_not_kept(ttl):
-    with FakeClock():
-        cache, gate = AsyncCache(), HeldLoader()
-        gate.open()
-        cache.set("k", "old")
-        cache.set("k", "new", ttl=ttl)
-        assert await cache.get("k") is None
-        assert [await cache.get("k", gate.load, ttl=ttl) for _ in range(2)] == ["loaded"] * 2
-        assert len(gate.calls) == 2
-        assert cache.get_metrics()["size"] == 0
-
-
-async def test_a_ttl_may_be_a_timedelta():
-    with FakeClock() as clock:
-        cache = AsyncCache(default_ttl=timedelta(minutes=1))
-        cache.set("k", 1)
-        cache.set("for ever", 2, ttl=None)
-        clock.advance(59)
-        assert await cache.get("k") == 1
-        clock.advance(1)
-        assert await cache.get("k") is None
-        clock.advance(1e9)
-        assert await cache.get("for ever") == 2
 
 
 @searched(
@@ -610,18 +527,6 @@ async def test_keys_that_a_dict_would_fold_go_in_different_batches():
 # Warmup
 
 
-async def test_warmup_loads_side_by_side():
-    cache, met = AsyncCache(), asyncio.Barrier(5)
-
-    async def load():
-        await met.wait()
-        return "warm"
-
-    async with asyncio.timeout(100):
-        await cache.warmup(dict.fromkeys(range(5), load))
-    assert len(cache.cache) == 5
-
-
 async def test_a_loader_that_fails_does_not_keep_the_others_cold():
     cache, gate = AsyncCache(), HeldLoader()
 
@@ -650,17 +555,3 @@ async def test_a_warmup_that_is_cancelled_cancels_its_loads():
         await warmup
     assert gate.cancelled == 2
     assert nothing_is_left(cache)
-
-
-async def test_a_value_that_had_to_make_room_is_let_go():
-    class Value:
-        """Something that can be referenced weakly."""
-
-    async def load() -> Value:
-        return Value()
-
-    cache = AsyncCache(maxsize=1)
-    reference = weakref.ref(await cache.get("a", load))
-    await cache.get("b", load)
-    gc.collect()
-    assert reference() is None

@@ -40,17 +40,6 @@ async def test_a_batch_that_runs_does_not_hold_up_the_next():
     assert await first == ("slow", "a")
 
 
-async def test_batches_of_different_loaders_run_side_by_side():
-    cache, one, other = AsyncCache(batch_window_ms=0), HeldLoader(1), HeldLoader(2)
-    gets = await begun(in_batches(cache, one, "a"), in_batches(cache, other, "b"))
-    await calls_of(one, 1)
-    await calls_of(other, 1)
-    other.open()
-    assert await gets[1] == 2
-    one.open()
-    assert await gets[0] == 1
-
-
 async def test_a_cancelled_caller_disturbs_no_other_one():
     cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
     gone, *others = await begun(*(in_batches(cache, gate, key) for key in "abc"))
@@ -125,15 +114,6 @@ async def test_a_key_that_the_mapping_lacks_is_none_and_asked_for_again():
     assert list(cache.cache) == ["a", "none"]
 
 
-async def test_a_loader_may_do_what_it_likes_with_its_list_of_keys():
-    cache = AsyncCache(batch_window_ms=0)
-
-    async def load(keys):
-        return [keys.pop(0) for _ in range(len(keys))]
-
-    assert await asyncio.gather(*(cache.get(key, batch_loader=load) for key in "ab")) == ["a", "b"]
-
-
 async def test_a_method_is_one_loader_each_time_it_is_looked_up():
     class Database:
         __hash__ = None  # nor need its owner be hashable
@@ -165,12 +145,3 @@ async def test_a_batch_runs_in_the_context_of_its_first_caller():
 
     gets = await begun(get("first"), get("second"))
     assert await asyncio.gather(*gets) == ["in first"] * 2
-
-
-async def test_the_window_and_the_size_may_be_set_later():
-    cache, gate = AsyncCache(batch_window_ms=60_000), HeldLoader()
-    gate.open()
-    cache.max_batch_size = 2
-    assert await asyncio.gather(*(in_batches(cache, gate, key) for key in "ab")) == ["loaded"] * 2
-    cache.batch_window_ms = 0
-    assert await in_batches(cache, gate, "c") == "loaded"

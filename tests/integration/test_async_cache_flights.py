@@ -23,7 +23,6 @@ from tests.harness.loads import (
     single_and_batched,
     turn,
 )
-from tests.harness.threads import in_threads
 
 # Cancellation
 
@@ -57,35 +56,6 @@ async def test_a_waiter_that_is_cancelled_disturbs_nobody(get: Get):
     assert nothing_is_left(cache)
 
 
-async def test_when_all_are_cancelled_the_loader_is_cancelled_once():
-    cache, gate = AsyncCache(), HeldLoader()
-    gets = await begun(*(one_by_one(cache, gate) for _ in range(4)))
-    await calls_of(gate, 1)
-    for task in gets:
-        task.cancel()
-    await asyncio.wait(gets)
-    await turn()
-    assert all(task.cancelled() for task in gets)
-    assert (len(gate.calls), gate.cancelled) == (1, 1)
-    assert nothing_is_left(cache)
-    gate.open()
-    assert await one_by_one(cache, gate) == "loaded"
-
-
-async def test_cancelling_one_after_the_other_ends_the_load_with_the_last():
-    cache, gate = AsyncCache(), HeldLoader()
-    gets = await begun(*(one_by_one(cache, gate) for _ in range(4)))
-    await calls_of(gate, 1)
-    for number, task in enumerate(gets):
-        assert gate.cancelled == number
-        task.cancel()
-        await asyncio.wait([task])
-        await turn()
-        await turn()
-    assert gate.cancelled == len(gate.calls) == 4
-    assert nothing_is_left(cache)
-
-
 @single_and_batched
 async def test_a_promoted_waiter_that_is_cancelled_before_it_wakes_hands_on(get: Get):
     cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
@@ -105,21 +75,6 @@ async def test_a_promoted_waiter_that_is_cancelled_before_it_wakes_hands_on(get:
     assert promoted.cancelled()
     assert len(gate.calls) == 2
     assert nothing_is_left(cache)
-
-
-@single_and_batched
-async def test_a_timeout_of_one_caller_is_nobody_elses(get: Get):
-    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
-
-    async def impatient():
-        async with asyncio.timeout(0):
-            return await get(cache, gate)
-
-    first, patient = await begun(impatient(), get(cache, gate))
-    with pytest.raises(TimeoutError):
-        await first
-    gate.open()
-    assert await patient == "loaded"
 
 
 @single_and_batched
@@ -213,18 +168,6 @@ async def test_a_load_does_not_undo_what_was_done_while_it_ran(get: Get, change,
     assert nothing_is_left(cache)
 
 
-@changes
-async def test_a_waiter_that_takes_over_begins_after_the_change(change, after):
-    cache, gate = AsyncCache(), HeldLoader()
-    leader, waiter = await begun(one_by_one(cache, gate), one_by_one(cache, gate))
-    await calls_of(gate, 1)
-    change(cache)
-    leader.cancel()
-    await asyncio.wait([leader])
-    gate.open()
-    assert await waiter == await cache.get("k") == (after or "loaded")
-
-
 @single_and_batched
 async def test_who_asks_after_a_delete_does_not_get_what_was_loaded_before_it(get: Get):
     cache, before, after = AsyncCache(batch_window_ms=0), HeldLoader("before"), HeldLoader("after")
@@ -252,16 +195,6 @@ async def test_a_delete_before_a_batch_starts_lets_later_gets_be_kept():
     assert await cache.get("k") == ("loaded", "k")
 
 
-async def test_other_keys_are_kept_when_one_of_their_batch_is_deleted():
-    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
-    gets = await begun(*(in_batches(cache, gate, key) for key in "abc"))
-    await calls_of(gate, 1)
-    cache.delete("b")
-    gate.open()
-    await asyncio.gather(*gets)
-    assert list(cache.cache) == ["a", "c"]
-
-
 # Event loops and threads
 
 
@@ -277,38 +210,6 @@ def test_one_cache_serves_one_loop_after_the_other(get: Get):
     assert asyncio.run(run("a")) == asyncio.run(run("b")) == ["loaded"] * 3
     assert asyncio.run(run("a")) == ["loaded"] * 3
     assert nothing_is_left(cache)
-
-
-@single_and_batched
-def test_loops_in_threads_load_the_same_key_side_by_side(get: Get):
-    cache, met = AsyncCache(batch_window_ms=0), threading.Barrier(2)
-
-    async def run() -> Any:
-        gate = HeldLoader()
-        first, second = await begun(get(cache, gate), get(cache, gate))
-        await calls_of(gate, 1)
-        await asyncio.to_thread(met.wait, 10)  # both loops are loading now
-        gate.open()
-        return await asyncio.gather(first, second)
-
-    assert in_threads(2, lambda _: asyncio.run(run())) == [["loaded"] * 2] * 2
-    assert nothing_is_left(cache)
-
-
-@single_and_batched
-def test_a_delete_in_another_thread_is_not_undone(get: Get):
-    cache = AsyncCache(batch_window_ms=0)
-
-    async def run() -> Any:
-        gate = HeldLoader()
-        (load,) = await begun(get(cache, gate))
-        await calls_of(gate, 1)
-        await asyncio.to_thread(cache.delete, "k")
-        gate.open()
-        await load
-        return await cache.get("k")
-
-    assert asyncio.run(run()) is None
 
 
 def test_threads_that_read_write_and_cancel_at_once_leave_nothing_behind():

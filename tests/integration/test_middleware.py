@@ -6,9 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +29,7 @@ from agent_cache import (
 )
 from agent_cache.config import CURRENT
 from agent_cache.recording import record, replay
-from agent_cache.testing import FakeClock, MemoryServer, MemoryTier
+from agent_cache.testing import MemoryServer, MemoryTier
 from tests.harness.gates import idle, started
 from tests.harness.threads import in_threads
 
@@ -215,22 +213,6 @@ async def test_a_caller_that_takes_over_the_run_of_a_cancelled_one_is_seen_once(
     assert seen.ends == [("CancelledError", "miss"), ("done", "miss")]
 
 
-async def test_a_result_that_cannot_be_shared_is_run_for_each_caller_inside_of_one_observation(seen: Seen):
-    gate = asyncio.Event()
-
-    @AgentCache("order", name="open_file")
-    async def open_file() -> Any:
-        await gate.wait()
-        return threading.Lock()  # it cannot be copied
-
-    task = await started(asyncio.gather(open_file(), open_file()))
-    gate.set()
-    one, other = await task
-    assert one is not other
-    assert sorted(source for _, source in seen.ends) == ["miss", "uncached"]
-    assert len(seen.calls) == 2
-
-
 async def test_calls_that_are_not_cached_are_seen(seen: Seen, orders: Orders):
     @AgentCache("mine", "session", name="own")
     async def own() -> int:
@@ -249,19 +231,6 @@ async def test_calls_that_are_not_cached_are_seen(seen: Seen, orders: Orders):
         await orders.get("7")
     assert [source for _, source in seen.ends] == ["uncached"] * 5
     assert seen.calls[0].tags == ("orders", "order:7", "user:ann")
-
-
-async def test_calls_that_a_tool_makes_are_seen_inside_of_its_own(seen: Seen, orders: Orders):
-    @AgentCache("summary", name="summary")
-    async def summary() -> int:
-        await orders.get("7")
-        orders.get_now("7")
-        return 1
-
-    await summary()
-    assert [(what == "begins", tool) for _, what, tool, _ in seen.notes] == [
-        (True, "summary"), (True, "get"), (False, "get"), (True, "get_now"), (False, "get_now"), (False, "summary"),
-    ]  # fmt: skip
 
 
 async def test_a_call_that_a_session_refuses_is_not_seen(seen: Seen, orders: Orders):
@@ -296,31 +265,6 @@ async def test_a_reload_in_the_background_is_not_seen_and_an_expired_answer_is(s
     await graceful()
     clock.advance(11)
     await graceful()
-    await idle()
-    assert len(runs) == 2
-    assert seen.ends == [(1, "miss"), (1, "hit")]
-
-
-class RefreshingTier(MemoryTier):
-    """Asks whoever finds a value to load it again, as a tier does shortly before it expires."""
-
-    async def lookup(self, request: Any) -> Any:
-        found, ticket = await super().lookup(request)
-        return found and replace(found, is_to_refresh=True), ticket
-
-
-async def test_a_reload_that_a_tier_asks_for_is_not_seen(seen: Seen):
-    tier = RefreshingTier(MemoryServer())
-    runs: list[int] = []
-
-    @AgentCache("order", name="far_refreshed", remote_cache=tier)
-    async def far() -> int:
-        runs.append(1)
-        return len(runs)
-
-    await far()
-    far.clear()
-    assert await far() == 1
     await idle()
     assert len(runs) == 2
     assert seen.ends == [(1, "miss"), (1, "hit")]
@@ -416,14 +360,6 @@ async def test_whatever_a_middleware_does_the_tool_runs_once_and_its_outcome_arr
 
 
 @pytest.mark.parametrize("intruder", [raise_before, raise_after, raise_instead])
-async def test_a_write_invalidates_although_a_middleware_raises(orders: Orders, intruder: Any):
-    await orders.get("7")
-    with configure(middleware=(intruder,)):
-        await orders.save("7")
-    assert not orders.get.contains("7")
-
-
-@pytest.mark.parametrize("intruder", [raise_before, raise_after, raise_instead])
 async def test_one_that_raises_is_removed_and_logged_once(
     orders: Orders, intruder: Any, caplog: pytest.LogCaptureFixture
 ):
@@ -483,22 +419,6 @@ async def test_one_that_awaits_something_else_is_removed_for_def_tools_alone(
     assert orders.runs == ["7", "8", "7", "8"]
     (line,) = caplog.records
     assert "`def`" in line.getMessage()
-
-
-async def test_one_that_tells_kinds_apart_serves_both(orders: Orders):
-    calls: list[str] = []
-
-    async def careful(call: ToolCall, proceed: Proceed) -> Any:
-        if not call.is_sync:
-            await asyncio.sleep(0)
-        calls.append(call.tool)
-        return await proceed()
-
-    with configure(middleware=(careful,)):
-        for number in "78":
-            orders.get_now(number)
-            await orders.get(number)
-    assert calls == ["get_now", "get"] * 2
 
 
 async def in_another_task(call: ToolCall, proceed: Proceed) -> Any:
@@ -592,28 +512,6 @@ async def test_one_that_cancels_the_tool_and_goes_on_does_not_cancel_the_caller(
     with configure(middleware=(move_on,)), pytest.raises(RuntimeError, match="move_on has cancelled the call"):
         await too_slow()
     assert caplog.text.count("a middleware raised") == 1
-
-
-async def test_a_cancellation_that_the_tool_raises_is_its_outcome():
-    """As without middleware: whatever those do, nobody but the tool has cancelled anything."""
-
-    @AgentCache("order", name="cancels_itself")
-    async def cancels_itself() -> None:
-        raise asyncio.CancelledError
-
-    async def fail(call: ToolCall, proceed: Proceed) -> None:
-        try:
-            await proceed()
-        except asyncio.CancelledError:
-            raise ValueError from None
-
-    async def swallow_it(call: ToolCall, proceed: Proceed) -> None:
-        with suppress(asyncio.CancelledError):
-            await proceed()
-
-    for middleware in (fail, swallow_it):
-        with configure(middleware=(middleware,)), pytest.raises(asyncio.CancelledError):
-            await cancels_itself()
 
 
 class Interruption(BaseException):
@@ -784,23 +682,6 @@ def test_threads_see_and_remove_it_once(orders: Orders, caplog: pytest.LogCaptur
 # Configuration
 
 
-async def test_a_block_replaces_them_and_gives_them_back(orders: Orders):
-    one, other = Seen(), Seen()
-    configure(middleware=[one])
-    await orders.get("1")
-    with configure(middleware=(other,)):
-        await orders.get("2")
-        with configure(enabled=True):
-            await orders.get("3")
-        with configure(middleware=()):
-            await orders.get("4")
-    await orders.get("5")
-    configure(middleware=())
-    await orders.get("6")
-    assert [call.arguments["order_id"] for call in one.calls] == ["1", "5"]
-    assert [call.arguments["order_id"] for call in other.calls] == ["2", "3"]
-
-
 async def test_instrumentation_stays_beside_what_is_configured(orders: Orders):
     notes: list[Any] = []
     outer, inner = Seen("outer"), Seen("inner")
@@ -851,18 +732,3 @@ def test_what_is_no_middleware_is_refused_at_once(given: Any, said: str):
     with pytest.raises(ConfigurationError, match=said):
         configure(middleware=given)
     assert CURRENT.value.middleware == ()
-
-
-async def test_time_of_the_middleware_is_not_time_of_the_load(orders: Orders):
-    """`time_saved` counts what a hit saves: the tool."""
-    with FakeClock() as clock:
-
-        async def slow(call: ToolCall, proceed: Proceed) -> None:
-            clock.advance(10)
-            await proceed()
-            clock.advance(10)
-
-        with configure(middleware=(slow,)):
-            await orders.get("7")
-            await orders.get("7")
-    assert agent_cache.get_metrics()["time_saved"] == 0

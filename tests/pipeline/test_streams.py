@@ -220,23 +220,6 @@ async def test_callers_follow_one_run_from_its_first_chunk(source: Source):
     assert get_metrics()["hits"] == 1
 
 
-async def test_an_empty_stream_is_stored(source: Source):
-    listeners = [await listening(source.words(1)) for _ in range(2)]
-    await source.last.ends()
-    assert await asyncio.gather(*(one.task for one in listeners)) == [[], []]
-    assert await collected(source.words(1)) == []
-    assert len(source.runs) == 1
-
-
-async def test_streams_with_different_arguments_do_not_wait_for_each_other(source: Source):
-    first, second = await listening(source.words(1)), await listening(source.words(2))
-    await source.runs[1].yields("b")
-    await source.runs[1].ends()
-    assert await second.task == ["b"]
-    assert first.chunks == []
-    await cancelled(first.task)
-
-
 async def test_the_time_that_a_hit_saves_is_that_of_the_generator(clock: library.Clock):
     @AgentCache("doc")
     async def slow() -> AsyncIterator[int]:
@@ -306,16 +289,6 @@ async def test_a_stream_that_was_left_by_break_ends_when_the_loop_closes_it(sour
     assert library.nothing_in_flight()
 
 
-async def test_a_stream_may_be_closed_in_another_task(source: Source):
-    stream = source.words(1)
-    step = asyncio.ensure_future(anext(stream))
-    await idle()
-    await source.last.yields("a")
-    await step
-    await asyncio.create_task(stream.aclose())
-    assert source.last.end == "closed"
-
-
 async def test_closing_waits_for_the_clean_up_of_the_generator():
     released = asyncio.Event()
     steps: list[str] = []
@@ -336,28 +309,6 @@ async def test_closing_waits_for_the_clean_up_of_the_generator():
     released.set()
     await closing
     assert steps == ["cleaned up"]
-
-
-async def test_a_consumer_that_is_cancelled_twice_cancels_the_clean_up():
-    @AgentCache("doc")
-    async def words() -> AsyncIterator[str]:
-        try:
-            yield "a"
-        finally:
-            await asyncio.Event().wait()
-
-    async def consume() -> None:
-        async with aclosing(words()) as stream:  # type: ignore[type-var]
-            async for _ in stream:
-                await asyncio.Event().wait()
-
-    task = asyncio.ensure_future(consume())
-    await idle()
-    await cancelled(task)
-    assert not task.done()
-    await cancelled(task)
-    assert task.cancelled()
-    assert running_tasks() == set()
 
 
 async def test_what_the_clean_up_raises_reaches_who_closes_the_stream():
@@ -442,46 +393,6 @@ async def test_the_run_ends_with_its_last_reader(order: tuple[int, ...], source:
     assert not source.words.contains(1)
 
 
-async def test_all_readers_may_leave_at_once(source: Source):
-    listeners = [await listening(source.words(1)) for _ in range(3)]
-    await source.last.yields("a")
-    for listener in listeners:
-        listener.task.cancel()
-    await idle()
-    assert len(source.runs) == 1
-    assert source.last.end == "cancelled"
-    assert running_tasks() == set()
-
-
-async def test_who_comes_while_an_abandoned_run_is_being_closed_has_another_one():
-    """Also if it has chunks that could be taken at once."""
-    released = asyncio.Event()
-    runs = 0
-
-    @AgentCache("doc")
-    async def words() -> AsyncIterator[int]:
-        nonlocal runs
-        runs += 1
-        try:
-            yield 1
-            yield 2
-        finally:
-            await released.wait()
-
-    stream = words()
-    await anext(stream)
-    closing = asyncio.ensure_future(stream.aclose())
-    await idle()
-    late = [await listening(words()) for _ in range(3)]
-    gone = await listening(words())
-    await cancelled(gone.task)
-    assert [one.chunks for one in late] == [[1, 2]] * 3
-    released.set()
-    await closing
-    assert [await one.task for one in late] == [[1, 2]] * 3
-    assert runs == 2
-
-
 async def test_who_has_no_chunk_of_a_run_that_is_cancelled_from_outside_has_one_alone(source: Source):
     """It would begin with the first chunk again, so who has taken some is told."""
     first = await listening(source.words(1))
@@ -543,23 +454,6 @@ async def test_a_tool_that_streams_itself_with_the_same_arguments_does_not_wait_
     assert await collected(words()) == [3, 3, 3]
 
 
-async def test_an_exception_that_refuses_attributes_passes():
-    class Stiff(Exception):
-        def __setattr__(self, name: str, value: object) -> None:
-            raise AttributeError(name)
-
-    @AgentCache("doc")
-    async def words() -> AsyncIterator[int]:
-        yield 1
-        raise Stiff
-
-    async def read() -> Any:
-        with pytest.raises(Stiff):
-            await collected(words())
-
-    await asyncio.gather(read(), read(), read())
-
-
 # -- Bounds --------------------------------------------------------------------------------------------------
 
 BIG = "x" * 1_000
@@ -612,42 +506,6 @@ async def test_no_more_of_a_long_stream_is_kept_than_its_readers_have_to_take():
     await cancelled(step)
 
 
-async def test_a_slow_first_caller_does_not_hold_up_a_follower_below_the_bound(source: Source):
-    first = await listening(source.words(1))
-    await source.last.yields("a")
-    first.gate.clear()
-    follower = await listening(source.words(1))
-    await source.last.yields(*"bcdef")
-    await source.last.ends()
-    assert await follower.task == [*"abcdef"]
-    assert first.chunks == ["a", "b"]
-    assert source.words.contains(1)
-    first.gate.set()
-    assert await first.task == [*"abcdef"]
-
-
-async def test_a_task_that_reads_one_stream_twice_does_not_wait_for_itself():
-    """It would read the second one when it is done with the first."""
-    count = 0
-
-    @AgentCache("doc", max_stream_bytes=5_000)
-    async def words() -> AsyncIterator[str]:
-        nonlocal count
-        count += 1
-        for _ in range(20):
-            yield BIG
-
-    one, two = words(), words()
-    first = asyncio.ensure_future(anext(one))
-    second = asyncio.ensure_future(anext(two))
-    await asyncio.gather(first, second)
-    assert await anext(two) == BIG
-    assert await anext(one) == BIG
-    assert len(await collected(one)) == 18
-    assert len(await collected(two)) == 18
-    assert count == 1
-
-
 async def test_nobody_waits_for_a_slow_caller_and_it_gets_all_chunks():
     source = Source(max_stream_bytes=5_000)
     slow, fast = await listening(source.words(1)), await listening(source.words(1))
@@ -674,30 +532,6 @@ async def test_a_caller_that_is_ten_times_the_bound_behind_is_told(slow: int):
     assert await listeners[1 - slow].task == [BIG] * 21
     assert source.last.end == "ended"
     assert len(source.runs) == 1
-
-
-async def test_a_reader_does_not_wait_for_one_whose_task_has_ended():
-    source = Source(max_stream_bytes=5_000)
-    left: list[Any] = []
-
-    async def leave_open() -> None:
-        left.append(source.words(1))
-        await anext(left[0])
-
-    task = asyncio.ensure_future(leave_open())
-    await idle()
-    fast = await listening(source.words(1))
-    await source.last.yields(*[BIG] * 20)
-    await task
-    await source.last.ends()
-    assert await fast.task == [BIG] * 20
-    await left[0].aclose()
-
-
-@pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "1 MB"])
-def test_a_bound_that_is_no_number_of_bytes_is_refused(wrong: Any):
-    with pytest.raises(ConfigurationError, match="max_stream_bytes"):
-        AgentCache("doc", max_stream_bytes=wrong)
 
 
 def test_a_bound_on_what_is_no_stream_is_refused():
@@ -731,14 +565,6 @@ async def test_a_stream_that_a_write_overlaps_is_not_stored_and_no_later_reader_
     await source.runs[1].ends()
     assert await after.task == ["new"]
     assert await collected(source.words(1)) == ["new"]
-
-
-async def test_a_stored_stream_is_dropped_by_a_write(source: Source):
-    listener = await listening(source.words(1))
-    await source.last.ends()
-    await listener.task
-    await change(1)
-    assert not source.words.contains(1)
 
 
 async def test_tags_may_come_from_the_chunks():
@@ -830,15 +656,6 @@ async def test_a_write_that_fails_ends_as_other_writes_do(error: Exception, *, i
     assert await writer.is_kept() is not is_in_doubt
     clock.advance(6.0)
     assert await writer.is_kept()
-
-
-async def test_concurrent_writes_run_each_by_itself():
-    writer = Writer()
-    listeners = [await listening(writer.change(1)) for _ in range(2)]
-    assert len(writer.runs) == 2
-    for run in writer.runs:
-        await run.ends()
-    await asyncio.gather(*(one.task for one in listeners))
 
 
 async def test_what_a_write_touches_may_come_from_its_chunks():
@@ -1039,15 +856,6 @@ async def test_uncached_calls_run_each_by_itself(source: Source):
     assert not source.words.contains(1)
 
 
-async def test_arguments_without_identity_run_uncached():
-    @AgentCache("doc")
-    async def words(client: object) -> AsyncIterator[str]:
-        yield "a"
-
-    assert await collected(words(object())) == ["a"]
-    assert get_metrics()["uncached"] == 1
-
-
 async def test_the_attributes_of_a_tool_work_on_streams(source: Source):
     words = source.words
     assert await words.set(["a", "b"], 1)
@@ -1118,22 +926,6 @@ async def test_partials_and_callable_objects_stream():
         assert await collected(tool(1)) == [1, 1]
         assert await collected(other(2)) == [2]
     assert runs == [1, 2]
-
-
-async def test_methods_stream():
-    class Library:
-        def __init__(self) -> None:
-            self.runs = 0
-
-        @AgentCache("doc:{id}")
-        async def words(self, id: int) -> AsyncIterator[int]:
-            self.runs += 1
-            yield id
-
-    library = Library()
-    for _ in range(2):
-        assert await collected(library.words(1)) == [1]
-    assert library.runs == 1
 
 
 # -- Calls inside of calls -----------------------------------------------------------------------------------
@@ -1266,16 +1058,6 @@ async def test_repeated_streams_are_a_loop():
                 await collected(words())
 
 
-async def test_a_budget_refuses_a_stream_before_it_runs(source: Source):
-    with pytest.raises(AgentLoopDetectedError):
-        async with AgentCacheSession(max_execution_depth=1):
-            listener = await listening(source.words(1))
-            await source.last.ends()
-            await listener.task
-            await collected(source.words(2))
-    assert len(source.runs) == 1
-
-
 async def test_a_session_may_end_before_the_run_that_one_of_its_calls_leads(source: Source):
     async with AgentCacheSession():
         first = await listening(source.words(1))
@@ -1286,23 +1068,7 @@ async def test_a_session_may_end_before_the_run_that_one_of_its_calls_leads(sour
     assert await second.task == ["a"]
 
 
-async def test_streams_of_a_session_scoped_tool_stay_in_it():
-    source = Source(scope="session")
-    for _ in range(2):
-        async with AgentCacheSession():
-            listener = await listening(source.words(1))
-            await source.last.yields("a")
-            await source.last.ends()
-            await listener.task
-            assert await collected(source.words(1)) == ["a"]
-    assert len(source.runs) == 2
-
-
 # -- Tiers and event loops -----------------------------------------------------------------------------------
-
-
-class Word(dict[str, str]):
-    """Nothing but a class of its own."""
 
 
 async def test_another_process_gets_the_chunks_from_the_tier(server: MemoryServer):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-import functools
 import gc
-import inspect
 import itertools
 import random
 import threading
@@ -18,14 +16,11 @@ import pytest
 from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
-    AgentCacheSession,
-    AgentLoopDetectedError,
     bypass,
     get_metrics,
     invalidate_sync,
     tags_from,
 )
-from agent_cache.testing import MemoryServer, MemoryTier
 from tests.harness import library
 from tests.harness.slow import slow
 from tests.harness.threads import Call
@@ -143,49 +138,6 @@ def test_what_a_run_raises_reaches_its_caller_after_its_chunks(error: BaseExcept
     assert not source.numbers.contains(1)
     source.error = None
     assert list(source.numbers(1)) == [0, 1, 2]
-
-
-def test_what_the_clean_up_raises_reaches_who_closes_the_stream():
-    @AgentCache("doc")
-    def words() -> Iterator[str]:
-        try:
-            yield "a"
-        finally:
-            raise Broken
-
-    stream = words()
-    next(stream)
-    with pytest.raises(Broken):
-        stream.close()
-
-
-def test_a_tool_that_streams_itself_with_the_same_arguments_does_not_wait_for_itself():
-    depth = 0
-
-    @AgentCache("doc")
-    def words() -> Iterator[int]:
-        nonlocal depth
-        depth += 1
-        if depth < 3:
-            yield from words()
-        yield depth
-
-    assert list(words()) == [3, 3, 3]
-
-
-def test_a_generator_that_reads_itself_is_told():
-    streams: list[Any] = []
-
-    @AgentCache("doc")
-    def words() -> Iterator[int]:
-        yield 1
-        yield next(streams[1])
-
-    streams += [words(), words()]
-    assert next(streams[0]) == 1
-    assert next(streams[1]) == 1
-    with pytest.raises(ValueError, match="already executing"):
-        next(streams[0])
 
 
 def test_a_generator_has_one_context():
@@ -315,13 +267,6 @@ def test_threads_never_read_what_a_write_has_replaced():
 BIG = "x" * 1_000
 
 
-def test_a_stream_beyond_the_bound_reaches_its_callers_and_is_not_stored():
-    source = Source(length=10, chunk=lambda _: BIG, max_stream_bytes=5_000)
-    assert len(list(source.numbers(1))) == 10
-    assert source.runs == [10]
-    assert not source.numbers.contains(1)
-
-
 # -- Writes --------------------------------------------------------------------------------------------------
 
 
@@ -375,35 +320,6 @@ def test_a_write_begins_with_the_iteration_and_ends_with_the_stream():
     assert writer.is_kept()
 
 
-def test_an_abandoned_write_is_in_doubt(clock: library.Clock):
-    writer = Writer(doubt=5.0)
-    stream = writer.change(1)
-    next(stream)
-    stream.close()
-    assert not writer.is_kept()
-    clock.advance(6.0)
-    assert writer.is_kept()
-
-
-@pytest.mark.parametrize(("error", "is_in_doubt"), [(Broken(), False), (TimeoutError(), True)])
-def test_a_write_that_fails_ends_as_other_writes_do(error: Exception, *, is_in_doubt: bool, clock: library.Clock):
-    writer = Writer()
-    writer.error = error
-    with pytest.raises(type(error)):
-        list(writer.change(1))
-    assert writer.is_kept() is not is_in_doubt
-    clock.advance(6.0)
-    assert writer.is_kept()
-
-
-def test_nothing_is_sent_into_a_stream(source: Source):
-    for stream in (source.numbers(1), Writer().change(1)):
-        next(stream)
-        with pytest.raises(TypeError, match="argument of the tool"):
-            stream.send("value")
-    assert source.ends == ["closed"]
-
-
 # -- Copies and options --------------------------------------------------------------------------------------
 
 
@@ -449,72 +365,4 @@ def test_an_expired_stream_is_served_while_a_thread_loads_it_again(clock: librar
     assert source.runs == [3, 3]
 
 
-def test_a_decorated_generator_is_one_with_its_own_signature():
-    def words(id: int, *, first: bool = True) -> Iterator[str]:
-        """Give words."""
-        yield ""
-
-    for tool in (AgentCache("doc")(words), AgentCacheInvalidator("doc")(words)):
-        assert inspect.isgeneratorfunction(tool)
-        assert inspect.signature(tool) == inspect.signature(words)
-        assert tool.__wrapped__ is words
-
-
-def test_partials_callable_objects_and_methods_stream():
-    runs: list[int] = []
-
-    def words(id: int, count: int) -> Iterator[int]:
-        runs.append(id)
-        for _ in range(count):
-            yield id
-
-    class Words:
-        def __call__(self, id: int) -> Iterator[int]:
-            runs.append(id)
-            yield id
-
-        @AgentCache("doc:{id}")
-        def words(self, id: int) -> Iterator[int]:
-            runs.append(id)
-            yield id
-
-    one = AgentCache("doc:{id}")(functools.partial(words, count=2))
-    two = AgentCache("doc:{id}", name="thread streams:words")(Words())
-    instance = Words()
-    for _ in range(2):
-        assert list(one(1)) == [1, 1]
-        assert list(two(2)) == [2]
-        assert list(instance.words(3)) == [3]
-    assert runs == [1, 2, 3]
-
-
 # -- Sessions, tiers -----------------------------------------------------------------------------------------
-
-
-def test_a_session_traces_one_call_for_each_consumer(source: Source):
-    with AgentCacheSession() as session:
-        first, second, left = (source.numbers(1) for _ in range(3))
-        for stream in (first, second, left):
-            next(stream)
-        left.close()
-        assert list(first) == list(second) == [1, 2]
-        assert list(source.numbers(1)) == [0, 1, 2]
-        trace = [(call.source, call.outcome) for call in session.get_execution_trace()]
-    assert trace == [("miss", "cancelled"), ("miss", "ok"), ("miss", "ok"), ("hit", "ok")]
-
-
-def test_repeated_streams_are_a_loop(source: Source):
-    with AgentCacheSession(on_loop="notice"):
-        answers = [list(source.numbers(1)) for _ in range(12)]
-    assert answers[0] == [0, 1, 2]
-    assert "numbers" in answers[-1][0]
-    with pytest.raises(AgentLoopDetectedError), AgentCacheSession(on_loop="raise"):
-        for _ in range(12):
-            list(source.numbers(1))
-
-
-def test_another_process_gets_the_chunks_from_the_tier(server: MemoryServer):
-    sources = [Source(name="thread streams:tiered", remote_cache=MemoryTier(server)) for _ in range(2)]
-    for source in sources:
-        assert list(source.numbers(1)) == [0, 1, 2]
-    assert [len(source.runs) for source in sources] == [1, 0]
