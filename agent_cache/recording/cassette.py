@@ -19,6 +19,7 @@ from typing import Any, Self
 import msgspec
 
 from agent_cache.errors import CassetteError
+from agent_cache.recording.encryption import is_encrypted
 from agent_cache.recording.file import (
     LEAST_SHARED,
     NO_TIME,
@@ -98,7 +99,10 @@ class Cassette:
             CassetteNotFound: if there is no such file.
             CassetteError: if it is broken, in conflict, of a newer version, or another file, with the line.
         """
-        return cls.of_lines(path, lambda note: read_file(Path(path), note, progress))
+        found = cls.of_lines(path, lambda note: read_file(Path(path), note, progress))
+        if is_encrypted(path):  # it is as the run has seen it
+            apply_rules(found, Redaction().joined(recorded_rules(found)))
+        return found
 
     @classmethod
     def of_lines(

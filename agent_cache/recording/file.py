@@ -32,6 +32,7 @@ import msgspec
 
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.arguments import plain_arguments
+from agent_cache.recording.encryption import cipher_of, decrypted
 from agent_cache.recording.outcomes import encode, encode_sorted
 from agent_cache.recording.redaction import Redaction
 
@@ -204,7 +205,7 @@ class CallHead(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a call by which a replay or a resumed run finds it. The rest is only checked to be JSON.
 
     Attributes:
-        place, original, hidden: of a call in a journal, see `resume.journal`.
+        place, hidden: of a call in a journal, see `resume.journal`.
     """
 
     id: _Number
@@ -225,7 +226,6 @@ class CallHead(msgspec.Struct, frozen=True, kw_only=True):
     started_ms: float = 0.0
     duration_ms: float = 0.0
     place: Annotated[str, msgspec.Meta(pattern="^([0-9a-fA-F]{2})*$")] = ""
-    original: str = ""
     hidden: bool = False
 
 
@@ -610,9 +610,11 @@ def read_file(
     try:
         if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
             raise CassetteError("cannot be read: it is not a regular file", path)
+        cipher = cipher_of(path)
         with path.open("rb") as file:
-            is_long = hasattr(os, "pread") and os.fstat(file.fileno()).st_size > LARGEST_IN_MEMORY
-            return read_lines(path, file if is_long else BytesIO(file.read()), note, progress)
+            is_long = cipher is None and hasattr(os, "pread") and os.fstat(file.fileno()).st_size > LARGEST_IN_MEMORY
+            text = file if is_long else BytesIO(file.read())
+            return read_lines(path, decrypted(path, text, cipher), note, progress)
     except FileNotFoundError:
         raise _not_found(path) from None
     except (OSError, ValueError) as error:

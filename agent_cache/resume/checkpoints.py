@@ -4,10 +4,10 @@
                     "created_at": "2026-01-01T12:00:00Z", "framework": "langchain", "state": {"messages": [...]}}}
 
 ``state`` has the fields of the state by name, each as plain data that gives the value back as it was
-(`agent_cache.recording.schema`). ``redacted`` names the fields from which secrets were removed, if there
-are any. ``framework`` chooses among the classes that this program knows: `LangChainState`,
-`OpenAIAgentsState`, and those given to `register_state`. No name that is found in a file is imported. The state of any
-other framework, and one that its class cannot take any more, is a `CustomState` that keeps all of it.
+(`agent_cache.recording.outcomes`). ``redacted`` names the fields from which secrets were removed, if there are any.
+``framework`` chooses among the classes that this program knows: `LangChainState`, `OpenAIAgentsState`, and those given
+to `register_state`. No name that is found in a file is imported. The state of any other framework, and one that its
+class cannot take any more, is a `CustomState` that keeps all of it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ import dataclasses
 import re
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import partial
-from types import MappingProxyType
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -31,24 +29,11 @@ from agent_cache.values.canonical import declared_fields, declared_names, full_n
 from agent_cache.values.typed import Schema, Undecodable, Unencodable, hints_of
 
 __all__ = [
-    "Checkpoint",
-    "CustomState",
-    "LangChainState",
-    "OpenAIAgentsState",
-    "State",
-    "checkpoint_line",
-    "checkpoint_of",
-    "framework_of",
-    "register_state",
-    "state_data",
-    "state_of",
-    "typed_state",
-]
+    "Checkpoint", "CheckpointEntry", "CustomState", "LangChainState", "OpenAIAgentsState", "State", "checkpoint_line",
+    "checkpoint_of", "framework_of", "register_state", "state_data", "state_of", "typed_state",
+]  # fmt: skip
 
 T = TypeVar("T")
-
-MAX_LABEL = 200
-"""Characters of a label."""
 
 _ANY = schema_of(Any)
 
@@ -57,10 +42,7 @@ _ANY = schema_of(Any)
 
 
 class State(msgspec.Struct, frozen=True):
-    """Base of the states that this package defines.
-
-    The fields are checked when a state is made, and copied when a `Checkpoint` is made from it.
-    """
+    """Base of the states that this package defines. The fields are checked when a state is made."""
 
     def __post_init__(self) -> None:
         """Check the type of each field.
@@ -72,7 +54,7 @@ class State(msgspec.Struct, frozen=True):
             _check(getattr(self, field.name), field.type, field.name)
 
 
-class LangChainState(State, frozen=True, kw_only=True, tag_field="framework", tag="langchain"):
+class LangChainState(State, frozen=True, kw_only=True):
     """The state of an agent of LangChain, or of a thread of LangGraph.
 
     Attributes:
@@ -107,7 +89,7 @@ class LangChainState(State, frozen=True, kw_only=True, tag_field="framework", ta
         return "langchain"
 
 
-class OpenAIAgentsState(State, frozen=True, kw_only=True, tag_field="framework", tag="openai_agents"):
+class OpenAIAgentsState(State, frozen=True, kw_only=True):
     """The state of a run of the OpenAI Agents SDK.
 
     Attributes:
@@ -146,15 +128,8 @@ class CustomState(State, frozen=True):
     """
 
     data: dict[str, Any] = {}
-    framework: str = "custom"
+    framework: Annotated[str, msgspec.Meta(min_length=1)] = "custom"
     unread: dict[str, Any] = {}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.framework:
-            raise CheckpointError("it is empty", "framework")
-        for name in self.data.keys() & self.unread.keys():
-            raise CheckpointError("it is among the fields that were read and those that were not", f"unread.{name}")
 
 
 _PATH = re.compile(r"^(?P<reason>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?$", re.DOTALL)
@@ -166,15 +141,8 @@ def _check(value: Any, annotation: Any, name: str) -> None:
     except msgspec.ValidationError as error:
         found = _PATH.match(str(error))
         reason, path = (found["reason"], found["path"] or "") if found else (str(error), "")
-        raise CheckpointError(_in_python(reason), name + path.replace("[...]", "[?]")) from None
-
-
-def _in_python(reason: str) -> str:
-    """A reason of msgspec's, which names types as JSON does, for objects of Python."""
-    words = {"array": "list", "object": "dict"}
-    return "expected " + re.sub(
-        r"`(\w+)`", lambda found: words.get(found[1], found[1]), reason.removeprefix("Expected ")
-    )
+        reason = reason.replace("`array`", "list").replace("`object`", "dict")
+        raise CheckpointError(reason, name + path.replace("[...]", "[?]")) from None
 
 
 # Classes of users
@@ -183,25 +151,19 @@ def _in_python(reason: str) -> str:
 class _StateClass:
     """Writes and reads the state of one registered class, field by field, so that an error names the field."""
 
-    def __init__(self, kind: Any, framework: str, names: tuple[str, ...]) -> None:
+    def __init__(self, kind: Any, names: tuple[str, ...]) -> None:
         hints = hints_of(kind)
         self.kind = kind
-        self.framework = framework
         self.schemas: dict[str, PlainSchema] = {name: schema_of(hints.get(name, Any)) for name in names}
-        self.defaults = _defaults_of(kind)
 
     def to_plain(self, state: Any) -> dict[str, Any]:
-        """The fields of a state as plain data."""
-        try:
-            declared = declared_fields(state, self.kind)
-        except Exception as error:
-            raise CheckpointError(f"reading a state of {full_name(self.kind)} raised {error!r}") from error
-        if declared is None or {name for name, _ in declared if name not in _OF_MODELS} != self.schemas.keys():
+        declared = {name: value for name, value in declared_fields(state, self.kind) or () if name not in _OF_MODELS}
+        if declared.keys() != self.schemas.keys():
             raise CheckpointError(
                 f"a state of {full_name(self.kind)} has attributes beside the fields that its class declares, or lacks "
                 "some of them"
             )
-        return {name: _written(value, self.schemas[name], name) for name, value in declared if name in self.schemas}
+        return {name: _written(value, self.schemas[name], name) for name, value in declared.items()}
 
     def from_plain(self, plain: Mapping[str, Any]) -> Any:
         """The state that `to_plain` has written, or one of an earlier version of the class that had fewer fields."""
@@ -209,54 +171,41 @@ class _StateClass:
             raise CheckpointError(f"the class {full_name(self.kind)} has no such field (any more)", name)
         values = {}
         for name, schema in self.schemas.items():
-            if name in plain:
-                values[name] = _read(plain[name], schema, name)
-            elif name in self.defaults:
-                values[name] = self.defaults[name]()
-            else:
-                raise CheckpointError(
-                    f"the checkpoint does not have it, and the class {full_name(self.kind)} has no default for it", name
-                )
+            value = _read(plain[name], schema, name) if name in plain else _default_of(self.kind, name)
+            if value is _NO_DEFAULT:
+                text = f"the checkpoint does not have it, and the class {full_name(self.kind)} has no default for it"
+                raise CheckpointError(text, name)
+            values[name] = value
         # Constructors have seen the fields when the original was made.
         return Schema.made(self.kind, values, [None, None, set(values)] if is_model(self.kind) else [])
 
 
 _OF_MODELS = frozenset({"__pydantic_extra__", "__pydantic_private__", "__pydantic_fields_set__"})
+_NO_DEFAULT = object()
+_ABSENT = (dataclasses.MISSING, msgspec.NODEFAULT)
 
 
-def _defaults_of(kind: Any) -> dict[str, Callable[[], Any]]:
-    """What makes the default of each field that has one."""
-    found: dict[str, Callable[[], Any]] = {}
+def _default_of(kind: Any, name: str) -> Any:
+    """The default of a field, or `_NO_DEFAULT`. Classes of attrs have none here."""
     if is_model(kind):
-        for name, field in kind.__pydantic_fields__.items():
-            if not field.is_required():
-                found[name] = partial(field.get_default, call_default_factory=True)
-    elif dataclasses.is_dataclass(kind):
-        for one in dataclasses.fields(kind):
-            if one.default is not dataclasses.MISSING:
-                found[one.name] = partial(_same, one.default)
-            elif one.default_factory is not dataclasses.MISSING:
-                found[one.name] = one.default_factory
+        model_field = kind.__pydantic_fields__[name]
+        return _NO_DEFAULT if model_field.is_required() else model_field.get_default(call_default_factory=True)
+    if issubclass(kind, tuple):
+        return kind._field_defaults.get(name, _NO_DEFAULT)
+    declared: Any = ()
+    if dataclasses.is_dataclass(kind):
+        declared = dataclasses.fields(kind)
     elif issubclass(kind, msgspec.Struct):
-        for part in msgspec.structs.fields(kind):
-            if part.default is not msgspec.NODEFAULT:
-                found[part.name] = partial(_same, part.default)
-            elif part.default_factory is not msgspec.NODEFAULT:
-                found[part.name] = part.default_factory
-    elif issubclass(kind, tuple):
-        for name, default in getattr(kind, "_field_defaults", {}).items():
-            found[name] = partial(_same, default)
-    return found
+        declared = msgspec.structs.fields(kind)
+    for one in declared:
+        if one.name == name and one.default not in _ABSENT:
+            return one.default
+        if one.name == name and one.default_factory not in _ABSENT:
+            return one.default_factory()
+    return _NO_DEFAULT
 
 
-def _same(value: T) -> T:
-    return value
-
-
-_BUILT_IN: dict[str, type[LangChainState] | type[OpenAIAgentsState]] = {
-    "langchain": LangChainState,
-    "openai_agents": OpenAIAgentsState,
-}
+_BUILT_IN: dict[str, Any] = {"langchain": LangChainState, "openai_agents": OpenAIAgentsState}
 _registered: dict[str, _StateClass] = {}
 _framework_of_class: dict[type, str] = {}
 
@@ -286,25 +235,23 @@ def register_state(kind: type[T], *, framework: str | None = None) -> type[T]:
         raise ConfigurationError(f"register_state: {name!r} is the name of the class {_name_of(earlier.kind)} already")
     if earlier is not None:  # its module was loaded again
         _framework_of_class.pop(earlier.kind, None)
-    _registered[name] = _StateClass(kind, name, names)
+    _registered[name] = _StateClass(kind, names)
     _framework_of_class[kind] = name
     return kind
 
 
 def _names_of(kind: Any) -> tuple[str, ...]:
+    names = None
     if isinstance(kind, type) and is_model(kind):
         model: Any = kind
-        if model.__private_attributes__ or model.model_config.get("extra") == "allow":
-            raise ConfigurationError(
-                f"register_state: {_name_of(kind)} has private attributes or allows extra ones, which no field "
-                "declares; give it a model whose fields are all of its state"
-            )
-        return tuple(model.__pydantic_fields__)
-    names = declared_names(kind) if isinstance(kind, type) else None
+        if not model.__private_attributes__ and model.model_config.get("extra") != "allow":
+            names = tuple(model.__pydantic_fields__)
+    elif isinstance(kind, type):
+        names = declared_names(kind)
     if names is None:
         raise ConfigurationError(
-            "register_state takes a dataclass, a named tuple, or a class of msgspec, attrs or pydantic, "
-            f"got {kind!r}; other states are given as a dict"
+            "register_state takes a dataclass, a named tuple, or a class of msgspec, attrs or pydantic, whose fields "
+            f"are all its state, got {kind!r}; other states are given as a dict"
         )
     return names
 
@@ -320,27 +267,7 @@ def _written(value: Any, schema: PlainSchema, name: str) -> Any:
     try:
         return schema.to_plain(value)
     except Unencodable as error:
-        if schema is _ANY and isinstance(value, (dict, list)) and len(value) < _MAX_NAMED_MEMBERS:
-            _find_unencodable(value, name)
         raise CheckpointError(f"{error}; pass plain values, or a class given to register_state", name) from None
-
-
-_MAX_NAMED_MEMBERS = 10_000
-
-
-def _find_unencodable(value: dict[Any, Any] | list[Any], name: str) -> None:
-    """Raise the error of the member that cannot be written, under its path."""
-    pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, member in pairs:
-        path = f"{name}.{key}" if isinstance(key, str) else f"{name}[{key!r}]"
-        if path.count(".") + path.count("[") < _MAX_DEPTH_NAMED:
-            try:
-                _ANY.to_plain(member)
-            except Unencodable:
-                _written(member, _ANY, path)
-
-
-_MAX_DEPTH_NAMED = 6
 
 
 def _read(plain: Any, schema: PlainSchema, name: str) -> Any:
@@ -371,30 +298,30 @@ def framework_of(state: Any) -> str:
     """
     if isinstance(state, (CustomState, LangChainState, OpenAIAgentsState)):
         return state.framework
-    name = _framework_of_class.get(type(state))
-    if name is None:
-        _refuse(state)
-    return name
+    return _framework_of_class.get(type(state)) or _refuse(state)
 
 
 def _typed(framework: str, plain: Mapping[str, Any]) -> Any:
-    """The state of a framework that this program has a class for.
+    """The state of a framework that this program has a class for, else a `CustomState`.
 
     Raises:
         CheckpointError: if the data does not fit the class.
     """
-    built_in = _BUILT_IN.get(framework)
-    if built_in is None:
+    if framework in _BUILT_IN:
+        return _built_in(framework, {name: _read(each, _ANY, name) for name, each in plain.items()})
+    if framework in _registered:
         return _registered[framework].from_plain(plain)
-    names = built_in.__struct_fields__
-    fields = {name: _read(each, _ANY, name) for name, each in plain.items() if name in names}
-    more = {name: each for name, each in plain.items() if name not in names}
-    if more:
-        metadata = fields.get("metadata", {})
-        if not isinstance(metadata, dict):
-            raise CheckpointError(f"expected dict, got {type(metadata).__name__}", "metadata")
-        fields["metadata"] = {**metadata, "_extra": more}
-    return built_in(**fields)
+    return _untyped(framework, plain)
+
+
+def _built_in(framework: str, fields: Mapping[str, Any]) -> Any:
+    kind = _BUILT_IN[framework]
+    known = {name: each for name, each in fields.items() if name in kind.__struct_fields__}
+    more = {name: each for name, each in fields.items() if name not in known}
+    metadata = known.get("metadata", {})
+    if more and isinstance(metadata, dict):
+        known["metadata"] = {**metadata, "_extra": more}
+    return kind(**known)
 
 
 def _untyped(framework: str, plain: Mapping[str, Any]) -> CustomState:
@@ -407,29 +334,13 @@ def _untyped(framework: str, plain: Mapping[str, Any]) -> CustomState:
     return CustomState(data, framework or "custom", unread)
 
 
-def _is_known(framework: str) -> bool:
-    return framework in _BUILT_IN or framework in _registered
-
-
-def _from_file(framework: str, plain: Mapping[str, Any]) -> Any:
-    """A state of any framework. What does not fit its class is a `CustomState`: reading loses nothing."""
-    if _is_known(framework):
-        try:
-            return _typed(framework, plain)
-        except CheckpointError:
-            pass
-    return _untyped(framework, plain)
-
-
 def typed_state(state: Any) -> Any:
     """A copy of the state of a checkpoint, as the class of its framework if this program knows that class by now.
 
     Raises:
         CheckpointError: if the state does not fit the class. The error names the field.
     """
-    framework = framework_of(state)
-    plain = decode(encode(state_data(state)))
-    return _typed(framework, plain) if _is_known(framework) else _untyped(framework, plain)
+    return _typed(framework_of(state), decode(encode(state_data(state))))
 
 
 # What users pass
@@ -449,21 +360,25 @@ def state_of(value: Any) -> Any:
         return value
     if type(value) is dict:
         return _state_of_dict(value)
-    snapshot = _loaded_class("langgraph.types", "StateSnapshot")
-    if snapshot is not None and isinstance(value, snapshot):
+    if _is_of(value, "langgraph.types", "StateSnapshot"):
         return _state_of_snapshot(value)
     if _are_messages(value):
         return LangChainState(messages=value)
-    result = _loaded_class("agents.result", "RunResultBase")
-    if result is not None and isinstance(value, result):
-        return _state_of_result(value)
+    if _is_of(value, "agents.result", "RunResultBase"):
+        if getattr(value, "is_complete", True) is False:
+            raise CheckpointError("the run is still streaming; take the checkpoint when its stream has ended", "items")
+        return OpenAIAgentsState(
+            items=value.to_input_list(),
+            last_agent=getattr(value.last_agent, "name", ""),
+            last_response_id=getattr(value, "last_response_id", None),
+        )
     return _refuse(value)
 
 
-def _loaded_class(module: str, name: str) -> Any:
-    """A class of a package, if this program has imported that package."""
+def _is_of(value: Any, module: str, name: str) -> bool:
+    """Whether a value is of a class of a package, which this program has imported then."""
     found = getattr(sys.modules.get(module), name, None)
-    return found if isinstance(found, type) else None
+    return isinstance(found, type) and isinstance(value, found)
 
 
 def _state_of_dict(value: dict[str, Any]) -> Any:
@@ -473,15 +388,9 @@ def _state_of_dict(value: dict[str, Any]) -> Any:
     if "framework" not in value and _are_messages(value.get("messages")):  # as a graph of LangGraph returns them
         return LangChainState(messages=rest.pop("messages"), values=rest)
     framework = rest.pop("framework", "custom")
-    if not isinstance(framework, str) or not framework:
-        raise CheckpointError(f"expected the name of a framework, got {framework!r}", "framework")
+    _check(framework, Annotated[str, msgspec.Meta(min_length=1)], "framework")
     if framework in _BUILT_IN:
-        kind = _BUILT_IN[framework]
-        more = {name: rest.pop(name) for name in rest.keys() - set(kind.__struct_fields__)}
-        metadata = rest.get("metadata", {})
-        if more and isinstance(metadata, dict):
-            rest["metadata"] = {**metadata, "_extra": more}
-        return kind(**rest)
+        return _built_in(framework, rest)
     if framework in _registered:
         return _registered[framework].from_plain({name: _written(each, _ANY, name) for name, each in rest.items()})
     if "framework" in value and set(rest) == {"data"} and isinstance(rest["data"], dict):
@@ -492,8 +401,7 @@ def _state_of_dict(value: dict[str, Any]) -> Any:
 def _state_of_snapshot(snapshot: Any) -> LangChainState:
     if not isinstance(snapshot.values, dict):
         raise CheckpointError(
-            f"expected a thread whose state is a dict, got {type(snapshot.values).__name__}; pass "
-            "CustomState({...}) with what you need of it",
+            f"expected a thread whose state is a dict, got {type(snapshot.values).__name__}; pass CustomState({{...}})",
             "values",
         )
     values = dict(snapshot.values)
@@ -502,18 +410,8 @@ def _state_of_snapshot(snapshot: Any) -> LangChainState:
     return LangChainState(messages=messages, values=values, next=list(snapshot.next), metadata=config)
 
 
-def _state_of_result(result: Any) -> OpenAIAgentsState:
-    if getattr(result, "is_complete", True) is False:
-        raise CheckpointError("the run is still streaming; take the checkpoint when its stream has ended", "items")
-    agent = getattr(result.last_agent, "name", "")
-    return OpenAIAgentsState(
-        items=result.to_input_list(), last_agent=agent, last_response_id=getattr(result, "last_response_id", None)
-    )
-
-
 def _is_message(value: Any) -> bool:
-    kind = _loaded_class("langchain_core.messages", "BaseMessage")
-    return kind is not None and isinstance(value, kind)
+    return _is_of(value, "langchain_core.messages", "BaseMessage")
 
 
 def _are_messages(value: Any) -> bool:
@@ -522,9 +420,7 @@ def _are_messages(value: Any) -> bool:
 
 def _message_data(message: Any) -> Any:
     """A message of LangChain's classes as its own writer writes it; anything else as it is."""
-    if not _is_message(message):
-        return message
-    return sys.modules["langchain_core.messages"].messages_to_dict([message])[0]
+    return sys.modules["langchain_core.messages"].messages_to_dict([message])[0] if _is_message(message) else message
 
 
 def _refuse(value: Any) -> NoReturn:
@@ -537,12 +433,34 @@ def _refuse(value: Any) -> NoReturn:
 
 # Checkpoints
 
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
 
-class _Detached:
-    """A state that nothing else refers to."""
 
-    def __init__(self, state: Any) -> None:
-        self.state = state
+class CheckpointEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint without its state.
+
+    Attributes:
+        id: names it among all checkpoints.
+        session_id: id of its session.
+        sequence: its number in its session, from 1.
+        after: id of the last call that had ended when it was made, 0 if none had.
+        label: its label, redacted.
+        importance: from 0 to 1.
+        created_at: time in UTC.
+        framework: the kind of its state.
+    """
+
+    id: _Text
+    session_id: _Text
+    sequence: Annotated[int, msgspec.Meta(ge=1, le=2**62)]
+    after: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+    label: Annotated[str, msgspec.Meta(max_length=200)]
+    importance: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    created_at: _Text
+    framework: str
+
+
+_ENTRY = {field.name: field.type for field in msgspec.structs.fields(CheckpointEntry)}
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -574,37 +492,17 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     created_at: str = msgspec.field(default_factory=lambda: datetime.now(UTC).isoformat().replace("+00:00", "Z"))
     redacted: tuple[str, ...] = ()
 
-    _ENVELOPE: ClassVar[Mapping[str, Any]] = MappingProxyType(
-        {"id": str, "session_id": str, "sequence": int, "after": int, "label": str, "importance": float,
-         "created_at": str}
-    )  # fmt: skip
-
     def __post_init__(self) -> None:
-        for name, kind in self._ENVELOPE.items():
-            _check(getattr(self, name), kind, name)
-            if kind is str and not is_utf8(getattr(self, name)):
+        for name in _ENTRY.keys() - {"framework"}:
+            value = getattr(self, name)
+            _check(value, _ENTRY[name], name)
+            if isinstance(value, str) and not is_utf8(value):
                 raise CheckpointError("it is no text: it has half of a character", name)
-        for name in ("id", "session_id", "created_at"):
-            if not getattr(self, name):
-                raise CheckpointError("it is empty", name)
-        if self.sequence < 1:
-            raise CheckpointError(f"it counts from 1, got {self.sequence}", "sequence")
-        if self.after < 0:
-            raise CheckpointError(f"it is the id of a call, or 0, got {self.after}", "after")
-        if len(self.label) > MAX_LABEL:
-            raise CheckpointError(f"it has {len(self.label)} characters, and may have {MAX_LABEL}", "label")
-        if not 0 <= self.importance <= 1:
-            raise CheckpointError(f"it is from 0 to 1, got {self.importance!r}", "importance")
         msgspec.structs.force_setattr(self, "importance", float(self.importance))
-        if isinstance(self.state, _Detached):
-            state = self.state.state
-        else:
-            given = state_of(self.state)
-            plain = decode(encode(state_data(given)))
-            # A dict that says it is of a framework may be anything until it is restored.
-            is_custom = isinstance(given, CustomState)
-            state = (_untyped if is_custom else _typed)(framework_of(given), plain)
-        msgspec.structs.force_setattr(self, "state", state)
+        given = state_of(self.state)
+        # A dict that says it is of a framework may be anything until it is restored.
+        read = _untyped if isinstance(given, CustomState) else _typed
+        msgspec.structs.force_setattr(self, "state", read(framework_of(given), decode(encode(state_data(given)))))
 
     @property
     def framework(self) -> str:
@@ -661,24 +559,23 @@ def checkpoint_of(data: Any, session_id: str) -> Checkpoint:
     Raises:
         CheckpointError: if a field beside the state is of a wrong type or missing.
     """
-    if not isinstance(data, dict):
-        raise CheckpointError(f"expected dict, got {type(data).__name__}", "checkpoint")
-    for name in ("id", "sequence", "after", "label", "importance", "created_at", "framework", "state"):
+    _check(data, dict[str, Any], "checkpoint")
+    for name in (*(_ENTRY.keys() - {"session_id"}), "state"):
         if name not in data:
             raise CheckpointError("it is missing", name)
-    framework, plain = data["framework"], data["state"]
+    framework, plain, redacted = data["framework"], data["state"], data.get("redacted", [])
     _check(framework, str, "framework")
     _check(plain, dict[str, Any], "state")
-    redacted = data.get("redacted", [])
     _check(redacted, list[str], "redacted")
-    return Checkpoint(
-        id=data["id"],
+    found = Checkpoint(
         session_id=session_id,
-        sequence=data["sequence"],
-        after=data["after"],
-        label=data["label"],
-        importance=data["importance"],
-        created_at=data["created_at"],
-        state=_Detached(_from_file(framework, plain)),
+        state=CustomState(),
         redacted=tuple(redacted),
+        **{name: data[name] for name in _ENTRY.keys() - {"session_id", "framework"}},
     )
+    try:
+        state = _typed(framework, plain)
+    except CheckpointError:
+        state = _untyped(framework, plain)
+    msgspec.structs.force_setattr(found, "state", state)
+    return found

@@ -7,10 +7,11 @@ ended when it was made: times, which two tasks may share and which clocks set ba
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
 
 from agent_cache.errors import CheckpointError, ConfigurationError
 from agent_cache.recording.file import RecordedCall
@@ -19,7 +20,6 @@ from agent_cache.resume.checkpoints import Checkpoint
 __all__ = ["AutoReplayManager", "Event", "ReplayReport", "events_after", "importance_of"]
 
 Event: TypeAlias = RecordedCall | Checkpoint
-Source: TypeAlias = "Iterable[Event] | Any"
 
 
 def importance_of(event: Event) -> float:
@@ -77,7 +77,7 @@ class AutoReplayManager:
 
     def __init__(
         self,
-        events: Source,
+        events: Any,
         *,
         after: Checkpoint,
         where: Callable[[Event], Any] | None = None,
@@ -89,10 +89,10 @@ class AutoReplayManager:
         for name, function in {"where": where, "on_event": on_event}.items():
             if function is not None and not callable(function):
                 raise ConfigurationError(f"AutoReplayManager: {name} must be a function of an event, got {function!r}")
-        if isinstance(min_importance, bool) or not (
-            isinstance(min_importance, (int, float)) and math.isfinite(min_importance) and 0 <= min_importance <= 1
-        ):
-            raise ConfigurationError(f"AutoReplayManager: min_importance is from 0 to 1, got {min_importance!r}")
+        try:
+            msgspec.convert(min_importance, Annotated[float, msgspec.Meta(ge=0, le=1)])
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"AutoReplayManager: min_importance is from 0 to 1: {error}") from None
         self._events = events_after(events, after)
         self._where = where
         self._min_importance = min_importance
@@ -118,64 +118,36 @@ class AutoReplayManager:
 
 
 async def _answer(function: Callable[[Event], Any] | None, event: Event) -> Any:
-    if function is None:
-        return True
-    answer = function(event)
+    answer = function is None or function(event)
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def events_after(source: Source, after: Checkpoint) -> list[Event]:
-    """The events behind a checkpoint, each checkpoint behind the last call that had ended when it was made."""
-    calls, checkpoints = _parts(source)
-    places = {0: -1}
-    for index, call in enumerate(calls):
-        if call.id in places:
-            raise CheckpointError(f"two calls have the number {call.id}, so they are not of one run", "events")
-        places[call.id] = index
-    for call in calls:
-        if call.after in places and places[call.after] >= places[call.id]:
-            raise CheckpointError(
-                f"call {call.id} stands above call {call.after}, which had ended when it began; give the calls in the "
-                "order in which they ended, as a journal has them",
-                "events",
-            )
-    if hasattr(source, "checkpoints") and after.id not in {checkpoint.id for checkpoint in checkpoints}:
-        raise CheckpointError("the checkpoint is not in this journal: it is of another run", "id")
+def events_after(source: Any, after: Checkpoint) -> list[Event]:
+    """The events behind a checkpoint, each checkpoint behind the last call that had ended when it was made.
+
+    Raises:
+        CheckpointError: if they are not of one run, or not those of a journal.
+        ConfigurationError: if there are other things among them.
+    """
+    if getattr(getattr(source, "header", None), "is_log", True) is False:
+        raise CheckpointError("the calls of a cassette have other numbers; give the journal of the run", "events")
+    events = [*getattr(source, "calls", getattr(source, "steps", source)), *getattr(source, "checkpoints", ())]
+    calls = [event for event in events if isinstance(event, RecordedCall)]
+    checkpoints = [event for event in events if isinstance(event, Checkpoint)]
+    if len(calls) + len(checkpoints) < len(events):
+        raise ConfigurationError("AutoReplayManager: events are recorded calls and checkpoints")
+    places = {call.id: index for index, call in enumerate(calls)} | {0: -1}
+    if len(places) <= len(calls) or any(places.get(call.after, -1) >= places[call.id] for call in calls):
+        raise CheckpointError("these are not the calls of one run in the order in which they ended", "events")
     if after.after not in places:
-        raise CheckpointError(
-            f"there is no call {after.after}, after which the checkpoint was made: these are the events of another "
-            "run, or not all of them",
-            "after",
-        )
-    behind: dict[int, list[Checkpoint]] = {}
-    for checkpoint in sorted(checkpoints, key=lambda one: one.sequence):
-        if checkpoint.session_id != after.session_id:
-            raise CheckpointError(f"a checkpoint is of the session {checkpoint.session_id!r}", "session_id")
-        if checkpoint.sequence > after.sequence:
-            behind.setdefault(max(places.get(checkpoint.after, -1), places[after.after]), []).append(checkpoint)
-    events: list[Event] = list(behind.get(places[after.after], ()))
-    for index in range(places[after.after] + 1, len(calls)):
-        events += [calls[index], *behind.get(index, ())]
-    return events
-
-
-def _parts(source: Source) -> tuple[list[RecordedCall], list[Checkpoint]]:
-    header = getattr(source, "header", None)
-    if getattr(header, "is_log", True) is False:
-        raise CheckpointError(
-            "a finished cassette has its calls in another order and under other numbers; give the journal of the run",
-            "events",
-        )
-    events: Iterable[Any] = getattr(source, "calls", getattr(source, "steps", source))
-    calls: list[RecordedCall] = []
-    checkpoints = list(getattr(source, "checkpoints", ()))
-    for event in events:
-        if isinstance(event, Checkpoint):
-            checkpoints.append(event)
-        elif isinstance(event, RecordedCall):
-            calls.append(event)
-        else:
-            raise ConfigurationError(
-                f"AutoReplayManager: events are recorded calls and checkpoints, got {type(event).__name__}"
-            )
-    return calls, checkpoints
+        raise CheckpointError(f"there is no call {after.after}, after which the checkpoint was made", "after")
+    known = {checkpoint.id for checkpoint in checkpoints}
+    if any(one.session_id != after.session_id for one in checkpoints) or (
+        hasattr(source, "checkpoints") and after.id not in known
+    ):
+        raise CheckpointError("the checkpoint is of another run", "id")
+    begin = places[after.after]
+    behind = [(max(places.get(one.after, -1), begin), one.sequence, one) for one in checkpoints]
+    later = [(place, sequence, one) for place, sequence, one in behind if sequence > after.sequence]
+    found = [(index, 0, calls[index]) for index in range(begin + 1, len(calls))]
+    return [event for _, _, event in sorted([*found, *later], key=lambda each: each[:2])]

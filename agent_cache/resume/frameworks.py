@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from agent_cache.errors import CheckpointError, RestoreError
@@ -22,13 +23,8 @@ async def _undone(undo: Callable[[], Awaitable[Any]], what: str, error: BaseExce
     """Undo, also while the task is being cancelled; and raise what could not be undone."""
     task = asyncio.ensure_future(undo())
     while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled():
-                break
-        except Exception:  # noqa: BLE001, S110 - it is raised below
-            pass
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([task])
     failed = None if task.cancelled() else task.exception()
     if failed is not None:
         raise RestoreError(f"{what} was not restored ({error}), and is not as it was: {failed!r}", (error, failed))

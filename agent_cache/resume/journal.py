@@ -6,10 +6,10 @@
     {"id": 2, "kind": "tool", "name": "shop:pay", ..., "place": "..."}
     {"trailer": {"calls": 2, "duration_ms": 12.5, "ended": "returned"}}
 
-The calls are a log as a running recording writes it (`recording.file`), so a journal can be loaded as a
-cassette. An *intent* stands before each write and says that it begins. A write without a line of its own was running
-when the process ended: it is *in doubt*. ``open`` says the place of another call that had not ended and that
-encloses calls which have lines. Only a run that has come to its end has a trailer: the journal is *sealed*.
+The calls are a log as a running recording writes it (`recording.file`), so a journal can be loaded as a cassette. An
+*intent* stands before each write and says that it begins. A write without a line of its own was running when the
+process ended: it is *in doubt*. ``open`` says the place of another call that had not ended and that encloses calls
+which have lines. Only a run that has come to its end has a trailer: the journal is *sealed*.
 
 One process writes, the others read as they like: each line is one `os.write` at the end of the file, and a line that
 could not be written as a whole is taken back.
@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
 from functools import cached_property
 from hashlib import blake2b
 from io import BytesIO
@@ -30,7 +29,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from agent_cache.errors import CassetteError, CassetteNotFound, JournalError
-from agent_cache.recording.cassette import Cassette
+from agent_cache.recording.cassette import Cassette, apply_rules, recorded_rules
+from agent_cache.recording.encryption import LineCipher, cipher_of, decrypted, is_encrypted
 from agent_cache.recording.file import (
     JOURNAL_VERSION,
     LARGEST_IN_MEMORY,
@@ -46,25 +46,13 @@ from agent_cache.recording.file import (
 )
 from agent_cache.recording.outcomes import encode
 from agent_cache.recording.partial_file import lock_file, write_whole
+from agent_cache.recording.redaction import Redaction
 from agent_cache.resume.checkpoints import Checkpoint, checkpoint_of
 
 __all__ = [
-    "JournalFile",
-    "JournalHeader",
-    "JournalLine",
-    "StoredJournal",
-    "branch_journal",
-    "check_session",
-    "is_answer",
-    "journal_path",
-    "new_header",
-    "read_journal",
-    "sync_directory",
-]
-
-
-# Names
-
+    "JournalFile", "JournalHeader", "JournalLine", "StoredJournal", "branch_journal", "is_answer", "journal_path",
+    "branched_lines", "open_regular", "read_journal", "stored_journal", "sync_directory", "write_new",
+]  # fmt: skip
 
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
 _MAX_NAME = 180
@@ -93,30 +81,26 @@ class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
         run: random; names this run of the session.
         secret: random; key of the places and of the idempotency keys.
         redact, http: as in the header of a cassette.
-        check: with a key, data that it has encrypted, so that another key is noticed; else empty.
     """
 
     agent_cache_journal: int = JOURNAL_VERSION
     session_id: str
-    recorded_at: str
-    run: str
-    secret: str
+    recorded_at: str = msgspec.field(default_factory=now_text)
+    run: str = msgspec.field(default_factory=lambda: os.urandom(16).hex())
+    secret: str = msgspec.field(default_factory=lambda: os.urandom(16).hex())
     redact: dict[str, Any] = {}
     http: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
-    check: str = ""
 
 
-class JournalLine(msgspec.Struct, frozen=True, kw_only=True):
+class JournalLine(msgspec.Struct, frozen=True):
     """What a resume needs to know of a call before it is made again.
 
     Attributes:
-        id, parent, name, lane: as in `RecordedCall`.
-        is_write: likewise.
+        id, parent, name, lane, is_write: as in `RecordedCall`.
         place: as in `OpenCall`.
         until_ms: when it ended, from the beginning of the run.
         is_cut: whether it has not ended by itself: see `is_answer`.
         is_lost: whether its outcome cannot be given back, because redaction has changed it or it could not be written.
-        original: the outcome before redaction, encrypted; empty if redaction left it alone, or there is no key.
     """
 
     id: int
@@ -128,7 +112,6 @@ class JournalLine(msgspec.Struct, frozen=True, kw_only=True):
     until_ms: float
     is_cut: bool
     is_lost: bool
-    original: str
 
 
 def _line_of(head: CallHead) -> JournalLine:
@@ -139,10 +122,7 @@ def _line_of(head: CallHead) -> JournalLine:
     """
     if not head.place:
         raise ValueError("a call of a journal has a place")
-    outcome = head.outcome
-    is_cut = not ("value" in outcome or "typed" in outcome or "any" in outcome) and not is_answer(
-        msgspec.json.decode(encode(outcome))
-    )
+    is_value = not head.outcome.keys().isdisjoint(("value", "typed", "any"))
     return JournalLine(
         id=head.id,
         parent=head.parent,
@@ -151,9 +131,8 @@ def _line_of(head: CallHead) -> JournalLine:
         is_write=RecordedCall(id=head.id, kind=head.kind, name=head.name, outcome={}, source=head.source).is_write,
         place=bytes.fromhex(head.place),
         until_ms=head.started_ms + head.duration_ms,
-        is_cut=is_cut,
-        is_lost=head.hidden or "unencodable" in outcome or ("redacted" in outcome and not head.original),
-        original=head.original,
+        is_cut=not is_value and not is_answer(msgspec.json.decode(encode(head.outcome))),
+        is_lost=head.hidden or "unencodable" in head.outcome or "redacted" in head.outcome,
     )
 
 
@@ -165,36 +144,19 @@ _NO_ANSWERS = frozenset({*_SINGLE, *(f"builtins:{name}" for name in _SINGLE)})
 def is_answer(outcome: dict[str, Any]) -> bool:
     """Whether a call with this outcome has ended by itself, so that a resumed run gets its outcome.
 
-    One that was cancelled, or that the end of the process has cut off, has not: a read runs again, a write is in doubt.
+    One that was cancelled, that the end of the process has cut off, or whose stream was left, has not: a read runs
+    again, a write is in doubt.
     """
-    if "value" in outcome:
-        return True
-    if "cancelled" in outcome or "unfinished" in outcome:
+    if "cancelled" in outcome or "unfinished" in outcome or "closed" in outcome:
         return False
     if "error" in outcome:
         error = outcome["error"]
         return error.get("type") not in _NO_ANSWERS and error.get("base") not in _NO_ANSWERS
     inner = outcome.get("stream") or outcome.get("response") or {}
-    end = inner.get("end")
-    return end is None or is_answer(end)
-
-
-def new_header(session_id: str, redact: dict[str, Any], http: dict[str, Any] | None) -> JournalHeader:
-    """The header of a new run."""
-    return JournalHeader(
-        session_id=session_id,
-        recorded_at=now_text(),
-        run=os.urandom(16).hex(),
-        secret=os.urandom(16).hex(),
-        redact=redact,
-        http=msgspec.UNSET if http is None else http,
-    )
+    return not inner.get("end") or is_answer(inner["end"])
 
 
 # Reading
-
-_header_decoder = msgspec.json.Decoder(JournalHeader)
-_head_decoder = msgspec.json.Decoder(CallHead)
 
 
 class StoredJournal:
@@ -207,11 +169,10 @@ class StoredJournal:
         lines: those of the calls that have ended, in the order in which they ended.
         intents, opened: of all writes that have begun, and of other calls that enclose some, by id.
         trailer: the last line of a sealed journal; None for one that can be resumed.
-        size: bytes of whole lines.
         is_torn: whether a line without its end follows, of a process that was killed while it wrote it.
     """
 
-    def __init__(self, path: Path, file: BinaryIO, header: JournalHeader) -> None:
+    def __init__(self, path: Path, header: JournalHeader, file: BinaryIO) -> None:
         self.path = path
         self.header = header
         self.lines: list[JournalLine] = []
@@ -219,7 +180,7 @@ class StoredJournal:
         self.opened: dict[int, OpenCall] = {}
         self._checkpoints: list[tuple[int, msgspec.Raw]] = []
 
-        def read(note: Callable[[CallHead], object]) -> Any:
+        def read(note: Any) -> Any:
             def note_both(head: CallHead) -> None:
                 self.lines.append(_line_of(head))
                 note(head)
@@ -231,7 +192,7 @@ class StoredJournal:
         self.cassette.is_partial = False  # it is resumed, and not replayed as it is
         steps = self.cassette.steps
         assert isinstance(steps, StoredCalls)
-        self.size, self.is_torn = steps.size, steps.is_torn
+        self.is_torn = steps.is_torn
         for number, line in steps.others():
             if line.intent is not None:
                 self.intents[line.intent.id] = line.intent
@@ -283,52 +244,77 @@ class StoredJournal:
     def in_doubt(self) -> list[Intent]:
         """The writes that had begun and may or may not have taken effect, in the order in which they began."""
         ended = {line.id for line in self.lines if not line.is_cut}
-        inside = {line.id: line.parent for line in self.lines}
-        inside |= {
-            one.id: one.parent for one in (*self.opened.values(), *self.intents.values()) if one.id not in inside
-        }
-        return [one for number, one in sorted(self.intents.items()) if not is_inside(number, ended, inside)]
+        parents = {one.id: one.parent for one in (*self.opened.values(), *self.intents.values(), *self.lines)}
+        return [one for number, one in sorted(self.intents.items()) if not is_inside(number, ended, parents)]
 
 
-def read_journal(path: str | os.PathLike[str]) -> StoredJournal:
+def read_journal(path: str | os.PathLike[str], *, key: bytes | None = None) -> StoredJournal:
     """Read a journal, also one that is being written. Nothing is locked or changed. A torn last line is left out.
+
+    Args:
+        path: the file.
+        key: of a journal that has one; by default the environment variable ``AGENT_CACHE_JOURNAL_KEY`` has it, in
+            hexadecimal digits. Its calls are redacted when they are read, by the names and patterns of its `Journal`.
 
     Raises:
         CassetteNotFound: if there is no such file.
-        JournalError: if it cannot be read, is no journal, or one of a newer version; with the line.
+        JournalError: if it cannot be read or decrypted, is no journal, or one of a newer version; with the line.
     """
     path = Path(path)
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+        with os.fdopen(open_regular(path), "rb") as file:
+            found = _read(path, file, cipher_of(path, key))
     except FileNotFoundError:
         raise CassetteNotFound("there is no journal", path) from None
-    except (OSError, ValueError) as error:
-        raise JournalError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise JournalError("cannot be read: it is not a regular file", path)
-    with os.fdopen(descriptor, "rb") as file:
-        found = _read(path, file)
+    except (OSError, CassetteError) as error:
+        raise _unreadable(path, error) from error
     if found is None:
         raise JournalError("is empty: its run was killed before it made a call", path)
     return found
 
 
-def _read(path: Path, file: BinaryIO) -> StoredJournal | None:
-    """Read a journal; None if not even its header was written."""
-    try:
-        header = _header_of(path, file.readline())
-        if header is None:
-            return None
-        file.seek(0)
-        is_long = hasattr(os, "pread") and os.fstat(file.fileno()).st_size > LARGEST_IN_MEMORY
-        return StoredJournal(path, file if is_long else BytesIO(file.read()), header)
-    except OSError as error:
-        raise JournalError(f"cannot be read: {error.strerror}", path) from error
-    except JournalError:
-        raise
-    except CassetteError as error:
-        raise JournalError(error.reason, error.path, error.line) from error
+def open_regular(path: Path, *, follows: bool = True) -> int:
+    """Open a file for reading, without waiting for the writer of a pipe.
+
+    Raises:
+        OSError: if that is not possible, or it is no regular file; unless it `follows` them, also for a link.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    descriptor = os.open(path, flags if follows else flags | getattr(os, "O_NOFOLLOW", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "it is not a regular file")
+    return descriptor
+
+
+def _unreadable(path: Path, error: OSError | CassetteError) -> JournalError:
+    if isinstance(error, OSError):
+        return JournalError(f"cannot be read: {error.strerror or error}", path)
+    return error if isinstance(error, JournalError) else JournalError(error.reason, error.path, error.line)
+
+
+def _read(path: Path, file: BinaryIO, cipher: LineCipher | None, *, is_resumed: bool = False) -> StoredJournal | None:
+    """Read a journal; None if not even its header was written. Of an encrypted one, a resumed run gets what it saw."""
+    text = decrypted(path, file, cipher)
+    header = _header_of(path, text.readline())
+    if header is None:
+        return None
+    text.seek(0)
+    is_long = text is file and hasattr(os, "pread") and os.fstat(file.fileno()).st_size > LARGEST_IN_MEMORY
+    return stored_journal(
+        path, header, text if is_long else BytesIO(text.read()), redacts=text is not file and not is_resumed
+    )
+
+
+def stored_journal(path: Path, header: JournalHeader, text: BinaryIO, *, redacts: bool) -> StoredJournal:
+    """The journal that a text is, redacted by the rules in its header."""
+    found = StoredJournal(path, header, text)
+    if redacts:
+        rules = Redaction().joined(recorded_rules(found.cassette))
+        apply_rules(found.cassette, rules)
+        for number, one in found.intents.items():
+            found.intents[number] = msgspec.structs.replace(one, arguments=rules.apply(one.arguments))
+    return found
 
 
 def _header_of(path: Path, line: bytes) -> JournalHeader | None:
@@ -336,23 +322,19 @@ def _header_of(path: Path, line: bytes) -> JournalHeader | None:
     if not line.endswith(b"\n") and b'{"agent_cache_journal":'.startswith(line[:23]):
         return None
     try:
-        data = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        data = None
-    version = data.get("agent_cache_journal") if isinstance(data, dict) else None
-    if version is None:
-        raise JournalError("is no journal of agent-cache", path, 1)
+        version = msgspec.json.decode(line)["agent_cache_journal"]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
+        raise JournalError("is no journal of agent-cache", path, 1) from None
     check_version(path, version, JOURNAL_VERSION, JournalError)
     try:
-        return _header_decoder.decode(line)
+        return msgspec.json.decode(line, type=JournalHeader)
     except msgspec.DecodeError as error:
         raise JournalError(f"its header is broken: {error}", path, 1) from error
 
 
 # Writing
 
-_open_names: set[str] = set()
-_open_files: set[JournalFile] = set()
+_open_files: dict[str, JournalFile] = {}
 _lock = threading.Lock()
 
 
@@ -364,6 +346,7 @@ class JournalFile:
     Args:
         path: the file.
         is_durable: whether `append` may wait for the disk.
+        key: encrypts each line; None if none is encrypted.
 
     Attributes:
         path: the same.
@@ -374,39 +357,51 @@ class JournalFile:
         JournalError: if it is being written by another, or cannot be opened.
     """
 
-    def __init__(self, path: Path, *, is_durable: bool) -> None:
+    def __init__(self, path: Path, *, is_durable: bool, key: bytes | None = None) -> None:
         self.path = path
-        self.is_closed = True
+        self.is_closed = False
         self.is_of_parent = False
         self._is_durable = is_durable
+        self._cipher = None if key is None else LineCipher(key)
         self._name = os.path.realpath(path)
-        self._size = 0
+        self._size = self._lines = 0
         with _lock:
-            if self._name in _open_names:
+            if self._name in _open_files:
                 raise _taken(path)
-            _open_names.add(self._name)
+            _open_files[self._name] = self
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = self._open_locked()
+            self._descriptor = self._open()
         except BaseException as error:
-            _open_names.discard(self._name)
+            _open_files.pop(self._name, None)
             if isinstance(error, BlockingIOError):
                 raise _taken(path) from None
             if isinstance(error, OSError):
                 raise JournalError(f"cannot be written: {error.strerror}", path) from error
             raise
-        self.is_closed = False
-        _open_files.add(self)
 
     def read(self) -> StoredJournal | None:
-        """What is in it; None if not even a header. A torn line at the end is taken off."""
+        """What is in it; None if not even a header. A torn line at the end is taken off.
+
+        Raises:
+            JournalError: if it cannot be read, or has another key.
+        """
+        if self._cipher is None and is_encrypted(self.path):
+            raise JournalError("is encrypted, and can be resumed with the key= that it was begun with", self.path)
         # A file of its own, which the answers may keep: the lock is held as long as any copy of its descriptor is.
-        with self.path.open("rb") as file:
-            if not os.path.samestat(os.fstat(file.fileno()), os.fstat(self._descriptor)):
-                raise JournalError("was changed while it was read", self.path)
-            found = _read(self.path, file)
-        self._size = 0 if found is None else found.size
-        self._take_back()
+        try:
+            with self.path.open("rb") as file:
+                if not os.path.samestat(os.fstat(file.fileno()), os.fstat(self._descriptor)):
+                    raise JournalError("was changed while it was read", self.path)
+                found = _read(self.path, file, self._cipher, is_resumed=True)
+                file.seek(0)
+                for line in file if found is not None else ():
+                    if line.endswith(b"\n"):
+                        self._size += len(line)
+                        self._lines += 1
+            self._take_back()
+        except (OSError, CassetteError) as error:
+            raise _unreadable(self.path, error) from error
         return found
 
     def append(self, *lines: bytes, is_urgent: bool = False) -> None:
@@ -419,15 +414,20 @@ class JournalFile:
         Raises:
             OSError: if they cannot be written, such as on a full disk.
         """
+        if self.is_closed:
+            raise OSError(0, "an earlier line was not written")
+        if self._cipher is not None:
+            lines = tuple(self._cipher.encrypt(line, self._lines + at) for at, line in enumerate(lines, 1))
         data = lines[0] if len(lines) == 1 else b"".join(lines)
         try:
             write_whole(self._descriptor, data)
             if is_urgent and self._is_durable:
-                _sync(self._descriptor)
+                getattr(os, "fdatasync", os.fsync)(self._descriptor)
         except OSError:
             self._take_back()
             raise
         self._size += len(data)
+        self._lines += len(lines)
 
     def set_aside(self, run: str) -> None:
         """Give a sealed journal the name of its run, and close it: the next run of the session has the name.
@@ -451,11 +451,10 @@ class JournalFile:
         """Let another process have it."""
         if not self.is_closed:
             self.is_closed = True
-            _open_files.discard(self)
             try:
                 os.close(self._descriptor)
             finally:
-                _open_names.discard(self._name)
+                _open_files.pop(self._name, None)
 
     def abandon(self) -> None:
         """Forget it in a forked child. The lock remains with the parent."""
@@ -471,15 +470,16 @@ class JournalFile:
             self.close()  # nothing must be written behind half a line
             raise
 
-    def _open_locked(self) -> int:
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
         while True:
             if self.path.is_symlink():
                 raise JournalError("cannot be written: it is a symbolic link; remove it", self.path)
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
             is_new = not self.path.exists()
-            descriptor = os.open(self.path, flags | getattr(os, "O_NONBLOCK", 0), 0o600)
+            descriptor = os.open(self.path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
             try:
-                self._check_regular(descriptor)
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise JournalError("cannot be written: it is not a regular file", self.path)
                 if lock_file(descriptor, self.path):
                     if is_new and self._is_durable:
                         sync_directory(self.path.parent)
@@ -489,37 +489,27 @@ class JournalFile:
                 raise
             os.close(descriptor)
 
-    def _check_regular(self, descriptor: int) -> None:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise JournalError("cannot be written: it is not a regular file", self.path)
-
 
 def _taken(path: Path) -> JournalError:
     return JournalError("is being written by another session of this id; only one at a time can make its run", path)
 
 
-def _sync(descriptor: int) -> None:
-    getattr(os, "fdatasync", os.fsync)(descriptor)
-
-
 def sync_directory(directory: Path) -> None:
     """Wait until the names in a directory are on the disk."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    if os.name != "nt":
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _leave_files_to_parent() -> None:
     global _lock  # noqa: PLW0603 - another thread of the parent may hold it
     _lock = threading.Lock()
-    for file in list(_open_files):
+    for file in list(_open_files.values()):
         file.abandon()
     _open_files.clear()
-    _open_names.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -536,6 +526,7 @@ def branch_journal(
     until: Checkpoint,
     directory: str | os.PathLike[str],
     events: bool = False,
+    key: bytes | None = None,
 ) -> Path:
     """Make a journal for another session that goes on where a run was at a checkpoint.
 
@@ -548,6 +539,7 @@ def branch_journal(
         until: a checkpoint of the run.
         directory: of the new journal.
         events: also take the calls that ended after the checkpoint, as far as the journal has them.
+        key: as in `read_journal`. The new journal has the same.
 
     Returns:
         The new file.
@@ -557,27 +549,10 @@ def branch_journal(
             cannot be read or written.
         CassetteNotFound: if there is no such source.
     """
-    found = read_journal(source)
-    if until.id not in {one.id for one in found.checkpoints}:
-        raise JournalError(f"has no checkpoint {until.id!r}", found.path)
-    target = journal_path(Path(directory), to_session_id)
-    header = msgspec.structs.replace(
-        found.header, session_id=to_session_id, run=os.urandom(16).hex(), recorded_at=now_text()
-    )
-    scratch = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
+    path, target = Path(source), journal_path(Path(directory), to_session_id)
+    lines = branched_lines(path, to_session_id, until.id, events=events, key=key)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(encode(header) + b"\n")
-                file.writelines(_lines_until(found, until, events=events))
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(scratch, target)  # which never replaces a file
-        finally:
-            scratch.unlink(missing_ok=True)
-        sync_directory(target.parent)
+        write_new(target, lines, cipher_of(path, key))
     except FileExistsError:
         raise JournalError(f"there is a journal of the session {to_session_id!r} already", target) from None
     except OSError as error:
@@ -585,37 +560,71 @@ def branch_journal(
     return target
 
 
-def _lines_until(found: StoredJournal, until: Checkpoint, *, events: bool) -> Iterator[bytes]:
-    """The lines of a run as they were at a checkpoint; with `events`, all but those of its end."""
+def branched_lines(
+    path: Path, session_id: str, until: str, *, events: bool, label: str | None = None, key: bytes | None = None
+) -> list[bytes]:
+    """The lines of a branch: those of a run as they were at a checkpoint; with `events`, all but those of its end.
+
+    Its checkpoints have ids of their own, and the last one this label, unless that is None.
+
+    Raises:
+        JournalError: if the source cannot be read, or does not have the checkpoint.
+    """
+    lines, has_found = list[bytes](), False
     try:
-        with found.path.open("rb") as file:
-            file.readline()
-            left = found.size - file.tell()
-            for line in file:
-                left -= len(line)
-                if left < 0:
-                    return
+        with path.open("rb") as file:
+            text = decrypted(path, file, cipher_of(path, key))
+            old = _header_of(path, text.readline())
+            if old is None:
+                raise JournalError("is empty: its run was killed before it made a call", path)
+            new = JournalHeader(session_id=session_id, secret=old.secret, redact=old.redact, http=old.http)
+            lines.append(encode(new) + b"\n")
+            for line in text:
+                if not line.endswith(b"\n") or (has_found and not events):
+                    break
                 if line.startswith(b'{"checkpoint":'):
-                    checkpoint = msgspec.json.decode(line)["checkpoint"]
-                    yield line
-                    if not events and checkpoint.get("id") == until.id:
-                        return
+                    data = msgspec.json.decode(line)
+                    checkpoint = data["checkpoint"]
+                    if checkpoint["id"] == until:
+                        has_found = True
+                        checkpoint["label"] = checkpoint["label"] if label is None else label
+                    checkpoint["id"] = os.urandom(16).hex()
+                    lines.append(encode(data) + b"\n")
                 elif not line.startswith((b'{"trailer":', b'{"resumed":')) and _is_kept(line):
-                    yield line
-    except (OSError, msgspec.DecodeError) as error:
-        raise JournalError(f"cannot be read: {error}", found.path) from error
+                    lines.append(line)
+    except FileNotFoundError:
+        raise CassetteNotFound("there is no journal", path) from None
+    except (OSError, CassetteError) as error:
+        raise _unreadable(path, error) from error
+    except (msgspec.DecodeError, ValueError, LookupError, TypeError) as error:
+        raise JournalError(f"has a broken line: {error}", path) from error
+    if not has_found:
+        raise JournalError(f"has no checkpoint {until!r}", path)
+    return lines
 
 
 def _is_kept(line: bytes) -> bool:
     """Whether a line belongs to a journal that can be resumed: calls that were cut off have none there."""
-    return not line.startswith(b'{"id":') or not _line_of(_head_decoder.decode(line)).is_cut
+    return not line.startswith(b'{"id":') or not _line_of(msgspec.json.decode(line, type=CallHead)).is_cut
 
 
-def check_session(found: StoredJournal, session_id: str) -> None:
-    """Check that a journal is that of a session.
+def write_new(target: Path, lines: list[bytes], cipher: LineCipher | None) -> None:
+    """Write a journal in one step, which only its owner may read.
 
     Raises:
-        JournalError: if it is another's.
+        FileExistsError: if there is one.
+        OSError: if it cannot be written.
     """
-    if found.session_id != session_id:
-        raise JournalError(f"is the journal of the session {found.session_id!r}, and not of {session_id!r}", found.path)
+    if cipher is not None:
+        lines = [cipher.encrypt(line, number) for number, line in enumerate(lines, 1)]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
+    try:
+        with open(scratch, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(scratch, target)  # which never replaces a file
+    finally:
+        scratch.unlink(missing_ok=True)
+    sync_directory(target.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import threading
@@ -9,7 +10,6 @@ import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import chain
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -25,14 +25,12 @@ from agent_cache.resume.checkpoints import (
     typed_state,
 )
 from agent_cache.resume.frameworks import is_graph, is_session, messages_of, restore_session, restore_thread
-from agent_cache.values.canonical import declared_names, full_name, has_native_state, is_model
+from agent_cache.values.canonical import declared_names, full_name, has_native_state
 
 __all__ = ["register_restore_hook", "restore"]
 
 T = TypeVar("T")
 _Hook = Callable[[Any, Any], Any]
-"""``hook(state, target)``: puts a state into a target, and returns nothing, the target, or another object in its place.
-It may be a coroutine function."""
 
 _hooks: dict[str, list[_Hook]] = {}
 _busy: set[int] = set()
@@ -112,22 +110,21 @@ async def restore(checkpoint: Checkpoint, target: T, *, accept_redacted: bool = 
         )
     state = typed_state(checkpoint.state)
     hooks = tuple(_hooks.get(framework_of(state), ()))
-    place = id(target)
     with _lock:
-        if target is not None and place in _busy:
+        if target is not None and id(target) in _busy:
             raise RestoreError(f"another restore of this {type(target).__qualname__} is running")
-        _busy.add(place)
+        _busy.add(id(target))
     try:
         if not hooks and isinstance(state, LangChainState) and is_graph(target):
             await restore_thread(state, target)
-            return target
-        if not hooks and isinstance(state, OpenAIAgentsState) and is_session(target):
+        elif not hooks and isinstance(state, OpenAIAgentsState) and is_session(target):
             await restore_session(state, target)
-            return target
-        return cast("T", await _restored(state, target, hooks or (_assign_fields,)))
+        else:
+            return cast("T", await _restored(state, target, hooks or (_assign_fields,)))
+        return target
     finally:
         with _lock:
-            _busy.discard(place)
+            _busy.discard(id(target))
 
 
 async def _restored(state: Any, target: Any, hooks: tuple[_Hook, ...]) -> Any:
@@ -137,9 +134,9 @@ async def _restored(state: Any, target: Any, hooks: tuple[_Hook, ...]) -> Any:
         for hook in hooks:
             try:
                 returned = await _called(hook, state, given)
-            except Exception as error:
-                if hook is _assign_fields and isinstance(error, CheckpointError):
-                    raise
+            except CheckpointError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a hook is the user's, and the errors of all are raised below
                 errors.append(error)
             else:
                 given = given if returned is None else returned
@@ -192,17 +189,13 @@ class _Snapshot:
                 "object that your hook changes, or None if it makes a new one"
             )
         self._attributes = _attributes(target) if self._has_attributes else {}
-        self._contents: list[tuple[Any, tuple[Any, ...]]] = []
-        seen: set[int] = set()
+        self._contents: dict[int, tuple[Any, Any]] = {}  # containers and their copies
         pending: list[Any] = [target, *self._attributes.values()]
         while pending:
             value = pending.pop()
-            if id(value) not in seen and (type(value) in _CONTAINERS or isinstance(value, tuple)):
-                seen.add(id(value))
-                parts = tuple(chain.from_iterable(value.items()) if isinstance(value, dict) else value)
-                if not isinstance(value, tuple):
-                    self._contents.append((value, parts))
-                pending += parts
+            if id(value) not in self._contents and (type(value) in _CONTAINERS or isinstance(value, tuple)):
+                self._contents[id(value)] = value, value if isinstance(value, tuple) else copy.copy(value)
+                pending += [*value.keys(), *value.values()] if isinstance(value, dict) else value
 
     def put_back(self) -> None:
         """Give the object all of it again, without code of its class."""
@@ -211,20 +204,12 @@ class _Snapshot:
             value = self._attributes.get(name, _MISSING)
             if value is not now.get(name, _MISSING):
                 _write(self._target, name, value)
-        for container, parts in self._contents:
-            _fill(container, parts)
-
-
-def _fill(container: Any, parts: tuple[Any, ...]) -> None:
-    if isinstance(container, list | bytearray):
-        container[:] = parts
-        return
-    container.clear()
-    if isinstance(container, dict):
-        for key, value in zip(parts[::2], parts[1::2], strict=True):
-            container[key] = value
-    else:
-        (container.update if isinstance(container, set) else container.extend)(parts)
+        for container, content in self._contents.values():
+            if isinstance(container, list | bytearray):
+                container[:] = content
+            elif not isinstance(container, tuple):
+                container.clear()
+                (container.extend if isinstance(container, deque) else container.update)(content)
 
 
 def _slots(kind: type) -> dict[str, types.MemberDescriptorType]:
@@ -259,64 +244,39 @@ def _write(owner: Any, name: str, value: Any) -> None:
 def _assign_fields(state: Any, target: Any) -> Any:
     """Set attributes or items of a target to the fields of a state."""
     fields = _fields_of(state, target)
+    if target is None:
+        raise TypeError("there is no target, and no hook that makes one: see register_restore_hook")
     if isinstance(target, list):
         name = "messages" if isinstance(state, LangChainState) else "items"
-        others = fields.keys() - {name}
-        if not isinstance(state, (LangChainState, OpenAIAgentsState)) or others:
-            raise TypeError(f"a list has no place for the fields of the state: {', '.join(sorted(others))}")
+        if not isinstance(state, (LangChainState, OpenAIAgentsState)) or fields.keys() != {name}:
+            raise TypeError(f"a list has no place for the fields of the state: {', '.join(sorted(fields))}")
         target[:] = fields[name]
         return target
     if isinstance(target, dict):
         target.update(fields)
         return target
-    if target is None:
-        raise TypeError("there is no target, and no hook that makes one: see register_restore_hook")
-    unknown = fields.keys() - _declared(type(target), fields.keys())
-    if unknown:
+    kind: Any = type(target)
+    declared = declared_names(kind)
+    if unknown := sorted(name for name in fields if declared and name not in declared and not hasattr(kind, name)):
         raise AttributeError(
-            f"{type(target).__qualname__} has no field {', '.join(sorted(unknown))}; register a hook that says where "
-            "they belong"
+            f"{kind.__qualname__} has no field {', '.join(unknown)}; register a hook that says where they belong"
         )
     if isinstance(target, tuple):
         return cast("Any", target)._replace(**fields)
-    if dataclasses.is_dataclass(target) and cast("Any", type(target)).__dataclass_params__.frozen:
+    if dataclasses.is_dataclass(target) and kind.__dataclass_params__.frozen:
         return dataclasses.replace(cast("Any", target), **fields)
     if isinstance(target, msgspec.Struct) and target.__struct_config__.frozen:
         return msgspec.structs.replace(target, **fields)
-    left = list(fields)
-    while left:  # what the class refuses is tried again after the others
-        refused: dict[str, Exception] = {}
-        for name in left:
-            try:
-                setattr(target, name, fields[name])
-            except Exception as error:  # noqa: BLE001 - a setter may raise anything
-                refused[name] = error
-        if len(refused) == len(left):
-            raise refused[left[-1]]
-        left = list(refused)
+    for name, value in fields.items():
+        setattr(target, name, value)
     return target
-
-
-def _declared(kind: Any, names: Any) -> set[str]:
-    """Those of these names that objects of a class may have. A class that declares no fields may have any."""
-    if is_model(kind):
-        return (
-            set(names)
-            if kind.model_config.get("extra") == "allow"
-            else {name for name in names if name in kind.__pydantic_fields__ or hasattr(kind, name)}
-        )
-    declared = declared_names(kind)
-    if declared is None:
-        return set(names)
-    return {name for name in names if name in declared or hasattr(kind, name)}
 
 
 def _fields_of(state: Any, target: Any) -> dict[str, Any]:
     if isinstance(state, CustomState):
-        if state.unread:
+        for name in state.unread:
             raise CheckpointError(
-                "its class is not known here; import the module that gives it to register_state",
-                next(iter(state.unread)),
+                "its class is not known here; import the module that gives it to register_state", name
             )
         return dict(state.data)
     if isinstance(state, LangChainState):
@@ -324,10 +284,9 @@ def _fields_of(state: Any, target: Any) -> dict[str, Any]:
         if state.intermediate_steps or _has(target, "intermediate_steps"):
             fields["intermediate_steps"] = list(state.intermediate_steps)
         return fields
-    if isinstance(state, State):
-        fields = {name: getattr(state, name) for name in state.__struct_fields__}
-        return {name: value for name, value in fields.items() if name == "items" or _has(target, name)}
     names = declared_names(type(state)) or tuple(cast("Any", type(state)).__pydantic_fields__)
+    if isinstance(state, State):
+        names = tuple(name for name in names if name == "items" or _has(target, name))
     return {name: getattr(state, name) for name in names}
 
 
