@@ -3,7 +3,7 @@
     {"agent_cache_journal":1,"encrypted":"..."}
     {"encrypted":"..."}
 
-A line is what it would be in a journal without a key, by `remote.codecs.EncryptedCodec`, with its number as the context.
+A line is what it would be in a journal without a key, by `remote.codecs.EncryptedCodec`. Its number is the context.
 """
 
 from __future__ import annotations
@@ -54,8 +54,6 @@ class LineCipher:
             CassetteError: if it was not, or not with this key.
         """
         try:
-            if not line.startswith((_FIRST, _LATER)):
-                raise ValueError("it is not encrypted as the lines before it are")
             text = line[line.index(b'"encrypted":"') + 13 : line.rindex(b'"')]
             found = self._codec.decode(b64decode(text, validate=True), bytes, context=b"%d" % number)
         except (Undecodable, ValueError) as error:
@@ -67,7 +65,7 @@ class LineCipher:
 def is_encrypted(path: str | os.PathLike[str]) -> bool:
     """Whether a file is an encrypted journal."""
     try:
-        with open(path, "rb") as file:
+        with Path(path).open("rb") as file:
             return file.read(len(_FIRST)) == _FIRST
     except (OSError, ValueError):
         return False

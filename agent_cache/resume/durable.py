@@ -266,16 +266,17 @@ class _JournalTape(Tape):
         self._lines = [] if stored is None else stored.lines
         self._index_of = {line.place: index for index, line in enumerate(self._lines)}
         self._doubts = {} if stored is None else {one.place: one for one in stored.in_doubt}
-        self._left: dict[int, tuple[int, str]] = {  # writes that this process has not come to: lane and name, by id
-            one.id: (one.lane, one.name)
-            for one in (*(line for line in self._lines if line.is_write), *self._doubts.values())
-        }
+        # Writes that this process has not come to: lane and name, by id.
+        self._left = {line.id: (line.lane, line.name) for line in self._lines if line.is_write}
+        self._left |= {one.id: (one.lane, one.name) for one in self._doubts.values()}
+        self._parents = {} if stored is None else stored.parents
         self._new_writes: dict[str, str] = {}  # that may be others of the journal with other arguments, by name
         self._reruns: dict[str, str] = {}  # keys, by place
         self._paused: dict[tuple[bytes, bytes], list[int]] = {}  # numbers of calls that LangGraph makes again
         self._lanes_of = {0: 0}  # of the journal, by lane of this process
-        begun = () if stored is None else (*stored.opened.values(), *stored.intents.values())
-        self._next_lane = 1 + max((one.lane for one in (*self._lines, *begun)), default=0)
+        begun = () if stored is None else stored.begun.values()
+        lanes = *(line.lane for line in self._lines), *(one.lane for one in begun)
+        self._next_lane = 1 + max(lanes, default=0)
         self._free_lanes = set(range(1, self._next_lane))
         self.noted = threading.local()
         # In an encrypted journal all is as the run has seen it; whoever reads it redacts it.
@@ -287,11 +288,6 @@ class _JournalTape(Tape):
         super().__init__(file.path, "journal", rules, answers=Matcher(cassette, rules), file=log, http=journal.http)
         if tags := {tuple(map(unescape, tag.split(":"))) for one in self._doubts.values() for tag in one.tags}:
             invalidate_sync(*tags)  # what writes in doubt may have changed
-
-    @property
-    def cassette(self) -> Cassette:
-        """The calls that have ended so far."""
-        return Cassette.load(self.file.path)
 
     # Which call of the journal a call is
 
@@ -515,7 +511,7 @@ class _JournalTape(Tape):
     def _close_doubt(self, call: ActiveCall) -> None:
         """Forget a write that is not made again, and what it enclosed."""
         with self._lock:
-            parents = {one.id: one.parent for one in (*self._lines, *self._doubts.values())}
+            parents = self._parents
             settled = {self._doubts[call.place.hex()].id}
             self._doubts = {at: one for at, one in self._doubts.items() if not is_inside(one.id, settled, parents)}
             self._left = {one: each for one, each in self._left.items() if not is_inside(one, settled, parents)}
@@ -534,7 +530,7 @@ class _JournalTape(Tape):
         """
         enclosing = self._root if call.parent is None else call.parent.place
         self._paused.setdefault((enclosing, call.matched), []).append(call.occurrence)
-        parents = {one.id: one.parent for one in (*stored.lines, *stored.opened.values(), *stored.intents.values())}
+        parents = self._parents = stored.parents
         self.answers, self._lines = Matcher(stored.cassette, self.redaction), stored.lines
         for index, line in enumerate(stored.lines):
             if is_inside(line.id, {call.id}, parents):
@@ -674,7 +670,7 @@ class _JournalLog(CallLog):
         self._written = 0
         if stored is not None:
             ended = {line.id for line in stored.lines}
-            begun = {**stored.opened, **stored.intents}
+            begun = stored.begun
             self._known.update(begun)
             self._begun = {one.place: one for number, one in begun.items() if number not in ended}
             self._next_id = 1 + max((*ended, *begun), default=0)

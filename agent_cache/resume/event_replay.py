@@ -149,5 +149,5 @@ def events_after(source: Any, after: Checkpoint) -> list[Event]:
     begin = places[after.after]
     behind = [(max(places.get(one.after, -1), begin), one.sequence, one) for one in checkpoints]
     later = [(place, sequence, one) for place, sequence, one in behind if sequence > after.sequence]
-    found = [(index, 0, calls[index]) for index in range(begin + 1, len(calls))]
+    found: list[tuple[int, int, Event]] = [(index, 0, calls[index]) for index in range(begin + 1, len(calls))]
     return [event for _, _, event in sorted([*found, *later], key=lambda each: each[:2])]

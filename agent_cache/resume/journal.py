@@ -24,7 +24,7 @@ from functools import cached_property
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -92,15 +92,11 @@ class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
     http: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
-class JournalLine(msgspec.Struct, frozen=True):
-    """What a resume needs to know of a call before it is made again.
+class JournalLine(NamedTuple):
+    """What a resume needs to know of a call: fields of `RecordedCall` and `OpenCall`, and
 
-    Attributes:
-        id, parent, name, lane, is_write: as in `RecordedCall`.
-        place: as in `OpenCall`.
-        until_ms: when it ended, from the beginning of the run.
-        is_cut: whether it has not ended by itself: see `is_answer`.
-        is_lost: whether its outcome cannot be given back, because redaction has changed it or it could not be written.
+    ``until_ms``: when it ended, from the beginning of the run. ``is_cut``: whether it has not ended by itself.
+    ``is_lost``: whether its outcome cannot be given back, because redaction has changed it or it could not be written.
     """
 
     id: int
@@ -115,24 +111,20 @@ class JournalLine(msgspec.Struct, frozen=True):
 
 
 def _line_of(head: CallHead) -> JournalLine:
-    """What a resume needs of a call.
-
-    Raises:
-        ValueError: if it has no place.
-    """
     if not head.place:
         raise ValueError("a call of a journal has a place")
-    is_value = not head.outcome.keys().isdisjoint(("value", "typed", "any"))
+    outcome = head.outcome
+    is_value = not outcome.keys().isdisjoint(("value", "typed", "any"))
     return JournalLine(
-        id=head.id,
-        parent=head.parent,
-        name=head.name,
-        lane=head.lane,
-        is_write=RecordedCall(id=head.id, kind=head.kind, name=head.name, outcome={}, source=head.source).is_write,
-        place=bytes.fromhex(head.place),
-        until_ms=head.started_ms + head.duration_ms,
-        is_cut=not is_value and not is_answer(msgspec.json.decode(encode(head.outcome))),
-        is_lost=head.hidden or "unencodable" in head.outcome or "redacted" in head.outcome,
+        head.id,
+        head.parent,
+        head.name,
+        head.lane,
+        RecordedCall(id=head.id, kind=head.kind, name=head.name, outcome={}, source=head.source).is_write,
+        bytes.fromhex(head.place),
+        head.started_ms + head.duration_ms,
+        is_cut=not is_value and not is_answer(msgspec.json.decode(encode(outcome))),
+        is_lost=head.hidden or "unencodable" in outcome or "redacted" in outcome,
     )
 
 
@@ -218,20 +210,12 @@ class StoredJournal:
 
     @cached_property
     def calls(self) -> list[RecordedCall]:
-        """The calls that have ended, in the order in which they ended.
-
-        Raises:
-            CassetteError: if the file cannot be read any more.
-        """
+        """The calls that have ended, in the order in which they ended."""
         return list(self.cassette)
 
     @cached_property
     def checkpoints(self) -> list[Checkpoint]:
-        """The checkpoints, in their order.
-
-        Raises:
-            JournalError: if the line of one is broken.
-        """
+        """The checkpoints, in their order. A broken one raises `JournalError`."""
         found = []
         for number, raw in self._checkpoints:
             try:
@@ -244,8 +228,17 @@ class StoredJournal:
     def in_doubt(self) -> list[Intent]:
         """The writes that had begun and may or may not have taken effect, in the order in which they began."""
         ended = {line.id for line in self.lines if not line.is_cut}
-        parents = {one.id: one.parent for one in (*self.opened.values(), *self.intents.values(), *self.lines)}
-        return [one for number, one in sorted(self.intents.items()) if not is_inside(number, ended, parents)]
+        return [one for number, one in sorted(self.intents.items()) if not is_inside(number, ended, self.parents)]
+
+    @property
+    def begun(self) -> dict[int, OpenCall]:
+        """The intents and the calls that enclose others."""
+        return {**self.opened, **self.intents}
+
+    @cached_property
+    def parents(self) -> dict[int, int | None]:
+        """The calls that enclose calls, by id."""
+        return {number: one.parent for number, one in self.begun.items()} | {one.id: one.parent for one in self.lines}
 
 
 def read_journal(path: str | os.PathLike[str], *, key: bytes | None = None) -> StoredJournal:
@@ -274,11 +267,7 @@ def read_journal(path: str | os.PathLike[str], *, key: bytes | None = None) -> S
 
 
 def open_regular(path: Path, *, follows: bool = True) -> int:
-    """Open a file for reading, without waiting for the writer of a pipe.
-
-    Raises:
-        OSError: if that is not possible, or it is no regular file; unless it `follows` them, also for a link.
-    """
+    """Open a regular file for reading, without waiting for the writer of a pipe; links only if it `follows` them."""
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     descriptor = os.open(path, flags if follows else flags | getattr(os, "O_NOFOLLOW", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -339,22 +328,9 @@ _lock = threading.Lock()
 
 
 class JournalFile:
-    """A journal that this process may write, and no other. It is created if there is none.
+    """A journal that this process may write, and no other, nor a forked child. It is created if there is none.
 
-    A forked child has no part in it.
-
-    Args:
-        path: the file.
-        is_durable: whether `append` may wait for the disk.
-        key: encrypts each line; None if none is encrypted.
-
-    Attributes:
-        path: the same.
-        is_closed: whether nothing can be written any more.
-        is_of_parent: whether this is a forked child, and the file is its parent's.
-
-    Raises:
-        JournalError: if it is being written by another, or cannot be opened.
+    With a key each line is encrypted; if it `is_durable`, urgent lines wait for the disk.
     """
 
     def __init__(self, path: Path, *, is_durable: bool, key: bytes | None = None) -> None:
@@ -381,39 +357,27 @@ class JournalFile:
             raise
 
     def read(self) -> StoredJournal | None:
-        """What is in it; None if not even a header. A torn line at the end is taken off.
-
-        Raises:
-            JournalError: if it cannot be read, or has another key.
-        """
-        if self._cipher is None and is_encrypted(self.path):
-            raise JournalError("is encrypted, and can be resumed with the key= that it was begun with", self.path)
+        """What is in it; None if not even a header. A torn line at the end is taken off."""
         # A file of its own, which the answers may keep: the lock is held as long as any copy of its descriptor is.
         try:
             with self.path.open("rb") as file:
                 if not os.path.samestat(os.fstat(file.fileno()), os.fstat(self._descriptor)):
                     raise JournalError("was changed while it was read", self.path)
+                if file.readline().endswith(b"\n") and is_encrypted(self.path) != (self._cipher is not None):
+                    how = "without a key=" if self._cipher is not None else "with a key=, which encrypts it"
+                    raise JournalError(f"was begun {how}, and can only be resumed as it was begun", self.path)
+                file.seek(0)
                 found = _read(self.path, file, self._cipher, is_resumed=True)
                 file.seek(0)
-                for line in file if found is not None else ():
-                    if line.endswith(b"\n"):
-                        self._size += len(line)
-                        self._lines += 1
+                sizes = [len(line) for line in file if line.endswith(b"\n")] if found is not None else []
+            self._size, self._lines = sum(sizes), len(sizes)
             self._take_back()
         except (OSError, CassetteError) as error:
             raise _unreadable(self.path, error) from error
         return found
 
     def append(self, *lines: bytes, is_urgent: bool = False) -> None:
-        """Write lines, all of them or none.
-
-        Args:
-            lines: the lines.
-            is_urgent: wait until they are on the disk, if the file is durable.
-
-        Raises:
-            OSError: if they cannot be written, such as on a full disk.
-        """
+        """Write lines, all of them or, as on a full disk, which raises `OSError`, none."""
         if self.is_closed:
             raise OSError(0, "an earlier line was not written")
         if self._cipher is not None:
@@ -430,17 +394,13 @@ class JournalFile:
         self._lines += len(lines)
 
     def set_aside(self, run: str) -> None:
-        """Give a sealed journal the name of its run, and close it: the next run of the session has the name.
-
-        Raises:
-            JournalError: if that is not possible.
-        """
+        """Give a sealed journal the name of its run, and close it: the next run of the session has the name."""
         aside = self.path.with_name(f"{self.path.stem}.{run[:8]}.jsonl")
         try:
-            if aside.exists():  # as improbable as it is to lose one
-                aside = self.path.with_name(f"{self.path.stem}.{run}.jsonl")
             if os.name == "nt":  # Windows does not rename an open file
                 self.close()
+            if aside.exists():
+                raise FileExistsError(0, "there is such a file")
             self.path.replace(aside)
         except OSError as error:
             raise JournalError(f"cannot be renamed to {aside.name}: {error.strerror}", self.path) from error
@@ -479,7 +439,7 @@ class JournalFile:
             descriptor = os.open(self.path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise JournalError("cannot be written: it is not a regular file", self.path)
+                    raise JournalError("cannot be written: it is not a regular file", self.path)  # noqa: TRY301 - it is closed below
                 if lock_file(descriptor, self.path):
                     if is_new and self._is_durable:
                         sync_directory(self.path.parent)
@@ -566,9 +526,6 @@ def branched_lines(
     """The lines of a branch: those of a run as they were at a checkpoint; with `events`, all but those of its end.
 
     Its checkpoints have ids of their own, and the last one this label, unless that is None.
-
-    Raises:
-        JournalError: if the source cannot be read, or does not have the checkpoint.
     """
     lines, has_found = list[bytes](), False
     try:
@@ -609,12 +566,7 @@ def _is_kept(line: bytes) -> bool:
 
 
 def write_new(target: Path, lines: list[bytes], cipher: LineCipher | None) -> None:
-    """Write a journal in one step, which only its owner may read.
-
-    Raises:
-        FileExistsError: if there is one.
-        OSError: if it cannot be written.
-    """
+    """Write a journal in one step, which only its owner may read. It replaces none."""
     if cipher is not None:
         lines = [cipher.encrypt(line, number) for number, line in enumerate(lines, 1)]
     target.parent.mkdir(parents=True, exist_ok=True)

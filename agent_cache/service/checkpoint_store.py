@@ -1,14 +1,12 @@
-"""A directory of journals as a store of checkpoints: what is read, restored and compared there.
+"""A directory of journals as a store of checkpoints: what is listed, read, restored and compared there.
 
-A restore makes three files, each of which is put in place in one step:
+A restore makes two files, each of which is put in place in one step: first the record
+``.restores/<hash of checkpoint and idempotency key>.json`` of what was asked for and answered, then the journal of the
+new session. A session that has a journal is never replaced. ``.restores/session-<hash of its id>.json`` is another name
+of the record.
 
-- ``.restores/<hash of checkpoint and idempotency key>.json``, the record: what was asked for, and the answer.
-- the journal of the new session, which is made in a folder of its own beside the record and linked into the directory
-  when the record is there. A session that has a journal is never replaced.
-- ``.restores/session-<hash of the new session's id>.json``, another name of the record.
-
-Of several servers one restores at a time. One that is killed leaves the folder, and perhaps the record: the same
-request, sent again, goes on from there. Idempotency keys and tokens are not in the files, only their hashes.
+Of several servers one restores at a time. If one is killed in between, the same request, sent again, makes the session.
+Idempotency keys and tokens are not in the files, only their hashes.
 """
 
 from __future__ import annotations
@@ -16,40 +14,46 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import shutil
 import threading
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from hmac import compare_digest
+from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from agent_cache.errors import AgentCacheError, CassetteError, CassetteNotFound, CheckpointError, ConfigurationError
-from agent_cache.recording.cassette import Cassette
+from agent_cache.errors import AgentCacheError, CassetteError, CheckpointError, ConfigurationError
 from agent_cache.recording.drift import Baseline
 from agent_cache.recording.drift_events import DriftEvent, DriftReport, Tolerance
-from agent_cache.recording.file import RecordedCall
+from agent_cache.recording.encryption import cipher_of, decrypted
+from agent_cache.recording.file import JOURNAL_VERSION, RecordedCall
 from agent_cache.recording.outcomes import encode
 from agent_cache.recording.redaction import Redaction
-from agent_cache.resume.checkpoints import Checkpoint
+from agent_cache.resume.checkpoints import CheckpointEntry
 from agent_cache.resume.event_replay import events_after
-from agent_cache.resume.journal import StoredJournal, branch_journal, read_journal, sync_directory
-from agent_cache.service.checkpoint_index import CheckpointEntry, CheckpointIndex, Row, open_journal
+from agent_cache.resume.journal import (
+    JournalHeader,
+    StoredJournal,
+    branched_lines,
+    journal_path,
+    open_regular,
+    read_journal,
+    stored_journal,
+    sync_directory,
+    write_new,
+)
 
 try:
     import fcntl
 except ImportError:  # Windows: only servers of one process wait for each other there
     fcntl = None  # type: ignore[assignment]
-
-
-T = TypeVar("T")
 
 RECORDS = ".restores"
 """Name of the folder of the records of restores."""
@@ -58,23 +62,19 @@ _LOG = logging.getLogger("agent_cache")
 _lock = threading.Lock()
 
 
-# Errors
+class StoreError(AgentCacheError):
+    """A request that the store refuses, as the problem document that answers it.
 
+    Attributes:
+        status: of the response.
+        detail: what is wrong.
+        field: the part of the request that is wrong, if it is one.
+        headers: of the response.
+    """
 
-class KeyReusedError(AgentCacheError):
-    """An idempotency key was used for another request already."""
-
-
-class SessionExistsError(AgentCacheError):
-    """There is a session of the id that the new one was to have."""
-
-
-class NotRestorableError(AgentCacheError):
-    """The files that are needed are gone or broken, so that nothing can be restored or compared."""
-
-
-class NotComparableError(AgentCacheError):
-    """The new session cannot be compared with the original: it is of another agent, or was redacted in another way."""
+    def __init__(self, status: int, detail: str, *, field: str = "", headers: dict[str, str] | None = None) -> None:
+        super().__init__(status, detail)
+        self.status, self.detail, self.field, self.headers = status, detail, field, headers
 
 
 # What is sent and answered
@@ -190,7 +190,7 @@ class DriftOfSession(msgspec.Struct, frozen=True, kw_only=True):
         session_id: id of the restored session.
         original_session_id: id of the original.
         checkpoint_id: the checkpoint that it was restored from.
-        is_ended: whether the restored session has come to its end. Until then nothing is missing that may still come.
+        is_ended: whether the restored session has come to its end. Until then no call is missing.
         calls: number of its calls that have ended.
         drift_detected: whether a drift is as severe as the tolerance of the service allows not.
         worst: the greatest severity; null without drifts.
@@ -219,19 +219,6 @@ class StoredCheckpoint(CheckpointEntry, frozen=True, kw_only=True):
     state: dict[str, Any]
 
 
-class _State(msgspec.Struct, frozen=True):
-    id: str
-    framework: str
-    state: dict[str, Any]
-
-
-class _StateLine(msgspec.Struct, frozen=True):
-    checkpoint: _State
-
-
-# Records
-
-
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
     """The record of a restored session.
 
@@ -242,7 +229,6 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
         track_drift: as in the request.
         run: the run of the new journal.
         original_run: the run of the original session whose checkpoint it is.
-        journal: the name of the new journal.
         response: the answer, without the token.
     """
 
@@ -252,7 +238,6 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     track_drift: bool
     run: str
     original_run: str
-    journal: str
     response: RestoreResponse
 
     def is_token(self, token: str) -> bool:
@@ -260,34 +245,53 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
         return compare_digest(self.token, _hash(token))
 
 
-_state_decoder = msgspec.json.Decoder(_StateLine)
-_CHECKPOINT = b'{"checkpoint":'
-_NO_EFFECT = ("error", "cancelled", "unfinished")  # the latter two are in doubt
-
-
 def _hash(*parts: str, key: str = "") -> str:
-    digest = blake2b(digest_size=32, key=key.encode())
-    for part in parts:
-        data = part.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(8, "big") + data)
-    return digest.hexdigest()
+    return blake2b(encode([list(parts), key]), digest_size=32).hexdigest()
+
+
+def _token(secret: str, salt: str) -> str:
+    """The token of a restore: it can be computed again from the idempotency key, and not from what is in the files."""
+    return _hash("restore token", secret, key=salt)
+
+
+# The list
+
+Position = tuple[str, str, int, str]
+"""The place of a checkpoint in the list: its time, its session, its number there, its id."""
+
+
+class _Line(msgspec.Struct, frozen=True):
+    checkpoint: dict[str, msgspec.Raw]
+
+
+class _Journal(NamedTuple):
+    """A file as it was when it was read: inode, size and time of change; the header of a journal; its checkpoints."""
+
+    stamp: tuple[int, int, int]
+    header: JournalHeader | None
+    entries: list[CheckpointEntry]
+
+
+def position_of(entry: CheckpointEntry) -> Position:
+    """The place of a checkpoint in the list."""
+    return entry.created_at, entry.session_id, entry.sequence, entry.id
 
 
 class CheckpointStore:
     """The checkpoints of a directory of journals. Every method may be called from any thread, and waits for the disk.
 
+    The list is kept in memory. Before each query, files that have changed are read again.
+
     Args:
         directory: the directory.
         tolerance: what of a drift is accepted.
-
-    Attributes:
-        index: the list of the checkpoints.
+        key: of encrypted journals.
 
     Raises:
         ConfigurationError: if it is not a directory.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, tolerance: Tolerance | None = None) -> None:
+    def __init__(self, directory: str | os.PathLike[str], tolerance: Tolerance | None, key: bytes | None) -> None:
         try:
             self._directory = Path(os.path.realpath(directory))
             is_directory = self._directory.is_dir()
@@ -295,96 +299,179 @@ class CheckpointStore:
             raise ConfigurationError(f"store must be a directory of journals, got {directory!r}") from error
         if not is_directory:
             raise ConfigurationError(
-                f"store must be a directory of journals, and {str(directory)!r} is none; create it first, if no "
-                "session has written a journal yet"
+                f"store must be a directory of journals, and {str(directory)!r} is none; create it"
             )
         self._records = self._directory / RECORDS
         self._tolerance = Tolerance() if tolerance is None else tolerance
-        self.index = CheckpointIndex(self._directory)
+        self._key = key
+        self._lock = threading.Lock()
+        self._journals: dict[str, _Journal] = {}
+        self._by_id: dict[str, tuple[CheckpointEntry, str]] = {}  # with the names of their files
+        self._positions: list[Position] = []  # of all checkpoints, the oldest first
 
-    def read(self, row: Row) -> StoredCheckpoint | None:
-        """A checkpoint of the list with its state. None if it is gone."""
-        for _ in range(2):
+    def listed(self, session_id: str | None, label: str | None, after: Position | None) -> Iterator[CheckpointEntry]:
+        """The checkpoints, newest first. Those that are made later come before the first, and move no others.
+
+        Args:
+            session_id: only those of this session.
+            label: only those with exactly this label.
+            after: where the list begins; None for the newest.
+        """
+        self._refresh()
+        positions, by_id = self._positions, self._by_id
+        end = len(positions) if after is None else bisect_left(positions, after)
+        for at in range(end - 1, -1, -1):
+            entry, _ = by_id[positions[at][3]]
+            if session_id in (None, entry.session_id) and label in (None, entry.label):
+                yield entry
+
+    def find(self, checkpoint_id: str) -> CheckpointEntry | None:
+        """The checkpoint of an id."""
+        self._refresh()
+        return self._by_id.get(checkpoint_id, (None,))[0]
+
+    def _journal_of(self, session_id: str, run: str | None = None) -> Path | None:
+        """The journal of a session, or of one run of it."""
+        self._refresh()
+        for name, (_, header, _) in self._journals.items():
+            if header is not None and header.session_id == session_id and run in (None, header.run):
+                return self._directory / name
+        return None
+
+    def _refresh(self) -> None:
+        with self._lock:
+            found: dict[str, _Journal] = {}
+            with os.scandir(self._directory) as entries:
+                for entry in entries:
+                    if entry.name.endswith(".jsonl") and not entry.name.startswith("."):
+                        one = self._current(entry)
+                        if one is not None:
+                            found[entry.name] = one
+            if found != self._journals:
+                self._journals = found
+                self._by_id = {one.id: (one, name) for name, journal in found.items() for one in journal.entries}
+                self._positions = sorted(position_of(one) for one, _ in self._by_id.values())
+
+    def _current(self, file: os.DirEntry[str]) -> _Journal | None:
+        """What is known of a file, which is read if it has changed."""
+        stamp = 0, 0, 0
+        try:
+            about = file.stat(follow_symlinks=False)
+            stamp = about.st_ino, about.st_size, about.st_mtime_ns
+            known = self._journals.get(file.name)
+            if known is not None and known.stamp == stamp:
+                return known
+            return self._read(Path(file.path), stamp)
+        except FileNotFoundError:  # it went while the directory was read
+            return None
+        except (OSError, CassetteError) as error:
+            _LOG.warning("%s cannot be read, so its checkpoints are not listed: %s", file.name, error)
+            return _Journal(stamp, None, [])
+
+    def _read(self, path: Path, stamp: tuple[int, int, int]) -> _Journal:
+        with os.fdopen(open_regular(path, follows=False), "rb") as file:
+            text = decrypted(path, file, cipher_of(path, self._key))
             try:
-                descriptor = open_journal(self._directory / row.journal)
-                try:
-                    found = _state_decoder.decode(os.pread(descriptor, row.length, row.start)).checkpoint
-                finally:
-                    os.close(descriptor)
-                if found.id == row.entry.id:
-                    state = {"framework": found.framework, **found.state}
-                    return StoredCheckpoint(**msgspec.structs.asdict(row.entry), state=state)
-            except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-                pass  # it was replaced since it was listed
-            self.index.forget(row.journal)
-            again = self.index.find(row.entry.id)
-            if again is None:
-                return None
-            row = again
+                header = msgspec.json.decode(text.readline(), type=JournalHeader)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                return _Journal(stamp, None, [])  # another file, or one whose first line is being written
+            if header.agent_cache_journal > JOURNAL_VERSION:
+                _LOG.warning("%s is a journal of a newer version, so its checkpoints are not listed", path.name)
+                return _Journal(stamp, None, [])
+            entries = []
+            for line in text:
+                if line.startswith(b'{"checkpoint"') and line.endswith(b"\n"):
+                    try:
+                        entries.append(_entry(msgspec.json.decode(line, type=_Line).checkpoint, header.session_id))
+                    except (msgspec.DecodeError, ValueError) as error:
+                        _LOG.warning("%s has a broken checkpoint, which is not listed: %s", path.name, error)
+        return _Journal(stamp, header, entries)
+
+    def read(self, entry: CheckpointEntry) -> StoredCheckpoint | None:
+        """A checkpoint of the list with its state. None if it is gone."""
+        self._refresh()
+        _, name = self._by_id.get(entry.id, (None, ""))
+        try:
+            with os.fdopen(open_regular(self._directory / name, follows=False), "rb") as file:
+                for line in decrypted(Path(name), file, cipher_of(self._directory / name, self._key)):
+                    if line.startswith(b'{"checkpoint"') and entry.id.encode() in line:
+                        found = msgspec.json.decode(line)["checkpoint"]
+                        if found["id"] == entry.id:
+                            state = {"framework": found["framework"], **found["state"]}
+                            return StoredCheckpoint(**msgspec.structs.asdict(entry), state=state)
+        except (OSError, CassetteError, msgspec.DecodeError, LookupError, TypeError):
+            pass  # it was replaced since it was listed
         return None
 
     # Restoring
 
-    def restore(self, row: Row, request: RestoreRequest, key: str | None = None) -> RestoreResponse | None:
+    def restore(self, entry: CheckpointEntry, request: RestoreRequest, key: str | None) -> RestoreResponse | None:
         """Make a session that goes on from a checkpoint. None if the checkpoint is gone.
 
         Args:
-            row: the checkpoint, from the list.
+            entry: the checkpoint, from the list.
             request: what is asked for.
             key: idempotency key: the same key, checkpoint and request give the same answer, and one session.
 
         Raises:
-            KeyReusedError: if the key was used with another request.
-            SessionExistsError: if the request names a session that has a journal.
-            NotRestorableError: if the journal is broken.
-            NotComparableError: if drift is to be tracked, and nothing can be compared with this session.
+            StoreError: if the key was used with another request, the new session has a journal, the journal is broken,
+                or drift is to be tracked and nothing can be compared with this session.
             OSError: if something cannot be written.
         """
         secret = secrets.token_hex(16) if key is None else key
         fingerprint = _hash(encode(request).decode())
         self._records.mkdir(mode=0o700, exist_ok=True)
-        path = self._records / f"{_hash(row.entry.id, secret)}.json"
-        stage = path.with_suffix("")
-        with self._locked():
+        path = self._records / f"{_hash(entry.id, secret)}.json"
+        with self._one_at_a_time():
             record = _record_at(path)
             if record is not None and record.fingerprint != fingerprint:
-                raise KeyReusedError("this key was used with another request")
-            if record is None:
-                checkpoint = self.read(row)
+                raise StoreError(
+                    422, "this key was used for another request to this checkpoint", field="Idempotency-Key"
+                )
+            if record is None or self._journal_of(record.response.new_session_id, record.run) is None:
+                checkpoint = self.read(entry)
                 if checkpoint is None:
                     return None
-                if request.session_id and self.index.journal_of(request.session_id) is not None:
-                    raise SessionExistsError(request.session_id)
+                session_id = request.session_id or str(uuid.uuid4())
+                exists = StoreError(409, "there is a session of this id already", field="session_id")
+                if self._journal_of(session_id) is not None:
+                    raise exists
+                with _readable(f"the checkpoint {entry.id!r}"):
+                    record, lines = self._branch(checkpoint, session_id, request)
                 salt = secrets.token_hex(16)
-                record = self._stage(stage, checkpoint, self._directory / row.journal, request)
                 record = msgspec.structs.replace(
                     record, fingerprint=fingerprint, salt=salt, token=_hash(_token(secret, salt))
                 )
-                _write_private(path, [encode(record) + b"\n"])
-            if (staged := stage / record.journal).exists():
-                if not self._publish(staged, record):
+                _write_private(path, encode(record) + b"\n")
+                try:
+                    cipher = cipher_of(self._directory / self._by_id[entry.id][1], self._key)
+                    write_new(journal_path(self._directory, session_id), lines, cipher)
+                except FileExistsError:
                     path.unlink()
-                    shutil.rmtree(stage)
-                    raise SessionExistsError(record.response.new_session_id)
-                self._name_after_session(path, record.response.new_session_id)
-            shutil.rmtree(stage, ignore_errors=True)
+                    raise exists from None
+            _write_private(self._record_of(record.response.new_session_id), encode(record) + b"\n")
             return msgspec.structs.replace(record.response, restore_token=_token(secret, record.salt))
 
-    def _stage(self, stage: Path, checkpoint: StoredCheckpoint, original: Path, request: RestoreRequest) -> Restored:
-        """Make the new journal where nobody sees it, and the record but for its hashes."""
-        session_id = request.session_id or str(uuid.uuid4())
-        shutil.rmtree(stage, ignore_errors=True)
-        stage.mkdir(mode=0o700)
-        until = _known(lambda: _without_state(checkpoint))
-        path = _known(
-            lambda: branch_journal(original, session_id, until=until, directory=stage, events=request.replay_events)
+    def _branch(
+        self, checkpoint: StoredCheckpoint, session_id: str, request: RestoreRequest
+    ) -> tuple[Restored, list[bytes]]:
+        """The record of a restore but for its hashes, and the lines of the new journal."""
+        original = self._directory / self._by_id[checkpoint.id][1]
+        source = read_journal(original, key=self._key)
+        label = Redaction().joined({**source.header.redact, "hook": False}).text(request.label)
+        lines = branched_lines(
+            original,
+            session_id,
+            checkpoint.id,
+            events=request.replay_events,
+            label=label or f"restored from {checkpoint.id[:8]}",
+            key=self._key,
         )
-        new_checkpoint_id = _rename_checkpoints(path, checkpoint.id, request.label)
-        new = _known(lambda: read_journal(path))
-        source = _known(lambda: read_journal(original))  # it may have grown, and has all that the new one has
-        later = _known(lambda: events_after(source.calls, until))
-        copied = {call.id for call in new.calls}
-        replayed = [call for call in later if call.id in copied]
+        header = msgspec.json.decode(lines[0], type=JournalHeader)
+        new = stored_journal(original, header, BytesIO(b"".join(lines)), redacts=False)
+        until = next(one for one in source.checkpoints if one.id == checkpoint.id)
+        copied = {line.id for line in new.lines}
+        later = [one for one in events_after(source.calls, until) if isinstance(one, RecordedCall)]
         drifts = self._drifts(source, new) if request.track_drift else []
         response = RestoreResponse(
             checkpoint_id=checkpoint.id,
@@ -393,52 +480,32 @@ class CheckpointStore:
             restored_at=datetime.now(UTC).isoformat().replace("+00:00", "Z"),
             state=checkpoint.state,
             restore_token="",
-            replayed_events_count=len(replayed),
+            replayed_events_count=sum(call.id in copied for call in later),
             drift_detected=self._tolerance.fails(drifts) if request.track_drift else None,
-            copied_call_count=len(new.calls) - len(replayed),
+            copied_call_count=len(copied) - sum(call.id in copied for call in later),
             in_doubt=[
                 WriteInDoubt(id=one.id, name=one.name, arguments=one.arguments, key=one.key) for one in source.in_doubt
             ],
             later_writes=[
                 Write(id=call.id, name=call.name, arguments=call.arguments)
                 for call in later
-                if isinstance(call, RecordedCall)
-                and call.is_write
-                and call.outcome.keys().isdisjoint(_NO_EFFECT)
-                and call.id not in copied
+                if call.is_write and call.id not in copied and "error" not in call.outcome
+                and call.id not in {one.id for one in source.in_doubt}
             ],
             drifts=[_drift(one, is_provisional=True) for one in drifts],
-            new_checkpoint_id=new_checkpoint_id,
-        )
-        return Restored(
-            fingerprint="", salt="", token="", track_drift=request.track_drift, run=new.run, original_run=source.run,
-            journal=path.name, response=response,
+            new_checkpoint_id=next(one.id for one in new.checkpoints if one.sequence == until.sequence),
         )  # fmt: skip
+        record = Restored(
+            fingerprint="", salt="", token="", track_drift=request.track_drift, run=new.run, original_run=source.run,
+            response=response,
+        )  # fmt: skip
+        return record, lines
 
-    def _publish(self, staged: Path, record: Restored) -> bool:
-        """Put the new journal in its place. False if the session has another."""
-        try:
-            os.link(staged, self._directory / staged.name)
-        except FileExistsError:
-            # A server that was killed may have put this one there, and the session may be over by now.
-            return self.index.journal_of(record.response.new_session_id, record.run) is not None
-        sync_directory(self._directory)
-        return True
-
-    def _name_after_session(self, record: Path, session_id: str) -> None:
-        """Give a record another name, by which the session finds it. The session may have had one before."""
-        name = self._session_record(session_id)
-        link = name.with_suffix(f".{secrets.token_hex(8)}")
-        os.link(record, link)
-        link.replace(name)
-        link.unlink(missing_ok=True)  # two names of one file: the system has nothing to replace, and keeps both
-        sync_directory(self._records)
-
-    def _session_record(self, session_id: str) -> Path:
+    def _record_of(self, session_id: str) -> Path:
         return self._records / f"session-{_hash(session_id)}.json"
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _one_at_a_time(self) -> Iterator[None]:
         """Keep other servers from restoring meanwhile, and threads of this one."""
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
         descriptor = os.open(self._records / ".lock", flags, 0o600)
@@ -454,21 +521,21 @@ class CheckpointStore:
 
     def restored(self, session_id: str) -> Restored | None:
         """The restore that made a session whose drift is tracked. None for any other session."""
-        record = _record_at(self._session_record(session_id))
+        record = _record_at(self._record_of(session_id))
         return record if record is not None and record.track_drift else None
 
     def drift(self, restored: Restored) -> DriftOfSession:
         """Compare a restored session with the original.
 
         Raises:
-            NotRestorableError: if the journal of one of them is gone or broken.
-            NotComparableError: if the two cannot be compared.
+            StoreError: if the journal of one of them is gone or broken, or the two cannot be compared.
         """
         answer = restored.response
-        new = self._journal(answer.new_session_id, restored.run)
-        original = self._journal(answer.original_session_id, restored.original_run)
-        drifts = self._drifts(original, new)
-        about = DriftReport(tuple(drifts), len(new.calls)).to_dict()
+        with _readable(f"the session {answer.new_session_id!r}"):
+            new = self._journal(answer.new_session_id, restored.run)
+            original = self._journal(answer.original_session_id, restored.original_run)
+            drifts = self._drifts(original, new)
+        about = DriftReport(tuple(drifts), len(new.lines)).to_dict()
         return DriftOfSession(
             session_id=answer.new_session_id,
             original_session_id=answer.original_session_id,
@@ -482,137 +549,79 @@ class CheckpointStore:
         )
 
     def _journal(self, session_id: str, run: str) -> StoredJournal:
-        name = self.index.journal_of(session_id, run)
-        if name is None:
-            raise NotRestorableError(f"the journal of the session {session_id!r} is gone")
-        return _known(lambda: read_journal(self._directory / name))
+        path = self._journal_of(session_id, run)
+        if path is None:
+            raise CassetteError(f"the journal of the session {session_id!r} is gone")
+        return read_journal(path, key=self._key)
 
     def _drifts(self, original: StoredJournal, new: StoredJournal) -> list[DriftEvent]:
         """The drifts of a session from the original, as far as both have got.
 
-        Calls that may still come are not missing, and calls beyond the end of an original that was killed are not
-        extra: it has nothing to compare them with.
+        While it goes on, nothing is missing. What it does beyond the end of an original that was killed has nothing to
+        be compared with.
         """
-        approved, other = _known(lambda: (Cassette.load(original.path), Cassette.load(new.path)))
-        if not _judged(approved) or not _judged(other):
+        made = [call.id for call in new.calls if call.kind != "env"]
+        if not made or all(call.kind == "env" for call in original.calls):
             return []
-        approved.is_partial = other.is_partial = False
-        are_whole = original.is_sealed and new.is_sealed
-        tolerance = self._tolerance if are_whole else replace(self._tolerance, tokens=None)
+        tolerance = self._tolerance
+        if not (original.is_sealed and new.is_sealed):
+            tolerance = replace(tolerance, tokens=None)
         try:
-            drifts = Baseline(approved).compare(other, tolerance)
+            drifts = Baseline(original.cassette).compare(new.cassette, tolerance)
         except (CassetteError, ConfigurationError) as error:
-            raise NotComparableError(str(error)) from error
+            text = "the session cannot be compared with the original; the log of the server says why"
+            _LOG.warning("the drift of the session %r cannot be judged: %s", new.session_id, error)
+            raise StoreError(409, text) from error
         if not original.is_sealed and not any(one.kind == "missing" for one in drifts):
-            place = {number: place for place, number in enumerate(_judged(other))}
             beyond = {one.call_id for one in drifts if one.kind in ("extra", "repeated")}
-            last = max((place[number] for number in place if number not in beyond), default=-1)
-            drifts = [
-                one for one in drifts if one.call_id is None or one.call_id not in beyond or place[one.call_id] < last
-            ]
-        return drifts if new.is_sealed else _without_trailing(drifts, approved)
+            while made and made[-1] in beyond:
+                drifts = [one for one in drifts if one.call_id != made[-1]]
+                made.pop()
+        return [one for one in drifts if new.is_sealed or one.kind != "missing"]
 
 
-def _judged(cassette: Cassette) -> list[int]:
-    """Ids of the calls that are compared, in the order in which they ended: times and random numbers are not."""
-    return [call.id for call in cassette if call.kind != "env"]
-
-
-def _without_trailing(drifts: list[DriftEvent], approved: Cassette) -> list[DriftEvent]:
-    """The drifts without the calls that are missing at the end, which may still come. Identical calls are one call."""
-    index_of = approved.outline.index_of()
-
-    def identity(number: int | None) -> tuple[str, str]:
-        call = approved[index_of(number or 0)]
-        return call.name, call.digest + call.asker
-
-    missing = Counter(identity(one.call_id) for one in drifts if one.kind == "missing")
-    trailing: Counter[tuple[str, str]] = Counter()
-    for number in reversed(_judged(approved)):
-        if trailing[identity(number)] == missing[identity(number)]:
-            break
-        trailing[identity(number)] += 1
-    kept: list[DriftEvent] = []
-    for one in reversed(drifts):
-        if one.kind == "missing" and trailing[identity(one.call_id)]:
-            trailing[identity(one.call_id)] -= 1
-        else:
-            kept.append(one)
-    return kept[::-1]
-
-
-def _record_at(path: Path) -> Restored | None:
-    """The record in a file; None if there is none.
-
-    Raises:
-        NotRestorableError: if it is broken.
-    """
-    try:
-        with os.fdopen(open_journal(path), "rb") as file:
-            return msgspec.json.decode(file.read(), type=Restored)
-    except FileNotFoundError:
-        return None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise NotRestorableError(f"the record {path.name} is broken: {error}") from error
-
-
-def _write_private(path: Path, lines: Iterable[bytes]) -> None:
-    """Write a file in one step, which only its owner may read."""
-    scratch = path.with_suffix(".new")
-    scratch.unlink(missing_ok=True)  # of a server that was killed here
-    with open(scratch, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.writelines(lines)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
-
-
-def _token(secret: str, salt: str) -> str:
-    """The token of a restore: it can be computed again from the idempotency key, and not from what is in the files."""
-    return _hash("restore token", secret, key=salt)
-
-
-def _rename_checkpoints(path: Path, until: str, label: str) -> str:
-    """Give the checkpoints of a branch ids of their own, and its last one a label. Returns the id of that one."""
-    redact = _known(lambda: read_journal(path)).header.redact
-    label = Redaction().joined({**redact, "hook": False}).text(label)
-    new_id = uuid.uuid4().hex
-
-    def renamed(line: bytes) -> bytes:
-        if not line.startswith(_CHECKPOINT):
-            return line
-        data = msgspec.json.decode(line)
-        checkpoint = data["checkpoint"]
-        is_last = checkpoint["id"] == until
-        checkpoint["id"] = new_id if is_last else uuid.uuid4().hex
-        if is_last:
-            checkpoint["label"] = label or f"restored from {until[:8]}"
-        return encode(data) + b"\n"
-
-    with path.open("rb") as source:
-        _write_private(path, map(renamed, source))
-    return new_id
-
-
-def _without_state(checkpoint: StoredCheckpoint) -> Checkpoint:
-    """The place of a checkpoint in its run."""
-    fields = {name: getattr(checkpoint, name) for name in CheckpointEntry.__struct_fields__ if name != "framework"}
-    return Checkpoint(**fields, state={})
+def _entry(fields: dict[str, msgspec.Raw], session_id: str) -> CheckpointEntry:
+    names = CheckpointEntry.__struct_fields__
+    plain = {name: msgspec.json.decode(fields[name]) for name in names if name in fields}
+    return msgspec.convert({**plain, "session_id": session_id}, CheckpointEntry)
 
 
 def _drift(event: DriftEvent, *, is_provisional: bool) -> Drift:
     return msgspec.convert({**event.to_dict(), "provisional": is_provisional}, Drift)
 
 
-def _known(read: Callable[[], T]) -> T:
-    """What a function returns, which reads journals.
-
-    Raises:
-        NotRestorableError: if one is gone or broken.
-    """
+def _record_at(path: Path) -> Restored | None:
+    """The record in a file; None if there is none."""
     try:
-        return read()
-    except CassetteNotFound as error:
-        raise NotRestorableError("the journal is gone") from error
+        with os.fdopen(open_regular(path, follows=False), "rb") as file:
+            return msgspec.json.decode(file.read(), type=Restored)
+    except FileNotFoundError:
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        _LOG.warning("the record %s is broken: %s", path.name, error)
+        raise StoreError(409, _GONE) from error
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    """Write a file in one step, which only its owner may read."""
+    scratch = path.with_suffix(".new")
+    scratch.unlink(missing_ok=True)  # of a server that was killed here
+    with open(scratch, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+    sync_directory(path.parent)
+
+
+_GONE = "a journal that is needed is gone or broken"
+
+
+@contextmanager
+def _readable(what: str) -> Iterator[None]:
+    """Answer that journals which are read here are gone or broken."""
+    try:
+        yield
     except (CassetteError, CheckpointError, ConfigurationError) as error:
-        raise NotRestorableError(f"the journal cannot be used: {error}") from error
+        _LOG.warning("%s cannot be restored or judged: %s", what, error)
+        raise StoreError(409, _GONE) from error

@@ -274,7 +274,7 @@ async def test_values_that_are_not_plain_are_an_error_that_names_them():
     found = {"messages": list(MESSAGES), "connection": object()}
     with pytest.raises(CheckpointError) as caught:
         checkpoint(found)
-    assert caught.value.field == "values.connection"
+    assert caught.value.field == "values"
 
 
 def test_the_example_of_the_page_prints_what_stands_below_it(capsys):

@@ -343,8 +343,8 @@ template, folder, steps = Path(sys.argv[1]), Path(sys.argv[2]), range(*map(int, 
 request = RestoreRequest(session_id="ann-2", track_drift=True, replay_events=True)
 
 
-def row_of(store):
-    return store.index.page(label="paid", limit=10)[0]
+def entry_of(store):
+    return next(store.listed(None, "paid", None))
 
 
 def dying(step):
@@ -369,15 +369,15 @@ for step in steps:
     shutil.copytree(template, directory)
     child = os.fork()
     if child == 0:
-        store = CheckpointStore(directory)
-        row = row_of(store)
+        store = CheckpointStore(directory, None, None)
+        entry = entry_of(store)
         dying(step)
-        store.restore(row, request, "k")
+        store.restore(entry, request, "k")
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    store = CheckpointStore(directory)
-    answer = store.restore(row_of(store), request, "k")
-    assert store.restore(row_of(store), request, "k") == answer, step
+    store = CheckpointStore(directory, None, None)
+    answer = store.restore(entry_of(store), request, "k")
+    assert store.restore(entry_of(store), request, "k") == answer, step
     sessions = sorted(read_journal(path).session_id for path in directory.glob("*.jsonl"))
     assert sessions == ["ann-1", "ann-2"], (step, sessions)
     assert store.drift(store.restored("ann-2")).drifts == [], step
@@ -395,7 +395,7 @@ def test_a_restore_whose_process_dies_anywhere_is_completed_by_its_repetition(st
     command = [sys.executable, "-c", CUT_OFF, str(store), str(tmp_path), "1", "1000", str(stride)]
     result = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert int(result.stdout) > 30  # calls to the system in which it died
+    assert int(result.stdout) > 20  # calls to the system in which it died
 
 
 # Who may

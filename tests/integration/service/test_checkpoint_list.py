@@ -1,0 +1,96 @@
+"""The list of checkpoints follows the files of the directory, whatever has happened to them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("httpx")
+pytest.importorskip("openapi_spec_validator")
+
+from tests.harness.checkpoint_service import Client
+from tests.harness.stored_journals import WrittenJournal
+
+
+@pytest.fixture
+def listed(served):
+    with Client(served, "s") as client:
+        yield lambda: [one["id"] for one in client.get("/checkpoints").raise_for_status().json()["checkpoints"]]
+
+
+def test_a_line_and_a_header_are_read_when_they_are_whole(listed, journal):
+    run = journal("s-1")
+    header = run.path.read_bytes()
+    run.path.write_bytes(header[:30])
+    assert listed() == []
+    run.path.write_bytes(header)
+    first = run.checkpoint()
+    whole = run.path.read_bytes()
+    second = run.checkpoint()
+    line = run.path.read_bytes()[len(whole) :]
+    run.path.write_bytes(whole + line[:40])
+    assert listed() == [first]
+    run.append(line[40:])
+    assert listed() == [second, first]
+    run.append(b'{"checkpoint":{"id"')
+    assert listed() == [second, first]
+    os.truncate(run.path, len(whole + line))  # as a resume does
+    third = run.checkpoint()
+    assert listed() == [third, second, first]
+
+
+def test_a_journal_that_is_replaced_is_read_anew_and_one_that_is_gone_is_removed(listed, journal):
+    run = journal("s-1")
+    first = run.checkpoint()
+    aside = run.path.with_name("s-1.12345678.jsonl")
+    run.path.rename(aside)
+    second = journal("s-1").checkpoint()
+    assert listed() == [second, first]
+    aside.unlink()
+    assert listed() == [second]
+
+
+def test_what_is_no_journal_is_left_out_and_said(listed, store, journal, caplog):
+    good = journal("s-0").checkpoint()
+    (store / "note.jsonl").write_bytes(b"hello\n")
+    (store / "empty.jsonl").touch()
+    (store / "cassette.jsonl").write_bytes(b'{"agent_cache_cassette":2}\n{"checkpoint":{}}\n')
+    newer = b'{"agent_cache_journal":9,"session_id":"s-9","recorded_at":"","run":"r","secret":""}\n{"checkpoint":{}}\n'
+    (store / "newer.jsonl").write_bytes(newer)
+    (store / "folder.jsonl").mkdir()
+    (store / "link.jsonl").symlink_to(journal("s-1").path)
+    os.mkfifo(store / "pipe.jsonl")
+    broken = WrittenJournal(store, "s-2")
+    for fields in ({"sequence": "1"}, {"sequence": -1}, {"after": 2**70}, {"label": None}, {"importance": 2}):
+        broken.checkpoint(**fields)
+    broken.append(b'{"checkpoint":{\xff}}\n')
+    kept = broken.checkpoint()
+    assert listed() == [kept, good]
+    assert caplog.text.count("which is not listed") == 6
+    assert "newer.jsonl is a journal of a newer version" in caplog.text
+
+
+def test_threads_list_while_journals_are_written(listed, store):
+    runs = [WrittenJournal(store, f"s-{number}") for number in range(4)]
+    stop = threading.Event()
+
+    def look():
+        seen = set()
+        while not stop.is_set():
+            found = listed()
+            assert len(found) == len(set(found))
+            assert seen <= set(found)
+            seen = set(found)
+
+    with ThreadPoolExecutor(4) as pool:
+        looking = [pool.submit(look) for _ in range(4)]
+        made = [runs[number % 4].checkpoint() for number in range(40)]
+        stop.set()
+        for each in looking:
+            each.result()
+    assert listed() == made[::-1]
