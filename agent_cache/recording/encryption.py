@@ -17,8 +17,6 @@ from typing import BinaryIO
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.remote.codecs import EncryptedCodec, MessagePackCodec, Undecodable
 
-__all__ = ["KEY_VARIABLE", "LineCipher", "cipher_of", "decrypted", "is_encrypted"]
-
 KEY_VARIABLE = "AGENT_CACHE_JOURNAL_KEY"
 """The environment variable that has the key of encrypted journals, in hexadecimal digits."""
 

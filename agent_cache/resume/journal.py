@@ -49,10 +49,7 @@ from agent_cache.recording.partial_file import lock_file, write_whole
 from agent_cache.recording.redaction import Redaction
 from agent_cache.resume.checkpoints import Checkpoint, checkpoint_of
 
-__all__ = [
-    "JournalFile", "JournalHeader", "JournalLine", "StoredJournal", "branch_journal", "is_answer", "journal_path",
-    "branched_lines", "open_regular", "read_journal", "stored_journal", "sync_directory", "write_new",
-]  # fmt: skip
+__all__ = ["StoredJournal", "branch_journal", "read_journal"]
 
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
 _MAX_NAME = 180
