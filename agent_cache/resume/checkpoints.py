@@ -18,7 +18,7 @@ import sys
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 
 import msgspec
 
@@ -77,16 +77,12 @@ class LangChainState(State, frozen=True, kw_only=True):
     run_name: str = ""
     run_id: str = ""
     metadata: dict[str, Any] = {}
+    framework: ClassVar[str] = "langchain"
 
     def __post_init__(self) -> None:
         if isinstance(self.messages, list):
             msgspec.structs.force_setattr(self, "messages", [_message_data(one) for one in self.messages])
         super().__post_init__()
-
-    @property
-    def framework(self) -> str:
-        """``"langchain"``."""
-        return "langchain"
 
 
 class OpenAIAgentsState(State, frozen=True, kw_only=True):
@@ -106,11 +102,7 @@ class OpenAIAgentsState(State, frozen=True, kw_only=True):
     last_agent: str = ""
     last_response_id: str | None = None
     metadata: dict[str, Any] = {}
-
-    @property
-    def framework(self) -> str:
-        """``"openai_agents"``."""
-        return "openai_agents"
+    framework: ClassVar[str] = "openai_agents"
 
 
 class CustomState(State, frozen=True):

@@ -141,11 +141,8 @@ class Journal:
         if not isinstance(directory, str | os.PathLike) or not os.fspath(directory) or "\0" in str(directory):
             raise ConfigurationError(f"Journal: directory must be the path of a directory, got {directory!r}")
         self.directory = Path(directory)
-        try:
-            if self.directory.exists() and not self.directory.is_dir():
-                raise ConfigurationError(f"Journal: {str(self.directory)!r} is no directory")
-        except OSError as error:
-            raise ConfigurationError(f"Journal: {str(self.directory)!r} cannot be used: {error.strerror}") from error
+        if self.directory.exists() and not self.directory.is_dir():
+            raise ConfigurationError(f"Journal: {str(self.directory)!r} is no directory")
         if self.directory.is_dir() and not os.access(self.directory, os.W_OK | os.X_OK):
             raise ConfigurationError(f"Journal: {str(self.directory)!r} is a directory that cannot be written to")
         self._default, self._choices = _choices(on_doubt)
@@ -273,11 +270,8 @@ class _JournalTape(Tape):
         self._new_writes: dict[str, str] = {}  # that may be others of the journal with other arguments, by name
         self._reruns: dict[str, str] = {}  # keys, by place
         self._paused: dict[tuple[bytes, bytes], list[int]] = {}  # numbers of calls that LangGraph makes again
-        self._lanes_of = {0: 0}  # of the journal, by lane of this process
         begun = () if stored is None else stored.begun.values()
-        lanes = *(line.lane for line in self._lines), *(one.lane for one in begun)
-        self._next_lane = 1 + max(lanes, default=0)
-        self._free_lanes = set(range(1, self._next_lane))
+        self._lanes_before = max((*(line.lane for line in self._lines), *(one.lane for one in begun)), default=0)
         self.noted = threading.local()
         # In an encrypted journal all is as the run has seen it; whoever reads it redacts it.
         rules = (
@@ -306,18 +300,10 @@ class _JournalTape(Tape):
             counts[call.matched] = call.occurrence + 1
         call.place = place_of(enclosing, call.matched, call.occurrence)
         index = self._index_of.get(call.place)
-        call.lane = self._lane(call.lane, None if index is None else self._lines[index].lane)
-        call.forked = self._lane(call.forked)
+        if call.lane:
+            call.lane += self._lanes_before
+            call.forked += self._lanes_before if call.forked else 0
         return index
-
-    def _lane(self, lane: int, journaled: int | None = None) -> int:
-        """The number in the journal of a lane: that of the first call that was answered in it, or a new one."""
-        if lane not in self._lanes_of:
-            if journaled not in self._free_lanes:
-                journaled, self._next_lane = self._next_lane, self._next_lane + 1
-            self._free_lanes.discard(journaled)
-            self._lanes_of[lane] = journaled
-        return self._lanes_of[lane]
 
     def _look_up(self, call: ActiveCall, index: int | None, answers: Matcher) -> None:
         if index is not None and call.asker == UNKNOWN_ASKER:
@@ -367,11 +353,7 @@ class _JournalTape(Tape):
         return super()._run_stream(call, proceed)
 
     def begin_exchange(self, endpoint: RecordedFunction, arguments: Mapping[str, Any]) -> ActiveCall:
-        """Find the answer of a request in the journal, or write that it begins.
-
-        Raises:
-            CassetteError: if it must not be made.
-        """
+        """Find the answer of a request in the journal, or write that it begins."""
         call = super().begin_exchange(endpoint, arguments)
         if not _is_not_done(value := self._instead(call)):
             outcome = {"response": value}
@@ -385,11 +367,7 @@ class _JournalTape(Tape):
         return call
 
     def _instead(self, call: ActiveCall) -> Any:
-        """Write that a write begins. What a write in doubt has for a value, perhaps to be awaited; else `NotDone`.
-
-        Raises:
-            CassetteError: if the write must not be made.
-        """
+        """Write that a write begins. What a write in doubt has for a value, perhaps to be awaited; else `NotDone`."""
         if call.recorded is not None or not _is_write(call):
             return NotDone
         log = self.file
@@ -538,15 +516,10 @@ class _JournalTape(Tape):
         self._doubts |= {one.place: one for one in stored.in_doubt if is_inside(one.id, {call.id}, parents)}
 
     async def checkpoint(self, label: str, state: Any, importance: float) -> Checkpoint:
-        """Write a checkpoint. One that the run had made before it was resumed is not written again.
-
-        Raises:
-            CheckpointError: if the state cannot be written.
-            JournalError: if the journal cannot be written.
-        """
+        """Write a checkpoint. One that the run had made before it was resumed is not written again."""
         with self._lock:
             made = Checkpoint(
-                session_id=self._session_id, sequence=self._sequence + 1, after=self.file.last_id, label=label,
+                session_id=self._session_id, sequence=self._sequence + 1, after=self.file._last_id, label=label,
                 importance=importance, state=state,
             )  # fmt: skip
             line = checkpoint_line(made, self.journal.redaction)
@@ -559,12 +532,7 @@ class _JournalTape(Tape):
         return made
 
     def finish(self, error: BaseException | None) -> None:
-        """Seal the journal if the run has come to its end, and raise what something has swallowed.
-
-        Raises:
-            CassetteError: a latched error of the journal; if a write in doubt was not made again, or a write was made
-                that may be another one with other arguments; if the journal cannot be sealed.
-        """
+        """Seal the journal if the run has come to its end, and raise what something has swallowed, or was not made."""
         self.lanes.is_over = True
         is_paused = any(self._paused.values())  # LangGraph waits for somebody, and makes a call again then
         with self._lock:
@@ -683,11 +651,6 @@ class _JournalLog(CallLog):
         """Whether nothing is written any more: the run has ended, or this is a forked child."""
         return self.is_closed or self._file.is_of_parent
 
-    @property
-    def last_id(self) -> int:
-        """Id of the last call that has ended."""
-        return self._last_id
-
     def start(self, call: ActiveCall) -> None:
         """Number a call that starts, as in the process before, if that had begun it."""
         self._tape.noted.is_changed = False  # that of arguments is no loss
@@ -753,24 +716,18 @@ class _JournalLog(CallLog):
 
     def ended(self) -> JournalError:
         """The error for what would have to be written behind the end."""
-        if self._file.is_of_parent:
-            reason = "this is a forked process, which has no part in the journal of its parent"
-        else:
-            reason = "its run has ended with an error, and what a task that is left of it does now would be lost in it"
-        return JournalError(f"{reason}: the write was not made", self.path)
+        reason = "this is a forked process" if self._file.is_of_parent else "its run has ended with an error"
+        return JournalError(f"{reason}, so the journal would not know of it: the write was not made", self.path)
 
     def finish(self, error: BaseException | None, *, is_paused: bool = False) -> None:
         """Close the journal, and seal it if its run has come to its end. If that raises, it can be resumed."""
         try:
             if error is None and not is_paused and not self.is_over:
-                running = [call.function.name for call in self._open.values() if self.has_begun(call)]
                 self.end_open_calls()
                 duration = int((time.perf_counter() - self._began) * 1e6) / 1000
                 trailer = Trailer(calls=self._written + len(self._cut), duration_ms=duration)
                 self._append(None, *self._cut, trailer_line(trailer), is_urgent=True)
                 self.is_sealed = True
-                if running:
-                    _LOG.warning("%s: the session has ended while %s was running", self.path, ", ".join(running))
         finally:
             self.discard()
 

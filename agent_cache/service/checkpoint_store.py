@@ -220,17 +220,7 @@ class StoredCheckpoint(CheckpointEntry, frozen=True, kw_only=True):
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of a restored session.
-
-    Attributes:
-        fingerprint: hash of the request.
-        salt: makes the token another than that of the same key elsewhere.
-        token: hash of the token.
-        track_drift: as in the request.
-        run: the run of the new journal.
-        original_run: the run of the original session whose checkpoint it is.
-        response: the answer, without the token.
-    """
+    """The record of a restored session: hashes of request and token, the runs of both journals, and the answer."""
 
     fingerprint: str
     salt: str
@@ -258,10 +248,6 @@ def _token(secret: str, salt: str) -> str:
 
 Position = tuple[str, str, int, str]
 """The place of a checkpoint in the list: its time, its session, its number there, its id."""
-
-
-class _Line(msgspec.Struct, frozen=True):
-    checkpoint: dict[str, msgspec.Raw]
 
 
 class _Journal(NamedTuple):
@@ -310,13 +296,7 @@ class CheckpointStore:
         self._positions: list[Position] = []  # of all checkpoints, the oldest first
 
     def listed(self, session_id: str | None, label: str | None, after: Position | None) -> Iterator[CheckpointEntry]:
-        """The checkpoints, newest first. Those that are made later come before the first, and move no others.
-
-        Args:
-            session_id: only those of this session.
-            label: only those with exactly this label.
-            after: where the list begins; None for the newest.
-        """
+        """The checkpoints of a session, of exactly this label, after a place in the list; newest first."""
         self._refresh()
         positions, by_id = self._positions, self._by_id
         end = len(positions) if after is None else bisect_left(positions, after)
@@ -382,8 +362,9 @@ class CheckpointStore:
             for line in text:
                 if line.startswith(b'{"checkpoint"') and line.endswith(b"\n"):
                     try:
-                        entries.append(_entry(msgspec.json.decode(line, type=_Line).checkpoint, header.session_id))
-                    except (msgspec.DecodeError, ValueError) as error:
+                        fields = msgspec.json.decode(line)["checkpoint"] | {"session_id": header.session_id}
+                        entries.append(msgspec.convert(fields, CheckpointEntry))
+                    except (msgspec.DecodeError, ValueError, TypeError) as error:
                         _LOG.warning("%s has a broken checkpoint, which is not listed: %s", path.name, error)
         return _Journal(stamp, header, entries)
 
@@ -408,15 +389,7 @@ class CheckpointStore:
     def restore(self, entry: CheckpointEntry, request: RestoreRequest, key: str | None) -> RestoreResponse | None:
         """Make a session that goes on from a checkpoint. None if the checkpoint is gone.
 
-        Args:
-            entry: the checkpoint, from the list.
-            request: what is asked for.
-            key: idempotency key: the same key, checkpoint and request give the same answer, and one session.
-
-        Raises:
-            StoreError: if the key was used with another request, the new session has a journal, the journal is broken,
-                or drift is to be tracked and nothing can be compared with this session.
-            OSError: if something cannot be written.
+        The same idempotency key, checkpoint and request give the same answer, and one session.
         """
         secret = secrets.token_hex(16) if key is None else key
         fingerprint = _hash(encode(request).decode())
@@ -525,11 +498,7 @@ class CheckpointStore:
         return record if record is not None and record.track_drift else None
 
     def drift(self, restored: Restored) -> DriftOfSession:
-        """Compare a restored session with the original.
-
-        Raises:
-            StoreError: if the journal of one of them is gone or broken, or the two cannot be compared.
-        """
+        """Compare a restored session with the original."""
         answer = restored.response
         with _readable(f"the session {answer.new_session_id!r}"):
             new = self._journal(answer.new_session_id, restored.run)
@@ -578,12 +547,6 @@ class CheckpointStore:
                 drifts = [one for one in drifts if one.call_id != made[-1]]
                 made.pop()
         return [one for one in drifts if new.is_sealed or one.kind != "missing"]
-
-
-def _entry(fields: dict[str, msgspec.Raw], session_id: str) -> CheckpointEntry:
-    names = CheckpointEntry.__struct_fields__
-    plain = {name: msgspec.json.decode(fields[name]) for name in names if name in fields}
-    return msgspec.convert({**plain, "session_id": session_id}, CheckpointEntry)
 
 
 def _drift(event: DriftEvent, *, is_provisional: bool) -> Drift:

@@ -102,20 +102,6 @@ async def test_an_error_of_a_function_is_raised_and_what_was_replayed_is_known()
     assert numbers(manager.replayed) == [1, 2]
 
 
-async def test_a_replay_can_be_run_again():
-    manager = AutoReplayManager(CALLS, after=checkpoint(after=4))
-    assert await manager.run() == await manager.run()
-
-
-async def test_two_runs_of_one_replay_at_once_have_a_report_each():
-    async def waits(event):
-        await asyncio.sleep(0)
-
-    manager = AutoReplayManager(CALLS, after=checkpoint(after=2), on_event=waits)
-    reports = await asyncio.gather(manager.run(), manager.run())
-    assert [numbers(report.replayed) for report in reports] == [[3, 4, 5], [3, 4, 5]]
-
-
 async def test_what_was_under_way_at_the_checkpoint_is_replayed_and_what_had_ended_is_not():
     # 1 and 2 start; 3 starts and ends, 2 ends; the checkpoint; 1 ends.
     calls = [call(3), call(2), call(1), call(4, 1)]

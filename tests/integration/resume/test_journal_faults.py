@@ -257,42 +257,6 @@ async def refused(directory: Path, match: str | None, session_id: str = "s") -> 
     return caught.value
 
 
-async def test_an_edited_line_in_the_middle_is_named(tmp_path):
-    path = await crash(tmp_path)
-    lines = path.read_bytes().splitlines(keepends=True)
-    for number in range(1, len(lines) - 1):
-        for broken in (b"{\n", b'{"a": 1}\n', b"[]\n", b'"x"\n', lines[number][:-2] + b"\n", b"\xff\n"):
-            path.write_bytes(b"".join([*lines[:number], broken, *lines[number + 1 :]]))
-            error = await refused(tmp_path, "broken")
-            assert error.line == number + 1
-    path.write_bytes(b"".join(lines))
-    assert await run(tmp_path) == ANSWERS
-
-
-async def test_a_journal_of_a_newer_version_is_refused(tmp_path):
-    path = await crash(tmp_path)
-    content = path.read_bytes()
-    path.write_bytes(content.replace(b'"agent_cache_journal":1', b'"agent_cache_journal":2', 1))
-    await refused(tmp_path, "version 2.*update")
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b'{"agent_cache_cassette":2}\n', b"hello\n", b"\n", b"\x00\x00\n", b"[1]\n", b'{"agent_cache_journal":true}\n'],
-)
-async def test_a_file_that_is_no_journal_is_refused(tmp_path, content):
-    path = Journal(tmp_path).path("s")
-    path.write_bytes(content)
-    await refused(tmp_path, None)
-
-
-async def test_the_journal_of_another_session_is_refused(tmp_path):
-    path = await crash(tmp_path, "one")
-    Journal(tmp_path).path("two").write_bytes(path.read_bytes())
-    error = await refused(tmp_path, "one", "two")
-    assert "two" in str(error)
-
-
 async def test_a_folder_in_the_place_of_the_journal_is_refused(tmp_path):
     Journal(tmp_path).path("s").mkdir()
     await refused(tmp_path, None)
@@ -354,23 +318,6 @@ async def test_a_session_id_is_a_text(tmp_path, session_id):
 def test_a_journal_needs_a_session_id(tmp_path):
     with pytest.raises(ConfigurationError, match="session_id"):
         AgentCacheSession(journal=Journal(tmp_path))
-
-
-async def test_a_run_that_has_ended_is_kept_when_its_session_is_started_anew(tmp_path):
-    await run(tmp_path)
-    path = Journal(tmp_path).path("s")
-    first = path.read_bytes()
-    carried_out.clear()
-    assert await run(tmp_path, restart=True) == ANSWERS
-    assert carried_out == NAMES
-    assert path.read_bytes() != first
-    assert first in contents(tmp_path).values()
-    keys = [{one["intent"]["key"] for one in lines_of(file) if "intent" in one} for file in tmp_path.iterdir()]
-    assert len(keys) == 2
-    assert all(keys)
-    assert keys[0].isdisjoint(keys[1])
-    await run(tmp_path, restart=True)
-    assert len(list(tmp_path.iterdir())) == 3
 
 
 # Who else resumes

@@ -182,15 +182,6 @@ def test_an_error_that_a_call_has_raised_is_its_answer(world, directory):
     assert world.calls == {"refuse": 1, "pay 1": 1}
 
 
-def test_an_interrupted_read_is_no_answer_and_runs_again(world, directory):
-    async def program():
-        return await get_order("1")
-
-    world.dies_in = {"get 1"}
-    dies(Journal(directory), program)
-    assert journaled(Journal(directory), program)["order"] == "1"
-
-
 def test_a_cancelled_read_runs_again_and_a_cancelled_write_is_in_doubt(world, directory):
     @AgentCache("order:{order}", name="resumed:slow_read")
     async def slow_read(order: str) -> str:
@@ -286,17 +277,6 @@ def test_tasks_threads_and_groups_are_answered(world, directory):
     assert journaled(Journal(directory, on_doubt="rerun"), program)[1] == [f"shipped {number}" for number in range(4)]
     assert world.calls - before == Counter({"pay last": 1})
     assert set(world.calls.values()) == {1}
-
-
-def test_a_run_that_has_returned_is_not_resumed_and_its_journal_is_kept(world, directory):
-    journaled(Journal(directory), lambda: pay("1"))
-    journaled(Journal(directory, restart=True), lambda: pay("1"))
-    assert world.calls == {"pay 1": 2}
-    assert len(set(world.keys["pay 1"])) == 2
-    kept = sorted(directory.iterdir())
-    assert [path.name.count(".") for path in kept] == [2, 1]
-    assert [Cassette.load(path).is_partial for path in kept] == [False, False]
-    assert len({read_journal(path).run for path in kept}) == 2
 
 
 # Writes in doubt
@@ -713,22 +693,6 @@ def test_a_run_that_needs_what_redaction_has_removed_is_not_resumed(world, direc
     assert (directory / "run.jsonl").read_bytes() == before
 
 
-def test_with_a_key_what_redaction_has_removed_is_given_back(world, directory):
-    pytest.importorskip("cryptography")
-    key = bytes(range(32))
-    world.dies_in = {"pay 1"}
-    dies(Journal(directory, key=key), uses_token)
-    assert "horse" not in (directory / "run.jsonl").read_text()
-    with pytest.raises(JournalError, match="encrypted with another key"):
-        journaled(Journal(directory, key=bytes(32)), uses_token)
-    with pytest.raises(JournalError, match="is encrypted, and can be resumed with the key="):
-        journaled(Journal(directory), uses_token)
-    assert world.calls == {"token": 1}
-    found = journaled(Journal(directory, key=key, on_doubt="rerun"), uses_token)
-    assert found == {"password": "correct horse battery", "order": "1"}
-    assert world.calls == {"token": 1, "pay 1": 1}
-
-
 def test_secrets_among_the_arguments_are_no_part_of_the_outcome(world, directory):
     @intercept(name="resumed:log_in")
     async def log_in(password: str) -> str:
@@ -743,36 +707,6 @@ def test_secrets_among_the_arguments_are_no_part_of_the_outcome(world, directory
     assert "horse" not in (directory / "run.jsonl").read_text()
     assert journaled(Journal(directory, on_doubt="rerun"), program) == ("welcome", "paid 1")
     assert world.calls == {"log_in": 1, "pay 1": 1}
-
-
-def test_errors_and_streams_that_redaction_has_changed_are_given_back(world, directory):
-    pytest.importorskip("cryptography")
-
-    @intercept(name="resumed:failing")
-    async def failing() -> None:
-        WORLD.call("failing")
-        raise ValueError({"password": "correct horse"})
-
-    @intercept(name="resumed:secrets")
-    async def secrets():
-        WORLD.call("secrets")
-        yield {"password": "battery staple"}
-
-    async def program():
-        with pytest.raises(ValueError, match="correct horse"):
-            await failing()
-        found = [one async for one in secrets()]
-        await pay("1")
-        return found
-
-    world.dies_in = {"pay 1"}
-    key = bytes(range(32))
-    dies(Journal(directory, key=key), program)
-    text = (directory / "run.jsonl").read_text()
-    assert "horse" not in text
-    assert "staple" not in text
-    assert journaled(Journal(directory, key=key, on_doubt="rerun"), program) == [{"password": "battery staple"}]
-    assert world.calls == {"failing": 1, "secrets": 1, "pay 1": 1}
 
 
 def test_what_is_inside_of_an_answered_call_need_not_be_given_back(world, directory):
