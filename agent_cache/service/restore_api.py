@@ -321,12 +321,12 @@ def _valid(status: int, read: Callable[[], T]) -> T:
 def _position(text: str, session_id: str | None, label: str | None) -> Position:
     try:
         content = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        session, name, position = msgspec.json.decode(content, type=_Cursor)
+        cursor: _Cursor = msgspec.json.decode(content, type=_Cursor)
     except (ValueError, msgspec.DecodeError, RecursionError):
         raise StoreError(400, "it is not a next_cursor of this service", field="cursor") from None
-    if (session, name) != (session_id, label):
+    if cursor[:2] != (session_id, label):
         raise StoreError(400, "it is from a list with another session_id or label", field="cursor")
-    return position
+    return cursor[2]
 
 
 _QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])+)"')
