@@ -141,9 +141,13 @@ class Journal:
         if not isinstance(directory, str | os.PathLike) or not os.fspath(directory) or "\0" in str(directory):
             raise ConfigurationError(f"Journal: directory must be the path of a directory, got {directory!r}")
         self.directory = Path(directory)
-        if self.directory.exists() and not self.directory.is_dir():
+        try:
+            is_there = self.directory.exists()
+        except OSError as error:
+            raise ConfigurationError(f"Journal: {str(self.directory)!r} cannot be used: {error.strerror}") from error
+        if is_there and not self.directory.is_dir():
             raise ConfigurationError(f"Journal: {str(self.directory)!r} is no directory")
-        if self.directory.is_dir() and not os.access(self.directory, os.W_OK | os.X_OK):
+        if is_there and not os.access(self.directory, os.W_OK | os.X_OK):
             raise ConfigurationError(f"Journal: {str(self.directory)!r} is a directory that cannot be written to")
         self._default, self._choices = _choices(on_doubt)
         self.is_durable = checked_choice(durability, ("process", "machine"), "Journal: durability") == "machine"
