@@ -1,13 +1,18 @@
-"""A call of a tool as a log tells of it: the one form that every log is read into."""
+"""A call of a tool as a log tells of it, the one form that every log is read into; and when two answers are equal."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from hashlib import blake2b
 from typing import Any, Final, Literal
 
-__all__ = ["UNKNOWN", "LoggedCall", "Unknown"]
+from agent_cache.core.keys import Uncacheable, key_part
+
+__all__ = ["UNKNOWN", "LoggedCall", "Unknown", "answer_digest", "is_failure", "is_transient", "key_of"]
 
 
 class Unknown(Enum):
@@ -28,11 +33,8 @@ class LoggedCall:
         tool: its name in the log.
         arguments: by parameter name, JSON values. A leaf that was redacted is None.
         result: a JSON value; a text that is a JSON object or list is parsed. A leaf that was redacted is None.
-            `UNKNOWN` where the log has no result, or one that says nothing about the world: of a call that failed, was
-            cancelled, or was answered by a cache.
         error: what it raised, as ``"TypeName: text"``. None where it answered.
-        started: when it began, in Unix seconds. None where the log does not say.
-        ended: when it ended, in Unix seconds. None where the log does not say. Not before `started`.
+        started, ended: Unix seconds. None where the log does not say.
         run: of which run it is a part.
         kind: what the log says that the tool is. None where it says nothing.
         hints: the annotations of MCP, where the log has them: ``{"readOnlyHint": True}``.
@@ -63,3 +65,43 @@ class LoggedCall:
     is_whole: bool = True
     is_from_cache: bool = False
     encloses: bool = False
+
+
+_ERROR_TEXT: Final = re.compile(r"\s*(error|exception|traceback|failed|failure|fatal|denied|invalid)\b", re.IGNORECASE)
+_TRANSIENT: Final = re.compile(
+    r"time(d )?.?out|connect|unavailable|rate.?limit|too many requests|overload|temporar|broken pipe|reset by peer"
+    r"|\b(408|425|429|500|502|503|504)\b|cancel",
+    re.IGNORECASE,
+)
+
+
+def is_failure(call: LoggedCall) -> bool:
+    """Whether a write failed: it raised, or its answer says so. What it has done is then not known."""
+    result = call.result
+    if call.error is not None:
+        return True
+    if isinstance(result, str):
+        return _ERROR_TEXT.match(result) is not None
+    if not isinstance(result, Mapping):
+        return False
+    has_failed = any(result.get(name) is False for name in ("success", "ok", "succeeded")) or bool(result.get("error"))
+    return has_failed or result.get("isError") is True or result.get("status") in ("error", "failed", "failure")
+
+
+def is_transient(call: LoggedCall) -> bool:
+    """Whether an error says nothing of what the tool reads: another call at the same time might have succeeded."""
+    return call.error is not None and _TRANSIENT.search(call.error) is not None
+
+
+def answer_digest(result: Any) -> bytes:
+    """A digest of an answer: equal for equal ones, whatever the order of keys."""
+    text = json.dumps(result, sort_keys=True, ensure_ascii=False, default=repr)
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def key_of(call: LoggedCall) -> Any:
+    """What tells a call from others of its tool, as the cache does; None if nothing does."""
+    try:
+        return key_part(call.arguments) if call.is_keyed else None
+    except (Uncacheable, TypeError, ValueError):
+        return None

@@ -10,24 +10,15 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple
 
-from agent_cache.advise.calls import UNKNOWN, LoggedCall
-from agent_cache.advise.paths import Candidate, answer_digest, is_failure, is_transient, values_at
-from agent_cache.core.keys import Uncacheable, key_part
+from agent_cache.advise.calls import UNKNOWN, LoggedCall, answer_digest, is_failure, is_transient, key_of
+from agent_cache.advise.paths import Candidate, server_of, values_at
 
 __all__ = [
-    "ENOUGH",
-    "INTERVALS",
-    "UNMET",
-    "Equal",
-    "Evidence",
-    "Harmless",
-    "Signature",
-    "Worlds",
-    "find_changers",
+    "ENOUGH", "INTERVALS", "UNMET", "Equal", "Evidence", "Harmless", "Option", "Signature", "find_changers",
     "worlds_of",
-]
+]  # fmt: skip
 
 ENOUGH: Final = 8
 """How many different writes have to have left answers unchanged before such writes are taken for harmless."""
@@ -41,22 +32,21 @@ Signature = frozenset[int]
 """The candidates through which one write met one read."""
 UNMET: Final[Signature] = frozenset()
 Option = tuple[str, Signature]
+"""A link to choose: a write tool, and the candidates that must all be met; none for the whole root."""
 
 
-# Worlds
-
-
-@dataclass(frozen=True, slots=True)
-class Worlds:
+class Worlds(NamedTuple):
     """Whether the runs of a log share one state.
 
     Attributes:
         are_one: whether the log shows it, or has a single run.
         resets: how many answers were as before a change that an earlier run had made and seen.
+        unsteady: where runs begin anew, the tools whose answers differ between runs that have written nothing.
     """
 
     are_one: bool
     resets: int = 0
+    unsteady: frozenset[str] = frozenset()
 
 
 def worlds_of(calls: Sequence[LoggedCall], writers: set[str], readers: set[str]) -> Worlds:
@@ -70,39 +60,34 @@ def worlds_of(calls: Sequence[LoggedCall], writers: set[str], readers: set[str])
     start: dict[tuple[str, Any], bytes] = {}
     changed: dict[tuple[str, Any], tuple[str, bytes, bytes]] = {}
     lasting, resets, unstable = Counter[str](), Counter[str](), set[str]()
+    same, other = Counter[str](), Counter[str]()
     latest = -1
     for at, call in enumerate(calls):
         tool, run = call.tool, call.run
         if tool in writers:
             wrote[run] = latest = at
-        if tool not in readers or call.result is UNKNOWN or not call.is_whole or (key := _key_of(call)) is None:
+        if tool not in readers or call.result is UNKNOWN or not call.is_whole or (own := key_of(call)) is None:
             continue
-        answer = answer_digest(call.result)
-        former = last.get((tool, key))
+        key, answer = (tool, own), answer_digest(call.result)
+        former = last.get(key)
         if former is not None and former[0] == run and former[1] != answer and latest <= former[2]:
             unstable.add(tool)
-        last[tool, key] = run, answer, at
+        last[key] = run, answer, at
         if run in wrote:
-            if start.get((tool, key), answer) != answer and (tool, key) not in changed:
-                changed[tool, key] = run, start[tool, key], answer
+            if start.get(key, answer) != answer and key not in changed:
+                changed[key] = run, start[key], answer
             continue
-        if (made := changed.pop((tool, key), None)) is not None and made[0] != run:
+        if (made := changed.pop(key, None)) is not None and made[0] != run:
             lasting[tool] += answer == made[2]
             resets[tool] += answer == made[1]
-        start[tool, key] = answer
+        if key in start:
+            (same if start[key] == answer else other)[tool] += 1
+        start[key] = answer
     shown, contrary = (sum(number for tool, number in one.items() if tool not in unstable) for one in (lasting, resets))
-    return Worlds(shown > 2 * contrary, contrary)
-
-
-def _key_of(call: LoggedCall) -> Any:
-    """What tells a call from others of its tool; None if nothing does."""
-    try:
-        return key_part(call.arguments) if call.is_keyed else None
-    except (Uncacheable, TypeError, ValueError):
-        return None
-
-
-# Intervals
+    are_one = shown > 2 * contrary
+    begin_anew = not are_one and contrary and same.total() > other.total()
+    unsteady = frozenset(tool for tool, number in other.items() if begin_anew and number >= max(INTERVALS, same[tool]))
+    return Worlds(are_one, contrary, unsteady)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +103,6 @@ class Equal:
     key: int
     met: tuple[tuple[int, str, Signature], ...]
     writes: Mapping[str, tuple[int, ...]]
-
-
-@dataclass(slots=True)
-class _Cell:
-    """How often writes of one tool met a read through the same candidates, by whether its answer changed."""
-
-    changed: int = 0
-    unchanged: int = 0
 
 
 class Harmless:
@@ -146,20 +123,12 @@ class Harmless:
 
     def is_enough(self, enough: int) -> bool:
         """Whether they are so many that such writes are harmless."""
-        writes = len(self.writes)
-        if writes >= enough and self.intervals >= INTERVALS:
+        if len(self.writes) >= enough and self.intervals >= INTERVALS:
             return True
-        return writes >= INTERVALS and len(self.keys) >= ENOUGH // 2 and len(self.pairs) >= 2 * enough
+        return len(self.writes) >= INTERVALS and len(self.keys) >= ENOUGH // 2 and len(self.pairs) >= 2 * enough
 
 
-Free = Counter[frozenset[str]]
-"""Intervals without a write, counted by the other tools that ran in them."""
-Record = frozenset[tuple[str, Signature]]
-"""A change of an answer: the write tools between, each with the candidates through which it met."""
-
-
-@dataclass(slots=True)
-class _Sight:
+class _Sight(NamedTuple):
     """The last answer of one read."""
 
     position: int
@@ -172,16 +141,18 @@ class Evidence:
     Attributes:
         ambiguous: pairs of a write and a read that share an id in several spellings. It links them no better than the
             whole root.
+        of_pair: the candidates of a write and a read, by their numbers.
+        cells: by write and read, through what they met: how often the answer had changed, and how often it had not.
+        records: by read, its changes: the write tools between, each with the candidates through which it met.
+        equal: by read, the intervals without a change in which something was written.
+        elsewhere: by the servers of writes and of reads, the writes that lay in such intervals.
+        free_changes, free_equal: by read, the intervals without a write, counted by the other tools that ran in them.
         calls_with, calls_without: by read, how many calls its intervals are long, all together: with a write, without.
+        keys, repeats, repeated: by read, its different calls, its calls that were seen before, and those seen twice.
     """
 
     def __init__(
-        self,
-        calls: Sequence[LoggedCall],
-        found: list[Candidate],
-        writers: set[str],
-        readers: set[str],
-        worlds: Worlds,
+        self, calls: Sequence[LoggedCall], found: list[Candidate], writers: set[str], readers: set[str], worlds: Worlds
     ) -> None:
         self.candidates = [one for one in found if not one.is_ambiguous]
         self.ambiguous = {(one.write, one.read) for one in found if one.is_ambiguous and one.is_entity}
@@ -194,14 +165,13 @@ class Evidence:
             self._numbers[one.write, one.write_path, one.read, one.read_path] = number
             self._paths[one.write].add(one.write_path)
             self._paths[one.read].add(one.read_path)
-        self.cells: dict[tuple[str, str], dict[Signature, _Cell]] = defaultdict(lambda: defaultdict(_Cell))
-        self.records: dict[str, Counter[Record]] = defaultdict(Counter)
+        self.cells: dict[tuple[str, str], dict[Signature, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
+        self.records: dict[str, Counter[frozenset[Option]]] = defaultdict(Counter)
         self.equal: dict[str, list[Equal]] = defaultdict(list)
-        self.free_changes: dict[str, Free] = defaultdict(Counter)
-        self.free_equal: dict[str, Free] = defaultdict(Counter)
-        self.calls_without: Counter[str] = Counter()
-        self.calls_with: Counter[str] = Counter()
-        self.repeats: Counter[str] = Counter()
+        self.elsewhere: dict[tuple[str, str], set[int]] = defaultdict(set)
+        self.free_changes: dict[str, Counter[frozenset[str]]] = defaultdict(Counter)
+        self.free_equal: dict[str, Counter[frozenset[str]]] = defaultdict(Counter)
+        self.calls_without, self.calls_with, self.repeats = Counter[str](), Counter[str](), Counter[str]()
         self.keys: dict[str, set[int]] = defaultdict(set)
         self.repeated: dict[str, set[int]] = defaultdict(set)
         by_run: dict[str, list[LoggedCall]] = defaultdict(list)
@@ -215,19 +185,7 @@ class Evidence:
     def _look_at(self, calls: Sequence[LoggedCall]) -> None:
         """Find the intervals of one world."""
         self._calls = calls
-        self._index_writes()
-        self._last_of: dict[str, int] = {}
-        sights: dict[tuple[str, Any], _Sight | None] = {}
-        for at, call in enumerate(calls):
-            tool = call.tool
-            if tool in self.readers and (key := _key_of(call)) is not None:
-                self._see(at, call, (tool, key), sights)
-            self._last_of[tool] = at
-
-    def _index_writes(self) -> None:
-        """Where each tool wrote, failed, and named which value at which path."""
-        calls, latest = self._calls, float("-inf")
-        ends = []
+        latest, ends = float("-inf"), list[float]()
         for call in calls:
             latest = max(latest, call.ended if call.ended is not None else latest)
             ends.append(latest)
@@ -235,28 +193,33 @@ class Evidence:
             at if call.started is None else min(at, bisect_right(ends, call.started)) for at, call in enumerate(calls)
         ]
         self._has_overlaps = any(begin < at for at, begin in enumerate(self._begins))
+        # Where each tool wrote, failed, and named which value at which path.
         self._positions: dict[str, list[int]] = defaultdict(list)
         self._failures: dict[str, list[int]] = defaultdict(list)
         self._named: dict[str, dict[tuple[str, str], list[int]]] = defaultdict(lambda: defaultdict(list))
         self._all_named: dict[tuple[str, str], list[int]] = defaultdict(list)
         for at, call in enumerate(calls):
-            if call.tool not in self.writers:
-                continue
-            (self._failures if is_failure(call) else self._positions)[call.tool].append(at)
-            for path in self._paths[call.tool]:
-                values = values_at(call, path, is_write=True)
-                self._all_named[call.tool, path].append(at)
-                for text in ("\0",) if values.is_error else values.texts[:500]:
-                    self._named[text][call.tool, path].append(at)
+            if call.tool in self.writers:
+                (self._failures if is_failure(call) else self._positions)[call.tool].append(at)
+                for path in self._paths[call.tool]:
+                    values = values_at(call, path, is_write=True)
+                    self._all_named[call.tool, path].append(at)
+                    for text in ("\0",) if values is None else values[:500]:
+                        self._named[text][call.tool, path].append(at)
+        self._last_of: dict[str, int] = {}
+        sights: dict[tuple[str, Any], _Sight | None] = {}
+        for at, call in enumerate(calls):
+            if call.tool in self.readers and (own := key_of(call)) is not None:
+                self._see(at, call, (call.tool, own), sights)
+            self._last_of[call.tool] = at
 
     def _see(
         self, at: int, call: LoggedCall, key: tuple[str, Any], sights: dict[tuple[str, Any], _Sight | None]
     ) -> None:
         tool, hashed = call.tool, hash(key)
         self.keys[tool].add(hashed)
+        self.repeats[tool] += key in sights
         former = sights.get(key)
-        if key in sights:
-            self.repeats[tool] += 1
         if former is not None:
             self.repeated[tool].add(hashed)
         if is_transient(call) or (call.result is UNKNOWN and call.error is None):
@@ -269,14 +232,12 @@ class Evidence:
 
     def _interval(self, former: _Sight, at: int, answer: bytes, key: int) -> None:
         calls, first = self._calls, former.position
-        call, tool = calls[at], calls[at].tool
-        is_change = former.answer != answer
-        if not is_change and not (calls[first].is_whole and call.is_whole):
+        tool, is_change = calls[at].tool, former.answer != answer
+        if not is_change and not (calls[first].is_whole and calls[at].is_whole):
             return
         begin, surely_before = self._begins[first], self._begins[at]
         met = self._met(calls[first], begin, at)
-        record: set[Option] = set()
-        refused: set[Option] = set()
+        record, refused = set[Option](), set[Option]()
         harmless: list[tuple[int, str, Signature]] = []
         others: dict[str, tuple[int, ...]] = {}
         for writer, positions in self._failures.items() if is_change else ():
@@ -287,33 +248,33 @@ class Evidence:
             if not between:
                 continue
             cells, own = self.cells[writer, tool], met.get(writer, {})
-            own = {one: signature for one, signature in own.items() if _holds(positions, one)}
+            own = {one: own[one] for one in between if one in own} if own else {}
             if is_change:
                 for signature in own.values():
-                    cells[signature].changed += 1
-                record.update((writer, signature) for signature in own.values())
+                    cells[signature][0] += 1
+                    record.add((writer, signature))
                 if count := len(between) - len(own):
-                    cells[UNMET].changed += count
+                    cells[UNMET][0] += count
                     record.add((writer, UNMET))
                 continue
-            cells[UNMET].unchanged += len(between) - len(own)
-            unmet = [one for one in between[:_MAX_KEPT] if one not in own]
-            sure = [one for one in (*own, *unmet[:16]) if self._begins[one] > first and one < surely_before]
+            cells[UNMET][1] += len(between) - len(own)
+            unmet = [one for one in between[:_MAX_KEPT] if one not in own][:16]
+            sure = [one for one in (*own, *unmet) if self._begins[one] > first and one < surely_before]
             for position in sure:
                 if position in own:
-                    cells[own[position]].unchanged += 1
+                    cells[own[position]][1] += 1
                     harmless.append((self._first + position, writer, own[position]))
             if sure:
                 others[writer] = tuple(self._first + one for one in sure)
-        length = at - first
+                self.elsewhere[server_of(writer)[0], server_of(tool)[0]].update(others[writer])
         if is_change and (record or refused):  # a write that failed has an effect now and then, if no other can have
             self.records[tool][frozenset(record or refused)] += 1
         elif others:
             self.equal[tool].append(Equal(key, tuple(harmless), others))
         if record or refused or others:
-            self.calls_with[tool] += length
+            self.calls_with[tool] += at - first
             return
-        self.calls_without[tool] += length
+        self.calls_without[tool] += at - first
         last = self._last_of.items()
         ran = frozenset(one for one, where in last if where > first and one != tool and one not in self.writers)
         (self.free_changes if is_change else self.free_equal)[tool][ran] += 1
@@ -329,18 +290,14 @@ class Evidence:
         found: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
         for path in self._paths[read.tool]:
             values = values_at(read, path, is_write=False)
-            named = [self._all_named] if values.is_root else [self._named.get(text, {}) for text in values.texts]
+            named = [self._all_named] if values == () else [self._named.get(text, {}) for text in values or ()]
             for of_value in (*named, self._named.get("\0", {})):
                 for (writer, write_path), positions in of_value.items():
                     number = self._numbers.get((writer, write_path, read.tool, path))
-                    for position in self._between(positions, begin, at)[: 4 * _MAX_KEPT] if number is not None else ():
-                        found[writer][position].add(cast("int", number))
+                    if number is not None:
+                        for position in self._between(positions, begin, at)[: 4 * _MAX_KEPT]:
+                            found[writer][position].add(number)
         return {writer: {one: frozenset(met) for one, met in own.items()} for writer, own in found.items()}
-
-
-def _holds(positions: list[int], one: int) -> bool:
-    at = bisect_left(positions, one)
-    return at < len(positions) and positions[at] == one
 
 
 def find_changers(evidence: Evidence) -> dict[str, str]:
@@ -354,7 +311,7 @@ def find_changers(evidence: Evidence) -> dict[str, str]:
     readers = len(evidence.readers)
     for read, changes in sorted(evidence.free_changes.items()):
         number, equal = changes.total(), evidence.free_equal[read]
-        best, best_rate = None, 0.3
+        best_rate = 0.3
         for suspect in sorted(frozenset.intersection(*changes)) if number >= INTERVALS else ():
             sizes, with_it = Counter[int](), Counter[int]()
             for between, count in equal.items():
@@ -368,7 +325,6 @@ def find_changers(evidence: Evidence) -> dict[str, str]:
                 for n, count in ((len(between), count) for between, count in changes.items())
             )
             if chance * readers**2 < _CHANCE:  # as many pairs were tried: the correction of Bonferroni
-                best, best_rate = suspect, rate
-        if best is not None:
-            found[best] = read
+                found = {one: of for one, of in found.items() if of != read} | {suspect: read}
+                best_rate = rate
     return found

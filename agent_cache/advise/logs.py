@@ -65,16 +65,20 @@ def read_log(
     files, problems, contents, done = files_of(given), Problems(), set[bytes](), 0
     found: list[tuple[float, int, int, Found]] = []
     for number, (name, path) in enumerate(files):
-        reader = Reader(name, form, problems)
-        if (data := _content_of(path, reader)) is None:
+        try:
+            data = sys.stdin.buffer.read() if path is None else path.read_bytes()
+            data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+        except (OSError, EOFError, zlib.error) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else "its content breaks off"
+            problems.add(f"files that cannot be read ({reason}) were left out", name)
             continue
         done += len(data)
         digest = blake2b(data, digest_size=16).digest()
         if data and digest in contents:
-            reader.note("files that are the same as another were left out")
+            problems.add("files that are the same as another were left out", name)
         else:
             contents.add(digest)
-            found += _placed(number, list(reader.calls(data)))
+            found += _placed(number, list(Reader(name, form, problems).calls(data)))
         if progress is not None:
             progress(done)
     found.sort(key=lambda one: one[:3])
@@ -89,16 +93,15 @@ def files_of(paths: Iterable[str | os.PathLike[str]]) -> list[tuple[str, Path | 
         FileNotFoundError: if a path is not there, or a pattern has no file. The text says which.
     """
     found: dict[str, tuple[str, Path | None]] = {}
-    for given in paths:
-        text = os.fspath(given)
+    for text in map(os.fspath, paths):
         if text == "-":
             found["-"] = ("standard input", None)
             continue
         path = Path(text)
+        inside = [path] if path.exists() else [Path(one) for one in glob.glob(text, recursive=True)]  # noqa: PTH207 - a pattern may be absolute
         if path.is_dir():
-            inside = [one for one in path.rglob("*") if one.is_file() and not _is_hidden(one.relative_to(path))]
-        else:
-            inside = [path] if path.exists() else [Path(one) for one in glob.glob(text, recursive=True)]  # noqa: PTH207 - a pattern may be absolute
+            parts = ((one, one.relative_to(path).parts) for one in path.rglob("*"))
+            inside = [one for one, own in parts if one.is_file() and not any(name.startswith(".") for name in own)]
         if not inside:
             what = "file in the directory" if path.is_dir() else "file fits" if glob.has_magic(text) else "file"
             raise FileNotFoundError(f"there is no {what} {text!r}")
@@ -106,10 +109,6 @@ def files_of(paths: Iterable[str | os.PathLike[str]]) -> list[tuple[str, Path | 
             if not one.is_dir():
                 found.setdefault(os.path.realpath(one), (str(one), one))
     return sorted(found.values(), key=lambda file: (_natural(file[0]), file[0]))
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -159,31 +158,18 @@ def _facts(calls: list[LoggedCall], files: int) -> list[str]:
         f"{number:,} {noun}{'' if number == 1 else 's'}"
         for number, noun in ((len(calls), "call"), (tools, "tool"), (runs, "run"), (files, "file"))
     ]
-    notes = ["read {} of {} in {}, from {}".format(*counts)]
     kinds = {call.kind for call in calls}
-    if all(call.result is UNKNOWN for call in calls):
-        notes.append("no call has an answer: no change can be seen, so no rule can have evidence")
-    if not any(call.is_keyed for call in calls):
-        notes.append("no call has arguments: which calls are the same is not known")
-    if kinds == {None}:
-        notes.append("the log does not say which tools write: that takes evidence or hints")
-    elif None not in kinds and "write" not in kinds:
-        notes.append("no call is a write: what changes answers cannot be seen")
-    elif kinds == {"write"}:
-        notes.append("no call is a read: there is nothing to cache")
-    if all(_moment_of(call) is None for call in calls):
-        notes.append("no call has a time: runs are taken one after another, in the order of the files")
-    return notes
-
-
-# Files
-
-
-def _content_of(path: Path | None, reader: Reader) -> bytes | None:
-    try:
-        data = sys.stdin.buffer.read() if path is None else path.read_bytes()
-        return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
-    except (OSError, EOFError, zlib.error) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "its content breaks off"
-        reader.note(f"files that cannot be read ({reason}) were left out")
-        return None
+    facts = {
+        "read {} of {} in {}, from {}".format(*counts): True,
+        "no call has an answer: no change can be seen, so no rule can have evidence": all(
+            call.result is UNKNOWN for call in calls
+        ),
+        "no call has arguments: which calls are the same is not known": not any(call.is_keyed for call in calls),
+        "the log does not say which tools write: that takes evidence or hints": kinds == {None},
+        "no call is a write: what changes answers cannot be seen": kinds == {"read"},
+        "no call is a read: there is nothing to cache": kinds == {"write"},
+        "no call has a time: runs are taken one after another, in the order of the files": all(
+            _moment_of(call) is None for call in calls
+        ),
+    }
+    return [text for text, is_so in facts.items() if is_so]

@@ -15,10 +15,8 @@ of a write tool and a read tool:
 1. *Links by evidence.* Every change of an answer must be explained by a link: a pair of paths through which a write of
    the interval met the read. Links are chosen as a greedy set cover (Chvatal 1979, "A greedy heuristic for the
    set-covering problem"): the next one explains the most changes that are still unexplained, weighted by how often an
-   answer changed when its values met (the confidence of an association rule: Agrawal, Imielinski and Swami 1993,
-   "Mining association rules between sets of items in large databases") and by how much the two paths look like one
-   entity. A path that looks like nothing has to explain several changes, and more often than chance. A change that no
-   link explains is explained by the whole root of the pair.
+   answer changed when its values met (the confidence of an association rule: Agrawal, Imielinski and Swami 1993) and by
+   how much the two paths look like one entity. A change that no link explains is explained by the whole root.
 2. *Links by entity.* A write that carries an id of the entity that a read is about is linked to it without a change,
    unless it is refuted: so many different writes met answers that nothing else could have changed, and none changed.
    The arguments that have one name in both calls are such an id together, whatever they are called: ``floor`` and
@@ -27,27 +25,26 @@ of a write tool and a read tool:
    equal answers. (After eight failures in a row the true rate is below 31 % with 95 % confidence: the "rule of three"
    of Hanley and Lippman-Hand 1983, "If nothing goes wrong, is everything all right?".) Otherwise the pair gets the
    whole root, and `Advice.lacking` says so. A pair whose arguments are ids of one entity needs none of it. Lists need
-   three times as much, since an item that comes in was not in the list before. A search of what the write names has as
-   many answers as there are different calls of it, of which a write may change a single one: so many pairs of a write
-   and an answer must have stayed equal that a change of one in all of them would have shown with 99 % confidence, and a
-   hundred writes: fewer left stale answers in a world whose pages of users rarely change.
-   Where the log spells one id in several ways (``INV-7``, ``inv-7``), nothing is enough: tags compare text.
+   three times as much, since an item that comes in was not in the list before; and a search of what the write names a
+   hundred writes, and so many pairs of a write and an answer that a change of one in all of them would have shown with
+   99 % confidence. Where the log spells one id in several ways (``INV-7``, ``inv-7``), nothing is enough: tags compare
+   text. Of a write on another server, all writes of that server between equal answers of this one are evidence.
 
 **What is evidence of nothing.** Calls that overlap; writes that failed (they explain a change where no other write can,
 and never show that a write is harmless); answers that are missing, redacted, or came from a cache. An answer that
 changes with no write in between is *volatile*, and is not to be cached, unless a tool that was taken for a read turns
 out to change it. So is a read of an id whose changes no id explains, unless it stayed the same without a write for so
-long that changes of this rate would have shown.
+long that changes of this rate would have shown; and where runs begin anew, one that differs from run to run.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import combinations
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from agent_cache.advise.calls import LoggedCall
 from agent_cache.advise.intervals import (
@@ -57,12 +54,12 @@ from agent_cache.advise.intervals import (
     Equal,
     Evidence,
     Harmless,
+    Option,
     Signature,
     find_changers,
     worlds_of,
 )
 from agent_cache.advise.paths import (
-    Candidate,
     Survey,
     ToolFacts,
     find_candidates,
@@ -78,11 +75,12 @@ __all__ = ["mine", "unwrapped"]
 
 _OF_LISTS: Final = 24
 _OF_KEYS: Final = 24
+_OF_OTHERS: Final = 6
+_OF_SERVERS: Final = 24
 _OF_SEARCHES: Final = 100
 """How many writes have to have been harmless where each may bring an item in: fewer left stale answers in a world whose
 pages of users change by one write in a hundred.
 """
-_OF_OTHERS: Final = 6
 _ENOUGH_CHANGES: Final = 4.6
 """How many changes would have to be expected where none was seen, to conclude that there are none: ``-log(0.01)``, with
 99 % confidence if changes are independent of each other.
@@ -93,12 +91,11 @@ _MIN_OVERLAP: Final = 0.3
 """The share of their values that two arguments have in common if they may stand for the same things."""
 
 Given = tuple[Literal["read", "write"] | None, Why]
-Option = tuple[str, Signature]
-"""A link to choose: a write tool, and the candidates that must all be met; none for the whole root."""
-Progress = Callable[[int], None]
 
 
-def mine(calls: Sequence[LoggedCall], *, ignore: Sequence[str] = (), progress: Progress | None = None) -> Advice:
+def mine(
+    calls: Sequence[LoggedCall], *, ignore: Sequence[str] = (), progress: Callable[[int], None] | None = None
+) -> Advice:
     """Find what the writes of a log change, and the tags that follow.
 
     Args:
@@ -111,23 +108,22 @@ def mine(calls: Sequence[LoggedCall], *, ignore: Sequence[str] = (), progress: P
     handlers = {call.tool for call in calls if call.encloses and call.kind is None}
     ignored = handlers | {one.tool for one in calls if any(fnmatchcase(one.tool, pattern) for pattern in ignore)}
     calls = [call for call in calls if call.tool not in ignored]
-    report = progress or (lambda _: None)
     survey = Survey(calls)
-    report(len(calls))
     servers = Counter(server_of(tool)[0] for tool in survey.tools)
     kinds = {tool: _kind_of(tool, facts, servers) for tool, facts in survey.tools.items()}
     changers: dict[str, str] = {}
     while True:
+        if progress is not None:
+            progress(len(calls) * (1 + bool(changers)))
         writers = {tool for tool, (kind, _) in kinds.items() if kind != "read"} | set(changers)
         readers = {tool for tool, (kind, _) in kinds.items() if kind != "write"} - set(changers)
         worlds = worlds_of(calls, writers, readers)
         evidence = Evidence(calls, find_candidates(survey, writers, readers), writers, readers, worlds)
-        report(2 * len(calls))
         found = find_changers(evidence)
         if not found or len(changers) > 8:
             break
         changers.update(found)
-    return replace(_Conclusion(survey, kinds, changers, evidence, ignored).advice(), inner=inner)
+    return replace(_Conclusion(survey, kinds, changers, evidence).advice(), inner=inner, ignored=tuple(sorted(ignored)))
 
 
 _TOOL_NAMES: Final = ("tool_name", "toolName", "tool", "name", "function_name", "function")
@@ -145,26 +141,20 @@ def unwrapped(calls: Sequence[LoggedCall]) -> tuple[list[LoggedCall], dict[str, 
     names: dict[str, set[str]] = defaultdict(set)
     for call in calls:
         given = call.arguments
-        pairs = {
-            (name, inside)
-            for name in _TOOL_NAMES
-            for inside in _TOOL_ARGUMENTS
-            if isinstance(given.get(name), str) and isinstance(given.get(inside), dict)
-        }
+        inside = [name for name in _TOOL_ARGUMENTS if isinstance(given.get(name), dict)]
+        pairs = {(name, one) for one in inside for name in _TOOL_NAMES if isinstance(given.get(name), str)}
         seen[call.tool] = seen.get(call.tool, pairs) & pairs
         names[call.tool].update(given[name] for name, _ in pairs)
     inner = {
-        tool: min(pairs, key=lambda one: (_TOOL_NAMES.index(one[0]), one[1])) for tool, pairs in seen.items() if pairs
+        tool: min(pairs, key=lambda one: (_TOOL_NAMES.index(one[0]), one[1]))
+        for tool, pairs in seen.items()
+        if pairs and len(names[tool]) > 1
     }
-    inner = {tool: pair for tool, pair in inner.items() if len(names[tool]) > 1}
-    return [_unwrapped(call, inner.get(call.tool)) for call in calls], inner
 
+    def real(call: LoggedCall, name: str, inside: str) -> LoggedCall:
+        return replace(call, tool=call.arguments[name], arguments=call.arguments[inside], kind=None, hints={})
 
-def _unwrapped(call: LoggedCall, pair: tuple[str, str] | None) -> LoggedCall:
-    if pair is None:
-        return call
-    name, inside = pair
-    return replace(call, tool=call.arguments[name], arguments=call.arguments[inside], kind=None, hints={})
+    return [real(call, *inner[call.tool]) if call.tool in inner else call for call in calls], inner
 
 
 def _kind_of(tool: str, facts: ToolFacts, servers: Mapping[str, int]) -> Given:
@@ -173,14 +163,13 @@ def _kind_of(tool: str, facts: ToolFacts, servers: Mapping[str, int]) -> Given:
     if facts.hint is not None:
         return facts.hint, "hint"
     by_name = kind_by_name(tool, servers)
-    return (by_name, "name") if by_name is not None else (None, "unknown")
+    return by_name, "unknown" if by_name is None else "name"
 
 
 # Which links explain the changes
 
 
-@dataclass(frozen=True, slots=True)
-class _Chosen:
+class _Chosen(NamedTuple):
     """A link that was chosen."""
 
     option: Option
@@ -193,17 +182,15 @@ class _Chooser:
     """Chooses the links of one read.
 
     Attributes:
-        explained, unexplained: how many changes the links explain, and how many nothing explains.
+        explained: how many changes the links explain.
         suspects: the tools that wrote where only a whole root explains a change. Each may be its cause.
     """
 
-    def __init__(self, read: str, evidence: Evidence, survey: Survey, trust: Mapping[str, float]) -> None:
-        self.read, self.evidence, self.survey, self.trust = read, evidence, survey, trust
+    def __init__(self, read: str, evidence: Evidence, survey: Survey, untold: set[str]) -> None:
+        self.read, self.evidence, self.survey, self.untold = read, evidence, survey, untold
         self.candidates = evidence.candidates
         self.records = list(evidence.records[read].items())
-        self.explained = self.unexplained = 0
         self.suspects: Counter[str] = Counter()
-        self._elsewhere: dict[str, int] = {}
         self.intervals: dict[str, list[Equal]] = defaultdict(list)
         for interval in evidence.equal[read]:
             for writer in interval.writes:
@@ -229,63 +216,61 @@ class _Chooser:
                 reason = None if is_known else self._lacking(writer, kept, covering)
             if reason is not None:
                 why[writer] = reason
-                kept = [_Chosen((writer, UNMET), "whole root", 0, self._counts((writer, UNMET))[1])]
+                kept = [self._link((writer, UNMET), "whole root")]
             chosen = others + kept
         for writer in sorted(self.evidence.writers):
             chosen += self._by_same_arguments(writer, chosen)
         return chosen, why
 
+    def _link(self, option: Option, origin: Origin, changes: int = 0) -> _Chosen:
+        return _Chosen(option, origin, changes, self._counts(option)[1])
+
     def _cover(self) -> list[_Chosen]:
         options = self._options()
-        quality = {option: self._quality(option) for option in sorted(options, key=_order)}
+        quality = {
+            option: self._quality(option) for option in sorted(options, key=lambda one: (one[0], sorted(one[1])))
+        }
         left = set(range(len(self.records)))
         picked: list[tuple[Option, set[int]]] = []
+
+        def number(of: set[int]) -> int:
+            return sum(self.records[index][1] for index in of)
+
         while left:
-            gains = {one: sum(self.records[index][1] for index in options[one] & left) for one in quality}
-            best = max(gains, key=lambda one: gains[one] * quality[one], default=None)
-            if best is None or not gains[best]:
+            best = max(quality, key=lambda one: number(options[one] & left) * quality[one], default=None)
+            if best is None or not options[best] & left:
                 break
             picked.append((best, options[best]))
             left -= options[best]
-        self.unexplained = sum(self.records[index][1] for index in left)
-        self.explained = sum(number for _, number in self.records) - self.unexplained
+        self.explained = number(set(range(len(self.records))) - left)
         by_links = set[int]().union(*(covered for option, covered in picked if option[1]))
-        for index, (record, number) in enumerate(self.records):
+        for index, (record, count) in enumerate(self.records):
             if index not in by_links:
-                self.suspects.update(dict.fromkeys((writer for writer, _ in record), number))
+                self.suspects.update(dict.fromkeys((writer for writer, _ in record), count))
         for option, covered in sorted(picked, key=lambda one: quality[one[0]]):
             better = [other for other in picked if other[0] != option and quality[other[0]] >= quality[option]]
             if covered <= set().union(*(those for _, those in better)):
                 picked.remove((option, covered))
         return [
-            _Chosen(
-                option,
-                "evidence" if option[1] else "whole root",
-                sum(self.records[index][1] for index in covered),
-                self._counts(option)[1],
-            )
-            for option, covered in picked
+            self._link(option, "evidence" if option[1] else "whole root", number(covered)) for option, covered in picked
         ]
 
     def _options(self) -> dict[Option, set[int]]:
+        """What may explain changes: each candidate that met, and pairs, or all, of the arguments of the same names."""
         options: dict[Option, set[int]] = defaultdict(set)
         for index, (record, _) in enumerate(self.records):
             for writer, signature in record:
-                options[writer, UNMET].add(index)
-                for several in [*(frozenset({number}) for number in signature), *self._composites(signature)]:
-                    options[writer, several].add(index)
+                same = sorted(number for number in signature if self.candidates[number].is_same_argument)
+                several = [*combinations(same[:6], 2), *([same] if len(same) > 2 else [])]
+                for one in ((), *((number,) for number in signature), *several):
+                    options[writer, frozenset(one)].add(index)
         return {option: covered for option, covered in options.items() if self._is_credible(option, covered)}
-
-    def _composites(self, signature: Signature) -> list[Signature]:
-        """Pairs of arguments, and all arguments, that bear the same names in both calls."""
-        same = sorted(number for number in signature if _is_same_argument(self.candidates[number]))
-        return [*map(frozenset, combinations(same[:6], 2)), *([frozenset(same)] if len(same) > 2 else [])]
 
     def _counts(self, option: Option) -> tuple[int, int]:
         """How many writes met answers through it that changed, and that did not."""
         writer, numbers = option
         cells = [cell for one, cell in self.evidence.cells[writer, self.read].items() if numbers <= one]
-        return sum(cell.changed for cell in cells), sum(cell.unchanged for cell in cells)
+        return sum(cell[0] for cell in cells), sum(cell[1] for cell in cells)
 
     def _confidence(self, option: Option) -> float:
         changed, unchanged = self._counts(option)
@@ -293,8 +278,7 @@ class _Chooser:
 
     def _is_credible(self, option: Option, covered: set[int]) -> bool:
         """Whether a link that does not look like an entity explains more than chance would."""
-        numbers = option[1]
-        if not numbers or any(self.candidates[number].is_entity for number in numbers):
+        if not option[1] or any(self.candidates[number].is_entity for number in option[1]):
             return True
         if sum(self.records[index][1] for index in covered) < INTERVALS:
             return False
@@ -307,16 +291,17 @@ class _Chooser:
         writer, numbers = option
         weight = max((self.candidates[number].weight for number in numbers), default=0.02)
         is_near = server_of(writer)[0] == server_of(self.read)[0]
-        return weight * self._confidence(option) * self.trust.get(writer, 1.0) * (1.0 if is_near else 0.8)
+        return weight * self._confidence(option) * (0.5 if writer in self.untold else 1.0) * (1.0 if is_near else 0.8)
 
     def _by_entity(self, writer: str, own: list[_Chosen], chosen: list[_Chosen], *, keyed: bool) -> list[_Chosen]:
         """Links through ids that nothing refutes: of the entity in the read's arguments, or of those in its answer."""
         cells = self.evidence.cells[writer, self.read]
         has = [one.option[1] for one in own]
+        same = self._same_arguments(writer)
         found = []
         for number in self.evidence.of_pair[writer, self.read]:
-            candidate = self.candidates[number]
-            if frozenset({number}) in has or not candidate.is_entity or is_argument(candidate.read_path) is not keyed:
+            candidate, numbers = self.candidates[number], frozenset({number})
+            if numbers in has or not candidate.is_entity or is_argument(candidate.read_path) is not keyed:
                 continue
             if not keyed and not is_argument(candidate.write_path):
                 continue
@@ -327,14 +312,11 @@ class _Chooser:
             enough = ENOUGH if keyed and is_one else _OF_OTHERS
             if candidate.is_key and not any(number in one for one in has):  # or a part of a key that explains changes
                 enough = _OF_KEYS
-            numbers = frozenset({self._known_before(number)})
-            if self._is_refuted(writer, frozenset({number}), chosen, enough):
-                same = self._same_arguments(writer)
+            if self._is_refuted(writer, numbers, chosen, enough):
                 numbers = same if number in same else UNMET
                 if len(numbers) < 2 or numbers in has or self._is_refuted(writer, numbers, chosen, ENOUGH):
                     continue
-            option = writer, numbers
-            found.append(_Chosen(option, "same entity", 0, self._counts(option)[1]))
+            found.append(self._link((writer, numbers), "same entity"))
         return found
 
     def _by_same_arguments(self, writer: str, chosen: list[_Chosen]) -> list[_Chosen]:
@@ -342,49 +324,25 @@ class _Chooser:
         read, and no link has any of them yet.
 
         ``dim(floor, zone)`` may change ``lamp(floor, zone)``, though no argument is named as an id, and none alone
-        tells one lamp from another. Only writes that named all of them between two equal answers refute it: those that
-        named something else were seen to be harmless, and say nothing of these.
+        tells one lamp from another. Only writes that named all of them between two equal answers refute it.
         """
-        if any(one.option == (writer, UNMET) for one in chosen):
-            return []  # its whole root drops the read anyway
-        linked = {number for one in chosen if one.option[0] == writer for number in one.option[1]}
-        every = self._same_arguments(writer)
-        same = frozenset(number for number in every if self.candidates[number].overlap >= _MIN_OVERLAP)
+        linked = [one.option[1] for one in chosen if one.option[0] == writer]
+        same = frozenset(n for n in self._same_arguments(writer) if self.candidates[n].overlap >= _MIN_OVERLAP)
         is_part = 2 * len(same) < len(self.survey.arguments.get(self.read, ()))
-        if not same or is_part or same & linked or self._is_refuted(writer, same, chosen, ENOUGH):
+        if not same or is_part or UNMET in linked or same & frozenset[int]().union(*linked):
             return []
-        return [_Chosen((writer, same), "same entity", 0, self._counts((writer, same))[1])]
+        is_refuted = self._is_refuted(writer, same, chosen, ENOUGH)
+        return [] if is_refuted else [self._link((writer, same), "same entity")]
 
     def _same_arguments(self, writer: str) -> Signature:
-        """The candidates through arguments that bear the same name in both calls."""
         numbers = self.evidence.of_pair[writer, self.read]
-        return frozenset(number for number in numbers if _is_same_argument(self.candidates[number]))
-
-    def _known_before(self, number: int) -> int:
-        """The candidate in place of one: through an argument of the write instead of its result, if they always meet
-        together. Of a write that fails, the result is not known, and the whole root is dropped.
-        """
-        candidate = self.candidates[number]
-        facts = self.survey.tools[candidate.write]
-        if is_argument(candidate.write_path) or facts.errors + facts.refusals <= 0.05 * facts.calls:
-            return number
-        cells = self.evidence.cells[candidate.write, self.read]
-        with_it = [signature for signature in cells if number in signature]
-        if sum(cells[signature].changed + cells[signature].unchanged for signature in with_it) < INTERVALS:
-            return number
-        for other in sorted(frozenset.intersection(*with_it)):
-            one = self.candidates[other]
-            is_same = all(number in signature for signature in cells if other in signature)
-            if one.is_entity and is_argument(one.write_path) and is_same:
-                return other
-        return number
+        return frozenset(number for number in numbers if self.candidates[number].is_same_argument)
 
     def _is_refuted(self, writer: str, numbers: Signature, chosen: list[_Chosen], enough: int) -> bool:
         """Whether enough such writes left answers unchanged."""
         total = Harmless()
         for interval in self._unexplained(chosen, writer):
-            own = [position for position, tool, met in interval.met if tool == writer and numbers <= met]
-            if own:
+            if own := [position for position, tool, met in interval.met if tool == writer and numbers <= met]:
                 total.note(own, interval.key)
                 if total.is_enough(enough):
                     return True
@@ -406,61 +364,52 @@ class _Chooser:
 
     def _lacking(self, writer: str, kept: list[_Chosen], chosen: list[_Chosen]) -> str | None:
         """What is missing before a write may leave answers alone that it does not meet; None if nothing is."""
-        if (writer, self.read) in self.evidence.ambiguous:
+        evidence, survey = self.evidence, self.survey
+        if (writer, self.read) in evidence.ambiguous:
             return "spelt"
-        linked = [number for one in kept for number in one.option[1]]
-        is_list = any("[]" in self.candidates[number].read_path for number in linked)
-        is_search = self.survey.may_list(self.read, writer)
-        if self._may_be_named_by(writer, linked, [*chosen, *kept]):
+        linked = [self.candidates[number] for one in kept for number in one.option[1]]
+        if self._may_be_named_by(writer, {one.write_path for one in linked}, [*chosen, *kept]):
             return "rarely"
-        is_of_all = not self.survey.arguments.get(self.read)  # a count, or a list of everything
+        is_list = any("[]" in one.read_path for one in linked)
+        is_search = survey.may_list(self.read, writer)
+        is_of_all = not survey.arguments.get(self.read)  # a count, or a list of everything
         enough = _OF_LISTS if is_list or is_search or is_of_all else ENOUGH
-        pairs = _ENOUGH_CHANGES * len(self.evidence.keys[self.read]) if is_search else 0
-        reads, intervals = min(len(self.evidence.repeated[self.read]), _ENOUGH_READS), self._intervals_for(writer)
+        pairs = _ENOUGH_CHANGES * len(evidence.keys[self.read]) if is_search else 0
+        reads = min(len(evidence.repeated[self.read]), _ENOUGH_READS)
+        # A write may be the cause of changes if it lay before them and only whole roots explain them: then it must have
+        # been harmless in so many intervals that these would have changed as well if it were.
+        changed, unchanged = self.suspects[writer], len(self.intervals.get(writer, ()))
+        intervals = _ENOUGH_CHANGES * (changed + unchanged) / changed if changed else 0
         total = Harmless()
         for interval in self._unexplained([*chosen, *kept], writer):
             if writes := interval.writes[writer]:
                 total.note(writes, interval.key)
                 is_wide = len(total.keys) >= reads and total.intervals >= intervals and len(total.pairs) >= pairs
-                is_seen = len(total.writes) >= _OF_SEARCHES if is_search else total.is_enough(enough)
-                if is_wide and is_seen:
+                if is_wide and (len(total.writes) >= _OF_SEARCHES if is_search else total.is_enough(enough)):
                     return None
-        if not is_list and self._is_keyed(writer, linked):
+        if not is_list and self._is_keyed(writer, {one.write_path for one in linked if one.is_key}):
             return None
-        if len(total.writes) >= INTERVALS <= total.intervals and not is_search and self._is_elsewhere(writer, enough):
+        if not is_search and self._is_elsewhere(writer):
             return None
         return "rarely" if total.writes else "never"
 
-    def _is_elsewhere(self, writer: str, enough: int) -> bool:
-        """Whether a write that was seen to be harmless, though rarely, is of another server, and all writes of that
-        server together were seen to be harmless so often that this one need not be seen more.
+    def _is_elsewhere(self, writer: str) -> bool:
+        """Whether a write is of another server whose writes, all together, were seen often enough between equal answers
+        of the server of the read, and of which none may have changed this one.
         """
-        server = server_of(writer)[0]
-        if not server or server == server_of(self.read)[0]:
-            return False
-        if server not in self._elsewhere:
-            total = Harmless()
-            tools = [one for one in self.evidence.writers if server_of(one)[0] == server]
-            if not self.suspects.keys() & set(tools):
-                for tool in tools:
-                    for interval in self.intervals.get(tool, ()):
-                        total.note(interval.writes[tool], interval.key)
-            self._elsewhere[server] = len(total.writes)
-        return self._elsewhere[server] >= 3 * enough
+        own, server = server_of(self.read)[0], server_of(writer)[0]
+        is_suspect = any(server_of(one)[0] == server for one in self.suspects)
+        return (
+            bool(server)
+            and server != own
+            and not is_suspect
+            and len(self.evidence.elsewhere[server, own]) >= _OF_SERVERS
+        )
 
-    def _intervals_for(self, writer: str) -> float:
-        """In how many intervals a write has to have been harmless that may be the cause of changes, as it lay before
-        them and only whole roots explain them: so many that they would have changed as well if it were.
-        """
-        changed = self.suspects[writer]
-        unchanged = len(self.intervals.get(writer, ()))
-        return _ENOUGH_CHANGES * (changed + unchanged) / changed if changed else 0
-
-    def _may_be_named_by(self, writer: str, linked: list[int], chosen: list[_Chosen]) -> bool:
+    def _may_be_named_by(self, writer: str, known: set[str], chosen: list[_Chosen]) -> bool:
         """Whether another argument of the write holds values like those that identify the read, and it is not known
         what happens if it meets. An amount does so, and an id with the name of a role.
         """
-        known = {self.candidates[number].write_path for number in linked}
         return any(
             not self._is_refuted(writer, frozenset({number}), chosen, ENOUGH // 2)
             for number in self.evidence.of_pair[writer, self.read]
@@ -472,24 +421,11 @@ class _Chooser:
             and name_of(self.read, one.read_path).is_id
         )
 
-    def _is_keyed(self, writer: str, numbers: list[int]) -> bool:
+    def _is_keyed(self, writer: str, linked: set[str]) -> bool:
         """Whether the arguments of both are ids of one entity, and the write has no other ids."""
-        linked = {self.candidates[number].write_path for number in numbers if self.candidates[number].is_key}
-        alike = {
-            one.write_path
-            for one in map(self.candidates.__getitem__, self.evidence.of_pair[writer, self.read])
-            if is_argument(one.write_path) and is_argument(one.read_path)
-        }
-        ids = self.survey.ids_of(writer)
-        return bool(linked) and alike | ids <= linked  # another argument may be an id, too
-
-
-def _is_same_argument(one: Candidate) -> bool:
-    return one.write_path == one.read_path and is_argument(one.read_path) and "[" not in one.read_path
-
-
-def _order(option: Option) -> tuple[str, list[int]]:
-    return option[0], sorted(option[1])
+        pairs = [self.candidates[number] for number in self.evidence.of_pair[writer, self.read]]
+        alike = {one.write_path for one in pairs if is_argument(one.write_path) and is_argument(one.read_path)}
+        return bool(linked) and alike | self.survey.ids_of(writer) <= linked  # another argument may be an id, too
 
 
 def _without_implied(links: list[_Chosen]) -> list[_Chosen]:
@@ -504,42 +440,37 @@ class _Conclusion:
     """Makes the advice out of what was counted."""
 
     def __init__(
-        self,
-        survey: Survey,
-        kinds: Mapping[str, Given],
-        changers: Mapping[str, str],
-        evidence: Evidence,
-        ignored: set[str],
+        self, survey: Survey, kinds: Mapping[str, Given], changers: Mapping[str, str], evidence: Evidence
     ) -> None:
         self.survey, self.kinds, self.changers, self.evidence = survey, kinds, changers, evidence
-        self.ignored = ignored
         self.links: list[Link] = []
-        self.lacking: dict[str, dict[str, str]] = {}
-        self.changes = self.explained = self.unexplained = 0
         self.volatile: dict[str, str] = {}
 
     def advice(self) -> Advice:
         evidence = self.evidence
-        trust = {tool: 0.5 for tool in evidence.writers if self.kinds[tool][0] is None}
+        untold = {tool for tool in evidence.writers if self.kinds[tool][0] is None}
+        lacking: dict[str, dict[str, str]] = {}
+        changes = explained = 0
         for read in sorted(evidence.readers):
-            free, records = evidence.free_changes[read].total(), evidence.records[read].total()
-            self.changes += free + records
+            free = evidence.free_changes[read].total()
+            changes += free + evidence.records[read].total()
             if self.kinds[read][0] is None:
                 continue
             if free:
                 self.volatile[read] = f"its answers changed {free} time{'s' if free > 1 else ''} without a write"
                 continue
-            chooser = _Chooser(read, evidence, self.survey, trust)
+            if read in evidence.worlds.unsteady:
+                self.volatile[read] = "its answers differ between runs that begin anew, before anything was written"
+                continue
+            chooser = _Chooser(read, evidence, self.survey, untold)
             chosen, why = chooser.choose()
             by_itself = self._may_change_by_itself(read, chosen)
             if by_itself is not None:
                 self.volatile[read] = by_itself
                 continue
-            self.explained += chooser.explained
-            self.unexplained += chooser.unexplained
+            explained += chooser.explained
             self.links += [self._link(one, read) for one in chosen]
-            spelt = {writer: "spelt" for writer, of in evidence.ambiguous if of == read}
-            self.lacking[read] = why | spelt
+            lacking[read] = why | {writer: "spelt" for writer, of in evidence.ambiguous if of == read}
         tools = {tool: self._tool(tool) for tool in sorted(self.survey.tools)}
         kept = [link for link in self.links if tools[link.write].kind in ("write", "unknown")]
         tags, roots = tag_templates(
@@ -552,10 +483,9 @@ class _Conclusion:
         return Advice(
             tools={tool: replace(one, tags=tags.get(tool, ())) for tool, one in tools.items()},
             links=tuple(replace(link, root=root) for link, root in zip(kept, roots, strict=True)),
-            lacking=self.lacking,
-            ignored=tuple(sorted(self.ignored)),
-            changes=self.changes,
-            explained=self.explained,
+            lacking=lacking,
+            changes=changes,
+            explained=explained,
             is_shared=evidence.worlds.are_one,
             resets=evidence.worlds.resets,
         )
@@ -613,13 +543,7 @@ class _Conclusion:
         else:
             kind, why, reason = "pass", "evidence", "no answer changes after it"
         return ToolAdvice(
-            tool=tool,
-            kind=kind,
-            why=why,
-            reason=reason,
-            calls=facts.calls,
-            errors=facts.errors,
-            repeats=self.evidence.repeats[tool],
-            parameters=dict(facts.parameters),
-            parse=facts.text,
-        )
+            tool, kind, why, reason,
+            calls=facts.calls, errors=facts.errors, repeats=self.evidence.repeats[tool],
+            parameters=dict(facts.parameters), parse=facts.text,
+        )  # fmt: skip

@@ -8,21 +8,20 @@ values that were seen there.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
-from agent_cache.advise.calls import UNKNOWN, LoggedCall
+from agent_cache.advise.calls import UNKNOWN, LoggedCall, is_failure
 
 __all__ = [
-    "Candidate", "Survey", "ToolFacts", "Values", "answer_digest", "compile_path", "find_candidates", "is_argument",
-    "is_failure", "is_transient", "kind_by_name", "name_of", "nouns_of", "server_of", "values_at",
+    "Candidate", "Survey", "ToolFacts", "find_candidates", "is_argument", "kind_by_name", "name_of", "nouns_of",
+    "server_of", "values_at",
 ]  # fmt: skip
 
 _MAX_LEAVES: Final = 2_000
@@ -33,42 +32,6 @@ _MAX_TEXT: Final = 200
 """A longer text is no value of an id."""
 _SKETCH: Final = 1_024
 _MAX_CANDIDATES: Final = 40
-
-# Calls
-
-_ERROR_TEXT = re.compile(r"\s*(error|exception|traceback|failed|failure|fatal|denied|invalid)\b", re.IGNORECASE)
-_TRANSIENT = re.compile(
-    r"time(d )?.?out|connect|unavailable|rate.?limit|too many requests|overload|temporar|broken pipe|reset by peer"
-    r"|\b(408|425|429|500|502|503|504)\b|cancel",
-    re.IGNORECASE,
-)
-
-
-def is_failure(call: LoggedCall) -> bool:
-    """Whether a write failed: it raised, or its answer says so. What it has done is then not known."""
-    result = call.result
-    if call.error is not None:
-        return True
-    if isinstance(result, str):
-        return _ERROR_TEXT.match(result) is not None
-    if not isinstance(result, Mapping):
-        return False
-    has_failed = any(result.get(name) is False for name in ("success", "ok", "succeeded")) or bool(result.get("error"))
-    return has_failed or result.get("isError") is True or result.get("status") in ("error", "failed", "failure")
-
-
-def is_transient(call: LoggedCall) -> bool:
-    """Whether an error says nothing of what the tool reads: another call at the same time might have succeeded."""
-    return call.error is not None and _TRANSIENT.search(call.error) is not None
-
-
-def answer_digest(result: Any) -> bytes:
-    """A digest of an answer: equal for equal ones, whatever the order of keys."""
-    text = json.dumps(result, sort_keys=True, ensure_ascii=False, default=repr)
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-# Paths
 
 _NAME: Final = re.compile(r"[^\W\d][\w -]{0,63}")
 _PARAMETER: Final = re.compile(r"[^\W\d][\w-]{0,63}")
@@ -81,50 +44,36 @@ def is_argument(path: str) -> bool:
 
 
 @lru_cache(65_536)
-def compile_path(path: str) -> tuple[str, tuple[str, ...]]:
+def _compiled(path: str) -> tuple[str, tuple[str, ...]]:
     """The name that a path begins with, and its steps: keys, and an empty text for each item."""
     name, bracket, rest = path.partition("[")
     return name, tuple(_STEP.findall(bracket + rest))
 
 
-@dataclass(frozen=True, slots=True)
-class Values:
-    """What a template makes of one call: texts; or the whole root; or nothing, since it fails."""
-
-    texts: tuple[str, ...] = ()
-    is_root: bool = False
-    is_error: bool = False
-
-
-_ROOT: Final = Values(is_root=True)
-_FAILED: Final = Values(is_error=True)
-
-
-def values_at(call: LoggedCall, path: str, *, is_write: bool) -> Values:
-    """The values at a path, as a template takes them: `agent_cache.core.tags.Field`."""
-    name, steps = compile_path(path)
+def values_at(call: LoggedCall, path: str, *, is_write: bool) -> tuple[str, ...] | None:
+    """The values at a path, as a template takes them: texts; none for the whole root; None if the template fails."""
+    name, steps = _compiled(path)
     if name == "result":
         if call.error is not None or call.result is UNKNOWN:
-            return _FAILED
-        found = call.result
+            return None
+        level = [call.result]
     elif name not in call.arguments:
-        return _FAILED if is_write else _ROOT
+        return None if is_write else ()
     else:
-        found = call.arguments[name]
-    level = [found]
+        level = [call.arguments[name]]
     for step in steps:
-        if step == "":
-            if not all(isinstance(one, list | tuple) for one in level):
-                return _FAILED
-            level = [item for one in level for item in one]
-        else:
-            try:
+        try:
+            if step:
                 level = [one[step] for one in level]
-            except (KeyError, TypeError, IndexError):
-                return _FAILED
-    if not level or any(one is None for one in level):
-        return _ROOT
-    return Values(tuple(dict.fromkeys([one if type(one) is str else str(one) for one in level])))
+            elif all(isinstance(one, list | tuple) for one in level):
+                level = [item for one in level for item in one]
+            else:
+                return None
+        except (KeyError, TypeError, IndexError):
+            return None
+    if any(one is None for one in level):
+        return ()
+    return tuple(dict.fromkeys([one if type(one) is str else str(one) for one in level]))
 
 
 # Names
@@ -162,8 +111,7 @@ _WRITE_WORDS: Final = _set(
     " complete finish trash destroy restart scale deploy amend place void finalize follow unfollow execute run install"
     " fork transition format sync trigger dispatch import"
 )
-_WRITES_OF_SOMETHING: Final = frozenset({"log", "load"})
-"""Words that read alone, and write before a noun: ``log_workout``."""
+_VERBS: Final = _READ_WORDS | _WRITE_WORDS
 
 
 @lru_cache(65_536)
@@ -178,6 +126,9 @@ def _singular(word: str) -> str:
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")) else word
 
 
+_NO_ENTITY: Final = frozenset(map(_singular, _ID_WORDS | _ROLE_WORDS)) | _ID_WORDS | _ROLE_WORDS
+
+
 @lru_cache(65_536)
 def server_of(tool: str) -> tuple[str, tuple[str, ...]]:
     """The server in front of a tool's name, empty if there is none, and the words of the rest.
@@ -188,27 +139,16 @@ def server_of(tool: str) -> tuple[str, tuple[str, ...]]:
     parts = [part for part in re.split(r"[:./]|__", tool) if _words(part)]
     before = [word for part in parts[:-1] for word in _words(part)]
     words = list(_words(parts[-1])) if parts else []
-    verbs = _READ_WORDS | _WRITE_WORDS
-    if words and words[0] not in verbs:
-        at = next((at for at, word in enumerate(words[:4]) if word in verbs), 0)
-        before, words = before + words[:at], words[at:]
-    return " ".join(before), tuple(words)
+    at = next((at for at, word in enumerate(words[:4]) if word in _VERBS), 0)
+    return " ".join(before + words[:at]), tuple(words[at:])
 
 
 def nouns_of(tool: str) -> frozenset[str]:
     """The words in the name of a tool that are neither a verb nor an id."""
     words = list(server_of(tool)[1])
-    while len(words) > 1 and words[0] in _READ_WORDS | _WRITE_WORDS:
+    while len(words) > 1 and words[0] in _VERBS:
         words = words[1:]
-    return _entity_of(words[: words.index("by")] if "by" in words else words)
-
-
-_NO_ENTITY: Final = frozenset(map(_singular, _ID_WORDS | _ROLE_WORDS)) | _ID_WORDS | _ROLE_WORDS
-
-
-def _entity_of(words: Iterable[str]) -> frozenset[str]:
-    """The words that name an entity, and neither an id nor a role."""
-    return frozenset(words) - _NO_ENTITY
+    return frozenset(words[: words.index("by")] if "by" in words else words) - _NO_ENTITY
 
 
 def kind_by_name(tool: str, servers: Mapping[str, int]) -> Literal["read", "write"] | None:
@@ -219,23 +159,19 @@ def kind_by_name(tool: str, servers: Mapping[str, int]) -> Literal["read", "writ
             such as ``status`` is no verb.
     """
     before, words = server_of(tool)
-    if not words:
-        return None
-    if words[0] in _WRITE_WORDS or (words[0] == "check" and words[1:2] in (("in",), ("out",), ("off",))):
+    first, rest = (words[0], words[1:]) if words else ("", ())
+    if first in _WRITE_WORDS or (first == "check" and rest[:1] in (("in",), ("out",), ("off",))):
         return "write"
-    if words[0] not in _READ_WORDS or (words[0] in _WRITES_OF_SOMETHING and len(words) > 1):
+    if first not in _READ_WORDS or (first in ("log", "load") and rest):  # `log_workout` writes
         return None
-    if before and words[0] in _READ_NOUNS and servers.get(before, 0) < 3:
+    if before and first in _READ_NOUNS and servers.get(before, 0) < 3:
         return None
     own = set(_words(re.split(r"[:./]|__", tool)[-1])) - set(words)
-    if not own.isdisjoint(_WRITE_WORDS):
-        return None
     joined = any(one in ("and", "or") and other in _WRITE_WORDS for one, other in pairwise(words))
-    return None if joined or words[1:2] == ("replace",) else "read"
+    return None if joined or rest[:1] == ("replace",) or own & _WRITE_WORDS else "read"
 
 
-@dataclass(frozen=True, slots=True)
-class _PathName:
+class _PathName(NamedTuple):
     """What the name of a path says: its last key, the words of its entity, whether it is named as an id, and whether
     these words are its own, and not those of its tool.
     """
@@ -249,19 +185,17 @@ class _PathName:
 @lru_cache(65_536)
 def name_of(tool: str, path: str) -> _PathName:
     """What the name of a path says, in the context of its tool."""
-    name, steps = compile_path(path)
+    name, steps = _compiled(path)
     keys = [name, *(step for step in steps if step)]
-    leaf = keys[-1]
-    if leaf == "result":
-        return _PathName(leaf, nouns_of(tool), any(word in _ID_WORDS for word in server_of(tool)[1]), is_own=False)
-    words = _words(leaf)
-    entity = _entity_of(words)
-    for above in reversed(keys[:-1]):
-        if entity or above == "result":
+    if keys[-1] == "result":
+        return _PathName("result", nouns_of(tool), bool(_ID_WORDS.intersection(server_of(tool)[1])), is_own=False)
+    entity = frozenset[str]()
+    for key in reversed(keys):
+        if entity or key == "result":
             break
-        entity = _entity_of(_words(above))
-    is_id = any(word in _ID_WORDS or word in _NATURAL_KEYS for word in words)
-    return _PathName(leaf, entity or nouns_of(tool), is_id, bool(entity))
+        entity = frozenset(_words(key)) - _NO_ENTITY
+    is_id = bool((_ID_WORDS | _NATURAL_KEYS).intersection(_words(keys[-1])))
+    return _PathName(keys[-1], entity or nouns_of(tool), is_id, is_own=bool(entity))
 
 
 # The first pass: tools, paths, and their values
@@ -294,7 +228,7 @@ def _plain(text: str) -> str:
 class _Profile:
     """What one path of one tool has held: in how many calls, which classes of values, and a sample of them.
 
-    The sample is the values with the smallest hashes ("bottom-k sketch"), so that samples of two paths hold the same
+    The sample has all values with a hash up to `bound` ("bottom-k sketch"), so that samples of two paths hold the same
     values if the paths do.
     """
 
@@ -303,28 +237,24 @@ class _Profile:
         self.last = -1
         self.classes: Counter[str] = Counter()
         self.sample: dict[int, str] = {}
-        self.largest = 0
+        self.bound = 1 << 64
 
     def add(self, value: Any, at: int) -> None:
         """Take a value of the call at a position into account."""
         if self.last != at:
             self.calls, self.last = self.calls + 1, at
-        if isinstance(value, str):
-            kind, hashed = _judged(value) if len(value) <= _MAX_TEXT else ("", 0)
+        kind, hashed = "float" if isinstance(value, float) else "", 0
+        if isinstance(value, str) and len(value) <= _MAX_TEXT:
+            kind, hashed = _judged(value)
         elif isinstance(value, int) and not isinstance(value, bool):
-            kind, hashed, value = "int", _judged(str(value))[1], str(value)
-        else:
-            kind, hashed = "float" if isinstance(value, float) else "", 0
+            value = str(value)
+            kind, hashed = "int", _judged(value)[1]
         self.classes[kind] += 1
-        if kind in ("", "float") or hashed in self.sample:
-            return
-        if len(self.sample) < _SKETCH:
+        if kind not in ("", "float") and hashed <= self.bound:
             self.sample[hashed] = value
-            self.largest = max(self.largest, hashed)
-        elif hashed < self.largest:
-            del self.sample[self.largest]
-            self.sample[hashed] = value
-            self.largest = max(self.sample)
+            if len(self.sample) > 2 * _SKETCH:
+                self.sample = dict(sorted(self.sample.items())[:_SKETCH])
+                self.bound = max(self.sample)
 
     @cached_property
     def spellings(self) -> frozenset[str]:
@@ -337,32 +267,32 @@ class _Profile:
         return self.classes.most_common(1)[0][0] if self.classes else ""
 
 
+@dataclass(slots=True)
 class ToolFacts:
-    """What the calls of one tool have in common."""
+    """What the calls of one tool have in common: how many there are, failed, were answered, and answered by a refusal;
+    what the log says of its kind, and the annotations; its parameters in the order seen, and whether every call had
+    them; and whether answers were texts that are JSON.
+    """
 
-    __slots__ = ("calls", "errors", "given", "hint", "parameters", "refusals", "seen", "text")
-
-    def __init__(self) -> None:
-        self.calls = self.errors = self.seen = self.refusals = 0
-        self.given: Counter[str] = Counter()
-        self.hint: Literal["read", "write"] | None = None
-        self.parameters: dict[str, bool] = {}
-        self.text = False
+    calls: int = 0
+    errors: int = 0
+    seen: int = 0
+    refusals: int = 0
+    given: Counter[str] = field(default_factory=Counter)
+    hint: Literal["read", "write"] | None = None
+    parameters: dict[str, bool] = field(default_factory=dict)
+    text: bool = False
 
     def add(self, call: LoggedCall) -> None:
         """Take a call into account."""
-        for name in call.arguments:
-            self.parameters.setdefault(name, self.calls == 0)
-        for name in self.parameters:
-            if name not in call.arguments:
-                self.parameters[name] = False
+        for name in {**self.parameters, **call.arguments}:
+            is_known = name in self.parameters or self.calls == 0
+            self.parameters[name] = is_known and self.parameters.get(name, True) and name in call.arguments
         self.calls += 1
-        self.text = self.text or call.is_parsed
-        if call.error is not None:
-            self.errors += 1
-        elif call.result is not UNKNOWN:
-            self.seen += 1
-            self.refusals += is_failure(call)
+        self.text |= call.is_parsed
+        self.errors += call.error is not None
+        self.seen += call.error is None and call.result is not UNKNOWN
+        self.refusals += call.error is None and is_failure(call)
         if call.kind is not None:
             self.given[call.kind] += 1
         said = call.hints.get("readOnlyHint")
@@ -371,32 +301,36 @@ class ToolFacts:
 
 
 class Survey:
-    """The first pass over a log: what each tool has, and the values at each of its paths."""
+    """The first pass over a log.
+
+    Attributes:
+        tools: what each tool has.
+        of_tool: the paths of each tool, and what they held; without those that lead through a table.
+        arguments: those of them that begin in the arguments.
+    """
 
     def __init__(self, calls: Iterable[LoggedCall]) -> None:
         self.tools: dict[str, ToolFacts] = defaultdict(ToolFacts)
-        self.paths: dict[tuple[str, str], _Profile] = defaultdict(_Profile)
-        self.keys: dict[tuple[str, str], dict[str, str | None]] = defaultdict(dict)
+        self._keys: dict[tuple[str, str], dict[str, str | None]] = defaultdict(dict)
+        profiles: dict[tuple[str, str], _Profile] = defaultdict(_Profile)
         for at, call in enumerate(calls):
             self.tools[call.tool].add(call)
             for path, value in self._leaves(call):
-                self.paths[call.tool, path].add(value, at)
-        tables = {(tool, path): keys for (tool, path), keys in self.keys.items() if len(keys) > _MAX_CHILDREN}
+                profiles[call.tool, path].add(value, at)
+        tables = [(tool, path) for (tool, path), keys in self._keys.items() if len(keys) > _MAX_CHILDREN]
         self.of_tool: dict[str, list[tuple[str, _Profile]]] = defaultdict(list)
-        for (tool, path), profile in self.paths.items():
+        self._listed: dict[str, set[str]] = defaultdict(set)
+        for (tool, path), profile in profiles.items():
             if not any(of == tool and path.startswith(above + "[") for of, above in tables):
                 self.of_tool[tool].append((path, profile))
-        self._listed: dict[str, set[str]] = defaultdict(set)
-        for tool, paths in self.of_tool.items():
-            lists = [profile for path, profile in paths if not is_argument(path) and "[]" in path]
-            self._listed[tool].update(*(profile.sample.values() for profile in lists))
-        for (tool, path), keys in tables.items():
-            self._listed[tool].update(keys if not is_argument(path) else ())
+                if not is_argument(path) and "[]" in path:
+                    self._listed[tool].update(profile.sample.values())
+        for tool, path in tables:
+            self._listed[tool].update(self._keys[tool, path] if not is_argument(path) else ())
         self.arguments = {tool: [one for one in paths if is_argument(one[0])] for tool, paths in self.of_tool.items()}
 
     def _leaves(self, call: LoggedCall) -> Iterator[tuple[str, Any]]:
         """The leaves of a call that a template can name, with their paths, arguments first."""
-        tool = call.tool
         stack = [] if call.error is not None or call.result is UNKNOWN else [("result", call.result)]
         stack += [(n, v) for n, v in call.arguments.items() if n != "result" and _PARAMETER.fullmatch(n)][::-1]
         left = _MAX_LEAVES
@@ -406,7 +340,7 @@ class Survey:
                 items = path + "[]"
                 stack += [(items, item) for item in reversed(value[:left])]
             elif isinstance(value, Mapping):
-                keys = self.keys[tool, path]
+                keys = self._keys[call.tool, path]
                 for key, inner in value.items():
                     if key not in keys and len(keys) <= _MAX_CHILDREN:
                         can_stand = isinstance(key, str) and _NAME.fullmatch(key)
@@ -465,29 +399,26 @@ class Candidate:
     overlap: float
     is_ambiguous: bool
 
+    @property
+    def is_same_argument(self) -> bool:
+        """Whether both are the argument of one name."""
+        return self.write_path == self.read_path and is_argument(self.read_path) and "[" not in self.read_path
+
 
 _Known = tuple[str, _Profile, _PathName]
 
 
 def find_candidates(survey: Survey, writers: set[str], readers: set[str]) -> list[Candidate]:
     """The pairs of paths worth counting, at most `_MAX_CANDIDATES` for each pair of tools."""
-    of_tool: dict[str, list[_Known]] = defaultdict(list)
-    for tool, (path, profile) in ((tool, one) for tool, paths in survey.of_tool.items() for one in paths):
-        facts = survey.tools[tool]
-        is_given = is_argument(path)
-        present = facts.calls if is_given else facts.seen - facts.refusals
-        is_text = path == "result" and (facts.refusals or _is_prose(profile))  # "not found" is a tag that no write has
-        if profile.sample and not is_text and profile.calls >= (0.5 if is_given else 0.8) * present:
-            of_tool[tool].append((path, profile, name_of(tool, path)))
-    known = {tool: _without_echoes(paths) for tool, paths in of_tool.items()}
+    known = {tool: _paths_of(tool, survey) for tool in writers | readers}
     found: list[Candidate] = []
     for write in sorted(writers):
         facts = survey.tools[write]
         failing = (facts.errors + facts.refusals) / max(facts.calls, 1)
         for read in sorted(readers):
             pairs = []
-            for wp, wprofile, wname in known.get(write, ()):
-                for rp, rprofile, rname in known.get(read, ()):
+            for wp, wprofile, wname in known[write]:
+                for rp, rprofile, rname in known[read]:
                     judged = _judge(wp, wprofile, wname, rp, rprofile, rname)
                     if judged is None:
                         continue
@@ -506,20 +437,25 @@ def find_candidates(survey: Survey, writers: set[str], readers: set[str]) -> lis
     return found
 
 
-def _is_prose(profile: _Profile) -> bool:
-    texts = profile.sample.values()
-    return profile.main_class == "word" and len(texts) > 1 and any(" " in text for text in texts)
-
-
-def _without_echoes(paths: list[_Known]) -> list[_Known]:
-    """Without the paths of a result that repeat an argument: templates know it before the call."""
-    arguments = [(profile, name) for path, profile, name in paths if is_argument(path) and "[" not in path]
+def _paths_of(tool: str, survey: Survey) -> list[_Known]:
+    """The paths of a tool that nearly every call has, without prose, and without those of a result that repeat an
+    argument: templates know it before the call.
+    """
+    facts, found = survey.tools[tool], list[_Known]()
+    for path, profile in survey.of_tool[tool]:
+        is_given, texts = is_argument(path), profile.sample.values()
+        least = 0.5 * facts.calls if is_given else 0.8 * (facts.seen - facts.refusals)
+        is_prose = profile.main_class == "word" and len(texts) > 1 and any(" " in text for text in texts)
+        is_text = path == "result" and (facts.refusals or is_prose)  # "not found" is a tag that no write has
+        if texts and not is_text and profile.calls >= least:
+            found.append((path, profile, name_of(tool, path)))
+    arguments = [(profile, name.leaf) for path, profile, name in found if is_argument(path) and "[" not in path]
     return [
-        (path, profile, name)
-        for path, profile, name in paths
+        (path, own, name)
+        for path, own, name in found
         if is_argument(path)
         or "[]" in path
-        or not any(name.leaf == own.leaf and profile.sample.keys() <= held.sample.keys() for held, own in arguments)
+        or not any(name.leaf == leaf and own.sample.keys() <= held.sample.keys() for held, leaf in arguments)
     ]
 
 
@@ -534,25 +470,24 @@ def _judge(
     wp: str, w: _Profile, wname: _PathName, rp: str, r: _Profile, rname: _PathName
 ) -> tuple[float, bool, float] | None:
     """How much two paths look like one entity, whether that is enough, and which share of their values is common."""
-    bound = min(one.largest if len(one.sample) >= _SKETCH else 1 << 64 for one in (w, r))
-    if bound == 1 << 64:
-        shared, comparable = len(w.sample.keys() & r.sample.keys()), min(len(w.sample), len(r.sample)) or 1
-    else:
-        ours, theirs = ({hashed for hashed in one.sample if hashed <= bound} for one in (w, r))
-        shared, comparable = len(ours & theirs), min(len(ours), len(theirs)) or 1
+    bound = min(w.bound, r.bound)
+    ours, theirs = (
+        one.sample.keys() if one.bound == bound else {hashed for hashed in one.sample if hashed <= bound}
+        for one in (w, r)
+    )
+    shared, comparable = len(ours & theirs), min(len(ours), len(theirs)) or 1
     overlap = shared / comparable
     if not shared and (comparable >= 20 or not (wname.is_own and rname.is_own)):
         return None  # so many values, and not one in common; or not even a name
     classes = w.main_class, r.main_class
     names = bool(wname.entity and rname.entity) and (wname.entity <= rname.entity or rname.entity <= wname.entity)
-    ids = wname.is_id or rname.is_id
+    ids, both = wname.is_id or rname.is_id, wname.is_id and rname.is_id
     same_leaf = wname.leaf == rname.leaf
     is_entity = False
     places = is_argument(wp) + is_argument(rp)
     if "id" in classes and set(classes) <= {"id", "int", "word"}:
         is_entity = (names and ids and (shared > 0 or classes == ("id", "id"))) or (shared >= 3 and overlap >= 0.3)
     elif classes == ("int", "int"):
-        both = wname.is_id and rname.is_id
         are_own = wname.is_own and rname.is_own
         is_named = (both and not are_own) or (names and are_own and ids)  # "id", "number": of whatever
         is_entity = (names and both) or (is_named and overlap >= 0.3) or (both and same_leaf and places == 2)

@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any, Final, Literal, cast
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall
-from agent_cache.advise.paths import answer_digest, is_failure, is_transient
+from agent_cache.advise.calls import answer_digest, is_failure, is_transient
 from agent_cache.advise.tag_rules import Advice, needs_parsing, rules_of
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.options import ReadPolicy

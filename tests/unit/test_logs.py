@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import time
 
 import pytest
 
@@ -49,10 +48,10 @@ def read(write, tmp_path):
         (f"{{oops\n{LINE}\n", 1, "lines that are no JSON were left out: 1 (first: log, line 1)"),
         (f'{LINE}\n{{"tool": "ge', 1, "the last line is torn: 1 (first: log, line 2)"),
         ("", 0, "files without content: 1 (first: log)"),
-        ("plain text", 0, "files that are no JSON were left out: 1 (first: log)"),
+        ("plain text", 0, "files that are no JSON, or not to their end, were left out from there on: 1 (first: log)"),
         ('{"some": "thing"}\n{"other": 1}\n', 0, "records of no known form were left out: 2 (first: log, line 1)"),
         (gzip.compress(LINE.encode())[:-9], 0, "files that cannot be read (its content breaks off) were left out: 1"),
-        ('{"agent_cache_cassette": 99}\n', 0, "recordings of format version 99, which this version of"),
+        ('{"agent_cache_cassette": 99}\n', 0, "recordings that cannot be read were left out: it has format version 99"),
     ],
 )
 def test_what_is_broken_is_left_out_and_said_with_its_place(read, content, calls, problem):
@@ -149,7 +148,6 @@ def test_times_that_are_none_are_counted(read):
         "times that cannot be read: 2 (first: log, line 1)",
         "times that are relative, or before the year 2000, were passed over: 2 (first: log, line 3)",
     ]
-    assert read([at(time.time() + 10**6)])[2] == ["times in the future: 1 (first: log)"]
 
 
 def test_started_ended_and_durations_complete_each_other(read):
