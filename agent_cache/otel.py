@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -38,7 +37,7 @@ try:
     from opentelemetry import context, metrics, trace
     from opentelemetry.context import Context
     from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
-    from opentelemetry.trace import Span, SpanContext, Status, StatusCode, Tracer, TracerProvider
+    from opentelemetry.trace import Span, Status, StatusCode, Tracer, TracerProvider
 except ImportError as error:
     raise ImportError('agent_cache.otel needs OpenTelemetry: pip install "agent-cache[otel]"') from error
 
@@ -58,10 +57,6 @@ _MAX_TOOLS_OF_SESSION: Final = 32
 _MAX_CONTENT: Final = 16_384
 """Characters of the arguments or the result of a call."""
 _MAX_TAGS: Final = 100
-_MAX_NUMBERS: Final = 10_000
-"""Calls of one session whose spans are known as parents of others."""
-_MAX_SAMPLES: Final = 1_000
-"""Readings of both clocks during one session."""
 _MAX_NAMES: Final = 10_000
 _SECONDS: Final = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
 """The buckets that the semantic conventions advise for the durations of ``gen_ai``."""
@@ -130,8 +125,8 @@ def instrument(
         tracer_provider: the one to use; the global one if left out, also if that is set later.
         meter_provider: likewise.
         hits: ``"count"`` says how many there were on the span of their session. ``"span"`` gives each a span of its
-            own, made when the session ends: the last 1,000 of each session. Hits outside of sessions are in the metrics
-            alone.
+            own below that of the session, made when it ends: the last 1,000. Hits outside of sessions are in the
+            metrics alone.
         content: whether spans have arguments, results, tags and the texts of exceptions: redacted, and at most 16,384
             characters of each. Spans of hits have none.
         redact: what is secret beside the known forms of credentials, as in `agent_cache.recording.record`: names,
@@ -176,13 +171,7 @@ def instrument(
 
 
 class _Running:
-    """The span of a call that runs.
-
-    Attributes:
-        full, short: the names of its tool: the whole one, and the one that a model has for it.
-        outer, inner: the contexts before and with the span. None if the span is a framework's, which is current.
-        seconds: how long it ran, once it has ended.
-    """
+    """The span of a call that runs, and the contexts before and with it: None if it is current as a framework's."""
 
     def __init__(self, names: tuple[str, str], span: Span = trace.INVALID_SPAN, *, is_own: bool = False) -> None:
         self.full, self.short = names
@@ -193,10 +182,8 @@ class _Running:
         self._began = time.perf_counter()
 
     def leave(self) -> None:
-        """Stop its time, and make the context around it the current one, where it is the current one itself.
-
-        By its value and not by a token: a call may end in another context than it began in, such as a generator that is
-        collected, where a token is refused and logged.
+        """Stop its time, and make the context around it the current one, where it is the current one itself: by its
+        value, since a call may end in another context than it began in, where a token is refused and logged.
         """
         self.seconds = time.perf_counter() - self._began
         if self.outer is not None and context.get_current() is self.inner:
@@ -259,7 +246,7 @@ class _Spans:
             else:
                 span.set_attribute("agent_cache.tool", full)
             if self.makes_hits:
-                self._note(place, full, short, span.get_span_context())
+                self._note(place, full, short)
             running = _Running((full, short), span, is_own=is_own)
             if running.inner is not None:
                 context.attach(running.inner)
@@ -268,14 +255,13 @@ class _Spans:
             return _Running((full, short))
         return running
 
-    def _note(self, call: Call, full: str, short: str, span: SpanContext) -> None:
-        """Note what the spans of hits will be made with."""
+    def _note(self, call: Call, full: str, short: str) -> None:
+        """Note what the spans of hits will be made with: names, and which calls have a span."""
         if len(self._short_names) < _MAX_NAMES:
             self._short_names[full] = short
         for session, number in (call.numbers or {}).items():
-            opened = self.open.get(session)
-            if opened is not None:
-                opened.note(number, span)
+            if (opened := self.open.get(session)) is not None:
+                opened.live.add(number)
 
     def short_name(self, full: str) -> str:
         """The name of a tool as a model calls it, where its whole name is all that is known."""
@@ -392,11 +378,10 @@ class _SessionSpan:
         self._spans = spans
         self._session = weakref.ref(session)  # which has this, and is a key beside this in `_Spans.open`
         self._before: dict[str, Any] = {}
-        self._began = 0.0
-        self._samples: list[tuple[float, int]] = []
+        self._began, self._wall = 0.0, 0
         self._span: Span | None = None
         self._outer = self._inner = Context()
-        self._numbers: dict[int, SpanContext] = {}
+        self.live: set[int] = set()
 
     def __enter__(self) -> None:
         session = self._session()
@@ -404,9 +389,11 @@ class _SessionSpan:
         try:
             if session.metrics.calls:  # it was entered before, and its counters go on
                 self._before = session.get_metrics()
-            self._began, now = self._sample()
+            self._began, self._wall = CLOCK.now(), time.time_ns()
             attributes = {"gen_ai.conversation.id": utf8_text(session.session_id)}
-            self._span = self._spans.tracer.start_span("agent_cache.session", attributes=attributes, start_time=now)
+            self._span = self._spans.tracer.start_span(
+                "agent_cache.session", attributes=attributes, start_time=self._wall
+            )
             self._outer = context.get_current()
             self._inner = trace.set_span_in_context(self._span, self._outer)
             context.attach(self._inner)
@@ -425,7 +412,7 @@ class _SessionSpan:
             context.attach(self._outer)
         self._spans.open.pop(session, None)
         try:
-            _, now = self._sample()
+            now = time.time_ns()
             try:
                 if span.is_recording():
                     self._count(span, session.get_metrics())
@@ -438,24 +425,6 @@ class _SessionSpan:
         except Exception as failure:  # noqa: BLE001 - a processor's or an exporter's
             _failed(failure)
 
-    def note(self, number: int, of_call: SpanContext) -> None:
-        """Note the span of a call that runs: the parent of what its tool calls, and its clock reading."""
-        self._sample()
-        self._numbers[number] = of_call
-        if len(self._numbers) > _MAX_NUMBERS:
-            self._numbers.pop(next(iter(self._numbers)), None)
-
-    def _sample(self) -> tuple[float, int]:
-        """Read the library's clock and that of the wall, which drift apart; one stands still while a machine sleeps.
-
-        The own clock is read first: so no time that follows from a later reading is before what was stamped here.
-        """
-        found = CLOCK.now(), time.time_ns()
-        self._samples.append(found)
-        if len(self._samples) > _MAX_SAMPLES:
-            del self._samples[1::2]
-        return found
-
     def _count(self, span: Span, after: dict[str, Any]) -> None:
         before = self._before
         for name in ("hits", "misses", "shared", "writes", "uncached", "errors", "loop_detections", "time_saved"):
@@ -467,30 +436,23 @@ class _SessionSpan:
                 span.set_attribute(f"agent_cache.hits_of.{utf8_text(tool)}", count)
 
     def _make_spans(self, session: AgentCacheSession, end: int) -> None:
-        """Spans of the local hits and the refused calls of this run, from its trace. All others had live ones.
-
-        A call of an inner session has its span from that one, and a hit of a tier had a live one. The time of a hit is
-        taken relative to the last time before it when both clocks were read.
+        """Spans of the local hits and the refused calls of this run, from its trace. All others had live ones, such as
+        calls of an inner session and hits of a tier.
         """
         records = [
             record
             for record in session.get_execution_trace()
             if record.started >= self._began
             and not record.is_inner
-            and (record.source == "blocked" or (record.source == "hit" and record.number not in self._numbers))
+            and (record.source == "blocked" or (record.source == "hit" and record.number not in self.live))
         ]
         assert self._span is not None
         around = trace.set_span_in_context(self._span)
-        samples = sorted(self._samples)  # threads may have added theirs in any order
-        readings = [reading for reading, _ in samples]
         for record in records[-MAX_HIT_SPANS:]:
-            of_parent = None if record.parent is None else self._numbers.get(record.parent)
-            inside = around if of_parent is None else trace.set_span_in_context(trace.NonRecordingSpan(of_parent))
-            reading, wall = samples[max(0, bisect_right(readings, record.started) - 1)]
-            at = min(wall + round((record.started - reading) * 1e9), end)
+            at = min(self._wall + round((record.started - self._began) * 1e9), end)
             tool = utf8_text(record.tool)
             made = self._spans.start(
-                tool, self._spans.short_name(tool), session.session_id, context=inside, start_time=at
+                tool, self._spans.short_name(tool), session.session_id, context=around, start_time=at
             )
             set_source(made, record.source)
             if record.source == "blocked":

@@ -58,6 +58,7 @@ def worlds_of(calls: Sequence[LoggedCall], writers: set[str], readers: set[str])
     wrote: dict[str, int] = {}
     last: dict[tuple[str, Any], tuple[str, bytes, int]] = {}
     start: dict[tuple[str, Any], bytes] = {}
+    began: dict[tuple[str, Any], str] = {}
     changed: dict[tuple[str, Any], tuple[str, bytes, bytes]] = {}
     lasting, resets, unstable = Counter[str](), Counter[str](), set[str]()
     same, other = Counter[str](), Counter[str]()
@@ -80,9 +81,9 @@ def worlds_of(calls: Sequence[LoggedCall], writers: set[str], readers: set[str])
         if (made := changed.pop(key, None)) is not None and made[0] != run:
             lasting[tool] += answer == made[2]
             resets[tool] += answer == made[1]
-        if key in start:
+        if key in start and began[key] != run:
             (same if start[key] == answer else other)[tool] += 1
-        start[key] = answer
+        start[key], began[key] = answer, run
     shown, contrary = (sum(number for tool, number in one.items() if tool not in unstable) for one in (lasting, resets))
     are_one = shown > 2 * contrary
     begin_anew = not are_one and contrary and same.total() > other.total()

@@ -4,10 +4,7 @@ How many reads the cache would have answered, and how many of them wrongly: tags
 own functions (`agent_cache.core.tags`, `core.versions`), from the rules of a `Toolbox` or the operations of decorated
 tools, in the order of its engine: a write drops what its arguments name before it runs, and what its result names when
 it has ended; if it fails, the whole roots of what only its result would have named. A read that a write overlaps is not
-stored.
-
-A call that a cache has answered, when the log was made, shows nothing of the world: neither that an answer is true, nor
-that it is stale. Hits on such calls are counted as unjudged.
+stored. Hits on calls that a cache has answered, when the log was made, are counted as unjudged: they show nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +20,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 
-from agent_cache.advise.calls import UNKNOWN, LoggedCall
-from agent_cache.advise.calls import answer_digest, is_failure, is_transient
+from agent_cache.advise.calls import UNKNOWN, LoggedCall, answer_digest, is_failure, is_transient, key_of
 from agent_cache.advise.tag_rules import Advice, needs_parsing, rules_of
-from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.options import ReadPolicy
 from agent_cache.core.parameters import Named
 from agent_cache.core.tags import Tag, TagSet, meet, root_of
@@ -58,8 +53,7 @@ _UNJUDGED: Final = 0.05
 """The share of hits that may be unjudged, before the replay proves too little."""
 
 
-@dataclass(frozen=True, slots=True)
-class StaleAnswer:
+class StaleAnswer(NamedTuple):
     """An answer that the cache would have given although it was not true any more.
 
     Attributes:
@@ -113,56 +107,6 @@ class Outcome:
         return self.unjudged > _UNJUDGED * self.hits
 
 
-@dataclass(frozen=True, slots=True)
-class _Tool:
-    """A tool, compiled for the replay."""
-
-    kind: Literal["read", "write"]
-    tags: TagSet
-    is_named: bool = True
-    is_per_session: bool = False
-    ttl: float | None = None
-
-    def arguments(self, call: LoggedCall) -> Mapping[str, Any]:
-        if self.is_named:
-            return Named(call.arguments, None, is_read=self.kind == "read")
-        return _Bound(call.arguments)
-
-
-class _Bound(dict[str, Any]):
-    """The arguments of a decorated tool, whose defaults a log does not show."""
-
-    def __missing__(self, name: str) -> None:
-        return None
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """A stored answer.
-
-    Attributes:
-        at: when it was stored.
-        true_at: the position of the last call that showed that the answer was still true.
-        writes: what may have changed it, once a call has shown that it is true no more.
-    """
-
-    answer: bytes
-    call: LoggedCall
-    paths: frozenset[Hashable]
-    at: int
-    true_at: int
-    writes: tuple[LoggedCall, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Ran:
-    """A write that ran."""
-
-    position: int
-    call: LoggedCall
-    paths: frozenset[Hashable]
-
-
 def replay(
     calls: Iterable[LoggedCall], policy: Policy, *, advice: Advice | None = None, failures: Failures = "drop"
 ) -> Outcome:
@@ -193,39 +137,53 @@ def replay_all(
 ) -> dict[str, Outcome]:
     """Play a log under several policies, in one pass over it. See `replay`."""
     players = {name: _Player(policy, advice, failures) for name, policy in policies.items()}
-    number = 0
     for number, call in enumerate(calls, 1):
         for player in players.values():
             player.play(call)
-        if progress is not None and number % 1_000 == 0:
+        if progress is not None:
             progress(number)
-    if progress is not None:
-        progress(number)
     return {name: player.outcome() for name, player in players.items()}
+
+
+# Tags of calls
+
+
+class _Tool(NamedTuple):
+    """A tool, compiled for the replay."""
+
+    kind: Literal["read", "write"]
+    tags: TagSet
+    is_named: bool
+    is_per_session: bool
+    ttl: float | None
+
+    def arguments(self, call: LoggedCall) -> Mapping[str, Any]:
+        return Named(call.arguments, None, is_read=self.kind == "read") if self.is_named else _Bound(call.arguments)
+
+
+class _Bound(dict[str, Any]):
+    """The arguments of a decorated tool, whose defaults a log does not show."""
+
+    def __missing__(self, name: str) -> None:
+        return None
 
 
 def _compiled_tools(policy: Policy, advice: Advice | None) -> Callable[[str], _Tool | None]:
     if isinstance(policy, Toolbox):
         return cache(lambda name: _compiled(name, policy.rule(name)))
-    rules: Mapping[str, Any] = policy if not isinstance(policy, str) else {}
-    if isinstance(policy, str):
-        if advice is None:
-            raise ValueError(f"replay under {policy!r} needs advice=, which says what each tool is")
-        rules = rules_of(advice)
-        if policy == "roots":
-            rules = {name: _without_ids(rule) for name, rule in rules.items()}
+    if not isinstance(policy, str):
+        return {name: _compiled(name, rule) for name, rule in policy.items()}.get
+    if advice is None:
+        raise ValueError(f"replay under {policy!r} needs advice=, which says what each tool is")
+    rules = rules_of(advice)
+    for name, rule in rules.items() if policy == "roots" else ():
+        if isinstance(rule, Read | Write):
+            roots = list(dict.fromkeys(tag.partition(":")[0] for tag in cast("list[str]", rule.resource)))
+            rules[name] = Read(roots) if isinstance(rule, Read) else Write(roots)
     return {name: _compiled(name, rule) for name, rule in rules.items()}.get
 
 
-def _without_ids(rule: Rule) -> Rule:
-    if not isinstance(rule, Read | Write):
-        return rule
-    roots = list(dict.fromkeys(tag.partition(":")[0] for tag in cast("list[str]", rule.resource)))
-    return Read(roots) if isinstance(rule, Read) else Write(roots)
-
-
 def _compiled(name: str, rule: Tags) -> _Tool | None:
-    is_named = isinstance(rule, Read | Write)
     if isinstance(rule, Read | Write):
         policy, tags = rule.decorator.policy, compiled_tags(rule, None, name)
     elif isinstance(rule, ReadOperation | WriteOperation):
@@ -234,7 +192,7 @@ def _compiled(name: str, rule: Tags) -> _Tool | None:
         return None
     kind: Literal["read", "write"] = "read" if isinstance(rule, Read | ReadOperation) else "write"
     ttl = policy.ttl if isinstance(policy, ReadPolicy) and not callable(policy.ttl) else None
-    return _Tool(kind, tags, is_named, policy.scope == "session", ttl)
+    return _Tool(kind, tags, isinstance(rule, Read | Write), policy.scope == "session", ttl)
 
 
 def tags_of(rule: Tags, call: LoggedCall) -> tuple[Tag, ...]:
@@ -267,19 +225,42 @@ def _tags_of_write(call: LoggedCall, tool: _Tool) -> tuple[tuple[Tag, ...], tupl
     arguments, tags, bare = tool.arguments(call), tool.tags.static, tuple[Tag, ...]()
     has_result = call.error is None and call.result is not UNKNOWN
     for rule in (*tool.tags.early, *tool.tags.late):
-        if rule.when == "late" and not has_result:
-            tags += (rule.root,)
-            continue
         try:
-            made = rule.make(arguments, call.result)
+            made = (rule.root,) if rule.when == "late" and not has_result else rule.make(arguments, call.result)
         except Exception:  # noqa: BLE001 - as the engine: the whole root
             made = (rule.root,)
         else:
-            if made == (rule.root,) and not (rule.null_is_all and rule.names_null(arguments)):
+            is_answered = rule.when != "late" or has_result
+            if is_answered and made == (rule.root,) and not (rule.null_is_all and rule.names_null(arguments)):
                 bare += made
                 continue
         tags += made
     return tags, bare
+
+
+# The replay
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A stored answer: when it was stored, when a call showed last that it is true, and what may have changed it since
+    one showed that it is not.
+    """
+
+    answer: bytes
+    call: LoggedCall
+    paths: frozenset[Hashable]
+    at: int
+    true_at: int
+    writes: tuple[LoggedCall, ...] | None = None
+
+
+class _Ran(NamedTuple):
+    """A write that ran."""
+
+    position: int
+    call: LoggedCall
+    paths: frozenset[Hashable]
 
 
 class _Player:
@@ -287,8 +268,7 @@ class _Player:
 
     def __init__(self, policy: Policy, advice: Advice | None, failures: Failures) -> None:
         self.find = _compiled_tools(policy, advice)
-        self.is_oracle = policy == "oracle"
-        self.drops = policy not in ("none", "oracle")
+        self.is_oracle, self.drops = policy == "oracle", policy not in ("none", "oracle")
         self.drops_failed = failures == "drop"
         known = advice.tools if advice else {}
         self.writes = frozenset(name for name, one in known.items() if one.kind in ("write", "unknown"))
@@ -297,9 +277,8 @@ class _Player:
         self.written: dict[Any, int] = {}
         self.tools: dict[str, ToolOutcome] = {}
         self.stale: list[StaleAnswer] = []
-        self.unjudged = 0
+        self.unjudged = self.at = 0
         self.recent: deque[_Ran] = deque(maxlen=10_000)
-        self.at = 0
 
     def outcome(self) -> Outcome:
         tools = self.tools.values()
@@ -316,32 +295,25 @@ class _Player:
             if tool is not None and self.drops and (self.drops_failed or not is_failure(call)):
                 tags, bare = _tags_of_write(call, tool)
                 paths = frozenset(
-                    [path for tag in tags for path in paths_written(tag)] + [f"{root}:*" for root in bare]
+                    [*(path for tag in tags for path in paths_written(tag)), *(f"{one}:*" for one in bare)]
                 )
-                self.written.update(
-                    dict.fromkeys([(call.run, one) for one in paths] if tool.is_per_session else paths, self.at)
-                )
+                named = [(call.run, one) for one in paths] if tool.is_per_session else paths
+                self.written.update(dict.fromkeys(named, self.at))
             self.recent.append(_Ran(self.at, call, paths))
 
     def _read(self, call: LoggedCall, tool: _Tool) -> None:
         figures = self.tools.setdefault(call.tool, ToolOutcome())
         figures.reads += 1
-        owner = call.run if tool.is_per_session or not self.is_shared else None
-        try:
-            key = (call.tool, owner, key_part(call.arguments))
-        except (Uncacheable, TypeError, ValueError):
+        if (own := key_of(call)) is None:
             return
-        if not call.is_keyed:
-            return
-        is_known = call.error is None and call.result is not UNKNOWN
-        answer = answer_digest(call.result) if is_known else None
+        key = (call.tool, call.run if tool.is_per_session or not self.is_shared else None, own)
+        answer = answer_digest(call.result) if call.error is None and call.result is not UNKNOWN else None
         entry = self.entries.get(key)
-        if entry is not None and self._has_ended(entry, call, tool, answer):
-            del self.entries[key]
-            entry = None
-        if entry is not None:
+        if entry is not None and not self._has_ended(entry, call, tool, answer):
             self._hit(figures, entry, call, answer)
-        elif answer is not None and (tags := _tags_of_read(call, tool)) is not None:
+            return
+        self.entries.pop(key, None)
+        if answer is not None and (tags := _tags_of_read(call, tool)) is not None:
             paths = frozenset(path for tag in tags for path in paths_read(tag))
             if not self.drops or all(ran.paths.isdisjoint(paths) for ran in self._overlapping(call)):
                 self.entries[key] = _Entry(answer, call, paths, self.at, self.at)
@@ -381,11 +353,10 @@ class _Player:
         """The writes that ended after a read had begun. Calls come in the order of their ends, so few are looked at."""
         found: list[_Ran] = []
         for ran in reversed(self.recent) if read.started is not None else ():
-            if ran.call.ended is None:
-                continue
-            if ran.call.ended <= (read.started or 0.0):
-                break
-            found.append(ran)
+            if ran.call.ended is not None:
+                if ran.call.ended <= (read.started or 0.0):
+                    break
+                found.append(ran)
         return found
 
 
@@ -435,24 +406,17 @@ class TagsInUse:
                 found.without_rule[tool] = "it is not decorated"
             else:
                 self._by_default(tool, hints, found)
+        for where, rules in self._rules.items():  # what `Toolbox.tool` has decorated is among the tools
+            begin = f"{self.boxes[where].namespace}:"
+            decorated = [name.removeprefix(begin) for name in self.tools if name.startswith(begin)]
+            used |= {self._name(where, rule) for rule in rules for one in decorated if _fits(rules, rule, one)}
         every = [*self.tools, *(self._name(where, rule) for where, rules in self._rules.items() for rule in rules)]
-        by_tool = {self._name(where, rule) for where in self._rules for rule in self._decorated_by(where)}
-        found.without_calls.extend(sorted(name for name in every if name not in used and name not in by_tool))
+        found.without_calls.extend(sorted({*every} - used))
         return found
 
     def _name(self, where: str, rule: str) -> str:
         """What a rule is called: also by its toolbox, if there are several."""
         return rule if len(self.boxes) == 1 and not self.tools else f"{where}[{rule!r}]"
-
-    def _decorated_by(self, where: str) -> list[str]:
-        """Rules that `Toolbox.tool` has given to functions, which are among the decorated tools."""
-        begin = f"{self.boxes[where].namespace}:"
-        functions = [name.removeprefix(begin) for name in self.tools if name.startswith(begin)]
-        return [
-            name
-            for name, rule in self._rules[where].items()
-            if any(find_rule({name: rule}, function) is not None for function in functions)
-        ]
 
     def _candidates(self, tool: str) -> dict[str, Tags]:
         """What may be in use for a tool: by its whole name, else without the first part of it, else by the last."""
@@ -460,29 +424,25 @@ class TagsInUse:
         short = short or tool
         last = short.rpartition(".")[2]
         return (
-            ({tool: self.tools[tool]} if tool in self.tools else {})
+            {name: one for name, one in self.tools.items() if name == tool}
             or self._of_boxes(short, prefix)
             or self._of_boxes(tool, has_patterns=False)
-            or {name: each for name, each in self.tools.items() if name.partition(":")[2] == short}
+            or {name: one for name, one in self.tools.items() if name.partition(":")[2] == short}
             or self._of_boxes(short)
-            or {name: each for name, each in self.tools.items() if name.rpartition(":")[2].rpartition(".")[2] == last}
+            or {name: one for name, one in self.tools.items() if name.rpartition(":")[2].rpartition(".")[2] == last}
         )
 
     def _of_boxes(self, name: str, namespace: str | None = None, *, has_patterns: bool = True) -> dict[str, Tags]:
         """The rules for a tool of this name, of toolboxes with this namespace; None is that of any."""
         found: dict[str, Tags] = {}
         for where, box in self.boxes.items():
-            if namespace is not None and box.namespace != namespace:
-                continue
-            function = f"{box.namespace}:{name}"
-            if function in self.tools:  # by `Toolbox.tool`
+            rules, function = self._rules[where], f"{box.namespace}:{name}"
+            if namespace in (None, box.namespace) and function in self.tools:  # by `Toolbox.tool`
                 found[function] = self.tools[function]
-                continue
-            rules = self._rules[where]
-            for pattern in [name] if name in rules else rules if has_patterns else ():
-                if find_rule({pattern: rules[pattern]}, name) is not None:
+            elif namespace in (None, box.namespace):
+                patterns = [name] if name in rules else rules if has_patterns else []
+                if pattern := next((one for one in patterns if _fits(rules, one, name)), None):
                     found[self._name(where, pattern)] = rules[pattern]
-                    break
         return found
 
     def _by_default(self, tool: str, hints: Mapping[str, bool], found: Match) -> None:
@@ -493,11 +453,12 @@ class TagsInUse:
         if rule is not box.rule(tool):
             found.names[tool] = "hint"
             return
-        found.without_rule[tool] = {
-            "write": f"each call drops {row.tags}",
-            "watch": "it is not stored",
-            "pass": "it is left alone",
-        }[row.kind]
+        instead = {"write": f"each call drops {row.tags}", "watch": "it is not stored", "pass": "it is left alone"}
+        found.without_rule[tool] = instead[row.kind]
+
+
+def _fits(rules: Mapping[str, Rule], pattern: str, name: str) -> bool:
+    return find_rule({pattern: rules[pattern]}, name) is not None
 
 
 def tags_in_use(target: str) -> TagsInUse:
@@ -558,8 +519,7 @@ def _imported(target: str) -> ModuleType:
 # Why an answer would have been stale
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(NamedTuple):
     """Why a cache would have given a stale answer.
 
     Attributes:
@@ -591,9 +551,9 @@ def cause_of(stale: StaleAnswer, in_use: Mapping[str, Tags], advice: Advice) -> 
                 if not any(meet(one, other) for one in read_tags for other in write_tags):
                     continue
                 if root := _root_in_use(read_tags, in_use, stale.loaded):
-                    return Cause(write, is_certain=True, write_tag=_rooted(write_template, root))
+                    return Cause(write, is_certain=True, write_tag=":".join([root, *write_template.split(":")[1:]]))
                 if root := _root_in_use(write_tags, in_use, write):
-                    return Cause(write, is_certain=True, read_tag=_rooted(read_template, root))
+                    return Cause(write, is_certain=True, read_tag=":".join([root, *read_template.split(":")[1:]]))
                 return Cause(write, is_certain=True, read_tag=read_template, write_tag=write_template)
     return Cause(stale.writes[-1], is_certain=len(stale.writes) == 1)
 
@@ -601,17 +561,13 @@ def cause_of(stale: StaleAnswer, in_use: Mapping[str, Tags], advice: Advice) -> 
 def _root_in_use(wanted: tuple[str, ...], in_use: Mapping[str, Tags], call: LoggedCall) -> str | None:
     """The root under which the tags in use of a call name the same entity."""
     present = tags_of(in_use[call.tool], call) if call.tool in in_use else ()
-    for tag in wanted:
-        below = tag.partition(":")[2]
-        for one in present:
-            if one == tag or (below and one.partition(":")[2] == below):
-                return root_of(one)
-    return None
-
-
-def _rooted(template: str, root: str) -> str:
-    _, colon, below = template.partition(":")
-    return f"{root}{colon}{below}"
+    alike = [
+        root_of(one)
+        for tag in wanted
+        for one in present
+        if one == tag or (":" in tag and one.partition(":")[2] == tag.partition(":")[2])
+    ]
+    return alike[0] if alike else None
 
 
 def _templates(advice: Advice, call: LoggedCall) -> dict[str, tuple[str, ...]]:

@@ -15,7 +15,7 @@ import textwrap
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from agent_cache.advise.paths import server_of
@@ -44,12 +44,11 @@ class ToolAdvice:
             after it; ``"unknown"`` is what nothing is known of, so that it has to be taken for a write of everything.
         why: how its kind is known. ``"name"``: its name alone says so, which is to be checked.
         reason: the same in half a sentence.
-        calls: how often it was called.
-        errors: how often it failed.
+        calls, errors: how often it was called, and how often it failed.
         repeats: how often it was called with arguments that were seen before.
         parameters: its arguments in the order seen, and whether every call had them.
         tags: templates of its tags. Empty for ``"watch"`` and ``"pass"``.
-        parse: whether its templates need ``parse="json"``: its answers are JSON as text.
+        parse: whether its answers are JSON as text.
     """
 
     tool: str
@@ -69,17 +68,14 @@ class Link:
     """A write that changes a read, and through which values.
 
     Attributes:
-        write: the tool that writes.
-        write_path: the path of the value in its call, as in a template: ``"order_id"``, ``"result[orders][][id]"``.
-            Several that must all meet are joined by colons, as in a tag: ``"repo:number"``. Empty: whatever the call.
-        read: the tool that reads.
-        read_path: the same of the read.
+        write, read: the two tools.
+        write_path, read_path: the path of the value in the call of each, as in a template: ``"order_id"``,
+            ``"result[orders][][id]"``. Several that must all meet are joined by colons. Empty: whatever the call.
         root: the root of the tag that both have.
         origin: ``"evidence"``: it explains changes. ``"same entity"``: nothing contradicts it. ``"whole root"``: it is
             not known what the write leaves unchanged.
         changes: how many changes of answers it explains.
-        exposed: how many intervals it met, changed or not.
-        unchanged: how many of them did not change.
+        exposed, unchanged: how many intervals it met, and how many of them did not change.
     """
 
     write: str
@@ -103,8 +99,7 @@ class Advice:
         lacking: by read, the writes that drop its whole root for want of evidence, and what is missing: ``"never"`` or
             ``"rarely"`` seen between equal answers, or ids are ``"spelt"`` in several ways.
         ignored: tools that were left out: handlers of an agent, and what the user has named.
-        inner: meta-tools, which call the tools that an argument names: the names of this argument, and of the one with
-            the arguments of the tool.
+        inner: meta-tools, and the arguments that have the name of the tool that they call, and its arguments.
         changes, explained: how many changes of answers there were, and how many of them links explain.
         is_shared: whether the log shows that its runs work on one state. If not, only what happens within one is
             evidence.
@@ -136,10 +131,8 @@ def rules_of(advice: Advice) -> dict[str, Rule]:
             rules[name] = Read(list(tool.tags), parse=parse, scope=scope)
         elif tool.kind in ("write", "unknown"):
             rules[name] = Write(list(tool.tags), parse=parse, scope=scope)
-        elif tool.kind == "watch":
-            rules[name] = Watch()
         else:
-            rules[name] = Pass()
+            rules[name] = Watch() if tool.kind == "watch" else Pass()
     return rules
 
 
@@ -159,17 +152,13 @@ def tag_templates(
     names: Mapping[str, Sequence[str]],
     entity: Callable[[str, Path], Sequence[str]],
 ) -> tuple[dict[str, tuple[str, ...]], list[str]]:
-    """Templates for tools, from links between them.
+    """Templates for tools, from links between them. Returns those of each tool, and the root of each link.
 
     Args:
         links: (write, its path, read, its path), as in `Link`.
-        reads: the tools that read; one without a link gets a root that nothing writes.
-        writes: the tools that write, likewise.
+        reads, writes: the tools; a read without a link gets a root that nothing writes.
         names: the words that each tool is about, for the names of roots.
         entity: ``entity(tool, path)``: the words that a path is about.
-
-    Returns:
-        The templates of each tool, and the root of each link.
     """
     writers: dict[tuple[str, Path], set[tuple[str, Path]]] = defaultdict(set)
     paths: dict[str, list[Path]] = {read: [] for read in reads}
@@ -178,54 +167,43 @@ def tag_templates(
             writers[read, read_path].add((write, write_path))
             if read_path not in paths[read]:
                 paths[read].append(read_path)
-    for read in reads:
-        paths[read].sort(key=lambda path: (path.startswith("result"), len(path), path))
-        if not paths[read]:
-            paths[read].append("")
+    paths = {
+        read: sorted(own, key=lambda path: (path.startswith("result"), len(path), path)) or [""]
+        for read, own in paths.items()
+    }
     for write, _, read, read_path in links:
         if not read_path:
             writers[read, paths[read][0]].add((write, ""))
     roots: dict[frozenset[tuple[str, Path]], str] = {}
     taken: set[str] = set()
+    tags: dict[str, dict[str, None]] = defaultdict(dict)
 
     def root_for(read: str, path: Path) -> str:
-        group = frozenset(writers[read, path])
-        if not group:  # nothing writes it: no other read needs to share its root
-            group = frozenset({(read, path)})
+        group = frozenset(writers[read, path]) or frozenset({(read, path)})  # what nothing writes has its own root
         if group not in roots:
             words = entity(read, path) if path and ":" not in path else names.get(read, ())
             roots[group] = _free_name(["_".join(words), "_".join(names.get(read, ())), _as_name(read)], taken)
         return roots[group]
 
     # Reads by arguments name their roots first: theirs are the plain ones.
-    tags: dict[str, list[str]] = defaultdict(list)
-    order = sorted(reads, key=lambda read: (paths[read][0] == "", paths[read][0].startswith("result"), read))
-    for read in order:
-        for path in paths[read]:
-            _add(tags[read], template_of(root_for(read, path), path))
+    for read in sorted(reads, key=lambda read: (paths[read][0] == "", paths[read][0].startswith("result"), read)):
+        tags[read].update((_template(root_for(read, path), path), None) for path in paths[read])
     of_links = []
     for write, write_path, read, read_path in links:
-        root = root_for(read, read_path or paths[read][0])
-        of_links.append(root)
-        _add(tags[write], template_of(root, write_path))
+        of_links.append(root := root_for(read, read_path or paths[read][0]))
+        tags[write][_template(root, write_path)] = None
     for write in writes:
         if write not in tags:
-            tags[write].append(_free_name([_as_name(write)], taken))
-    return {tool: tuple(_without_covered(own)) for tool, own in tags.items()}, of_links
+            tags[write][_free_name([_as_name(write)], taken)] = None
+    whole = {tool: {tag for tag in own if ":" not in tag} for tool, own in tags.items()}
+    kept = {
+        tool: tuple(tag for tag in own if tag in whole[tool] or tag.partition(":")[0] not in whole[tool])
+        for tool, own in tags.items()
+    }
+    return kept, of_links
 
 
-def _add(tags: list[str], tag: str) -> None:
-    if tag not in tags:
-        tags.append(tag)
-
-
-def _without_covered(tags: Sequence[str]) -> list[str]:
-    """Without those whose whole root is among them, too."""
-    whole = {tag for tag in tags if ":" not in tag}
-    return [tag for tag in tags if tag in whole or tag.partition(":")[0] not in whole]
-
-
-def template_of(root: str, path: Path) -> str:
+def _template(root: str, path: Path) -> str:
     """The template of the tag that a path becomes. One that is empty is that of the whole root."""
     return ":".join([root, *(f"{{{one}}}" for one in path.split(":") if one)])
 
@@ -236,15 +214,10 @@ def _as_name(text: str) -> str:
 
 def _free_name(wishes: Sequence[str], taken: set[str]) -> str:
     wanted = [_as_name(wish) for wish in wishes if wish]
-    for name in wanted:
-        if name not in taken:
-            taken.add(name)
-            return name
-    number = 2
-    while f"{wanted[0]}_{number}" in taken:
-        number += 1
-    taken.add(f"{wanted[0]}_{number}")
-    return f"{wanted[0]}_{number}"
+    numbered = (f"{wanted[0]}_{number}" for number in range(2, len(taken) + 3))
+    name = next(one for one in (*wanted, *numbered) if one not in taken)
+    taken.add(name)
+    return name
 
 
 # Text
@@ -268,8 +241,6 @@ def data(result):
     """The result as data: the log has it as a text that is JSON."""
     return json.loads(result) if isinstance(result, str | bytes) else result
 '''
-
-
 _BUT: Final = '''
 
 
@@ -292,26 +263,16 @@ class Names:
     Attributes:
         namespace: what a toolbox of these rules is called.
         of: the name of the rule by that of the tool. A tool that can have no rule is missing.
-        problems: sentences on tools that can have none.
     """
 
     def __init__(self, tools: Iterable[str], redaction: Redaction) -> None:
         self._redaction = redaction
-        tools = list(tools)
+        shared = Counter(map(_short, tools := list(tools)))
         prefixes = {tool.partition(":")[0] for tool in tools if ":" in tool}
         [prefix] = prefixes if len(prefixes) == 1 else [_UNNAMED]
         self.namespace: Final = prefix if prefix not in ("", "__main__") and self._can_stand(prefix) else _UNNAMED
-        shared = Counter(map(_short, tools))
-        self.of: Final[dict[str, str]] = {}
-        self.problems: Final[list[str]] = []
-        for tool in tools:
-            name = _short(tool) if shared[_short(tool)] == 1 else tool
-            if name and self._can_stand(name):
-                self.of[tool] = name
-            else:
-                self.problems.append(
-                    f"{self.shown(tool)!r} has no rule: it is no name, or redaction finds a secret in it"
-                )
+        named = {tool: _short(tool) if shared[_short(tool)] == 1 else tool for tool in tools}
+        self.of: Final = {tool: name for tool, name in named.items() if name and self._can_stand(name)}
 
     def shown(self, name: str) -> str:
         """A name from the log for people: redacted, short, and without anything that a terminal would interpret."""
@@ -324,11 +285,8 @@ class Names:
         return shown + (f" and {len(ordered) - _MOST_NAMES:,} more" if len(ordered) > _MOST_NAMES else "")
 
     def _can_stand(self, name: str) -> bool:
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            return False
-        return self._redaction.text(name) == name
+        is_text = not any("\ud800" <= one <= "\udfff" for one in name)
+        return is_text and self._redaction.text(name) == name
 
 
 def _short(tool: str) -> str:
@@ -359,29 +317,28 @@ class RuleText:
     ) -> None:
         self.names: Final = Names(advice.tools, redaction)
         self.advice, self.outcomes, self.redaction = advice, outcomes, redaction
-        self._sources = [escaped(redaction.text(source)) for source in sources]
-        self._notes, self._has_hints = [escaped(redaction.text(note)) for note in notes], has_hints
+        self._sources, self._notes = list(map(self._text, sources)), list(map(self._text, notes))
+        self._has_hints = has_hints
         self._scope = ', scope="session"' if advice.resets else ""
-        secret = [tool.tool for tool in advice.tools.values() if any(redaction.text(tag) != tag for tag in tool.tags)]
-        self.problems: Final = [
-            *self.names.problems,
-            *(f"{self.names.shown(tool)} has no rule: redaction finds a secret in its tags" for tool in secret),
-        ]
+        tools = advice.tools.values()
+        self._secret = [tool.tool for tool in tools if any(redaction.text(tag) != tag for tag in tool.tags)]
         self._written = [
             tool
-            for tool in advice.tools.values()
-            if tool.tool in self.names.of and tool.tool not in secret and tool.kind not in ("unknown", "pass")
+            for tool in tools
+            if tool.tool in self.names.of and tool.tool not in self._secret and tool.kind not in ("unknown", "pass")
         ]
+
+    def _text(self, text: str) -> str:
+        return escaped(self.redaction.text(text))
 
     # What is known
 
     def unknown(self) -> list[str]:
         """What the log cannot tell, a sentence each: first what has to be decided by somebody."""
-        advice, names = self.advice, self.names
+        advice, names, found = self.advice, self.names, []
         by_kind: dict[str, list[str]] = defaultdict(list)
         for tool in advice.tools.values():
             by_kind[f"{tool.kind} by name" if tool.why == "name" else tool.kind].append(tool.tool)
-        found = []
         if several := by_kind["unknown"]:
             found.append(
                 f"{plural(len(several), 'tool')} may read or write, and so drop every answer until --read, --write or "
@@ -396,15 +353,12 @@ class RuleText:
             f"{names.shown(tool)} is not to be cached: {self._text(advice.tools[tool].reason)}"
             for tool in by_kind["watch"]
         ]
-        reads = {
-            reason: [read for read, why in advice.lacking.items() if reason in why.values()] for reason in _MISSING
-        }
-        for reason, several in reads.items():
-            if several:
+        for reason, text in _MISSING.items():
+            if several := [read for read, why in advice.lacking.items() if reason in why.values()]:
                 writes = {write for read in several for write, why in advice.lacking[read].items() if why == reason}
                 found.append(
                     f"the whole root is dropped of {plural(len(several), 'read')} by {plural(len(writes), 'tool')} "
-                    f"({_MISSING[reason]}): {names.several(several)}"
+                    f"({text}): {names.several(several)}"
                 )
         if advice.resets:
             found.append(
@@ -422,106 +376,95 @@ class RuleText:
         ]
         if advice.ignored:
             found.append(f"left out: {names.several(advice.ignored)}")
-        return [*found, *self.problems]
-
-    def _text(self, text: str) -> str:
-        return escaped(self.redaction.text(text))
+        without = [tool for tool in advice.tools if tool not in names.of or tool in self._secret]
+        return [
+            *found,
+            *(
+                f"{names.shown(tool)!r} has no rule: it is no name, or redaction finds a secret in it"
+                for tool in without
+            ),
+        ]
 
     def _evidence(self, tool: ToolAdvice) -> Iterator[str]:
         errors = f", {plural(tool.errors, 'error')}" if tool.errors else ""
         repeats = f", {plural(tool.repeats, 'repeat')}" if tool.kind in ("read", "watch") else ""
-        hits = ""
-        if tool.kind == "read" and (found := self.outcomes["advised"].tools.get(tool.tool)) is not None:
-            hits = f", {plural(found.hits, 'hit')} expected"
+        found = self.outcomes["advised"].tools.get(tool.tool) if tool.kind == "read" else None
+        hits = f", {plural(found.hits, 'hit')} expected" if found else ""
         yield f"{self.names.shown(tool.tool)}: {plural(tool.calls, 'call')}{errors}{repeats}{hits}"
         yield f"a {'read, not to be stored' if tool.kind == 'watch' else tool.kind}: {self._text(tool.reason)}"
         for tag in tool.tags:
-            links = [link for link in self.advice.links if self._stands_for(tool, tag, link)]
+            text, links = self._text(tag), [one for one in self.advice.links if self._stands_for(tool, tag, one)]
             for link in sorted((link for link in links if link.changes), key=lambda one: -one.changes)[:_MOST_NAMES]:
                 verb = "changed by" if tool.kind == "read" else "changes"
-                times = f"{link.changes} of {plural(link.exposed, 'time')}"
-                yield f"{self._text(tag)}: {verb} {self._other(tool, link)}, {times}"
-            alike = [self._other(tool, link) for link in links if link.origin == "same entity" and not link.changes]
-            if alike:
+                yield f"{text}: {verb} {self._other(tool, link)}, {link.changes} of {plural(link.exposed, 'time')}"
+            if alike := [self._other(tool, one) for one in links if one.origin == "same entity" and not one.changes]:
                 more = f" and {len(alike) - _MOST_NAMES} more" if len(alike) > _MOST_NAMES else ""
-                yield f"{self._text(tag)}: without evidence, both name it: {', '.join(alike[:_MOST_NAMES])}{more}"
-            if tool.kind == "read":
-                unseen = {link.write for link in links if link.origin == "whole root" and not link.changes}
+                yield f"{text}: without evidence, both name it: {', '.join(alike[:_MOST_NAMES])}{more}"
+            unseen = {link.write for link in links if link.origin == "whole root" and not link.changes}
+            if tool.kind == "read" and unseen:
                 few = f" ({self.names.several(unseen)})" if len(unseen) <= _FEW else ""
-                if unseen:
-                    yield f"{self._text(tag)}: dropped whole by {plural(len(unseen), 'tool')}{few}, too little was seen"
+                yield f"{text}: dropped whole by {plural(len(unseen), 'tool')}{few}, too little was seen"
 
     def _stands_for(self, tool: ToolAdvice, tag: str, link: Link) -> bool:
         own, path = (link.read, link.read_path) if tool.kind == "read" else (link.write, link.write_path)
         root = tag.partition(":")[0]
-        return own == tool.tool and link.root == root and (not path or tag in (root, template_of(root, path)))
+        return own == tool.tool and link.root == root and (not path or tag in (root, _template(root, path)))
 
     def _other(self, tool: ToolAdvice, link: Link) -> str:
         """The tool at the other end of a link, and the path there."""
         other, path = (link.write, link.write_path) if tool.kind == "read" else (link.read, link.read_path)
         return f"{self.names.shown(_short(other))}{f' ({shortened(self._text(path), 60)})' if path else ''}"
 
-    def _head(self) -> list[str]:
+    def _head(self, *more: str) -> list[str]:
         advised = self.outcomes["advised"]
         share = f"{100 * advised.hits / advised.reads:.0f} %" if advised.reads else "-"
-        return [
+        return _comments([
             f"Rules for the tools of {shortened(', '.join(self._sources), 200)}, by `agent-cache advise`.",
             f"Replayed: {plural(advised.reads, 'read')}, {advised.hits:,} hits ({share}), {advised.stale} stale.",
             *(f"- {self._text(line)}" for line in self.unknown()),
-        ]
-
-    def _everything(self) -> list[str]:
-        """The roots of all that is read: what a tool drops of which nothing is known."""
-        tags = [tag for tool in self._written if tool.kind == "read" for tag in tool.tags]
-        return list(dict.fromkeys(tag.partition(":")[0] for tag in tags))
-
-    def _array_of(self, tags: list[str]) -> str:
-        """The list of some tags as Python; one that has nearly all whole roots says which it has not."""
-        every = list(map(_python, self._everything()))
-        others = [root for root in every if root not in tags]
-        if len(every) - len(others) <= max(_MOST_NAMES, len(others)):
-            return _array(tags)
-        return _array([*(tag for tag in tags if tag not in every), f"*but({', '.join(others)})"])
+            *more,
+        ])  # fmt: skip
 
     # Formats
 
     def python(self) -> str:
         """Decorators, each above a function that stands for the tool."""
-        blocks, imported, functions, has_data = [], set[str](), Counter[str](), False
-        for tool in self._written:
-            lines = _comments(self._evidence(tool))
-            parameters = list(tool.parameters)
-            if tool.kind == "watch":
-                lines.append("# Leave it undecorated.")
-            elif not all(_is_parameter(name) and self.redaction.text(name) == name for name in parameters):
-                lines.append("# No function of Python has such parameters: take --format toml for it.")
-            else:
-                is_computed = needs_parsing(tool) or "result" in parameters
-                tags = [_tag_in_python(tag, is_computed=is_computed) for tag in tool.tags]
-                imported |= {_DECORATORS[tool.kind], *(["tags_from"] if "tags_from(" in "".join(tags) else [])}
-                has_data = has_data or "data(result)" in "".join(tags)
-                name = re.sub(r"\W+", "_", self.names.of[tool.tool].rpartition(".")[2]).strip("_") or "tool"
-                name = name if name.isidentifier() and not keyword.iskeyword(name) else f"tool_{name}"
-                functions[name] += 1
-                name = name if functions[name] == 1 else f"{name}_{functions[name]}"
-                needed = [one for one in parameters if tool.parameters[one]]
-                needed += [f"{one}=None" for one in parameters if not tool.parameters[one]]
-                resource = tags[0] if len(tags) == 1 else self._array_of(tags)
-                lines.append(f"@{_DECORATORS[tool.kind]}({resource}{self._scope})")
-                lines.append(f"async def {name}({', '.join(needed)}): ...")
-            blocks.append("\n".join(lines))
-        head = _comments([*self._head(), "Put each decorator above your own function, which may be a plain def."])
+        tags = [tag for tool in self._written if tool.kind == "read" for tag in tool.tags]
+        every = list(dict.fromkeys(_python(tag.partition(":")[0]) for tag in tags))
+        taken: set[str] = set()
+        blocks = [self._function(tool, every, taken) for tool in self._written]
         unknown = [tool.tool for tool in self.advice.tools.values() if tool.kind == "unknown"]
-        if unknown:
-            head += _comments([f"Put @AgentCacheInvalidator(EVERYTHING) above {self.names.several(unknown)}."])
         text = "\n".join(blocks)
         if unknown or "*but(" in text:
-            everything = f"EVERYTHING = {_array(list(map(_python, self._everything())))}"
-            blocks.insert(0, everything + (_BUT if "*but(" in text else ""))
+            blocks.insert(0, f"EVERYTHING = {_array(every)}" + (_BUT if "*but(" in text else ""))
+        put = [f"Put @AgentCacheInvalidator(EVERYTHING) above {self.names.several(unknown)}."] if unknown else []
+        head = self._head("Put each decorator above your own function, which may be a plain def.", *put)
+        has_data = "data(result)" in text
+        used = [name for name in ("AgentCache", "AgentCacheInvalidator") if f"\n@{name}(" in text]
+        used += ["tags_from"] if "tags_from(" in text else []
         imports = ["import json\n"] if has_data else []
-        imports += [f"from agent_cache import {', '.join(sorted(imported))}"] if imported else []
+        imports += [f"from agent_cache import {', '.join(used)}"] if used else []
         top = "\n".join([*head, "", *imports]) + (_DATA if has_data else "")
         return "\n\n\n".join([top.rstrip("\n"), *blocks]) + "\n"
+
+    def _function(self, tool: ToolAdvice, every: list[str], taken: set[str]) -> str:
+        lines, parameters = _comments(self._evidence(tool)), list(tool.parameters)
+        if tool.kind == "watch":
+            return "\n".join([*lines, "# Leave it undecorated."])
+        if not all(_is_parameter(name) and self.redaction.text(name) == name for name in parameters):
+            return "\n".join([*lines, "# No function of Python has such parameters: take --format toml for it."])
+        is_computed = needs_parsing(tool) or "result" in parameters
+        tags = [_tag_in_python(tag, is_computed=is_computed) for tag in tool.tags]
+        others = [root for root in every if root not in tags]
+        if len(every) - len(others) > max(_MOST_NAMES, len(others)):  # nearly all whole roots: say which it has not
+            tags = [*(tag for tag in tags if tag not in every), f"*but({', '.join(others)})"]
+        name = re.sub(r"\W+", "_", self.names.of[tool.tool].rpartition(".")[2]).strip("_") or "tool"
+        name = _free_name([name if name.isidentifier() and not keyword.iskeyword(name) else f"tool_{name}"], taken)
+        needed = [one for one in parameters if tool.parameters[one]]
+        needed += [f"{one}=None" for one in parameters if not tool.parameters[one]]
+        resource = tags[0] if len(tags) == 1 and tags[0][0] != "*" else _array(tags)
+        lines.append(f"@{_DECORATORS[tool.kind]}({resource}{self._scope})")
+        return "\n".join([*lines, f"async def {name}({', '.join(needed)}): ..."])
 
     def toml(
         self,
@@ -537,14 +480,13 @@ class RuleText:
             has_rule: whether a tool of this name has a rule already.
             is_new: False for text to be appended to a file.
         """
-        head = _comments(self._head())
+        head = self._head()
         if is_new:
             namespace = self.names.namespace
             if relay is not None and namespace == _UNNAMED:
                 namespace = re.sub(r"[^A-Za-z0-9_-]+", "-", relay).strip("-").lower() or "mcp"
-            head += ["", f"namespace = {_toml(namespace)}"]
-            head += ['hints = "kind"'] if relay is not None or self._has_hints else []
-            head.append('unknown = "write"')
+            hints = ['hints = "kind"'] if relay is not None or self._has_hints else []
+            head += ["", f"namespace = {_toml(namespace)}", *hints, 'unknown = "write"']
         blocks = ["\n".join(head)]
         passed = [tool for tool in self.advice.tools.values() if tool.kind == "pass" and tool.tool in self.names.of]
         for tool in [*self._written, *passed]:
@@ -562,36 +504,31 @@ class RuleText:
 
     def document(self) -> dict[str, Any]:
         """Every figure, as data."""
-        advice, text = self.advice, self._text
-        tools = []
+        advice, tools = self.advice, []
         for tool in advice.tools.values():
             found = self.outcomes["advised"].tools.get(tool.tool)
-            row = {name: getattr(tool, name) for name in ("kind", "why", "calls", "errors", "repeats")}
-            row |= {"tool": text(tool.tool), "reason": text(tool.reason), "parse": needs_parsing(tool)}
-            row |= {"rule": self.names.of.get(tool.tool), "tags": list(tool.tags) if tool in self._written else []}
+            row = asdict(tool) | {"parse": needs_parsing(tool), "rule": self.names.of.get(tool.tool)}
+            row |= {"tags": list(tool.tags) if tool in self._written else []}
             row |= {"hits": found.hits if found else 0, "stale": found.stale if found else 0}
             row |= {
                 "seconds_saved": found.seconds if found else None,
                 "dollars_saved": found.dollars if found else None,
             }
-            tools.append(row)
-        paths = ("write", "write_path", "read", "read_path", "root")
-        counts = ("origin", "changes", "exposed", "unchanged")
+            del row["parameters"]
+            tools.append(row | {name: self._text(row[name]) for name in ("tool", "reason")})
+        links = [
+            {name: self._text(value) if isinstance(value, str) else value for name, value in asdict(link).items()}
+            for link in advice.links
+        ]
         return {
             "sources": self._sources,
             "namespace": self.names.namespace,
             "notes": self._notes,
             "tools": tools,
-            "links": [
-                {name: text(getattr(link, name)) for name in paths} | {name: getattr(link, name) for name in counts}
-                for link in advice.links
-            ],
-            "is_shared": advice.is_shared,
-            "resets": advice.resets,
-            "changes": advice.changes,
-            "explained": advice.explained,
-            "ignored": [text(tool) for tool in advice.ignored],
-            "unknown": [text(line) for line in self.unknown()],
+            "links": links,
+            **{name: getattr(advice, name) for name in ("is_shared", "resets", "changes", "explained")},
+            "ignored": [self._text(tool) for tool in advice.ignored],
+            "unknown": [self._text(line) for line in self.unknown()],
             "outcomes": {
                 name: {"reads": one.reads, "hits": one.hits, "stale": one.stale} for name, one in self.outcomes.items()
             },
@@ -614,14 +551,7 @@ def _comments(lines: Iterable[str]) -> list[str]:
 def _array(items: list[str]) -> str:
     """A list in Python or TOML, in as many lines as it needs."""
     line = f"[{', '.join(items)}]"
-    if len(line) <= _WIDTH:
-        return line
-    lines = [""]
-    for item in items:
-        if len(lines[-1]) + len(item) > _WIDTH - 6 and lines[-1]:
-            lines.append("")
-        lines[-1] += f"{item}, "
-    return "".join(["[\n", *(f"    {one.rstrip()}\n" for one in lines), "]"])
+    return line if len(line) <= _WIDTH else "".join(["[\n", *(f"    {one},\n" for one in items), "]"])
 
 
 def _python(text: str) -> str:

@@ -12,12 +12,12 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from agent_cache import AgentCacheError, ConfigurationError
 from agent_cache.advise.calls import LoggedCall
@@ -35,10 +35,10 @@ from agent_cache.cli.output import (
     progress,
     shortened,
     write_file,
-)  # fmt: skip
+)
 from agent_cache.recording import Redaction
 
-__all__ = ["add_options", "advised_rules", "exit_code_of", "print_summary", "refusal_of", "run"]
+__all__ = ["add_options", "advised_rules", "print_summary", "refusal_of", "run"]
 
 _LEAST: Final = 20_000
 """From how many calls on a progress bar is drawn: what takes longer than a second."""
@@ -60,36 +60,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "something that cannot be read."
     )
     parser.epilog = "example: agent-cache advise runs/ --format toml -o rules.toml"
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUNS", help="recordings and other logs of calls, or folders of them"
-    )
-    parser.add_argument(
-        "--check",
-        metavar="TARGET",
-        help="compare the rules in use: rules.toml, package.module, module:toolbox, file.py",
-    )
-    parser.add_argument(
-        "--format",
-        choices=("python", "toml", "json", "text"),
-        help="decorators (default), a file of rules, every figure; of --check: text, json",
-    )
-    parser.add_argument("-o", "--output", metavar="FILE", help="write the rules into a file, in place of stdout")
-    parser.add_argument("--force", action="store_true", help="with -o: replace an existing file")
-    parser.add_argument(
-        "--fail-on", choices=("any", "stale"), default="any", help="of --check: what exit code 1 is for (default: any)"
-    )
+    add = parser.add_argument
+    several: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME"}
+    add("runs", nargs="+", metavar="RUNS", help="recordings and other logs of calls, or folders of them")
+    targets = "rules.toml, package.module, module:toolbox, file.py"
+    add("--check", metavar="TARGET", help=f"compare the rules in use: {targets}")
+    formats = "decorators (default), a file of rules, every figure; of --check: text, json"
+    add("--format", choices=("python", "toml", "json", "text"), help=formats)
+    add("-o", "--output", metavar="FILE", help="write the rules into a file, in place of stdout")
+    add("--force", action="store_true", help="with -o: replace an existing file")
+    what = "of --check: what exit code 1 is for (default: any)"
+    add("--fail-on", choices=("any", "stale"), default="any", help=what)
     for kind in ("read", "write"):
-        parser.add_argument(
-            f"--{kind}", action="append", default=[], dest="kinds", metavar="NAME", type=partial(_of_kind, kind),
-            help=f"what the log does not say: this tool {kind}s; may have * in it, and be repeated",
-        )  # fmt: skip
-    parser.add_argument(
-        "--ignore", action="append", default=[], metavar="NAME", help="this tool does neither; likewise"
-    )
-    parser.add_argument("--form", choices=FORMS, help="of the logs, where it is not recognised")
-    parser.add_argument(
-        "--redact", action="append", default=[], metavar="NAME", help="redact arguments of this name, too"
-    )
+        says = f"what the log does not say: this tool {kind}s; may have * in it, and be repeated"
+        add(f"--{kind}", dest="kinds", type=partial(_of_kind, kind), help=says, **several)
+    add("--ignore", help="this tool does neither; likewise", **several)
+    add("--form", choices=FORMS, help="of the logs, where it is not recognised")
+    add("--redact", help="redact arguments of this name, too", **several)
 
 
 def _of_kind(kind: Kind, name: str) -> tuple[str, Kind]:
@@ -137,14 +124,8 @@ def _mistake_in(options: argparse.Namespace) -> str:
 # The log
 
 
-@dataclass(frozen=True, slots=True)
-class Study:
-    """A log, and what is to be learned from it.
-
-    Attributes:
-        calls: of the log.
-        notes: what was read, what is missing, and what can be concluded: one line each.
-    """
+class _Study(NamedTuple):
+    """The calls of a log, a line each of what was read and is missing, and what is to be learned from it."""
 
     calls: list[LoggedCall]
     notes: list[str]
@@ -160,7 +141,7 @@ class Study:
 
 def _studied(
     runs: Sequence[str], redaction: Redaction, form: Form | None, kinds: Given = (), ignore: Sequence[str] = ()
-) -> Study:
+) -> _Study:
     """Read a log, say what was read, and mine it.
 
     Raises:
@@ -177,7 +158,7 @@ def _studied(
     given = {tool: kind for tool in {call.tool for call in log.calls} if (kind := _given(tool, kinds))}
     calls = [replace(call, kind=given[call.tool]) if call.tool in given else call for call in log.calls]
     with progress("mining", 2 * len(calls), least=_LEAST) as draw:
-        return Study(unwrapped(calls)[0], notes, mine(calls, ignore=ignore, progress=draw))
+        return _Study(unwrapped(calls)[0], notes, mine(calls, ignore=ignore, progress=draw))
 
 
 def _given(tool: str, kinds: Given) -> Kind | None:
@@ -223,52 +204,40 @@ def _advise(options: argparse.Namespace, redaction: Redaction) -> int:
     else:
         text = rules.toml() if options.format == "toml" else rules.python()
     if output is None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        print(text, end="", flush=True)
     else:
         write_file(Path(output), [text])
     print_summary(rules)
     if output is not None:
         print(f"written: {escaped(redaction.text(output))}", file=sys.stderr)
-    return exit_code_of(rules)
-
-
-def exit_code_of(rules: RuleText) -> int:
-    """0: the rules are written; what they are worth, and what is not known, was said."""
-    del rules
     return 0
 
 
 def print_summary(rules: RuleText) -> None:
     """What has to be decided, what is not known, and what the rules are worth."""
-    printer, names = Printer(sys.stderr), rules.names
+    printer, names, width = Printer(sys.stderr), rules.names, shutil.get_terminal_size().columns
     labels = {"none": "no invalidation", "roots": "whole roots", "advised": "advised", "oracle": "oracle"}
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (labels[name], f"{one.reads:,}", f"{one.hits:,}", _percent(one.hits, one.reads), f"{one.stale:,}")
         for name, one in rules.outcomes.items()
     ]
     printer.line()
     printer.table(("replayed on this log", "reads", "hits", "of reads", "stale"), rows)
     for line in rules.unknown():
-        for part in textwrap.wrap(f"- {line}", max(40, shutil.get_terminal_size().columns), subsequent_indent="  "):
+        for part in textwrap.wrap(f"- {line}", max(40, width), subsequent_indent="  "):
             printer.line(part)
     found = rules.outcomes["advised"].tools
     tools = sorted(rules.advice.tools.values(), key=lambda one: -found[one.tool].hits if one.tool in found else 0)
+    rows = []
+    for tool in tools[:_MOST_TOOLS]:
+        own = found.get(tool.tool)
+        repeats = f"{tool.repeats:,}" if tool.kind in ("read", "watch") else ""
+        hits = (f"{own.hits:,}", _percent(own.hits, tool.calls), _saved(own.seconds)) if own else ("", "", "")
+        rows.append(
+            (shortened(names.shown(tool.tool), max(20, width - 46)), tool.kind, f"{tool.calls:,}", repeats, *hits)
+        )
     printer.line()
-    room = max(20, shutil.get_terminal_size().columns - 46)
-    printer.table(
-        ("tool", "kind", "calls", "repeats", "hits", "rate", "saved"),
-        [
-            (
-                shortened(names.shown(tool.tool), room), tool.kind, f"{tool.calls:,}",
-                f"{tool.repeats:,}" if tool.kind in ("read", "watch") else "",
-                *((f"{own.hits:,}", _percent(own.hits, tool.calls), _saved(own.seconds, own.dollars))
-                  if (own := found.get(tool.tool)) is not None else ("", "", "")),
-            )
-            for tool in tools[:_MOST_TOOLS]
-        ],
-        left=2,
-    )  # fmt: skip
+    printer.table(("tool", "kind", "calls", "repeats", "hits", "rate", "saved"), rows, left=2)
     if (more := len(tools) - _MOST_TOOLS) > 0:
         printer.line(f"and {plural(more, 'tool')} more: see --format json")
 
@@ -281,9 +250,8 @@ def _percent(part: int, whole: int) -> str:
     return f"{min(99, max(1, round(share))) if 0 < part < whole else share:.0f} %"
 
 
-def _saved(seconds: float | None, dollars: float | None) -> str:
-    times = "" if not seconds else f"{seconds:,.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
-    return ", ".join(filter(None, (times, f"${dollars:,.2f}" if dollars and dollars >= 0.01 else "")))
+def _saved(seconds: float | None) -> str:
+    return "" if not seconds else f"{seconds:,.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
 
 
 # Check
@@ -298,12 +266,46 @@ def _check(options: argparse.Namespace, redaction: Redaction) -> int:
     causes = [(stale, cause_of(stale, match.policy, study.advice)) for stale in outcome.stale_answers]
     has_failed = bool(outcome.stale or outcome.proves_little or match.ambiguous)
     has_failed |= options.fail_on == "any" and bool(match.without_rule or match.without_calls)
-    calls = Counter(call.tool for call in study.calls)
     if options.format == "json":
-        print_json(_document(match, outcome, causes, study, options, redaction) | {"has_failed": has_failed})
-        return int(has_failed)
+        document = _document(match, outcome, causes, study)
+        head = {"target": options.check, "sources": options.runs, "fail_on": options.fail_on, "has_failed": has_failed}
+        print_json(redaction.apply(head | document))
+    else:
+        _print_check(options.check, match, outcome, causes, study, redaction, has_failed=has_failed)
+    return int(has_failed)
+
+
+def _print_check(
+    target: str,
+    match: Match,
+    outcome: Outcome,
+    causes: list[tuple[StaleAnswer, Cause]],
+    study: _Study,
+    redaction: Redaction,
+    *,
+    has_failed: bool,
+) -> None:
+    calls = Counter(call.tool for call in study.calls)
     printer, shown = Printer(), Names(calls, redaction).shown
-    _print_stale(causes, outcome, study, redaction, printer)
+    groups: dict[tuple[Any, ...], list[tuple[StaleAnswer, Cause]]] = {}
+    for stale, cause in causes:
+        write = None if cause.write is None else cause.write.tool
+        groups.setdefault((stale.served.tool, write, cause.read_tag, cause.write_tag), []).append((stale, cause))
+    for (tool, *_), found in groups.items():
+        text = f"  {shown(tool)}: {plural(len(found), 'answer')}; {_mend(*found[0], study, shown)}"
+        printer.line(("stale", "red"), text)
+        alike: dict[tuple[str, str], list[StaleAnswer]] = {}
+        for stale, cause in found:
+            by = "" if cause.write is None else f", changed by {_call_text(cause.write, redaction)}{_at(cause.write)}"
+            alike.setdefault((_call_text(stale.served, redaction), f"loaded{_at(stale.loaded)}{by}"), []).append(stale)
+        for (read, about), answers in list(alike.items())[:_SHOWN]:
+            often = "" if len(answers) == 1 else f", and {plural(len(answers) - 1, 'time')} more"
+            printer.line(f"       {read}{_at(answers[0].served)}{often}")
+            printer.line(f"         {about}")
+        if len(alike) > _SHOWN:
+            printer.line(f"       and {len(alike) - _SHOWN:,} more: see --format json")
+    if (more := outcome.stale - len(causes)) > 0:
+        printer.line(("stale", "red"), f"  and {more:,} more answers")
     for tool, names in match.ambiguous.items():
         printer.line(("ambiguous", "red"), f"  {shown(tool)} may be {', '.join(map(shown, names))}: not checked")
     for tool, instead in match.without_rule.items():
@@ -317,49 +319,19 @@ def _check(options: argparse.Namespace, redaction: Redaction) -> int:
             f"  {outcome.unjudged:,} of {plural(outcome.hits, 'hit')} are on calls that a cache answered in the log: "
             "it does not show what was true. Record with record(path, cache=False)",
         )
-    counts = [
-        f"{plural(outcome.reads, 'read')}, {plural(outcome.hits, 'hit')} ({_percent(outcome.hits, outcome.reads)})",
-        f"{outcome.stale:,} stale",
-        f"{outcome.unjudged:,} not judged" if outcome.unjudged else "",
-        f"{plural(len(match.without_rule), 'tool')} without a rule" if match.without_rule else "",
-        f"{plural(len(match.without_calls), 'rule')} without a call" if match.without_calls else "",
-        f"{len(match.ambiguous)} ambiguous" if match.ambiguous else "",
-    ]
+    counts = {
+        f"{plural(outcome.reads, 'read')}, {plural(outcome.hits, 'hit')} ({_percent(outcome.hits, outcome.reads)})": 1,
+        f"{outcome.stale:,} stale": 1,
+        f"{outcome.unjudged:,} not judged": outcome.unjudged,
+        f"{plural(len(match.without_rule), 'tool')} without a rule": len(match.without_rule),
+        f"{plural(len(match.without_calls), 'rule')} without a call": len(match.without_calls),
+        f"{len(match.ambiguous)} ambiguous": len(match.ambiguous),
+    }
     result = ("failed", "bold red") if has_failed else ("ok", "bold green")
-    printer.line(result, f"  {redaction.text(options.check)}: {', '.join(filter(None, counts))}")
-    return int(has_failed)
+    printer.line(result, f"  {redaction.text(target)}: {', '.join(text for text, number in counts.items() if number)}")
 
 
-def _print_stale(
-    causes: list[tuple[StaleAnswer, Cause]], outcome: Outcome, study: Study, redaction: Redaction, printer: Printer
-) -> None:
-    shown = Names((), redaction).shown
-    groups: dict[tuple[Any, ...], list[tuple[StaleAnswer, Cause]]] = {}
-    for stale, cause in causes:
-        write = None if cause.write is None else cause.write.tool
-        groups.setdefault((stale.served.tool, write, cause.read_tag, cause.write_tag), []).append((stale, cause))
-    for (tool, *_), found in groups.items():
-        printer.line(
-            ("stale", "red"), f"  {shown(tool)}: {plural(len(found), 'answer')}; {_mend(*found[0], study, shown)}"
-        )
-        alike: dict[tuple[str, str], list[StaleAnswer]] = {}
-        for stale, cause in found:
-            changed = (
-                "" if cause.write is None else f", changed by {_call_text(cause.write, redaction)}{_at(cause.write)}"
-            )
-            key = _call_text(stale.served, redaction), f"loaded{_at(stale.loaded)}{changed}"
-            alike.setdefault(key, []).append(stale)
-        for (read, about), answers in list(alike.items())[:_SHOWN]:
-            often = "" if len(answers) == 1 else f", and {plural(len(answers) - 1, 'time')} more"
-            printer.line(f"       {read}{_at(answers[0].served)}{often}")
-            printer.line(f"         {about}")
-        if len(alike) > _SHOWN:
-            printer.line(f"       and {len(alike) - _SHOWN:,} more: see --format json")
-    if (more := outcome.stale - len(causes)) > 0:
-        printer.line(("stale", "red"), f"  and {more:,} more answers")
-
-
-def _mend(stale: StaleAnswer, cause: Cause, study: Study, shown: Callable[[str], str]) -> str:
+def _mend(stale: StaleAnswer, cause: Cause, study: _Study, shown: Callable[[str], str]) -> str:
     """What to do about a stale answer."""
     if cause.write is None:
         return "no write was in between: give it a ttl, or look for a write that is not in the log"
@@ -369,10 +341,9 @@ def _mend(stale: StaleAnswer, cause: Cause, study: Study, shown: Callable[[str],
         for tag, tool in ((cause.read_tag, stale.served.tool), (cause.write_tag, cause.write.tool))
         if tag is not None
     ]
-    if parts:
-        return " and ".join(parts)
     which = "changes it" if cause.is_certain else f"was the last of {len(stale.writes)} writes in between"
-    return f"{shown(cause.write.tool)} {which}, and no tag that both have is known: tag both with one whole root"
+    unknown = f"{shown(cause.write.tool)} {which}, and no tag that both have is known: tag both with one whole root"
+    return " and ".join(parts) or unknown
 
 
 def _call_text(call: LoggedCall, redaction: Redaction) -> str:
@@ -386,53 +357,36 @@ def _time(call: LoggedCall) -> float | None:
 
 def _at(call: LoggedCall) -> str:
     time = _time(call)
-    try:
-        return "" if time is None else f" at {datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%SZ}"
-    except (OverflowError, OSError, ValueError):
-        return f" at {time:.0f}"
+    return "" if time is None else f" at {datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%SZ}"
 
 
-def _document(
-    match: Match,
-    outcome: Outcome,
-    causes: list[tuple[StaleAnswer, Cause]],
-    study: Study,
-    options: argparse.Namespace,
-    redaction: Redaction,
-) -> dict[str, Any]:
-    text, calls = redaction.text, Counter(call.tool for call in study.calls)
+def _document(match: Match, outcome: Outcome, causes: list[tuple[StaleAnswer, Cause]], study: _Study) -> dict[str, Any]:
+    """Every figure of a check, which is to be redacted."""
+    calls = Counter(call.tool for call in study.calls)
 
     def of_call(call: LoggedCall) -> dict[str, Any]:
-        values = {"tool": text(call.tool), "arguments": redaction.apply(call.arguments), "run": text(call.run)}
-        return values | {"at": _time(call)}
+        return {"tool": call.tool, "arguments": call.arguments, "run": call.run, "at": _time(call)}
 
     return {
-        "target": text(options.check),
-        "sources": [text(run) for run in options.runs],
-        "fail_on": options.fail_on,
         "notes": study.notes,
         "calls": len(study.calls),
-        "reads": outcome.reads,
-        "hits": outcome.hits,
-        "stale": outcome.stale,
-        "unjudged": outcome.unjudged,
+        **{name: getattr(outcome, name) for name in ("reads", "hits", "stale", "unjudged")},
         "stale_answers": [
-            {
-                **of_call(stale.served),
-                "rule": text(match.names.get(stale.served.tool, "")),
+            of_call(stale.served)
+            | {
+                "rule": match.names.get(stale.served.tool, ""),
                 "loaded_at": _time(stale.loaded),
                 "writes_between": len(stale.writes),
                 "write": None if cause.write is None else of_call(cause.write),
                 "is_certain": cause.is_certain,
-                "add_to_read": None if cause.read_tag is None else text(cause.read_tag),
-                "add_to_write": None if cause.write_tag is None else text(cause.write_tag),
+                "add_to_read": cause.read_tag,
+                "add_to_write": cause.write_tag,
             }
             for stale, cause in causes
         ],
-        "ambiguous": {text(tool): [text(name) for name in names] for tool, names in match.ambiguous.items()},
+        "ambiguous": {tool: list(names) for tool, names in match.ambiguous.items()},
         "without_rule": [
-            {"tool": text(tool), "calls": calls[tool], "instead": text(instead)}
-            for tool, instead in match.without_rule.items()
+            {"tool": tool, "calls": calls[tool], "instead": text} for tool, text in match.without_rule.items()
         ],
-        "without_calls": [text(name) for name in match.without_calls],
+        "without_calls": match.without_calls,
     }

@@ -1,45 +1,54 @@
 """`agent-cache demo`: five scripted agents share a cache, and every answer is compared with the store.
 
 The agents follow the scripts of five lessons in a small shop. A `Run` holds their calls, an `AnswerChecker` compares
-each answer with the shop's own, and a view shows the run as text, as JSON or as a picture drawn by `rich`. With
-`--fast` the event loop skips every wait, so that a run takes no time and is the same each time. What is slow to import
-is imported by the functions that need it, because every command of `agent-cache` imports this module.
+each answer with the shop's own, and a picture shows the run. With `--fast` the event loop skips every wait, so that a
+run takes no time and is the same each time.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import functools
-import json
 import re
 import selectors
 import sys
-import textwrap
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from inspect import signature
 from io import StringIO
 from math import ceil
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from agent_cache import AgentLoopDetectedError
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    configure,
+    tags_from,
+)
+from agent_cache.config import CURRENT
+from agent_cache.testing import FakeClock
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+try:
+    from rich import box
+    from rich.console import Console, Group, RenderableType
+    from rich.live import Live
+    from rich.panel import Panel
+    from rich.syntax import Syntax
+    from rich.table import Table
     from rich.text import Text
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError('the demo draws with rich: pip install "agent-cache[cli]"') from error
 
-    from agent_cache import AgentCacheSession
-    from agent_cache.testing import FakeClock
+__all__ = ["add_options", "run"]
 
-__all__ = ["SUMMARY", "add_options", "run"]
-
-SUMMARY = "watch five agents share a cache, with every answer checked"
-INSTALL_RICH = 'pip install "agent-cache[cli]"'
 OFFER = "To have the same for your own tools:"
 EXAMPLE = """\
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
@@ -52,9 +61,7 @@ async with AgentCacheSession(): ...         # run your agent in here
 
 # The shop
 
-READS = frozenset({"find_customer", "get_customer", "get_order", "get_product", "list_orders", "list_products"})
 READ_SECONDS, WRITE_SECONDS = 0.24, 0.32  # of a call to the store and back, give or take a fifth
-
 Row = dict[str, Any]
 Tool = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -63,74 +70,64 @@ class Shop:
     """A shop in memory, without cache and without latency (`make_tools` adds both).
 
     A change happens at one instant, between two steps of the event loop, and `on_change` is called right after it.
-    Answers are copies: what was given once stays as it is.
     """
 
     def __init__(self) -> None:
         self.on_change: Callable[[], None] = lambda: None
-        customers = (("mia", "Mia Lind", 120), ("noah", "Noah Berg", 310), ("zoe", "Zoe Falk", 75))
-        products = (("bag", 59, 12), ("mug", 25, 40), ("lamp", 39, 7), ("radio", 89, 3))
-        orders = (("mia", "mug", 25, "pending"), ("mia", "radio", 89, "shipped"), ("noah", "lamp", 39, "pending"),
-                  ("zoe", "bag", 59, "pending"))  # fmt: skip
-        self._customers: dict[str, Row] = {
-            one: {"id": one, "name": name, "email": f"{one}@example.com", "balance": balance}
-            for one, name, balance in customers
+        people = (("mia", "Mia Lind", 120), ("noah", "Noah Berg", 310), ("zoe", "Zoe Falk", 75))
+        goods = (("bag", 59, 12), ("mug", 25, 40), ("lamp", 39, 7), ("radio", 89, 3))
+        self.customers: dict[str, Row] = {
+            one: {"id": one, "name": name, "email": f"{one}@example.com", "balance": sum_} for one, name, sum_ in people
         }
-        self._products: dict[str, Row] = {one: {"id": one, "price": p, "stock": n} for one, p, n in products}
-        self._orders: dict[int, Row] = {}
-        for order in orders:
+        self.products: dict[str, Row] = {one: {"id": one, "price": price, "stock": n} for one, price, n in goods}
+        self.orders: dict[int, Row] = {}
+        for order in (("mia", "mug", 25, "pending"), ("mia", "radio", 89, "shipped"), ("noah", "lamp", 39, "pending"),
+                      ("zoe", "bag", 59, "pending")):  # fmt: skip
             self._add_order(*order)
+        self.reads: dict[str, Callable[..., Any]] = {
+            "find_customer": lambda email: next(one for one in self.customers.values() if one["email"] == email),
+            "get_customer": lambda customer_id: self.customers[customer_id],
+            "get_product": lambda product_id: self.products[product_id],
+            "list_products": lambda: [self.products[one] for one in sorted(self.products)],
+            "get_order": lambda order_id: self.orders[order_id],
+            "list_orders": lambda customer_id: [o for o in self.orders.values() if o["customer_id"] == customer_id],
+        }
+        writes = (self.set_price, self.place_order, self.cancel_order, self.ship_order)
+        self.writes: dict[str, Callable[..., Any]] = {write.__name__: write for write in writes}
 
-    def _add_order(self, customer_id: str, product_id: str, paid: int, status: str) -> int:
-        number = 1001 + len(self._orders)
+    def answer(self, tool: str, arguments: tuple[object, ...]) -> Any:
+        """A copy of the answer to a read as it is now."""
+        return copy.deepcopy(self.reads[tool](*arguments))
+
+    def _add_order(self, customer_id: str, product_id: str, paid: int, status: str) -> Row:
+        number = 1001 + len(self.orders)
         row = {"id": number, "customer_id": customer_id, "product_id": product_id, "paid": paid, "status": status}
-        self._orders[number] = row
-        return number
+        self.orders[number] = row
+        return row
 
-    def find_customer(self, email: str) -> Row:
-        return next(dict(row) for row in self._customers.values() if row["email"] == email)
-
-    def get_customer(self, customer_id: str) -> Row:
-        return dict(self._customers[customer_id])
-
-    def get_product(self, product_id: str) -> Row:
-        return dict(self._products[product_id])
-
-    def list_products(self) -> list[Row]:
-        return [dict(self._products[one]) for one in sorted(self._products)]
-
-    def get_order(self, order_id: int) -> Row:
-        return dict(self._orders[order_id])
-
-    def list_orders(self, customer_id: str) -> list[Row]:
-        return [dict(row) for row in self._orders.values() if row["customer_id"] == customer_id]
+    def _book(self, order: Row, number: int) -> Row:
+        """Sell a product, or take it back, with the money of its order."""
+        self.customers[order["customer_id"]]["balance"] -= number * order["paid"]
+        self.products[order["product_id"]]["stock"] -= number
+        self.on_change()
+        return order
 
     def set_price(self, product_id: str, price: int) -> Row:
-        self._products[product_id]["price"] = price
+        self.products[product_id]["price"] = price
         self.on_change()
-        return self.get_product(product_id)
+        return self.products[product_id]
 
     def place_order(self, customer_id: str, product_id: str) -> Row:
-        order_id = self._add_order(customer_id, product_id, self._products[product_id]["price"], "pending")
-        self._book(order_id, 1)
-        return self.get_order(order_id)
+        return self._book(self._add_order(customer_id, product_id, self.products[product_id]["price"], "pending"), 1)
 
     def cancel_order(self, order_id: int) -> Row:
-        self._orders[order_id]["status"] = "cancelled"
-        self._book(order_id, -1)
-        return self.get_order(order_id)
-
-    def _book(self, order_id: int, number: int) -> None:
-        """Sell a product, or take it back, with the money of its order."""
-        order = self._orders[order_id]
-        self._customers[order["customer_id"]]["balance"] -= number * order["paid"]
-        self._products[order["product_id"]]["stock"] -= number
-        self.on_change()
+        self.orders[order_id]["status"] = "cancelled"
+        return self._book(self.orders[order_id], -1)
 
     def ship_order(self, order_id: int) -> Row:
-        self._orders[order_id]["status"] = "shipped"
+        self.orders[order_id]["status"] = "shipped"
         self.on_change()
-        return self.get_order(order_id)
+        return self.orders[order_id]
 
 
 def make_tools(shop: Shop, chance: Random, *, sabotage: bool) -> dict[str, Tool]:
@@ -139,17 +136,16 @@ def make_tools(shop: Shop, chance: Random, *, sabotage: bool) -> dict[str, Tool]
     A call reaches the shop half-way, as over a network. So a write takes effect before its caller knows, which is when
     caches go wrong. With `sabotage`, `set_price` stays undecorated and invalidates nothing.
     """
-    from agent_cache import AgentCache, AgentCacheInvalidator, tags_from
 
     def remote(name: str) -> Tool:
-        method = getattr(shop, name)
-        latency = READ_SECONDS if name in READS else WRITE_SECONDS
+        method = shop.reads.get(name) or shop.writes[name]
+        latency = READ_SECONDS if name in shop.reads else WRITE_SECONDS
 
         @functools.wraps(method)
         async def tool(*arguments: object) -> Any:
             request, reply = (latency / 2 * chance.uniform(0.8, 1.2) for _ in range(2))
             await asyncio.sleep(request)
-            answer = method(*arguments)
+            answer = copy.deepcopy(method(*arguments))
             await asyncio.sleep(reply)
             return answer
 
@@ -157,28 +153,30 @@ def make_tools(shop: Shop, chance: Random, *, sabotage: bool) -> dict[str, Tool]
 
     listed_orders = tags_from("order", lambda _, result: [order["id"] for order in result])
     of_order = ["order:{order_id}", "customer:{result[customer_id]}", "product:{result[product_id]}"]
-    decorators: dict[str, Callable[[Tool], Tool]] = {
-        "find_customer": AgentCache("customer:{result[id]}"),  # only the result shows which customer it is
-        "get_customer": AgentCache("customer:{customer_id}"),
-        "get_product": AgentCache("product:{product_id}"),
-        "list_products": AgentCache("product"),  # of every product: a write to any of them invalidates it
-        "get_order": AgentCache("order:{order_id}"),
-        "list_orders": AgentCache(["customer:{customer_id}", listed_orders]),
-        "set_price": AgentCacheInvalidator("product:{product_id}"),
-        "place_order": AgentCacheInvalidator(["customer:{customer_id}", "product:{product_id}"]),
-        "cancel_order": AgentCacheInvalidator(of_order),
-        "ship_order": AgentCacheInvalidator("order:{order_id}"),
+    reads: dict[str, Any] = {
+        "find_customer": "customer:{result[id]}",  # only the result shows which customer it is
+        "get_customer": "customer:{customer_id}",
+        "get_product": "product:{product_id}",
+        "list_products": "product",  # of every product: a write to any of them invalidates it
+        "get_order": "order:{order_id}",
+        "list_orders": ["customer:{customer_id}", listed_orders],
     }
-    tools = {name: decorate(remote(name)) for name, decorate in decorators.items()}
+    writes: dict[str, Any] = {
+        "set_price": "product:{product_id}",
+        "place_order": ["customer:{customer_id}", "product:{product_id}"],
+        "cancel_order": of_order,
+        "ship_order": "order:{order_id}",
+    }
+    tools: dict[str, Tool] = {one: AgentCache(tags, name=f"demo:{one}")(remote(one)) for one, tags in reads.items()}
+    tools |= {one: AgentCacheInvalidator(tags, name=f"demo:{one}")(remote(one)) for one, tags in writes.items()}
     return tools | {"set_price": remote("set_price")} if sabotage else tools
 
 
 def tags_written(tool: Tool, arguments: tuple[object, ...], result: object) -> tuple[str, ...]:
     """Return the tags that this call of a write tool has invalidated; none if the tool is undecorated."""
     resource = getattr(tool, "resource", ())
-    templates = (resource,) if isinstance(resource, str) else resource
     values = dict(zip(signature(tool).parameters, arguments, strict=False))
-    return tuple(template.format(**values, result=result) for template in templates)
+    return tuple(one.format(**values, result=result) for one in ([resource] if isinstance(resource, str) else resource))
 
 
 # The lessons
@@ -186,8 +184,7 @@ def tags_written(tool: Tool, arguments: tuple[object, ...], result: object) -> t
 AGENTS = ("Ada", "Ben", "Cleo", "Dev", "Eve")
 
 
-@dataclass(frozen=True, slots=True)
-class Lesson:
+class Lesson(NamedTuple):
     """One thing that a cache may get wrong, and the calls that show it.
 
     Attributes:
@@ -284,8 +281,7 @@ class AnswerChecker:
 
     It keeps every answer that the store has given to each question: at the instant of each change it asks all
     questions again, past the cache. An answer is right if it was true at some moment of the call. Nobody knows of a
-    write that has not returned, so a write that still runs when a read begins overlaps it, even if its effect came
-    earlier.
+    write that has not returned, so a write that still runs when a read begins overlaps it.
 
     Args:
         ask: answers a tool's name and arguments from the store as it is now.
@@ -321,18 +317,16 @@ class Run:
         show: called with each lesson that begins and each call that has ended.
     """
 
-    def __init__(self, shop: Shop, *, seed: int, is_simulated: bool, sabotage: bool) -> None:
-        from agent_cache import AgentCacheSession
-
-        self.seed = seed
-        self.is_simulated = is_simulated
+    def __init__(self, *, seed: int, is_simulated: bool, sabotage: bool) -> None:
+        self.seed, self.is_simulated = seed, is_simulated
         self.calls: list[Call] = []
         self.session = AgentCacheSession(session_id="demo", loop_detection=False)
         self.show: Callable[[Lesson | Call], None] = lambda _: None
         self._chance = Random(seed)  # noqa: S311  # no secret: a seed is there to be repeated
-        self._tools = make_tools(shop, self._chance, sabotage=sabotage)
-        self._checker = AnswerChecker(lambda tool, arguments: getattr(shop, tool)(*arguments))
-        shop.on_change = lambda: self._checker.record_change(CURRENT_CALL.get())
+        self.shop = Shop()
+        self._tools = make_tools(self.shop, self._chance, sabotage=sabotage)
+        self._checker = AnswerChecker(self.shop.answer)
+        self.shop.on_change = lambda: self._checker.record_change(CURRENT_CALL.get())
         self._clock: Callable[[], float] = lambda: 0.0
 
     @property
@@ -370,8 +364,6 @@ class Run:
             self.show(lesson)
 
     async def _run_agent(self, agent: str) -> None:
-        from agent_cache import AgentCacheSession
-
         try:
             async with AgentCacheSession(session_id=agent, max_tool_repeats=5) as session:
                 for lesson in LESSONS:
@@ -399,15 +391,13 @@ class Run:
         self.calls.append(call)
         CURRENT_CALL.set(call)
         tool, saved = self._tools[call.tool], session.metrics.time_saved
-        is_right = self._checker.begin_read(call.tool, call.arguments) if call.tool in READS else None
+        is_right = self._checker.begin_read(call.tool, call.arguments) if call.tool in self.shop.reads else None
         try:
             answer = await tool(*call.arguments)
             if is_right is None:
-                call.drops = tags_written(tool, call.arguments, answer)
-                call.outcome = "write"
+                call.drops, call.outcome = tags_written(tool, call.arguments, answer), "write"
             else:
-                call.is_right = is_right(answer)
-                call.outcome = session.get_execution_trace()[-1].source
+                call.is_right, call.outcome = is_right(answer), session.get_execution_trace()[-1].source
             call.saved = session.metrics.time_saved - saved
         except AgentLoopDetectedError:
             call.outcome = "stopped"
@@ -422,27 +412,17 @@ View = Callable[[Run], AbstractContextManager[None]]
 """Encloses a run and shows it."""
 
 
-class InstantSelector(selectors.SelectSelector):
-    """Advances a clock instead of waiting."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        super().__init__()
-        self.clock = clock
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self.clock.advance(max(0.0, timeout or 0.0))
-        return super().select(None if timeout is None else 0)
-
-
 class InstantLoop(asyncio.SelectorEventLoop):
     """An event loop for `--fast`: where it would wait for a timer, its clock jumps to that timer."""
 
     def __init__(self, clock: FakeClock) -> None:
-        self._fake_clock = clock
-        super().__init__(InstantSelector(clock))
+        class Selector(selectors.SelectSelector):
+            def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+                clock.advance(max(0.0, timeout or 0.0))
+                return super().select(None if timeout is None else 0)
 
-    def time(self) -> float:
-        return self._fake_clock()
+        self.time = clock  # type: ignore[method-assign]  # its clock
+        super().__init__(Selector())
 
 
 def play(view: View, *, seed: int, is_fast: bool, sabotage: bool = False) -> Run:
@@ -454,15 +434,12 @@ def play(view: View, *, seed: int, is_fast: bool, sabotage: bool = False) -> Run
         is_fast: skip every wait; the cache measures on the same simulated clock.
         sabotage: leave the decorator off one write.
     """
-    from agent_cache import configure
-    from agent_cache.testing import FakeClock
-
     with (
         configure(remote=None, backup=None, enabled=True, max_bytes=None),
         FakeClock(0.0) if is_fast else nullcontext() as clock,
         asyncio.Runner(loop_factory=functools.partial(InstantLoop, clock) if clock else None) as runner,
     ):
-        run = Run(Shop(), seed=seed, is_simulated=is_fast, sabotage=sabotage)
+        run = Run(seed=seed, is_simulated=is_fast, sabotage=sabotage)
         try:
             runner.run(run.perform(view))
         except ExceptionGroup as errors:
@@ -473,13 +450,9 @@ def play(view: View, *, seed: int, is_fast: bool, sabotage: bool = False) -> Run
 # Parts of every view
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How calls ended, and how that is shown.
-
-    Attributes:
-        mark: what stands for such a call where there are no colours.
-        metric: the session's metric that counts them.
+class Outcome(NamedTuple):
+    """How calls ended, and how that is shown: a mark where there are no colours, the session's metric that counts them,
+    and what they are.
     """
 
     mark: str
@@ -510,10 +483,32 @@ def sign_of(call: Call) -> tuple[str, str, str]:
     return OUTCOMES[call.outcome].mark, call.outcome, OUTCOMES[call.outcome].style
 
 
+def remark_on(call: Call) -> tuple[str, str]:
+    """Return what there is to say about a call that has ended, and its style."""
+    if call.is_right is False:
+        return "differs from the store", "red"
+    if call.is_right is None:
+        text = "the same answer again" if call.outcome == "stopped" else f"drops {' '.join(call.drops) or 'nothing'}"
+        return text, OUTCOMES[call.outcome or "write"].style
+    return f"true{f', saved {call.saved * 1000:.0f} ms' if call.saved else ''}", "green"
+
+
 def summarize(run: Run) -> list[tuple[Outcome, int, str]]:
     """Return the outcomes, each with its count and its meaning."""
     metrics, agents = run.session.get_metrics(), ", ".join(run.stopped) or "nobody"
     return [(each, metrics[each.metric], each.meaning.format(agents=agents)) for each in OUTCOMES.values()]
+
+
+def totals_of(run: Run) -> dict[str, str]:
+    """Return the totals by what they are."""
+    metrics, answers = run.session.get_metrics(), run.answers
+    return {
+        "hit rate": f"{metrics['hit_rate']:.0%}",
+        "time saved": f"{metrics['time_saved']:.1f} s",
+        "runs avoided": f"{metrics['hits'] + metrics['shared']}",
+        "answers right": f"{answers['right']} of {answers['checked']}",
+        "stale": f"{answers['stale']}",
+    }
 
 
 def conclude(run: Run) -> str:
@@ -523,60 +518,9 @@ def conclude(run: Run) -> str:
     return f"{checked} of {checked} answers were compared with the store: {verdict}"
 
 
-# JSON and text
-
-
-@contextmanager
-def show_json(run: Run) -> Iterator[None]:
-    """Print the finished run as one JSON document. Times are in seconds."""
-    yield
-    document = {
-        "seed": run.seed,
-        "is_simulated": run.is_simulated,
-        "seconds": run.seconds,
-        "answers": run.answers,
-        "stopped": run.stopped,
-        "metrics": run.session.get_metrics(),
-        "calls": [asdict(call) for call in run.calls],
-    }
-    print(json.dumps(document, indent=2), flush=True)
-
-
-@contextmanager
-def show_text(run: Run) -> Iterator[None]:
-    """Print a line of ASCII for each call, and a summary: for pipes, logs, and where `rich` is not installed."""
-    print(f"agent-cache demo: {len(AGENTS)} agents, one store, seed {run.seed}", flush=True)
-    run.show = print_event
-    yield
-    metrics = run.session.get_metrics()
-    print("\nWhat happened")
-    for outcome, count, meaning in summarize(run):
-        print(f"{count:5} {outcome.plural:<8} {meaning}")
-    avoided = metrics["hits"] + metrics["shared"]
-    print(f"\nHit rate {metrics['hit_rate']:.0%}, {avoided} tool runs avoided, {metrics['time_saved']:.1f} s saved.")
-    print(f"{conclude(run)}.\n\n{OFFER}\n\n{textwrap.indent(EXAMPLE, '    ')}", end="", flush=True)
-
-
-def print_event(event: Lesson | Call) -> None:
-    """Print the caption of a lesson that begins, or the line of a call that has ended."""
-    if isinstance(event, Lesson):
-        print(f"\n{LESSONS.index(event) + 1}. {event.caption}", flush=True)
-        return
-    if event.is_right is None:
-        remark = f"drops {', '.join(event.drops)}" if event.drops else ""
-    else:
-        saved = f", saved {event.saved * 1000:.0f} ms" if event.saved else ""
-        remark = f"true{saved}" if event.is_right else "differs from the store"
-    _, word, _ = sign_of(event)
-    took = f"{event.milliseconds:.0f} ms"
-    line = f"{event.ended:6.2f} s  {event.agent:<5}{event!s:<31} {word:<8}{took:>7}  {remark}"
-    print(line.rstrip(), flush=True)
-
-
 # The picture
 
 GREY = "bright_black"
-SMALLEST = (80, 20)  # columns and lines of a terminal that has room for the picture
 LINES_AROUND_THE_LOG = 15
 FRAMES_PER_SECOND = 12
 
@@ -584,7 +528,6 @@ FRAMES_PER_SECOND = 12
 @contextmanager
 def show_picture(console: Console, run: Run, *, is_live: bool) -> Iterator[None]:
     """Draw the run, again and again in place if `is_live`, else once at its end, and a summary below it."""
-    from rich.live import Live
 
     def picture() -> RenderableType:
         columns, lines = console.size
@@ -611,17 +554,10 @@ def show_picture(console: Console, run: Run, *, is_live: bool) -> Iterator[None]
 
 def save_svg(run: Run, path: Path) -> None:
     """Save the picture of a finished run and its summary: the same bytes for the same run."""
-    from rich.console import Console
-
     console = Console(
-        record=True,
-        file=StringIO(),
-        force_terminal=True,
-        color_system="truecolor",
-        no_color=False,
-        width=100,
+        record=True, file=StringIO(), force_terminal=True, color_system="truecolor", no_color=False, width=100,
         height=31,
-    )
+    )  # fmt: skip
     with show_picture(console, run, is_live=False):
         pass
     picture = console.export_svg(title="agent-cache demo", unique_id="agent-cache-demo")
@@ -633,25 +569,27 @@ def save_svg(run: Run, path: Path) -> None:
 
 def draw(run: Run, *, width: int, height: int) -> RenderableType:
     """Draw the run at this moment: lanes, the last calls and totals. All pictures of a run are equally high."""
-    from rich.console import Group
-
     ended = sorted((call for call in run.calls if call.ended is not None), key=lambda call: call.ended or 0.0)
-    return Group(draw_lanes(run, width - 4), draw_log(ended, max(3, height - LINES_AROUND_THE_LOG)), draw_totals(run))
+    grid = Table.grid(expand=True)
+    totals = totals_of(run)
+    for _ in totals:
+        grid.add_column(justify="center", ratio=1, no_wrap=True)
+    styles = {"stale": STALE[2] if run.answers["stale"] else "bold green"}
+    grid.add_row(*(Text(value, styles.get(label, "bold")) for label, value in totals.items()))
+    grid.add_row(*(Text(label, GREY) for label in totals))
+    log = draw_log(ended, max(3, height - LINES_AROUND_THE_LOG))
+    return Group(draw_lanes(run, width - 4), log, draw_border(grid))
 
 
 def draw_lanes(run: Run, width: int) -> RenderableType:
     """Draw a line of cells for each agent, the names of the lessons below, and the counts of outcomes as a legend."""
-    from rich import console, text
-
     margin = max(map(len, AGENTS)) + 2
     room, span = width - margin, max(RUN_SECONDS, run.seconds)
     borders = [min(room - 1, int(lesson.begins / span * room)) for lesson in LESSONS]
     current = sum(lesson.begins <= run.seconds for lesson in LESSONS[1:])
 
     def lane(agent: str) -> list[tuple[str, str]]:
-        cells = [(" ", "")] * room
-        for border in borders[1:]:
-            cells[border] = ("┊", GREY)
+        cells = [("┊", GREY) if cell in borders[1:] else (" ", "") for cell in range(room)]
         # A hit is one cell wide, so it is drawn after the bars, and over them.
         points = {"hit", "stopped"}
         for call in sorted((c for c in run.calls if c.agent == agent), key=lambda call: call.outcome in points):
@@ -669,9 +607,7 @@ def draw_lanes(run: Run, width: int) -> RenderableType:
         end = [*(border - 1 for border in borders), room][number + 1]
         for cell, letter in zip(range(borders[number], end), f"{number + 1} {lesson.name}", strict=False):
             axis[cell] = (letter, "bold" if number == current else GREY)
-
-    legend = text.Text()
-    metrics = run.session.get_metrics()
+    legend, metrics = Text(), run.session.get_metrics()
     for word, outcome in OUTCOMES.items():
         legend.append(outcome.mark, outcome.style).append(f" {metrics[outcome.metric]:>2} {word}  ")
     legend.rstrip()
@@ -680,86 +616,43 @@ def draw_lanes(run: Run, width: int) -> RenderableType:
     lines = [[(LESSONS[current].caption, "bold")], []]
     lines += [[(agent.ljust(margin), ""), *lane(agent)] for agent in AGENTS]
     lines += [[(" " * margin, ""), *axis]]
-    body = console.Group(*(text.Text.assemble(*cells, no_wrap=True, overflow="crop") for cells in lines))
-    return draw_border(body, title=title, legend=legend)
+    body = Group(*(Text.assemble(*cells, no_wrap=True, overflow="crop") for cells in lines))
+    return draw_border(body, title=title, subtitle=legend)
 
 
 def draw_log(ended: list[Call], lines: int) -> RenderableType:
     """Draw a table of the last calls, `lines` rows high."""
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style=GREY, show_edge=False)
-    table.add_column("sec", justify="right", width=5, no_wrap=True)
-    table.add_column("agent", width=5, no_wrap=True)
-    table.add_column("call", width=30, no_wrap=True)
-    table.add_column("outcome", width=9, no_wrap=True)
-    table.add_column("ms", justify="right", width=4, no_wrap=True)
+    for name, width in (("sec", 5), ("agent", 5), ("call", 30), ("outcome", 9), ("ms", 4)):
+        table.add_column(name, justify="right" if name in ("sec", "ms") else "left", width=width, no_wrap=True)
     table.add_column("", ratio=1, no_wrap=True, overflow="ellipsis")
     for call in ended[-lines:]:
         mark, word, style = sign_of(call)
-        if call.is_right is False:
-            remark = Text("✗ differs from the store", "red")
-        elif call.outcome == "write":
-            remark = Text(f"drops {' '.join(call.drops) or 'nothing'}", "magenta")
-        elif call.outcome == "stopped":
-            remark = Text("the same answer again", "red")
-        else:
-            saved = f", saved {call.saved * 1000:.0f} ms" if call.saved else ""
-            remark = Text("✓ true", "green").append(saved, GREY)
-        outcome = Text(f"{mark} {word}", style)
-        table.add_row(f"{call.ended:.2f}", call.agent, str(call), outcome, f"{call.milliseconds:.0f}", remark)
+        sign = {True: "✓ ", False: "✗ ", None: ""}[call.is_right]
+        remark, colour = remark_on(call)
+        outcome, said = Text(f"{mark} {word}", style), Text(sign + remark, colour)
+        table.add_row(f"{call.ended:.2f}", call.agent, str(call), outcome, f"{call.milliseconds:.0f}", said)
     for _ in range(lines - len(ended)):
         table.add_row()
     return table
 
 
-def draw_totals(run: Run) -> RenderableType:
-    """Draw the totals side by side."""
-    from rich import table, text
-
-    metrics, answers = run.session.get_metrics(), run.answers
-    totals = {
-        "hit rate": (f"{metrics['hit_rate']:.0%}", "bold"),
-        "time saved": (f"{metrics['time_saved']:.1f} s", "bold"),
-        "runs avoided": (f"{metrics['hits'] + metrics['shared']}", "bold"),
-        "answers right": (f"{answers['right']} of {answers['checked']}", "bold"),
-        "stale": (f"{answers['stale']}", STALE[2] if answers["stale"] else "bold green"),
-    }
-    grid = table.Table.grid(expand=True)
-    for _ in totals:
-        grid.add_column(justify="center", ratio=1, no_wrap=True)
-    grid.add_row(*(text.Text(value, style) for value, style in totals.values()))
-    grid.add_row(*(text.Text(label, GREY) for label in totals))
-    return draw_border(grid)
-
-
 def draw_summary(run: Run) -> RenderableType:
     """Draw a line for each outcome with its count, the verdict, and an example to copy."""
-    from rich import console, syntax, table, text
-
-    grid = table.Table.grid(padding=(0, 1))
-    grid.add_column(no_wrap=True)
-    grid.add_column(justify="right", no_wrap=True)
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True, overflow="ellipsis")
+    grid = Table.grid(padding=(0, 1))
+    for justify in ("left", "right", "left", "left"):
+        grid.add_column(justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]  # the words it takes
     for outcome, count, meaning in summarize(run):
-        style = outcome.style
-        grid.add_row(text.Text(outcome.mark, style), str(count), text.Text(outcome.plural, style), meaning)
+        grid.add_row(Text(outcome.mark, outcome.style), str(count), Text(outcome.plural, outcome.style), meaning)
     mark = ("✗ ", "bold red") if run.answers["stale"] else ("✓ ", "bold green")
-    verdict = text.Text(*mark).append(conclude(run), "bold")
-    offer = text.Text(OFFER, GREY)
-    code = syntax.Syntax(EXAMPLE.rstrip(), "python", theme="ansi_dark", background_color="default")
-    body = console.Group(grid, verdict, text.Text(), offer, code)
-    return draw_border(body, title="[bold default]What happened[/]")
+    verdict = Text(*mark).append(conclude(run), "bold")
+    code = Syntax(EXAMPLE.rstrip(), "python", theme="ansi_dark", background_color="default")
+    return draw_border(Group(grid, verdict, Text(), Text(OFFER, GREY), code), title="[bold default]What happened[/]")
 
 
-def draw_border(body: RenderableType, *, title: str | None = None, legend: Text | None = None) -> RenderableType:
+def draw_border(body: RenderableType, **titles: Any) -> RenderableType:
     """Draw a border around a part of the picture."""
-    from rich import box, panel
-
-    options: dict[str, Any] = {"title": title, "title_align": "left", "subtitle": legend, "subtitle_align": "left"}
-    return panel.Panel(body, box=box.ROUNDED, border_style=GREY, **options)
+    return Panel(body, box=box.ROUNDED, border_style=GREY, title_align="left", subtitle_align="left", **titles)
 
 
 # The command
@@ -771,25 +664,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Runs five scripted agents at once against a small store in memory, shows what the cache "
         "does, and compares every answer with the store. Exit code 0: all answers were right; 1: one was stale."
     )
-    parser.add_argument("--fast", action="store_true", help="no waiting: the same run on a simulated clock")
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of latencies and of what is browsed (default 0)"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout instead of pictures")
-    parser.add_argument("--svg", type=Path, metavar="PATH", help="also save the last picture (needs rich)")
-    parser.add_argument(
-        "--sabotage",
-        action="store_true",
-        help="leave the decorator off one write, to see the check catch it (exit code 1)",
-    )
+    add = parser.add_argument
+    add("--fast", action="store_true", help="no waiting: the same run on a simulated clock")
+    add("--seed", type=int, default=0, metavar="N", help="of latencies and of what is browsed (default 0)")
+    add("--svg", type=Path, metavar="PATH", help="also save the last picture")
+    caught = "leave the decorator off one write, to see the check catch it (exit code 1)"
+    add("--sabotage", action="store_true", help=caught)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the demo and return the exit code: 0 all answers were right, 1 one was stale, 2 usage."""
-    if problem := find_problem(options):
-        print(problem, file=sys.stderr)
+    with configure(enabled=True):
+        if not CURRENT.value.enabled:
+            print("AGENT_CACHE_ENABLED switches caching off, so there is nothing to see; unset it.", file=sys.stderr)
+            return 2
+    if options.svg is not None and not options.svg.parent.is_dir():
+        print(f"--svg: there is no folder {str(options.svg.parent)!r}", file=sys.stderr)
         return 2
-    played = play(choose_view(options), seed=options.seed, is_fast=options.fast, sabotage=options.sabotage)
+    console = Console(highlight=False)
+    view = functools.partial(show_picture, console, is_live=console.is_terminal and not options.fast)
+    if not console.is_terminal:
+        print(f"{len(AGENTS)} agents, one store, seed {options.seed}", flush=True)
+    played = play(view, seed=options.seed, is_fast=options.fast, sabotage=options.sabotage)
     if options.svg is not None:
         try:
             save_svg(played, options.svg)
@@ -798,43 +694,3 @@ def run(options: argparse.Namespace) -> int:
             return 2
         print(f"saved {options.svg}", file=sys.stderr)
     return 1 if played.answers["stale"] else 0
-
-
-def find_problem(options: argparse.Namespace) -> str | None:
-    """Return why the demo cannot run with these options, if so."""
-    from agent_cache import configure
-    from agent_cache.config import CURRENT
-
-    if options.svg is not None:
-        try:
-            import rich  # noqa: F401  # only whether it is installed
-        except ImportError:
-            return f"--svg draws with rich: {INSTALL_RICH}"
-        if not options.svg.parent.is_dir():
-            return f"--svg: there is no folder {str(options.svg.parent)!r}"
-    with configure(enabled=True):
-        if not CURRENT.value.enabled:
-            return "AGENT_CACHE_ENABLED switches caching off, so there is nothing to see; unset it."
-    return None
-
-
-def choose_view(options: argparse.Namespace) -> View:
-    """Choose JSON if asked for, the picture on a terminal that has room for it, else text."""
-    if options.json:
-        return show_json
-    if not sys.stdout.isatty():
-        return show_text
-    try:
-        from rich.console import Console
-    except ImportError:
-        print(f"For colours and a live picture: {INSTALL_RICH}", file=sys.stderr)
-        return show_text
-    console = Console(highlight=False)
-    return functools.partial(show_picture, console, is_live=not options.fast) if has_room(console) else show_text
-
-
-def has_room(console: Console) -> bool:
-    """Whether this is a terminal that can be drawn on."""
-    columns, lines = console.size
-    can_draw = console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf")
-    return can_draw and columns >= SMALLEST[0] and lines >= SMALLEST[1]

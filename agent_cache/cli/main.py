@@ -12,16 +12,14 @@ import importlib.metadata
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
-from agent_cache.cli import demo
 from agent_cache.cli.output import escaped
 from agent_cache.errors import CassetteError, ConfigurationError
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "main"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,12 +31,10 @@ class Parser(argparse.ArgumentParser):
         super().error(f"{shown}\nthe URL of a server belongs to --url, or into AGENT_CACHE_URL" if count else message)
 
 
-@dataclass(frozen=True, slots=True)
-class _Command:
-    """A command: its words, its group and summary in the help, an example, and where its functions are.
+class _Command(NamedTuple):
+    """A command: its words, its group and summary in the help, an example, and the module that has its functions.
 
-    It is imported when it is given, so that none waits for the imports of another (recording takes 0.1 s), or needs its
-    extra.
+    This is imported when the command is given, so that none waits for the imports of another, or needs its extra.
     """
 
     words: str
@@ -56,43 +52,33 @@ class _Command:
             ModuleNotFoundError: if it needs an extra that is not installed. The text names it.
         """
         module = importlib.import_module(f"agent_cache.cli.{self.module}")
-        job = self.words.rpartition(" ")[2]
+        add, run, job = getattr(module, self.add_options), None, self.words.rpartition(" ")[2]
         if self.group == "tiers":
-            add: Any = module.add_doctor_options if job == "doctor" else partial(module.add_options, command=job)
-            run: Callable[[argparse.Namespace], int] = partial(_run_on_tier, command=job)
-        else:
-            add, run = getattr(module, self.add_options), getattr(module, self.run)
+            add, run = add if job == "doctor" else partial(add, command=job), partial(_run_on_tier, command=job)
         parser.epilog = f"example: agent-cache {self.words} {self.example}"
         add(parser)
-        parser.set_defaults(run_command=run)
+        parser.set_defaults(run_command=run or getattr(module, self.run))
 
 
 _RUNS, _TIER = "tests/recordings", "--url redis://localhost:6379/0"
-COMMANDS: Final = (
-    _Command("report", "see", "recorded runs as a page, side by side if there are several", "run.jsonl", "report"),
-    _Command("advise", "see", "find the tags of tools in recorded runs, or check those in use", _RUNS, "advise"),
-    _Command(
-        "cassette", "recordings", "show, compare, fork, redact, verify, convert and prune recordings",
-        "show run.jsonl", "cassettes",
-    ),
-    _Command(
-        "drift check", "recordings", "compare a run with accepted runs: exit code 1 if it has drifted",
-        "accepted/ run.jsonl", "baselines", "add_drift_options", "run_drift",
-    ),
-    _Command(
-        "drift accept", "recordings", "accept runs, to compare later ones with them",
-        "run.jsonl --as accepted/", "baselines", "add_accept_options", "run_baseline",
-    ),
-    _Command("tier stats", "tiers", "count what a tier holds for each resource, and its hits", _TIER, "tier_options"),
-    _Command("tier keys", "tiers", "list the entries of a tier", f"--tag order {_TIER}", "tier_options"),
-    _Command(
-        "tier clear", "tiers", "drop entries of a tier by tag, in every process", f"order:7 {_TIER}", "tier_options"
-    ),
-    _Command("tier doctor", "tiers", "check that the servers or the file of a tier are fit", _TIER, "tier_options"),
-    _Command("demo", "run", demo.SUMMARY, "--fast", "demo"),
-    _Command("mcp", "run", "cache, record or replay the calls between an MCP host and a server",
-             "-- uvx mcp-server-git", "mcp_relay"),
-)  # fmt: skip
+COMMANDS: Final = tuple(_Command(*row) for row in (
+    ("report", "see", "recorded runs as a page, side by side if there are several", "run.jsonl", "report"),
+    ("advise", "see", "find the tags of tools in recorded runs, or check those in use", _RUNS, "advise"),
+    ("cassette", "recordings", "show, compare, fork, redact, verify, convert and prune recordings", "show run.jsonl",
+     "cassettes"),
+    ("drift check", "recordings", "compare a run with accepted runs: exit code 1 if it has drifted",
+     "accepted/ run.jsonl", "baselines", "add_drift_options", "run_drift"),
+    ("drift accept", "recordings", "accept runs, to compare later ones with them", "run.jsonl --as accepted/",
+     "baselines", "add_accept_options", "run_baseline"),
+    ("tier stats", "tiers", "count what a tier holds for each resource, and its hits", _TIER, "tier_options"),
+    ("tier keys", "tiers", "list the entries of a tier", f"--tag order {_TIER}", "tier_options"),
+    ("tier clear", "tiers", "drop entries of a tier by tag, in every process", f"order:7 {_TIER}", "tier_options"),
+    ("tier doctor", "tiers", "check that the servers or the file of a tier are fit", _TIER, "tier_options",
+     "add_doctor_options"),
+    ("demo", "run", "watch five agents share a cache, with every answer checked", "--fast", "demo"),
+    ("mcp", "run", "cache, record or replay the calls between an MCP host and a server", "-- uvx mcp-server-git",
+     "mcp_relay"),
+))  # fmt: skip
 """In the order of `--help`."""
 
 
@@ -147,19 +133,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        _close_output()
-        return 141
     except OSError as error:
-        print(f"agent-cache: {error.strerror or error}", file=sys.stderr)
-        _close_output()
-        return 2
+        if not isinstance(error, BrokenPipeError):
+            print(f"agent-cache: {error.strerror or error}", file=sys.stderr)
+        # The rest of the output goes nowhere, so that Python does not fail again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141 if isinstance(error, BrokenPipeError) else 2
     return exit_code
-
-
-def _close_output() -> None:
-    """Send the rest of the output nowhere, so that Python does not fail again when it flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

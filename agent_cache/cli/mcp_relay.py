@@ -232,7 +232,7 @@ async def _tools_of(options: argparse.Namespace) -> tuple[str, dict[str, Mapping
 
 def _advise(options: argparse.Namespace, server: tuple[str, dict[str, Mapping[str, Any]]] | None) -> int:
     """Print the rules that logs show to be needed, and those to begin with for tools that were never called."""
-    from agent_cache.cli.advise import advised_rules, exit_code_of, print_summary, refusal_of
+    from agent_cache.cli.advise import advised_rules, print_summary, refusal_of
     from agent_cache.recording import Redaction
     from agent_cache.relay.starter import proposals
     from agent_cache.toolbox.box import has_rule
@@ -261,7 +261,7 @@ def _advise(options: argparse.Namespace, server: tuple[str, dict[str, Mapping[st
             _say(f"the server has no tool {rules.names.shown(name)}")
     print(text, end="", flush=True)
     print_summary(rules)
-    return exit_code_of(rules)
+    return 0
 
 
 async def _explain(options: argparse.Namespace) -> int:

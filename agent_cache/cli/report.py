@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,18 +33,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "last one drifts from those before it. Exit codes: 0 written, 2 usage or a file that cannot be read or written."
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="recordings, or journals of sessions")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE",
-        help="the page; - is stdout (default: in this folder, with the name of the last RUN and .html)",
-    )  # fmt: skip
-    instead = parser.add_mutually_exclusive_group()
-    instead.add_argument(
-        "--trace", type=Path, metavar="FILE",
-        help="write one run in Chrome's Trace Event Format instead, which https://ui.perfetto.dev opens",
-    )  # fmt: skip
-    instead.add_argument(
-        "--atif", type=Path, metavar="FILE", help="write one run as a trajectory in ATIF-v1.7 instead; calls are whole"
-    )
+    add = parser.add_mutually_exclusive_group().add_argument
+    where = "the page; - is stdout (default: in this folder, with the name of the last RUN and .html)"
+    trace = "write one run in Chrome's Trace Event Format instead, which https://ui.perfetto.dev opens"
+    add("-o", "--output", type=Path, metavar="FILE", help=where)
+    add("--trace", type=Path, metavar="FILE", help=trace)
+    add("--atif", type=Path, metavar="FILE", help="write one run as a trajectory in ATIF-v1.7; calls are whole")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -54,26 +47,32 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         CassetteError, ConfigurationError: if one cannot be read, or it cannot be written.
     """
-    other = options.trace or options.atif
-    if other is not None and (options.output is not None or len(options.runs) > 1):
-        raise ConfigurationError("--trace and --atif write one RUN, in place of the page of -o")
-    target = _target(other or options.output, options.runs, ".html")
+    last, other = options.runs[-1], options.trace or options.atif
+    if other is not None and len(options.runs) > 1:
+        raise ConfigurationError("--trace and --atif write one RUN")
+    target = other or options.output or Path(last.name).with_suffix(".html")
+    if target != _STDOUT and any(is_same_file(target, path) for path in options.runs):
+        raise ConfigurationError(f"{target} is a run that is read: choose another name with -o")
+    with suppress(OSError, ValueError):  # the name is too long, or none at all: writing says so
+        if target != _STDOUT and target.is_dir():
+            raise ConfigurationError(f"{target} is a folder: name a file in it")
     cassettes = [load_cassette(path) for path in options.runs]
     limit = text_limit(sum(map(len, cassettes)))
     timelines = [_read(cassette, limit) for cassette in cassettes]
     comparison = compared(timelines, cassettes) if len(timelines) > 1 else None
     if options.trace is not None:
-        size = _write(target, (f"{line}\n" for line in trace_lines(timelines[0])))
+        texts = (f"{line}\n" for line in trace_lines(timelines[0]))
     elif options.atif is not None:
-        size = _write(target, [json_text(trajectory(cassettes[0], timelines[0]), indent=1), "\n"])
+        texts = iter([json_text(trajectory(cassettes[0], timelines[0]), indent=1), "\n"])
     else:
-        size = _write(target, [page(timelines, comparison)])
+        texts = iter([page(timelines, comparison)])
+    size = sum(map(sys.stdout.write, texts)) if target == _STDOUT else write_file(target, texts)
     for path, timeline in zip(options.runs, timelines, strict=True):
         for note in timeline.notes:
             print(f"{escaped(path)}: {note}", file=sys.stderr)
     facts = [plural(sum(len(timeline.calls) for timeline in timelines), "call"), size_text(size)]
     if comparison is not None and comparison.refusal:
-        print(f"{escaped(options.runs[-1])}: {escaped(comparison.refusal)}", file=sys.stderr)
+        print(f"{escaped(last)}: {escaped(comparison.refusal)}", file=sys.stderr)
     elif comparison is not None:
         facts.insert(1, plural(len(comparison.drifts), "drift"))
     if target != _STDOUT:
@@ -85,36 +84,3 @@ def _read(cassette: Cassette, limit: int) -> Timeline:
     label = f"reading calls of {Path(cassette.path).name}"
     with progress(label, len(cassette), least=_LEAST_FOR_A_PROGRESS_BAR) as update:
         return read_timeline(cassette, limit=limit, progress=update)
-
-
-# The file
-
-
-def _target(given: Path | None, runs: list[Path], ending: str) -> Path:
-    """Where to write.
-
-    Raises:
-        ConfigurationError: if that is one of the runs, or a folder.
-    """
-    target = Path(runs[-1].name).with_suffix(ending) if given is None else given
-    if target == _STDOUT:
-        return target
-    if any(is_same_file(target, run) for run in runs):
-        raise ConfigurationError(f"{target} is a run that is read: choose another name with -o")
-    is_folder = False
-    with suppress(OSError, ValueError):  # the name is too long, or none at all: writing says so
-        is_folder = target.is_dir()
-    if is_folder:
-        raise ConfigurationError(f"{target} is a folder: name a file in it")
-    return target
-
-
-def _write(target: Path, texts: Iterable[str]) -> int:
-    """Write texts to the file, or to stdout. Returns the number of bytes of the file.
-
-    Raises:
-        ConfigurationError: if it cannot be written.
-    """
-    if target == _STDOUT:
-        return sum(map(sys.stdout.write, texts))
-    return write_file(target, texts)

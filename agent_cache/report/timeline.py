@@ -26,20 +26,9 @@ from agent_cache.resume.journal import read_journal
 from agent_cache.values.compare import escaped, shortened
 
 __all__ = [
-    "CATEGORIES",
-    "Comparison",
-    "Drift",
-    "Saved",
-    "TimedCall",
-    "Timeline",
-    "ToolSums",
-    "Track",
-    "compared",
-    "model_texts",
-    "read_timeline",
-    "text_limit",
-]
-
+    "CATEGORIES", "Comparison", "Drift", "Saved", "TimedCall", "Timeline", "ToolSums", "Track", "compared",
+    "model_texts", "read_timeline", "text_limit",
+]  # fmt: skip
 
 # What calls are
 
@@ -51,18 +40,18 @@ class Category(NamedTuple):
     meaning: str
 
 
-CATEGORIES: tuple[Category, ...] = (
-    Category("hit", "answered from the cache"),
-    Category("shared", "waited for the same call that was running"),
-    Category("miss", "a read tool ran, and its result was cached"),
-    Category("write", "a tool or a request that changes something"),
-    Category("uncached", "a tool ran, and nothing was cached"),
-    Category("blocked", "refused by a session, and did not run"),
-    Category("model", "a call of a language model"),
-    Category("request", "an HTTP request"),
-    Category("function", "a function that encloses other calls"),
-    Category("world", "a time, a random number or a name of the environment"),
-)
+CATEGORIES: tuple[Category, ...] = tuple(Category(*row) for row in (
+    ("hit", "answered from the cache"),
+    ("shared", "waited for the same call that was running"),
+    ("miss", "a read tool ran, and its result was cached"),
+    ("write", "a tool or a request that changes something"),
+    ("uncached", "a tool ran, and nothing was cached"),
+    ("blocked", "refused by a session, and did not run"),
+    ("model", "a call of a language model"),
+    ("request", "an HTTP request"),
+    ("function", "a function that encloses other calls"),
+    ("world", "a time, a random number or a name of the environment"),
+))  # fmt: skip
 _NAMES = frozenset(category.name for category in CATEGORIES)
 _OF_KINDS = {"llm": "model", "http": "request", "env": "world", "write": "write", "tool": "uncached"}
 
@@ -77,13 +66,9 @@ def _category(call: RecordedCall) -> str:
 
 @dataclass(slots=True)
 class Drift:
-    """One difference of the last run from those before it.
-
-    Attributes:
-        severity, kind: as in `DriftEvent`.
-        description: one sentence, printable.
-        is_in_last: whether its call is in the last run; that of a missing call is in the first.
-        position: of the call in `Timeline.calls`; -1 if it is of the whole run.
+    """One difference of the last run from those before it: severity and kind as in `DriftEvent`, one sentence, whether
+    its call is in the last run (that of a missing call is in the first), and the position of the call in
+    `Timeline.calls`, -1 if it is of the whole run.
     """
 
     severity: DriftSeverity
@@ -158,13 +143,8 @@ class Track(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What hits and shared calls have saved.
-
-    Attributes:
-        hits, shared: runs of tools that were not needed.
-        seconds: how long the loads took whose results the hits gave again, without the time of the hits.
-        unknown: hits of which no load is in the run, nor any other of the tool.
-        cost: US dollars of the model calls inside of those loads.
+    """What hits and shared calls have saved: runs of tools, and how many seconds the loads took whose results the hits
+    gave again, without the time of the hits; hits of which no load is in the run; US dollars of the model calls inside.
     """
 
     hits: int = 0
@@ -264,12 +244,8 @@ class Timeline:
 
 
 class Comparison(NamedTuple):
-    """A run compared with others.
-
-    Attributes:
-        drifts: all of them; each is also in `TimedCall.drifts` of its call, if it has one.
-        pairs: positions of the same call in the first run and in the last.
-        refusal: why the runs were not compared; empty if they were.
+    """A run compared with others: all drifts, each also in `TimedCall.drifts` of its call; positions of the same call
+    in the first run and in the last; why the runs were not compared, empty if they were.
     """
 
     drifts: tuple[Drift, ...] = ()
@@ -334,7 +310,7 @@ def read_timeline(
     models, costs = _money(cassette, outline.of_models, enclosing, positions, calls)
     journal = _journal_of(cassette)
     if journal is not None:
-        calls = _with_writes_in_doubt(calls, journal, reader, duration)
+        _add_writes_in_doubt(calls, journal, reader, duration)
     _set_depths(calls)
     ended = "" if cassette.trailer is None else escaped(rules.text(cassette.trailer.ended))
     timeline = Timeline(
@@ -358,13 +334,9 @@ def read_timeline(
 
 
 class _Reader:
-    """Makes calls as they are shown of those that are recorded.
+    """Makes calls as they are shown of those that are recorded, with texts of up to `limit` characters.
 
-    Attributes:
-        limit: characters of a text.
-        calls: those that were added.
-        identities: name and digest of each, by `TimedCall.index`.
-        cut_texts: how many texts were cut.
+    `identities` has the name and the digest of each, by `TimedCall.index`.
     """
 
     def __init__(self, rules: Redaction, limit: int) -> None:
@@ -528,41 +500,29 @@ def _journal_of(cassette: Cassette) -> list[Intent] | None:
         return None
     try:
         with Path(cassette.path).open("rb") as file:
-            if not file.read(100).startswith(b'{"agent_cache_journal"'):
-                return None
-        return read_journal(cassette.path).in_doubt
+            is_journal = file.read(100).startswith(b'{"agent_cache_journal"')
+        return read_journal(cassette.path).in_doubt if is_journal else None
     except (OSError, CassetteError):  # gone, or written meanwhile: its calls have been read
         return None
 
 
-def _with_writes_in_doubt(
-    calls: list[TimedCall], intents: Iterable[Intent], reader: _Reader, duration: float
-) -> list[TimedCall]:
-    """The calls, and among them the writes that have begun and have no outcome."""
-    known = {call.id: call for call in calls}
-    doubtful = {}
+def _add_writes_in_doubt(calls: list[TimedCall], intents: Iterable[Intent], reader: _Reader, duration: float) -> None:
+    """Mark the writes that have begun and have no outcome, and add those that have no line behind the others."""
+    positions = {call.id: position for position, call in enumerate(calls)}
     for intent in intents:
-        if intent.id in known:  # cancelled, or cut off: its line is there
-            known[intent.id].state = "in doubt"
+        if intent.id in positions:  # cancelled, or cut off
+            calls[positions[intent.id]].state = "in doubt"
             continue
-        before = known.get(intent.after)
-        start = before.end if before is not None else 0.0
+        start = calls[positions[intent.after]].end if intent.after in positions else 0.0
         recorded = RecordedCall(
             id=intent.id, kind=intent.kind, name=intent.name, arguments=intent.arguments, lane=intent.lane,
             outcome={"unfinished": True}, source="write", tags=intent.tags, started_ms=start,
             duration_ms=max(duration - start, 0.0),
         )  # fmt: skip
         call = reader.shown(recorded, -1)
-        call.state, call.outcome = "in doubt", "not known"
-        doubtful[id(call)] = intent.parent
-        known[intent.id] = call
-    parents = {id(call): calls[call.parent] for call in calls if call.parent >= 0}
-    ordered = sorted(known.values(), key=lambda call: call.id)
-    positions = {id(call): position for position, call in enumerate(ordered)}
-    for call in ordered:
-        outer = parents.get(id(call)) or known.get(doubtful.get(id(call)) or 0)
-        call.parent = -1 if outer is None else positions[id(outer)]
-    return ordered
+        call.state, call.outcome, call.parent = "in doubt", "not known", positions.get(intent.parent or 0, -1)
+        positions[intent.id] = len(calls)
+        calls.append(call)
 
 
 # Rows
@@ -717,8 +677,7 @@ class _RedactedCalls(Sequence[RecordedCall]):
     """The calls of a cassette, redacted when they are read."""
 
     def __init__(self, calls: Sequence[RecordedCall], rules: Redaction) -> None:
-        self._calls = calls
-        self._rules = rules
+        self._calls, self._rules = calls, rules
 
     def __len__(self) -> int:
         return len(self._calls)
