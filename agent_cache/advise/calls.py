@@ -39,7 +39,6 @@ class LoggedCall:
         kind: what the log says that the tool is. None where it says nothing.
         hints: the annotations of MCP, where the log has them: ``{"readOnlyHint": True}``.
         duration: seconds.
-        cost: US dollars.
         is_parsed: whether the result stood in the log as a text, which was parsed.
         is_keyed: whether the arguments tell this call from others. False where they are missing, cut off or redacted:
             then no other call is the same call.
@@ -59,7 +58,6 @@ class LoggedCall:
     kind: Literal["read", "write"] | None = None
     hints: Mapping[str, bool] = field(default_factory=dict)
     duration: float | None = None
-    cost: float | None = None
     is_parsed: bool = False
     is_keyed: bool = True
     is_whole: bool = True

@@ -289,7 +289,6 @@ class Reader:
         fields |= self._arguments(asked) | answer | ({} if duration is None else {"duration": duration})
         fields["kind"] = kind if kind in ("read", "write") else None
         fields["hints"] = _hints_of(_first(record, ("hints", "annotations")) or record)
-        fields["cost"] = _number(_first(record, ("cost", "cost_usd")))
         call_id = _text(_first(record, _IDS))
         return self._made(fields, began, ended, f"{fields['run']}/{call_id}" if call_id else "")
 

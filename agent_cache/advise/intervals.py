@@ -31,18 +31,14 @@ _IN_FLIGHT: Final = 64
 Signature = frozenset[int]
 """The candidates through which one write met one read."""
 UNMET: Final[Signature] = frozenset()
-Option = tuple[str, Signature]
-"""A link to choose: a write tool, and the candidates that must all be met; none for the whole root."""
+Option = tuple[str, int]
+"""A link to choose: a write tool, and the candidate that must be met; -1 for the whole root."""
+Record = frozenset[tuple[str, Signature]]
+"""A change: the write tools between, each with the candidates through which it met."""
 
 
 class Worlds(NamedTuple):
-    """Whether the runs of a log share one state.
-
-    Attributes:
-        are_one: whether the log shows it, or has a single run.
-        resets: how many answers were as before a change that an earlier run had made and seen.
-        unsteady: where runs begin anew, the tools whose answers differ between runs that have written nothing.
-    """
+    """Whether the runs of a log share one state."""
 
     are_one: bool
     resets: int = 0
@@ -93,13 +89,7 @@ def worlds_of(calls: Sequence[LoggedCall], writers: set[str], readers: set[str])
 
 @dataclass(frozen=True, slots=True)
 class Equal:
-    """An interval whose two answers were equal.
-
-    Attributes:
-        key: of the read.
-        met: the writes that met the read in it: position, tool, and through what.
-        writes: those of each tool that surely lay between: some of them, if there are many.
-    """
+    """An interval whose two answers were equal."""
 
     key: int
     met: tuple[tuple[int, str, Signature], ...]
@@ -137,20 +127,7 @@ class _Sight(NamedTuple):
 
 
 class Evidence:
-    """The second pass over a log: intervals, counted by what met in them.
-
-    Attributes:
-        ambiguous: pairs of a write and a read that share an id in several spellings. It links them no better than the
-            whole root.
-        of_pair: the candidates of a write and a read, by their numbers.
-        cells: by write and read, through what they met: how often the answer had changed, and how often it had not.
-        records: by read, its changes: the write tools between, each with the candidates through which it met.
-        equal: by read, the intervals without a change in which something was written.
-        elsewhere: by the servers of writes and of reads, the writes that lay in such intervals.
-        free_changes, free_equal: by read, the intervals without a write, counted by the other tools that ran in them.
-        calls_with, calls_without: by read, how many calls its intervals are long, all together: with a write, without.
-        keys, repeats, repeated: by read, its different calls, its calls that were seen before, and those seen twice.
-    """
+    """The second pass over a log: intervals, counted by what met in them."""
 
     def __init__(
         self, calls: Sequence[LoggedCall], found: list[Candidate], writers: set[str], readers: set[str], worlds: Worlds
@@ -167,7 +144,7 @@ class Evidence:
             self._paths[one.write].add(one.write_path)
             self._paths[one.read].add(one.read_path)
         self.cells: dict[tuple[str, str], dict[Signature, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
-        self.records: dict[str, Counter[frozenset[Option]]] = defaultdict(Counter)
+        self.records: dict[str, Counter[Record]] = defaultdict(Counter)
         self.equal: dict[str, list[Equal]] = defaultdict(list)
         self.elsewhere: dict[tuple[str, str], set[int]] = defaultdict(set)
         self.free_changes: dict[str, Counter[frozenset[str]]] = defaultdict(Counter)
@@ -238,7 +215,7 @@ class Evidence:
             return
         begin, surely_before = self._begins[first], self._begins[at]
         met = self._met(calls[first], begin, at)
-        record, refused = set[Option](), set[Option]()
+        record, refused = set[tuple[str, Signature]](), set[tuple[str, Signature]]()
         harmless: list[tuple[int, str, Signature]] = []
         others: dict[str, tuple[int, ...]] = {}
         for writer, positions in self._failures.items() if is_change else ():

@@ -28,12 +28,7 @@ __all__ = ["Log", "files_of", "read_log"]
 
 @dataclass(slots=True)
 class Log:
-    """The calls of some logs, in the order in which they ended.
-
-    Attributes:
-        notes: what was read, and what is missing in it: a sentence each.
-        problems: what could not be read, or shows nothing: a sentence each, with how often and where first.
-    """
+    """The calls of some logs, in the order in which they ended."""
 
     calls: list[LoggedCall]
     notes: list[str]
@@ -46,17 +41,7 @@ def read_log(
     form: Form | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Log:
-    """The calls of tools in some logs.
-
-    Args:
-        paths: files, directories, patterns such as ``logs/*.jsonl``, and ``-`` for the standard input; also gzip.
-        form: what the records are, if their content does not tell.
-        progress: is called with the number of bytes read so far.
-
-    Raises:
-        FileNotFoundError: if a path is not there. The text says which.
-        ConfigurationError: if `form` is none of these, or there is no path.
-    """
+    """The calls of tools in some logs."""
     if form is not None and form not in FORMS:
         raise ConfigurationError(f"read_log: form must be one of {', '.join(map(repr, FORMS))}, got {form!r}")
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
@@ -87,11 +72,7 @@ def read_log(
 
 
 def files_of(paths: Iterable[str | os.PathLike[str]]) -> list[tuple[str, Path | None]]:
-    """The files that are meant, each once, in the order of their names; None for the standard input.
-
-    Raises:
-        FileNotFoundError: if a path is not there, or a pattern has no file. The text says which.
-    """
+    """The files that are meant, each once, in the order of their names; None for the standard input."""
     found: dict[str, tuple[str, Path | None]] = {}
     for text in map(os.fspath, paths):
         if text == "-":

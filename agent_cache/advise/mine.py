@@ -43,23 +43,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from itertools import combinations
 from typing import Final, Literal, NamedTuple
 
 from agent_cache.advise.calls import LoggedCall
-from agent_cache.advise.intervals import (
-    ENOUGH,
-    INTERVALS,
-    UNMET,
-    Equal,
-    Evidence,
-    Harmless,
-    Option,
-    Signature,
-    find_changers,
-    worlds_of,
-)
+from agent_cache.advise.intervals import ENOUGH, INTERVALS, Equal, Evidence, Harmless, Option, find_changers, worlds_of
 from agent_cache.advise.paths import (
+    MIN_OVERLAP,
     Survey,
     ToolFacts,
     find_candidates,
@@ -68,7 +57,7 @@ from agent_cache.advise.paths import (
     name_of,
     nouns_of,
     server_of,
-)
+)  # fmt: skip
 from agent_cache.advise.tag_rules import Advice, Kind, Link, Origin, ToolAdvice, Why, tag_templates
 
 __all__ = ["mine", "unwrapped"]
@@ -87,8 +76,7 @@ _ENOUGH_CHANGES: Final = 4.6
 """
 _ENOUGH_READS: Final = 6
 """To how many different calls of a read a write must have been harmless, if that many were repeated at all."""
-_MIN_OVERLAP: Final = 0.3
-"""The share of their values that two arguments have in common if they may stand for the same things."""
+ROOT: Final = -1
 
 Given = tuple[Literal["read", "write"] | None, Why]
 
@@ -96,14 +84,7 @@ Given = tuple[Literal["read", "write"] | None, Why]
 def mine(
     calls: Sequence[LoggedCall], *, ignore: Sequence[str] = (), progress: Callable[[int], None] | None = None
 ) -> Advice:
-    """Find what the writes of a log change, and the tags that follow.
-
-    Args:
-        calls: a log, in the order of one time line.
-        ignore: names of tools, or patterns of them, that are neither read nor write. So are the handlers of an agent:
-            tools in whose calls others were made.
-        progress: called with the number of calls done, of all passes together, now and then.
-    """
+    """Find what the writes of a log change, and the tags that follow."""
     calls, inner = unwrapped(calls)
     handlers = {call.tool for call in calls if call.encloses and call.kind is None}
     ignored = handlers | {one.tool for one in calls if any(fnmatchcase(one.tool, pattern) for pattern in ignore)}
@@ -179,12 +160,7 @@ class _Chosen(NamedTuple):
 
 
 class _Chooser:
-    """Chooses the links of one read.
-
-    Attributes:
-        explained: how many changes the links explain.
-        suspects: the tools that wrote where only a whole root explains a change. Each may be its cause.
-    """
+    """Chooses the links of one read."""
 
     def __init__(self, read: str, evidence: Evidence, survey: Survey, untold: set[str]) -> None:
         self.read, self.evidence, self.survey, self.untold = read, evidence, survey, untold
@@ -203,23 +179,21 @@ class _Chooser:
         for writer in sorted(self.evidence.writers):
             own = [one for one in chosen if one.option[0] == writer]
             others = [one for one in chosen if one.option[0] != writer]
-            if roots := [one for one in own if not one.option[1]]:
+            if roots := [one for one in own if one.option[1] == ROOT]:
                 chosen = others + roots
                 continue
-            kept = _without_implied([*own, *self._by_entity(writer, own, covering, keyed=True)])
+            kept = self._without_implied([*own, *self._by_entity(writer, own, covering, keyed=True)])
             reason = self._lacking(writer, kept, covering)
             is_known = bool(kept) and reason is None
-            if not is_known or not any(self.candidates[number].is_key for one in kept for number in one.option[1]):
+            if not is_known or not any(self.candidates[one.option[1]].is_key for one in kept):
                 # Nothing says that it is about the entity of the read, or too little what it does to others, or that it
                 # is about no other entity: then ids in the answer count, too.
-                kept = _without_implied([*kept, *self._by_entity(writer, kept, covering, keyed=False)])
+                kept = self._without_implied([*kept, *self._by_entity(writer, kept, covering, keyed=False)])
                 reason = None if is_known else self._lacking(writer, kept, covering)
             if reason is not None:
                 why[writer] = reason
-                kept = [self._link((writer, UNMET), "whole root")]
+                kept = [self._link((writer, ROOT), "whole root")]
             chosen = others + kept
-        for writer in sorted(self.evidence.writers):
-            chosen += self._by_same_arguments(writer, chosen)
         return chosen, why
 
     def _link(self, option: Option, origin: Origin, changes: int = 0) -> _Chosen:
@@ -227,9 +201,7 @@ class _Chooser:
 
     def _cover(self) -> list[_Chosen]:
         options = self._options()
-        quality = {
-            option: self._quality(option) for option in sorted(options, key=lambda one: (one[0], sorted(one[1])))
-        }
+        quality = {option: self._quality(option) for option in sorted(options)}
         left = set(range(len(self.records)))
         picked: list[tuple[Option, set[int]]] = []
 
@@ -243,7 +215,7 @@ class _Chooser:
             picked.append((best, options[best]))
             left -= options[best]
         self.explained = number(set(range(len(self.records))) - left)
-        by_links = set[int]().union(*(covered for option, covered in picked if option[1]))
+        by_links = set[int]().union(*(covered for option, covered in picked if option[1] != ROOT))
         for index, (record, count) in enumerate(self.records):
             if index not in by_links:
                 self.suspects.update(dict.fromkeys((writer for writer, _ in record), count))
@@ -252,24 +224,23 @@ class _Chooser:
             if covered <= set().union(*(those for _, those in better)):
                 picked.remove((option, covered))
         return [
-            self._link(option, "evidence" if option[1] else "whole root", number(covered)) for option, covered in picked
+            self._link(option, "whole root" if option[1] == ROOT else "evidence", number(covered))
+            for option, covered in picked
         ]
 
     def _options(self) -> dict[Option, set[int]]:
-        """What may explain changes: each candidate that met, and pairs, or all, of the arguments of the same names."""
+        """What may explain changes: each candidate that met, and the whole roots."""
         options: dict[Option, set[int]] = defaultdict(set)
         for index, (record, _) in enumerate(self.records):
             for writer, signature in record:
-                same = sorted(number for number in signature if self.candidates[number].is_same_argument)
-                several = [*combinations(same[:6], 2), *([same] if len(same) > 2 else [])]
-                for one in ((), *((number,) for number in signature), *several):
-                    options[writer, frozenset(one)].add(index)
+                for one in (ROOT, *signature):
+                    options[writer, one].add(index)
         return {option: covered for option, covered in options.items() if self._is_credible(option, covered)}
 
     def _counts(self, option: Option) -> tuple[int, int]:
         """How many writes met answers through it that changed, and that did not."""
-        writer, numbers = option
-        cells = [cell for one, cell in self.evidence.cells[writer, self.read].items() if numbers <= one]
+        writer, one = option
+        cells = [cell for met, cell in self.evidence.cells[writer, self.read].items() if one == ROOT or one in met]
         return sum(cell[0] for cell in cells), sum(cell[1] for cell in cells)
 
     def _confidence(self, option: Option) -> float:
@@ -278,71 +249,52 @@ class _Chooser:
 
     def _is_credible(self, option: Option, covered: set[int]) -> bool:
         """Whether a link that does not look like an entity explains more than chance would."""
-        if not option[1] or any(self.candidates[number].is_entity for number in option[1]):
+        if option[1] == ROOT or self.candidates[option[1]].is_entity:
             return True
         if sum(self.records[index][1] for index in covered) < INTERVALS:
             return False
-        (changed, unchanged), (with_it, without) = self._counts((option[0], UNMET)), self._counts(option)
+        (changed, unchanged), (with_it, without) = self._counts((option[0], ROOT)), self._counts(option)
         changed, unchanged = changed - with_it, unchanged - without
         usual = changed / (changed + unchanged) if changed + unchanged else 0.0
         return self._confidence(option) > max(0.3, min(2 * usual, (1 + usual) / 2))
 
     def _quality(self, option: Option) -> float:
-        writer, numbers = option
-        weight = max((self.candidates[number].weight for number in numbers), default=0.02)
+        writer, one = option
+        weight = 0.02 if one == ROOT else self.candidates[one].weight
         is_near = server_of(writer)[0] == server_of(self.read)[0]
         return weight * self._confidence(option) * (0.5 if writer in self.untold else 1.0) * (1.0 if is_near else 0.8)
 
     def _by_entity(self, writer: str, own: list[_Chosen], chosen: list[_Chosen], *, keyed: bool) -> list[_Chosen]:
         """Links through ids that nothing refutes: of the entity in the read's arguments, or of those in its answer."""
         cells = self.evidence.cells[writer, self.read]
-        has = [one.option[1] for one in own]
-        same = self._same_arguments(writer)
-        found = []
+        has, found = [one.option[1] for one in own], []
         for number in self.evidence.of_pair[writer, self.read]:
-            candidate, numbers = self.candidates[number], frozenset({number})
-            if numbers in has or not candidate.is_entity or is_argument(candidate.read_path) is not keyed:
+            candidate = self.candidates[number]
+            if number in has or not candidate.is_entity or is_argument(candidate.read_path) is not keyed:
                 continue
             if not keyed and not is_argument(candidate.write_path):
                 continue
             seen = [signature for signature in cells if number in signature]
-            if seen and all(any(one <= signature for one in has) for signature in seen):
+            if seen and all(not signature.isdisjoint(has) for signature in seen):
                 continue  # implied
             is_one = "[]" not in candidate.write_path.partition("result")[2]
             enough = ENOUGH if keyed and is_one else _OF_OTHERS
-            if candidate.is_key and not any(number in one for one in has):  # or a part of a key that explains changes
-                enough = _OF_KEYS
-            if self._is_refuted(writer, numbers, chosen, enough):
-                numbers = same if number in same else UNMET
-                if len(numbers) < 2 or numbers in has or self._is_refuted(writer, numbers, chosen, ENOUGH):
-                    continue
-            found.append(self._link((writer, numbers), "same entity"))
+            if candidate.is_key and not any(candidate.parts <= self.candidates[one].parts for one in has):
+                enough = _OF_KEYS  # or a part of a key that explains changes
+            if not self._is_refuted(writer, number, chosen, enough):
+                found.append(self._link((writer, number), "same entity"))
         return found
 
-    def _by_same_arguments(self, writer: str, chosen: list[_Chosen]) -> list[_Chosen]:
-        """The link through all arguments that a write shares with the read, if these are at least half of those of the
-        read, and no link has any of them yet.
+    def _without_implied(self, links: list[_Chosen]) -> list[_Chosen]:
+        """Those that no other one covers: a link through two values is part of one through either."""
+        parts = [self.candidates[one.option[1]].parts for one in links]
+        return [one for one, own in zip(links, parts, strict=True) if not any(other < own for other in parts)]
 
-        ``dim(floor, zone)`` may change ``lamp(floor, zone)``, though no argument is named as an id, and none alone
-        tells one lamp from another. Only writes that named all of them between two equal answers refute it.
-        """
-        linked = [one.option[1] for one in chosen if one.option[0] == writer]
-        same = frozenset(n for n in self._same_arguments(writer) if self.candidates[n].overlap >= _MIN_OVERLAP)
-        is_part = 2 * len(same) < len(self.survey.arguments.get(self.read, ()))
-        if not same or is_part or UNMET in linked or same & frozenset[int]().union(*linked):
-            return []
-        is_refuted = self._is_refuted(writer, same, chosen, ENOUGH)
-        return [] if is_refuted else [self._link((writer, same), "same entity")]
-
-    def _same_arguments(self, writer: str) -> Signature:
-        numbers = self.evidence.of_pair[writer, self.read]
-        return frozenset(number for number in numbers if self.candidates[number].is_same_argument)
-
-    def _is_refuted(self, writer: str, numbers: Signature, chosen: list[_Chosen], enough: int) -> bool:
+    def _is_refuted(self, writer: str, number: int, chosen: list[_Chosen], enough: int) -> bool:
         """Whether enough such writes left answers unchanged."""
         total = Harmless()
         for interval in self._unexplained(chosen, writer):
-            if own := [position for position, tool, met in interval.met if tool == writer and numbers <= met]:
+            if own := [position for position, tool, met in interval.met if tool == writer and number in met]:
                 total.note(own, interval.key)
                 if total.is_enough(enough):
                     return True
@@ -354,11 +306,11 @@ class _Chooser:
         Only these show that a write is harmless. In the others, an answer that it has changed would count as changed by
         the link, and be missing here.
         """
-        whole = {one.option[0] for one in chosen if not one.option[1]}
-        links = [one.option for one in chosen if one.option[1]]
+        whole = {one.option[0] for one in chosen if one.option[1] == ROOT}
+        links = [one.option for one in chosen if one.option[1] != ROOT]
         for interval in self.intervals.get(writer, ()):
             if whole.isdisjoint(interval.writes) and not any(
-                tool == by and numbers <= met for _, tool, met in interval.met for by, numbers in links
+                tool == by and number in met for _, tool, met in interval.met for by, number in links
             ):
                 yield interval
 
@@ -367,8 +319,9 @@ class _Chooser:
         evidence, survey = self.evidence, self.survey
         if (writer, self.read) in evidence.ambiguous:
             return "spelt"
-        linked = [self.candidates[number] for one in kept for number in one.option[1]]
-        if self._may_be_named_by(writer, {one.write_path for one in linked}, [*chosen, *kept]):
+        linked = [self.candidates[one.option[1]] for one in kept]
+        known = {path for one in linked for path in one.write_path.split(":")}
+        if self._may_be_named_by(writer, known, [*chosen, *kept]):
             return "rarely"
         is_list = any("[]" in one.read_path for one in linked)
         is_search = survey.may_list(self.read, writer)
@@ -411,10 +364,10 @@ class _Chooser:
         what happens if it meets. An amount does so, and an id with the name of a role.
         """
         return any(
-            not self._is_refuted(writer, frozenset({number}), chosen, ENOUGH // 2)
+            not self._is_refuted(writer, number, chosen, ENOUGH // 2)
             for number in self.evidence.of_pair[writer, self.read]
             if not (one := self.candidates[number]).is_entity
-            and one.overlap >= _MIN_OVERLAP
+            and one.overlap >= MIN_OVERLAP
             and one.write_path not in known
             and is_argument(one.write_path)
             and is_argument(one.read_path)
@@ -425,12 +378,8 @@ class _Chooser:
         """Whether the arguments of both are ids of one entity, and the write has no other ids."""
         pairs = [self.candidates[number] for number in self.evidence.of_pair[writer, self.read]]
         alike = {one.write_path for one in pairs if is_argument(one.write_path) and is_argument(one.read_path)}
+        alike = {path for path in alike if ":" not in path}
         return bool(linked) and alike | self.survey.ids_of(writer) <= linked  # another argument may be an id, too
-
-
-def _without_implied(links: list[_Chosen]) -> list[_Chosen]:
-    """Those that no other one covers: a link through two values is part of one through either."""
-    return [one for one in links if not any(other is not one and other.option[1] < one.option[1] for other in links)]
 
 
 # All of it
@@ -491,15 +440,13 @@ class _Conclusion:
         )
 
     def _link(self, chosen: _Chosen, read: str) -> Link:
-        writer, numbers = chosen.option
-        order = list(self.survey.tools[read].parameters)
-        pairs = [(self.evidence.candidates[n].write_path, self.evidence.candidates[n].read_path) for n in numbers]
-        pairs.sort(key=lambda pair: (order.index(pair[1]) if pair[1] in order else len(order), pair))
+        writer, number = chosen.option
+        candidate = None if number == ROOT else self.evidence.candidates[number]
         return Link(
             write=writer,
-            write_path=":".join(pair[0] for pair in pairs),
+            write_path=candidate.write_path if candidate else "",
             read=read,
-            read_path=":".join(pair[1] for pair in pairs),
+            read_path=candidate.read_path if candidate else "",
             origin=chosen.origin,
             changes=chosen.changes,
             exposed=chosen.changes + chosen.unchanged,
@@ -515,7 +462,8 @@ class _Conclusion:
         evidence = self.evidence
         causes = [one for one in chosen if one.changes]
         is_spelt = any((one.option[0], read) in evidence.ambiguous for one in causes)
-        if not causes or is_spelt or any(one.option[1] for one in causes) or not self.survey.ids_of(read):
+        has_link = any(one.option[1] != ROOT for one in causes)
+        if not causes or is_spelt or has_link or not self.survey.ids_of(read):
             return None
         changes = evidence.records[read].total()
         if changes * evidence.calls_without[read] >= _ENOUGH_CHANGES * evidence.calls_with[read]:

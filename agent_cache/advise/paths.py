@@ -11,17 +11,17 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from itertools import pairwise
-from typing import Any, Final, Literal, NamedTuple
+from itertools import combinations, pairwise, product
+from typing import Any, Final, Literal, NamedTuple, cast
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall, is_failure
 
 __all__ = [
-    "Candidate", "Survey", "ToolFacts", "find_candidates", "is_argument", "kind_by_name", "name_of", "nouns_of",
-    "server_of", "values_at",
+    "MIN_OVERLAP", "Candidate", "Survey", "ToolFacts", "find_candidates", "is_argument", "kind_by_name", "name_of",
+    "nouns_of", "server_of", "values_at",
 ]  # fmt: skip
 
 _MAX_LEAVES: Final = 2_000
@@ -32,6 +32,8 @@ _MAX_TEXT: Final = 200
 """A longer text is no value of an id."""
 _SKETCH: Final = 1_024
 _MAX_CANDIDATES: Final = 40
+MIN_OVERLAP: Final = 0.3
+"""The share of their values that two arguments have in common if they may stand for the same things."""
 
 _NAME: Final = re.compile(r"[^\W\d][\w -]{0,63}")
 _PARAMETER: Final = re.compile(r"[^\W\d][\w-]{0,63}")
@@ -51,7 +53,13 @@ def _compiled(path: str) -> tuple[str, tuple[str, ...]]:
 
 
 def values_at(call: LoggedCall, path: str, *, is_write: bool) -> tuple[str, ...] | None:
-    """The values at a path, as a template takes them: texts; none for the whole root; None if the template fails."""
+    """The values at a path, as a template takes them: texts; none for the whole root; None if the template fails.
+
+    Of several arguments, ``repo:number``, those of all together.
+    """
+    if ":" in path:
+        parts = [values_at(call, one, is_write=is_write) for one in path.split(":")]
+        return None if None in parts else tuple(map(":".join, product(*cast("list[tuple[str, ...]]", parts))))
     name, steps = _compiled(path)
     if name == "result":
         if call.error is not None or call.result is UNKNOWN:
@@ -152,12 +160,7 @@ def nouns_of(tool: str) -> frozenset[str]:
 
 
 def kind_by_name(tool: str, servers: Mapping[str, int]) -> Literal["read", "write"] | None:
-    """What the words of a tool's name say: a weak sign, which is to be reported as such.
-
-    Args:
-        servers: how many tools have this server in front of their name. Behind a word that only one tool has, a word
-            such as ``status`` is no verb.
-    """
+    """What the words of a tool's name say: a weak sign, which is to be reported as such."""
     before, words = server_of(tool)
     first, rest = (words[0], words[1:]) if words else ("", ())
     if first in _WRITE_WORDS or (first == "check" and rest[:1] in (("in",), ("out",), ("off",))):
@@ -301,13 +304,7 @@ class ToolFacts:
 
 
 class Survey:
-    """The first pass over a log.
-
-    Attributes:
-        tools: what each tool has.
-        of_tool: the paths of each tool, and what they held; without those that lead through a table.
-        arguments: those of them that begin in the arguments.
-    """
+    """The first pass over a log."""
 
     def __init__(self, calls: Iterable[LoggedCall]) -> None:
         self.tools: dict[str, ToolFacts] = defaultdict(ToolFacts)
@@ -378,7 +375,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A pair of paths through which a write may meet a read.
+    """A pair of paths through which a write may meet a read; or of several arguments that have one name in both calls.
 
     Attributes:
         weight: how much the two look like one entity, in 0 to 1.
@@ -400,9 +397,9 @@ class Candidate:
     is_ambiguous: bool
 
     @property
-    def is_same_argument(self) -> bool:
-        """Whether both are the argument of one name."""
-        return self.write_path == self.read_path and is_argument(self.read_path) and "[" not in self.read_path
+    def parts(self) -> frozenset[tuple[str, str]]:
+        """The pairs of paths."""
+        return frozenset(zip(self.write_path.split(":"), self.read_path.split(":"), strict=True))
 
 
 _Known = tuple[str, _Profile, _PathName]
@@ -433,8 +430,37 @@ def find_candidates(survey: Survey, writers: set[str], readers: set[str]) -> lis
             pairs.sort(
                 key=lambda one: (-one.weight, len(one.write_path + one.read_path), one.write_path, one.read_path)
             )
-            found += pairs[:_MAX_CANDIDATES]
+            order = list(survey.tools[read].parameters)
+            same = [one for one in pairs if one.write_path == one.read_path in order]
+            same.sort(key=lambda one: order.index(one.read_path))
+            found += pairs[:_MAX_CANDIDATES] + _together(same, len(order))
     return found
+
+
+def _together(same: list[Candidate], parameters: int) -> list[Candidate]:
+    """Arguments of one name in both calls, in pairs and all together: ``repo:number``.
+
+    Those that have values in common are an entity together if they are at least half of those of the read: neither the
+    ``floor`` nor the ``zone`` of a lamp is named as an id, and none alone tells one lamp from another.
+    """
+    alike = [one for one in same if one.overlap >= MIN_OVERLAP]
+    are_entity = 2 * len(alike) >= parameters
+    several = [*combinations(same[:6], 2), *([tuple(same)] if len(same) > 2 else [])]
+    if are_entity and alike and tuple(alike) not in several:
+        several.append(tuple(alike))
+    return [
+        replace(
+            several_of[0],
+            write_path=(path := ":".join(one.write_path for one in several_of)),
+            read_path=path,
+            weight=max(one.weight for one in several_of),
+            is_entity=any(one.is_entity for one in several_of) or (are_entity and list(several_of) == alike),
+            is_key=False,
+            overlap=min(one.overlap for one in several_of),
+            is_ambiguous=any(one.is_ambiguous for one in several_of),
+        )
+        for several_of in several
+    ]
 
 
 def _paths_of(tool: str, survey: Survey) -> list[_Known]:

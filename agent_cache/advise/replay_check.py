@@ -36,7 +36,7 @@ from agent_cache.toolbox.box import Toolbox
 from agent_cache.toolbox.rules import Read, Rule, Write, compiled_tags, find_rule
 
 __all__ = [
-    "Cause", "Failures", "Match", "Outcome", "Policy", "StaleAnswer", "ToolOutcome", "cause_of", "replay", "replay_all",
+    "Cause", "Match", "Outcome", "Policy", "StaleAnswer", "ToolOutcome", "cause_of", "replay", "replay_all",
     "tags_in_use", "tags_of",
 ]  # fmt: skip
 
@@ -45,7 +45,6 @@ Tags = Rule | ReadOperation | WriteOperation
 Policy = Literal["none", "roots", "advised", "oracle"] | Toolbox | Mapping[str, Tags]
 """What is replayed: ``"none"`` drops nothing; ``"roots"`` has the advised tags without ids; ``"oracle"`` knows which
 answers are still true. A mapping has the names of the log; a tool that is not in it is neither cached nor a write."""
-Failures = Literal["drop", "ignore"]
 
 _MOST_STALE: Final = 1_000
 _MOST_WRITES: Final = 100
@@ -54,14 +53,7 @@ _UNJUDGED: Final = 0.05
 
 
 class StaleAnswer(NamedTuple):
-    """An answer that the cache would have given although it was not true any more.
-
-    Attributes:
-        served: the call that got it, with what the log really answered.
-        loaded: the call whose answer the cache had stored.
-        writes: the writes between the last call that showed that the answer was true and the first that showed that it
-            was not: the oldest first, at most a hundred. One of them, or something that is not in the log, changed it.
-    """
+    """An answer that the cache would have given although it was not true any more."""
 
     served: LoggedCall
     loaded: LoggedCall
@@ -78,21 +70,11 @@ class ToolOutcome:
     hits: int = 0
     stale: int = 0
     seconds: float | None = None
-    dollars: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The figures of a log under one policy.
-
-    Attributes:
-        reads: calls of tools that the policy caches.
-        hits: those that the cache would have answered, stale ones included.
-        stale: those that it would have answered wrongly.
-        unjudged: those of `hits` of which the log does not say what was true, as a cache answered them in the log.
-        tools: the same for each tool.
-        stale_answers: the first thousand.
-    """
+    """The figures of a log under one policy."""
 
     reads: int
     hits: int
@@ -107,24 +89,9 @@ class Outcome:
         return self.unjudged > _UNJUDGED * self.hits
 
 
-def replay(
-    calls: Iterable[LoggedCall], policy: Policy, *, advice: Advice | None = None, failures: Failures = "drop"
-) -> Outcome:
-    """Play a log under a policy.
-
-    Args:
-        calls: the log, in the order of one time line.
-        policy: see `Policy`.
-        advice: what each tool is, for the policies that are words. Writes that it knows and the policy does not are
-            among `StaleAnswer.writes`.
-        failures: what a write that failed does. ``"drop"``: what the library does, which drops what it names, since it
-            may have taken effect. ``"ignore"``: nothing, as if it were known beforehand that it has no effect.
-
-    Raises:
-        ValueError: if a policy that is a word comes without advice.
-        ConfigurationError: if a template of a rule cannot be compiled.
-    """
-    return replay_all(calls, {"": policy}, advice=advice, failures=failures)[""]
+def replay(calls: Iterable[LoggedCall], policy: Policy, *, advice: Advice | None = None) -> Outcome:
+    """Play a log under a policy."""
+    return replay_all(calls, {"": policy}, advice=advice)[""]
 
 
 def replay_all(
@@ -132,11 +99,10 @@ def replay_all(
     policies: Mapping[str, Policy],
     *,
     advice: Advice | None = None,
-    failures: Failures = "drop",
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Outcome]:
     """Play a log under several policies, in one pass over it. See `replay`."""
-    players = {name: _Player(policy, advice, failures) for name, policy in policies.items()}
+    players = {name: _Player(policy, advice) for name, policy in policies.items()}
     for number, call in enumerate(calls, 1):
         for player in players.values():
             player.play(call)
@@ -266,10 +232,9 @@ class _Ran(NamedTuple):
 class _Player:
     """Plays calls, one after the other."""
 
-    def __init__(self, policy: Policy, advice: Advice | None, failures: Failures) -> None:
+    def __init__(self, policy: Policy, advice: Advice | None) -> None:
         self.find = _compiled_tools(policy, advice)
         self.is_oracle, self.drops = policy == "oracle", policy not in ("none", "oracle")
-        self.drops_failed = failures == "drop"
         known = advice.tools if advice else {}
         self.writes = frozenset(name for name, one in known.items() if one.kind in ("write", "unknown"))
         self.is_shared = advice is None or advice.is_shared
@@ -292,7 +257,7 @@ class _Player:
             self._read(call, tool)
         elif tool is not None or call.tool in self.writes:
             paths = frozenset[Hashable]()
-            if tool is not None and self.drops and (self.drops_failed or not is_failure(call)):
+            if tool is not None and self.drops:
                 tags, bare = _tags_of_write(call, tool)
                 paths = frozenset(
                     [*(path for tag in tags for path in paths_written(tag)), *(f"{one}:*" for one in bare)]
@@ -332,8 +297,6 @@ class _Player:
         figures.hits += 1
         if call.duration is not None:
             figures.seconds = (figures.seconds or 0.0) + call.duration
-        if call.cost is not None:
-            figures.dollars = (figures.dollars or 0.0) + call.cost
         if answer == entry.answer:
             entry.true_at, entry.writes = self.at, None
             return
@@ -365,15 +328,7 @@ class _Player:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The tools of a log, and what is in use for each.
-
-    Attributes:
-        policy: by the name in the log. A tool that is left out of it is neither cached nor a write.
-        names: what a tool is called in the target, by the name in the log.
-        without_rule: tools of the log that have none, and what is done with them instead.
-        ambiguous: tools of the log that several tools of the target may be, and the names of these.
-        without_calls: rules and decorated tools that are of no tool of the log.
-    """
+    """The tools of a log, and what is in use for each."""
 
     policy: dict[str, Tags] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
@@ -462,16 +417,7 @@ def _fits(rules: Mapping[str, Rule], pattern: str, name: str) -> bool:
 
 
 def tags_in_use(target: str) -> TagsInUse:
-    """Find the tags that a target names.
-
-    Args:
-        target: a file of rules (``rules.toml``); a module (``shop.tools``) or a file of Python (``shop/tools.py``),
-            whose toolboxes and all decorated tools that it imports are meant; either with the name of a toolbox in it
-            (``shop.tools:toolbox``).
-
-    Raises:
-        ConfigurationError: in one line, if there is no such thing, or nothing in it.
-    """
+    """Find the tags that a target names."""
     path, colon, attribute = target.rpartition(":")
     if not colon or "/" in attribute or "\\" in attribute:  # the colon of a drive
         path, attribute = target, ""
@@ -520,14 +466,7 @@ def _imported(target: str) -> ModuleType:
 
 
 class Cause(NamedTuple):
-    """Why a cache would have given a stale answer.
-
-    Attributes:
-        write: the write that has changed the answer; None if there was none in between.
-        is_certain: whether the log shows it to be this one: by a tag that the log says is needed, or because there was
-            no other.
-        read_tag, write_tag: what the read and the write lack, as templates. None if they lack nothing.
-    """
+    """Why a cache would have given a stale answer."""
 
     write: LoggedCall | None = None
     is_certain: bool = False
@@ -536,12 +475,7 @@ class Cause(NamedTuple):
 
 
 def cause_of(stale: StaleAnswer, in_use: Mapping[str, Tags], advice: Advice) -> Cause:
-    """Find the write that made an answer stale, and the tags that would have dropped it.
-
-    Args:
-        in_use: the tags that gave the answer, by the name of the tool in the log.
-        advice: what the same log shows to be needed.
-    """
+    """Find the write that made an answer stale, and the tags that would have dropped it."""
     if not stale.writes:
         return Cause()
     needed = _templates(advice, stale.loaded)

@@ -19,9 +19,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from agent_cache.advise.paths import server_of
-from agent_cache.core.tags import Field, parse_template
 from agent_cache.recording import Redaction
-from agent_cache.toolbox.rules import AnyName, Pass, Read, Rule, Watch, Write
+from agent_cache.toolbox.rules import Pass, Read, Rule, Watch, Write
 from agent_cache.values.compare import escaped, shortened
 
 __all__ = [
@@ -152,14 +151,7 @@ def tag_templates(
     names: Mapping[str, Sequence[str]],
     entity: Callable[[str, Path], Sequence[str]],
 ) -> tuple[dict[str, tuple[str, ...]], list[str]]:
-    """Templates for tools, from links between them. Returns those of each tool, and the root of each link.
-
-    Args:
-        links: (write, its path, read, its path), as in `Link`.
-        reads, writes: the tools; a read without a link gets a root that nothing writes.
-        names: the words that each tool is about, for the names of roots.
-        entity: ``entity(tool, path)``: the words that a path is about.
-    """
+    """Templates for tools, from links between them. Returns those of each tool, and the root of each link."""
     writers: dict[tuple[str, Path], set[tuple[str, Path]]] = defaultdict(set)
     paths: dict[str, list[Path]] = {read: [] for read in reads}
     for write, write_path, read, read_path in links:
@@ -234,19 +226,6 @@ _MISSING: Final = {
     "rarely": "seen between equal answers too rarely",
     "spelt": "the log spells one id in several ways",
 }
-_DATA: Final = '''
-
-
-def data(result):
-    """The result as data: the log has it as a text that is JSON."""
-    return json.loads(result) if isinstance(result, str | bytes) else result
-'''
-_BUT: Final = '''
-
-
-def but(*roots):
-    """Everything but these: what a write may change, of which the log shows too little."""
-    return [root for root in EVERYTHING if root not in roots]'''
 
 
 def plural(number: int, noun: str) -> str:
@@ -259,10 +238,6 @@ class Names:
 
     A recording calls a tool ``namespace:tool`` or ``module:function``, other logs just ``tool``. A rule is of ``tool``,
     unless tools of two modules share this name.
-
-    Attributes:
-        namespace: what a toolbox of these rules is called.
-        of: the name of the rule by that of the tool. A tool that can have no rule is missing.
     """
 
     def __init__(self, tools: Iterable[str], redaction: Redaction) -> None:
@@ -294,16 +269,7 @@ def _short(tool: str) -> str:
 
 
 class RuleText:
-    """The rules of an advice as text, with its evidence as comments.
-
-    Args:
-        advice: what was mined.
-        outcomes: the log replayed, by the name of the policy: ``none``, ``roots``, ``advised``, ``oracle``.
-        sources: what the log is called.
-        notes: sentences of who has read the log.
-        has_hints: whether the log has the annotations of an MCP server, so that tools without a rule may have some.
-        redaction: of names and tags.
-    """
+    """The rules of an advice as text, with its evidence as comments."""
 
     def __init__(
         self,
@@ -429,40 +395,36 @@ class RuleText:
 
     def python(self) -> str:
         """Decorators, each above a function that stands for the tool."""
-        tags = [tag for tool in self._written if tool.kind == "read" for tag in tool.tags]
-        every = list(dict.fromkeys(_python(tag.partition(":")[0]) for tag in tags))
         taken: set[str] = set()
-        blocks = [self._function(tool, every, taken) for tool in self._written]
+        blocks = [self._function(tool, taken) for tool in self._written]
         unknown = [tool.tool for tool in self.advice.tools.values() if tool.kind == "unknown"]
-        text = "\n".join(blocks)
-        if unknown or "*but(" in text:
-            blocks.insert(0, f"EVERYTHING = {_array(every)}" + (_BUT if "*but(" in text else ""))
         put = [f"Put @AgentCacheInvalidator(EVERYTHING) above {self.names.several(unknown)}."] if unknown else []
+        if unknown:
+            tags = [tag for tool in self._written if tool.kind == "read" for tag in tool.tags]
+            every = dict.fromkeys(_python(tag.partition(":")[0]) for tag in tags)
+            blocks.insert(0, f"EVERYTHING = {_array([*every])}")
         head = self._head("Put each decorator above your own function, which may be a plain def.", *put)
-        has_data = "data(result)" in text
-        used = [name for name in ("AgentCache", "AgentCacheInvalidator") if f"\n@{name}(" in text]
-        used += ["tags_from"] if "tags_from(" in text else []
-        imports = ["import json\n"] if has_data else []
-        imports += [f"from agent_cache import {', '.join(used)}"] if used else []
-        top = "\n".join([*head, "", *imports]) + (_DATA if has_data else "")
-        return "\n\n\n".join([top.rstrip("\n"), *blocks]) + "\n"
+        text = "\n".join(blocks)
+        used = [name for name in _DECORATORS.values() if f"@{name}(" in text]
+        imports = [f"from agent_cache import {', '.join(used)}"] if used else []
+        return "\n\n\n".join(["\n".join([*head, "", *imports]).rstrip(), *blocks]) + "\n"
 
-    def _function(self, tool: ToolAdvice, every: list[str], taken: set[str]) -> str:
+    def _function(self, tool: ToolAdvice, taken: set[str]) -> str:
         lines, parameters = _comments(self._evidence(tool)), list(tool.parameters)
         if tool.kind == "watch":
             return "\n".join([*lines, "# Leave it undecorated."])
         if not all(_is_parameter(name) and self.redaction.text(name) == name for name in parameters):
             return "\n".join([*lines, "# No function of Python has such parameters: take --format toml for it."])
-        is_computed = needs_parsing(tool) or "result" in parameters
-        tags = [_tag_in_python(tag, is_computed=is_computed) for tag in tool.tags]
-        others = [root for root in every if root not in tags]
-        if len(every) - len(others) > max(_MOST_NAMES, len(others)):  # nearly all whole roots: say which it has not
-            tags = [*(tag for tag in tags if tag not in every), f"*but({', '.join(others)})"]
+        tags = list(tool.tags)
+        if needs_parsing(tool) or "result" in parameters:
+            tags = [tag.partition(":")[0] if "{result[" in tag else tag for tag in tags]
+            lines.append("# Its answers are JSON as text, which --format toml reads: so whole roots.")
         name = re.sub(r"\W+", "_", self.names.of[tool.tool].rpartition(".")[2]).strip("_") or "tool"
         name = _free_name([name if name.isidentifier() and not keyword.iskeyword(name) else f"tool_{name}"], taken)
         needed = [one for one in parameters if tool.parameters[one]]
         needed += [f"{one}=None" for one in parameters if not tool.parameters[one]]
-        resource = tags[0] if len(tags) == 1 and tags[0][0] != "*" else _array(tags)
+        literals = [_python(tag) for tag in dict.fromkeys(tags)]
+        resource = literals[0] if len(literals) == 1 else _array(literals)
         lines.append(f"@{_DECORATORS[tool.kind]}({resource}{self._scope})")
         return "\n".join([*lines, f"async def {name}({', '.join(needed)}): ..."])
 
@@ -473,13 +435,7 @@ class RuleText:
         has_rule: Callable[[str], bool] = lambda _name: False,
         is_new: bool = True,
     ) -> str:
-        """A file that `Toolbox.from_file` and `agent-cache mcp --config` read.
-
-        Args:
-            relay: the namespace of a relay, whose tools may have hints; None for any other file.
-            has_rule: whether a tool of this name has a rule already.
-            is_new: False for text to be appended to a file.
-        """
+        """A file that `Toolbox.from_file` and `agent-cache mcp --config` read."""
         head = self._head()
         if is_new:
             namespace = self.names.namespace
@@ -508,31 +464,16 @@ class RuleText:
         for tool in advice.tools.values():
             found = self.outcomes["advised"].tools.get(tool.tool)
             row = asdict(tool) | {"parse": needs_parsing(tool), "rule": self.names.of.get(tool.tool)}
-            row |= {"tags": list(tool.tags) if tool in self._written else []}
-            row |= {"hits": found.hits if found else 0, "stale": found.stale if found else 0}
-            row |= {
-                "seconds_saved": found.seconds if found else None,
-                "dollars_saved": found.dollars if found else None,
-            }
-            del row["parameters"]
-            tools.append(row | {name: self._text(row[name]) for name in ("tool", "reason")})
-        links = [
-            {name: self._text(value) if isinstance(value, str) else value for name, value in asdict(link).items()}
-            for link in advice.links
-        ]
-        return {
-            "sources": self._sources,
-            "namespace": self.names.namespace,
-            "notes": self._notes,
-            "tools": tools,
-            "links": links,
-            **{name: getattr(advice, name) for name in ("is_shared", "resets", "changes", "explained")},
-            "ignored": [self._text(tool) for tool in advice.ignored],
-            "unknown": [self._text(line) for line in self.unknown()],
-            "outcomes": {
-                name: {"reads": one.reads, "hits": one.hits, "stale": one.stale} for name, one in self.outcomes.items()
-            },
-        }
+            row |= {"tags": list(tool.tags) if tool in self._written else [], "hits": found.hits if found else 0}
+            row |= {"stale": found.stale if found else 0, "seconds_saved": found.seconds if found else None}
+            tools.append({name: value for name, value in row.items() if name != "parameters"})
+        figures = {name: getattr(advice, name) for name in ("is_shared", "resets", "changes", "explained")}
+        document = {"sources": self._sources, "namespace": self.names.namespace, "notes": self._notes, "tools": tools}
+        document |= {"links": list(map(asdict, advice.links)), **figures, "ignored": list(advice.ignored)}
+        document |= {"unknown": self.unknown(), "outcomes": {}}
+        for name, one in self.outcomes.items():
+            document["outcomes"][name] = {"reads": one.reads, "hits": one.hits, "stale": one.stale}
+        return self.redaction.apply(document)
 
 
 def _is_parameter(name: str) -> bool:
@@ -558,26 +499,6 @@ def _python(text: str) -> str:
     """A literal of Python, in which nothing is left that a terminal or an editor would interpret."""
     literal = ascii(text) if not text.isprintable() else repr(text)
     return f'"{literal[1:-1]}"' if literal[0] == "'" and '"' not in literal else literal
-
-
-def _tag_in_python(tag: str, *, is_computed: bool) -> str:
-    """A tag of a decorator. What reads a result that is a text is computed by a function, since templates cannot."""
-    root, below = parse_template(tag, AnyName(), "advise")
-    if not is_computed or not any(isinstance(one, Field) and one.of_result for part in below for one in part):
-        return _python(tag)
-    [segment, *others] = below
-    if others or len(segment) != 1 or not isinstance(segment[0], Field):
-        return _python(root)  # a function gives one segment: the whole root is always right
-    expression, loops = "data(result)", list[str]()
-    for is_attribute, step in segment[0].path:
-        if step == "" and not is_attribute:
-            item = f"item{len(loops) or ''}"
-            loops.append(f"for {item} in {expression}")
-            expression = item
-        else:
-            expression += f"[{_python(step) if isinstance(step, str) else step}]"
-    ids = f"[{expression} {' '.join(loops)}]" if loops else expression
-    return f"tags_from({_python(root)}, lambda arguments, result: {ids})"
 
 
 def _toml(text: str) -> str:

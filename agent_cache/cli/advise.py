@@ -142,11 +142,7 @@ class _Study(NamedTuple):
 def _studied(
     runs: Sequence[str], redaction: Redaction, form: Form | None, kinds: Given = (), ignore: Sequence[str] = ()
 ) -> _Study:
-    """Read a log, say what was read, and mine it.
-
-    Raises:
-        AgentCacheError, OSError: if it cannot be read, or has no calls.
-    """
+    """Read a log, say what was read, and mine it."""
     size = sum(path.stat().st_size for _, path in files_of(runs) if path is not None)
     with progress("reading", size, least=5_000_000) as draw:
         log = read_log(runs, form=form, progress=draw)
@@ -176,16 +172,7 @@ def advised_rules(
     kinds: Given = (),
     ignore: Sequence[str] = (),
 ) -> RuleText:
-    """The rules that a log shows to be needed. What is read of it is said on stderr.
-
-    Args:
-        kinds: those of tools, by their names or patterns of these: the exact name comes first, then the patterns in
-            their order.
-        ignore: tools that do neither.
-
-    Raises:
-        AgentCacheError, OSError: if it cannot be read, or has no calls.
-    """
+    """The rules that a log shows to be needed. What is read of it is said on stderr."""
     study = _studied(runs, redaction, form, kinds, ignore)
     with progress("replaying", len(study.calls), least=_LEAST) as draw:
         policies: dict[str, Any] = {name: name for name in ("none", "roots", "advised", "oracle")}

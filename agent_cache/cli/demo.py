@@ -282,9 +282,6 @@ class AnswerChecker:
     It keeps every answer that the store has given to each question: at the instant of each change it asks all
     questions again, past the cache. An answer is right if it was true at some moment of the call. Nobody knows of a
     write that has not returned, so a write that still runs when a read begins overlaps it.
-
-    Args:
-        ask: answers a tool's name and arguments from the store as it is now.
     """
 
     def __init__(self, ask: Callable[[str, tuple[object, ...]], object]) -> None:
@@ -310,12 +307,7 @@ class AnswerChecker:
 
 
 class Run:
-    """One run of all lessons: the calls of the agents, in the order they began, and their totals.
-
-    Attributes:
-        session: encloses the sessions of all agents, so its metrics are their sums.
-        show: called with each lesson that begins and each call that has ended.
-    """
+    """One run of all lessons: the calls of the agents, in the order they began, and their totals."""
 
     def __init__(self, *, seed: int, is_simulated: bool, sabotage: bool) -> None:
         self.seed, self.is_simulated = seed, is_simulated
@@ -426,14 +418,7 @@ class InstantLoop(asyncio.SelectorEventLoop):
 
 
 def play(view: View, *, seed: int, is_fast: bool, sabotage: bool = False) -> Run:
-    """Run all lessons once, with a cache of their own.
-
-    Args:
-        view: shows the run.
-        seed: of the latencies and of what is browsed.
-        is_fast: skip every wait; the cache measures on the same simulated clock.
-        sabotage: leave the decorator off one write.
-    """
+    """Run all lessons once, with a cache of their own."""
     with (
         configure(remote=None, backup=None, enabled=True, max_bytes=None),
         FakeClock(0.0) if is_fast else nullcontext() as clock,

@@ -46,11 +46,7 @@ class _Command(NamedTuple):
     run: str = "run"
 
     def declare(self, parser: argparse.ArgumentParser) -> None:
-        """Declare its options and its function.
-
-        Raises:
-            ModuleNotFoundError: if it needs an extra that is not installed. The text names it.
-        """
+        """Declare its options and its function."""
         module = importlib.import_module(f"agent_cache.cli.{self.module}")
         add, run, job = getattr(module, self.add_options), None, self.words.rpartition(" ")[2]
         if self.group == "tiers":
@@ -83,11 +79,7 @@ COMMANDS: Final = tuple(_Command(*row) for row in (
 
 
 def _run_on_tier(options: argparse.Namespace, *, command: str) -> int:
-    """Run `stats`, `keys`, `clear` or `doctor`: a file needs no redis-py, and a server no SQLite.
-
-    Raises:
-        ConfigurationError: if the URL is that of neither.
-    """
+    """Run `stats`, `keys`, `clear` or `doctor`: a file needs no redis-py, and a server no SQLite."""
     from agent_cache.cli.tier_options import URL_VARIABLE, file_of
 
     if not options.url:

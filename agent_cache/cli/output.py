@@ -39,11 +39,7 @@ _BAR = 30
 
 
 class Printer:
-    """Prints lines and tables, in colours where that is possible.
-
-    Args:
-        stream: where to; None is stdout.
-    """
+    """Prints lines and tables, in colours where that is possible."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._console: Any = None
@@ -142,11 +138,7 @@ def is_same_file(path: str | os.PathLike[str], other: str | os.PathLike[str]) ->
 
 
 def write_file(target: Path, texts: Iterable[str]) -> int:
-    """Write texts in one step: what stood there stays until all is written. Returns the number of bytes.
-
-    Raises:
-        ConfigurationError: if it cannot be written.
-    """
+    """Write texts in one step: what stood there stays until all is written. Returns the number of bytes."""
     size = 0
     try:
         if target.exists() and not target.is_file():  # a device or a pipe, which nothing can take the place of

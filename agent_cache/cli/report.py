@@ -42,11 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the page of some runs, or another form of one.
-
-    Raises:
-        CassetteError, ConfigurationError: if one cannot be read, or it cannot be written.
-    """
+    """Write the page of some runs, or another form of one."""
     last, other = options.runs[-1], options.trace or options.atif
     if other is not None and len(options.runs) > 1:
         raise ConfigurationError("--trace and --atif write one RUN")

@@ -60,15 +60,7 @@ _ABOVE, _SUMS = 0.4, 2.4
 
 
 def page(timelines: Sequence[Timeline], comparison: Comparison | None = None) -> str:
-    """The page of these runs.
-
-    Args:
-        timelines: the runs, up to 26.
-        comparison: of the last one with those before it, if there are several.
-
-    Raises:
-        ConfigurationError: if bokeh or Jinja2 is not installed, or there are too many runs.
-    """
+    """The page of these runs."""
     if len(timelines) > len(_LETTERS):
         raise ConfigurationError(f"a report shows up to {len(_LETTERS)} runs, got {len(timelines)}")
     try:
@@ -361,12 +353,7 @@ def _marks(timeline: Timeline) -> Iterator[tuple[str, str, str, list[TimedCall]]
 
 
 def _run_data(timeline: Timeline, names: Sequence[str]) -> dict[str, Any]:
-    """What the script needs of a run beside the figure.
-
-    Args:
-        timeline: the run.
-        names: the full names of the calls of all runs, in the order of the short ones that the script has.
-    """
+    """What the script needs of a run beside the figure."""
     numbers = {name: number for number, name in enumerate(names)}
     return {
         "height": _height(max(timeline.rows, 1)),

@@ -270,16 +270,7 @@ def text_limit(calls: int) -> int:
 def read_timeline(
     cassette: Cassette, *, limit: int | None = None, progress: Callable[[int], None] | None = None
 ) -> Timeline:
-    """Read a run.
-
-    Args:
-        cassette: a cassette, or a journal that was loaded as one.
-        limit: characters of arguments and of an outcome that are kept of each call; `text_limit` by default.
-        progress: is called with the number of calls read so far.
-
-    Raises:
-        CassetteError: if a call cannot be read.
-    """
+    """Read a run."""
     rules = Redaction().joined(recorded_rules(cassette))
     outline = cassette.outline
     enclosing, order = outline.enclosing(), outline.starts()

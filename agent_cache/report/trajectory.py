@@ -27,12 +27,7 @@ _MOST: Final = 1_000_000
 
 
 def trajectory(cassette: Cassette, timeline: Timeline) -> dict[str, Any]:
-    """The trajectory of a run, redacted.
-
-    Args:
-        cassette: its recording.
-        timeline: the same, for what it cost.
-    """
+    """The trajectory of a run, redacted."""
     steps = list(_steps(cassette, timeline))
     for number, step in enumerate(steps, 1):
         step["step_id"] = number

@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.advise`` prints two tables: hits and stale answers without invalidation, with whole roots, with
 the advised tags, with those written by hand, and of an oracle. Each figure is the sum over several logs that were
-learned from, since one log may happen to show what another one does not. ``--page`` puts the tables into
+learned from, since one log may happen to show what another one does not. Rules that were learned from runs which begin
+anew are replayed on such runs, and also in one world that all share. ``--page`` puts the tables into
 docs/benchmarks.md. The exit code is 1 if an advised tag left an answer stale, and 2 if the recorded runs are absent.
 """
 
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from agent_cache.advise.calls import LoggedCall
+from agent_cache.advise.calls import LoggedCall, is_failure
 from agent_cache.advise.mine import mine, unwrapped
 from agent_cache.advise.replay_check import Outcome, Policy, replay, replay_all
 from agent_cache.advise.tag_rules import Advice, rules_of
@@ -26,12 +27,15 @@ from benchmarks.recorded_runs import DataAbsentError, data_directory, load_retai
 from benchmarks.retail.store import load_store
 from benchmarks.table import markdown
 
-LEARNED, OTHERS = (0, 1, 2, 3), (11, 12, 13)
+LEARNED, OTHERS = (0, 1, 2), (11, 12)
 WORLD_CALLS, WORLD_RUNS = 2_000, 40
 """Of a log of a world, and the runs of those that begin anew each."""
 
 RETAIL_COLUMNS = ("tags", "reads", "hits", "of the oracle's", "failed writes ignored", "stale")
-WORLD_COLUMNS = ("world", "reads", "oracle", "whole roots", "advised", "failed writes ignored", "stale", "without tags")
+WORLD_COLUMNS = (
+    "world", "reads", "oracle", "whole roots", "advised", "failed writes ignored", "stale", "in one world",
+    "stale there", "without tags",
+)  # fmt: skip
 
 Line = tuple[str, ...]
 
@@ -101,40 +105,52 @@ class _Total:
 
 
 def _add(totals: dict[str, _Total], log: Sequence[LoggedCall], policies: Mapping[str, Policy], advice: Advice) -> None:
+    writes = {name for name, tool in advice.tools.items() if tool.kind in ("write", "unknown")}
     outcomes = replay_all(log, policies, advice=advice)
-    ignoring = replay_all(log, policies, advice=advice, failures="ignore")
+    ignoring = replay_all(
+        [one for one in log if one.tool not in writes or not is_failure(one)], policies, advice=advice
+    )
     for name, outcome in outcomes.items():
         totals.setdefault(name, _Total()).add(outcome, ignoring[name])
 
 
 def _worlds_table() -> tuple[str, int]:
-    logs: list[tuple[str, Callable[[int], list[LoggedCall]]]] = []
+    logs: list[tuple[str, Callable[[int], list[LoggedCall]], Callable[[int], list[LoggedCall]] | None]] = []
     for world in WORLDS:
-        logs.append((world.__name__, partial(play, world, calls=WORLD_CALLS)))
-        logs.append((f"{world.__name__}, fresh", partial(play, world, calls=WORLD_CALLS, runs=WORLD_RUNS)))
-    logs.append(("30 MCP servers, fresh", play_servers))
-    logs.append(("30 MCP servers, meta-tool", partial(play_servers, shape=LogShape(meta=True))))
-    logs.append(("30 MCP servers, one state", partial(play_servers, shape=LogShape(is_fresh=False))))
+        shared = partial(play, world, calls=WORLD_CALLS)
+        logs.append((world.__name__, shared, None))
+        logs.append((f"{world.__name__}, fresh", partial(play, world, calls=WORLD_CALLS, runs=WORLD_RUNS), shared))
+    one_state = partial(play_servers, shape=LogShape(is_fresh=False))
+    logs.append(("30 MCP servers, fresh", play_servers, one_state))
+    logs.append(("30 MCP servers, meta-tool", partial(play_servers, shape=LogShape(meta=True)), one_state))
+    logs.append(("30 MCP servers, one state", one_state, None))
     rows, stale = [], 0
     with run_progress("worlds", len(logs)) as advance:
-        for name, log_of in logs:
-            row, found = _world_row(name, log_of)
+        for name, log_of, shared_of in logs:
+            row, found = _world_row(name, log_of, shared_of)
             rows.append(row)
             stale += found
             advance()
     return markdown(WORLD_COLUMNS, rows), stale
 
 
-def _world_row(name: str, log_of: Callable[[int], list[LoggedCall]]) -> tuple[Line, int]:
+def _world_row(
+    name: str, log_of: Callable[[int], list[LoggedCall]], shared_of: Callable[[int], list[LoggedCall]] | None
+) -> tuple[Line, int]:
     policies: dict[str, Policy] = {"none": "none", "roots": "roots", "advised": "advised", "oracle": "oracle"}
-    others = OTHERS if "MCP" not in name else OTHERS[:1]
-    logs = [log_of(seed) for seed in others]
-    totals: dict[str, _Total] = {}
-    for learned_from in LEARNED[: 4 if "MCP" not in name else 2]:
+    seeds = OTHERS[: 1 if "MCP" in name else 2]
+    logs, shared = [log_of(seed) for seed in seeds], [shared_of(seed) for seed in seeds] if shared_of else []
+    totals, there = dict[str, _Total](), dict[str, _Total]()
+    for learned_from in LEARNED[: 1 if "MCP" in name else 3]:
         advice = mine(log_of(learned_from))
         for log in logs:
             _add(totals, unwrapped(log)[0], policies, advice)
+        for log in shared:
+            _add(there, log, {"advised": rules_of(advice), "oracle": "oracle"}, advice)
     oracle, advised = totals["oracle"].hits or 1, totals["advised"]
+    in_one = (
+        (f"{there['advised'].hits / there['oracle'].hits:.0%}", f"{there['advised'].stale:,}") if there else ("", "")
+    )
     row = (
         name,
         f"{advised.reads:,}",
@@ -143,10 +159,11 @@ def _world_row(name: str, log_of: Callable[[int], list[LoggedCall]]) -> tuple[Li
         f"{advised.hits / oracle:.0%}",
         f"{advised.ignoring / oracle:.0%}",
         f"{advised.stale:,}",
+        *in_one,
         f"{totals['none'].stale:,}",
     )
     print(*row, file=sys.stderr, flush=True)
-    return row, advised.stale
+    return row, advised.stale + (there["advised"].stale if there else 0)
 
 
 def _speed() -> str:
