@@ -146,7 +146,8 @@ class Evidence:
         self.cells: dict[tuple[str, str], dict[Signature, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
         self.records: dict[str, Counter[Record]] = defaultdict(Counter)
         self.equal: dict[str, list[Equal]] = defaultdict(list)
-        self.elsewhere: dict[tuple[str, str], set[int]] = defaultdict(set)
+        # By the servers of writes and of reads: the writes that lay in equal intervals, and how many pairs of both.
+        self.elsewhere: dict[tuple[str, str], tuple[set[int], list[int]]] = defaultdict(lambda: (set(), []))
         self.free_changes: dict[str, Counter[frozenset[str]]] = defaultdict(Counter)
         self.free_equal: dict[str, Counter[frozenset[str]]] = defaultdict(Counter)
         self.calls_without, self.calls_with, self.repeats = Counter[str](), Counter[str](), Counter[str]()
@@ -244,7 +245,9 @@ class Evidence:
                     harmless.append((self._first + position, writer, own[position]))
             if sure:
                 others[writer] = tuple(self._first + one for one in sure)
-                self.elsewhere[server_of(writer)[0], server_of(tool)[0]].update(others[writer])
+                writes, pairs = self.elsewhere[server_of(writer)[0], server_of(tool)[0]]
+                writes.update(others[writer])
+                pairs.append(len(sure))
         if is_change and (record or refused):  # a write that failed has an effect now and then, if no other can have
             self.records[tool][frozenset(record or refused)] += 1
         elif others:

@@ -65,7 +65,8 @@ __all__ = ["mine", "unwrapped"]
 _OF_LISTS: Final = 24
 _OF_KEYS: Final = 24
 _OF_OTHERS: Final = 6
-_OF_SERVERS: Final = 24
+_OF_SERVERS: Final = 100
+"""How many pairs of a write and an answer on another server have to have been harmless."""
 _OF_SEARCHES: Final = 100
 """How many writes have to have been harmless where each may bring an item in: fewer left stale answers in a world whose
 pages of users change by one write in a hundred.
@@ -215,6 +216,7 @@ class _Chooser:
             picked.append((best, options[best]))
             left -= options[best]
         self.explained = number(set(range(len(self.records))) - left)
+        self.suspected_servers = {server_of(option[0])[0] for option, _ in picked}
         by_links = set[int]().union(*(covered for option, covered in picked if option[1] != ROOT))
         for index, (record, count) in enumerate(self.records):
             if index not in by_links:
@@ -342,22 +344,18 @@ class _Chooser:
                     return None
         if not is_list and self._is_keyed(writer, {one.write_path for one in linked if one.is_key}):
             return None
-        if not is_search and self._is_elsewhere(writer):
+        if self._is_elsewhere(writer):
             return None
         return "rarely" if total.writes else "never"
 
     def _is_elsewhere(self, writer: str) -> bool:
         """Whether a write is of another server whose writes, all together, were seen often enough between equal answers
-        of the server of the read, and of which none may have changed this one.
+        of the server of the read, and of which none explains a change of this one.
         """
         own, server = server_of(self.read)[0], server_of(writer)[0]
-        is_suspect = any(server_of(one)[0] == server for one in self.suspects)
-        return (
-            bool(server)
-            and server != own
-            and not is_suspect
-            and len(self.evidence.elsewhere[server, own]) >= _OF_SERVERS
-        )
+        writes, pairs = self.evidence.elsewhere[server, own]
+        is_other = bool(server) and server != own and server not in self.suspected_servers
+        return is_other and len(writes) >= ENOUGH and sum(pairs) >= _OF_SERVERS
 
     def _may_be_named_by(self, writer: str, known: set[str], chosen: list[_Chosen]) -> bool:
         """Whether another argument of the write holds values like those that identify the read, and it is not known
