@@ -70,40 +70,55 @@ class Shop:
     """A shop in memory, without cache and without latency (`make_tools` adds both).
 
     A change happens at one instant, between two steps of the event loop, and `on_change` is called right after it.
+    `reads` and `writes` have the tags of each tool, and its function.
     """
 
     def __init__(self) -> None:
         self.on_change: Callable[[], None] = lambda: None
         people = (("mia", "Mia Lind", 120), ("noah", "Noah Berg", 310), ("zoe", "Zoe Falk", 75))
         goods = (("bag", 59, 12), ("mug", 25, 40), ("lamp", 39, 7), ("radio", 89, 3))
-        self.customers: dict[str, Row] = {
+        customers: dict[str, Row] = {
             one: {"id": one, "name": name, "email": f"{one}@example.com", "balance": sum_} for one, name, sum_ in people
         }
-        self.products: dict[str, Row] = {one: {"id": one, "price": price, "stock": n} for one, price, n in goods}
-        self.orders: dict[int, Row] = {}
-        for order in (("mia", "mug", 25, "pending"), ("mia", "radio", 89, "shipped"), ("noah", "lamp", 39, "pending"),
-                      ("zoe", "bag", 59, "pending")):  # fmt: skip
+        products: dict[str, Row] = {one: {"id": one, "price": price, "stock": n} for one, price, n in goods}
+        orders: dict[int, Row] = {}
+        self.customers, self.products, self.orders = customers, products, orders
+        for order in (("mia", "mug", 25), ("mia", "radio", 89), ("noah", "lamp", 39), ("zoe", "bag", 59)):
             self._add_order(*order)
-        self.reads: dict[str, Callable[..., Any]] = {
-            "find_customer": lambda email: next(one for one in self.customers.values() if one["email"] == email),
-            "get_customer": lambda customer_id: self.customers[customer_id],
-            "get_product": lambda product_id: self.products[product_id],
-            "list_products": lambda: [self.products[one] for one in sorted(self.products)],
-            "get_order": lambda order_id: self.orders[order_id],
-            "list_orders": lambda customer_id: [o for o in self.orders.values() if o["customer_id"] == customer_id],
+        orders[1002]["status"] = "shipped"
+        of_listed = tags_from("order", lambda _, result: [order["id"] for order in result])
+        of_order = ["order:{order_id}", "customer:{result[customer_id]}", "product:{result[product_id]}"]
+        self.reads: dict[str, tuple[Any, Callable[..., Any]]] = {
+            "find_customer": (  # only the result shows which customer it is
+                "customer:{result[id]}",
+                lambda email: next(one for one in customers.values() if one["email"] == email),
+            ),
+            "get_customer": ("customer:{customer_id}", lambda customer_id: customers[customer_id]),
+            "get_product": ("product:{product_id}", lambda product_id: products[product_id]),
+            "list_products": ("product", lambda: [products[one] for one in sorted(products)]),  # of every product
+            "get_order": ("order:{order_id}", lambda order_id: orders[order_id]),
+            "list_orders": (
+                ["customer:{customer_id}", of_listed],
+                lambda customer_id: [one for one in orders.values() if one["customer_id"] == customer_id],
+            ),
         }
-        writes = (self.set_price, self.place_order, self.cancel_order, self.ship_order)
-        self.writes: dict[str, Callable[..., Any]] = {write.__name__: write for write in writes}
+        self.writes: dict[str, tuple[Any, Callable[..., Any]]] = {
+            "set_price": ("product:{product_id}", self.set_price),
+            "place_order": (["customer:{customer_id}", "product:{product_id}"], self.place_order),
+            "cancel_order": (of_order, self.cancel_order),
+            "ship_order": ("order:{order_id}", self.ship_order),
+        }
 
     def answer(self, tool: str, arguments: tuple[object, ...]) -> Any:
         """A copy of the answer to a read as it is now."""
-        return copy.deepcopy(self.reads[tool](*arguments))
+        return copy.deepcopy(self.reads[tool][1](*arguments))
 
-    def _add_order(self, customer_id: str, product_id: str, paid: int, status: str) -> Row:
+    def _add_order(self, customer_id: str, product_id: str, paid: int) -> Row:
         number = 1001 + len(self.orders)
-        row = {"id": number, "customer_id": customer_id, "product_id": product_id, "paid": paid, "status": status}
-        self.orders[number] = row
-        return row
+        self.orders[number] = {
+            "id": number, "customer_id": customer_id, "product_id": product_id, "paid": paid, "status": "pending"
+        }  # fmt: skip
+        return self.orders[number]
 
     def _book(self, order: Row, number: int) -> Row:
         """Sell a product, or take it back, with the money of its order."""
@@ -118,7 +133,7 @@ class Shop:
         return self.products[product_id]
 
     def place_order(self, customer_id: str, product_id: str) -> Row:
-        return self._book(self._add_order(customer_id, product_id, self.products[product_id]["price"], "pending"), 1)
+        return self._book(self._add_order(customer_id, product_id, self.products[product_id]["price"]), 1)
 
     def cancel_order(self, order_id: int) -> Row:
         self.orders[order_id]["status"] = "cancelled"
@@ -137,10 +152,7 @@ def make_tools(shop: Shop, chance: Random, *, sabotage: bool) -> dict[str, Tool]
     caches go wrong. With `sabotage`, `set_price` stays undecorated and invalidates nothing.
     """
 
-    def remote(name: str) -> Tool:
-        method = shop.reads.get(name) or shop.writes[name]
-        latency = READ_SECONDS if name in shop.reads else WRITE_SECONDS
-
+    def remote(method: Callable[..., Any], latency: float) -> Tool:
         @functools.wraps(method)
         async def tool(*arguments: object) -> Any:
             request, reply = (latency / 2 * chance.uniform(0.8, 1.2) for _ in range(2))
@@ -151,25 +163,14 @@ def make_tools(shop: Shop, chance: Random, *, sabotage: bool) -> dict[str, Tool]
 
         return tool
 
-    listed_orders = tags_from("order", lambda _, result: [order["id"] for order in result])
-    of_order = ["order:{order_id}", "customer:{result[customer_id]}", "product:{result[product_id]}"]
-    reads: dict[str, Any] = {
-        "find_customer": "customer:{result[id]}",  # only the result shows which customer it is
-        "get_customer": "customer:{customer_id}",
-        "get_product": "product:{product_id}",
-        "list_products": "product",  # of every product: a write to any of them invalidates it
-        "get_order": "order:{order_id}",
-        "list_orders": ["customer:{customer_id}", listed_orders],
-    }
-    writes: dict[str, Any] = {
-        "set_price": "product:{product_id}",
-        "place_order": ["customer:{customer_id}", "product:{product_id}"],
-        "cancel_order": of_order,
-        "ship_order": "order:{order_id}",
-    }
-    tools: dict[str, Tool] = {one: AgentCache(tags, name=f"demo:{one}")(remote(one)) for one, tags in reads.items()}
-    tools |= {one: AgentCacheInvalidator(tags, name=f"demo:{one}")(remote(one)) for one, tags in writes.items()}
-    return tools | {"set_price": remote("set_price")} if sabotage else tools
+    tools: dict[str, Tool] = {}
+    for name, (tags, method) in shop.reads.items():
+        tools[name] = AgentCache(tags, name=f"demo:{name}")(remote(method, READ_SECONDS))
+    for name, (tags, method) in shop.writes.items():
+        tool = remote(method, WRITE_SECONDS)
+        is_forgotten = sabotage and name == "set_price"
+        tools[name] = tool if is_forgotten else AgentCacheInvalidator(tags, name=f"demo:{name}")(tool)
+    return tools
 
 
 def tags_written(tool: Tool, arguments: tuple[object, ...], result: object) -> tuple[str, ...]:
