@@ -445,6 +445,41 @@ def test_rules_learned_from_runs_with_fresh_states_leave_no_answer_stale(world: 
         assert replay(played(world, seed), rules_of(advice)).stale == 0, "in one world neither"
 
 
+@pytest.mark.parametrize(
+    ("world", "seed"),
+    [(Station, 0), *slow((Station, 1), (Mail, 2), (Mail, 3))],
+    ids=lambda one: getattr(one, "__name__", one),
+)
+def test_rules_learned_from_runs_that_begin_anew_hold_in_one_world(world: type[World], seed: int) -> None:
+    """The sensor of the station changes by itself, and each time between two of the runs."""
+    advice = mine(play(world, seed, 2_000, runs=40))
+    assert advice.resets
+    if world is Station:
+        assert advice.tools["get_sensor"].kind == "watch"
+    assert replay(play(world, 11, 2_000), rules_of(advice)).stale_answers == ()
+
+
+def of_servers(runs: int, *, does_touch: bool) -> list[LoggedCall]:
+    """Files are read and tickets closed, on two servers; closing one may change a file."""
+    log, version = list[LoggedCall](), 0
+    for turn in range(runs):
+        log.append(LoggedCall("files__read_file", {"path": f"/f{turn % 5}"}, {"v": version}))
+        log.append(LoggedCall("files__list_files", {"folder": "/"}, {"v": version}))
+        if turn % 3 == 0:
+            version += does_touch and turn % 2
+            log.append(
+                LoggedCall(f"tickets__{('close', 'open', 'assign')[turn // 3 % 3]}_ticket", {"n": str(turn)}, "ok")
+            )
+    return log
+
+
+@pytest.mark.parametrize("does_touch", [False, True])
+def test_writes_of_another_server_are_judged_together(does_touch: bool) -> None:
+    advice = mine(of_servers(90, does_touch=does_touch))
+    dropped = {link.read for link in advice.links if link.origin == "whole root"}
+    assert ("files__read_file" in dropped or advice.tools["files__read_file"].kind == "watch") is does_touch
+
+
 def test_more_worlds_in_one_log_make_no_advice_worse() -> None:
     logs = [played(world, 0, 1_000) for world in (Airline, Bank, Mail)]
     together = [replace(one, started=None, ended=None) for turn in zip(*logs, strict=True) for one in turn]

@@ -553,7 +553,7 @@ async def test_a_call_that_was_answered_by_a_notice_is_no_error(instrument, tele
     assert first.status.status_code is StatusCode.UNSET
 
 
-async def test_hits_have_their_spans_at_the_end_inside_of_what_made_them(instrument, telemetry):
+async def test_hits_have_their_spans_at_the_end_below_their_session(instrument, telemetry):
     instrument(hits="span")
     async with AgentCacheSession("chat"):
         await get_summary("1")
@@ -562,13 +562,14 @@ async def test_hits_have_their_spans_at_the_end_inside_of_what_made_them(instrum
     assert telemetry.tree() == [
         [
             "agent_cache.session",
-            ["execute_tool get_summary miss", ["execute_tool get_order miss"], ["execute_tool get_order hit"]],
+            ["execute_tool get_summary miss", ["execute_tool get_order miss"]],
+            ["execute_tool get_order hit"],
             ["execute_tool get_order hit"],
         ]
     ]
     session, summary = telemetry.span("agent_cache.session"), telemetry.span("execute_tool get_summary")
     inner, last = telemetry.spans(agent_cache__source="hit")
-    assert times_nest(inner, summary)
+    assert times_nest(inner, session)
     assert times_nest(last, session)
     assert summary.end_time <= last.start_time
     assert {one.context.trace_id for one in telemetry.spans()} == {session.context.trace_id}
@@ -576,31 +577,6 @@ async def test_hits_have_their_spans_at_the_end_inside_of_what_made_them(instrum
     assert dict(last.attributes) == {
         **miss.attributes, "agent_cache.source": "hit", "gen_ai.tool.cache.hit": True
     }  # fmt: skip
-
-
-async def test_a_hit_inside_of_a_frameworks_span_is_inside_of_it(instrument, telemetry):
-    instrument(hits="span")
-    named = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "get_summary"}
-    async with AgentCacheSession():
-        with telemetry.tracers.get_tracer("framework").start_as_current_span("running tool", attributes=named):
-            await get_summary("1")
-    assert telemetry.tree() == [
-        ["agent_cache.session", ["running tool miss", ["execute_tool get_order miss"], ["execute_tool get_order hit"]]]
-    ]
-
-
-async def test_the_times_of_hits_are_right_although_the_clocks_drift_apart(instrument, telemetry):
-    """As when a machine sleeps: the monotonic clock of some systems stands still, that of others does not."""
-    instrument(hits="span")
-    with testing.FakeClock() as clock:
-        async with AgentCacheSession():
-            for order_id, seconds in (("1", 1e-6), ("1", 36_000), ("2", 1e-6), ("2", 1e-6), ("3", 1e-6)):
-                await get_order(order_id)
-                clock.advance(seconds)
-    first, second, third = telemetry.spans("execute_tool get_order", agent_cache__source="miss")
-    early, late = telemetry.spans(agent_cache__source="hit")
-    assert first.start_time <= early.start_time <= second.start_time
-    assert second.start_time <= late.start_time <= third.end_time
 
 
 async def test_a_session_inside_of_another_exports_its_hits_once(instrument, telemetry):
