@@ -208,11 +208,12 @@ class Reader:
             if not is_call or call.source == "blocked":
                 continue
             answer = self._of_cache() if call.source == "hit" and error is None else self._answer(value, error=error)
-            fields = {"tool": call.name, "run": self._name} | self._arguments(call.arguments) | answer
+            fields: Fields = {"tool": call.name, "run": self._name} | self._arguments(call.arguments) | answer
             fields["kind"] = "write" if "write" in (call.kind, call.source) else "read" if call.source else None
             fields["encloses"] = call.kind == "call" and call.id in enclosing
             fields["duration"] = duration or None
-            yield self._made(fields, *(None if began is None else began + one for one in (starts, starts + duration)))
+            began_at = None if began is None else began + starts
+            yield self._made(fields, began_at, None if began_at is None else began_at + duration)
 
     # Spans: the GenAI conventions of OpenTelemetry, as OTLP or as the console exporter prints them
 
@@ -240,7 +241,9 @@ class Reader:
         else:
             answer = self._answer(_of_message(_first(attributes, _OF_SPANS["result"])), error=error, may_be_cut=True)
         run = _text(_first(attributes, ("gen_ai.conversation.id", "session.id"))) or trace
-        fields = {"tool": tool, "run": run} | self._arguments(_first(attributes, _OF_SPANS["arguments"])) | answer
+        fields: Fields = (
+            {"tool": tool, "run": run} | self._arguments(_first(attributes, _OF_SPANS["arguments"])) | answer
+        )
         fields["kind"] = "write" if source == "write" else "read" if source else None
         fields["encloses"] = own in parents and source is None
         began, ended = (
@@ -285,7 +288,7 @@ class Reader:
         asked = _first(record, _ARGUMENTS)
         asked = {} if asked is None and any(name in record for name in _ARGUMENTS) else asked
         kind = {True: "read", False: "write"}.get(record["read_only"]) if "read_only" in record else record.get("kind")
-        fields = {"tool": _text(_first(record, _NAMES)), "run": _text(_first(record, _RUNS)) or run}
+        fields: Fields = {"tool": _text(_first(record, _NAMES)), "run": _text(_first(record, _RUNS)) or run}
         fields |= self._arguments(asked) | answer | ({} if duration is None else {"duration": duration})
         fields["kind"] = kind if kind in ("read", "write") else None
         fields["hints"] = _hints_of(_first(record, ("hints", "annotations")) or record)

@@ -74,7 +74,8 @@ def read_log(
 def files_of(paths: Iterable[str | os.PathLike[str]]) -> list[tuple[str, Path | None]]:
     """The files that are meant, each once, in the order of their names; None for the standard input."""
     found: dict[str, tuple[str, Path | None]] = {}
-    for text in map(os.fspath, paths):
+    for given in paths:
+        text = os.fspath(given)
         if text == "-":
             found["-"] = ("standard input", None)
             continue

@@ -433,34 +433,34 @@ def find_candidates(survey: Survey, writers: set[str], readers: set[str]) -> lis
             order = list(survey.tools[read].parameters)
             same = [one for one in pairs if one.write_path == one.read_path in order]
             same.sort(key=lambda one: order.index(one.read_path))
-            found += pairs[:_MAX_CANDIDATES] + _together(same, len(order))
+            found += [one for one in pairs[:_MAX_CANDIDATES] if one not in same] + _together(same, len(order))
     return found
 
 
 def _together(same: list[Candidate], parameters: int) -> list[Candidate]:
-    """Arguments of one name in both calls, in pairs and all together: ``repo:number``.
+    """Arguments of one name in both calls: each, in pairs, and all together: ``repo:number``.
 
     Those that have values in common are an entity together if they are at least half of those of the read: neither the
     ``floor`` nor the ``zone`` of a lamp is named as an id, and none alone tells one lamp from another.
     """
-    alike = [one for one in same if one.overlap >= MIN_OVERLAP]
-    are_entity = 2 * len(alike) >= parameters
-    several = [*combinations(same[:6], 2), *([tuple(same)] if len(same) > 2 else [])]
-    if are_entity and alike and tuple(alike) not in several:
-        several.append(tuple(alike))
-    return [
-        replace(
-            several_of[0],
-            write_path=(path := ":".join(one.write_path for one in several_of)),
-            read_path=path,
-            weight=max(one.weight for one in several_of),
-            is_entity=any(one.is_entity for one in several_of) or (are_entity and list(several_of) == alike),
-            is_key=False,
-            overlap=min(one.overlap for one in several_of),
-            is_ambiguous=any(one.is_ambiguous for one in several_of),
+    alike = tuple(one for one in same if one.overlap >= MIN_OVERLAP)
+    sets = dict.fromkeys([*((one,) for one in same), *combinations(same[:6], 2), tuple(same), alike])
+    found = []
+    for several in filter(None, sets):
+        path = ":".join(one.write_path for one in several)
+        found.append(
+            replace(
+                several[0],
+                write_path=path,
+                read_path=path,
+                weight=max(one.weight for one in several),
+                is_entity=any(one.is_entity for one in several) or (several == alike and 2 * len(alike) >= parameters),
+                is_key=several[0].is_key and len(several) == 1,
+                overlap=min(one.overlap for one in several),
+                is_ambiguous=any(one.is_ambiguous for one in several),
+            )
         )
-        for several_of in several
-    ]
+    return found
 
 
 def _paths_of(tool: str, survey: Survey) -> list[_Known]:

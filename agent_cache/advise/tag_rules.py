@@ -468,12 +468,17 @@ class RuleText:
             row |= {"stale": found.stale if found else 0, "seconds_saved": found.seconds if found else None}
             tools.append({name: value for name, value in row.items() if name != "parameters"})
         figures = {name: getattr(advice, name) for name in ("is_shared", "resets", "changes", "explained")}
-        document = {"sources": self._sources, "namespace": self.names.namespace, "notes": self._notes, "tools": tools}
+        document: dict[str, Any] = {
+            "sources": self._sources,
+            "namespace": self.names.namespace,
+            "notes": self._notes,
+            "tools": tools,
+        }
         document |= {"links": list(map(asdict, advice.links)), **figures, "ignored": list(advice.ignored)}
-        document |= {"unknown": self.unknown(), "outcomes": {}}
-        for name, one in self.outcomes.items():
-            document["outcomes"][name] = {"reads": one.reads, "hits": one.hits, "stale": one.stale}
-        return self.redaction.apply(document)
+        outcomes = self.outcomes.items()
+        document["outcomes"] = {of: {"reads": one.reads, "hits": one.hits, "stale": one.stale} for of, one in outcomes}
+        redacted: dict[str, Any] = self.redaction.apply(document | {"unknown": self.unknown()})
+        return redacted
 
 
 def _is_parameter(name: str) -> bool:

@@ -627,7 +627,7 @@ def draw_summary(run: Run) -> RenderableType:
     """Draw a line for each outcome with its count, the verdict, and an example to copy."""
     grid = Table.grid(padding=(0, 1))
     for justify in ("left", "right", "left", "left"):
-        grid.add_column(justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]  # the words it takes
+        grid.add_column(justify=justify, no_wrap=True, overflow="ellipsis")
     for outcome, count, meaning in summarize(run):
         grid.add_row(Text(outcome.mark, outcome.style), str(count), Text(outcome.plural, outcome.style), meaning)
     mark = ("✗ ", "bold red") if run.answers["stale"] else ("✓ ", "bold green")

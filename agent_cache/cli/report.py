@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,19 +50,21 @@ def run(options: argparse.Namespace) -> int:
     target = other or options.output or Path(last.name).with_suffix(".html")
     if target != _STDOUT and any(is_same_file(target, path) for path in options.runs):
         raise ConfigurationError(f"{target} is a run that is read: choose another name with -o")
+    is_folder = False
     with suppress(OSError, ValueError):  # the name is too long, or none at all: writing says so
-        if target != _STDOUT and target.is_dir():
-            raise ConfigurationError(f"{target} is a folder: name a file in it")
+        is_folder = target != _STDOUT and target.is_dir()
+    if is_folder:
+        raise ConfigurationError(f"{target} is a folder: name a file in it")
     cassettes = [load_cassette(path) for path in options.runs]
     limit = text_limit(sum(map(len, cassettes)))
     timelines = [_read(cassette, limit) for cassette in cassettes]
     comparison = compared(timelines, cassettes) if len(timelines) > 1 else None
     if options.trace is not None:
-        texts = (f"{line}\n" for line in trace_lines(timelines[0]))
+        texts: Iterable[str] = (f"{line}\n" for line in trace_lines(timelines[0]))
     elif options.atif is not None:
-        texts = iter([json_text(trajectory(cassettes[0], timelines[0]), indent=1), "\n"])
+        texts = [json_text(trajectory(cassettes[0], timelines[0]), indent=1), "\n"]
     else:
-        texts = iter([page(timelines, comparison)])
+        texts = [page(timelines, comparison)]
     size = sum(map(sys.stdout.write, texts)) if target == _STDOUT else write_file(target, texts)
     for path, timeline in zip(options.runs, timelines, strict=True):
         for note in timeline.notes:

@@ -293,7 +293,7 @@ def test_paths_of_any_depth_are_found() -> None:
     deep: Any = "o-1"
     for _ in range(600):
         deep = {"a": [deep]}
-    assert [path for _, path in Survey([call("get_order", deep)]).paths] == ["result" + "[a][]" * 600]
+    assert [path for path, _ in Survey([call("get_order", deep)]).of_tool["get_order"]] == ["result" + "[a][]" * 600]
 
 
 def test_a_write_that_shares_arguments_with_a_read_drops_its_answer_though_the_two_never_met() -> None:
