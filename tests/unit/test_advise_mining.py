@@ -447,8 +447,7 @@ def test_rules_learned_from_runs_with_fresh_states_leave_no_answer_stale(world: 
 
 @pytest.mark.parametrize(
     ("world", "seed"),
-    [(Station, 0), *slow((Station, 1), (Mail, 2), (Mail, 3))],
-    ids=lambda one: getattr(one, "__name__", one),
+    [(Station, 0), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((Station, 1), (Mail, 2), (Mail, 3)))],
 )
 def test_rules_learned_from_runs_that_begin_anew_hold_in_one_world(world: type[World], seed: int) -> None:
     """The sensor of the station changes by itself, and each time between two of the runs."""
