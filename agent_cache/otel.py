@@ -73,8 +73,7 @@ class Instrumentation:
     """What `instrument` has installed. Also a context manager, which takes it away at the end of the block."""
 
     def __init__(self, spans: _Spans, instruments: _Instruments) -> None:
-        self._spans = spans
-        self._instruments = instruments
+        self._spans, self._instruments = spans, instruments
 
     @property
     def is_active(self) -> bool:
@@ -204,9 +203,7 @@ class _Spans:
     def __init__(
         self, tracer: Tracer, instruments: _Instruments, *, makes_hits: bool, redaction: Redaction | None
     ) -> None:
-        self.tracer = tracer
-        self.instruments = instruments
-        self.makes_hits = makes_hits
+        self.tracer, self.instruments, self.makes_hits = tracer, instruments, makes_hits
         self._redaction = redaction
         self._short_names: dict[str, str] = {}
         self.open: weakref.WeakKeyDictionary[Any, _SessionSpan] = weakref.WeakKeyDictionary()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from importlib import resources
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording.call_text import duration_text
@@ -72,10 +72,18 @@ def page(timelines: Sequence[Timeline], comparison: Comparison | None = None) ->
     program = Resources(mode="inline", components=["bokeh"]).js_raw[0]
     plots = _figures(timelines)
     items = [json_item(plot, f"figure-{letter}") for plot, letter in zip(plots, _LETTERS, strict=False)]
-    short = _short_names(timelines)
+    shorts = {call.name: call.short_name for timeline in timelines for call in timeline.calls}
+    often = Counter(shorts.values())
+    short = {
+        name: one if often[one] == 1 else name for name, one in shorts.items()
+    }  # whole where two would be the same
+    numbers = {name: number for number, name in enumerate(short)}
     data = {
         "items": items,
-        "runs": [_run_data(timeline, list(short)) for timeline in timelines],
+        "runs": [
+            {"height": _height(max(one.rows, 1)), "names": [numbers[call.name] for call in one.calls]}
+            for one in timelines
+        ],
         "names": list(short.values()),
         "styles": _COLOURS,
         "crowded": _CROWDED,
@@ -88,7 +96,8 @@ def page(timelines: Sequence[Timeline], comparison: Comparison | None = None) ->
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "duration": duration_text, "money": _money_text, "whole": _whole, "share": _share, "inner": _inner_text,
+        "duration": duration_text, "money": _money_text, "whole": "{:,}".format,
+        "share": lambda part, whole: f"{part / whole:.0%}" if whole else "", "inner": _inner_text,
     }  # fmt: skip
     several = len(timelines) > 1
     values = {
@@ -103,15 +112,11 @@ def page(timelines: Sequence[Timeline], comparison: Comparison | None = None) ->
         "group": _GROUP,
         "style": resources.files(__package__).joinpath("page.css").read_text("utf-8"),
         "script": script,
-        "hashes": [_digest(text) for text in (script, program)],
+        "hashes": [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in (script, program)],
         "bokeh": _packed(program),
         "data": _packed(json.dumps(data, separators=(",", ":"), allow_nan=False)),
     }
     return "".join(environment.get_template("page.html").generate(values))
-
-
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _packed(text: str) -> str:
@@ -135,21 +140,6 @@ def _inner_text(text: str) -> Markup:
     from markupsafe import Markup
 
     return Markup(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))  # noqa: S704 - just escaped
-
-
-def _whole(number: int) -> str:
-    return f"{number:,}"
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.0%}" if whole else ""
-
-
-def _short_names(timelines: Sequence[Timeline]) -> dict[str, str]:
-    """By full name, the name without its module; the full one where two would be the same."""
-    shorts = {call.name: call.short_name for timeline in timelines for call in timeline.calls}
-    number = Counter(shorts.values())
-    return {name: short if number[short] == 1 else name for name, short in shorts.items()}
 
 
 class _View:
@@ -341,21 +331,10 @@ def _draw_steps(plot: figure, steps: _Steps, rows: int, scale: float, longest: f
 def _marks(timeline: Timeline) -> Iterator[tuple[str, str, str, list[TimedCall]]]:
     """What is marked above bars: name, shape, colour, and at which calls. Each has another shape."""
     calls = timeline.calls
-    marked = (
-        ("raised", "x", "#c21f3a", [call for call in calls if call.state == "raised"]),
-        ("doubtful", "circle_cross", "#c21f3a", [call for call in calls if call.state == "in doubt"]),
-        ("loops", "inverted_triangle", "#e0a100", [call for call in calls if call.loops]),
-        ("drifts", "diamond", "#d6249f", [call for call in calls if call.drifts]),
-    )
-    for name, marker, colour, found in marked:
-        if found:
-            yield name, marker, colour, found
-
-
-def _run_data(timeline: Timeline, names: Sequence[str]) -> dict[str, Any]:
-    """What the script needs of a run beside the figure."""
-    numbers = {name: number for number, name in enumerate(names)}
-    return {
-        "height": _height(max(timeline.rows, 1)),
-        "names": [numbers[call.name] for call in timeline.calls],
+    marked = {
+        ("raised", "x", "#c21f3a"): [call for call in calls if call.state == "raised"],
+        ("doubtful", "circle_cross", "#c21f3a"): [call for call in calls if call.state == "in doubt"],
+        ("loops", "inverted_triangle", "#e0a100"): [call for call in calls if call.loops],
+        ("drifts", "diamond", "#d6249f"): [call for call in calls if call.drifts],
     }
+    yield from ((*mark, found) for mark, found in marked.items() if found)

@@ -462,14 +462,11 @@ def _notes(timeline: Timeline, cassette: Cassette) -> list[str]:
     elif timeline.ended != "returned":
         notes.append(f"The run {timeline.ended}.")
     if doubts := sum(call.state == "in doubt" for call in timeline.calls):
-        notes.append(f"{_number(doubts, 'write')} in doubt: begun, and without an outcome. Its end is not known.")
+        several = "" if doubts == 1 else "s"
+        notes.append(f"{doubts:,} write{several} in doubt: begun, and without an outcome. Its end is not known.")
     if not timeline.has_times:
         notes.append("The recording has no times: calls are drawn in the order in which they started and ended.")
     return notes
-
-
-def _number(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _set_depths(calls: Sequence[TimedCall]) -> None:
