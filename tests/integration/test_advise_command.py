@@ -108,10 +108,6 @@ def test_the_python_form_is_decorated_functions_of_these_names_and_parameters(ad
     assert "{result[user_id]}" in str(module.cancel_order.resource)
 
 
-def test_a_file_of_rules_is_one_of_a_toolbox(advised: dict[str, Path]) -> None:
-    assert not Toolbox.from_file(advised["toml"]).explain().problems
-
-
 def test_a_pipe_gets_the_rules_and_nothing_else(folder: Path) -> None:
     ran = agent_cache(folder, "advise", "day.jsonl", "--format", "toml")
     assert ran.code == 0
@@ -369,13 +365,6 @@ def test_tools_without_rules_and_rules_without_calls_fail_unless_stale_answers_a
     assert "no calls  get_usr" in ran.out
     assert "(2 %), 0 stale, 4 tools without a rule, 1 rule without a call" in ran.out
     assert agent_cache(shop, "advise", "--check", "rules.toml", "day.jsonl", "--fail-on", "stale").code == 0
-
-
-def test_a_tool_that_is_never_called_fails_by_itself(shop: Path) -> None:
-    (shop / "more.py").write_text(f"{SHOP}\n\n@AgentCache('x')\nasync def get_nothing(): ...\n")
-    ran = agent_cache(shop, "advise", "--check", "more", "day.jsonl")
-    assert (ran.code, ran.out.splitlines()[0]) == (1, "no calls  more:get_nothing")
-    assert agent_cache(shop, "advise", "--check", "more", "day.jsonl", "--fail-on", "stale").code == 0
 
 
 @pytest.mark.slow
@@ -689,22 +678,6 @@ def test_a_terminal_shows_progress_and_a_pipe_does_not(tmp_path: Path) -> None:
     for label in ("reading", "mining", "replaying"):
         assert re.search(rf"\r{label} \[#* *\] +\d+%", shown), label
     assert "\r" not in agent_cache(tmp_path, "advise", "large.jsonl").err
-
-
-@pytest.mark.slow
-def test_a_terminal_gets_nothing_from_a_log_that_it_would_interpret(hostile: Path) -> None:
-    pytest.importorskip("rich")
-    for arguments in (("hostile.jsonl",), ("--check", "forgetful:box", "hostile.jsonl")):
-        (hostile / "forgetful.py").write_text(
-            "from agent_cache import Read, Toolbox, Watch\n"
-            "box = Toolbox({'*get': Read('item:{item_id}'), '*': Watch()}, namespace='x')\n"
-        )
-        shown = on_a_terminal(hostile, "advise", *arguments)
-        assert "[bold red]markup[/]" in shown
-        assert "\x1b[" in shown, "it is coloured"
-        assert "\x1b[31mred" not in shown
-        own = re.sub(r"\x1b\[(\d+(;\d+)*)?m|\r", "", shown)
-        assert is_inert(own), re.findall(r".{20}[^\n -~].{20}", own)
 
 
 # The runs of a published set

@@ -403,38 +403,12 @@ def test_two_runs_are_side_by_side_with_their_drifts(written: Callable[..., Path
     assert first[1] <= second[0]
 
 
-def test_bars_have_the_names_of_their_own_run(written: Callable[..., Path], show: Callable[..., Any]):
-    runs = []
-    for names in (("shop:first", "shop:second"), ("shop:second", "bank:third", "shop:first")):
-        runs.append(TimedRun())
-        for number, name in enumerate(names):
-            runs[-1].add(name, number * 100, 90, source="miss")
-    shown = show(written(*runs))
-    labels = shown.evaluate(
-        "() => Bokeh.documents.map((one) => one.roots()[0].renderers.find(({ name }) => name === 'labels'))"
-        ".map((one) => [...one.data_source.data.text])"
-    )
-    assert labels == [["first", "second"], ["second", "third", "first"]]
-
-
-def test_the_same_run_twice_has_no_drift(written: Callable[..., Path], show: Callable[..., Any]):
-    shown = show(written(shop_run(), shop_run()))
-    assert "does as the one before it" in shown.locator("#drifts").inner_text()
-    assert shown.locator(".drifted").count() == 0
-
-
 def test_runs_that_cannot_be_compared_are_shown_with_the_reason(written: Callable[..., Path], show: Callable[..., Any]):
     other = TimedRun()
     other.add("bank:pay", 0, 1, source="write")
     shown = show(written(shop_run(), other))
     assert "no call in common" in shown.locator("#drifts").inner_text()
     assert shown.locator(".calls").count() == 2
-
-
-def test_three_runs_compare_the_last_with_those_before(written: Callable[..., Path], show: Callable[..., Any]):
-    shown = show(written(shop_run(), shop_run(amount=41), shop_run(writes=False)))
-    assert shown.locator(".figure").count() == 3
-    assert "Where C differs from A, B" in shown.locator("#drifts").inner_text()
 
 
 def test_a_run_without_calls_is_a_page(written: Callable[..., Path], show: Callable[..., Any]):
