@@ -80,11 +80,11 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
     Concurrent misses of one key run one loader and share its value or its exception. Cancelling one of the callers
     never hangs, fails or cancels another: a waiter takes over. Errors are never cached, None is. A `set`, `delete` or
     `clear` during a load is final: the load's value goes to the callers that wait for it and is not stored. One cache
-    serves several event loops and threads. A loader that asks for its own key runs again, and does not wait for itself;
-    two loaders in different tasks that ask for each other's keys wait for ever, as two tasks with two locks would.
+    serves several event loops and threads. A loader that asks for its own key runs again; two loaders in different
+    tasks that ask for each other's keys wait for ever.
 
     Keys of different classes are different keys, also within tuples and frozensets: ``1``, ``True`` and ``1.0`` are
-    three keys, ``(1,)`` and ``(True,)`` two. Values are returned as they are, not copied.
+    three keys. Values are returned as they are, not copied.
 
     Args:
         maxsize: the largest number of entries, least recently used first out; None for no bound, 0 to store nothing
@@ -142,9 +142,9 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
             loader: takes nothing, returns an awaitable of the value. It runs in the caller's own task, and once however
                 many callers there are.
             batch_loader: takes a list of keys, in the order in which they were asked for, each once; returns a mapping
-                from key to value, or one value for each key in their order. It runs in a task of its own, in the
-                context of the first caller, and to its end, even if its callers are cancelled. A key that is missing
-                from the mapping is answered with None, which is not stored. Not used if there is a loader.
+                from key to value, or one value for each key in their order. It runs in a task of its own, and to its
+                end, even if its callers are cancelled. A key that is missing from the mapping is answered with None,
+                which is not stored. Not used if there is a loader.
             ttl: lifetime of the value from when it is stored, in seconds or as a `timedelta`; None for `default_ttl`.
 
         Raises:
@@ -361,17 +361,12 @@ def _identity(key: Hashable) -> Part:
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """One run of a loader for one key, in one event loop.
-
-    Attributes:
-        outcome: the value in a tuple, or an error; None if the caller that led it was interrupted.
-        ended: set when it has its outcome.
-    """
+    """One run of a loader for one key, in one event loop."""
 
     part: Part
     key: Hashable
     loop: asyncio.AbstractEventLoop
-    outcome: tuple[Any] | Failure | None = None
+    outcome: tuple[Any] | Failure | None = None  # the value in a tuple; None if the caller that led it was interrupted
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 

@@ -68,12 +68,11 @@ class Configuration:
 
     def has_tiers_of(self, other: Configuration) -> bool:
         """Whether the tiers are the same."""
-        return self is other or (self.remote is other.remote and _are_same(self.backup, other.backup))
+        return self.remote is other.remote and _is_same(self.backup, other.backup)
 
     def is_same(self, other: Configuration) -> bool:
         """Whether every setting is the same. Tiers are not compared by ``==``, which may be their class's own."""
-        pairs = [(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)]
-        return all(_are_same(*pair) if isinstance(pair[0], tuple) else _is_same(*pair) for pair in pairs)
+        return all(_is_same(getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
 
     def middleware_of(self, *, is_sync: bool) -> tuple[Installed, ...]:
         """The middleware that observe tools of this kind, outermost first."""
@@ -81,11 +80,9 @@ class Configuration:
 
 
 def _is_same(one: Any, two: Any) -> bool:
+    if isinstance(one, tuple):
+        return len(one) == len(two) and all(map(is_, one, two))
     return one is two or (isinstance(one, int | float) and bool(one == two))
-
-
-def _are_same(one: tuple[Any, ...], two: tuple[Any, ...]) -> bool:
-    return len(one) == len(two) and all(map(is_, one, two))
 
 
 class _Setting:

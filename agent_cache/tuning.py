@@ -194,9 +194,10 @@ def recommendations(*, max_stale: float = 0.01) -> list[Recommendation]:
 def _advice_for(tool: ReadOperation, max_stale: float) -> Iterator[Recommendation]:
     """The recommendations for one tool. Nothing without evidence."""
     seen, ttl, maxsize = tool.evidence, tool.policy.longest_ttl, tool.policy.maxsize
-    hits, calls, causes = seen.hits, seen.hits + seen.loads, seen.causes
+    (hits, loads), causes = seen.calls, seen.causes
+    calls = hits + loads
     watched, changed, compared = sum(causes.values()), seen.changed, seen.changed + seen.unchanged
-    per_load = seen.loads / calls / watched if watched and calls else 0.0
+    per_load = loads / calls / watched if watched and calls else 0.0
     shares = {cause: number * per_load for cause, number in causes.items()}  # of all calls
     rate, least, most = (
         _rate(each, compared, seen.seconds) if compared else 0.0

@@ -38,16 +38,11 @@ _MIX: Final = 0x9E3779B97F4A7C15  # odd: multiplied by it, numbers that follow e
 
 @dataclass(slots=True)
 class LastLoad:
-    """The latest load of a call.
-
-    Attributes:
-        started, expires: the clock readings at which it began, and at which its entry expires.
-        digest: of the result; None if it has none, or it was not computed.
-    """
+    """The latest load of a call."""
 
     started: float
-    expires: float
-    digest: Hashable
+    expires: float  # of its entry
+    digest: Hashable  # of the result; None if it has none, or it was not computed
     is_stored: bool
     is_evicted: bool = False
 
@@ -81,14 +76,10 @@ class Evidence:
         self._former = self._stats.hits + self._stats.shared, self._stats.misses
 
     @property
-    def hits(self) -> int:
-        """Calls that were answered without a load, looked at or not."""
-        return max(0, self._stats.hits + self._stats.shared - self._former[0])
-
-    @property
-    def loads(self) -> int:
-        """Loads, looked at or not."""
-        return max(0, self._stats.misses - self._former[1])
+    def calls(self) -> tuple[int, int]:
+        """Calls that were answered without a load, and loads, looked at or not."""
+        hits, loads = self._former
+        return max(0, self._stats.hits + self._stats.shared - hits), max(0, self._stats.misses - loads)
 
     @property
     def different_calls(self) -> int:
@@ -96,11 +87,8 @@ class Evidence:
         return round(len(self.latest) * _ALL / self._threshold)
 
     def note(self, call: Call, value: object, stored: Entry | None, present: Entry | None) -> None:
-        """Note a load, or a result that a tier had.
-
-        Args:
-            stored: its entry, None if it was not stored.
-            present: the entry that was there before and counted, though it may have expired.
+        """Note a load, or a result that a tier had: its entry if it was stored, and the entry that was there before and
+        counted, though it may have expired.
         """
         store, started = call.flight.store, call.started
         key = store.evidence_key(call.key)
