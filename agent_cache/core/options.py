@@ -99,7 +99,9 @@ def _is_asynchronous(value: Any) -> bool:
 
 def checked_function(value: Any, what: str) -> Any:
     """Check for a plain function or None: the coroutine that another returns is true, so that no mistake would show."""
-    if value is not None and not callable(value):
+    if value is None:
+        return None
+    if not callable(value):
         raise _refused(what, "a function", value)
     if _is_asynchronous(value):
         raise ConfigurationError(f"{what} must be a plain function, whose result is there at once; got an `async def`")

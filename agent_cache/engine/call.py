@@ -70,7 +70,7 @@ def hit(
         return MISSING
     local: Any = operation.at_root if scope is ROOT else scope.tools.get(operation)
     if local is None or local.configuration is not CURRENT.value:
-        local = scope.local(operation)
+        local = scope.add_local(operation)
     store = local.store
     if store is None:
         return MISSING
@@ -123,7 +123,7 @@ async def run(
         return await scope.interceptor.receive(operation, scope, key, args, kwargs, is_fresh=is_fresh)
     local = operation.at_root if scope is ROOT else scope.tools.get(operation)
     if local is None or local.configuration is not CURRENT.value:
-        local = scope.local(operation)
+        local = scope.add_local(operation)
     setup, store = local.setup, local.store
     work: Proceed = setup.run
     if not operation.is_read:

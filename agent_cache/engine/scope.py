@@ -109,9 +109,9 @@ class LocalTool:
             and audit.
     """
 
-    __slots__ = ("configuration", "is_plain", "setup", "stats", "store", "tenant")
+    __slots__ = ("configuration", "setup", "stats", "store", "tenant")
 
-    is_observed = False
+    is_observed = is_plain = False
 
     def __init__(self, operation: Any, scope: Scope) -> None:
         self.configuration = CURRENT.value  # first: a change in another thread meanwhile makes this an outdated one
@@ -119,12 +119,11 @@ class LocalTool:
         self.store: Any
         self.store, self.tenant = operation.store_in(scope)
         self.stats: tuple[Stats, ...] = (operation.stats,)
-        self.is_plain = (
-            self.is_observed
-            and self.store is not None
-            and self.store.owner is self.tenant is scope.interceptor is None
-            and not self.setup.share
-        )
+
+    def has_plain_hits(self, scope: Scope) -> bool:
+        """What `is_plain` is of one that observes."""
+        store = self.store
+        return store is not None and store.owner is self.tenant is scope.interceptor is None and not self.setup.share
 
     def qualify(self, key: Hashable) -> Hashable:
         """The key under which an entry is stored: with the tenant, where there is one."""
@@ -141,12 +140,13 @@ class LocalTool:
 class ToolInSessions(LocalTool):
     """What a tool has in a scope of several sessions: all are asked before any of them sees a call."""
 
-    __slots__ = ("_observers",)
+    __slots__ = ("_observers", "is_plain")
 
     is_observed = True
 
     def __init__(self, operation: Any, scope: Scope) -> None:
         super().__init__(operation, scope)
+        self.is_plain = self.has_plain_hits(scope)
         innermost = scope.participants[0]
         self._observers: tuple[Any, ...] = tuple(
             [one.observer_of(operation, scope, is_innermost=one is innermost) for one in scope.participants]
@@ -271,25 +271,29 @@ class Scope:
     def local(self, operation: Any) -> LocalTool:
         """What a tool has here."""
         found = operation.at_root if self is ROOT else self.tools.get(operation)
-        if found is None or found.configuration is not CURRENT.value:
-            found = self.make_local(operation)
-            if self is ROOT:
-                operation.at_root = found
-            else:
-                self.tools.pop(operation, None)  # made again, it is the newest
-                self.tools[operation] = found
-                if len(self.tools) > MAX_TOOLS:
-                    forget_oldest(self.tools, MAX_TOOLS)
-        return found
+        return self.add_local(operation) if found is None or found.configuration is not CURRENT.value else found
+
+    def add_local(self, operation: Any) -> LocalTool:
+        """Make what a tool has here, and keep it: it has nothing yet, or that of former settings."""
+        made = self.make_local(operation)
+        if self is ROOT:
+            operation.at_root = made
+        else:
+            tools = self.tools
+            if operation in tools:
+                tools.pop(operation, None)  # made again, it is the newest
+            tools[operation] = made
+            if len(tools) > MAX_TOOLS:
+                forget_oldest(tools, MAX_TOOLS)
+        return made
 
     def make_local(self, operation: Any) -> LocalTool:
         """Make what a tool has here."""
-        if not self.participants:
-            return LocalTool(operation, self)
-        if len(self.participants) > 1:
-            return ToolInSessions(operation, self)
-        made: LocalTool = self.participants[0].observer_of(operation, self)
-        return made
+        participants = self.participants
+        if len(participants) == 1:
+            made: LocalTool = participants[0].observer_of(operation, self)
+            return made
+        return ToolInSessions(operation, self) if participants else LocalTool(operation, self)
 
     def check_write(self, name: str) -> None:
         """Raise if nothing may be written here: by the tool of an audit."""

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.options import checked_choice, checked_function
-from agent_cache.core.store import NEVER, Entry
+from agent_cache.core.store import Entry
 from agent_cache.engine.interception import note_answer, note_loop
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.scope import PLACE, Call, LocalTool, Replacement, Scope
@@ -22,6 +22,7 @@ from agent_cache.engine.state import warn_once
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS, Metrics, Stats
 from agent_cache.session.loop_detector import LoopDetector, ToolHistory, Verdict, digest_of
+from agent_cache.session.loop_policy import ANY_NUMBER
 from agent_cache.session.unkeyed import UnkeyedCalls
 from agent_cache.values.canonical import MISSING
 from agent_cache.values.compare import fingerprint, signature_of
@@ -42,8 +43,10 @@ _MAX_SPENT: Final = 1_000
 _RECENT: Final = 10
 """How many calls the report on a spent budget names."""
 
-_NOT_COUNTED: Final = [0]
-"""Counts the calls of tools without a budget of their own, in place of a counter for each."""
+_NOT_COUNTED: Final = [0, ANY_NUMBER]
+"""How many calls the tools without a budget of their own have made, and may make, in place of a list for each."""
+
+_TEXTS: Final = frozenset({str, bytes})
 
 _LONG_KEY: Final = 1_000
 """A key of more characters is replaced by its fingerprint, so that a session does not keep large arguments alive."""
@@ -225,8 +228,8 @@ class ToolInSession(LocalTool, ToolHistory):
     # It refers to nothing that refers to it, and no bound method of its own is kept: what a session leaves is freed
     # without the garbage collector, which took a third of the time of short sessions.
     __slots__ = (
-        "_add", "_has_budget", "_has_loop_key", "_is_judged", "_max_calls", "_operation", "_session", "_used", "calls",
-        "detector", "hints", "is_write", "name", "own", "repeat",
+        "_add", "_has_loop_key", "_is_judged", "_operation", "_session", "_used", "calls", "detector", "hints",
+        "is_plain", "is_write", "name", "own", "repeat",
     )  # fmt: skip
 
     is_observed = True
@@ -241,26 +244,27 @@ class ToolInSession(LocalTool, ToolHistory):
         is_innermost: bool,
         is_judged: bool,
     ) -> None:
-        super().__init__(operation, scope)
+        LocalTool.__init__(self, operation, scope)
+        self.is_plain = self.has_plain_hits(scope)
         self._operation, self._session = operation, session
-        self.name, self.hints = name, hints = operation.name, operation.policy.loop
+        self.name, self.hints = operation.name, operation.policy.loop
         trace = session.trace
         self._add = trace.add if is_innermost else trace.add_inner
         self.own: Stats = session.metrics.stats_of(operation.counted_as)
-        self.stats = (operation.stats, self.own)
-        self._is_judged, self._has_loop_key = is_judged, hints.loop_key is not None
+        self.stats = operation.stats, self.own
+        self._is_judged, self._has_loop_key = is_judged, self.hints.loop_key is not None
         if operation.is_read:
             self.is_write, self.repeat = False, "repeat"
-            if hints.off or not is_judged:
+            if self.hints.off or not is_judged:
                 detector = None
         else:
             self.is_write, self.repeat = True, "write_repeat"
         self.detector = detector
         if detector is not None:
             self.calls = detector.calls_of(operation)  # it outlives this object, which may be made again
-        self._max_calls: int | None = session.calls_allowed(name) if session.limits_tools else None
-        self._used: list[int] = _NOT_COUNTED if self._max_calls is None else session.used_by(name)
-        self._has_budget = self._max_calls is not None or session.deadline != NEVER
+        self._used: list[int] = _NOT_COUNTED
+        if session.limits_tools:
+            self._used = session.used_by(operation.name) or _NOT_COUNTED
 
     # Hits
 
@@ -275,7 +279,7 @@ class ToolInSession(LocalTool, ToolHistory):
         is_asked: bool = False,  # noqa: FBT001, FBT002 - positional: a scope with several sessions alone gives it
     ) -> Any:
         session = self._session
-        if is_asked or session.calls >= session.limit or self._has_budget:
+        if is_asked or session.calls >= session.limit or session.is_bounded:
             instead = None if is_asked else self.ask(key, now, cached=value)
             if instead is not None:
                 self.own.hits += 1
@@ -339,7 +343,7 @@ class ToolInSession(LocalTool, ToolHistory):
             spent = "depth", session.calls
         elif now >= session.deadline:
             spent = "time", session.calls
-        elif self._max_calls is not None and self._used[0] >= self._max_calls:
+        elif self._used[0] >= self._used[1]:
             spent = "tool_calls", self._used[0]
         elif call is not None and call.depth > session.most_nested:
             spent = "nesting", call.depth
@@ -367,7 +371,7 @@ class ToolInSession(LocalTool, ToolHistory):
                 detector.note_activity(now)
             if (
                 session.calls >= session.limit
-                or self._has_budget
+                or session.is_bounded
                 or call.depth > session.most_nested
                 or (detector is not None and detector.blocked)
             ):
@@ -375,7 +379,7 @@ class ToolInSession(LocalTool, ToolHistory):
                 instead = self.ask(call.key, now, call)
                 if instead is not None:
                     return instead
-        if self._has_budget:
+        if session.is_bounded:
             self._used[0] += 1
         session.calls = number = session.calls + 1
         if call.numbers is None:
@@ -543,6 +547,6 @@ def _name_of(error: BaseException) -> str:
 def _shortened(key: Hashable) -> Hashable:
     length = 0
     for part in key if type(key) is tuple else (key,):
-        if isinstance(part, str | bytes):
+        if type(part) in _TEXTS:
             length += len(part)
     return key if length <= _LONG_KEY else fingerprint(key) or key

@@ -17,8 +17,8 @@ two calls overlapped if one began at a lower reading than the other ended at.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
-import weakref
 from collections.abc import Callable, Hashable
 from contextvars import Context
 from threading import get_ident
@@ -159,6 +159,10 @@ class Signature:
         return is_first
 
 
+_Once = tuple[Hashable, int, int, int]
+"""A call that was made once, in place of its `Signature`: digest, epoch, step, and when it ended. Most are."""
+
+
 # The state of a session
 
 
@@ -173,17 +177,22 @@ task_in: Callable[[Any], Any] = (
 )
 """The running task of an event loop."""
 
-_NO_TASK: Final = object()
 _NO_CALL: Final = Signature("", None, None)
 
+_ITERATIONS: Final[dict[asyncio.AbstractEventLoop | None, int]] = {None: 0}
+"""The number of the iteration that an event loop is in, where a session has made a call in it. One callback, at its
+end, serves all sessions. Without a loop, in a thread, it is 0.
+"""
+_numbers: Final = itertools.count(1)
 
-_IN_ITERATION: Final = weakref.WeakKeyDictionary["asyncio.AbstractEventLoop", "list[LoopDetector]"]()
-"""The detectors to be told of the end of the iteration that an event loop is in: one callback serves all sessions."""
 
-
-def _end_iteration(loop: asyncio.AbstractEventLoop) -> None:
-    for detector in _IN_ITERATION.pop(loop, ()):
-        detector.end_iteration(loop)
+def _begin_iteration(loop: asyncio.AbstractEventLoop) -> int:
+    for other in list(_ITERATIONS):
+        if other is not None and other.is_closed():  # so its iteration has never ended
+            _ITERATIONS.pop(other, None)
+    _ITERATIONS[loop] = number = next(_numbers)
+    loop.call_soon(_ITERATIONS.pop, loop, None, context=Context())  # it does not keep this run's context
+    return number
 
 
 class LoopDetector:
@@ -200,8 +209,8 @@ class LoopDetector:
         streak: the last calls since the last new signature; `length` of them in all.
         is_mixed: whether they have several signatures.
         noticed_cycle, acted_cycle: whether the streak has met these levels of a cycle.
-        task: the task that made the last call of this iteration of its event loop; without a loop, the thread. It is
-            not kept longer.
+        task, iteration: the id of the task that made the last call, or of the thread, without an event loop; and the
+            iteration of the loop that it was made in. A task that takes the id of another one runs in a later one.
         step: a number for that task in that iteration. Each task and each iteration gets another one, and so do the
             calls after a new signature.
         first_step: the first step of the iteration.
@@ -211,29 +220,25 @@ class LoopDetector:
         tools: the calls of each tool.
     """
 
-    __slots__ = (
-        "_error", "_error_at", "_error_clock", "_error_step", "_errors", "_iterations", "acted_cycle", "active",
-        "blocked", "epoch", "first_step", "is_mixed", "last", "length", "levels", "newest", "noticed_cycle", "pause",
-        "position", "progress", "step", "streak", "task", "tools", "unchanged", "unkeyed",
-    )  # fmt: skip
+    # A value of the class takes no time to set.
+    epoch = position = unchanged = step = first_step = length = iteration = _errors = 0
+    newest = progress = task = _error_at = _error_clock = _error_step = -1
+    is_mixed = noticed_cycle = acted_cycle = False
+    pause: float | None = None
+    last: Signature | _Once = _NO_CALL
+    unkeyed: UnkeyedCalls | None = None  # made for the first call without a key
+    _error: tuple[str, Hashable] | None = None
 
     def __init__(self, policy: LoopPolicy, now: float) -> None:
         self.levels = policy.thresholds
-        self.pause = seconds_of(policy.new_turn_after, "new_turn_after")
+        if policy.new_turn_after is not None:
+            self.pause = seconds_of(policy.new_turn_after, "new_turn_after")
         self.active = now
-        self.epoch = self.position = self.unchanged = self.step = self.first_step = self.length = self._errors = 0
-        self.newest = self.progress = self._error_at = self._error_clock = self._error_step = -1
-        self.is_mixed = self.noticed_cycle = self.acted_cycle = False
-        self.last = _NO_CALL
-        self.task: Any = _NO_TASK
         self.streak: list[Signature] = []
         self.blocked: dict[tuple[str, Hashable], AgentLoopDetectedError] = {}
-        self.tools: dict[Hashable, dict[Hashable, Signature]] = {}
-        self.unkeyed: UnkeyedCalls | None = None  # made for the first call without a key
-        self._error: tuple[str, Hashable] | None = None
-        self._iterations: dict[asyncio.AbstractEventLoop, int] = {}
+        self.tools: dict[Hashable, dict[Hashable, Signature | _Once]] = {}
 
-    def calls_of(self, operation: Hashable) -> dict[Hashable, Signature]:
+    def calls_of(self, operation: Hashable) -> dict[Hashable, Signature | _Once]:
         """The last signature of each call of a tool."""
         found = self.tools.setdefault(operation, {})
         if len(self.tools) > _MAX_TOOLS:
@@ -247,31 +252,20 @@ class LoopDetector:
 
     # Tasks and iterations
 
-    def switch_to(self, task: Any, loop: asyncio.AbstractEventLoop | None) -> None:
+    def switch_to(self, task: int, loop: asyncio.AbstractEventLoop | None, iteration: int | None) -> None:
         """Note that another task makes the next call, perhaps in another iteration of the loop.
 
         Without a loop, all that a thread does until another one makes a call counts as an iteration.
         """
         self.task = task
         self.step = step = self.step + 1
-        first = step if loop is None else self._iterations.setdefault(loop, step)
-        if loop is not None and first == step:
-            waiting = _IN_ITERATION.setdefault(loop, [])
-            if not waiting:
-                loop.call_soon(_end_iteration, loop, context=Context())  # it does not keep this run's context
-            waiting.append(self)
-        self.first_step = first
-
-    def end_iteration(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Note that an iteration of this event loop has ended."""
-        self._iterations.pop(loop, None)
-        self.task = _NO_TASK
-
-    def release(self) -> None:
-        """Keep no task, no event loop and no tool alive, since the session has ended."""
-        self.tools = {}  # a callback of the event loop may hold this object a little longer
-        self._iterations = {}
-        self.task = _NO_TASK
+        if loop is None:
+            self.first_step, self.iteration = step, 0
+            return
+        if iteration is None:
+            iteration = _begin_iteration(loop)
+        if iteration != self.iteration:
+            self.first_step, self.iteration = step, iteration
 
     def note_activity(self, now: float) -> None:
         """Note that the agent makes a call at this clock reading. After a pause it begins a new turn."""
@@ -346,7 +340,7 @@ class ToolHistory:
     __slots__ = ()
 
     detector: Any
-    calls: dict[Hashable, Signature]
+    calls: dict[Hashable, Signature | _Once]
     hints: LoopHints
     is_write: bool
     name: str
@@ -366,26 +360,24 @@ class ToolHistory:
         """
         state: LoopDetector = self.detector
         loop = running_loop()
-        task = get_ident() if loop is None else task_in(loop)
-        if task != state.task:
-            state.switch_to(task, loop)
+        task, iteration = get_ident() if loop is None else id(task_in(loop)), _ITERATIONS.get(loop)
+        if task != state.task or iteration != state.iteration:
+            state.switch_to(task, loop, iteration)
         calls, hints = self.calls, self.hints
-        signature = former = calls.get(key)
-        if former is None and not (failed or hints.off or hints.poll):  # what follows, for a call that is new
+        known = calls.get(key)
+        if known is None and not (failed or hints.off or hints.poll):  # what follows, for a call that is new
             if len(calls) >= _MAX_CALLS:
                 forget_oldest(calls, _MAX_CALLS - 1)
             if self.is_write:
                 state.end_epoch()
             elif state.length or state.blocked:
                 state.begin_streak()
-            judge_at = state.levels[self.repeat].notice
-            state.last = calls[key] = signature = Signature(self.name, key, digest, None, state.epoch, judge_at)
-            signature.count = signature.in_a_row = 1
             state.newest = state.progress = step = state.step
-            state.step = signature.step = step + 1
+            state.step = step = step + 1
             state.position = position = state.position + 1
-            signature.ended = position + state.unchanged
+            state.last = calls[key] = digest, state.epoch, step, position + state.unchanged
             return None
+        signature = former = self._made_again(key, known) if isinstance(known, tuple) else known
         if former is None or former.epoch != state.epoch or (former.digest is not digest and former.digest != digest):
             signature = self._signature(key, digest, has_written=self.is_write and not failed)
         assert signature is not None
@@ -447,10 +439,22 @@ class ToolHistory:
         blocked: dict[Any, AgentLoopDetectedError] = self.detector.blocked
         return blocked.get((self.name, _ANY_ARGUMENTS)) or blocked.get((self.name, key))
 
+    def _made_again(self, key: Hashable, once: _Once) -> Signature:
+        """The signature of a call that was made once, since it is made again."""
+        state: LoopDetector = self.detector
+        digest, epoch, step, ended = once
+        made = self.calls[key] = Signature(self.name, key, digest, None, epoch, state.levels[self.repeat].notice)
+        made.count = made.in_a_row = 1
+        made.step, made.ended = step, ended
+        if state.last is once:
+            state.last = made
+        return made
+
     def _signature(self, key: Hashable, digest: Hashable, *, has_written: bool) -> Signature:
         """The signature of a call with this outcome, in the current epoch. A new one of a write begins another."""
         state: LoopDetector = self.detector
-        found = former = self.calls.get(key)
+        known = self.calls.get(key)
+        found = former = self._made_again(key, known) if isinstance(known, tuple) else known
         if former is None:
             if len(self.calls) >= _MAX_CALLS:
                 forget_oldest(self.calls, _MAX_CALLS - 1)

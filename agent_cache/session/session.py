@@ -109,6 +109,7 @@ class AgentCacheSession(LoopGuard):
     most_nested: int = _policy.max_nesting or ANY_NUMBER
     limit = ANY_NUMBER
     limits_tools = False  # whether tools have budgets of their own
+    is_bounded = False  # whether they have, or the run has a longest time
     _longest: float | None = None
     _metrics: Metrics | None = None
     _trace: Trace | None = None
@@ -153,9 +154,11 @@ class AgentCacheSession(LoopGuard):
             self.most_nested = policy.max_nesting or ANY_NUMBER
             self.limits_tools = policy.max_tool_calls is not None
             self._longest = seconds_of(policy.max_duration, "max_duration")
+            self.is_bounded = self.limits_tools or self._longest is not None
         if not self._detects_loops:
             self.most_calls = self.most_nested = ANY_NUMBER
-            self.limits_tools, self._longest = False, None
+            self.limits_tools = self.is_bounded = False
+            self._longest = None
         if trace_size != 10_000:
             self._trace_size = count(1, trace_size, "AgentCacheSession: trace_size")
         if tenant is not None:
@@ -252,16 +255,14 @@ class AgentCacheSession(LoopGuard):
     def _leave(self, error: BaseException | None) -> None:
         with _LOCK:
             entered, self._entered = self._entered, None
-            blocks, detector, stores = self._blocks, self._detector, self._stores
-            if detector is not None:
+            blocks, stores = self._blocks, self._stores
+            if self._detector is not None:
                 self._detector = None
             if blocks is not None or stores is not None:
                 self._blocks = self._stores = None
         if entered is None:
             raise ConfigurationError(f"session {self.session_id!r} is not entered")
         scope, outer, token = entered
-        if detector is not None:
-            detector.release()
         for store in (stores or {}).values():
             _close(store)
         is_closing = error is not None and closes_generator(error)
@@ -395,16 +396,15 @@ class AgentCacheSession(LoopGuard):
                 self._detector = found
         return found
 
-    def calls_allowed(self, tool: str) -> int | None:
-        """How many calls a tool may make; None for any number."""
-        return self._policy.calls_of(tool)
-
-    def used_by(self, tool: str) -> list[int]:
-        """The count of the calls of a tool with a budget of its own: a list of one number."""
+    def used_by(self, tool: str) -> list[int] | None:
+        """How many calls a tool with a budget of its own has made, and may make: a list. None for any other tool."""
+        most = self._policy.calls_of(tool)
+        if most is None:
+            return None
         with _LOCK:
             if self._used is None:
                 self._used = {}
-            found = self._used.setdefault(tool, [0])
+            found = self._used.setdefault(tool, [0, most])
             forget_oldest(self._used, MAX_TOOLS)
             return found
 

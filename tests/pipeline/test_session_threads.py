@@ -168,7 +168,7 @@ def test_a_budget_of_one_tool_counts_every_call_of_every_thread(every: int):
         asyncio.run(stopped())
         with pytest.raises(AgentLoopDetectedError, match="max_tool_calls"):
             asyncio.run(shared.inside(lambda: tools.get(0))())
-        assert shared.session.used_by("get") == [6], where
+        assert shared.session.get_metrics()["tools"]["get"]["calls"] == 6, where
 
 
 def test_a_fan_out_is_one_round_while_a_task_of_another_thread_is_in_the_middle_of_a_step():
