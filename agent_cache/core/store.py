@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final
 
 from agent_cache.core.lease import Lease
 from agent_cache.core.tags import Tag
-from agent_cache.core.versions import VERSIONS, EntryTag, Versions, Written
+from agent_cache.core.versions import VERSIONS, EntryTag, Path, Versions, Written, paths_of
 from agent_cache.values.canonical import MISSING, size_of
 from agent_cache.values.copies import faster
 
@@ -39,6 +39,7 @@ class Entry:
         expires: the clock reading at which it expires.
         cost: the load time that a hit saves, in seconds.
         tags: everything that it depends on.
+        paths: the paths whose versions concern it; None until they are asked for.
         checked: the version up to which no write is known to concern it.
         size: its estimated size in bytes; 0 if sizes are not bounded.
         copy: makes a copy of the value for one caller; None if the value is immutable.
@@ -51,8 +52,8 @@ class Entry:
     """
 
     __slots__ = (
-        "checked", "copies", "copy", "cost", "digest", "expires", "failure", "fast", "kept_for", "lease", "size",
-        "tags", "value", "versions",
+        "checked", "copies", "copy", "cost", "digest", "expires", "failure", "fast", "kept_for", "lease", "paths",
+        "size", "tags", "value", "versions",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +73,7 @@ class Entry:
         self.fast = expires if copy is None else -NEVER
         self.cost = cost
         self.tags = tags
+        self.paths: tuple[Path, ...] | None = None
         self.checked = 0
         self.copy = copy
         self.size = size
@@ -86,6 +88,11 @@ class Entry:
     def kept_until(self) -> float:
         """The clock reading at which it is of no more use."""
         return self.expires + self.kept_for
+
+    def find_paths(self) -> tuple[Path, ...]:
+        """Find its `paths`."""
+        self.paths = found = paths_of(self.tags)
+        return found
 
     def expire_by(self, moment: float) -> None:
         """Let it expire no later than at this clock reading."""
@@ -243,38 +250,49 @@ class Store:
 
     # Whether an entry counts
 
-    def is_touched(self, key: Hashable, tags: tuple[Tag | EntryTag, ...], since: int) -> bool:
-        """Whether a write that is newer than this version concerns an entry or a load with these tags."""
-        versions, own, tool = self.versions, self._own, self.tool
-        if since == versions.now:
-            return False
-        if tool.is_named:
-            tags = (*tags, (tool.number, key))
-        return versions.touches(tags, since) or (own is not None and own.touches(tags, since))
+    def is_touched(self, key: Hashable, tags: Sequence[Tag | EntryTag], since: int) -> bool:
+        """Whether a write that is newer than this version concerns a load with these tags."""
+        return since != self.versions.now and self.is_written(key, paths_of(tags), since)
 
-    def is_held(self, key: Hashable, tags: tuple[Tag | EntryTag, ...], beside: Any = None) -> bool:
+    def is_stale(self, key: Hashable, entry: Entry) -> bool:
+        """Whether a write that is newer than ``entry.checked`` concerns an entry."""
+        return self.is_written(key, entry.paths or entry.find_paths(), entry.checked)
+
+    def is_written(self, key: Hashable, paths: tuple[Path, ...], since: int) -> bool:
+        """Whether a write that is newer than this version concerns what has this key, or depends on these paths."""
+        own, tool = self._own, self.tool
+        if tool.is_named:
+            paths = (*paths, *paths_of(((tool.number, key),)))
+        return self.versions.touches(paths, since) or (own is not None and own.touches(paths, since))
+
+    def is_held(self, key: Hashable, tags: Sequence[Tag | EntryTag], beside: Any = None) -> bool:
         """Whether a write, but for that of the hold `beside`, keeps an entry with these tags from being stored, since
         it runs, or may still take effect.
         """
-        versions, own, tool = self.versions, self._own, self.tool
-        if tool.is_named:
-            tags = (*tags, (tool.number, key))
-        return versions.holds(tags, beside) or (own is not None and own.holds(tags, beside))
+        return self._is_held(key, paths_of(tags), beside)
 
-    def may_take(self, key: Hashable, tags: tuple[Tag | EntryTag, ...], since: int) -> bool:
-        """Whether a load with these tags, which began with this version, may be stored: no later write concerns it, and
-        none that runs, or may still take effect. The caller holds the lock.
+    def _is_held(self, key: Hashable, paths: tuple[Path, ...], beside: Any = None) -> bool:
+        own, tool = self._own, self.tool
+        if tool.is_named:
+            paths = (*paths, *paths_of(((tool.number, key),)))
+        return self.versions.holds(paths, beside) or (own is not None and own.holds(paths, beside))
+
+    def may_take(self, key: Hashable, entry: Entry, since: int) -> bool:
+        """Whether the entry of a load that began with this version may be stored: no later write concerns it, and none
+        that runs, or may still take effect. The caller holds the lock.
         """
         own, versions = self._own, self.versions
-        if since == versions.now and not versions.held and (own is None or not own.held):
+        is_new, is_held = since == versions.now, versions.held or (own is not None and own.held)
+        if is_new and not is_held:
             return True
-        return not (self.is_touched(key, tags, since) or self.is_held(key, tags))
+        paths = entry.paths or entry.find_paths()
+        return (is_new or not self.is_written(key, paths, since)) and not (is_held and self._is_held(key, paths))
 
     def is_current(self, key: Hashable, entry: Entry) -> bool:
         """Whether an entry that was found under a key counts now. If not, it is removed."""
         now = self.versions.now  # first: a write that comes meanwhile is met the next time
         if entry.checked != now:
-            if self.is_touched(key, entry.tags, entry.checked):
+            if self.is_stale(key, entry):
                 with self.versions.lock:
                     if self._data.get(key) is entry:
                         self.discard(key)
@@ -382,7 +400,7 @@ class Store:
             entry = self._data.get(key)
             if entry is not None and (
                 entry.expires + entry.kept_for <= now
-                or (entry.checked != self.versions.now and self.is_touched(key, entry.tags, entry.checked))
+                or (entry.checked != self.versions.now and self.is_stale(key, entry))
             ):
                 self.discard(key)
                 swept.append(entry)

@@ -33,7 +33,17 @@ from typing import Final
 
 from agent_cache.core.tags import Tag, ancestors
 
-__all__ = ["VERSIONS", "EntryTag", "Hold", "Versions", "Written", "entry_tag", "paths_read", "paths_written"]
+__all__ = [
+    "VERSIONS",
+    "EntryTag",
+    "Hold",
+    "Versions",
+    "Written",
+    "entry_tag",
+    "paths_of",
+    "paths_read",
+    "paths_written",
+]
 
 Path = Hashable
 """What has a version: a tag, ``tag:*`` for what lies below it, or an `EntryTag`."""
@@ -63,6 +73,11 @@ def paths_read(tag: Tag | EntryTag) -> tuple[Path, ...]:
     if at == tag.rfind(":"):  # nearly all
         return tag, tag + ":*", tag[:at]
     return tag, tag + ":*", *ancestors(tag)
+
+
+def paths_of(tags: Sequence[Tag | EntryTag]) -> tuple[Path, ...]:
+    """The paths whose versions concern what depends on any of these tags."""
+    return paths_read(tags[0]) if len(tags) == 1 else tuple([path for tag in tags for path in paths_read(tag)])
 
 
 def paths_written(tag: Tag | EntryTag) -> tuple[Path, ...]:
@@ -114,6 +129,10 @@ class Hold:
         self.until: float | None = None
 
 
+_ZEROS: Final = itertools.repeat(0)
+"""The version of each path of which none is known."""
+
+
 class Written:
     """What was written lately, and what is held: in the whole process, or by writes that are limited to one session.
 
@@ -130,27 +149,24 @@ class Written:
         self.held: dict[Path, set[Hold]] = {}
         self._rotated = 0
 
-    def touches(self, tags: Iterable[Tag | EntryTag], since: int) -> bool:
-        """Whether a write that is newer than this version concerns what depends on any of these tags. Takes no lock."""
+    def touches(self, paths: Sequence[Path], since: int) -> bool:
+        """Whether a write that is newer than this version concerns what depends on these paths. Takes no lock."""
         latest, former, floor = self.known
-        if since < floor:
+        if since < floor or not paths:
+            return since < floor
+        if max(map(latest.get, paths, _ZEROS)) > since:
             return True
-        for tag in tags if former or latest else ():
-            for path in paths_read(tag):
-                if latest.get(path, 0) > since or (former and former.get(path, 0) > since):
-                    return True
-        return False
+        return bool(former) and max(map(former.get, paths, _ZEROS)) > since
 
-    def holds(self, tags: Iterable[Tag | EntryTag], beside: Hold | None = None) -> bool:
-        """Whether a write, but for that of the hold `beside`, concerns what depends on any of these tags, since it
-        runs, or may still take effect.
+    def holds(self, paths: Sequence[Path], beside: Hold | None = None) -> bool:
+        """Whether a write, but for that of the hold `beside`, concerns what depends on these paths, since it runs, or
+        may still take effect.
         """
         if self.held:
-            for tag in tags:
-                for path in paths_read(tag):
-                    found = self.held.get(path)
-                    if found and (len(found) > 1 or beside not in found or beside.until is not None):
-                        return True
+            for path in paths:
+                found = self.held.get(path)
+                if found and (len(found) > 1 or beside not in found or beside.until is not None):
+                    return True
         return False
 
     def last(self, tag: Tag) -> int:
@@ -201,6 +217,13 @@ class Versions(Written):
     def write(self, tags: Sequence[Tag | EntryTag]) -> int:
         """Give what these tags name a new version, which is returned."""
         return self.note(Hold(tags, scopes=(self,)))
+
+    def write_everything(self) -> None:
+        """Give everything a new version."""
+        with self.lock:
+            self.known = {}, {}, self.now + 1
+            self._rotated = self.now
+            self.now += 1
 
     def note(
         self,

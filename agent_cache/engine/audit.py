@@ -359,7 +359,7 @@ class _Audit:
                 _running.get(self._operation) is self
                 and store.is_open
                 and store.find(key) is found
-                and store.may_take(key, found.tags, self._since)
+                and store.may_take(key, found, self._since)
                 and all(roots.isdisjoint(call.operation.late_roots) for call in tuple(_writing))
                 and found.is_valid_at(now)
             )

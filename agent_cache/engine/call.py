@@ -295,7 +295,7 @@ async def load(call: Call, *, flight: Flight | None = None, may_serve_stored: bo
                         waiter = flight.join()
                 elif loop is THREADS and may_serve_stored and not (call.is_fresh or call.asked):
                     found = store.lookup(call.key)  # a stale one is not freed under the lock
-                    if found is not None and not store.is_touched(call.key, found.tags, found.checked):
+                    if found is not None and not store.is_stale(call.key, found):
                         stored = found
                 if waiter is None and stored is None:
                     flight = own = operation.flight_class(store, ident, store.static + call.tags, operation.late_roots)

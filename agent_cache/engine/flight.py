@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from agent_cache.core.store import Entry, Store
 from agent_cache.core.tags import Tag
-from agent_cache.core.versions import VERSIONS, EntryTag
+from agent_cache.core.versions import VERSIONS, EntryTag, Path, paths_of
 from agent_cache.engine.blocking import THREADS, Waiter, running_loop
 from agent_cache.engine.inheritance import Inherited, Inherits
 
@@ -88,7 +88,7 @@ class Flight:
     """
 
     __slots__ = (
-        "__weakref__", "claim", "end_tags", "id", "inherited", "is_cached", "is_clean", "is_open", "joinable", "key",
+        "__weakref__", "_paths", "claim", "end_tags", "id", "inherited", "is_cached", "is_clean", "is_open", "joinable", "key",
         "late_roots", "leader", "life", "reading", "result", "since", "store", "stored_tags", "tags", "tickets",
         "waiters", "waits_for",
     )  # fmt: skip
@@ -120,6 +120,7 @@ class Flight:
         self.tickets: tuple[Ticket, ...] = ()
         self.inherited: Inherited | None = None
         self.reading: dict[object, tuple[Tag | EntryTag, ...]] | None = None
+        self._paths: tuple[Path, ...] | None = None  # of what it depends on by itself
 
     def restart(self) -> None:
         """Start again with another run of the tool, which earlier writes do not concern."""
@@ -142,6 +143,10 @@ class Flight:
 
     def is_current(self) -> bool:
         """Whether no write since it began concerns it, nor a load that it leads or waits for now."""
+        if not self.waits_for and self.inherited is None and not self.reading:  # nearly all
+            if self._paths is None:
+                self._paths = paths_of(self.dependencies())
+            return self.is_clean and not self.store.is_written(self.key, self._paths, self.since)
         return all(
             one.is_clean and not one.store.is_touched(one.key, one.dependencies(), one.since) for one in self._reached()
         )

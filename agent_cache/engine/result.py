@@ -230,7 +230,7 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
         is_unwritten = flight.since == VERSIONS.now and not VERSIONS.held and store.owner is None  # nearly always
         is_valid = (
             flight.is_clean
-            and (is_unwritten or store.may_take(key, entry.tags, flight.since))
+            and (is_unwritten or store.may_take(key, entry, flight.since))
             and store.is_open
             and (CURRENT.value is local.configuration or _is_still_enabled(local))
             and (inherited is None or _may_depend_on(call, entry, inherited))

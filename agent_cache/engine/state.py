@@ -275,7 +275,9 @@ def clear_tools(tools: Iterable[Any]) -> None:
 
 def clear_everything() -> None:
     """Drop every entry, and let no load in flight be stored."""
-    clear_tools(READERS.all())
+    with VERSIONS.lock:
+        VERSIONS.write_everything()
+        _dropped = [store.drop_all() for tool in READERS.all() for store in tool.stores()]  # freed after the lock
 
 
 _MAX_EVICTED: Final = 500

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from agent_cache.core.lease import ENDED, Lease, Page, Term
-from agent_cache.core.versions import VERSIONS, Versions
+from agent_cache.core.versions import VERSIONS, Versions, paths_of
 from agent_cache.remote.cells import Cell, KnownEntries
 from agent_cache.remote.codecs import Codec
 from agent_cache.remote.protocol import Listener, Touched
@@ -253,7 +253,7 @@ class Feed:
 
     def is_touched(self, tags: Iterable[str], since: int) -> bool:
         """Whether any of these was written after a version of `versions`."""
-        return self.versions.touches(tags, since)
+        return self.versions.touches(paths_of(tuple(tags)), since)
 
     def after_fork(self) -> None:
         """The child is another process: it knows nothing of the feed."""

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from agent_cache.core import versions as module
-from agent_cache.core.versions import Hold, Versions, Written, paths_read, paths_written
+from agent_cache.core.versions import Hold, Versions, Written, paths_of, paths_read, paths_written
 from tests.harness.interruptions import interrupted
 
 TAGS = st.lists(st.sampled_from(["a", "b", "7", "*"]), min_size=1, max_size=5).map(":".join)
@@ -50,7 +50,7 @@ def test_a_write_concerns_what_depends_on_its_tag_or_above_or_below_it(read: str
 def test_a_write_of_no_entity_of_a_root_concerns_what_depends_on_the_whole_root(read: str, root: str):
     versions = Versions()
     versions.note(Hold((), [root], (versions,)))
-    assert versions.touches([read], 1) is (read == root) or "*" in read
+    assert versions.touches(paths_of([read]), 1) is (read == root) or "*" in read
 
 
 @pytest.mark.parametrize("read", [(1, "k"), (1,)])
@@ -67,9 +67,9 @@ def test_a_write_concerns_what_is_older(versions: Versions):
     before = versions.now
     version = versions.write(["order:7", "cart"])
     assert before < version == versions.now
-    assert versions.touches(["user", "order:7"], before)
-    assert not versions.touches(["user", "order:8"], before)
-    assert not versions.touches(["order:7"], version)
+    assert versions.touches(paths_of(["user", "order:7"]), before)
+    assert not versions.touches(paths_of(["user", "order:8"]), before)
+    assert not versions.touches(paths_of(["order:7"]), version)
     assert [versions.last(tag) for tag in ("order", "cart:1", "user")] == [version, version, 0]
 
 
@@ -99,9 +99,9 @@ def test_a_write_in_the_middle_of_another_is_one_of_its_own(versions: Versions):
     watching(versions, lambda path: path == "a:1" and not inner and inner.append(versions.write(["c"])))
     outer = versions.write(["a:1", "b"])
     assert before < inner[0] < outer == versions.now
-    assert versions.touches(["a:1"], inner[0])
-    assert versions.touches(["b"], inner[0])
-    assert not versions.touches(["c"], inner[0])
+    assert versions.touches(paths_of(["a:1"]), inner[0])
+    assert versions.touches(paths_of(["b"]), inner[0])
+    assert not versions.touches(paths_of(["c"]), inner[0])
 
 
 @given(st.lists(st.one_of(TAGS, st.integers().map("new:{}".format)), max_size=60), st.integers(1, 9))
@@ -117,15 +117,15 @@ def test_what_is_forgotten_counts_as_written(tags: list[str], size: int):
     for number, since in enumerate(moments):
         for read in {"a", "b:7", "unheard of", *tags}:
             is_written = any(meets(read, tag) for tag in tags[number:])
-            assert versions.touches([read], since) is (is_written or since < floor) or "*" in read
-    assert not versions.touches(["a", *tags], versions.now)
+            assert versions.touches(paths_of([read]), since) is (is_written or since < floor) or "*" in read
+    assert not versions.touches(paths_of(["a", *tags]), versions.now)
 
 
 def test_what_was_written_counts_while_a_new_generation_is_empty(versions: Versions):
     before = versions.now
     versions.write(["order:7"])
     versions.rotate(versions.now + 1)
-    assert versions.touches(["order:7"], before)
+    assert versions.touches(paths_of(["order:7"]), before)
 
 
 def test_a_generation_that_is_dropped_is_freed_outside_of_the_lock(monkeypatch: pytest.MonkeyPatch):
@@ -148,14 +148,14 @@ def test_a_generation_that_is_dropped_is_freed_outside_of_the_lock(monkeypatch: 
 
 def test_a_write_holds_what_it_names_until_it_ends(versions: Versions):
     hold = begun(versions, ["order:7"], ["cart"])
-    assert versions.holds(["user", "order"])
-    assert versions.holds(["cart"])
-    assert not versions.holds(["order:8", "cart:1"])
+    assert versions.holds(paths_of(["user", "order"]))
+    assert versions.holds(paths_of(["cart"]))
+    assert not versions.holds(paths_of(["order:8", "cart:1"]))
     since = versions.now
     other = begun(versions, ["order:7"])
     versions.note(hold, ["order:7", "user"], ["cart"])
-    assert versions.touches(["user"], since)
-    assert versions.holds(["order"])
+    assert versions.touches(paths_of(["user"]), since)
+    assert versions.holds(paths_of(["order"]))
     versions.note(other, ["order:7"])
     assert not versions.held
     assert not versions.running
@@ -166,12 +166,12 @@ def test_what_may_still_take_effect_is_held_until_its_time_is_over(versions: Ver
     versions.note(begun(versions, ["order:8"]), ["order:8"], until=9.0)
     since = versions.now
     versions.expire(4.9)
-    assert versions.holds(["user:1"])
+    assert versions.holds(paths_of(["user:1"]))
     assert versions.now == since
     versions.expire(5.0)
-    assert not versions.holds(["order:7", "user"])
-    assert versions.touches(["user:1"], since)
-    assert versions.holds(["order:8"])
+    assert not versions.holds(paths_of(["order:7", "user"]))
+    assert versions.touches(paths_of(["user:1"]), since)
+    assert versions.holds(paths_of(["order:8"]))
     versions.expire(100.0)
     assert not versions.held
 
@@ -181,9 +181,9 @@ def test_what_is_held_for_a_time_is_held_on_when_the_write_ends_again(versions: 
     hold = begun(versions, ["order:7"])
     versions.note(hold, until=5.0)
     versions.note(hold, ["order:8"])
-    assert versions.holds(["order:7"])
+    assert versions.holds(paths_of(["order:7"]))
     versions.expire(5.0)
-    assert not versions.holds(["order:7", "order:8"])
+    assert not versions.holds(paths_of(["order:7", "order:8"]))
     assert not versions.held
 
 
@@ -199,12 +199,12 @@ def test_a_write_that_ends_while_others_expire_holds_what_it_names(versions: Ver
 
 def test_a_write_knows_its_own_hold_from_those_of_others(versions: Versions):
     one = begun(versions, ["order:7"])
-    assert not versions.holds(["order:7", "cart"], one)
+    assert not versions.holds(paths_of(["order:7", "cart"]), one)
     begun(versions, ["cart"])
-    assert versions.holds(["order:7", "cart"], one)
-    assert not versions.holds(["order:7"], one)
+    assert versions.holds(paths_of(["order:7", "cart"]), one)
+    assert not versions.holds(paths_of(["order:7"]), one)
     begun(versions, ["order"])
-    assert versions.holds(["order:7"], one)
+    assert versions.holds(paths_of(["order:7"]), one)
 
 
 @pytest.mark.parametrize("until", [None, 5.0])
@@ -215,10 +215,10 @@ def test_an_end_that_was_interrupted_anywhere_is_repeated(until: float | None):
         since = versions.now
         where = interrupted(lambda: versions.note(hold, ["order:7", "user"], until=until), stop)  # noqa: B023
         versions.note(hold, ["order:7", "user"], until=until)
-        assert versions.touches(["order:7"], since), where
-        assert versions.touches(["user"], since), where
+        assert versions.touches(paths_of(["order:7"]), since), where
+        assert versions.touches(paths_of(["user"]), since), where
         assert not versions.running, where
-        assert until is None or versions.holds(["user"]), where
+        assert until is None or versions.holds(paths_of(["user"])), where
         versions.expire(5.0)
         assert not versions.held, where
         if where is None:
@@ -238,17 +238,17 @@ def test_a_write_that_is_limited_to_sessions_concerns_them_alone(versions: Versi
     own: Written = versions.of_session(session)
     hold = begun(versions, ["note"], scopes=scopes)
     assert versions.now > since
-    assert own.touches(["note"], since)
-    assert own.holds(["note"])
-    assert not versions.touches(["note"], since)
+    assert own.touches(paths_of(["note"]), since)
+    assert own.holds(paths_of(["note"]))
+    assert not versions.touches(paths_of(["note"]), since)
     assert not versions.held
-    assert not own.holds(["note"], hold)
+    assert not own.holds(paths_of(["note"]), hold)
     other = begun(versions, ["note"], scopes=scopes)
-    assert own.holds(["note"], hold)
+    assert own.holds(paths_of(["note"]), hold)
     versions.note(hold, ["note", "draft"], until=5.0)
     since = versions.now
     versions.expire(5.0)
-    assert own.touches(["draft"], since)
+    assert own.touches(paths_of(["draft"]), since)
     versions.note(other, ["note"])
     assert not own.held
     reference = weakref.ref(own)
@@ -267,10 +267,10 @@ def test_in_a_child_nothing_is_held_by_writes_that_run_in_its_parent(versions: V
     since = versions.now
     versions.lock.acquire()
     versions.after_fork()
-    assert not own.holds(["order:7"])
-    assert own.holds(["cart"]), "this may take effect whatever the process"
-    assert own.touches(["order:7"], since)
-    assert own.touches(["user:1"], since), "it may have named it"
-    assert not own.touches(["order:8"], since)
+    assert not own.holds(paths_of(["order:7"]))
+    assert own.holds(paths_of(["cart"])), "this may take effect whatever the process"
+    assert own.touches(paths_of(["order:7"]), since)
+    assert own.touches(paths_of(["user:1"]), since), "it may have named it"
+    assert not own.touches(paths_of(["order:8"]), since)
     versions.expire(5.0)
     assert not own.held
