@@ -88,8 +88,8 @@ class Flight:
     """
 
     __slots__ = (
-        "__weakref__", "_paths", "claim", "end_tags", "id", "inherited", "is_cached", "is_clean", "is_open", "joinable", "key",
-        "late_roots", "leader", "life", "reading", "result", "since", "store", "stored_tags", "tags", "tickets",
+        "__weakref__", "_paths", "claim", "end_tags", "id", "inherited", "is_cached", "is_clean", "is_open", "joinable",
+        "key", "late_roots", "leader", "life", "reading", "result", "since", "store", "stored_tags", "tags", "tickets",
         "waiters", "waits_for",
     )  # fmt: skip
 

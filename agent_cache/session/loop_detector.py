@@ -28,7 +28,6 @@ from agent_cache.core.options import LoopHints
 from agent_cache.engine.state import forget_oldest
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.session.loop_policy import ANY_NUMBER, LoopPolicy, seconds_of
-from agent_cache.session.unkeyed import UnkeyedCalls
 from agent_cache.values.compare import fingerprint, shown
 from agent_cache.values.copies import packed
 
@@ -226,7 +225,6 @@ class LoopDetector:
     is_mixed = noticed_cycle = acted_cycle = False
     pause: float | None = None
     last: Signature | _Once = _NO_CALL
-    unkeyed: UnkeyedCalls | None = None  # made for the first call without a key
     _error: tuple[str, Hashable] | None = None
 
     def __init__(self, policy: LoopPolicy, now: float) -> None:
