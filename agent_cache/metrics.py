@@ -31,19 +31,22 @@ _COUNTERS = (
 
 
 class Stats:
-    """Counters of one tool, exact without a lock: CPython does not release the GIL within ``+= 1`` on an attribute.
+    """Counters of one tool, exact without a lock: CPython does not release the GIL within ``+= 1`` on a slot.
 
     They are those of `get_metrics`, but for ``uncached``, which is `bypassed`, calls that ran uncached, and `unstored`,
-    results that could not be stored. Those that were never counted are the class's: a session makes one for each tool.
+    results that could not be stored.
     """
 
-    hits = misses = shared = invalidations = writes = evictions = errors = 0
-    stale = audits = stale_found = bypassed = unstored = 0
-    time_saved = 0.0
+    __slots__ = (*_COUNTERS, "__weakref__")
+
+    def __init__(self) -> None:
+        self.hits = self.misses = self.shared = self.invalidations = self.writes = self.evictions = self.errors = 0
+        self.stale = self.audits = self.stale_found = self.bypassed = self.unstored = 0
+        self.time_saved = 0.0
 
     def clear(self) -> None:
         """Reset to zero in place, since generated code refers to this object."""
-        self.__dict__.clear()
+        Stats.__init__(self)
 
 
 # Counts are tuples until they are shown: with an object for each row the garbage collector would look through the whole

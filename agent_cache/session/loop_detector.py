@@ -219,19 +219,22 @@ class LoopDetector:
         tools: the calls of each tool.
     """
 
-    # A value of the class takes no time to set.
-    epoch = position = unchanged = step = first_step = length = iteration = _errors = 0
-    newest = progress = task = _error_at = _error_clock = _error_step = -1
-    is_mixed = noticed_cycle = acted_cycle = False
-    pause: float | None = None
-    last: Signature | _Once = _NO_CALL
-    _error: tuple[str, Hashable] | None = None
+    __slots__ = (
+        "_error", "_error_at", "_error_clock", "_error_step", "_errors", "acted_cycle", "active", "blocked", "epoch",
+        "first_step", "is_mixed", "iteration", "last", "length", "levels", "newest", "noticed_cycle", "pause",
+        "position", "progress", "step", "streak", "task", "tools", "unchanged",
+    )  # fmt: skip
 
     def __init__(self, policy: LoopPolicy, now: float) -> None:
         self.levels = policy.thresholds
-        if policy.new_turn_after is not None:
-            self.pause = seconds_of(policy.new_turn_after, "new_turn_after")
+        self.pause = seconds_of(policy.new_turn_after, "new_turn_after")
         self.active = now
+        self.epoch = self.position = self.unchanged = self.step = self.first_step = self.length = self.iteration = 0
+        self.newest = self.progress = self.task = self._error_at = self._error_clock = self._error_step = -1
+        self._errors = 0
+        self.is_mixed = self.noticed_cycle = self.acted_cycle = False
+        self.last: Signature | _Once = _NO_CALL
+        self._error: tuple[str, Hashable] | None = None
         self.streak: list[Signature] = []
         self.blocked: dict[tuple[str, Hashable], AgentLoopDetectedError] = {}
         self.tools: dict[Hashable, dict[Hashable, Signature | _Once]] = {}
