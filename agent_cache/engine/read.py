@@ -93,7 +93,7 @@ class ReadOperation(Operation[ReadPolicy]):
         "store",
     )  # fmt: skip
 
-    is_read = True
+    _is_read = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

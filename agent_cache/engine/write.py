@@ -54,7 +54,7 @@ class WriteOperation(Operation[WritePolicy]):
 
     __slots__ = ("is_new", "late_roots", "late_rules", "roots")
 
-    is_read = False
+    _is_read = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

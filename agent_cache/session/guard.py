@@ -229,10 +229,8 @@ class ToolInSession(LocalTool, ToolHistory):
     # without the garbage collector, which took a third of the time of short sessions.
     __slots__ = (
         "_add", "_has_loop_key", "_is_judged", "_operation", "_session", "_used", "calls", "detector", "hints",
-        "is_plain", "is_write", "name", "own", "repeat",
+        "is_write", "name", "own", "repeat",
     )  # fmt: skip
-
-    is_observed = True
 
     def __init__(
         self,
@@ -245,7 +243,7 @@ class ToolInSession(LocalTool, ToolHistory):
         is_judged: bool,
     ) -> None:
         LocalTool.__init__(self, operation, scope)
-        self.is_plain = self.has_plain_hits(scope)
+        self.is_observed, self.is_plain = True, self.has_plain_hits(scope)
         self._operation, self._session = operation, session
         self.name, self.hints = operation.name, operation.policy.loop
         trace = session.trace
