@@ -129,8 +129,7 @@ def test_a_tree_that_keeps_the_rules_is_let_through(tmp_path: Path):
 LINES = {
     "core": 3_332,  # of 1,800: 35 lines more than before find the paths that concern an entry once, in place of at each
     # check: a fifth of what a hit after a write takes. `lease` (120) goes with the tiers. Contexts and askers (760)
-    # were no row of the plan: what says who asks has to be read out of six frameworks' objects. Nor was `evidence`
-    # (160)
+    # were no row of the plan: what says who asks has to be read out of six frameworks' objects.
     "values": 1_674,  # of 1,250: `contents` (220) was to be a part of `canonical`, which is 120 over its row. Digests
     # of answers by MessagePack took 16 lines, and a fifth of what a session added to a call
     "engine": 6_649,  # of 2,700: 9 lines find the paths of a load once. `write`, `flight` and `blocking` are 150 over
