@@ -141,10 +141,10 @@ class BaselineRun:
         self._new.unlink()
 
     def _accept(self, new: Cassette, report: DriftReport) -> None:
-        stored = store_run(new, self._paths[0], replaces=self._mode == "accept")
-        old = f", instead of {len(stored.removed)}" if stored.removed else ""
+        stored, removed = store_run(new, self._paths[0], replaces=self._mode == "accept")
+        old = f", instead of {len(removed)}" if removed else ""
         counts = ", ".join(f"{number} {severity.name.lower()}" for severity, number in report.counts.items() if number)
-        self.accepted.append(f"{self._shown(stored.path)}{old}{counts and f'; it differs by {counts}'}")
+        self.accepted.append(f"{self._shown(stored)}{old}{counts and f'; it differs by {counts}'}")
 
     def end_failed(self, error: BaseException) -> str:
         """End the run of a test that has failed or was skipped. Returns a section of its report."""

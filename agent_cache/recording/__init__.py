@@ -14,8 +14,7 @@ from agent_cache.recording.branch import Branch, Saved, fork
 from agent_cache.recording.call_log import CallListener
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.differences import CassetteDiff, diff_cassettes
-from agent_cache.recording.drift import Baseline
-from agent_cache.recording.drift_detector import DriftDetector
+from agent_cache.recording.drift import Baseline, DriftDetector
 from agent_cache.recording.drift_events import DriftEvent, DriftReport, DriftSeverity, Tolerance
 from agent_cache.recording.edits import Raised
 from agent_cache.recording.file import RecordedCall

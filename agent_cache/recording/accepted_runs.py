@@ -10,7 +10,6 @@ import os
 import secrets
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
 
 from agent_cache.errors import CassetteError, CassetteNotFound
 from agent_cache.recording.cassette import Cassette
@@ -19,24 +18,11 @@ from agent_cache.recording.partial_file import replace_file
 __all__ = ["accepted_runs", "is_folder_of_runs", "store_run"]
 
 _SUFFIX = ".jsonl"
-_SUFFIXES = (_SUFFIX, ".json")
-
-
-class StoredRun(NamedTuple):
-    """A run that was accepted.
-
-    Attributes:
-        path: its file.
-        removed: files of older runs that it has replaced. If its own is among them, that was overwritten.
-    """
-
-    path: Path
-    removed: tuple[Path, ...]
 
 
 def is_folder_of_runs(path: Path) -> bool:
     """Whether a baseline at this path is a folder of runs. One that does not exist yet is a file if it is named so."""
-    return path.is_dir() or (not path.is_file() and path.suffix not in _SUFFIXES)
+    return path.is_dir() or (not path.is_file() and path.suffix not in (_SUFFIX, ".json"))
 
 
 def accepted_runs(path: Path) -> list[Path]:
@@ -45,20 +31,18 @@ def accepted_runs(path: Path) -> list[Path]:
     Raises:
         CassetteNotFound: if there is no such file or folder, or no run in the folder.
     """
-    if not is_folder_of_runs(path):
-        if not path.exists():
-            raise CassetteNotFound("there is no baseline", path)
+    if path.is_file():
         return [path]
-    if not path.is_dir():
-        raise CassetteNotFound("there is no baseline", path)
     found = [one for one in path.glob(f"*{_SUFFIX}") if not one.is_dir()]
     if not found:
-        raise CassetteNotFound("there is no accepted run in this folder", path)
+        raise CassetteNotFound(
+            "there is no accepted run in this folder" if path.is_dir() else "there is no baseline", path
+        )
     return sorted(found, key=lambda one: (int(one.stem) if one.stem.isdecimal() else 0, one.name))
 
 
-def store_run(run: Cassette, path: Path, *, replaces: bool = False) -> StoredRun:
-    """Write an accepted run to a baseline.
+def store_run(run: Cassette, path: Path, *, replaces: bool = False) -> tuple[Path, list[Path]]:
+    """Write an accepted run to a baseline, and return its path and those of the runs that it has replaced.
 
     Args:
         run: the recording.
@@ -68,29 +52,21 @@ def store_run(run: Cassette, path: Path, *, replaces: bool = False) -> StoredRun
     Raises:
         CassetteError: if it cannot be written, or there is a run at the path of a file, and it replaces none.
     """
-    if not is_folder_of_runs(path):
-        is_old = path.exists()
-        if is_old and not replaces:
-            raise CassetteError("is the file of one run; to keep several, accept them to a folder", path)
-        _write(run, path)
-        return StoredRun(path, (path,) if is_old else ())
-    old = accepted_runs(path) if replaces and any(path.glob(f"*{_SUFFIX}")) else []
-    if not old:
-        return StoredRun(_add(run, path), ())
-    target = path / f"1{_SUFFIX}"
-    _write(run, target)
+    is_folder = is_folder_of_runs(path)
+    old = accepted_runs(path) if path.is_file() or any(path.glob(f"*{_SUFFIX}")) else []
+    if old and not is_folder and not replaces:
+        raise CassetteError("is the file of one run; to keep several, accept them to a folder", path)
+    if is_folder and not (old and replaces):
+        return _add(run, path), []
+    target = path / f"1{_SUFFIX}" if is_folder else path
+    replace_file(target, run.lines(like=target))  # in the order of the old one, so that git shows what has changed
     for one in old:
-        if one != target:
-            try:
+        try:
+            if one != target:
                 one.unlink(missing_ok=True)
-            except OSError as error:
-                raise CassetteError(f"cannot be deleted: {error.strerror}", one) from error
-    return StoredRun(target, tuple(old))
-
-
-def _write(run: Cassette, target: Path) -> None:
-    """Write a file in one step, what is in both in the order of the old one, so that git shows what has changed."""
-    replace_file(target, run.lines(like=target))
+        except OSError as error:
+            raise CassetteError(f"cannot be deleted: {error.strerror}", one) from error
+    return target, old
 
 
 def _add(run: Cassette, folder: Path) -> Path:

@@ -8,13 +8,8 @@ A recorded call is in one of these states, decided before the run begins:
 - answered: of the prefix. What it encloses is not made.
 - repeated: a write of the prefix in a sandbox. It runs, and must have its recorded outcome.
 - opened: it runs, and what it encloses is decided call by call. It encloses the first live call, or a write of a
-  sandbox, or it has no answer of its own: it was cancelled, or its stream was left, when the first live call was under
-  way already.
-- live: everything else.
-
-A live call must not come before its *lane* (`lanes`) has made what the prefix has of it. Lanes of the run are those of
-the recording whose calls they make. A lane that has made none yet, and whose first call is not in the recording, may be
-any that has not begun: then these must have made theirs, too, and the one that it was forked from.
+  sandbox, or it has no answer of its own: it was cancelled, or its stream was left, after the first live call.
+- live: everything else. A live call must not come before its lane has made what the prefix has of it.
 """
 
 from __future__ import annotations
@@ -22,7 +17,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -35,8 +30,8 @@ from agent_cache.errors import CassetteError, ConfigurationError, DivergenceErro
 from agent_cache.recording.api import Block, checked_path, loaded, recorded_http
 from agent_cache.recording.call_log import CassetteLog
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.edits import check_edit, edited_call
-from agent_cache.recording.file import RecordedCall, is_inside
+from agent_cache.recording.edits import edited_call
+from agent_cache.recording.file import is_inside
 from agent_cache.recording.functions import ActiveCall, RecordedFunction
 from agent_cache.recording.match import Matcher, call_data, described, differences, nearest_to
 from agent_cache.recording.outcomes import decode, encode
@@ -54,6 +49,7 @@ World = Literal["refuse", "sandbox", "as_is"]
 
 _LIVE, _ANSWERED, _REPEATED, _OPENED = range(4)
 _MAX_NAMED = 5
+_MAX_SHOWN = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +93,6 @@ class Branch:
             CassetteError: if it cannot be read.
         """
         return self._tape.cassette
-
-    def __repr__(self) -> str:
-        return f"<Branch of {self._tape.source_path or 'a cassette'}, live from call {self.live_from}>"
 
 
 class fork(Block[Branch]):  # noqa: N801 - used as a function, as `record`
@@ -157,9 +150,9 @@ class fork(Block[Branch]):  # noqa: N801 - used as a function, as `record`
         if not isinstance(source, Cassette) and _is_growing(source):
             raise CassetteError("is being recorded; fork it when that has ended", source)
         _check_is_free(path)
-        self._cassette, self._redaction = loaded(source, redaction_of(redact))
-        self._http = recorded_http(self._cassette)
-        self._prefix = _Prefix(self._cassette, at, edits, world, self._redaction)
+        original, self._redaction = loaded(source, redaction_of(redact))
+        self._http = recorded_http(original)
+        self._prefix = _Prefix(original, at, edits or {}, world, self._redaction)
 
     @classmethod
     def from_env(cls, *, redact: Any = None) -> Self | None:
@@ -183,9 +176,7 @@ class fork(Block[Branch]):  # noqa: N801 - used as a function, as `record`
             raise ConfigurationError(
                 f"{FORK_VARIABLE} must be what `agent-cache cassette fork` prints: {error}"
             ) from error
-        return cls(
-            given.cassette, at=given.at, to=given.to, edits=given.edits or None, world=given.world, redact=redact
-        )
+        return cls(**msgspec.structs.asdict(given), redact=redact)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -193,16 +184,14 @@ class fork(Block[Branch]):  # noqa: N801 - used as a function, as `record`
 
         Calls inside of answered ones do not count.
         """
-        return self._prefix.counts()
+        states = Counter(itertools.compress(self._prefix.states, self._prefix.is_reached))
+        return {"answered": states[_ANSWERED], "edited": len(self._prefix.edits), "repeated": states[_REPEATED]}
 
     def _open(self) -> tuple[Tape, Branch]:
         assert self._path is not None
         _check_is_free(self._path)
-        prefix, redaction = self._prefix, self._redaction
-        http = None if self._http is None else self._http.describe(redaction)
-        file = _BranchLog(self._path, prefix, redaction, http)
-        tape = _BranchTape(self._path, prefix, redaction, file, is_guarded=self.is_guarded, http=self._http)
-        return tape, Branch(prefix.at, tape)
+        tape = _BranchTape(self._path, self._prefix, self._redaction, is_guarded=self.is_guarded, http=self._http)
+        return tape, Branch(self._prefix.at, tape)
 
 
 class _Given(msgspec.Struct, forbid_unknown_fields=True):
@@ -234,24 +223,16 @@ class _Prefix:
     """What of a recording comes before a branch leaves it, and what becomes of each of its calls.
 
     Attributes:
-        cassette: the recording.
-        at: id of the first call that runs, or None.
-        edits: by index.
-        states: by index.
+        cassette, at: as given to `fork`.
+        edits, states, lanes: by index.
         is_due: by index, whether the run must make it before its lane goes live.
-        lanes: by index.
+        is_reached: by index, whether no answered call encloses it.
+        starts: indices in the order in which calls started.
     """
 
     def __init__(
-        self,
-        cassette: Cassette,
-        at: int | None,
-        edits: Mapping[int, Any] | None,
-        world: str,
-        redaction: Redaction,
+        self, cassette: Cassette, at: int | None, edits: Mapping[int, Any], world: str, redaction: Redaction
     ) -> None:
-        self.cassette = cassette
-        self.at = at
         outline = cassette.outline
         if outline.foreign and world != "as_is":
             raise CassetteError(
@@ -259,182 +240,107 @@ class _Prefix:
                 'world="as_is"',
                 cassette.path,
             )
-        count = len(outline)
-        self.lanes = outline.lanes
-        self._ids, self._index_of = outline.ids, outline.index_of()
-        self._parents = outline.enclosing()
-        self._places = outline.places()
-        self.starts = outline.starts()
-        self._cut = 2 * count if at is None else self._places[self._index(at, "at")]
-        self._enclosing = frozenset() if at is None else frozenset(self._around(self._index_of(at)))
-        self._writes = {index for index, call in enumerate(cassette.steps) if call.is_write}
-        self.edits = self._checked_edits(edits)
-        self.states = bytearray(count)
-        self.is_due = bytearray(count)
-        self._decide(world)
-        self._check_reach_of_edits()
-        for index, edit in self.edits.items():
-            recorded = cassette[index]
-            check_edit(recorded, edit, redaction)
+        self.cassette, self.at, self.lanes, self.starts = cassette, at, outline.lanes, outline.starts()
+        self._parents, self._places = outline.enclosing(), outline.places()
+        self._cut = 2 * len(outline) if at is None else self._places[self._index(at, "at")]
+        enclosing = set() if at is None else set(self._around(self._index(at, "at")))
+        writes = dict.fromkeys(index for index in self.starts if cassette.steps[index].is_write)
+        opened = {around for index in writes for around in self._around(index)} if world == "sandbox" else set()
+        if not isinstance(edits, Mapping) or not all(type(number) is int for number in edits):
+            raise ConfigurationError(f"fork: edits must map ids of calls to what they answer, got {edits!r}")
+        self.edits = {self._index(number, "edits"): edit for number, edit in edits.items()}
+        self.states, self.is_due, self.is_reached = (bytearray(len(outline)) for _ in range(3))
+        for index in self.starts:  # a call starts after the one that encloses it
+            parent = self._parents[index]
+            self.is_reached[index] = parent == -1 or (
+                parent >= 0 and self.is_reached[parent] and self.states[parent] != _ANSWERED
+            )
+            if self._places[index] >= self._cut:
+                continue
+            if index in enclosing or (index not in self.edits and self._has_no_answer(index)):
+                state = _OPENED
+            elif world == "sandbox" and index not in self.edits and index in writes:
+                state = _REPEATED
+            else:
+                state = _OPENED if index in opened and index not in self.edits else _ANSWERED
+            self.states[index] = state
+            self.is_due[index] = self.is_reached[index]
+        self._check_edits(redaction)
         if world == "refuse":
-            self._check_world()
-
-    def counts(self) -> dict[str, int]:
-        """How many calls are answered, edited and repeated."""
-        states = Counter(itertools.compress(self.states, self._is_reached))
-        return {"answered": states[_ANSWERED], "edited": len(self.edits), "repeated": states[_REPEATED]}
-
-    def origin(self) -> dict[str, Any]:
-        """What the header of the branch says of it."""
-        return {
-            "path": Path(self.cassette.path).name,
-            "recorded_at": self.cassette.recorded_at,
-            "at": self.at,
-            "edits": sorted(self._ids[index] for index in self.edits),
-        }
+            self._check_world(writes)
 
     def _index(self, number: int, name: str) -> int:
-        index = self._index_of(number)
+        index = self.cassette.outline.index_of()(number)
         if index < 0:
-            ids = self._ids
+            ids = self.cassette.outline.ids
             known = f"its calls have the ids {min(ids)} to {max(ids)}" if ids else "it has no calls"
             raise CassetteError(f"{name}: there is no call {number}; {known}", self.cassette.path)
         return index
 
     def _around(self, index: int) -> Iterator[int]:
         """The calls that enclose a call, the innermost first."""
-        index = self._parents[index]
-        while index >= 0:
+        while (index := self._parents[index]) >= 0:
             yield index
-            index = self._parents[index]
-
-    def _is_before(self, index: int) -> bool:
-        """Whether a call had started before the first one that runs, and does not enclose it."""
-        return self._places[index] < self._cut and index not in self._enclosing
-
-    def _checked_edits(self, edits: Any) -> dict[int, Any]:
-        if edits is None:
-            return {}
-        if not isinstance(edits, Mapping):
-            raise ConfigurationError(f"fork: edits must map ids of calls to what they answer, got {edits!r}")
-        found = {}
-        for number, edit in edits.items():
-            if isinstance(number, bool) or not isinstance(number, int):
-                raise ConfigurationError(f"fork: edits must map ids of calls, which are numbers, got {number!r}")
-            index = self._index(number, "edits")
-            if not self._is_before(index):
-                if number == self.at:
-                    reason = "is the first that runs: fork at a later call to edit it"
-                elif index in self._enclosing:
-                    reason = f"encloses call {self.at}, so it runs"
-                else:
-                    reason = f"started after call {self.at}, so it is not answered from the recording"
-                raise ConfigurationError(f"fork: edits: call {number} {reason}")
-            found[index] = edit
-        return found
-
-    def _decide(self, world: str) -> None:
-        opened = {around for index in self._writes for around in self._around(index)} if world == "sandbox" else set()
-        is_reached = bytearray(len(self.states))
-        for index in self.starts:  # a call starts after the one that encloses it
-            parent = self._parents[index]
-            is_reached[index] = parent == -1 or (
-                parent >= 0 and is_reached[parent] and self.states[parent] != _ANSWERED
-            )
-            if self._places[index] >= self._cut:
-                continue
-            if index in self.edits:
-                state = _ANSWERED
-            elif index in self._enclosing or self._has_no_answer(index):
-                state = _OPENED
-            elif world == "sandbox" and index in self._writes:
-                state = _REPEATED
-            else:
-                state = _OPENED if index in opened else _ANSWERED
-            self.states[index] = state
-            self.is_due[index] = is_reached[index]
-        self._is_reached = is_reached
 
     def _has_no_answer(self, index: int) -> bool:
         """Whether the outcome of a call depends on what was made after the first call that runs now."""
         if self.at is not None and self._places[~index] < self._cut:
             return False
         outcome = self.cassette[index].outcome
-        ends = {*outcome, *_inner_end(outcome)}
+        inner = outcome.get("stream") or outcome.get("response") or {}
+        ends = outcome.keys() | (inner.get("end") or {}).keys()
         if self.at is None:  # what else was left, was left by the run itself
             return "unfinished" in ends
-        return not {"cancelled", "closed", "unfinished"}.isdisjoint(ends)
+        return not ends.isdisjoint(("cancelled", "closed", "unfinished"))
 
-    def _check_reach_of_edits(self) -> None:
-        for index in self.edits:
-            if not self._is_reached[index]:
-                around = next(one for one in self._around(index) if self.states[one] == _ANSWERED)
-                name, outer = self.cassette[index].name, self.cassette[around].name
-                raise ConfigurationError(
-                    f"fork: edits: call {self._ids[index]}, {name}, is inside of call {self._ids[around]}, {outer}, "
-                    f"which is answered as a whole, so the edit would change nothing; edit call {self._ids[around]}"
-                )
-
-    def _check_world(self) -> None:
-        """Raise WorldMovedError if the original made a write that this run would make, or would not find made."""
-        writes: list[RecordedCall] = []
-        for index in sorted(self._writes, key=self._places.__getitem__):
-            if not self._is_reached[index] or self.states[index] == _ANSWERED:
-                continue
+    def _check_edits(self, redaction: Redaction) -> None:
+        for index, edit in self.edits.items():
             call = self.cassette[index]
-            if _has_succeeded(call) or self._places[index] < self._cut:  # the latter may have, and would run again
-                writes.append(call)
-        writes += _writes_in_doubt(self.cassette)
-        if writes:
+            if self.states[index] != _ANSWERED:
+                raise ConfigurationError(
+                    f"fork: edits: call {call.id} runs, since it is not before call {self.at} or encloses it, so it is "
+                    "not answered from the recording"
+                )
+            if not self.is_reached[index]:
+                outer = self.cassette[next(one for one in self._around(index) if self.states[one] == _ANSWERED)]
+                raise ConfigurationError(
+                    f"fork: edits: call {call.id}, {call.name}, is inside of call {outer.id}, {outer.name}, which is "
+                    f"answered as a whole, so the edit would change nothing; edit call {outer.id}"
+                )
+            edited_call(call, edit, redaction)
+
+    def _check_world(self, writes: Iterable[int]) -> None:
+        """Raise WorldMovedError if the original made a write that this run would make, or would not find made."""
+        found = []
+        for index in writes:
+            call = self.cassette[index]
+            status = call.outcome.get("response", {}).get("status")
+            has_failed = not {"error", "cancelled", "unfinished"}.isdisjoint(call.outcome)
+            if not self.is_reached[index] or self.states[index] == _ANSWERED:
+                continue
+            # One that had begun before may have been made, and would run again.
+            if self._places[index] < self._cut or not (has_failed or (isinstance(status, int) and status >= 400)):
+                found.append(call)
+        facts: list[dict[str, Any]] = [{"id": one.id, "name": one.name, "arguments": one.arguments} for one in found]
+        if self.cassette.is_partial:  # writes of a journal that had begun when its process was killed
+            intents = {one.id: one for one in self.cassette.intents}
+            parents, ended = {one.id: one.parent for one in intents.values()}, frozenset(self.cassette.outline.ids)
+            facts += [
+                {"id": number, "name": one.name, "arguments": one.arguments}
+                for number, one in sorted(intents.items())
+                if not is_inside(number, ended, parents)
+            ]
+        if facts:
             has = "may have" if self.at is None else "has"
-            count = "a write" if len(writes) == 1 else f"{len(writes)} writes"
+            count = "a write" if len(facts) == 1 else f"{len(facts)} writes"
             where = "when it ended" if self.at is None else f"from call {self.at} on"
-            named = (f"\n    call {one.id}: {described(one.name, one.arguments)}" for one in writes[:_MAX_NAMED])
-            more = f"\n    and {len(writes) - _MAX_NAMED} more" if len(writes) > _MAX_NAMED else ""
+            named = [f"\n    call {one['id']}: {described(one['name'], one['arguments'])}" for one in facts]
+            named[_MAX_NAMED:] = [f"\n    and {len(named) - _MAX_NAMED} more"] if len(named) > _MAX_NAMED else []
             reason = (
-                f"{where}, the original made {count}, which the world {has} already:{''.join(named)}{more}\n"
+                f"{where}, the original made {count}, which the world {has} already:{''.join(named)}\n"
                 'Give it a fresh world and world="sandbox", or accept the world as it is with world="as_is".'
             )
-            facts = [{"id": one.id, "name": one.name, "arguments": one.arguments} for one in writes]
             raise WorldMovedError(facts, reason, self.cassette.path)
-
-
-def _writes_in_doubt(cassette: Cassette) -> list[RecordedCall]:
-    """The writes of a journal that had begun when its process was killed: nothing says whether they were made.
-
-    Each is announced by a line of its own, which a cassette does not have.
-    """
-    if not cassette.is_partial:
-        return []
-    begun = {
-        one.id: RecordedCall(
-            id=one.id, parent=one.parent, kind="write", name=one.name, arguments=one.arguments,
-            outcome={"unfinished": True},
-        )
-        for one in cassette.intents
-    }  # fmt: skip
-    parents = {call.id: call.parent for call in begun.values()}
-    ended = frozenset(cassette.outline.ids)
-    return [call for number, call in sorted(begun.items()) if not is_inside(number, ended, parents)]
-
-
-def _inner_end(outcome: dict[str, Any]) -> dict[str, Any]:
-    """How the stream or the body of a response ended that is in an outcome; empty if it is another one."""
-    for name in ("stream", "response"):
-        found = outcome.get(name)
-        if isinstance(found, dict) and isinstance(found.get("end"), dict):
-            end: dict[str, Any] = found["end"]
-            return end
-    return {}
-
-
-def _has_succeeded(call: RecordedCall) -> bool:
-    """Whether a write has returned, or a request was not refused."""
-    response = call.outcome.get("response")
-    if isinstance(response, dict):
-        status = response.get("status")
-        return not isinstance(status, int) or status < 400
-    return not {"error", "cancelled", "unfinished"} & call.outcome.keys()
 
 
 # The run
@@ -445,23 +351,27 @@ class _BranchTape(Tape):
 
     Attributes:
         seconds: how long the answered calls took when they were recorded.
-        remaining_prefix: how many calls the run must still make before all of it may be live.
-        has_edits: whether any answer was edited.
     """
 
     answers: Matcher
 
-    def __init__(
-        self, path: Path, prefix: _Prefix, redaction: Redaction, file: _BranchLog, *, is_guarded: bool, http: Any
-    ) -> None:
-        answers = Matcher(prefix.cassette, redaction)
+    def __init__(self, path: Path, prefix: _Prefix, redaction: Redaction, *, is_guarded: bool, http: Any) -> None:
+        cassette = prefix.cassette
+        origin = {
+            "path": Path(cassette.path).name,
+            "recorded_at": cassette.recorded_at,
+            "at": prefix.at,
+            "edits": sorted(cassette.outline.ids[index] for index in prefix.edits),
+        }
+        like = Path(cassette.path) if cassette.path else None  # its tasks are in that order, where only chance decides
+        described_http = None if http is None else http.describe(redaction)
+        file = _BranchLog(path, cassette.model, redaction, described_http, origin, like)
+        answers = Matcher(cassette, redaction)
         super().__init__(path, "fork", redaction, answers=answers, file=file, is_guarded=is_guarded, http=http)
         self.seconds = 0.0
         self._prefix = prefix
         self._is_due = bytearray(prefix.is_due)
-        self._left = Counter(prefix.lanes[index] for index, is_due in enumerate(prefix.is_due) if is_due)
-        self.remaining_prefix = self._left.total()
-        self.has_edits = bool(prefix.edits)
+        self._left = Counter(itertools.compress(prefix.lanes, prefix.is_due))  # calls to be made, by recorded lane
         self._goal = "the end of the recording" if prefix.at is None else f"call {prefix.at}"
         self._lanes_of: dict[int, set[int]] = {}  # recorded lanes, by lanes of the run
         self._live_lanes: set[int] = set()
@@ -469,18 +379,16 @@ class _BranchTape(Tape):
     def _look_up(self, call: ActiveCall, index: int | None, answers: Matcher) -> None:
         """Answer a call, or let it run.
 
-        Args:
-            call: the call.
-            index: of the same call in the original.
-            answers: the original.
-
         Raises:
             CassetteError: if it must not run.
         """
         state = _LIVE if index is None else self._prefix.states[index]
         if index is not None and state != _LIVE:
             if self._is_due[index]:
-                self._note(call, index)
+                lane = self._prefix.lanes[index]
+                self._is_due[index] = 0
+                self._left[lane] -= 1
+                self._lanes_of.setdefault(call.lane, set()).add(lane)
             if state == _ANSWERED:
                 self.take(call, index, answers)
                 return
@@ -488,7 +396,7 @@ class _BranchTape(Tape):
             raise self.error.with_traceback(None)
         if index is not None and state != _LIVE:
             self.pass_by(call, index, answers)
-        elif self.remaining_prefix and call.lane not in self._live_lanes:
+        elif call.lane not in self._live_lanes:
             self._check_live(call, index)
 
     def take(self, call: ActiveCall, index: int, answers: Matcher) -> None:
@@ -497,45 +405,23 @@ class _BranchTape(Tape):
         self.seconds += call.recorded.duration_ms / 1000
         if index in self._prefix.edits:
             answers.forget_inside(index)
-            edit, function = self._prefix.edits[index], call.function
+            edit, chunks = self._prefix.edits[index], call.function.chunk_schema
             try:
-                call.recorded = edited_call(call.recorded, edit, call.schema, function.chunk_schema, self.redaction)
+                call.recorded = edited_call(call.recorded, edit, self.redaction, call.schema, chunks)
             except ConfigurationError as error:
                 raise self.broken(index, str(error)) from error
 
     def check_finished(self, answers: Matcher) -> None:
         if self.error is not None:
             raise self.error.with_traceback(None)
-        if self.remaining_prefix:
+        if left := self._left.total():
             missing = next(index for index in self._prefix.starts if self._is_due[index])
             call = answers.shown(missing)
             text = (
-                f"the run ended before the fork: {self.remaining_prefix} calls that come before {self._goal} "
+                f"the run ended before the fork: {left} calls that come before {self._goal} "
                 f"were not made, the first is call {call.id}, {described(call.name, call.arguments)}"
             )
             raise self.diverged(missing, None, text)
-
-    def compare(self, call: ActiveCall, outcome: dict[str, Any]) -> CassetteError | None:
-        """The error for a write of the prefix that has another outcome than in the original; None if it has the same.
-
-        Args:
-            call: the call, which has ended.
-            outcome: its outcome.
-        """
-        index = call.index
-        if index is None or self._prefix.states[index] != _REPEATED:
-            return None
-        recorded = self._prefix.cassette[index]
-        was, now = _comparable(recorded.outcome), _comparable(outcome)
-        if was == now:
-            return None
-        shown = described(call.function.name, call.arguments)
-        text = (
-            f"call {recorded.id}, {shown}, was made again, and has another outcome than in the original:\n"
-            f"    recorded: {_short(was)}\n    now:      {_short(now)}\n"
-            "The sandbox is not as the world was when the original began."
-        )
-        return self.diverged(index, call_data(call), text)
 
     def escaped(self, called: Operation[Any] | RecordedFunction) -> None:
         """As in `Tape`. Before the fork nothing runs.
@@ -543,7 +429,7 @@ class _BranchTape(Tape):
         Raises:
             CassetteError: before the fork.
         """
-        if self.remaining_prefix:
+        if self._left.total():
             text = f"{called.name} was called in a thread before the fork, and would have run: {NO_CONTEXT}"
             raise self.latch(CassetteError(text, self.path or ""))
         super().escaped(called)
@@ -554,7 +440,7 @@ class _BranchTape(Tape):
         self._new_calls += 1
 
     def _place(self, call: ActiveCall, arguments: Mapping[str, Any], answers: Matcher) -> int | None:
-        if self.has_edits:
+        if self._prefix.edits:
             call.passed = (), dict(arguments)  # classes among them may be what an edit is read as
         return super()._place(call, arguments, answers)
 
@@ -566,20 +452,28 @@ class _BranchTape(Tape):
                 raise
 
     def _write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
-        super()._write(call, outcome)
-        error = self.compare(call, outcome)
-        if error is not None and call.exchange is None:  # a client may try again; the next call is refused anyway
-            raise error
+        """Write a call; one of the prefix that was made again must have the outcome that it had.
 
-    def _note(self, call: ActiveCall, index: int) -> None:
-        """A call of the prefix is made, by this lane."""
-        lane = self._prefix.lanes[index]
-        self._is_due[index] = 0
-        self._left[lane] -= 1
-        self.remaining_prefix -= 1
-        self._lanes_of.setdefault(call.lane, set()).add(lane)
+        Raises:
+            DivergenceError: if it has another one.
+        """
+        super()._write(call, outcome)
+        if call.index is None or self._prefix.states[call.index] != _REPEATED:
+            return
+        recorded = self._prefix.cassette[call.index]
+        was, now = _comparable(recorded.outcome), _comparable(outcome)
+        if was != now:
+            text = (
+                f"call {recorded.id}, {described(call.function.name, call.arguments)}, was made again, and has another "
+                f"outcome than in the original:\n    recorded: {_short(was)}\n    now:      {_short(now)}\n"
+                "The sandbox is not as the world was when the original began."
+            )
+            error = self.diverged(call.index, call_data(call), text)
+            if call.exchange is None:  # a client may try again; the next call is refused anyway
+                raise error
 
     def _check_live(self, call: ActiveCall, index: int | None) -> None:
+        """Refuse a call that would run before its task has made what the prefix has of it."""
         lanes = self._lanes_of.get(call.lane)
         if lanes is None and index is not None:
             lanes = {self._prefix.lanes[index]}
@@ -590,19 +484,18 @@ class _BranchTape(Tape):
         if not due:
             self._live_lanes.add(call.lane)
             return
-        missing, left = due[0], len(due)
-        first = self.answers.shown(missing)
+        first = self.answers.shown(due[0])
         text = (
             f"{described(call.function.name, call.arguments)} would run before {self._goal} is reached: its task has "
-            f"not made {left} recorded call{'' if left == 1 else 's'}. The first is call {first.id}, "
+            f"not made {len(due)} recorded call{'' if len(due) == 1 else 's'}. The first is call {first.id}, "
             f"{described(first.name, first.arguments)}"
         )
-        nearest = missing if first.name == call.function.name else nearest_to(self.answers, call)
+        nearest = due[0] if first.name == call.function.name else nearest_to(self.answers, call)
         if nearest is not None:
-            text += f". Nearest is call {self.answers.shown(nearest).id}:\n"
-            text += differences(self.answers.shown(nearest), call)
+            shown = self.answers.shown(nearest)
+            text += f". Nearest is call {shown.id}:\n{differences(shown, call)}"
         text += "\nBefore the fork, the run must make the calls that were recorded. Fork it at an earlier call."
-        raise self.diverged(missing, call_data(call), text)
+        raise self.diverged(due[0], call_data(call), text)
 
 
 def _comparable(outcome: dict[str, Any]) -> Any:
@@ -615,19 +508,11 @@ def _comparable(outcome: dict[str, Any]) -> Any:
 
 def _short(outcome: Any) -> str:
     text = encode(outcome).decode()
-    return text if len(text) <= 400 else f"{text[:400]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 class _BranchLog(CassetteLog):
-    """The file of a branch, which has nothing of the original but what was answered.
-
-    Its tasks are in the order of the original, where only chance decides.
-    """
-
-    def __init__(self, path: Path, prefix: _Prefix, redaction: Redaction, http: dict[str, Any] | None) -> None:
-        original = prefix.cassette
-        like = Path(original.path) if original.path else None
-        super().__init__(path, original.model, redaction, http, prefix.origin(), like)
+    """The file of a branch, which has nothing of the original but what was answered."""
 
     def keep_rest(self, answers: Matcher) -> None:
         """What the branch has not made is no part of it."""

@@ -1,71 +1,58 @@
 """Drift: where a run differs from the runs that were approved, and how much that matters.
 
-A `Baseline` is one approved recording or several. `Baseline.compare` judges another recording by it;
-`drift_detector.DriftDetector` says of a run that goes on what is certain, and judges it at its end. Both follow one
-`Rule` (`pairing` finds which call is which): `docs/explanation/drift.md` describes it.
+A `Baseline` is one approved recording or several, and judges another recording; a `DriftDetector` says of a run that
+goes on what is certain, and judges it at its end. Both follow one rule, which `docs/explanation/drift.md` describes.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from agent_cache.core.tags import meet
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.accepted_runs import accepted_runs
-from agent_cache.recording.api import recorded_http
+from agent_cache.recording.api import observe, recorded_http
 from agent_cache.recording.cassette import Cassette, recorded_rules, redact_call
 from agent_cache.recording.drift_events import (
-    IGNORED,
-    MAX_PLACES,
-    MAX_SHOWN,
-    OF_NUMBER,
     DriftEvent,
+    DriftReport,
     DriftSeverity,
+    Places,
     Tolerance,
-    error_of,
     is_named,
     listed,
     outcome_of,
+    places_of,
+    places_pattern,
+    pruned,
     shown_call,
-    shown_error,
+    shown_paths,
     shown_places,
     shown_value,
-    type_of,
-    values_of,
-)  # fmt: skip
-from agent_cache.recording.file import RecordedCall
-from agent_cache.recording.outcomes import encode_sorted
-from agent_cache.recording.pairing import (
-    Chains,
-    Difference,
-    Pairing,
-    Patterns,
-    Position,
-    Run,
-    Step,
-    differences,
-    moved_steps,
-    pair_runs,
-    parsed_path,
-    pruned,
-    read_run,
-    shown_path,
 )
+from agent_cache.recording.file import Header, RecordedCall
+from agent_cache.recording.outcomes import encode_sorted
+from agent_cache.recording.pairing import Pairing, Step, fingerprint, pair_runs, read_run
 from agent_cache.recording.redaction import Redaction
 
-__all__ = ["Baseline", "Finding", "Rule"]
+__all__ = ["Baseline", "DriftDetector"]
 
 _LOG = logging.getLogger("agent_cache")
 
-
-# The rule
+_MAX_PLACES = 20
+"""Changed places of arguments up to which they are counted."""
+_PASSES = 6
+_MORE = 1_000
+"""Calls and drifts beside those of the baseline that a detector keeps."""
 
 
 @dataclass(slots=True)
@@ -79,40 +66,34 @@ class _Learned:
         free: numbers of the calls that are not always in one order.
     """
 
-    places: dict[str, set[Position]] = field(default_factory=dict)
+    places: dict[str, set[str]] = field(default_factory=dict)
     optional: set[int] = field(default_factory=set)
     any_outcome: set[int] = field(default_factory=set)
     free: set[int] = field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A drift, with the calls that show it.
-
-    Attributes:
-        kind: as in `DriftEvent`.
-        step: of the baseline.
-        other: of the new run.
-        where: the places that differ.
-        over: the calls of the baseline that one was moved over.
-    """
+class _Finding(NamedTuple):
+    """A drift, with the calls that show it: of the baseline and of the new run, and those that one was moved over."""
 
     kind: str
-    step: Step | None = None
-    other: Step | None = None
-    where: Mapping[Position, Difference] = field(default_factory=dict)
+    step: Step | None
+    other: Step | None
+    where: Places = {}  # noqa: RUF012 - never changed
     over: Sequence[Step] = ()
 
     @property
     def shown(self) -> Step:
-        """The call that people are shown: of the new run, if it has one."""
-        found = self.step if self.other is None else self.other
+        found = self.other or self.step
         assert found is not None
         return found
 
+    @property
+    def is_of_number(self) -> bool:
+        return self.kind in ("missing", "extra", "repeated")
 
-class Rule:
-    """The rule, for one baseline and one tolerance: it finds the drifts of a run, and says how much they matter.
+
+class _Rule:
+    """Finds the drifts of a run from one baseline, with one tolerance, and says how much they matter.
 
     Args:
         baseline, tolerance: these two.
@@ -123,242 +104,209 @@ class Rule:
         self.baseline = baseline
         self.tolerance = tolerance
         self.learned = baseline._learned
-        self.names = {step.name for step in baseline._run.steps}
-        self.writes = {step.name for step in baseline._run.steps if step.is_write}
+        self.names = {step.call.name for step in baseline._steps}
+        self.writes = {step.call.name for step in baseline._steps if step.call.is_write}
         self._is_lenient = is_lenient
-        self._ignored: list[tuple[str, Position]] = []
-        for one in tolerance.ignore:
-            parts = IGNORED.fullmatch(one)
-            assert parts is not None
-            self._ignored.append((parts["tool"], parsed_path(parts["path"])))
-        self._patterns: dict[str, Patterns] = {}
-        self._same: dict[str, Callable[[dict[str, Any], dict[str, Any]], bool] | None] = {}
-        self.steps = [self._keyed(step) for step in baseline._run.steps]
+        self._patterns: dict[str, re.Pattern[str] | None] = {}
+        self._same = dict(tolerance.same_arguments)
+        self.steps = self.keyed(baseline._steps)
         self.asked: dict[Hashable, list[Step]] = {}
         for step in self.steps:
             self.asked.setdefault(step.key, []).append(step)
 
-    # What counts
-
-    def patterns(self, name: str) -> Patterns:
-        """The places that may differ in the calls of a function."""
-        found = self._patterns.get(name)
-        if found is None:
-            places = list(self.learned.places.get(name, ()))
-            places += [place for pattern, place in self._ignored if is_named(name, pattern)]
-            found = self._patterns[name] = Patterns(places)
-        return found
+    def free_places(self, name: str) -> re.Pattern[str] | None:
+        """Matches the places that may differ in the calls of a function."""
+        if name not in self.names:  # of other names there may be any number
+            return None
+        if name not in self._patterns:
+            paths = [*self.learned.places.get(name, ()), *self.tolerance.ignored(name)]
+            self._patterns[name] = places_pattern(paths)
+        return self._patterns[name]
 
     def digest(self, call: RecordedCall) -> Hashable:
         """What identifies a call beside its chain."""
-        if call.name not in self.names or call.key is not None:  # of other names there may be any number
+        places = self.free_places(call.name)
+        if places is None or call.key is not None or "arguments" not in places.pattern:
             return call.digest + call.asker
-        patterns = self.patterns(call.name)
-        if not patterns.of_arguments:
-            return call.digest + call.asker
-        identity = [call.name, pruned(call.arguments, ("arguments",), patterns), call.asker]
+        identity = [call.name, pruned(call.arguments, "arguments", places), call.asker]
         return blake2b(encode_sorted(identity)).digest()
 
-    def _keyed(self, step: Step) -> Step:
-        if not self.patterns(step.name).of_arguments:
-            return step
-        return replace(step, digest=self.digest(self.baseline._call(step)))
+    def keyed(self, steps: Sequence[Step]) -> list[Step]:
+        """Copies of these steps that are the same call where only places differ that may."""
+        return [replace(step, key=(step.chain, self.digest(step.call))) for step in steps]
 
     def is_write(self, step: Step) -> bool:
         """Whether a call is a write, also one that has not ended, or was refused."""
-        return step.is_write or step.name in self.writes
+        return step.call.is_write or step.call.name in self.writes
 
-    def changes(self, step: Step, was: RecordedCall, now: RecordedCall) -> dict[Position, Difference]:
+    def changes(self, was: RecordedCall, now: RecordedCall) -> Places:
         """Where the arguments of two calls of one function differ; nowhere if they are the same call."""
-        same = self._same_arguments(step.name)
-        if same is not None:
+        pattern = next((one for one in self._same if is_named(was.name, one)), None)
+        if pattern is not None and was.asker == now.asker:
             try:
-                if was.asker == now.asker and same(was.arguments, now.arguments):
+                if self._same[pattern](was.arguments, now.arguments):
                     return {}
             except Exception as error:
                 if not self._is_lenient:
-                    raise ConfigurationError(f"Tolerance: same_arguments of {step.name!r} raised {error!r}") from error
-                self._same[step.name] = None
-                _LOG.exception("same_arguments of %s raised, and is not asked again", step.name)
-        found = differences(was.arguments, now.arguments, "arguments", MAX_PLACES)
+                    raise ConfigurationError(f"Tolerance: same_arguments of {was.name!r} raised {error!r}") from error
+                del self._same[pattern]
+                _LOG.exception("same_arguments of %s raised, and is not asked again", was.name)
+        found = places_of(was.arguments, now.arguments, "arguments", _MAX_PLACES)
         if was.key != now.key and not found:
-            found["arguments",] = was.key, now.key
+            found["arguments"] = was.key, now.key
         if was.asker != now.asker:
-            found["asker",] = was.asker or None, now.asker or None
-        patterns = self.patterns(step.name)
-        return {place: one for place, one in found.items() if not patterns.have(place)} if patterns else found
+            found["asker"] = was.asker or None, now.asker or None
+        return self._counted(was.name, found)
 
-    def _same_arguments(self, name: str) -> Callable[[dict[str, Any], dict[str, Any]], bool] | None:
-        if name not in self._same:
-            functions = self.tolerance.same_arguments
-            self._same[name] = next((functions[one] for one in functions if is_named(name, one)), None)
-        return self._same[name]
+    def _counted(self, name: str, where: Places) -> Places:
+        places = self.free_places(name)
+        return where if places is None else {at: one for at, one in where.items() if not places.match(at)}
 
     # The drifts of a run
 
-    def findings(self, run: Run, fetch: Callable[[Step], RecordedCall]) -> tuple[list[Finding], Pairing]:
+    def findings(self, steps: Sequence[Step], path: object = "") -> tuple[list[_Finding], Pairing]:
         """All drifts of a run that has ended, in its order; what is missing comes last.
 
-        Args:
-            run: its calls.
-            fetch: gives the call of a step of the run.
-
         Raises:
+            CassetteError: if the two cannot be compared.
             ConfigurationError: if a function of `same_arguments` raises.
         """
-        call_of = self.baseline._call
-        base = Run(self.steps, self.baseline._run.parents)
-        pairing = pair_runs(base, run, lambda step, other: self.changes(step, call_of(step), fetch(other)))
-        found: list[Finding] = []
-        for step, other, where in pairing.changed:
-            found.append(Finding("arguments", step, other, where))
-            if (finding := self.outcome(step, fetch(other), other)) is not None and finding.kind == "error":
+        run = self.keyed(steps)
+        pairing = pair_runs(self.steps, run, lambda one, other: len(self.changes(one.call, other.call)))
+        self._check_comparable(run, pairing, path)
+        learned, found = self.learned, list[_Finding]()
+        for one, other in pairing.changed:
+            found.append(_Finding("arguments", one, other, self.changes(one.call, other.call)))
+            if (finding := self.outcome(one, other)) is not None and finding.kind == "error":
                 found.append(finding)
         for other in pairing.right:
-            found.append(Finding("repeated" if other.key in self.asked else "extra", None, other))
-            if (error := outcome_of(fetch(other).outcome))[0] == "error":
-                found.append(Finding("error", None, other, {("error",): (None, error[1])}))
-        for step, other in pairing.matched:
-            if step.outcome != other.outcome and (finding := self.outcome(step, fetch(other), other)) is not None:
+            found.append(_Finding("repeated" if other.key in self.asked else "extra", None, other))
+            if (error := outcome_of(other.call.outcome))[0] == "error":
+                found.append(_Finding("error", None, other, {"error": (None, error[1])}))
+        for one, other in pairing.same:
+            if one.outcome != other.outcome and (finding := self.outcome(one, other)) is not None:
                 found.append(finding)
-        for step, other, over in moved_steps(pairing, self.learned.free):
-            found.append(Finding("order", step, other, {}, over))
-        found.sort(key=lambda one: -1 if one.other is None else one.other.number)
-        found += [Finding("missing", step) for step in pairing.left if step.number not in self.learned.optional]
+        for one, other, over in pairing.moved:
+            judged = [step for step in over if step.number not in learned.free]
+            if judged and one.number not in learned.free:
+                found.append(_Finding("order", one, other, {}, judged))
+        found.sort(key=lambda finding: finding.shown.number)
+        found += [_Finding("missing", one, None) for one in pairing.left if one.number not in learned.optional]
         return found, pairing
 
-    def outcome(self, step: Step, call: RecordedCall, other: Step) -> Finding | None:
+    def outcome(self, step: Step, other: Step) -> _Finding | None:
         """How the outcome of a call differs."""
-        if step.number in self.learned.any_outcome:
+        was_state, was = outcome_of(step.call.outcome)
+        state, now = outcome_of(other.call.outcome)
+        if step.number in self.learned.any_outcome or was_state == "unfinished":
             return None
-        was_state, was = outcome_of(self.baseline._call(step).outcome)
-        state, now = outcome_of(call.outcome)
-        if was_state == "unfinished":
-            return None
-        patterns = self.patterns(step.name)
-        if "error" in (state, was_state) and (state != was_state or type_of(was) != type_of(now)):
-            if patterns.have(("error",)):
-                return None
-            return Finding("error", step, other, {("error",): (error_of(was_state, was), error_of(state, now))})
+        if "error" in (state, was_state) and (state != was_state or _type_of(was) != _type_of(now)):
+            both = was if was_state == "error" else None, now if state == "error" else None
+            where = self._counted(step.call.name, {"error": both})
+            return _Finding("error", step, other, where) if where else None
         if state != was_state:
-            where: dict[Position, Difference] = {("result",): (was_state, state)}
+            where = {"result": (was_state, state)}
         else:
-            where = differences(was, now, "error" if state == "error" else "result")
-        where = {place: one for place, one in where.items() if not patterns.have(place)}
-        return Finding("result", step, other, where) if where else None
+            where = places_of(was, now, "error" if state == "error" else "result")
+        where = self._counted(step.call.name, where)
+        return _Finding("result", step, other, where) if where else None
 
-    def check_comparable(self, run: Run, pairing: Pairing, path: object) -> None:
-        """Find out whether the two runs can be compared.
-
-        Raises:
-            CassetteError: if they cannot.
-        """
-        base = self.baseline._run
-        if ("agentcassette" in base.forms) != ("agentcassette" in run.forms) and run.steps:
+    def _check_comparable(self, run: Sequence[Step], pairing: Pairing, path: object) -> None:
+        forms, others = ({step.call.form for step in steps} for steps in (self.steps, run))
+        if run and ("agentcassette" in forms) != ("agentcassette" in others):
             raise CassetteError(
                 "cannot be compared with its baseline: one of them is of agentcassette, which gives calls other names "
                 "and arguments. Record both with agent_cache",
-                path,
+                str(path),
             )
-        if run.steps and not pairing.matched and all(step.kind == "llm" for step, _, _ in pairing.changed):
-            names = {step.name for step in self.steps if step.kind != "llm"}
-            others = {step.name for step in run.steps if step.kind != "llm"}
-            if names.isdisjoint(others) and ((names and others) or not pairing.changed):
+        if run and not pairing.same and all(one.call.kind == "llm" for one, _ in pairing.changed):
+            names = {step.call.name for step in self.steps if step.call.kind != "llm"}
+            names_new = {step.call.name for step in run if step.call.kind != "llm"}
+            if names.isdisjoint(names_new) and ((names and names_new) or not pairing.changed):
                 raise CassetteError(
                     "has no call in common with its baseline, so it is of another agent: it calls "
-                    f"{listed(step.name for step in run.steps)}, and the baseline "
-                    f"{listed(step.name for step in self.steps)}",
-                    path,
+                    f"{listed(step.call.name for step in run)}, and the baseline "
+                    f"{listed(step.call.name for step in self.steps)}",
+                    str(path),
                 )
 
-    # What people are told
+    # Events
 
-    def event(self, finding: Finding, fetch: Callable[[Step], RecordedCall], *, again: bool = False) -> DriftEvent:
-        """The event of a finding.
-
-        Args:
-            finding: the drift.
-            fetch: gives the call of a step of the new run.
-            again: whether the new run makes a call that is missing another time.
-        """
-        step, other, shown_step = finding.step, finding.other, finding.shown
-        call = fetch(other) if other is not None else self.baseline._call(shown_step)
+    def event(self, finding: _Finding, *, again: bool = False) -> DriftEvent:
+        """The event of a finding; `again`: the new run makes a call that is missing another time."""
+        kind, step, _, where, over = finding
+        call = finding.shown.call
         shown = shown_call(call)
-        is_write = self.is_write(shown_step) or (step is not None and self.is_write(step))
-        of_write = DriftSeverity.CRITICAL if is_write else DriftSeverity.WARNING
-        was, now = values_of(finding.where)
-        path = ", ".join(shown_path(place) for place in list(finding.where)[:MAX_SHOWN])
-        severity = of_write
-        match finding.kind:
+        is_write = self.is_write(finding.shown) or (step is not None and self.is_write(step))
+        severity = DriftSeverity.CRITICAL if is_write else DriftSeverity.WARNING
+        was: Any = {at: one for at, (one, _) in where.items()}
+        now: Any = {at: one for at, (_, one) in where.items()}
+        if len(where) < 2:
+            was, now = next(iter(where.values()), (None, None))
+        match kind:
             case "arguments":
-                text = f"{shown} was called with other arguments: {shown_places(finding.where)}"
+                text = f"{shown} was called with other arguments: {shown_places(where)}"
             case "missing":
-                severity = DriftSeverity.INFO if again and not is_write else of_write
+                severity = DriftSeverity.INFO if again and not is_write else severity
                 text = f"{shown} was {'made less often' if again else 'not made'}"
                 was = call.arguments
             case "extra":
                 text = f"{shown} was made, and is not in the baseline"
                 now = call.arguments
             case "repeated":
-                severity = of_write if is_write else DriftSeverity.INFO
+                severity = severity if is_write else DriftSeverity.INFO
                 text = f"{shown} was made more often than in the baseline"
                 now = call.arguments
             case "order":
                 assert step is not None
-                severity = max(self._order_severity(step, one) for one in finding.over)
-                first = finding.over[0]
-                over = shown_call(self.baseline._call(first))
-                was, now = (f"before {over}", f"after {over}") if step.number < first.number else (
-                    f"after {over}", f"before {over}")  # fmt: skip
-                text = f"{shown} came {now}, and in the baseline {was.partition(' ')[0]} it"
+                severity = max(_severity_of_order(step.call, one.call) for one in over)
+                sides = ("before", "after") if step.number < over[0].number else ("after", "before")
+                was, now = (f"{side} {shown_call(over[0].call)}" for side in sides)
+                text = f"{shown} came {now}, and in the baseline {sides[0]} it"
+            case "error" if now is None:
+                text = f"{shown} no longer raises {shown_value(was)}"
             case "error":
-                if now is not None:
-                    severity = DriftSeverity.CRITICAL
-                    text = f"{shown} raised {shown_value(now)}, and in the baseline {shown_error(was)}"
-                else:
-                    text = f"{shown} no longer raises {shown_value(was)}"
+                severity = DriftSeverity.CRITICAL
+                before = "did not" if was is None else shown_value(was)
+                text = f"{shown} raised {shown_value(now)}, and in the baseline {before}"
             case _:
-                text = f"{shown} had another outcome: {shown_places(finding.where)}"
-        return DriftEvent(severity, finding.kind, call.name, text, was, now, call.kind, shown_step.id, path)
+                text = f"{shown} had another outcome: {shown_places(where)}"
+        return DriftEvent(severity, kind, call.name, text, was, now, call.kind, call.id, shown_paths(where))
 
-    def _order_severity(self, one: Step, other: Step) -> DriftSeverity:
-        if one.is_write and other.is_write:
-            tags, others = self.baseline._call(one).tags, self.baseline._call(other).tags
-            if not tags or not others or any(meet(tag, tag2) for tag in tags for tag2 in others):
-                return DriftSeverity.CRITICAL
-            return DriftSeverity.INFO
-        return DriftSeverity.WARNING if one.is_write or other.is_write else DriftSeverity.INFO
-
-    def events(
-        self, findings: Sequence[Finding], run: Run, fetch: Callable[[Step], RecordedCall]
-    ) -> Iterator[DriftEvent]:
+    def events(self, findings: Sequence[_Finding], run: Sequence[Step]) -> Iterator[DriftEvent]:
         """The events of a whole run, with those of its tokens."""
-        made = {step.key for step in run.steps}
-        few = {id(one) for one in findings if one.kind in OF_NUMBER and not self.is_write(one.shown)}
-        accepted = few if len(few) <= self.tolerance.calls else set()
+        made = {(step.chain, self.digest(step.call)) for step in run}
+        few = [one for one in findings if one.is_of_number and not self.is_write(one.shown)]
+        accepted = {id(one) for one in few} if len(few) <= self.tolerance.calls else set()
         for one in findings:
             if id(one) not in accepted:
-                yield self.event(one, fetch, again=one.step is not None and one.step.key in made)
-        if (tokens := self.tokens_event(run.tokens)) is not None:
-            yield tokens
-
-    def tokens_event(self, tokens: int) -> DriftEvent | None:
-        """The drift of the number of tokens."""
-        accepted, (least, most) = self.tolerance.tokens, self.baseline._tokens
-        if accepted is None or not tokens or not least:
-            return None
-        if least * (1 - accepted) <= tokens <= most * (1 + accepted):
-            return None
+                yield self.event(one, again=one.step is not None and one.step.key in made)
+        part, tokens, (least, most) = self.tolerance.tokens, _tokens_of(run), self.baseline._tokens
+        if part is None or not tokens or not least or least * (1 - part) <= tokens <= most * (1 + part):
+            return
         was = most if tokens > most else least
         text = (
             f"the model calls of the run took {tokens:,} tokens, and in the baseline {was:,}: {tokens / was - 1:+.0%}, "
-            f"of which {accepted:.0%} are accepted"
+            f"of which {part:.0%} are accepted"
         )
         severity = DriftSeverity.WARNING if tokens > was else DriftSeverity.INFO
-        return DriftEvent(severity, "tokens", "", text, was, tokens, "run")
+        yield DriftEvent(severity, "tokens", "", text, was, tokens, "run")
 
 
-# Baselines
+def _type_of(error: Any) -> Any:
+    return error.get("type") if isinstance(error, dict) else None
+
+
+def _tokens_of(run: Sequence[Step]) -> int:
+    return sum(step.call.input_tokens + step.call.output_tokens for step in run)
+
+
+def _severity_of_order(one: RecordedCall, other: RecordedCall) -> DriftSeverity:
+    if one.is_write and other.is_write:
+        if not one.tags or not other.tags or any(meet(tag, tag2) for tag in one.tags for tag2 in other.tags):
+            return DriftSeverity.CRITICAL
+        return DriftSeverity.INFO
+    return DriftSeverity.WARNING if one.is_write or other.is_write else DriftSeverity.INFO
 
 
 class Baseline:
@@ -379,35 +327,27 @@ class Baseline:
     def __init__(self, *cassettes: Cassette) -> None:
         if not cassettes:
             raise ConfigurationError("Baseline: needs a recording")
+        self._paths: list[str] = []
+        self.redaction = Redaction()
         for cassette in cassettes:
             if not isinstance(cassette, Cassette):
                 raise ConfigurationError(f"Baseline: takes cassettes, got {cassette!r}; Baseline.load takes paths")
             if cassette.is_partial:
                 raise CassetteError("is partial, so calls may be missing in it; record it again", cassette.path)
-        self._cassettes = cassettes
-        self._lock = threading.Lock()
-        self.redaction = _joined_rules(cassettes)
+            self._paths.append(cassette.path)
+            self.redaction = self.redaction.joined(recorded_rules(cassette))
         self.http = next(filter(None, map(recorded_http, cassettes)), None)
-        self._changes = [_change_of(cassette, self.redaction) for cassette in cassettes]
-        self._chains: Chains = {}
-        runs = [
-            read_run(cassette, self._chains, learn=True, change=change)
-            for cassette, change in zip(cassettes, self._changes, strict=True)
-        ]
-        for cassette, run in zip(cassettes, runs, strict=True):
-            if not run.steps:
-                raise CassetteError("has no calls, so nothing can be compared with it", cassette.path)
-        for source, run in enumerate(runs):
-            for step in run.steps:
-                step.source = source
-        first = runs[0]
-        self._run = Run(list(first.steps), list(first.parents), first.tokens, first.forms)
-        counts = [run.tokens for run in runs]
-        self._tokens = min(counts), max(counts)
+        runs = [self._read(cassette) for cassette in cassettes]
+        for run, path in zip(runs, self._paths, strict=True):
+            if not run:
+                raise CassetteError("has no calls, so nothing can be compared with it", path)
+        self._steps = [replace(step, number=number) for number, step in enumerate(runs[0])]
+        self._first = len(self._steps)
+        self._tokens = min(map(_tokens_of, runs)), max(map(_tokens_of, runs))
         self._learned = _Learned()
         if len(runs) > 1:
             self._learn(runs)
-        self._rule: Rule | None = None
+        self._rule: _Rule | None = None
 
     @classmethod
     def load(cls, *paths: str | os.PathLike[str]) -> Self:
@@ -444,129 +384,295 @@ class Baseline:
             ConfigurationError: as `compare`.
         """
         other = new if isinstance(new, Cassette) else Cassette.load(new)
-        rule = self._rule_of(tolerance)
-        change = _change_of(other, self.redaction)
-        run = read_run(other, self._chains, learn=False, change=change)
+        rule = self._rule
+        if rule is None or (tolerance is not None and rule.tolerance is not tolerance):
+            rule = self._rule = _Rule(self, tolerance or Tolerance())
+        run = self._read(other)
+        findings, pairing = rule.findings(run, other.path)
+        both = [*pairing.same, *pairing.changed]
+        pairs = sorted((step.index, mine.index) for step, mine in both if step.number < self._first)
+        return list(rule.events(findings, run)), pairs
 
-        def fetch(step: Step) -> RecordedCall:
-            return change(other.steps[step.index])
+    def _read(self, cassette: Cassette) -> list[Step]:
+        """The calls that count, redacted as the baseline is if they were recorded with fewer rules."""
+        own = Redaction().joined(recorded_rules(cassette))
+        rules = self.redaction.joined(recorded_rules(cassette))
+        is_same = rules.describe() == own.describe()
+        steps = read_run(cassette, (lambda call: call) if is_same else (lambda call: redact_call(call, rules)))
+        return [step for step in steps if step.call.kind != "env"]
 
-        for step in run.steps:
-            if step.name in rule.names and rule.patterns(step.name).of_arguments:
-                step.digest = rule.digest(fetch(step))
-        findings, pairing = rule.findings(run, fetch)
-        rule.check_comparable(run, pairing, other.path)
-        both = [*pairing.matched, *((step, mine) for step, mine, _ in pairing.changed)]
-        pairs = sorted((step.index, mine.index) for step, mine in both if step.source == 0)
-        return list(rule.events(findings, run, fetch)), pairs
-
-    def _rule_of(self, tolerance: Tolerance | None) -> Rule:
-        tolerance = Tolerance() if tolerance is None else tolerance
-        if self._rule is None or self._rule.tolerance is not tolerance:
-            self._rule = Rule(self, tolerance)
-        return self._rule
-
-    def _call(self, step: Step) -> RecordedCall:
-        with self._lock:  # runs in several threads may have one baseline
-            call = self._cassettes[step.source].steps[step.index]
-        return self._changes[step.source](call)
-
-    def _learn(self, runs: Sequence[Run]) -> None:
+    def _learn(self, runs: Sequence[Sequence[Step]]) -> None:
         """Accept what varies: judge each recording, and accept what is found, until nothing is."""
         for _ in range(_PASSES):
             is_settled = True
-            for source, run in enumerate(runs):
-                rule = Rule(self, Tolerance(tokens=None))
-                other = Run([rule._keyed(step) for step in run.steps], run.parents)
-                findings, pairing = rule.findings(other, self._call)
-                path = self._cassettes[source].path
+            for run, path in zip(runs, self._paths, strict=True):
                 try:
-                    rule.check_comparable(other, pairing, path)
+                    findings, pairing = _Rule(self, Tolerance(tokens=None)).findings(run)
                 except CassetteError as error:
                     text = f"cannot be a baseline together with the others: it {error.reason}"
                     raise CassetteError(text, path) from error
                 is_settled &= not findings
                 for finding in findings:
-                    self._accept(finding, pairing, source)
+                    self._accept(finding, pairing)
             if is_settled:
                 break
 
-    def _accept(self, finding: Finding, pairing: Pairing, source: int) -> None:
-        learned, step, other = self._learned, finding.step, finding.other
-        if finding.kind == "arguments":
-            assert step is not None
-            assert other is not None
-            varying = [place for place in finding.where if not self._is_constant(step.name, place, pairing)]
-            if len(varying) == len(finding.where):
-                learned.places.setdefault(step.name, set()).update(varying)
-            else:
-                learned.optional.add(step.number)
-                self._add(other, source, pairing)
-        elif finding.kind == "missing":
-            assert step is not None
+    def _accept(self, finding: _Finding, pairing: Pairing) -> None:
+        learned, (kind, step, other, where, _) = self._learned, finding
+        if step is None:
+            if kind != "error":
+                assert other is not None
+                self._add(other, pairing)
+        elif kind == "missing":
             learned.optional.add(step.number)
-        elif finding.kind in ("extra", "repeated"):
-            assert other is not None
-            self._add(other, source, pairing)
-        elif finding.kind == "order":
-            assert step is not None
+        elif kind == "order":
             learned.free.add(step.number)
-        elif finding.kind == "error" and step is not None:
+        elif kind == "error":
             learned.any_outcome.add(step.number)
-        elif step is not None:
-            learned.places.setdefault(step.name, set()).update(finding.where)
+        elif kind == "arguments" and any(_is_constant(step.call.name, place, pairing) for place in where):
+            assert other is not None
+            learned.optional.add(step.number)
+            self._add(other, pairing)
+        else:
+            learned.places.setdefault(step.call.name, set()).update(where)
 
-    def _is_constant(self, name: str, place: Position, pairing: Pairing) -> bool:
-        """Whether another call of the function has the same value there in both runs: then it is no volatile field."""
-        return any(
-            step.name == name and _has_place(self._call(step).arguments, place[1:]) for step, _ in pairing.matched
-        )
-
-    def _add(self, other: Step, source: int, pairing: Pairing) -> None:
+    def _add(self, other: Step, pairing: Pairing) -> None:
         """Accept a call that only a later recording makes."""
-        lanes = {mine.lane: step.lane for step, mine in pairing.matched}
-        if other.lane not in lanes:
-            lanes[other.lane] = len(self._run.parents)
-            self._run.parents.append(-1)
-        digest = self._call(other).digest + self._call(other).asker
-        added = replace(other, number=len(self._run.steps), digest=digest, source=source, lane=lanes[other.lane])
-        self._run.steps.append(added)
-        self._learned.optional.add(added.number)
-        self._learned.free.add(added.number)
+        lanes = {mine.lane: step.lane for step, mine in pairing.same}
+        number = len(self._steps)
+        self._steps.append(replace(other, number=number, lane=lanes.get(other.lane, -1 - number)))
+        self._learned.optional.add(number)
+        self._learned.free.add(number)
 
     def __len__(self) -> int:
-        return len(self._cassettes)
+        return len(self._paths)
 
     def __repr__(self) -> str:
-        return f"<Baseline of {', '.join(cassette.path or repr(cassette) for cassette in self._cassettes)}>"
+        return f"<Baseline of {', '.join(path or 'a cassette' for path in self._paths)}>"
 
 
-_PASSES = 6
+def _is_constant(name: str, place: str, pairing: Pairing) -> bool:
+    """Whether another call of the function has the same value there in both runs: then it is no volatile field."""
+    pattern, none = places_pattern([place]), re.compile(r"(?!)")
+    assert pattern is not None
+    calls = (step.call.arguments for step, _ in pairing.same if step.call.name == name)
+    return any(pruned(one, "arguments", pattern) != pruned(one, "arguments", none) for one in calls)
 
 
-def _has_place(value: Any, place: Position) -> bool:
-    for part in place:
-        if isinstance(part, int):
-            if not isinstance(value, list) or not value:
-                return False
-            value = value[0]
+# Runs that go on
+
+
+class DriftDetector:
+    """Compares a run with a baseline while it goes on: ``AgentCacheSession(drift=detector)``.
+
+    Without a session, it is a listener: ``with observe(detector)``. It serves one run after another; its drifts are
+    those of the latest.
+
+    Args:
+        baseline: the approved runs, or the path of one.
+        tolerance: what is accepted.
+        on_drift: is called with each drift, once, in the thread that makes the call, which waits meanwhile. If it
+            raises, the error is logged, it is not called again, and the run goes on.
+
+    Attributes:
+        redaction, http: those of the baseline, which `observe` applies, so that calls are the same.
+
+    Raises:
+        CassetteError: if the baseline cannot be read.
+        ConfigurationError: if an argument cannot work.
+    """
+
+    def __init__(
+        self,
+        baseline: Baseline | str | os.PathLike[str],
+        *,
+        tolerance: Tolerance | None = None,
+        on_drift: Callable[[DriftEvent], object] | None = None,
+    ) -> None:
+        if on_drift is not None and not callable(on_drift):
+            raise ConfigurationError(f"DriftDetector: on_drift must be a function, got {on_drift!r}")
+        if tolerance is not None and not isinstance(tolerance, Tolerance):
+            raise ConfigurationError(f"DriftDetector: tolerance must be a Tolerance, got {tolerance!r}")
+        found = baseline if isinstance(baseline, Baseline) else Baseline.load(baseline)
+        self._rule = _Rule(found, tolerance or Tolerance(), is_lenient=True)
+        self._on_drift = on_drift
+        self._latest = _Watch(self._rule, None)
+        self._is_listening = False
+        self.redaction, self.http = found.redaction, found.http
+
+    @property
+    def drifts(self) -> list[DriftEvent]:
+        """The drifts so far, as far as they are certain; at the end of the run what `Baseline.compare` gives."""
+        return list(self._latest.drifts)
+
+    def report(self) -> DriftReport:
+        """The drifts with their counts.
+
+        Raises:
+            CassetteError: if the run has ended and has nothing in common with the baseline, so nothing can be said.
+        """
+        watch = self._latest
+        if watch.problem is not None:
+            raise watch.problem.with_traceback(None)
+        return DriftReport(tuple(watch.drifts), watch.count, dict(watch.omitted))
+
+    def attach(self, session_id: str) -> AbstractContextManager[Any]:  # noqa: ARG002 - whatever the name of the run is
+        """The block around a session."""
+        self._latest = _Watch(self._rule, self._on_drift)
+        return observe(self._latest)
+
+    def _listen(self) -> None:
+        if not self._is_listening:
+            self._latest = _Watch(self._rule, self._on_drift)
+            self._is_listening = True
+
+    def on_start(self, call: RecordedCall) -> None:
+        """A call starts."""
+        self._listen()
+        self._latest.on_start(call)
+
+    def on_end(self, call: RecordedCall) -> None:
+        """A call has ended."""
+        self._latest.on_end(call)
+
+    def on_close(self, error: BaseException | None) -> None:
+        """The run has ended."""
+        self._listen()
+        self._is_listening = False
+        self._latest.on_close(error)
+
+
+class _Watch:
+    """One run that is observed.
+
+    It is certain that a call is new if the baseline has none of its arguments that was not made yet, and that its
+    outcome is another one if no call of the baseline with its arguments has it. What is missing, or was moved, is known
+    at the end. Of calls that are new, and of their drifts, it keeps as many as the baseline has calls, and `_MORE`.
+
+    Attributes:
+        drifts: those found so far; at the end, those of the run.
+        omitted: by severity, those that are not kept.
+        count: number of calls.
+        problem: why the run could not be compared, if so.
+    """
+
+    def __init__(self, rule: _Rule, on_drift: Callable[[DriftEvent], object] | None) -> None:
+        self._rule = rule
+        self._on_drift = on_drift
+        self.redaction, self.http = rule.baseline.redaction, rule.baseline.http
+        self.drifts: list[DriftEvent] = []
+        self.omitted: Counter[DriftSeverity] = Counter()
+        self.count = 0
+        self.problem: CassetteError | None = None
+        self._limit = len(rule.steps) + _MORE
+        self._calls: list[RecordedCall] = []
+        self._chains: dict[int, tuple[str, ...]] = {}
+        self._made: Counter[Hashable] = Counter()
+        self._unmade: dict[tuple[tuple[str, ...], str], list[Step]] = {}  # that no new call was shown beside
+        self._new = 0
+        self._few = 0
+        self._told: set[tuple[Any, ...]] = set()
+        for step in reversed(rule.steps):
+            self._unmade.setdefault((step.chain, step.call.name), []).append(step)
+
+    def on_start(self, call: RecordedCall) -> None:
+        """Count a call, and tell if it is new."""
+        if call.kind == "env":
+            return
+        self.count += 1
+        chain = () if call.parent is None else self._chains.get(call.parent, ("",))
+        self._chains[call.id] = (*chain, call.name)
+        if len(self._chains) > 2 * self._limit:
+            del self._chains[next(iter(self._chains))]
+        if call.kind != "tool" or call.name in self._rule.names:  # else its end says if it is a write
+            self._tell_new(call)
+
+    def on_end(self, call: RecordedCall) -> None:
+        """Compare the outcome of a call."""
+        if call.kind != "env":
+            rule = self._rule
+            if call.kind == "tool" and call.name not in rule.names:
+                self._tell_new(call)
+            step = self._step(call)
+            same = rule.asked.get(step.key, ())
+            if not any(one.outcome == step.outcome for one in same):
+                self._tell_outcome(step, same)
+            if (same and self._made[step.key] <= len(same)) or self._new <= self._limit:
+                self._calls.append(call)
+
+    def on_close(self, error: BaseException | None) -> None:  # noqa: ARG002 - however it ended
+        """Judge the whole run."""
+        cassette = Cassette(self._calls)
+        cassette.header = Header(log=True)
+        run = read_run(cassette)
+        try:
+            findings, _ = self._rule.findings(run)
+        except CassetteError as problem:
+            self.problem = problem
+            return
+        self.drifts = []
+        for event in self._rule.events(findings, run):
+            self.drifts.append(event)
+            self._show(event)
+        self._calls = []
+
+    def _step(self, call: RecordedCall) -> Step:
+        chain = self._chains.get(call.id, ("",))[:-1]
+        key = chain, self._rule.digest(call)
+        return Step(call, self.count, 0, chain, key, call.lane, 0, 0, fingerprint(call.outcome))
+
+    def _tell_new(self, call: RecordedCall) -> None:
+        """Tell of a call that the baseline does not make, or less often."""
+        rule, step = self._rule, self._step(call)
+        if (asked := rule.asked.get(step.key)) is not None:
+            self._made[step.key] += 1
+            if self._made[step.key] > len(asked):
+                self._new += 1
+                self._tell(_Finding("repeated", None, step))
+            return
+        self._new += 1
+        unmade = self._unmade.get((step.chain, call.name), [])
+        while unmade and self._made[unmade[-1].key] >= len(rule.asked[unmade[-1].key]):
+            unmade.pop()
+        if not unmade:
+            self._tell(_Finding("extra", None, step))
+        elif where := rule.changes(unmade[-1].call, call):
+            self._tell(_Finding("arguments", unmade.pop(), step, where))
         else:
-            if not isinstance(value, dict) or part not in value:
-                return False
-            value = value[part]
-    return True
+            unmade.pop()
 
+    def _tell_outcome(self, step: Step, same: Sequence[Step]) -> None:
+        found = [self._rule.outcome(one, step) for one in same]
+        if same and all(found) and found[0] is not None:
+            self._tell(found[0])
+        elif not same and (error := outcome_of(step.call.outcome))[0] == "error":
+            self._tell(_Finding("error", None, step, {"error": (None, error[1])}))
 
-def _joined_rules(cassettes: Sequence[Cassette]) -> Redaction:
-    rules = Redaction()
-    for cassette in cassettes:
-        rules = rules.joined(recorded_rules(cassette))
-    return rules
+    def _tell(self, finding: _Finding) -> None:
+        if finding.is_of_number and not self._rule.is_write(finding.shown):
+            self._few += 1
+            if self._few <= self._rule.tolerance.calls:  # the end says whether they are too many
+                return
+        event = self._rule.event(finding)
+        if finding.step is None and self._new > self._limit:
+            self.omitted[event.severity] += 1
+            self._call_back(event)
+        else:
+            self.drifts.append(event)
+            self._show(event)
 
+    def _show(self, event: DriftEvent) -> None:
+        """Pass an event on, unless it was."""
+        identity = event.severity, event.kind, event.name, event.call_id, event.path, event.description
+        if identity not in self._told:
+            self._told.add(identity)
+            self._call_back(event)
 
-def _change_of(cassette: Cassette, rules: Redaction) -> Callable[[RecordedCall], RecordedCall]:
-    """What redacts the calls of a cassette that was recorded with fewer rules, and leaves those of others alone."""
-    own = Redaction().joined(recorded_rules(cassette))
-    both = rules.joined(recorded_rules(cassette))
-    is_same = both.describe() == own.describe()
-    return lambda call: call if is_same else redact_call(call, both)
+    def _call_back(self, event: DriftEvent) -> None:
+        if self._on_drift is None:
+            return
+        try:
+            self._on_drift(event)
+        except Exception:  # noqa: BLE001 - the user's; a detector changes nothing for the run
+            self._on_drift = None
+            _LOG.exception("on_drift raised, and is not called again in this run")

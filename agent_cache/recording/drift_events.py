@@ -1,30 +1,34 @@
-"""What is said of a drift: its severity, its text, what of it is accepted, and the report of a run."""
+"""Drifts as a user sees them: events with a severity, the report of a run, what is accepted, and their texts."""
 
 from __future__ import annotations
 
 import enum
 import os
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import msgspec
 
 from agent_cache.errors import ConfigurationError
-from agent_cache.recording.differences import changes
+from agent_cache.recording.differences import ABSENT, changes, differences, joined, read_json
 from agent_cache.recording.file import RecordedCall
-from agent_cache.recording.pairing import Difference, Position, shown_path
 
-__all__ = [
-    "IGNORED", "MAX_PLACES", "MAX_SHOWN", "OF_NUMBER", "DriftEvent", "DriftReport", "DriftSeverity", "Tolerance",
-    "error_of", "is_named", "listed", "outcome_of", "shown_call", "shown_error", "shown_places", "shown_value",
-    "type_of", "values_of",
-]  # fmt: skip
+__all__ = ["DriftEvent", "DriftReport", "DriftSeverity", "Tolerance"]
+
+Places: TypeAlias = dict[str, tuple[Any, Any]]
+"""By path, ``result.items[*].price``: the value in the baseline and in the new run; None if it is not there."""
+
+_ELEMENT = re.compile(r"\[\d+\](?: \([^)]*\))?")
+_KEY = r'(?:\.[^\s.:\[\]"]+|\["(?:[^"\\]|\\.)*"\])'
+_IGNORED = re.compile(rf"(.+?):((?:arguments|result|error)(?:{_KEY}|\[\*\])*)")
+_LONG = 80
+_MAX_SHOWN = 5
 
 
 class DriftSeverity(enum.IntEnum):
@@ -92,17 +96,13 @@ class DriftEvent:
         return f"{self.severity.name}: {self.description}"
 
 
-# Tolerance
+class _Checked(msgspec.Struct, forbid_unknown_fields=True):
+    """What a tolerance may have, but for functions."""
 
-IGNORED = re.compile(
-    r"(?P<tool>.+?):(?P<path>(?:arguments|result|error)(?:\.(?:[^\s.:\[\]\"]+)|\[\*\]|\[\"(?:[^\"\\]|\\.)*\"\])*)"
-)
-
-
-_NUMBERS: Final[dict[str, tuple[Any, str]]] = {
-    "tokens": (Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None, "must be a part of the whole such as 0.2, or None"),
-    "calls": (Annotated[int, msgspec.Meta(ge=0)], "must be a number of calls from 0"),
-}
+    ignore: list[str] = []
+    tokens: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = 0.2
+    calls: Annotated[int, msgspec.Meta(ge=0)] = 0
+    fail_on: Literal["info", "warning", "critical"] = "warning"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,29 +132,22 @@ class Tolerance:
     fail_on: DriftSeverity | str = DriftSeverity.WARNING
 
     def __post_init__(self) -> None:
-        if isinstance(self.ignore, str) or not isinstance(self.ignore, Iterable):
-            raise ConfigurationError(f"Tolerance: ignore takes a list of texts as 'TOOL:PATH', got {self.ignore!r}")
-        object.__setattr__(self, "ignore", tuple(self.ignore))
-        for one in self.ignore:
-            if not isinstance(one, str) or IGNORED.fullmatch(one) is None:
+        object.__setattr__(self, "fail_on", DriftSeverity.of(self.fail_on, "Tolerance: fail_on"))
+        same = self.same_arguments
+        if not isinstance(same, Mapping) or not all(isinstance(one, str) and callable(same[one]) for one in same):
+            raise ConfigurationError(f"Tolerance: same_arguments takes functions by name of a function, got {same!r}")
+        try:
+            given = {"ignore": self.ignore, "tokens": self.tokens, "calls": self.calls}
+            checked = msgspec.convert(given, _Checked)
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"Tolerance: {error}") from error
+        for one in checked.ignore:
+            if _IGNORED.fullmatch(one) is None:
                 raise ConfigurationError(
                     f"Tolerance: ignore: {one!r} is not a function and a path, as 'get_order:result.request_id' or "
                     "'*:arguments.items[*].id'"
                 )
-        for name, (kind, takes) in _NUMBERS.items():
-            try:
-                msgspec.convert(getattr(self, name), kind)
-            except msgspec.ValidationError as error:
-                raise ConfigurationError(f"Tolerance: {name} {takes}, got {getattr(self, name)!r}") from error
-        if not isinstance(self.same_arguments, Mapping) or not all(
-            isinstance(name, str) and callable(same) for name, same in self.same_arguments.items()
-        ):
-            raise ConfigurationError(
-                "Tolerance: same_arguments takes a function of (expected, actual) by name of a function, got "
-                f"{self.same_arguments!r}"
-            )
-        object.__setattr__(self, "same_arguments", dict(self.same_arguments))
-        object.__setattr__(self, "fail_on", DriftSeverity.of(self.fail_on, "Tolerance: fail_on"))
+        object.__setattr__(self, "ignore", tuple(checked.ignore))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -164,29 +157,21 @@ class Tolerance:
             ConfigurationError: if it cannot be read, or an argument cannot work, with its name.
         """
         source = Path(path)
+        decode = msgspec.json.decode if source.suffix.lower() == ".json" else msgspec.toml.decode
         try:
-            content = source.read_bytes()
-            is_json = source.suffix.lower() == ".json"
-            data = msgspec.json.decode(content) if is_json else tomllib.loads(content.decode())
-        except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
+            return cls(**msgspec.structs.asdict(decode(source.read_bytes(), type=_Checked)))
+        except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigurationError(f"Tolerance: {source} cannot be read: {reason}") from error
-        if not isinstance(data, dict):
-            raise ConfigurationError(f"Tolerance: {source} must have the arguments by name, got {type(data).__name__}")
-        known = ("ignore", "tokens", "calls", "fail_on")
-        for name in data:
-            if name == "same_arguments":
-                raise ConfigurationError(f"Tolerance: {source}: same_arguments are functions, which a file cannot have")
-            if name not in known:
-                raise ConfigurationError(f"Tolerance: {source}: there is no {name!r}, only {', '.join(known)}")
-        try:
-            return cls(**data)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{error} (in {source})") from error
 
     def fails(self, drifts: Iterable[DriftEvent]) -> bool:
         """Whether one of them is as severe as `fail_on`."""
         return any(one.severity >= DriftSeverity.of(self.fail_on) for one in drifts)
+
+    def ignored(self, name: str) -> list[str]:
+        """The places that may differ in calls of a function."""
+        found = filter(None, map(_IGNORED.fullmatch, self.ignore))
+        return [one[2] for one in found if is_named(name, one[1])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,13 +219,69 @@ class DriftReport:
         return "\n".join([head, *map(str, self.drifts)])
 
 
-# Texts
+# Places
 
-OF_NUMBER = ("missing", "extra", "repeated")
-MAX_PLACES = 20
-"""Changed places of arguments up to which they are counted."""
-MAX_SHOWN = 5
-_LONG = 80
+
+def places_of(was: Any, now: Any, root: str, most: int = 1_000) -> Places:
+    """Where two values differ, with the first two values at each place; lists are one place for all elements."""
+    found: Places = {}
+    for path, one, other in islice(differences(was, now, root), most):
+        place = _ELEMENT.sub("[*]", path)
+        found.setdefault(place, (None if one is ABSENT else one, None if other is ABSENT else other))
+    return found
+
+
+def places_pattern(paths: Iterable[str]) -> re.Pattern[str] | None:
+    """Matches these paths and what is below them; None without paths."""
+    texts = [re.escape(path).replace(r"\.\*", _KEY) for path in sorted(set(paths))]
+    return re.compile(rf"(?:{'|'.join(texts)})(?=[.\[]|$)") if texts else None
+
+
+def pruned(value: Any, path: str, places: re.Pattern[str]) -> Any:
+    """A value without the places that may differ."""
+    if type(value) is str and (read := read_json(value)) is not None:
+        value = read
+    if type(value) is dict:
+        inner = {key: joined(path, key) for key in value}
+        return {key: pruned(value[key], at, places) for key, at in inner.items() if not places.match(at)}
+    if type(value) is list:
+        at = f"{path}[*]"
+        return [] if places.match(at) else [pruned(one, at, places) for one in value]
+    return value
+
+
+# Outcomes
+
+
+def outcome_of(outcome: Mapping[str, Any]) -> tuple[str, Any]:
+    """How a call ended, ``ok``, ``error``, ``cancelled`` or ``unfinished``, and with what.
+
+    Of a response, the status and the body count; one of a status from 400 is an error. Headers do not: most change with
+    each request.
+    """
+    if "response" in outcome:
+        without = ("headers", "spelling", "reason", "charset")
+        response = {name: one for name, one in outcome["response"].items() if name not in without}
+        end = outcome_of(response.pop("end", {"value": None}))
+        status = response.get("status")
+        if end[0] != "error" and isinstance(status, int) and status >= 400:  # RFC 9110, 15.5
+            return "error", {"type": f"HTTP {status}", **response}
+        return end if end[0] == "error" else (end[0], response)
+    if "stream" in outcome:
+        stream = outcome["stream"]
+        state, end = outcome_of(stream.get("end", {"value": None}))
+        chunks = [outcome_of(chunk)[1] for chunk in stream.get("chunks", ())]
+        return (state, end) if state == "error" else (state, {"chunks": chunks, "end": end})
+    for name in ("error", "cancelled", "unfinished"):
+        if name in outcome:
+            return name, outcome["error"] if name == "error" else None
+    for name in ("value", "typed", "any", "object", "unencodable"):
+        if name in outcome:
+            return "ok", outcome[name]
+    return "ok", {name: one for name, one in outcome.items() if name not in ("instead", "loops", "awaited")}
+
+
+# Texts
 
 
 def is_named(name: str, pattern: str) -> bool:
@@ -252,89 +293,32 @@ def _short_name(name: str) -> str:
     return name if " " in name else name.rpartition(":")[2]
 
 
-def outcome_of(outcome: Mapping[str, Any]) -> tuple[str, Any]:
-    """How a call ended, ``ok``, ``error``, ``cancelled`` or ``unfinished``, and with what.
-
-    Of a response, the status and the body count; one of a status from 400 is an error. Headers do not: most change with
-    each request.
-    """
-    if "error" in outcome:
-        return "error", outcome["error"]
-    if "response" in outcome:
-        response = {name: one for name, one in outcome["response"].items() if name not in _OF_TRANSPORT}
-        end = outcome_of(response.pop("end", {"value": None}))
-        if end[0] == "error":
-            return end
-        status = response.get("status")
-        if isinstance(status, int) and status >= 400:  # RFC 9110, 15.5
-            return "error", {"type": f"HTTP {status}", **response}
-        return end[0], response
-    if "stream" in outcome:
-        stream = outcome["stream"]
-        state, end = outcome_of(stream.get("end", {"value": None}))
-        if state == "error":
-            return state, end
-        return state, {"chunks": [outcome_of(chunk)[1] for chunk in stream.get("chunks", ())], "end": end}
-    for name in ("cancelled", "unfinished"):
-        if name in outcome:
-            return name, None
-    for name in ("value", "typed", "any", "object", "unencodable"):
-        if name in outcome:
-            return "ok", outcome[name]
-    return "ok", {name: one for name, one in outcome.items() if name not in ("instead", "loops", "awaited")}
-
-
-_OF_TRANSPORT = frozenset({"headers", "spelling", "reason", "charset"})
-
-
-def type_of(error: Any) -> Any:
-    """The class of a recorded exception."""
-    return error.get("type") if isinstance(error, dict) else None
-
-
-def error_of(state: str, value: Any) -> Any:
-    """The exception of an outcome; None if it has none."""
-    return value if state == "error" else None
-
-
-def values_of(where: Mapping[Position, Difference]) -> Difference:
-    """Both values of the one place that differs, or of several by their paths."""
-    if len(where) == 1:
-        return next(iter(where.values()))
-    if not where:
-        return None, None
-    return {shown_path(at): was for at, (was, _) in where.items()}, {
-        shown_path(at): now for at, (_, now) in where.items()
-    }
-
-
-def shown_value(value: Any) -> str:
-    """A value as text, shortened."""
-    if isinstance(value, dict) and "type" in value and ("message" in value or str(value["type"]).startswith("HTTP ")):
-        text = f"{_short_name(str(value['type']))}"
-        if value.get("message"):
-            text += f"({value['message']!r})"
-    else:
-        text = repr(value)
+def _shortened(text: str) -> str:
     return text if len(text) <= _LONG else f"{text[: _LONG - 3]}..."
 
 
-def shown_error(was: Any) -> str:
-    """What the baseline raised, as text."""
-    return "did not" if was is None else shown_value(was)
+def shown_value(value: Any) -> str:
+    """A value as text, shortened; an error as it would be raised."""
+    if isinstance(value, dict) and "type" in value and ("message" in value or str(value["type"]).startswith("HTTP ")):
+        message = f"({value['message']!r})" if value.get("message") else ""
+        return _shortened(f"{_short_name(str(value['type']))}{message}")
+    return _shortened(repr(value))
 
 
-def shown_places(where: Mapping[Position, Difference]) -> str:
+def shown_places(where: Places) -> str:
     """The first places that differ, as text."""
-    parts = [_shown_change(shown_path(at), was, now) for at, (was, now) in list(where.items())[:3]]
-    more = len(where) - len(parts)
-    return "; ".join(parts) + (f"; and {more} more" if more else "")
+    parts: list[str] = []
+    for path, (was, now) in islice(where.items(), 3):
+        if isinstance(was, str) and isinstance(now, str) and max(len(was), len(now)) > _LONG:  # a prompt
+            parts += changes(was, now, path)
+        else:
+            parts.append(f"{path} was {shown_value(was)} and is {shown_value(now)}")
+    return "; ".join(parts) + (f"; and {len(where) - 3} more" if len(where) > 3 else "")
 
 
-def _shown_change(path: str, was: Any, now: Any) -> str:
-    if isinstance(was, str) and isinstance(now, str) and max(len(was), len(now)) > _LONG:  # a prompt: where it differs
-        return "; ".join(changes(was, now, path))
-    return f"{path} was {shown_value(was)} and is {shown_value(now)}"
+def shown_paths(where: Places) -> str:
+    """The first paths, as text."""
+    return ", ".join(islice(where, _MAX_SHOWN))
 
 
 def shown_call(call: RecordedCall) -> str:
@@ -342,8 +326,7 @@ def shown_call(call: RecordedCall) -> str:
     name = _short_name(call.name)
     if call.kind == "http" or " " in name:
         return name
-    text = ", ".join(f"{one}={value!r}" for one, value in call.arguments.items())
-    return f"{name}({text if len(text) <= _LONG else text[: _LONG - 3] + '...'})"
+    return f"{name}({_shortened(', '.join(f'{one}={value!r}' for one, value in call.arguments.items()))})"
 
 
 def listed(names: Iterable[str]) -> str:

@@ -1,11 +1,8 @@
 """Lanes, and the few things that asyncio and trio do differently: the running task, a yield, a wait for cancellation.
 
-A *lane* is what one task does in order, or one context that a thread runs in. The task that enters a recording is lane
-0. A context variable carries the lane. A task or a thread that was started with a copy of the context finds the lane of
-its starter there, sees that this is the lane of another task or context, and gets a new one, *forked* from it. So a
-thread of a pool has no lane, since it works for anybody: each `asyncio.to_thread` is a lane.
-
-Trio is asked only if the program has imported it.
+A *lane* is what one task does in order, or what a thread does in one context. The task that enters a recording is lane
+0. A context variable carries the lane: a task or a thread that was started with a copy of the context finds the lane of
+its starter there, and gets a new one, *forked* from it. Trio is asked only if the program has imported it.
 """
 
 from __future__ import annotations
@@ -19,14 +16,14 @@ import weakref
 from bisect import bisect_left, insort
 from collections.abc import Awaitable, Generator, Iterator, MutableMapping
 from contextlib import contextmanager
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from typing import Any
+
+__all__ = ["Lane", "Lanes", "Turns", "cancellations", "checkpoint", "is_cancellation", "wait_for_cancellation"]
 
 _CYCLES = 20
 """Cycles of the event loop for which an error may travel from a task that it has ended to those that wait for it: two a
 task. It ends the block itself if it arrives there meanwhile, with the traceback of the whole way."""
-
-
 _SETTLING = 6
 """Cycles of the event loop between the answers of two calls: the body of a response takes three, and each task that
 waits for another one takes two."""
@@ -35,43 +32,27 @@ _BEGINNING = 12
 
 
 class Lane:
-    """What one task does in order, or one context that a thread runs in.
+    """What one task does in order, or what a thread does in one context.
 
     Attributes:
         lanes: those of the recording that it belongs to.
         number: number of the lane, in the order in which the lanes of a recording made their first call.
         forked: number of the lane that it was forked from; 0 for lane 0.
+        owner: the task, weakly, or the number of the thread.
     """
 
-    __slots__ = ("_task", "_token", "forked", "lanes", "number")
+    __slots__ = ("forked", "lanes", "number", "owner")
 
     def __init__(self, lanes: Lanes, number: int, forked: int) -> None:
         self.lanes = lanes
         self.number = number
         self.forked = forked
-        self._task: weakref.ref[Any] | None = None
-        self._token: Token[tuple[Lane, ...]] | None = None
+        self.owner: Any = None
 
     def enter(self, task: Any) -> None:
         """Make this the lane of the running context, in which this task runs, or none."""
-        self._task = None if task is None else weakref.ref(task)
-        others = tuple(lane for lane in _LANES.get() if lane.lanes is not self.lanes and not lane.lanes.is_over)
-        _LANES.set(others)  # the token keeps the value before, which must not keep lanes of ended recordings
-        self._token = _LANES.set((self, *others))
-
-    def is_of(self, task: Any) -> bool:
-        """Whether this is the lane of this task; if that is None, whether it is the lane of the running context."""
-        if self._task is not None:
-            return task is not None and self._task() is task
-        if task is not None or self._token is None:
-            return False
-        value = _LANES.get()
-        try:
-            _LANES.reset(self._token)  # is refused in a copy of the context, which nothing else tells from it
-        except (ValueError, RuntimeError):
-            return False
-        self._token = _LANES.set(value)
-        return True
+        self.owner = threading.get_ident() if task is None else weakref.ref(task)
+        _LANES.set((self, *(lane for lane in _LANES.get() if lane.lanes is not self.lanes and not lane.lanes.is_over)))
 
 
 _LANES: ContextVar[tuple[Lane, ...]] = ContextVar("agent_cache_lanes", default=())
@@ -90,37 +71,33 @@ class Lanes:
     def __init__(self) -> None:
         self.is_over = False
         self._next = 0
-        self._first: Lane | None = None
+        self._first = Lane(self, 0, 0)
         self._of_task: MutableMapping[Any, Lane] = weakref.WeakKeyDictionary()
         self._thread = threading.get_ident()
         self._owner = _Owner(None)
         self._watched: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
     def current(self) -> Lane:
-        """The lane of the running task, or, outside of tasks, of the running context."""
-        task, has_loop = _running_task()
-        found = None
-        for lane in _LANES.get():
-            if lane.lanes is self:
-                if lane.is_of(task):
-                    return lane
-                if lane is self._first and not has_loop and threading.get_ident() == self._thread:
-                    return lane  # a copy of the block's context: the block waits for what runs in it
-                found = lane
-                break
-        known = None if task is None else self._of_task.get(task)
-        if known is None:  # else tasks share a context
-            known = Lane(self, self._next, 0 if found is None else found.number)
+        """The lane of the running task, or, outside of tasks, of the running thread in its context."""
+        task = _running_task()
+        found = next((lane for lane in _LANES.get() if lane.lanes is self), None)
+        if found is not None:
+            owner = found.owner
+            if (owner == threading.get_ident()) if task is None else (type(owner) is not int and owner() is task):
+                return found
+        lane = None if task is None else self._of_task.get(task)  # tasks may share a context
+        if lane is None:
+            lane = Lane(self, self._next, 0 if found is None else found.number) if self._next else self._first
             self._next += 1
             if task is not None:
-                self._of_task[task] = known
-        known.enter(task)
-        return known
+                self._of_task[task] = lane
+        lane.enter(task)
+        return lane
 
     def begin(self) -> None:
         """Make what runs here lane 0: the block is entered."""
-        self._first = self.current()
-        self._owner = _Owner(_running_task()[0])
+        self.current()
+        self._owner = _Owner(_running_task())
 
     @contextmanager
     def continued(self) -> Iterator[None]:
@@ -129,8 +106,7 @@ class Lanes:
         Raises:
             asyncio.CancelledError: if a divergence in another task has ended this one; see `has_ended`.
         """
-        assert self._first is not None
-        task = _running_task()[0]
+        task = _running_task()
         outer, self._owner = self._owner, _Owner(task)
         self._first.enter(task)
         if task is not None:
@@ -143,16 +119,18 @@ class Lanes:
 
     def enter_context(self) -> None:
         """Make the running context one of the recording, as if it were a copy of the block's."""
-        assert self._first is not None
-        _LANES.set((self._first, *(lane for lane in _LANES.get() if lane.lanes is not self)))
-
-    def has_ended(self, error: BaseException | None) -> bool:
-        """Whether an error that leaves the block is the cancellation by which a divergence has ended it."""
-        return self._owner.release(error)
+        self.leave()
+        _LANES.set((self._first, *_LANES.get()))
 
     def leave(self) -> None:
         """Forget the lane of the running context."""
         _LANES.set(tuple(lane for lane in _LANES.get() if lane.lanes is not self))
+
+    # Divergences in other tasks
+
+    def has_ended(self, error: BaseException | None) -> bool:
+        """Whether an error that leaves the block is the cancellation by which a divergence has ended it."""
+        return self._owner.release(error)
 
     def watch(self) -> None:
         """End the block when the running task has ended by an error, which was just made, unless that ends it first.
@@ -160,20 +138,15 @@ class Lanes:
         Otherwise, what waits for the work that this task will not do any more, as `Queue.join` does, would wait for
         ever. Tasks of trio need no watch: none ends by an error that nobody gets.
         """
-        try:
-            task = asyncio.current_task()
-        except RuntimeError:
-            return
-        if task is None or task is self._owner.task or task in self._watched:
-            return
-        self._watched.add(task)
-        task.add_done_callback(self._note_end)
+        task = _running_task()
+        if isinstance(task, asyncio.Task) and task is not self._owner.task and task not in self._watched:
+            self._watched.add(task)
+            task.add_done_callback(self._note_end)
 
     def _note_end(self, task: asyncio.Task[Any]) -> None:
-        if self.is_over or task.cancelled() or task.exception() is None:
-            return
-        loop = self._owner.loop or task.get_loop()
-        loop.call_soon_threadsafe(self._end_block, loop, _CYCLES)
+        if not (self.is_over or task.cancelled() or task.exception() is None):
+            loop = task.get_loop() if self._owner.task is None else self._owner.task.get_loop()
+            loop.call_soon_threadsafe(self._end_block, loop, _CYCLES)
 
     def _end_block(self, loop: asyncio.AbstractEventLoop, cycles: int) -> None:
         if self.is_over:
@@ -183,26 +156,22 @@ class Lanes:
         elif self._owner.task is not None:
             self._owner.cancel([self._owner.task])
         elif threading.get_ident() == self._thread:  # the block waits for this loop, and all of its tasks end with it
-            self._owner.cancel([task for task in asyncio.all_tasks(loop) if self._is_inside(task)])
+            self._owner.cancel([task for task in asyncio.all_tasks(loop) if not _is_of_asyncio(task)])
 
-    def _is_inside(self, task: asyncio.Task[Any]) -> bool:
-        """Whether it is a task of the block, and none by which `asyncio.run` ends its loop."""
-        code = getattr(task.get_coro(), "cr_code", None)
-        if code is not None and code.co_filename == asyncio.base_events.__file__:
-            return False
-        if sys.version_info < (3, 12):
-            return True
-        return any(lane.lanes is self for lane in task.get_context().get(_LANES, ()))
+
+def _is_of_asyncio(task: asyncio.Task[Any]) -> bool:
+    """Whether it is one of the tasks by which `asyncio.run` ends its loop."""
+    code = getattr(task.get_coro(), "cr_code", None)
+    return code is not None and code.co_filename == asyncio.base_events.__file__
 
 
 class _Owner:
     """What a divergence in another task cancels: a task, or, in a block outside of tasks, those that it waits for."""
 
-    __slots__ = ("_cancelling", "_is_cancelled", "loop", "task")
+    __slots__ = ("_cancelling", "_is_cancelled", "task")
 
     def __init__(self, task: Any) -> None:
         self.task = task if isinstance(task, asyncio.Task) else None
-        self.loop = None if self.task is None else self.task.get_loop()
         self._cancelling = 0 if self.task is None else self.task.cancelling()
         self._is_cancelled = False
 
@@ -224,14 +193,13 @@ class _Owner:
 # asyncio and trio
 
 
-def _running_task() -> tuple[Any, bool]:
-    """The running task or None, and whether an event loop runs in this thread."""
+def _running_task() -> Any:
+    """The running task, or None."""
     try:
-        task = asyncio.current_task()
+        return asyncio.current_task()
     except RuntimeError:
         trio = _running_trio()
-        return (None, False) if trio is None else (trio.lowlevel.current_task(), True)
-    return task, True
+        return None if trio is None else trio.lowlevel.current_task()
 
 
 def _running_trio() -> Any:
@@ -259,9 +227,8 @@ def _yield_to_loop() -> Generator[None, None, None]:
 class Turns:
     """Lets calls that are answered at the same time end in the order in which they had ended when they were recorded.
 
-    So a loop over `asyncio.as_completed` gets the same answer first, and the same worker of a pool is free first.
-
-    An answer has still a way to go: a client reads the body of a response, and tasks that wait for each other end one
+    So a loop over `asyncio.as_completed` gets the same answer first, and the same worker of a pool is free first. An
+    answer has still a way to go: a client reads the body of a response, and tasks that wait for each other end one
     after another. So the next one waits for `_SETTLING` cycles of the event loop more.
     """
 
@@ -279,14 +246,12 @@ class Turns:
         """
         trio = _running_trio()
         loop = asyncio.get_running_loop() if trio is None else trio.lowlevel.current_trio_token()
-        ranks = self._in_flight.get(loop)
-        if ranks is None:
-            ranks = self._in_flight[loop] = []
+        ranks = self._in_flight.setdefault(loop, [])
         insort(ranks, rank)
         try:
             cycles = 1 if is_next else _BEGINNING
             while cycles and ranks[0] == rank:
-                await (_yield_to_loop() if trio is None else trio.lowlevel.checkpoint())
+                await checkpoint()
                 cycles -= 1
             while ranks[0] < rank:
                 event = self._waiting[rank] = asyncio.Event() if trio is None else trio.Event()
@@ -327,10 +292,8 @@ def cancellations() -> tuple[type[BaseException], ...]:
 
 def is_cancellation(error: BaseException) -> bool:
     """Whether an exception cancels the running task, and is no `CancelledError` that a coroutine raised by itself."""
-    if not isinstance(error, cancellations()):
-        return False
     if not isinstance(error, asyncio.CancelledError):
-        return True
+        return isinstance(error, cancellations())
     try:
         task = asyncio.current_task()
     except RuntimeError:

@@ -555,12 +555,12 @@ def test_an_edit_inside_of_an_answered_call_would_change_nothing(path, to):
 @pytest.mark.parametrize(
     ("number", "edit", "text"),
     [
-        (THINK_1, object(), "is a builtins:object, which cannot be written down"),
-        (THINK_2, "cancel", "call 5 is the first that runs"),
-        (CANCEL_2, "cancelled", "call 6 started after call 5"),
+        (THINK_1, object(), "is a object, which cannot be written down"),
+        (THINK_2, "cancel", "call 5 runs, since it is not before call 5"),
+        (CANCEL_2, "cancelled", "call 6 runs, since it is not before call 5"),
         (7, "x", "there is no call 7; its calls have the ids 1 to 6"),
-        ("2", "x", "ids of calls, which are numbers, got '2'"),
-        (True, "x", "ids of calls, which are numbers, got True"),
+        ("2", "x", "edits must map ids of calls"),
+        (True, "x", "edits must map ids of calls"),
     ],
 )
 def test_an_edit_that_cannot_work_is_refused_at_once(original, to, number, edit, text):

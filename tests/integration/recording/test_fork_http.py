@@ -152,11 +152,11 @@ def test_the_body_of_a_response_is_edited_as_what_it_is(server: HttpServer, path
         ask(server, "/binary")
         ask(server, "/events")
     for number, edit, text in (
-        (1, "lost", "is a text, and the body of the response is JSON"),
-        (2, {"a": 1}, "must be a text, as the body"),
-        (3, "x", "must be a text, as the body"),
-        (4, [1], "must be the list of events of the answer"),
-        (1, b"x", "is a bytes; give the JSON of the body, or a text"),
+        (1, "lost", "is a str; give the JSON of the body"),
+        (2, {"a": 1}, "is a dict; give the text of the body"),
+        (3, "x", "is a str; give the text of the body"),
+        (4, [1], "must be the events of the answer"),
+        (1, b"x", "is a bytes; give the JSON of the body"),
     ):
         with pytest.raises(ConfigurationError, match=text):
             fork(path, at=None, to=tmp_path / "2.jsonl", edits={number: edit})

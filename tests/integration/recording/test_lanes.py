@@ -3,7 +3,6 @@
 import asyncio
 import contextvars
 import gc
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -74,38 +73,6 @@ async def test_a_lane_belongs_to_a_context_and_not_to_the_thread_of_a_pool(path)
         with replay(path, strict=True):
             assert await asyncio.gather(*(asyncio.to_thread(look, number) for number in (3, 2, 1))) == [3, 2, 1]
             look(0)
-
-
-def test_a_context_is_one_lane_in_whichever_threads_it_runs(path):
-    def run_in_threads(*numbers: int) -> None:
-        context = contextvars.copy_context()
-        for number in numbers:
-            thread = threading.Thread(target=context.run, args=(look, number))
-            thread.start()
-            thread.join()
-
-    with record(path):
-        run_in_threads(1, 2)
-        run_in_threads(3)
-    assert lanes(path) == {1: (1, 0), 2: (1, 0), 3: (2, 0)}
-    off()
-    with pytest.raises(DivergenceError, match=r"look\(number=2\) was called too early"), replay(path, strict=True):
-        run_in_threads(2, 1)
-        run_in_threads(3)
-
-
-def test_a_copy_of_a_context_that_its_own_thread_runs_later_is_another_lane(path):
-    """The thread is the same, and the order in which a pool runs the two is not."""
-    copies = []
-
-    def first() -> None:
-        look(1)
-        copies.append(contextvars.copy_context())
-
-    with ThreadPoolExecutor(1) as pool, record(path):
-        pool.submit(contextvars.copy_context().run, first).result()
-        pool.submit(copies.pop().run, look, 2).result()
-    assert lanes(path) == {1: (1, 0), 2: (2, 1)}
 
 
 async def test_a_copy_of_a_context_that_outlives_its_task_is_another_lane(path):
