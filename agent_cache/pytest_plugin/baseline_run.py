@@ -14,9 +14,8 @@ from agent_cache.engine.state import clear_everything
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError, MissingFixture
 from agent_cache.pytest_plugin.cassette_run import tapes_of
 from agent_cache.pytest_plugin.markers import Settings
-from agent_cache.recording import Baseline, Cassette, DriftSeverity, Tolerance, record
+from agent_cache.recording import Baseline, Cassette, DriftReport, DriftSeverity, Tolerance, record
 from agent_cache.recording.accepted_runs import accepted_runs, is_folder_of_runs, store_run
-from agent_cache.recording.drift_events import DriftReport
 from agent_cache.recording.redaction import redaction_of
 
 __all__ = ["BaselineRun"]
@@ -30,12 +29,10 @@ class BaselineRun:
 
     Args:
         paths: of the baselines.
-        mode: one of `markers.BASELINE_MODES`.
         settings: of which `redact`, `http` and `empty_cache` count.
         item: the test.
         sharing: other tests with one of these baselines.
-        tolerance: a `Tolerance`, or the path of one from the folder of the test file.
-        fail_on: the least severity that fails the test, instead of that of the tolerance.
+        options: `tolerance` and `fail_on` of the markers.
         folder: for the recording of the run.
 
     Attributes:
@@ -50,23 +47,21 @@ class BaselineRun:
     def __init__(
         self,
         paths: list[Path],
-        mode: str,
         settings: Settings,
         item: pytest.Item,
         sharing: list[str],
-        *,
-        tolerance: Any,
-        fail_on: str | None,
+        options: dict[str, Any],
         folder: Path,
     ) -> None:
-        self._paths = paths
-        self._mode = mode
-        self._item = item
-        self._settings = settings
-        self._tolerance = _tolerance_of(tolerance, fail_on, item.path.parent)
+        self._paths, self._settings, self._item = paths, settings, item
+        self._mode = item.config.getoption("agent_baseline")
+        given = options.get("tolerance") or Tolerance()
+        self._tolerance = given if isinstance(given, Tolerance) else Tolerance.load(item.path.parent / given)
+        if "fail_on" in options:
+            self._tolerance = replace(self._tolerance, fail_on=options["fail_on"])
         self._new = folder / "run.jsonl"
         self.accepted: list[str] = []
-        if mode != "compare":
+        if self._mode != "compare":
             self._check_mode(sharing)
         runs = list(map(Cassette.load, self._accepted_runs()))
         self._baseline = Baseline(*runs) if runs else None
@@ -74,22 +69,20 @@ class BaselineRun:
         for tape in tapes_of(PLACE.get().scope):  # the cassette's, which knows what it was recorded with
             redaction = redaction.joined(tape.redaction.without_hook().describe())
             http = http or tape.http
-        for run in runs:  # so that a call of the test is the same as one of these
-            redaction = redaction.joined(run.header.redact)
-        if self._baseline is not None and self._baseline.http is not None:
-            http = self._baseline.http
+        if self._baseline is not None:  # so that a call of the test is the same as one of these
+            redaction = redaction.joined(self._baseline.redaction.describe())
+            http = self._baseline.http or http
         self._record = record(self._new, redact=redaction, http=http)
         self._record.ends_refusal = False
 
     def _check_mode(self, sharing: list[str]) -> None:
         """Whether this run can be written to the baseline."""
-        option = f"--agent-baseline={self._mode}"
+        option, path = f"--agent-baseline={self._mode}", self._paths[0]
         if len(self._paths) > 1:
             raise ConfigurationError(
                 f"{option}: the test has {len(self._paths)} baselines, and it is not known which of them is meant; "
                 "accept a run by `agent-cache drift accept RUN --as PATH`"
             )
-        path = self._paths[0]
         if self._mode == "add" and not is_folder_of_runs(path):
             raise ConfigurationError(f"{option}: {path} is the file of one run; to keep several, name a folder")
         if self._mode != "add" and sharing:
@@ -104,11 +97,12 @@ class BaselineRun:
         except CassetteNotFound as error:
             if self._mode != "compare":
                 return []
-            how = "To accept the next run as its baseline:"
+            mode = self._item.config.getoption("agent_record_mode")  # else that of the cassette would be missing
+            how = f"--agent-record-mode={mode} " if mode else ""
+            how = f"pytest {how}--agent-baseline=once {shlex.quote(self._item.nodeid)}"
             if len(self._paths) > 1:
-                text = f"{error.reason}. {how}\n    agent-cache drift accept RUN --as {_quoted(error.path)}"
-            else:
-                text = f"{error.reason}. {how}\n    {self._command('once')}"
+                how = f"agent-cache drift accept RUN --as {shlex.quote(str(error.path))}"
+            text = f"{error.reason}. To accept the next run as its baseline:\n    {how}"
             raise MissingFixture(text, error.path) from None
 
     def begin(self) -> None:
@@ -156,7 +150,7 @@ class BaselineRun:
             report = self._compared(self._baseline, Cassette.load(self._new))
         except CassetteError as failure:
             return str(failure)
-        return self._text(report) if report.drifts else f"no drift from its {self._title}"
+        return self._text(report) if report.drifts else "no drift from its baseline"
 
     def _compared(self, baseline: Baseline, new: Cassette) -> DriftReport:
         return DriftReport(tuple(baseline.compare(new, self._tolerance)), len(new))
@@ -166,47 +160,21 @@ class BaselineRun:
         self._record.drop()
         self._record.__exit__(None, None, None)
 
-    @property
-    def _title(self) -> str:
-        return f"baseline {', '.join(map(self._shown, self._paths))}"
-
     def _text(self, report: DriftReport) -> str:
         fail_on = DriftSeverity.of(self._tolerance.fail_on).name.lower()
+        paths = list(map(self._shown, self._paths))
         lines = [
-            f"The run has drifted from its {self._title} (the test fails on {fail_on}):",
-            str(report),
-            f"The run is in {self._new}",
+            f"The run has drifted from its baseline {', '.join(paths)} (the test fails on {fail_on}):",
+            f"{report}\nThe run is in {self._new}",
         ]
-        if len(self._paths) == 1:
-            accept = f"agent-cache drift accept {_quoted(self._new)} --as {_quoted(self._shown(self._paths[0]))}"
-            lines += ["If it is right, accept it instead of the baseline:", f"    {accept} --replace"]
+        if len(paths) == 1:
+            accept = f"    agent-cache drift accept {shlex.quote(str(self._new))} --as {shlex.quote(paths[0])}"
+            lines.append(f"If it is right, accept it instead of the baseline:\n{accept} --replace")
             if is_folder_of_runs(self._paths[0]):
-                lines += ["or beside it, so that what varies between them is tolerated:", f"    {accept} --add"]
+                lines.append(f"or beside it, so that what varies between them is tolerated:\n{accept} --add")
         return "\n".join(lines)
 
     def _shown(self, path: Path) -> str:
         """A path as the commands that are shown take it, from where pytest was started."""
         start = self._item.config.invocation_params.dir
         return str(path.relative_to(start) if path.is_relative_to(start) else path)
-
-    def _command(self, mode: str) -> str:
-        record_mode = self._item.config.getoption("agent_record_mode")  # else that of the cassette would be missing
-        first = f"--agent-record-mode={record_mode} " if record_mode else ""
-        return f"pytest {first}--agent-baseline={mode} {shlex.quote(self._item.nodeid)}"
-
-
-def _quoted(path: object) -> str:
-    return shlex.quote(str(path))
-
-
-def _tolerance_of(given: Any, fail_on: str | None, folder: Path) -> Tolerance:
-    """The tolerance of a marker.
-
-    Raises:
-        ConfigurationError: if it is none.
-    """
-    if given is None:
-        tolerance = Tolerance()
-    else:
-        tolerance = given if isinstance(given, Tolerance) else Tolerance.load(folder / given)
-    return tolerance if fail_on is None else replace(tolerance, fail_on=fail_on)

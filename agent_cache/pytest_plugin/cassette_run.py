@@ -11,11 +11,10 @@ import shlex
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import astuple
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent_cache.engine.scope import PLACE, Scope
@@ -33,7 +32,14 @@ _MOST_SHOWN = 10
 def run_of(
     path: Path, settings: Settings, test: str, sharing: list[str], guard: LiveCallBlocker | None
 ) -> CassetteRun | FixtureRun:
-    """The run of a test, by what is at its path. The arguments are those of `CassetteRun` and `FixtureRun`.
+    """The run of a test, by what is at its path.
+
+    Args:
+        path: the cassette, or a fixture of Reyn.
+        settings: how it is used.
+        test: the test's node id.
+        sharing: other tests with the same cassette.
+        guard: refuses live calls in the test.
 
     Raises:
         CassetteError: if the settings cannot work.
@@ -45,23 +51,10 @@ def run_of(
 
 
 class CassetteRun:
-    """The recording or replay of one test.
-
-    Args:
-        path: the cassette.
-        settings: how it is used.
-        test: the test's node id.
-        sharing: other tests with the same cassette.
-
-    Raises:
-        CassetteError: if the settings cannot work.
-    """
+    """The recording or replay of one test. The arguments are those of `run_of`."""
 
     def __init__(self, path: Path, settings: Settings, test: str, sharing: list[str]) -> None:
-        self._path = path
-        self._test = test
-        self._sharing = sharing
-        self._settings = settings
+        self._path, self._settings, self._test, self._sharing = path, settings, test, sharing
         # In the other modes new calls are recorded, and those that are left over are kept.
         self._is_replay = settings.mode in ("none", "once")
         if settings.mode == "rewrite" and sharing:
@@ -91,21 +84,19 @@ class CassetteRun:
             CassetteError: as `record`.
         """
         try:
-            handle = self._record.__enter__()
+            self._tape = self._record.__enter__()
         except CassetteNotFound as error:
             reason = error.reason.replace("; record it first", "")
-            raise MissingFixture(f"{reason}. Record it:\n    {self._command('once')}", self._path) from None
-        self._tape = handle
+            raise MissingFixture(f"{reason}. Record it:\n    {_command(self._test, 'once')}", self._path) from None
         if self._settings.empty_cache:
             clear_everything()
-        return handle
+        return self._tape
 
     @property
     def savings(self) -> Savings:
         """Model calls that the test did not have to make."""
-        tape = self._tape
         with suppress(CassetteError):  # a call that cannot be read has failed the test already
-            return Savings() if tape is None else tape.savings
+            return Savings() if self._tape is None else self._tape.savings
         return Savings()
 
     def end_passed(self) -> None:
@@ -116,19 +107,20 @@ class CassetteRun:
         """
         self._has_ended = True
         tape = self._tape
-        swallowed = None if tape is None else tape.error
+        assert tape is not None
+        swallowed = tape.error
         origin = _origin_of(swallowed)
         try:
             self._record.end()
         except CassetteError as error:
-            if swallowed is not None or tape is None or not tape.remaining:
+            if swallowed is not None or not tape.remaining:
                 if swallowed is not None:
                     error.add_note(f"This was raised{origin}, and something has caught it.")
-                for note in (*self._recorded_failure, f"To record it again:\n    {self._command('rewrite')}"):
+                for note in self._advice:
                     error.add_note(note)
                 raise error.with_traceback(None) from None
         may_remain = self._settings.allow_unplayed and not self._settings.strict
-        if tape is not None and tape.answers is not None and tape.remaining and self._is_replay and not may_remain:
+        if tape.answers is not None and tape.remaining and self._is_replay and not may_remain:
             raise self._unplayed(tape.answers)
 
     def end_failed(self, error: BaseException) -> str:
@@ -143,10 +135,9 @@ class CassetteRun:
             count = len(tape.answers.cassette)
             lines.append(f"played: {tape.cursor} of {count} recorded calls, {tape.remaining} left")
             if tape.error is not None and tape.error is not error:
-                lines.append(f"Before it failed, the replay had diverged{_origin_of(tape.error)}:")
-                lines.append(str(tape.error))
-            if tape.error is not None or self._recorded_failure:
-                lines += [*self._recorded_failure, f"To record it again:\n    {self._command('rewrite')}"]
+                lines.append(f"Before it failed, the replay had diverged{_origin_of(tape.error)}:\n{tape.error}")
+            if tape.error is not None or len(self._advice) > 1:
+                lines += self._advice
         try:
             self._record.end(error)
         except CassetteError as failure:
@@ -160,64 +151,47 @@ class CassetteRun:
         self._record.__exit__(None, None, None)
 
     def _unplayed(self, answers: Matcher) -> DivergenceError:
-        steps, indices = answers.cassette.steps, list(answers.left_over())
-        were = "was" if len(indices) == 1 else "were"
-        lines = [f"{len(indices)} of {len(answers.cassette)} recorded calls {were} not made:"]
-        shown = [steps[index] for index in indices[:_MOST_SHOWN]]
-        lines += [f"    call {call.id}: {described(call.name, call.arguments)}" for call in shown]
-        if len(indices) > _MOST_SHOWN:
-            lines.append(f"    and {len(indices) - _MOST_SHOWN} more")
+        left = [answers.cassette.steps[index] for index in answers.left_over()]
+        were = "was" if len(left) == 1 else "were"
+        lines = [f"{len(left)} of {len(answers.cassette)} recorded calls {were} not made:"]
+        lines += [f"    call {call.id}: {described(call.name, call.arguments)}" for call in left[:_MOST_SHOWN]]
+        if len(left) > _MOST_SHOWN:
+            lines.append(f"    and {len(left) - _MOST_SHOWN} more")
         if self._sharing:
             lines.append(f"{self._sharing[0]} has the same cassette: mark both with allow_unplayed=True.")
         else:
-            lines += self._recorded_failure
-            lines.append(f"If the agent has changed on purpose, record it again:\n    {self._command('rewrite')}")
-            lines.append("allow_unplayed=True lets calls be left out.")
-        first = steps[indices[0]]
-        expected = {"name": first.name, "arguments": first.arguments}
-        return DivergenceError(first.id, expected, None, "\n".join(lines), self._path)
+            lines += [*self._advice, "allow_unplayed=True lets calls be left out."]
+        expected = {"name": left[0].name, "arguments": left[0].arguments}
+        return DivergenceError(left[0].id, expected, None, "\n".join(lines), self._path)
 
     @property
-    def _recorded_failure(self) -> list[str]:
-        """A line about a recording whose test had failed, as `once` keeps one."""
+    def _advice(self) -> list[str]:
+        """How to record it again, after a line about a recording whose test had failed, as `once` keeps one."""
+        lines = [f"If the agent has changed on purpose, record it again:\n    {_command(self._test, 'rewrite')}"]
         answers = None if self._tape is None else self._tape.answers
         trailer = None if answers is None else answers.cassette.trailer
-        if trailer is None or trailer.ended == "returned":
-            return []
-        return [f"The test that was recorded had failed itself: it {trailer.ended}."]
-
-    def _command(self, mode: str) -> str:
-        return _command_for(self._test, mode)
+        if trailer is not None and trailer.ended != "returned":
+            lines.insert(0, f"The test that was recorded had failed itself: it {trailer.ended}.")
+        return lines
 
 
 class FixtureRun:
     """The recording or replay of one test by a fixture of Reyn, which answers what it asks of litellm.
 
-    Several tests may share a fixture, so entries may be left over unless the test is strict.
-
-    Args:
-        path: the fixture.
-        settings: how it is used.
-        test: the test's node id.
-        guard: refuses live calls in the test. A fixture has model calls only, so in a replay it goes on to refuse
-            those of tools.
-
-    Raises:
-        CassetteError: if the fixture is broken.
-        ConfigurationError: if a setting is one of cassettes only.
+    Several tests may share a fixture, so entries may be left over unless the test is strict. A fixture has model calls
+    only, so in a replay the guard goes on to refuse those of tools. The arguments are those of `run_of`.
     """
 
     def __init__(self, path: Path, settings: Settings, test: str, guard: LiveCallBlocker | None) -> None:
         if settings.policy is not None or settings.model is not None:
             raise ConfigurationError(f"{path} is a fixture of Reyn: policy and model are settings of cassettes")
-        is_replay = settings.mode in ("none", "once")
-        self._settings = settings
-        self._guard = guard
+        self._settings, self._guard = settings, guard
+        mode = settings.mode if settings.mode == "new_episodes" else "record"
         self._replay = LLMReplay(
             path,
-            "replay" if is_replay else "new_episodes" if settings.mode == "new_episodes" else "record",
+            "replay" if settings.mode in ("none", "once") else mode,  # type: ignore[arg-type]  # as above
             redact=settings.redact,
-            advice=_command_for(test, "rewrite"),
+            advice=_command(test, "rewrite"),
         )
 
     def begin(self) -> LLMReplay:
@@ -268,45 +242,30 @@ class FixtureRun:
         self._replay.restore()
 
 
-def _command_for(test: str, mode: str) -> str:
+def _command(test: str, mode: str) -> str:
     return f"pytest --agent-record-mode={mode} {shlex.quote(test)}"
 
 
 def _origin_of(error: BaseException | None) -> str:
     """The place in the code under test where an error was raised: the last frame that is not the library's."""
-    if error is None:
-        return " in the test"
     own = (str(Path(__file__).parents[1]), "<agent_cache ")  # the latter are generated functions
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
+    trace = None if error is None else error.__traceback__
+    frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(own)]
     return f" at {frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}" if frames else " in the test"
 
 
 # Savings
 
 
-def summary_of(savings: list[Savings]) -> list[str]:
+def summary_of(savings: list[Any]) -> str:
     """A line for the end of the test run, if model calls were answered from cassettes."""
-    whole = sum(savings, Savings())
-    return [f"agent-cache: saved {whole.seconds:.1f} s and {whole}"] if whole.calls else []
+    whole = sum((msgspec.convert(one, Savings) for one in savings), Savings())
+    return f"agent-cache: saved {whole.seconds:.1f} s and {whole}" if whole.calls else ""
 
 
-def packed(savings: list[Savings]) -> list[Any]:
-    """The sum as plain values, in which a worker of pytest-xdist sends it."""
-    whole = sum(savings, Savings())
-    return [None if value is None else str(value) for value in astuple(whole)]
-
-
-def unpacked(values: list[Any]) -> Savings:
-    """What `packed` has packed."""
-    calls, input_tokens, output_tokens, cost, unpriced, seconds = values
-    return Savings(
-        calls=int(calls),
-        input_tokens=int(input_tokens),
-        output_tokens=int(output_tokens),
-        cost=None if cost is None else Decimal(cost),
-        unpriced=int(unpriced),
-        seconds=float(seconds),
-    )
+def packed(savings: Savings) -> Any:
+    """The same as plain values, in which a worker of pytest-xdist sends it."""
+    return msgspec.to_builtins(savings)
 
 
 # Live calls
@@ -375,15 +334,11 @@ def same_context(item: pytest.Item) -> Iterator[None]:
 def fixture_in_same_context(fixture: pytest.FixtureDef[Any]) -> Iterator[None]:
     """Let an asynchronous fixture of the test run in the recording that is open here."""
     function, scope = fixture.func, PLACE.get().scope
-    if inspect.iscoroutinefunction(function):
-        within: Callable[..., Any] = _within(scope, function)
-    elif inspect.isasyncgenfunction(function):
-        within = _steps_within(scope, function)
-    else:
-        yield
-        return
     writable: Any = fixture  # typed as read-only; pytest's own plugins write it
-    writable.func = within
+    if inspect.iscoroutinefunction(function):
+        writable.func = _within(scope, function)
+    elif inspect.isasyncgenfunction(function):
+        writable.func = _steps_within(scope, function)
     try:
         yield
     finally:

@@ -18,7 +18,6 @@ import pytest
 from agent_cache.pytest_plugin.markers import (
     BASELINE_MODES,
     MODES,
-    CassetteMarkers,
     baseline_markers,
     baseline_paths,
     cassette_markers,
@@ -31,22 +30,22 @@ from agent_cache.pytest_plugin.markers import (
 if TYPE_CHECKING:
     from agent_cache.pytest_plugin.baseline_run import BaselineRun
     from agent_cache.pytest_plugin.cassette_run import CassetteRun, FixtureRun
-    from agent_cache.recording import Savings, Tape
+    from agent_cache.recording import Tape
     from agent_cache.recording.api import LiveCallBlocker
     from agent_cache.recording.litellm import LLMReplay
 
 __all__: list[str] = []
 
-_ON_ORPHANS = ("ignore", "report", "fail")
+_ON_ORPHANS = ("ignore", "report")
+_OF_WORKERS = ("orphans", "savings", "accepted")
 
-_RUN: pytest.StashKey[CassetteRun | FixtureRun] = pytest.StashKey()
-_BASELINE_RUN: pytest.StashKey[BaselineRun] = pytest.StashKey()
+_RUNS: pytest.StashKey[dict[str, CassetteRun | FixtureRun | BaselineRun]] = pytest.StashKey()
+"""Runs of a test that are open, by the title of their section in its report."""
 _GUARD: pytest.StashKey[LiveCallBlocker] = pytest.StashKey()
-_TESTS_BY_CASSETTE: pytest.StashKey[dict[Path, list[str]]] = pytest.StashKey()
-_TESTS_BY_BASELINE: pytest.StashKey[dict[Path, list[str]]] = pytest.StashKey()
-_ACCEPTED: pytest.StashKey[list[str]] = pytest.StashKey()
-_ORPHANS: pytest.StashKey[list[str]] = pytest.StashKey()
-_SAVINGS: pytest.StashKey[list[Savings]] = pytest.StashKey()
+_TESTS_BY_PATH: pytest.StashKey[dict[Path, list[str]]] = pytest.StashKey()
+"""Tests, by their cassettes and baselines."""
+_FACTS: pytest.StashKey[dict[str, list[Any]]] = pytest.StashKey()
+"""What is told at the end, by name, one of `_OF_WORKERS`."""
 _OWN_ERROR: pytest.StashKey[BaseException] = pytest.StashKey()
 
 
@@ -55,7 +54,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--agent-record-mode",
         choices=MODES,
-        default=None,
         help="none: replay only (default). once: record where there is no cassette. new_episodes: also record calls "
         "that are not in it. all: run and record every call. rewrite: record anew.",
     )
@@ -69,30 +67,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--agent-block-live",
         action="store_true",
-        default=False,
         help="fail tests that call a recordable tool or function outside of a recording",
     )
     group.addoption(
-        "--agent-orphans",
-        choices=_ON_ORPHANS,
-        default=None,
-        help="what to do about cassettes that no test uses (default: report)",
+        "--agent-orphans", choices=_ON_ORPHANS, help="what to do about cassettes that no test uses (default: report)"
     )
-    group.addoption("--agent-orphans-file", default=None, help=argparse.SUPPRESS)  # for `agent-cache cassette prune`
+    group.addoption("--agent-orphans-file", help=argparse.SUPPRESS)  # for `agent-cache cassette prune`
     parser.addini("agent_record_mode", "default of --agent-record-mode", default="none")
     parser.addini("agent_cassette_dir", "folder of cassettes, from that of the test file", default="cassettes")
-    parser.addini(
-        "agent_cassette_strict", "whether calls must come in their recorded order", type="bool", default=False
-    )
-    parser.addini("agent_allow_unplayed", "whether recorded calls may be left over", type="bool", default=False)
-    parser.addini(
-        "agent_empty_cache", "whether tests with a cassette start with an empty cache", type="bool", default=True
-    )
-    parser.addini("agent_cassette_redact", "names of secrets beside the known ones", type="args", default=[])
-    parser.addini("agent_http", "whether requests are recorded, too", type="bool", default=False)
     parser.addini("agent_baseline_dir", "folder of baselines, from that of the test file", default="baselines")
-    parser.addini("agent_block_live", "as --agent-block-live", type="bool", default=False)
+    parser.addini("agent_cassette_redact", "names of secrets beside the known ones", type="args", default=[])
     parser.addini("agent_orphans", "default of --agent-orphans", default="report")
+    for name, text in (
+        ("agent_cassette_strict", "whether calls must come in their recorded order"),
+        ("agent_allow_unplayed", "whether recorded calls may be left over"),
+        ("agent_empty_cache", "whether tests with a cassette start with an empty cache"),
+        ("agent_http", "whether requests are recorded, too"),
+        ("agent_block_live", "as --agent-block-live"),
+    ):
+        parser.addini(name, text, type="bool", default=name == "agent_empty_cache")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -102,21 +95,18 @@ def pytest_configure(config: pytest.Config) -> None:
     options = (
         "mode=None, strict=None, allow_unplayed=None, empty_cache=None, redact=None, policy=None, model=None, http=None"
     )
-    markers = {
-        f"agent_cassette(name=None, *, path=None, {options})": "record what the agent of this test calls, and replay "
-        "it ever after: in the cassette of that name, or of the test's",
-        f"replay(path, *, {options})": "the same with the cassette at this path, from the folder of the test file; a "
-        "fixture of Reyn answers litellm",
-        "agent_baseline(*paths, tolerance=None, fail_on='warning', redact=None, http=None)": "compare the run of this "
-        "test with the accepted runs at these paths, from the folder of the test file, or with the test's own",
-        "agent_live(reason)": "let this test call tools under --agent-block-live",
-    }
-    for marker, promise in markers.items():
+    for marker, promise in (
+        (f"agent_cassette(name=None, *, path=None, {options})", "record what the agent of this test calls, and replay"),
+        (f"replay(path, *, {options})", "the same with the cassette, or the fixture of Reyn, at this path"),
+        (
+            "agent_baseline(*paths, tolerance=None, fail_on='warning', redact=None, http=None)",
+            "compare the run of this test with the accepted runs at these paths, or with the test's own",
+        ),
+        ("agent_live(reason)", "let this test call tools under --agent-block-live"),
+    ):
         config.addinivalue_line("markers", f"{marker}: {promise}")
-    config.stash[_TESTS_BY_CASSETTE] = {}
-    config.stash[_TESTS_BY_BASELINE] = {}
-    config.stash[_SAVINGS] = []
-    config.stash[_ACCEPTED] = []
+    config.stash[_TESTS_BY_PATH] = {}
+    config.stash[_FACTS] = {name: [] for name in _OF_WORKERS}
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -134,24 +124,25 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None]:
-    tests_by_cassette = config.stash[_TESTS_BY_CASSETTE]
+    cassettes: dict[Path, list[str]] = {}
+    tests = config.stash[_TESTS_BY_PATH]
     for item in items:
         markers = cassette_markers(item)
         if markers is not None or "agent_cassette" in getattr(item, "fixturenames", ()):
-            tests_by_cassette.setdefault(cassette_path(item, markers), []).append(item.nodeid)
+            cassettes.setdefault(cassette_path(item, markers), []).append(item.nodeid)
         if (baseline := baseline_markers(item)) is not None:
             for path in baseline_paths(item, baseline):
-                config.stash[_TESTS_BY_BASELINE].setdefault(path, []).append(item.nodeid)
+                tests.setdefault(path, []).append(item.nodeid)
         for live in item.iter_markers("agent_live"):
             if len(live.args) != 1 or live.kwargs or not isinstance(live.args[0], str) or not live.args[0]:
                 raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.agent_live needs a reason, as a text")
-    check_names(tests_by_cassette)
-    config.stash[_ORPHANS] = []
-    if _on_orphans(config) != "ignore" and not session.testsfailed:
-        files = {item.path for item in items}
-        config.stash[_ORPHANS] = [str(path) for path in find_orphans(config, tests_by_cassette, files)]
+    check_names(cassettes)
+    tests.update(cassettes)
+    if (config.getoption("agent_orphans") or config.getini("agent_orphans")) != "ignore" and not session.testsfailed:
+        orphans = list(map(str, find_orphans(config, cassettes, {item.path for item in items})))
+        config.stash[_FACTS]["orphans"] = orphans
         if (answer := config.getoption("agent_orphans_file")) is not None:
-            Path(answer).write_text(json.dumps(config.stash[_ORPHANS]), "utf-8")
+            Path(answer).write_text(json.dumps(orphans), "utf-8")
     return (yield)
 
 
@@ -170,22 +161,22 @@ def agent_cassette(request: pytest.FixtureRequest, agent_cache_config: dict[str,
 
     For a fixture of Reyn it is the `LLMReplay`. It ends with the test, before fixtures are torn down.
     """
-    from agent_cache.pytest_plugin.cassette_run import run_of
+    from agent_cache.pytest_plugin.cassette_run import packed, run_of
 
     item = request.node
     markers = cassette_markers(item)
     path = cassette_path(item, markers)
-    sharing = [one for one in request.config.stash[_TESTS_BY_CASSETTE].get(path, ()) if one != item.nodeid]
     with _own_error(item):
-        settings = settings_of(request.config, agent_cache_config, markers)
-        run = run_of(path, settings, item.nodeid, sharing, item.stash.get(_GUARD, None))
+        settings = settings_of(request.config, agent_cache_config, {} if markers is None else markers.options)
+        run = run_of(path, settings, item.nodeid, _sharing(item, path), item.stash.get(_GUARD, None))
         handle = run.begin()
-    item.stash[_RUN] = run
+    runs = item.stash.setdefault(_RUNS, {})
+    runs["agent cassette"] = run
     try:
         yield handle
     finally:
-        del item.stash[_RUN]
-        item.config.stash[_SAVINGS].append(run.savings)
+        del runs["agent cassette"]
+        item.config.stash[_FACTS]["savings"].append(packed(run.savings))
         run.close()
 
 
@@ -195,32 +186,30 @@ def _agent_baseline(request: pytest.FixtureRequest) -> Iterator[None]:
     from agent_cache.pytest_plugin.baseline_run import BaselineRun
 
     item, config = request.node, request.config
-    markers = baseline_markers(item)
+    markers, of_cassette = baseline_markers(item), cassette_markers(item)
     assert markers is not None
-    fixture, of_cassette = request.getfixturevalue("agent_cache_config"), cassette_markers(item)
     options = {} if of_cassette is None else of_cassette.options
     options = {**options, **{name: markers.options[name] for name in ("redact", "http") if name in markers.options}}
     paths = baseline_paths(item, markers)
-    tests_by_baseline = config.stash[_TESTS_BY_BASELINE]
     with _own_error(item):
-        run = BaselineRun(
-            paths,
-            config.getoption("agent_baseline"),
-            settings_of(config, fixture, CassetteMarkers(None, None, options)),
-            item,
-            [one for path in paths for one in tests_by_baseline.get(path, ()) if one != item.nodeid],
-            tolerance=markers.options.get("tolerance"),
-            fail_on=markers.options.get("fail_on"),
-            folder=request.getfixturevalue("tmp_path_factory").mktemp("agent-baseline"),
-        )
+        settings = settings_of(config, request.getfixturevalue("agent_cache_config"), options)
+        folder = request.getfixturevalue("tmp_path_factory").mktemp("agent-baseline")
+        run = BaselineRun(paths, settings, item, _sharing(item, *paths), markers.options, folder)
         run.begin()
-    item.stash[_BASELINE_RUN] = run
+    runs = item.stash.setdefault(_RUNS, {})
+    runs["agent baseline"] = run
     try:
         yield
     finally:
-        del item.stash[_BASELINE_RUN]
-        config.stash[_ACCEPTED].extend(run.accepted)
+        del runs["agent baseline"]
+        config.stash[_FACTS]["accepted"] += run.accepted
         run.close()
+
+
+def _sharing(item: pytest.Item, *paths: Path) -> list[str]:
+    """Other tests with one of these cassettes or baselines."""
+    tests = item.config.stash[_TESTS_BY_PATH]
+    return [one for path in paths for one in tests.get(path, ()) if one != item.nodeid]
 
 
 @pytest.fixture(autouse=True)
@@ -249,7 +238,7 @@ def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> Generator[None, Any, Any]:
     stash = request.node.stash
-    if fixturedef.scope != "function" or not (_RUN in stash or _BASELINE_RUN in stash or _GUARD in stash):
+    if fixturedef.scope != "function" or not (stash.get(_RUNS, None) or _GUARD in stash):
         return (yield)
     from agent_cache.pytest_plugin.cassette_run import fixture_in_same_context
 
@@ -264,11 +253,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    runs: dict[str, CassetteRun | FixtureRun | BaselineRun] = {}
-    if _RUN in item.stash:
-        runs["agent cassette"] = item.stash[_RUN]
-    if _BASELINE_RUN in item.stash:
-        runs["agent baseline"] = item.stash[_BASELINE_RUN]
+    runs = dict(item.stash.get(_RUNS, {}))
     if not runs and _GUARD not in item.stash:
         return (yield)
     from agent_cache.pytest_plugin.cassette_run import same_context
@@ -342,59 +327,38 @@ def _own_error(item: pytest.Item) -> Iterator[None]:
         raise
 
 
-# Cassettes without a test
-
-
-def _on_orphans(config: pytest.Config) -> str:
-    return str(config.getoption("agent_orphans") or config.getini("agent_orphans"))
+# The end of the test run
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    found = session.config.stash.get(_ORPHANS, [])
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output["agent_cache_orphans"] = found
-        if savings := session.config.stash[_SAVINGS]:
-            from agent_cache.pytest_plugin.cassette_run import packed
-
-            output["agent_cache_savings"] = packed(savings)
-        output["agent_cache_accepted"] = session.config.stash[_ACCEPTED]
-    elif found and _on_orphans(session.config) == "fail" and session.exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        output["agent_cache"] = session.config.stash[_FACTS]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take the orphans of a worker of pytest-xdist that ends, since each has collected every test, and its savings."""
-    output = getattr(node, "workeroutput", {})
-    found = output.get("agent_cache_orphans")
-    if found:
-        node.config.stash[_ORPHANS] = found
-    node.config.stash[_ACCEPTED] += output.get("agent_cache_accepted", [])
-    savings = output.get("agent_cache_savings")
-    if savings:
-        from agent_cache.pytest_plugin.cassette_run import unpacked
-
-        node.config.stash[_SAVINGS].append(unpacked(savings))
+    """Take what a worker of pytest-xdist has to tell that ends. Each has collected every test."""
+    facts = node.config.stash[_FACTS]
+    for name, found in getattr(node, "workeroutput", {}).get("agent_cache", {}).items():
+        facts[name] = found if name == "orphans" else facts[name] + found
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if config.stash[_SAVINGS]:
+    facts = config.stash[_FACTS]
+    if facts["savings"]:
         from agent_cache.pytest_plugin.cassette_run import summary_of
 
-        for line in summary_of(config.stash[_SAVINGS]):
+        if line := summary_of(facts["savings"]):
             terminalreporter.line(line)
-    if accepted := config.stash[_ACCEPTED]:
+    if accepted := facts["accepted"]:
         terminalreporter.section("accepted baselines")
-        for line in sorted(accepted):
-            terminalreporter.line(line)
-    found = config.stash.get(_ORPHANS, [])
-    if not found:
-        return
-    terminalreporter.section("cassettes without a test", yellow=True)
-    for path in found:
-        here = Path(path)
-        is_below = here.is_relative_to(config.rootpath)
-        terminalreporter.line(str(here.relative_to(config.rootpath)) if is_below else path)
-    terminalreporter.line("No collected test uses them. Delete them, or record them again.")
+        terminalreporter.line("\n".join(sorted(accepted)))
+    if orphans := facts["orphans"]:
+        terminalreporter.section("cassettes without a test", yellow=True)
+        for path in map(Path, orphans):
+            terminalreporter.line(
+                str(path.relative_to(config.rootpath) if path.is_relative_to(config.rootpath) else path)
+            )
+        terminalreporter.line("No collected test uses them. Delete them, or record them again.")

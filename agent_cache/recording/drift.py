@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -212,13 +213,6 @@ class _Rule:
         return _Finding("result", step, other, where) if where else None
 
     def _check_comparable(self, run: Sequence[Step], pairing: Pairing, path: object) -> None:
-        forms, others = ({step.call.form for step in steps} for steps in (self.steps, run))
-        if run and ("agentcassette" in forms) != ("agentcassette" in others):
-            raise CassetteError(
-                "cannot be compared with its baseline: one of them is of agentcassette, which gives calls other names "
-                "and arguments. Record both with agent_cache",
-                str(path),
-            )
         if run and not pairing.same and all(one.call.kind == "llm" for one, _ in pairing.changed):
             names = {step.call.name for step in self.steps if step.call.kind != "llm"}
             names_new = {step.call.name for step in run if step.call.kind != "llm"}
@@ -466,13 +460,15 @@ class DriftDetector:
     """Compares a run with a baseline while it goes on: ``AgentCacheSession(drift=detector)``.
 
     Without a session, it is a listener: ``with observe(detector)``. It serves one run after another; its drifts are
-    those of the latest.
+    those of the latest. It is certain that a call is new if the baseline has none of its arguments that was not made
+    yet, and that its outcome is another one if no call of the baseline with its arguments has it. The rest is known at
+    the end of the run. Of calls that are new, and of their drifts, it keeps as many as the baseline has, and 1,000.
 
     Args:
         baseline: the approved runs, or the path of one.
         tolerance: what is accepted.
         on_drift: is called with each drift, once, in the thread that makes the call, which waits meanwhile. If it
-            raises, the error is logged, it is not called again, and the run goes on.
+            raises, the error is logged, it is not called again in this run, and the run goes on.
 
     Attributes:
         redaction, http: those of the baseline, which `observe` applies, so that calls are the same.
@@ -495,15 +491,32 @@ class DriftDetector:
             raise ConfigurationError(f"DriftDetector: tolerance must be a Tolerance, got {tolerance!r}")
         found = baseline if isinstance(baseline, Baseline) else Baseline.load(baseline)
         self._rule = _Rule(found, tolerance or Tolerance(), is_lenient=True)
-        self._on_drift = on_drift
-        self._latest = _Watch(self._rule, None)
-        self._is_listening = False
+        self._limit = len(self._rule.steps) + _MORE
+        self._given_on_drift = on_drift
         self.redaction, self.http = found.redaction, found.http
+        self._begin()
+        self._is_running = False
+
+    def _begin(self) -> None:
+        self._latest = self
+        self._is_running = True
+        self._on_drift = self._given_on_drift
+        self._drifts: list[DriftEvent] = []
+        self._omitted: Counter[DriftSeverity] = Counter()
+        self._problem: CassetteError | None = None
+        self._count = self._new = self._few = 0
+        self._calls: list[RecordedCall] = []
+        self._chains: dict[int, tuple[str, ...]] = {}
+        self._made: Counter[Hashable] = Counter()
+        self._told: set[tuple[Any, ...]] = set()
+        self._unmade: dict[Hashable, list[Step]] = {}  # calls of the baseline that no new one was shown beside
+        for step in reversed(self._rule.steps):
+            self._unmade.setdefault((step.chain, step.call.name), []).append(step)
 
     @property
     def drifts(self) -> list[DriftEvent]:
         """The drifts so far, as far as they are certain; at the end of the run what `Baseline.compare` gives."""
-        return list(self._latest.drifts)
+        return list(self._latest._drifts)
 
     def report(self) -> DriftReport:
         """The drifts with their counts.
@@ -511,142 +524,81 @@ class DriftDetector:
         Raises:
             CassetteError: if the run has ended and has nothing in common with the baseline, so nothing can be said.
         """
-        watch = self._latest
-        if watch.problem is not None:
-            raise watch.problem.with_traceback(None)
-        return DriftReport(tuple(watch.drifts), watch.count, dict(watch.omitted))
+        run = self._latest
+        if run._problem is not None:
+            raise run._problem.with_traceback(None)
+        return DriftReport(tuple(run._drifts), run._count, dict(run._omitted))
 
     def attach(self, session_id: str) -> AbstractContextManager[Any]:  # noqa: ARG002 - whatever the name of the run is
         """The block around a session."""
-        self._latest = _Watch(self._rule, self._on_drift)
-        return observe(self._latest)
-
-    def _listen(self) -> None:
-        if not self._is_listening:
-            self._latest = _Watch(self._rule, self._on_drift)
-            self._is_listening = True
+        self._latest = run = copy(self)  # several sessions may run at once
+        run._begin()
+        return observe(run)
 
     def on_start(self, call: RecordedCall) -> None:
         """A call starts."""
-        self._listen()
-        self._latest.on_start(call)
+        if not self._is_running:
+            self._begin()
+        if call.kind != "env":
+            self._count += 1
+            chain = () if call.parent is None else self._chains.get(call.parent, ("",))
+            self._chains[call.id] = (*chain, call.name)
+            if len(self._chains) > 2 * self._limit:
+                del self._chains[next(iter(self._chains))]
 
     def on_end(self, call: RecordedCall) -> None:
-        """A call has ended."""
-        self._latest.on_end(call)
-
-    def on_close(self, error: BaseException | None) -> None:
-        """The run has ended."""
-        self._listen()
-        self._is_listening = False
-        self._latest.on_close(error)
-
-
-class _Watch:
-    """One run that is observed.
-
-    It is certain that a call is new if the baseline has none of its arguments that was not made yet, and that its
-    outcome is another one if no call of the baseline with its arguments has it. What is missing, or was moved, is known
-    at the end. Of calls that are new, and of their drifts, it keeps as many as the baseline has calls, and `_MORE`.
-
-    Attributes:
-        drifts: those found so far; at the end, those of the run.
-        omitted: by severity, those that are not kept.
-        count: number of calls.
-        problem: why the run could not be compared, if so.
-    """
-
-    def __init__(self, rule: _Rule, on_drift: Callable[[DriftEvent], object] | None) -> None:
-        self._rule = rule
-        self._on_drift = on_drift
-        self.redaction, self.http = rule.baseline.redaction, rule.baseline.http
-        self.drifts: list[DriftEvent] = []
-        self.omitted: Counter[DriftSeverity] = Counter()
-        self.count = 0
-        self.problem: CassetteError | None = None
-        self._limit = len(rule.steps) + _MORE
-        self._calls: list[RecordedCall] = []
-        self._chains: dict[int, tuple[str, ...]] = {}
-        self._made: Counter[Hashable] = Counter()
-        self._unmade: dict[tuple[tuple[str, ...], str], list[Step]] = {}  # that no new call was shown beside
-        self._new = 0
-        self._few = 0
-        self._told: set[tuple[Any, ...]] = set()
-        for step in reversed(rule.steps):
-            self._unmade.setdefault((step.chain, step.call.name), []).append(step)
-
-    def on_start(self, call: RecordedCall) -> None:
-        """Count a call, and tell if it is new."""
+        """A call has ended: tell what is certain of it."""
         if call.kind == "env":
             return
-        self.count += 1
-        chain = () if call.parent is None else self._chains.get(call.parent, ("",))
-        self._chains[call.id] = (*chain, call.name)
-        if len(self._chains) > 2 * self._limit:
-            del self._chains[next(iter(self._chains))]
-        if call.kind != "tool" or call.name in self._rule.names:  # else its end says if it is a write
-            self._tell_new(call)
-
-    def on_end(self, call: RecordedCall) -> None:
-        """Compare the outcome of a call."""
-        if call.kind != "env":
-            rule = self._rule
-            if call.kind == "tool" and call.name not in rule.names:
-                self._tell_new(call)
-            step = self._step(call)
-            same = rule.asked.get(step.key, ())
-            if not any(one.outcome == step.outcome for one in same):
-                self._tell_outcome(step, same)
-            if (same and self._made[step.key] <= len(same)) or self._new <= self._limit:
-                self._calls.append(call)
+        rule, chain = self._rule, self._chains.get(call.id, ("",))[:-1]
+        key = chain, rule.digest(call)
+        step = Step(call, self._count, 0, chain, key, call.lane, 0, 0, fingerprint(call.outcome))
+        same = rule.asked.get(key, [])
+        self._made[key] += bool(same)
+        is_new = self._made[key] > len(same) or not same
+        self._new += is_new
+        if not same:
+            self._tell_new(step)
+        elif is_new:
+            self._tell(_Finding("repeated", None, step))
+        if not any(one.outcome == step.outcome for one in same):
+            found = [rule.outcome(one, step) for one in same]
+            if same and all(found) and found[0] is not None:
+                self._tell(found[0])
+            elif not same and (error := outcome_of(call.outcome))[0] == "error":
+                self._tell(_Finding("error", None, step, {"error": (None, error[1])}))
+        if not is_new or self._new <= self._limit:
+            self._calls.append(call)
 
     def on_close(self, error: BaseException | None) -> None:  # noqa: ARG002 - however it ended
-        """Judge the whole run."""
+        """The run has ended: judge all of it, as its recording would be."""
+        if not self._is_running:
+            self._begin()
+        self._is_running = False
         cassette = Cassette(self._calls)
         cassette.header = Header(log=True)
         run = read_run(cassette)
+        self._calls = []
         try:
             findings, _ = self._rule.findings(run)
         except CassetteError as problem:
-            self.problem = problem
+            self._problem = problem
             return
-        self.drifts = []
-        for event in self._rule.events(findings, run):
-            self.drifts.append(event)
+        self._drifts = list(self._rule.events(findings, run))
+        for event in self._drifts:
             self._show(event)
-        self._calls = []
 
-    def _step(self, call: RecordedCall) -> Step:
-        chain = self._chains.get(call.id, ("",))[:-1]
-        key = chain, self._rule.digest(call)
-        return Step(call, self.count, 0, chain, key, call.lane, 0, 0, fingerprint(call.outcome))
-
-    def _tell_new(self, call: RecordedCall) -> None:
-        """Tell of a call that the baseline does not make, or less often."""
-        rule, step = self._rule, self._step(call)
-        if (asked := rule.asked.get(step.key)) is not None:
-            self._made[step.key] += 1
-            if self._made[step.key] > len(asked):
-                self._new += 1
-                self._tell(_Finding("repeated", None, step))
-            return
-        self._new += 1
+    def _tell_new(self, step: Step) -> None:
+        rule, call = self._rule, step.call
         unmade = self._unmade.get((step.chain, call.name), [])
         while unmade and self._made[unmade[-1].key] >= len(rule.asked[unmade[-1].key]):
             unmade.pop()
         if not unmade:
             self._tell(_Finding("extra", None, step))
-        elif where := rule.changes(unmade[-1].call, call):
-            self._tell(_Finding("arguments", unmade.pop(), step, where))
-        else:
-            unmade.pop()
-
-    def _tell_outcome(self, step: Step, same: Sequence[Step]) -> None:
-        found = [self._rule.outcome(one, step) for one in same]
-        if same and all(found) and found[0] is not None:
-            self._tell(found[0])
-        elif not same and (error := outcome_of(step.call.outcome))[0] == "error":
-            self._tell(_Finding("error", None, step, {"error": (None, error[1])}))
+            return
+        other = unmade.pop()
+        if where := rule.changes(other.call, call):
+            self._tell(_Finding("arguments", other, step, where))
 
     def _tell(self, finding: _Finding) -> None:
         if finding.is_of_number and not self._rule.is_write(finding.shown):
@@ -655,22 +607,18 @@ class _Watch:
                 return
         event = self._rule.event(finding)
         if finding.step is None and self._new > self._limit:
-            self.omitted[event.severity] += 1
-            self._call_back(event)
+            self._omitted[event.severity] += 1
         else:
-            self.drifts.append(event)
-            self._show(event)
+            self._drifts.append(event)
+        self._show(event)
 
     def _show(self, event: DriftEvent) -> None:
         """Pass an event on, unless it was."""
         identity = event.severity, event.kind, event.name, event.call_id, event.path, event.description
-        if identity not in self._told:
-            self._told.add(identity)
-            self._call_back(event)
-
-    def _call_back(self, event: DriftEvent) -> None:
-        if self._on_drift is None:
+        if self._on_drift is None or identity in self._told:
             return
+        if len(self._told) < 2 * self._limit:
+            self._told.add(identity)
         try:
             self._on_drift(event)
         except Exception:  # noqa: BLE001 - the user's; a detector changes nothing for the run

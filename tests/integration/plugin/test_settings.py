@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_cache.recording import Cassette, intercept, record
+from agent_cache.recording import Cassette
 from tests.harness.slow import slow_rows
 
 pytest_plugins = ["pytester"]
@@ -92,19 +92,8 @@ def test_names_that_differ_by_case_are_two_files_on_every_file_system(suite):
     names = [name.removeprefix("cassettes/test_ask/") for name in suite.cassettes]
     assert len({name.casefold() for name in names}) == 6
     assert {"test_it[a].jsonl", "test_it_.jsonl"} <= set(names)
-    suite.run("--agent-orphans=fail", passed=6)
+    assert "cassettes without a test" not in suite.run(passed=6).stdout.str()
     assert suite.live == []
-
-
-def test_a_cassette_that_was_recorded_without_a_digest_of_its_name_is_still_found(suite):
-    suite.write("test_ask.py", ASK.format(mark="@pytest.mark.agent_cassette").replace("test_it", "test_IT"))
-    suite.run("--agent-record-mode=once", passed=1)
-    (made,) = suite.cassettes
-    before = suite.path / "cassettes/test_ask/test_IT.jsonl"
-    (suite.path / made).rename(before)
-    suite.run("--agent-orphans=fail", passed=1)
-    suite.run("--agent-record-mode=rewrite", passed=1)
-    assert suite.cassettes == [before.relative_to(suite.path).as_posix()]
 
 
 def test_given_names_that_differ_by_case_alone_are_refused(suite):
@@ -117,11 +106,6 @@ def test_given_names_that_differ_by_case_alone_are_refused(suite):
     result = suite.run("--agent-record-mode=once")
     result.stderr.fnmatch_lines(["*test_ask.py::test_0 and test_ask.py::test_1: *order.jsonl and Order.jsonl are one*"])
     assert (result.ret, suite.cassettes) == (4, [])
-    for name in ("order", "Order"):  # recorded where it does not
-        path = suite.write(f"cassettes/test_ask/{name}.jsonl", "")
-        with record(path):
-            intercept(lambda question: question, name="shop:ask")(name)
-    suite.run(passed=2)
 
 
 def test_a_folder_of_tests_has_cassettes_of_its_own(suite):
@@ -212,11 +196,11 @@ def test_the_policy_of_a_marker_runs_a_tool_live(suite):
     [
         ("agent_cassette(mode='onec')", "mode must be one of none, once, new_episodes, all, rewrite, got 'onec'"),
         ("agent_cassette(record_mode='once')", "does not know 'record_mode'; it knows mode, strict"),
-        ("agent_cassette('a', path='b')", "a name or a path"),
-        ("replay", "needs the path of a cassette"),
+        ("agent_cassette('a', path='b')", "takes one name or path"),
+        ("replay", "takes one name or path"),
         ("agent_live", "needs a reason"),
         *slow_rows(
-            ("agent_cassette(strict='yes')", "strict must be True or False"),
+            ("agent_cassette(strict='yes')", "strict must be one of True, False"),
             ("agent_cassette('a', 'b')", "takes one name"),
             ("agent_cassette(7)", "name of a cassette must be a text"),
             ("agent_cassette('')", "name of a cassette must be a text"),

@@ -634,15 +634,6 @@ async def test_a_baseline_without_calls_or_of_a_killed_recording_is_refused(runs
         Baseline("a.jsonl")  # type: ignore[arg-type]
 
 
-async def test_a_cassette_of_agentcassette_is_not_compared_with_one_of_agent_cache(runs: Runs, tmp_path: Path) -> None:
-    path = tmp_path / "foreign.json"
-    step = {"name": "get_order", "type": "tool", "arguments": {"args": ["W1"], "kwargs": {}}, "result": {"id": "W1"}}
-    path.write_text(json.dumps({"version": 1, "steps": [step]}))
-    with pytest.raises(CassetteError, match="one of them is of agentcassette"):
-        Baseline.load(path).compare(await runs(script(READ)))
-    assert Baseline.load(path).compare(path) == []
-
-
 async def test_recordings_with_other_rules_of_redaction_are_redacted_alike(runs: Runs) -> None:
     plain, redacted = await runs(script(READ, WRITE)), await runs(script(READ, WRITE), redact=["order_id"])
     assert Baseline(redacted).compare(plain) == []
