@@ -47,28 +47,28 @@ def run(options: argparse.Namespace) -> int:
     edits = dict(options.edit)
     if len(edits) < len(options.edit):
         raise ConfigurationError("--edit: a call was edited twice")
-    planned = fork(options.path, at=options.at, to=options.to, edits=edits, world=options.world)
+    counts = fork(options.path, at=options.at, to=options.to, edits=edits, world=options.world).counts
     given: dict[str, Any] = {"cassette": str(options.path), "to": str(options.to), "at": options.at}
-    if edits:
-        given["edits"] = {str(number): edit for number, edit in edits.items()}
-    if options.world != WORLDS[0]:
-        given["world"] = options.world
+    given |= {"edits": {str(number): edit for number, edit in edits.items()}} if edits else {}
+    given |= {"world": options.world} if options.world != WORLDS[0] else {}
     text = json_text(given)
-    counts = planned.counts
     if options.json:
         print_json({"environment": {FORK_VARIABLE: text}, **counts})
         return 0
-    printer = Printer()
     live = "nothing of the recording" if options.at is None else f"call {options.at} and what follows"
     answered = plural(counts["answered"], "call") + (f", {counts['edited']} edited" if edits else "")
     again = f" Made again: {plural(counts['repeated'], 'write')} before it." if counts["repeated"] else ""
-    printer.line(f"{answered}, will be answered; {live} will run.{again} Start the program with")
-    printer.line()
-    printer.line(f"    {FORK_VARIABLE}={shlex.quote(text)}")
-    printer.line()
-    printer.line("in its environment. It records with")
-    printer.line()
-    printer.line("    with fork.from_env() or record(PATH):")
+    printer = Printer()
+    for line in (
+        f"{answered}, will be answered; {live} will run.{again} Start the program with",
+        "",
+        f"    {FORK_VARIABLE}={shlex.quote(text)}",
+        "",
+        "in its environment. It records with",
+        "",
+        "    with fork.from_env() or record(PATH):",
+    ):
+        printer.line(line)
     return 0
 
 

@@ -253,7 +253,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    runs = dict(item.stash.get(_RUNS, {}))
+    runs = item.stash.get(_RUNS, {}).copy()
     if not runs and _GUARD not in item.stash:
         return (yield)
     from agent_cache.pytest_plugin.cassette_run import same_context

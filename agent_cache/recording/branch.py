@@ -68,34 +68,7 @@ class Saved:
     output_tokens: int = 0
 
 
-class Branch:
-    """A run that has left its original.
-
-    Attributes:
-        live_from: id, in the original, of the first call that runs; None if all of the original is answered.
-    """
-
-    def __init__(self, live_from: int | None, tape: _BranchTape) -> None:
-        self.live_from = live_from
-        self._tape = tape
-
-    @property
-    def saved(self) -> Saved:
-        """What was not run so far, because the recording had the answer."""
-        models = self._tape.savings
-        return Saved(self._tape.cursor, self._tape.seconds, models.input_tokens, models.output_tokens)
-
-    @property
-    def cassette(self) -> Cassette:
-        """The recording of the branch; while it runs, of the calls that have ended.
-
-        Raises:
-            CassetteError: if it cannot be read.
-        """
-        return self._tape.cassette
-
-
-class fork(Block[Branch]):  # noqa: N801 - used as a function, as `record`
+class fork(Block["Branch"]):  # noqa: N801 - used as a function, as `record`
     """Make a recorded run again up to a call, and go on live: ``with fork("run.jsonl", at=7, to="branch.jsonl"): ...``
 
     What had started before that call is answered from the recording, without the calls that enclose it. From there on
@@ -187,11 +160,11 @@ class fork(Block[Branch]):  # noqa: N801 - used as a function, as `record`
         states = Counter(itertools.compress(self._prefix.states, self._prefix.is_reached))
         return {"answered": states[_ANSWERED], "edited": len(self._prefix.edits), "repeated": states[_REPEATED]}
 
-    def _open(self) -> tuple[Tape, Branch]:
+    def _open(self) -> tuple[Branch, Branch]:
         assert self._path is not None
         _check_is_free(self._path)
-        tape = _BranchTape(self._path, self._prefix, self._redaction, is_guarded=self.is_guarded, http=self._http)
-        return tape, Branch(self._prefix.at, tape)
+        branch = Branch(self._path, self._prefix, self._redaction, is_guarded=self.is_guarded, http=self._http)
+        return branch, branch
 
 
 class _Given(msgspec.Struct, forbid_unknown_fields=True):
@@ -346,11 +319,11 @@ class _Prefix:
 # The run
 
 
-class _BranchTape(Tape):
-    """Records a branch: answers the prefix, and refuses what must not run yet.
+class Branch(Tape):
+    """A run that has left its original: answers the prefix, and refuses what must not run yet.
 
     Attributes:
-        seconds: how long the answered calls took when they were recorded.
+        live_from: id, in the original, of the first call that runs; None if all of the original is answered.
     """
 
     answers: Matcher
@@ -368,7 +341,8 @@ class _BranchTape(Tape):
         file = _BranchLog(path, cassette.model, redaction, described_http, origin, like)
         answers = Matcher(cassette, redaction)
         super().__init__(path, "fork", redaction, answers=answers, file=file, is_guarded=is_guarded, http=http)
-        self.seconds = 0.0
+        self.live_from = prefix.at
+        self._seconds = 0.0
         self._prefix = prefix
         self._is_due = bytearray(prefix.is_due)
         self._left = Counter(itertools.compress(prefix.lanes, prefix.is_due))  # calls to be made, by recorded lane
@@ -376,12 +350,13 @@ class _BranchTape(Tape):
         self._lanes_of: dict[int, set[int]] = {}  # recorded lanes, by lanes of the run
         self._live_lanes: set[int] = set()
 
-    def _look_up(self, call: ActiveCall, index: int | None, answers: Matcher) -> None:
-        """Answer a call, or let it run.
+    @property
+    def saved(self) -> Saved:
+        """What was not run so far, because the recording had the answer."""
+        models = self.savings
+        return Saved(self.cursor, self._seconds, models.input_tokens, models.output_tokens)
 
-        Raises:
-            CassetteError: if it must not run.
-        """
+    def _look_up(self, call: ActiveCall, index: int | None, answers: Matcher) -> None:
         state = _LIVE if index is None else self._prefix.states[index]
         if index is not None and state != _LIVE:
             if self._is_due[index]:
@@ -400,9 +375,10 @@ class _BranchTape(Tape):
             self._check_live(call, index)
 
     def take(self, call: ActiveCall, index: int, answers: Matcher) -> None:
+        """As in `Tape`, with the edit of the call."""
         super().take(call, index, answers)
         assert call.recorded is not None
-        self.seconds += call.recorded.duration_ms / 1000
+        self._seconds += call.recorded.duration_ms / 1000
         if index in self._prefix.edits:
             answers.forget_inside(index)
             edit, chunks = self._prefix.edits[index], call.function.chunk_schema
@@ -412,6 +388,7 @@ class _BranchTape(Tape):
                 raise self.broken(index, str(error)) from error
 
     def check_finished(self, answers: Matcher) -> None:
+        """As in `Tape`; the run must have got to the fork."""
         if self.error is not None:
             raise self.error.with_traceback(None)
         if left := self._left.total():
@@ -424,20 +401,16 @@ class _BranchTape(Tape):
             raise self.diverged(missing, None, text)
 
     def escaped(self, called: Operation[Any] | RecordedFunction) -> None:
-        """As in `Tape`. Before the fork nothing runs.
-
-        Raises:
-            CassetteError: before the fork.
-        """
+        """As in `Tape`; before the fork nothing runs."""
         if self._left.total():
             text = f"{called.name} was called in a thread before the fork, and would have run: {NO_CONTEXT}"
             raise self.latch(CassetteError(text, self.path or ""))
         super().escaped(called)
 
     def answered(self, call: ActiveCall) -> None:
-        """A call has ended that was answered from the original: it is new in the branch."""
+        """As in `Tape`."""
         super().answered(call)
-        self._new_calls += 1
+        self._new_calls += 1  # it is new in the branch
 
     def _place(self, call: ActiveCall, arguments: Mapping[str, Any], answers: Matcher) -> int | None:
         if self._prefix.edits:
@@ -452,11 +425,7 @@ class _BranchTape(Tape):
                 raise
 
     def _write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
-        """Write a call; one of the prefix that was made again must have the outcome that it had.
-
-        Raises:
-            DivergenceError: if it has another one.
-        """
+        """Write a call; one of the prefix that was made again must have the outcome that it had."""
         super()._write(call, outcome)
         if call.index is None or self._prefix.states[call.index] != _REPEATED:
             return

@@ -87,8 +87,7 @@ class Replaying:
         """Answer a call with the recorded one at this index.
 
         Raises:
-            CassetteError: if the recorded call cannot be read.
-            DivergenceError: in a strict replay, if another recorded call had to come first.
+            CassetteError: if it cannot be read, or, in a strict replay, another recorded call had to come first.
         """
         call.index = index
         try:
@@ -139,11 +138,10 @@ class Replaying:
         return checkpoint()
 
     async def wait_until_cancelled(self, call: ActiveCall, *, is_for_ever: bool = False) -> None:
-        """Wait until this task is cancelled, as it was when the call was recorded: by a timeout of the caller, for
-        instance, which comes in its own time.
+        """Wait until this task is cancelled, as it was when the call was recorded: by a timeout of the caller, say.
 
-        The wait ends when the recorded run had come to this point, and `_PATIENCE` later. A call that had not ended
-        when the recording did may wait for ever.
+        The wait ends `_PATIENCE` after the recorded run had come to this point. A call that had not ended when the
+        recording did may wait for ever.
 
         Raises:
             DivergenceError: if it is not cancelled this time.
@@ -173,12 +171,7 @@ class Replaying:
         return error
 
     def broken(self, index: int | None, reason: str) -> CassetteError:
-        """The error for a recorded call that cannot be replayed. It is latched.
-
-        Args:
-            index: of the call.
-            reason: what is wrong with it.
-        """
+        """The error for a recorded call that cannot be replayed. It is latched."""
         return self.latch(CassetteError(reason, self.source_path, (index or 0) + 2))
 
     def diverged(
@@ -205,13 +198,7 @@ class Replaying:
         return self.latch(kind(number, expected, actual, text, self.source_path))
 
     def missed(self, call: ActiveCall, answers: Matcher, rule: str = "") -> CassetteError:
-        """The error for a call that has no recorded answer. It names the nearest recorded call.
-
-        Args:
-            call: the call.
-            answers: the recording.
-            rule: why it may not be answered, if that is not because it was not recorded.
-        """
+        """The error for a call that has no recorded answer, or may not have it by this rule."""
         index, text, kind = missing(answers, call, rule)
         return self.diverged(index, call_data(call), text, kind)
 
