@@ -21,8 +21,6 @@ from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording import Baseline, Cassette, DriftEvent, DriftReport, DriftSeverity, Tolerance
 from agent_cache.recording.accepted_runs import accepted_runs, is_folder_of_runs, store_run
 
-__all__ = ["add_accept_options", "add_drift_options", "run_baseline", "run_drift"]
-
 _STYLES = {"critical": "red", "warning": "yellow", "info": "cyan"}
 _SHORT = 200
 _WHOLE_RUN = "(run)"
@@ -186,9 +184,6 @@ def run_baseline(options: argparse.Namespace) -> int:
     """Accept runs, after all of them were checked: a run that cannot be accepted changes nothing.
 
     Returns 1 if one contains secrets.
-
-    Raises:
-        CassetteError, ConfigurationError: for an error of a file or of usage.
     """
     old = _old_runs(options)
     runs = {path: _fit_run(path, may_have_failed=options.failed) for path in options.runs}
@@ -232,12 +227,7 @@ def run_baseline(options: argparse.Namespace) -> int:
 
 
 def _old_runs(options: argparse.Namespace) -> list[Cassette]:
-    """The runs of the baseline. Those that are to be replaced need not be readable.
-
-    Raises:
-        ConfigurationError: if it does not take these runs, with what to do.
-        CassetteError: if one cannot be read, and is to stay.
-    """
+    """The runs of the baseline. Those that are to be replaced need not be readable."""
     target, is_folder = options.target, is_folder_of_runs(options.target)
     if not is_folder and (options.add or len(options.runs) > 1):
         raise ConfigurationError(f"{target} is the file of one run; to keep several, accept them to a folder")
@@ -260,11 +250,7 @@ def _old_runs(options: argparse.Namespace) -> list[Cassette]:
 
 
 def _fit_run(path: Path, *, may_have_failed: bool) -> Cassette:
-    """Load a run that is fit to be compared with.
-
-    Raises:
-        CassetteError: if it is not.
-    """
+    """Load a run that is fit to be compared with."""
     if path.is_dir():
         raise CassetteError("is a folder, and not the recording of a run", path)
     run = load_cassette(path)

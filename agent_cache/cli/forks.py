@@ -19,8 +19,6 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.recording import Cassette, fork
 from agent_cache.recording.branch import FORK_VARIABLE, WORLDS
 
-__all__ = ["add_options", "branch_text", "run"]
-
 _END = "end"
 
 
@@ -38,12 +36,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check a fork, and print how to run it. Returns 0.
-
-    Raises:
-        CassetteError: if the recording cannot be forked like this.
-        ConfigurationError: if an edit cannot work.
-    """
+    """Check a fork, and print how to run it. Returns 0."""
     edits = dict(options.edit)
     if len(edits) < len(options.edit):
         raise ConfigurationError("--edit: a call was edited twice")

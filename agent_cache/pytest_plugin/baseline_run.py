@@ -18,8 +18,6 @@ from agent_cache.recording import Baseline, Cassette, DriftReport, DriftSeverity
 from agent_cache.recording.accepted_runs import accepted_runs, is_folder_of_runs, store_run
 from agent_cache.recording.redaction import redaction_of
 
-__all__ = ["BaselineRun"]
-
 
 class BaselineRun:
     """The run of one test, recorded to a temporary file and compared with accepted ones when the test has passed.
@@ -106,22 +104,13 @@ class BaselineRun:
             raise MissingFixture(text, error.path) from None
 
     def begin(self) -> None:
-        """Start to record.
-
-        Raises:
-            CassetteError: as `record`.
-        """
+        """Start to record."""
         self._record.__enter__()
         if self._settings.empty_cache:
             clear_everything()
 
     def end_passed(self) -> None:
-        """Compare the run of a test that has passed, or accept it.
-
-        Raises:
-            pytest.fail.Exception: if it has drifted.
-            CassetteError: if it could not be recorded, or the baseline cannot be written.
-        """
+        """Compare the run of a test that has passed, or accept it."""
         self._record.end()
         new = Cassette.load(self._new)
         if self._baseline is not None and self._mode in ("compare", "once"):

@@ -32,19 +32,7 @@ _MOST_SHOWN = 10
 def run_of(
     path: Path, settings: Settings, test: str, sharing: list[str], guard: LiveCallBlocker | None
 ) -> CassetteRun | FixtureRun:
-    """The run of a test, by what is at its path.
-
-    Args:
-        path: the cassette, or a fixture of Reyn.
-        settings: how it is used.
-        test: the test's node id.
-        sharing: other tests with the same cassette.
-        guard: refuses live calls in the test.
-
-    Raises:
-        CassetteError: if the settings cannot work.
-        ConfigurationError: likewise.
-    """
+    """The run of a test, by what is at its path."""
     if is_fixture(path):
         return FixtureRun(path, settings, test, guard)
     return CassetteRun(path, settings, test, sharing)
@@ -77,12 +65,7 @@ class CassetteRun:
         self._has_ended = False
 
     def begin(self) -> Tape:
-        """Start to record or to replay.
-
-        Raises:
-            MissingFixture: if there is nothing to replay.
-            CassetteError: as `record`.
-        """
+        """Start to record or to replay."""
         try:
             self._tape = self._record.__enter__()
         except CassetteNotFound as error:
@@ -100,11 +83,7 @@ class CassetteRun:
         return Savings()
 
     def end_passed(self) -> None:
-        """End the run of a test that has passed.
-
-        Raises:
-            CassetteError: if the replay and the recording do not agree.
-        """
+        """End the run of a test that has passed."""
         self._has_ended = True
         tape = self._tape
         assert tape is not None
@@ -195,11 +174,7 @@ class FixtureRun:
         )
 
     def begin(self) -> LLMReplay:
-        """Start to record or to replay.
-
-        Raises:
-            CassetteError: if it is to be recorded to a cassette.
-        """
+        """Start to record or to replay."""
         self._replay.install()
         if self._guard is not None and self._replay.mode != "replay":
             self._guard.is_lifted = True
@@ -213,11 +188,7 @@ class FixtureRun:
         return self._replay.savings
 
     def end_passed(self) -> None:
-        """End the run of a test that has passed.
-
-        Raises:
-            DivergenceError: if the test is strict, and an entry was not used.
-        """
+        """End the run of a test that has passed."""
         replay = self._replay
         replay.flush()
         left = len(replay.loaded_keys() - replay.consumed_keys())
@@ -283,11 +254,7 @@ def live_guard(*, is_lifted: bool) -> Iterator[LiveCallBlocker]:
 
 
 def check_live_calls(guard: LiveCallBlocker) -> None:
-    """Raise the error of a refused call that the test has swallowed.
-
-    Raises:
-        CassetteError: if there is one.
-    """
+    """Raise the error of a refused call that the test has swallowed."""
     error, guard.error = guard.error, None
     if error is not None:
         error.add_note(f"This was raised{_origin_of(error)}, and something has caught it.")

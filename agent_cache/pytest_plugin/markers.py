@@ -21,21 +21,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-__all__ = [
-    "BASELINE_MODES",
-    "MODES",
-    "BaselineMarkers",
-    "CassetteMarkers",
-    "Settings",
-    "baseline_markers",
-    "baseline_paths",
-    "cassette_markers",
-    "cassette_path",
-    "check_names",
-    "find_orphans",
-    "settings_of",
-]
-
 MODES = ("none", "once", "new_episodes", "all", "rewrite")
 BASELINE_MODES = ("compare", "once", "add", "accept")
 
@@ -102,11 +87,7 @@ class Settings:
 
 
 def cassette_markers(item: pytest.Item) -> CassetteMarkers | None:
-    """Combine the markers of a test, of each option the closest one; None if there are none.
-
-    Raises:
-        pytest.UsageError: if one has wrong arguments.
-    """
+    """Combine the markers of a test, of each option the closest one; None if there are none."""
     found = [mark for mark in item.iter_markers() if mark.name in ("agent_cassette", "replay")]
     name = path = None
     options: dict[str, Any] = {}
@@ -134,11 +115,7 @@ def cassette_markers(item: pytest.Item) -> CassetteMarkers | None:
 
 
 def baseline_markers(item: pytest.Item) -> BaselineMarkers | None:
-    """Combine the `agent_baseline` markers of a test, of each option the closest one; None if there are none.
-
-    Raises:
-        pytest.UsageError: if one has wrong arguments.
-    """
+    """Combine the `agent_baseline` markers of a test, of each option the closest one; None if there are none."""
     paths: tuple[str, ...] = ()
     options: dict[str, Any] = {}
     found = list(item.iter_markers("agent_baseline"))
@@ -172,11 +149,7 @@ def _check_options(options: Mapping[Any, Any], known: tuple[str, ...], label: st
 
 
 def settings_of(config: pytest.Config, fixture: Any, options: Mapping[str, Any]) -> Settings:
-    """Combine all sources: the command line before the fixture, that before markers, these before the ini file.
-
-    Raises:
-        pytest.UsageError: if the fixture returned something that is no dict of options.
-    """
+    """Combine all sources: the command line before the fixture, that before markers, these before the ini file."""
     label = "the fixture agent_cache_config"
     if not isinstance(fixture, Mapping):
         raise pytest.UsageError(f"{label} must return a dict, got {fixture!r}")
@@ -227,11 +200,7 @@ def _file_name(item: pytest.Item) -> str:
 
 
 def check_names(tests_by_cassette: Mapping[Path, list[str]]) -> None:
-    """Refuse names of cassettes that differ by case alone.
-
-    Raises:
-        pytest.UsageError: if there are any.
-    """
+    """Refuse names of cassettes that differ by case alone."""
     found: dict[str, Path] = {}
     for path, tests in tests_by_cassette.items():
         other = found.setdefault(str(path).casefold(), path)
@@ -246,11 +215,6 @@ def find_orphans(config: pytest.Config, used: Iterable[Path], files: Iterable[Pa
     """List the cassettes in the folders of the collected test files that no collected test uses.
 
     Only complete collections count: those of a folder, or of a file without ``::``.
-
-    Args:
-        config: of the run.
-        used: cassettes of every collected test, deselected ones included.
-        files: files that tests were collected from.
     """
     if any("::" in str(one) for one in config.args):
         return []

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from agent_cache.recording.api import LiveCallBlocker
     from agent_cache.recording.litellm import LLMReplay
 
+
 __all__: list[str] = []
 
 _ON_ORPHANS = ("ignore", "report")

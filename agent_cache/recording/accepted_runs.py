@@ -15,8 +15,6 @@ from agent_cache.errors import CassetteError, CassetteNotFound
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.partial_file import replace_file
 
-__all__ = ["accepted_runs", "is_folder_of_runs", "store_run"]
-
 _SUFFIX = ".jsonl"
 
 
@@ -26,11 +24,7 @@ def is_folder_of_runs(path: Path) -> bool:
 
 
 def accepted_runs(path: Path) -> list[Path]:
-    """The recordings of a baseline: the file itself, or every ``*.jsonl`` directly in a folder, by number and name.
-
-    Raises:
-        CassetteNotFound: if there is no such file or folder, or no run in the folder.
-    """
+    """The recordings of a baseline: the file itself, or every ``*.jsonl`` directly in a folder, by number and name."""
     if path.is_file():
         return [path]
     found = [one for one in path.glob(f"*{_SUFFIX}") if not one.is_dir()]
@@ -42,16 +36,7 @@ def accepted_runs(path: Path) -> list[Path]:
 
 
 def store_run(run: Cassette, path: Path, *, replaces: bool = False) -> tuple[Path, list[Path]]:
-    """Write an accepted run to a baseline, and return its path and those of the runs that it has replaced.
-
-    Args:
-        run: the recording.
-        path: the baseline, a file or a folder. Directories are created.
-        replaces: whether it takes the place of all runs that are there; else it is one more, if it is a folder.
-
-    Raises:
-        CassetteError: if it cannot be written, or there is a run at the path of a file, and it replaces none.
-    """
+    """Write an accepted run to a baseline, and return its path and those of the runs that it has replaced."""
     is_folder = is_folder_of_runs(path)
     old = accepted_runs(path) if path.is_file() or any(path.glob(f"*{_SUFFIX}")) else []
     if old and not is_folder and not replaces:

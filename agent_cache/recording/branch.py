@@ -39,8 +39,6 @@ from agent_cache.recording.partial_file import is_being_recorded, is_idle
 from agent_cache.recording.redaction import Redaction, redaction_of
 from agent_cache.recording.tape import NO_CONTEXT, Tape
 
-__all__ = ["FORK_VARIABLE", "WORLDS", "Branch", "Saved", "World", "fork"]
-
 FORK_VARIABLE: Final = "AGENT_CACHE_FORK"
 """The environment variable that `fork.from_env` reads: a JSON object of the arguments of `fork`."""
 

@@ -21,8 +21,6 @@ from agent_cache.recording.file import RecordedCall
 from agent_cache.recording.outcomes import common_length, encode_sorted
 from agent_cache.recording.pairing import pair_runs, read_run
 
-__all__ = ["ABSENT", "CassetteDiff", "changes", "diff_cassettes", "differences"]
-
 ABSENT: Final[Any] = object()
 """Stands for a value that only the other side has."""
 

@@ -45,8 +45,6 @@ from agent_cache.recording.outcomes import encode_sorted
 from agent_cache.recording.pairing import Pairing, Step, fingerprint, pair_runs, read_run
 from agent_cache.recording.redaction import Redaction
 
-__all__ = ["Baseline", "DriftDetector"]
-
 _LOG = logging.getLogger("agent_cache")
 
 _MAX_PLACES = 20
@@ -166,12 +164,7 @@ class _Rule:
     # The drifts of a run
 
     def findings(self, steps: Sequence[Step], path: object = "") -> tuple[list[_Finding], Pairing]:
-        """All drifts of a run that has ended, in its order; what is missing comes last.
-
-        Raises:
-            CassetteError: if the two cannot be compared.
-            ConfigurationError: if a function of `same_arguments` raises.
-        """
+        """All drifts of a run that has ended, in its order; what is missing comes last."""
         run = self.keyed(steps)
         pairing = pair_runs(self.steps, run, lambda one, other: len(self.changes(one.call, other.call)))
         self._check_comparable(run, pairing, path)
@@ -367,16 +360,7 @@ class Baseline:
     def compare_calls(
         self, new: Cassette | str | os.PathLike[str], tolerance: Tolerance | None = None
     ) -> tuple[list[DriftEvent], list[tuple[int, int]]]:
-        """The drifts of another recording, as `compare` gives them, and which of its calls is which.
-
-        Returns:
-            The drifts, and pairs of indices: of a call in the first recording of the baseline, and of the same call in
-            `new`, with the same arguments or with others.
-
-        Raises:
-            CassetteError: as `compare`.
-            ConfigurationError: as `compare`.
-        """
+        """The drifts of another recording, as `compare` gives them, and which of its calls is which."""
         other = new if isinstance(new, Cassette) else Cassette.load(new)
         rule = self._rule
         if rule is None or (tolerance is not None and rule.tolerance is not tolerance):

@@ -19,8 +19,6 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.recording.differences import ABSENT, changes, differences, joined, read_json
 from agent_cache.recording.file import RecordedCall
 
-__all__ = ["DriftEvent", "DriftReport", "DriftSeverity", "Tolerance"]
-
 Places: TypeAlias = dict[str, tuple[Any, Any]]
 """By path, ``result.items[*].price``: the value in the baseline and in the new run; None if it is not there."""
 
@@ -40,11 +38,7 @@ class DriftSeverity(enum.IntEnum):
 
     @classmethod
     def of(cls, given: Any, caller: str = "severity") -> DriftSeverity:
-        """The severity of this name, in any case, or this severity.
-
-        Raises:
-            ConfigurationError: if there is none, with the name of the argument.
-        """
+        """The severity of this name, in any case, or this severity."""
         if isinstance(given, cls):
             return given
         if isinstance(given, str) and given.upper() in cls.__members__:

@@ -28,8 +28,6 @@ from agent_cache.recording.outcomes import (
 from agent_cache.recording.redaction import Redaction
 from agent_cache.values.typed import Undecodable
 
-__all__ = ["Raised", "edited_call"]
-
 
 @dataclass(frozen=True, slots=True)
 class Raised:
@@ -57,18 +55,7 @@ def edited_call(
     schema: PlainSchema | None = None,
     chunks: PlainSchema | None = None,
 ) -> RecordedCall:
-    """A recorded call with this edit as its outcome.
-
-    Args:
-        recorded: the call.
-        edit: what it answers.
-        redaction: of the recording.
-        schema: how its function returns values. None before that is known: then the rest is checked.
-        chunks: how its function yields chunks.
-
-    Raises:
-        ConfigurationError: if the call cannot have such an outcome.
-    """
+    """A recorded call with this edit as its outcome."""
     was = recorded.outcome
     if isinstance(edit, Raised):
         outcome = error_outcome(edit.error, redaction)

@@ -19,8 +19,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-__all__ = ["Lane", "Lanes", "Turns", "cancellations", "checkpoint", "is_cancellation", "wait_for_cancellation"]
-
 _CYCLES = 20
 """Cycles of the event loop for which an error may travel from a task that it has ended to those that wait for it: two a
 task. It ends the block itself if it arrives there meanwhile, with the traceback of the whole way."""
@@ -101,11 +99,7 @@ class Lanes:
 
     @contextmanager
     def continued(self) -> Iterator[None]:
-        """Make the running task lane 0 for a while: it does what the block was entered for.
-
-        Raises:
-            asyncio.CancelledError: if a divergence in another task has ended this one; see `has_ended`.
-        """
+        """Make the running task lane 0 for a while: it does what the block was entered for."""
         task = _running_task()
         outer, self._owner = self._owner, _Owner(task)
         self._first.enter(task)
@@ -237,13 +231,7 @@ class Turns:
         self._waiting: dict[int, Any] = {}  # events, by rank
 
     async def take(self, rank: int, *, is_next: bool = True) -> None:
-        """Let other tasks run, and wait for those calls in flight in this event loop that had ended earlier.
-
-        Args:
-            rank: the position of the call among all calls, by their ends.
-            is_next: whether all calls that had ended earlier are made already. Others get some cycles to begin: a
-                client does much before it sends a request.
-        """
+        """Let other tasks run, and wait for those calls in flight in this event loop that had ended earlier."""
         trio = _running_trio()
         loop = asyncio.get_running_loop() if trio is None else trio.lowlevel.current_trio_token()
         ranks = self._in_flight.setdefault(loop, [])

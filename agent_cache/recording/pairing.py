@@ -16,8 +16,6 @@ from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.file import RecordedCall
 from agent_cache.recording.outcomes import encode
 
-__all__ = ["Pair", "Pairing", "Step", "fingerprint", "pair_runs", "read_run"]
-
 T = TypeVar("T")
 
 
@@ -57,15 +55,7 @@ def fingerprint(outcome: object) -> bytes:
 
 
 def read_run(cassette: Cassette, change: Callable[[RecordedCall], RecordedCall] = lambda call: call) -> list[Step]:
-    """The calls of a recording in the order in which they started.
-
-    Args:
-        cassette: the recording.
-        change: gives the call that counts instead of one that is in the cassette.
-
-    Raises:
-        CassetteError: if a call cannot be read.
-    """
+    """The calls of a recording in the order in which they started."""
     outline = cassette.outline
     enclosing, places = outline.enclosing(), outline.places()
     chains: dict[int, tuple[str, ...]] = {-1: (), -2: ("",)}
@@ -104,12 +94,7 @@ _MAX_MOVED = 64
 
 
 def pair_runs(base: list[Step], new: list[Step], count_changes: Callable[[Step, Step], int]) -> Pairing:
-    """Pair the calls of two runs.
-
-    Args:
-        base, new: their calls.
-        count_changes: in how many places the arguments of two calls of one name differ; 0 if they are the same call.
-    """
+    """Pair the calls of two runs."""
     found, taken = Pairing(), set[Step]()
 
     def take(pairs: Iterable[Pair]) -> list[Pair]:

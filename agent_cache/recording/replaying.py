@@ -16,8 +16,6 @@ from agent_cache.recording.match import ADVICE, Matcher, Order, call_data, descr
 from agent_cache.recording.outcomes import check_outcome, read_value
 from agent_cache.recording.prices import Savings, model_calls, savings_of
 
-__all__ = ["Replaying"]
-
 _LOG = logging.getLogger("agent_cache")
 
 _MAX_DIVERGENCES = 1000
@@ -84,11 +82,7 @@ class Replaying:
     # Answers
 
     def take(self, call: ActiveCall, index: int, answers: Matcher) -> None:
-        """Answer a call with the recorded one at this index.
-
-        Raises:
-            CassetteError: if it cannot be read, or, in a strict replay, another recorded call had to come first.
-        """
+        """Answer a call with the recorded one at this index."""
         call.index = index
         try:
             call.recorded = answers.cassette.steps[index]
@@ -113,11 +107,7 @@ class Replaying:
             self._order.start(index, call, is_judged=False)
 
     def read(self, call: ActiveCall, outcome: dict[str, Any], *, is_chunk: bool = False) -> Any:
-        """A recorded value or chunk, as the annotation of the function describes it.
-
-        Raises:
-            CassetteError: if it cannot be decoded.
-        """
+        """A recorded value or chunk, as the annotation of the function describes it."""
         if "value" in outcome and "made" not in outcome:
             return outcome["value"]
         schema = call.function.chunk_schema if is_chunk else call.schema
@@ -142,9 +132,6 @@ class Replaying:
 
         The wait ends `_PATIENCE` after the recorded run had come to this point. A call that had not ended when the
         recording did may wait for ever.
-
-        Raises:
-            DivergenceError: if it is not cancelled this time.
         """
         recorded = call.recorded
         assert recorded is not None
@@ -181,14 +168,7 @@ class Replaying:
         text: str,
         kind: type[DivergenceError | ReplayExhausted] = DivergenceError,
     ) -> CassetteError:
-        """The error for a place where the run differs from the recording. It is noted, and latched.
-
-        Args:
-            index: of the recorded call, -1 if there is none.
-            actual: the call that was made there, as `call_data` gives it.
-            text: what differs.
-            kind: the class of the error.
-        """
+        """The error for a place where the run differs from the recording. It is noted, and latched."""
         number, expected = None, None
         if index >= 0 and self.answers is not None:
             call = self.answers.shown(index)
@@ -213,21 +193,12 @@ class Replaying:
     # The end
 
     def raise_divergence(self, error: BaseException | None) -> None:
-        """Raise the divergence in another task that has ended the block, if that is why this error leaves it.
-
-        Raises:
-            CassetteError: the divergence.
-        """
+        """Raise the divergence in another task that has ended the block, if that is why this error leaves it."""
         if self.lanes.has_ended(error) and self.error is not None:
             raise self.error from self.error.__cause__
 
     def check_finished(self, answers: Matcher) -> None:
-        """Check the replay at its end.
-
-        Raises:
-            CassetteError: the first error, if something has swallowed it; in a strict replay also if a recorded call
-                was not made.
-        """
+        """Check the replay at its end."""
         if self.error is not None:
             raise self.error.with_traceback(None)
         if self._order is not None and (found := self._order.first_reversal()) is not None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
@@ -16,12 +13,10 @@ from typing import Any
 
 import pytest
 
-import agent_cache
 from agent_cache import AgentCacheSession
 from agent_cache.cli.main import main
 from agent_cache.recording import Baseline, Cassette, CassetteNotFound, DriftDetector, intercept, record
 from agent_cache.recording.accepted_runs import accepted_runs, store_run
-from agent_cache.recording.drift_events import DriftReport
 from agent_cache.resume import Journal
 
 SECRET = "sk-" + "a1b2c3d4" * 4
@@ -189,15 +184,6 @@ def test_a_folder_is_a_baseline_of_all_its_runs(command):
         Baseline.load("base", "no such folder")
 
 
-def test_of_a_long_text_the_words_are_shown_that_differ(command):
-    for path, order in (("one.jsonl", "W1"), ("two.jsonl", "W2")):
-        with record(path):
-            show(f"Look up the order of the customer and tell them about it. {'Be polite. ' * 20} It is {order}.")
-    out = command("drift", "check", "one.jsonl", "two.jsonl")[1]
-    assert "arguments.order_id: ...lite. Be polite.  It is [-W1-]{+W2+}." in out
-    assert "1 drift in 1 call" in str(DriftReport(tuple(Baseline.load("one.jsonl").compare("two.jsonl")), 1))
-
-
 def test_a_run_that_ended_by_an_error_drifts_from_those_that_did_not(command):
     run_of("failed.jsonl", "W1", "W2", fails=True)
     code, out, _ = command("drift", "check", "base.jsonl", "failed.jsonl", "--fail-on", "critical")
@@ -271,20 +257,6 @@ def test_wrong_usage_is_the_exit_code_2(arguments: tuple[str, ...], command):
     with pytest.raises(SystemExit) as exit_:
         command(*arguments)
     assert exit_.value.code == 2
-
-
-@pytest.mark.slow
-def test_it_works_as_a_program_whatever_the_encoding_of_its_output():
-    environment = os.environ | {
-        "PYTHONPATH": str(Path(agent_cache.__file__).parents[1]), "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0",
-    }  # fmt: skip
-    for path, text in (("one.jsonl", "x"), ("two.jsonl", "é")):
-        with record(path):
-            show(text)
-    arguments = [sys.executable, "-m", "agent_cache", "drift", "check", "one.jsonl", "two.jsonl", "--format", "junit"]
-    run = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=100, check=False)
-    assert (run.returncode, run.stderr) == (1, "")
-    ET.fromstring(run.stdout)
 
 
 # baseline accept
@@ -397,12 +369,6 @@ def test_a_broken_baseline_can_be_replaced_and_not_extended(command):
     assert command("drift", "accept", "other.jsonl", "--as", "baseline", "--replace")[0] == 2
 
 
-def test_another_agent_can_take_the_place_of_a_baseline(command, cassette):
-    command("drift", "accept", "base.jsonl", "--as", "baseline")
-    assert command("drift", "accept", cassette("other.jsonl", "who"), "--as", "baseline", "--replace")[0] == 0
-    assert command("drift", "check", "baseline", "other.jsonl")[0] == 0
-
-
 def test_a_run_with_secrets_is_refused_with_the_command_that_removes_them(command):
     with record("leak.jsonl", redact=None):
         show("W1")
@@ -419,11 +385,6 @@ def test_a_run_with_secrets_is_refused_with_the_command_that_removes_them(comman
     assert (code, json.loads(out)["secrets"]) == (1, {"leak.jsonl": {"shop:show outcome.value.status": 1}})
     assert main(shlex.split(advice)[1:]) == 0
     assert command("drift", "accept", "base.jsonl", "leak.jsonl", "--as", "baseline")[0] == 0
-
-
-def test_an_accepted_run_is_the_recording_byte_by_byte(command):
-    command("drift", "accept", "base.jsonl", "--as", "baseline")
-    assert Path("baseline/1.jsonl").read_bytes() == Path("base.jsonl").read_bytes()
 
 
 async def test_a_journal_is_a_run_once_it_has_ended(command):
@@ -445,15 +406,6 @@ async def test_a_journal_is_a_run_once_it_has_ended(command):
         code, _, err = command(*arguments)
         assert code == 2
         assert f"{second}: " in err
-
-
-def test_a_run_of_the_baseline_itself_can_be_the_one_that_stays(command):
-    command("drift", "accept", "base.jsonl", "read.jsonl", "--as", "baseline")
-    assert command("drift", "accept", "baseline/2.jsonl", "--as", "baseline", "--add")[0] == 0
-    assert names("baseline") == ["1.jsonl", "2.jsonl"]
-    assert command("drift", "accept", "baseline/2.jsonl", "--as", "baseline", "--replace")[0] == 0
-    assert Path("baseline/1.jsonl").read_bytes() == Path("read.jsonl").read_bytes()
-    assert names("baseline") == ["1.jsonl"]
 
 
 # The files

@@ -47,18 +47,6 @@ def test_without_a_baseline_nothing_runs_and_the_error_says_how_to_accept_one(su
     assert (suite.live, suite.cassettes) == ([], [])
 
 
-def test_the_errors_lead_to_a_cassette_and_a_baseline(suite):
-    suite.write("test_order.py", with_marker(ORDER, "agent_baseline\n    @pytest.mark.agent_cassette"))
-    arguments: list[str] = []
-    for _ in range(2):
-        result = suite.run(*arguments, errors=1)
-        command = next(line for line in result.outlines if line.startswith("    pytest --"))
-        arguments = shlex.split(command)[1:]
-    assert arguments == ["--agent-record-mode=once", "--agent-baseline=once", "test_order.py::test_cancel"]
-    suite.run(*arguments, passed=1)
-    suite.run(passed=1)
-
-
 @pytest.mark.parametrize("apart", [False, *slow(True)], ids=["here", "apart"])
 def test_a_live_run_is_accepted_once_and_compared_ever_after(suite, apart):
     suite.write("test_order.py", ORDER)
@@ -113,24 +101,6 @@ def test_a_run_is_accepted_instead_of_the_old_ones_or_beside_them(suite):
     suite.run(passed=1)
 
 
-def test_what_varies_between_accepted_runs_is_tolerated(suite):
-    suite.write("test_order.py", ORDER)
-    for answer in ("pending", "late"):
-        suite.environment.setenv("ANSWER", answer)
-        suite.run("--agent-baseline=add", passed=1)
-    suite.environment.setenv("ANSWER", "lost")
-    suite.run(passed=1)
-    suite.write("test_order.py", OTHER_WRITE)
-    suite.run(failed=1)
-
-
-def test_a_run_does_not_depend_on_what_the_tests_before_it_have_cached(suite):
-    text = ORDER.replace('        await cancel_order("W1")\n', "")
-    suite.write("test_order.py", text + text.replace("test_cancel", "test_again"))
-    suite.run("--agent-baseline=once", passed=2)
-    assert suite.live == ["get_order", "get_order"]
-
-
 def test_a_replayed_run_is_compared_too(suite):
     suite.write("test_order.py", with_marker(ORDER, "agent_baseline\n    @pytest.mark.agent_cassette"))
     suite.run("--agent-record-mode=once", "--agent-baseline=once", passed=1)
@@ -147,14 +117,6 @@ def test_a_replayed_run_is_compared_too(suite):
     result = suite.run(failed=1)  # the cassette was written, and the baseline has not changed
     result.stdout.fnmatch_lines(["CRITICAL: *cancel_order*"])
     assert suite.live == []
-
-
-def test_a_divergence_of_the_replay_comes_first(suite):
-    suite.write("test_order.py", with_marker(ORDER, "agent_baseline\n    @pytest.mark.agent_cassette"))
-    suite.record("--agent-record-mode=once", "--agent-baseline=once", passed=1)
-    suite.write("test_order.py", with_marker(OTHER_WRITE, "agent_baseline\n    @pytest.mark.agent_cassette"))
-    result = suite.run(failed=1)
-    result.stdout.fnmatch_lines(["*DivergenceError: *W2*", "*Captured agent baseline call*", "CRITICAL: *"])
 
 
 @pytest.mark.parametrize(("text", "fail_on", "outcome"), [
@@ -284,32 +246,6 @@ def test_markers_of_the_class_and_of_the_module_count(suite):
     suite.run(passed=2)  # a changed result of a read is no critical drift
 
 
-def test_of_each_option_the_closest_marker_counts(suite):
-    text = ORDER.replace(
-        "    @pytest.mark.agent_baseline\n",
-        """
-    pytestmark = pytest.mark.agent_baseline("far", fail_on="critical")
-
-    @pytest.mark.agent_baseline("near")
-    async def test_near():
-        await get_order("W1")
-
-    @pytest.mark.agent_baseline(fail_on="warning")
-""",
-    )
-    suite.write("test_order.py", text)
-    suite.run("--agent-baseline=once", passed=2)
-    assert suite.cassettes == ["far/1.jsonl", "near/1.jsonl"]
-    suite.environment.setenv("ANSWER", "late")
-    suite.run(passed=1, failed=1).stdout.fnmatch_lines(["*its baseline far (the test fails on warning)*"])
-
-
-def test_the_folder_of_baselines_may_have_another_name(suite):
-    suite.write("test_order.py", ORDER)
-    suite.run("--agent-baseline=once", "-o", "agent_baseline_dir=approved", passed=1)
-    assert suite.cassettes == ["approved/test_order/test_cancel/1.jsonl"]
-
-
 UNITTEST = """
     import unittest
     import pytest
@@ -393,13 +329,6 @@ def test_a_test_that_fails_or_is_skipped_accepts_nothing_and_says_what_has_drift
     suite.write("test_order.py", f"{OTHER_WRITE}        assert False, 'of itself'\n")
     result = suite.run(failed=1)
     result.stdout.fnmatch_lines(["*of itself*", "*Captured agent baseline call*", "CRITICAL: *cancel_order*"])
-
-
-def test_an_expected_drift_is_an_expected_failure(suite):
-    suite.write("test_order.py", ORDER)
-    suite.record("--agent-baseline=once", passed=1)
-    suite.write("test_order.py", with_marker(OTHER_WRITE, 'agent_baseline\n    @pytest.mark.xfail(reason="known")'))
-    suite.run(xfailed=1)
 
 
 def test_a_shared_baseline_is_compared_with_and_never_replaced(suite):

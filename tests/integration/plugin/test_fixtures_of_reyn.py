@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache.recording.litellm import LLMReplay, read_fixture, to_cassette
+from agent_cache.recording.litellm import LLMReplay, read_fixture
 
 pytest_plugins = ["pytester"]
 
@@ -59,12 +59,6 @@ def test_the_marker_answers_from_the_fixture_and_lets_other_entries_be(suite, fi
     written(suite, "recorded")
     suite.run(passed=1)
     suite.run("--agent-block-live", passed=1)
-
-
-def test_a_cassette_that_was_converted_from_a_fixture_is_one(suite, fixture):
-    to_cassette(read_fixture(fixture)).save(fixture)
-    written(suite, "recorded")
-    suite.run(passed=1)
 
 
 def test_a_call_that_the_fixture_does_not_have_names_the_command(suite, fixture):
@@ -129,28 +123,6 @@ def test_a_strict_test_has_to_use_every_entry(suite, fixture):
     result.stdout.fnmatch_lines(["*1 of 2 entries were not used, and the test is strict*"])
 
 
-def test_a_skipped_test_records_nothing(suite, fixture):
-    before = fixture.read_bytes()
-    suite.write(
-        "test_ask.py",
-        ASK
-        + """
-    @pytest.mark.replay("fixtures/x.jsonl")
-    async def test_it():
-        await ask("hi", "live")
-        pytest.skip("not today")
-    """,
-    )
-    suite.run("--agent-record-mode=rewrite", skipped=1)
-    assert fixture.read_bytes() == before
-
-
 def test_settings_of_cassettes_are_refused(suite, fixture):
     written(suite, "recorded", policy={"a": "live"})
     suite.run(errors=1).stdout.fnmatch_lines(["*policy and model are settings of cassettes*"])
-
-
-def test_a_broken_fixture_is_an_error_with_its_line(suite, fixture):
-    fixture.write_text(fixture.read_text("utf-8") + "<<<<<<< ours\n", "utf-8")
-    written(suite, "recorded")
-    suite.run(errors=1).stdout.fnmatch_lines(["*x.jsonl:3: this line is broken*"])

@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 import agent_cache
-from agent_cache.pytest_plugin.markers import MODES
 from agent_cache.recording import Cassette
-from agent_cache.recording.api import MODES as MODES_OF_RECORD
 from tests.harness.slow import slow, slow_rows
 
 pytest_plugins = ["pytester"]
@@ -58,20 +56,6 @@ def test_a_suite_that_does_not_use_it_does_not_load_the_library(suite):
         """,
     )
     suite.run("-p", "no:asyncio", "-o", "addopts=", "-W", "ignore", apart=True, passed=1)
-
-
-@pytest.mark.slow
-def test_that_the_library_was_imported_before_pytest_is_no_warning(suite):
-    suite.write("test_order.py", ORDER)
-    arguments = ["--agent-record-mode=once", *suite.options_apart]
-    script = f"import sys, agent_cache.recording, pytest; sys.exit(pytest.main({arguments}))"
-    run = subprocess.run([sys.executable, "-c", script], cwd=suite.path, capture_output=True, text=True, timeout=100)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert suite.cassettes == [CASSETTE]
-
-
-def test_the_modes_are_those_of_record():
-    assert MODES == MODES_OF_RECORD
 
 
 def test_what_was_recorded_once_is_replayed_without_running(suite):
@@ -134,35 +118,6 @@ def test_a_swallowed_divergence_fails_the_test_and_names_the_place(suite):
     )
 
 
-def test_when_the_test_fails_of_itself_what_diverged_is_shown_too(suite):
-    suite.write("test_order.py", ORDER)
-    suite.record("--agent-record-mode=once", passed=1)
-    suite.write(
-        "test_order.py",
-        """
-        import pytest
-        from shop import get_order
-
-        @pytest.mark.agent_cassette
-        async def test_cancel():
-            answer = None
-            try:
-                answer = await get_order("W9")
-            except Exception:
-                pass
-            assert answer == "pending"
-        """,
-    )
-    result = suite.run(failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "*assert None == 'pending'*",
-            "Before it failed, the replay had diverged at *test_order.py:9, in test_cancel:",
-            "*get_order(order_id='W9') was not recorded*",
-        ]
-    )
-
-
 def test_calls_that_are_left_over_fail_the_test_itself(suite):
     suite.write("test_order.py", ORDER)
     suite.record("--agent-record-mode=once", passed=1)
@@ -177,16 +132,6 @@ def test_calls_that_are_left_over_fail_the_test_itself(suite):
         ]
     )
     assert "pytest_plugin" not in result.stdout.str()
-
-
-def test_an_agent_that_calls_nothing_any_more_fails(suite):
-    suite.write("test_order.py", ORDER)
-    suite.record("--agent-record-mode=once", passed=1)
-    empty = "import pytest\n@pytest.mark.agent_cassette({})\ndef test_cancel():\n    pass\n"
-    suite.write("test_order.py", empty.format("strict=True, allow_unplayed=True"))
-    suite.run(failed=1).stdout.fnmatch_lines(["*3 of 3 recorded calls were not made:"])
-    suite.write("test_order.py", empty.format("allow_unplayed=True"))
-    suite.run(passed=1)
 
 
 def test_calls_of_a_strict_test_come_in_their_order(suite):
@@ -242,14 +187,6 @@ def test_the_modes_with_a_cassette_that_lacks_a_call(suite, mode, outcome, live,
     suite.run(f"--agent-record-mode={mode}", **{outcome: 1})
     assert len(suite.live) == live
     assert len(Cassette.load(suite.path / CASSETTE)) == steps
-
-
-def test_new_episodes_keeps_what_is_not_called_any_more(suite):
-    suite.write("test_order.py", ORDER)
-    suite.record("--agent-record-mode=once", passed=1)
-    suite.write("test_order.py", ORDER.partition("        await cancel")[0])
-    suite.run("--agent-record-mode=new_episodes", passed=1)
-    assert (suite.live, len(Cassette.load(suite.path / CASSETTE))) == ([], 3)
 
 
 def test_a_skipped_test_leaves_its_recording_alone(suite):
@@ -409,10 +346,3 @@ def test_the_end_of_a_run_says_which_model_calls_were_not_made(suite, workers):
         [f"agent-cache: saved 0.0 s and 3 model calls, 3000+150 tokens, {money}"]
     )
     suite.run("-k", "plain", passed=1).stdout.no_fnmatch_line("*model call*")
-
-
-def test_a_failed_test_has_saved_its_model_calls_too(suite):
-    suite.write("test_models.py", MODELS)
-    suite.run("--agent-record-mode=once", passed=4)
-    suite.write("test_models.py", MODELS.replace("assert ask(prompt)", "assert not ask(prompt)"))
-    suite.run(passed=1, failed=3).stdout.fnmatch_lines(["agent-cache: saved*3 model calls*"])

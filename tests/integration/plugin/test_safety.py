@@ -71,27 +71,6 @@ def test_a_swallowed_refusal_fails_the_test(suite):
     result.stdout.fnmatch_lines(["This was raised at *test_live.py:*, in test_it, and something has caught it."])
 
 
-def test_a_refusal_in_a_fixture_is_one_error(suite):
-    suite.write(
-        "test_live.py",
-        """
-        import pytest
-        from shop import ask
-
-        @pytest.fixture
-        def asked():
-            ask("?")
-
-        def test_it(asked):
-            pass
-
-        def test_other():
-            pass
-        """,
-    )
-    suite.run("--agent-block-live", errors=1, passed=1)
-
-
 def test_the_clock_is_not_blocked_and_the_ini_file_blocks_too(suite):
     suite.write("test_live.py", TEST.format(mark="", call="now()"))
     suite.run("--agent-block-live", passed=1)
@@ -160,18 +139,6 @@ def test_where_only_a_part_was_collected_nothing_is_said(orphaned):
     assert orphans_of(orphaned.run("--continue-on-collection-errors", passed=2, errors=1)) == []
 
 
-def test_of_files_that_were_not_asked_for_nothing_is_said(orphaned):
-    orphaned.write("test_other.py", TWO)
-    result = orphaned.run("test_other.py", "--agent-record-mode=once", passed=2)
-    assert orphans_of(result) == []
-
-
-def test_cassettes_of_a_module_that_is_gone_are_orphans(orphaned):
-    (orphaned.path / "test_ask.py").rename(orphaned.path / "test_asked.py")
-    result = orphaned.run("--agent-record-mode=once", passed=2)
-    assert orphans_of(result) == [f"cassettes/test_ask/test_{one}.jsonl" for one in ("one", "three", "two")]
-
-
 def test_a_cassette_somewhere_else_is_its_owners_business(suite):
     suite.write("test_ask.py", TWO.replace("agent_cassette", "replay('fixtures/x.jsonl', allow_unplayed=True)"))
     suite.write("fixtures/y.jsonl", "")
@@ -225,10 +192,3 @@ def test_a_thread_without_a_context_is_no_way_around_the_live_guard(suite, call)
     assert len(suite.live) == 1
     suite.run("--agent-block-live", failed=1).stdout.fnmatch_lines(["*was called outside of a recording*"])
     assert suite.live == []
-
-
-def test_a_test_that_may_run_live_may_do_so_in_threads(suite):
-    call = ESCAPES["a pool with a loop"]
-    suite.write("test_live.py", ESCAPING.format(mark="@pytest.mark.agent_live('it is to')", call=call))
-    suite.run("--agent-block-live", passed=1)
-    assert len(suite.live) == 2

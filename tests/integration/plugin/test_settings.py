@@ -108,13 +108,6 @@ def test_given_names_that_differ_by_case_alone_are_refused(suite):
     assert (result.ret, suite.cassettes) == (4, [])
 
 
-def test_a_folder_of_tests_has_cassettes_of_its_own(suite):
-    suite.write("unit/test_one.py", ASK.format(mark="@pytest.mark.agent_cassette"))
-    suite.write("other/test_two.py", ASK.format(mark="@pytest.mark.agent_cassette"))
-    suite.run("--agent-record-mode=once", "-o", "agent_cassette_dir=tapes", passed=2)
-    assert suite.cassettes == ["other/tapes/test_two/test_it.jsonl", "unit/tapes/test_one/test_it.jsonl"]
-
-
 def test_the_closest_marker_wins_option_by_option(suite):
     suite.write(
         "test_ask.py",
@@ -184,13 +177,6 @@ def test_secrets_are_named_in_the_ini_file_in_the_fixture_and_in_the_marker(suit
         assert call.arguments == {"question": "[redacted]"}
 
 
-def test_the_policy_of_a_marker_runs_a_tool_live(suite):
-    suite.write("test_ask.py", ASK.format(mark="@pytest.mark.agent_cassette(policy={'shop:ask': 'live'})"))
-    suite.run("--agent-record-mode=once", passed=1)
-    suite.run(passed=1)
-    assert suite.live == ["ask"]
-
-
 @pytest.mark.parametrize(
     ("mark", "message"),
     [
@@ -233,10 +219,6 @@ def test_an_ini_value_that_cannot_work_stops_the_run(suite, line):
     result.stderr.fnmatch_lines([f"ERROR: {line.partition('=')[0]} must be one of *"])
 
 
-def test_the_option_knows_its_modes(suite):
-    assert suite.run("--agent-record-mode=onec").ret == pytest.ExitCode.USAGE_ERROR
-
-
 @pytest.mark.slow
 def test_a_rewrite_of_a_shared_cassette_is_refused_before_anything_is_lost(suite):
     two = "def test_{}():\n        ask('{}')\n\n    "
@@ -254,13 +236,6 @@ def test_a_rewrite_of_a_shared_cassette_is_refused_before_anything_is_lost(suite
     result.stdout.fnmatch_lines(["*CassetteError: *x.jsonl: is the cassette of test_ask.py::test_2, too*"])
     assert len(Cassette.load(suite.path / "x.jsonl")) == 2
     suite.run("-o", "addopts=", "-p", "no:randomly", passed=2)
-
-
-@pytest.mark.slow
-def test_without_the_plugin_its_markers_are_unknown(suite):
-    suite.write("test_ask.py", ASK.format(mark="@pytest.mark.agent_cassette"))
-    result = suite.run("-p", "no:agent_cache", apart=True, errors=1)
-    result.stdout.fnmatch_lines(["*'agent_cassette' not found in `markers` configuration option*"])
 
 
 def test_markers_and_fixtures_describe_themselves(suite):
