@@ -55,6 +55,7 @@ LEAVES: dict[str, tuple[str, ...]] = {
         "relay",
         "service",
         "cli",
+        "pytest_plugin.cassette_run",
     ),
     "multidict": ("recording.http.aiohttp_seam",),
     "opentelemetry": ("otel",),
