@@ -1,9 +1,7 @@
-"""`agent-cache tier doctor`: whether the servers of a Redis tier are fit for it, and the remedy if they are not.
+"""`agent-cache tier doctor`: whether the server or the file of a tier is fit for it, and the remedy if it is not.
 
-Exit codes: 0 nothing is wrong, 1 findings, 2 usage, or a server that cannot be used.
-
-Each check is a function of a `Target` and returns its results; `_CHECKS` has their order. The doctor writes some small
-keys of its own and deletes them.
+Each check returns its results. The doctor writes some small keys of its own on a server and deletes them, and nothing
+into a file.
 """
 
 from __future__ import annotations
@@ -14,347 +12,272 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict
-from functools import partial
-from typing import Literal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, Literal
 
-from redis.exceptions import ResponseError
-
-from agent_cache.cli.fleet import Fleet, code_of, connected, error_text, fields_of, server_command
 from agent_cache.cli.output import Printer, print_json, size_text
-from agent_cache.cli.tier_options import Result, print_result, print_verdict
-from agent_cache.remote.redis import SCRIPTS
+from agent_cache.errors import ConfigurationError
+from agent_cache.remote.backend import checked_namespace
+from agent_cache.remote.file import NETWORK_FILE_SYSTEMS, filesystem_of, mounts_text
+from agent_cache.remote.inspection import FileInspection
 
-__all__ = ["Target", "run", "version"]
+__all__ = ["examine"]
 
-_TRIPS = 100
-_REFUSALS = frozenset({"READONLY", "OOM", "MISCONF", "NOREPLICAS"})
-_COMMANDS = (
+_TRIPS: Final = 100
+_COMMANDS: Final = (
     "PING", "INFO replication", "TIME", "SET KEY x PX 5000", "GET KEY", "DEL KEY", "INCR KEY", "PEXPIRE KEY 5000",
     "DEL KEY", "HSET KEY x 1", "HGET KEY x", "HMGET KEY x", "HVALS KEY", "HGETALL KEY", "HEXISTS KEY x", "HDEL KEY x",
     "ZADD KEY 1 x", "ZCARD KEY", "ZRANGEBYSCORE KEY 0 1", "ZREM KEY x", "XADD KEY MAXLEN ~ 10 1-0 m x",
     "XRANGE KEY - +", "XREAD COUNT 1 STREAMS KEY 0", "DEL KEY", "EVAL return(1) 1 KEY", f"EVALSHA {'0' * 40} 1 KEY",
 )  # fmt: skip
 """What a tier sends, itself or in a script."""
-_CLUSTER_COMMANDS = ("CLUSTER SLOTS",)
-_NO_LIMIT = "set maxmemory, and maxmemory-policy volatile-ttl: a server that takes all the memory there is gets killed"
-_NO_EVICTION = (
-    "a full server refuses writes, and invalidations with them; raise maxmemory, or set maxmemory-policy volatile-ttl"
-)
-_WRONG_EVICTION = (
-    "set maxmemory-policy volatile-ttl, which takes values first: this one may take a registry of writers, and if such "
-    "a writer then dies, its change goes unnoticed until the ttl"
-)
-_NO_FENCE = (
-    "set min-replicas-to-write 1 and min-replicas-max-lag 2 on every node: otherwise a primary that is cut off from "
-    "them goes on answering readers on its side, for as long as nobody demotes it"
-)
+_LITTLE_SPACE: Final = 1 << 26
+_STYLES: Final = {"fine": "green", "note": "cyan", "finding": "red"}
 
 
-class Target:
-    """The server that is checked, and a key of its own that the doctor may write.
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """The result of a check.
 
     Attributes:
-        info: the fields of INFO.
-        timeout: that of the tiers which use the server.
+        verdict: ``"note"`` if it cannot be told from here whether something is wrong.
+        says: the facts.
+        do: what to do, if anything.
     """
 
-    def __init__(self, fleet: Fleet, info: dict[str, str], timeout: float) -> None:
-        self.server = fleet.server
-        self.info = info
-        self.timeout = timeout
-        self.namespace = fleet.namespace
-        self.prefix = fleet.prefix
-        self.is_cluster = fleet.is_cluster
-        self.key = self.prefix + b"doctor:" + os.urandom(6).hex().encode()
-
-    def number(self, name: str) -> int:
-        """A number in INFO; 0 if it is missing."""
-        text = self.info.get(name, "0")
-        return int(text) if text.lstrip("-").isdigit() else 0
-
-    async def setting(self, name: str) -> str | None:
-        """A setting of the server; None if it does not exist or CONFIG GET is not allowed."""
-        try:
-            reply = await self.server.ask("CONFIG", "GET", name)
-        except ResponseError:
-            return None
-        return str(reply[1].decode()) if len(reply) > 1 else None
-
-    async def delete_keys(self) -> None:
-        """Delete what was written. What may not be deleted expires."""
-        await self.server.ask_all([("DEL", self.key + suffix) for suffix in (b"", b":n", b":c:*")])
+    name: str
+    verdict: Literal["fine", "finding", "note"]
+    says: str
+    do: str | None = None
 
 
-# The command
+async def examine(options: argparse.Namespace, path: str | None) -> int:
+    """Check a server, or the file at a path, and print the results. Returns 1 if there are findings.
 
-
-@server_command
-async def run(options: argparse.Namespace) -> int:
-    """Check every server, and print the results. Returns 1 if there are findings."""
-    printer = Printer()
-    results: dict[str, list[Result]] = {}
-    show = (lambda _: None) if options.json else partial(print_result, printer)
-    async with connected(options) as fleet:
-        server = fleet.server
-        target = Target(fleet, fields_of(await server.ask("INFO")), options.tier_timeout)
+    Raises:
+        ConfigurationError: if the options name none, or it is no tier's.
+        OSError, redis.RedisError: if it cannot be used.
+    """
+    namespace, printer, results = checked_namespace(options.namespace, "--namespace"), Printer(), []
+    checks = _of_server(options, namespace) if path is None else _of_file(path, options)
+    async for one in checks:
+        results.append(one)
         if not options.json:
-            printer.line(f"{server.name}, namespace {options.namespace!r}")
-        try:
-            results[server.name] = await _checked(target, show)
-        finally:
-            await target.delete_keys()
-    findings = sum(result.verdict == "finding" for found in results.values() for result in found)
+            printer.line("  ", (f"{one.verdict:<7}", _STYLES[one.verdict]), f"  {one.name:<12} {one.says}")
+            if one.do:
+                printer.line(f"{'':24}-> {one.do}")
+    findings = sum(result.verdict == "finding" for result in results)
     if options.json:
-        servers = {name: [asdict(result) for result in found] for name, found in results.items()}
-        print_json({"namespace": options.namespace, "findings": findings, "servers": servers})
+        print_json({"namespace": namespace, "findings": findings, "checks": [asdict(result) for result in results]})
+    elif findings:
+        printer.line(f"{findings} {'thing is' if findings == 1 else 'things are'} wrong")
     else:
-        print_verdict(printer, findings)
+        printer.line("nothing is wrong")
     return 1 if findings else 0
 
 
-async def _checked(target: Target, show: Callable[[Result], None]) -> list[Result]:
-    results: list[Result] = []
-    for check in _CHECKS:
+# A server
+
+
+async def _of_server(options: argparse.Namespace, namespace: str) -> AsyncIterator[_Result]:
+    from agent_cache.remote.redis import SCRIPTS  # its text names the extra  # isort: skip
+    from redis.crc import key_slot
+
+    from agent_cache.remote.deployments import deployment_of_url
+
+    deployment = deployment_of_url(options.url, cluster=False, options={})
+    client = deployment.connect(options.timeout)
+    async with client, asyncio.timeout(options.timeout):
+        info = await client.info()
+        is_cluster = bool(info.get("cluster_enabled"))
+        slots = await client.execute_command("CLUSTER SLOTS") if is_cluster else {}
+    if is_cluster:  # redis-py gives {(first, last): {"primary": (host, port)}}
+        served = sum(last - first + 1 for first, last in slots)
+        says = f"{served} of 16384 slots served"
+        fix = "see CLUSTER NODES for what is missing"
+        yield _Result("cluster", "fine", says) if served == 16384 else _Result("cluster", "finding", says, fix)
+        slot = key_slot(namespace.encode())
+        for (first, last), servers in slots.items():
+            if first <= slot <= last:
+                host, port, *_ = servers["primary"]
+                deployment = replace(deployment, seeds=((host or deployment.seeds[0][0], int(port)),))
+    client = deployment.connect(options.timeout)
+    key = f"{{{namespace}}}:doctor:{os.urandom(6).hex()}"
+    async with client:
+        info = await client.info()
+        yield _version(info, is_cluster=is_cluster)
+        if info.get("role") != "master" or info.get("loading"):
+            says = "a primary that is still loading its data" if info.get("role") == "master" else "a replica"
+            yield _Result("role", "finding", says, "give the URL of the primary, or wait until it has loaded")
+            return
+        yield _memory(info)
+        yield await _replication(client, info, is_cluster=is_cluster)
+        connections, limit = info.get("connected_clients", 0), info.get("maxclients") or 1 << 31
+        fix = "raise maxclients: a process that gets no connection runs without the tier"
+        is_full = connections > 0.9 * limit
+        says = f"{connections:,} of {limit:,}"
+        yield _Result("clients", "finding", says, fix) if is_full else _Result("clients", "fine", says)
         try:
-            found = await check(target)
-        except ResponseError as error:  # most likely a missing right, which `rights` reports
-            found = [Result(check.__name__, "note", f"could not be looked at: {error_text(error)}")]
-        for result in found:
-            results.append(result)
-            show(result)
-            if result.name == "role":
-                return results  # the server cannot be written to
-    return results
+            for result in await _rights(client, namespace, key):
+                yield result
+            yield await _latency(client, key, SCRIPTS["read"][0], options.tier_timeout)
+        finally:
+            from redis.exceptions import RedisError
+
+            with suppress(RedisError):  # what may not be deleted expires
+                await client.delete(key, f"{key}:n", f"{key}:c:*")
 
 
-# What a server reports about itself
-
-
-async def version(target: Target) -> list[Result]:
+def _version(info: dict[str, Any], *, is_cluster: bool) -> _Result:
     """Redis 6.2, in a cluster 7.0; Valkey 7.2."""
-    is_valkey = target.info.get("server_name") == "valkey" or "valkey_version" in target.info
-    name, field = ("Valkey", "valkey_version") if is_valkey else ("Redis", "redis_version")
-    text = target.info.get(field, "")
-    needed = (7, 2) if is_valkey else (7, 0) if target.is_cluster else (6, 2)
-    found = tuple(int(part) for part in re.findall(r"\d+", text)[:2])
-    says = f"{name} {text or 'of an unknown version'}"
-    if found >= needed:
-        return [Result("version", "fine", says)]
-    where = " in a cluster" if target.is_cluster else ""
-    do = f"a tier needs {name} {needed[0]}.{needed[1]} or later{where}; upgrade the server"
-    return [Result("version", "finding", says, do)]
+    is_valkey = "valkey_version" in info
+    name, text = ("Valkey", info["valkey_version"]) if is_valkey else ("Redis", info.get("redis_version", "0"))
+    needed = (7, 2) if is_valkey else (7, 0) if is_cluster else (6, 2)
+    if tuple(int(part) for part in re.findall(r"\d+", str(text))[:2]) >= needed:
+        return _Result("version", "fine", f"{name} {text}")
+    do = f"a tier needs {name} {needed[0]}.{needed[1]} or later{' in a cluster' if is_cluster else ''}"
+    return _Result("version", "finding", f"{name} {text}", f"{do}; upgrade the server")
 
 
-async def role(target: Target) -> list[Result]:
-    """A tier uses primaries only, because a replica may be behind."""
-    if target.info.get("role") != "master":
-        says = f"a replica of {target.info.get('master_host')}:{target.info.get('master_port')}"
-        return [Result("role", "finding", says, "give the URL of the primary, or reach it through Sentinels")]
-    if target.info.get("loading") == "1":
-        says = "a primary that is still loading its data"
-        return [Result("role", "finding", says, "wait, or set appendonly no")]
-    return []
-
-
-async def cluster(target: Target) -> list[Result]:
-    """All slots of a cluster must be served."""
-    if not target.is_cluster:
-        return []
-    fields = fields_of(await target.server.ask("CLUSTER", "INFO"))
-    state, served = fields.get("cluster_state"), fields.get("cluster_slots_ok")
-    says = f"{state}, {served} of 16384 slots served"
-    if state == "ok" and served == "16384":
-        return [Result("cluster", "fine", says)]
-    return [Result("cluster", "finding", says, "see CLUSTER NODES for what is missing")]
-
-
-async def memory(target: Target) -> list[Result]:
+def _memory(info: dict[str, Any]) -> _Result:
     """Eviction must take values before registries of writers, which have the longest ttl of all keys."""
-    policy, limit = target.info.get("maxmemory_policy", "unknown"), target.number("maxmemory")
-    used = target.number("used_memory")
+    policy, limit, used = info.get("maxmemory_policy", "unknown"), info.get("maxmemory", 0), info.get("used_memory", 0)
     if not limit:
-        return [Result("memory", "finding", f"{size_text(used)} used, without a limit", _NO_LIMIT)]
-    says = f"{size_text(used)} of {size_text(limit)} used, {policy}"
+        do = "set maxmemory, and maxmemory-policy volatile-ttl: a server that takes all memory gets killed"
+        return _Result("memory", "finding", f"{size_text(used)} used, without a limit", do)
+    says = f"{size_text(used)} of {size_text(limit)} used, {policy}, {info.get('evicted_keys', 0):,} evicted"
+    if policy == "volatile-ttl" or (policy == "noeviction" and used < 0.8 * limit):
+        return _Result("memory", "fine", says)
     if policy == "noeviction":
-        is_full = used >= 0.8 * limit
-        return [Result("memory", "finding", says, _NO_EVICTION) if is_full else Result("memory", "fine", says)]
-    says = f"{says}, {target.number('evicted_keys'):,} evicted"
-    if policy == "volatile-ttl":
-        return [Result("memory", "fine", says)]
-    return [Result("memory", "finding", says, _WRONG_EVICTION)]
+        do = "a full server refuses writes, and invalidations with them; raise maxmemory, or set volatile-ttl"
+        return _Result("memory", "finding", says, do)
+    do = (
+        "set maxmemory-policy volatile-ttl, which takes values first: this one may take a registry of writers, and if "
+        "such a writer then dies, its change goes unnoticed until the ttl"
+    )
+    return _Result("memory", "finding", says, do)
 
 
-async def persistence(target: Target) -> list[Result]:
-    """A tier needs no persistence, since a restart makes all values invalid. It must not stop writes."""
-    info = target.info
-    stops = await target.setting("stop-writes-on-bgsave-error") != "no"
-    saves = await target.setting("save")
-    has_log = info.get("aof_enabled") == "1"
-    if info.get("aof_last_write_status", "ok") != "ok":
-        says, do = "the append-only file cannot be written", "free the disk, or set appendonly no"
-    elif info.get("rdb_last_bgsave_status", "ok") != "ok" and stops and saves != "":
-        says = "the last snapshot failed, so writes are refused, and invalidations with them"
-        do = 'free the disk, or set save "": a tier needs no snapshots'
-    elif has_log and await target.setting("appendfsync") == "always":
-        says = "each write waits for the disk (appendfsync always)"
-        do = "set appendonly no, or appendfsync everysec: a restart makes all values count as dead anyway"
-    else:
-        kinds = " and ".join(name for name, is_on in (("append-only file", has_log), ("snapshots", saves)) if is_on)
-        return [Result("persistence", "fine", f"{kinds or 'none'}; a tier needs none")]
-    return [Result("persistence", "finding", says, do)]
-
-
-async def replication(target: Target) -> list[Result]:
+async def _replication(client: Any, info: dict[str, Any], *, is_cluster: bool) -> _Result:
     """A primary that is cut off from its replicas must stop answering."""
+    replicas, settings = info.get("connected_slaves", 0), {}
+    from redis.exceptions import ResponseError
 
-    def result(verdict: Literal["fine", "finding", "note"], says: str, do: str | None = None) -> list[Result]:
-        return [Result("replication", verdict, says, do)]
-
-    replicas = target.number("connected_slaves")
-    least = await target.setting("min-replicas-to-write")
-    lag = await target.setting("min-replicas-max-lag")
-    if least is None and "min_slaves_good_slaves" in target.info:  # INFO has it only if the setting is not 0
-        least = "1"
-    if least not in (None, "0"):
-        good = target.number("min_slaves_good_slaves")
-        if good < int(least or 0):
-            says = f"{good} good replicas, and writes need {least}: they are refused now"
-            return result("finding", says, "bring the replicas back; until then tools run without the tier")
-        return result("fine", f"{replicas} replicas, min-replicas-to-write {least}, max-lag {lag or 'unknown'} s")
-    if target.is_cluster:
-        period = await target.setting("cluster-node-timeout")
-        bound = f"{int(period) / 1000:g} s" if period and period.isdigit() else "cluster-node-timeout"
-        return result("note", f"{replicas} replicas; a primary that is cut off goes on answering for {bound}")
-    if replicas and least == "0":
-        return result("finding", f"{replicas} replicas, and min-replicas-to-write is 0", _NO_FENCE)
-    if replicas:
-        says = f"{replicas} replicas; whether min-replicas-to-write is set cannot be seen"
-        return result("note", says, "see that it is 1, or let this user run CONFIG GET")
-    return result("fine", "no replicas: a restart empties the cache, and nothing else")
+    with suppress(ResponseError):  # it is not allowed
+        settings = await client.config_get("min-replicas-*")
+    least = int(settings.get("min-replicas-to-write", 0)) or int("min_slaves_good_slaves" in info)
+    if least:
+        says = f"{replicas} replicas, min-replicas-to-write {least}"
+        if info.get("min_slaves_good_slaves", replicas) >= least:
+            return _Result("replication", "fine", says)
+        return _Result("replication", "finding", f"{says}: writes are refused now", "bring the replicas back")
+    if is_cluster or not replicas:
+        return _Result("replication", "fine", f"{replicas} replicas")
+    do = (
+        "set min-replicas-to-write 1 and min-replicas-max-lag 2 on every node: otherwise a primary that is cut off "
+        "from them goes on answering readers on its side, for as long as nobody demotes it"
+    )
+    verdict: Literal["finding", "note"] = "finding" if settings else "note"
+    return _Result("replication", verdict, f"{replicas} replicas, and min-replicas-to-write is 0 or not known", do)
 
 
-async def clients(target: Target) -> list[Result]:
-    """Each process has three connections, and one more for each event loop beyond the first."""
-    connections, limit = target.number("connected_clients"), target.number("maxclients")
-    says = f"{connections:,} of {limit:,}" if limit else f"{connections:,}"
-    if limit and connections > 0.9 * limit:
-        do = "raise maxclients: a process that gets no connection runs without the tier"
-        return [Result("clients", "finding", says, do)]
-    return [Result("clients", "fine", says)]
-
-
-# What is tried
-
-
-async def rights(target: Target) -> list[Result]:
+async def _rights(client: Any, namespace: str, key: str) -> list[_Result]:
     """Try every command of a tier."""
-    lines = [*_COMMANDS, *(_CLUSTER_COMMANDS if target.is_cluster else ())]
-    commands = [[target.key if part == "KEY" else part for part in line.split()] for line in lines]
-    replies = await target.server.ask_all(commands)
+    from redis.exceptions import NoPermissionError, NoScriptError, RedisError
+
     forbidden: dict[str, None] = {}
-    refused: list[str] = []
-    for line, reply in zip(lines, replies, strict=True):
-        if isinstance(reply, ResponseError) and code_of(reply) == "NOPERM":
-            pattern = [f"~{{{target.namespace}}}:*"] if " KEY" in line else []
-            forbidden[" ".join((line.split()[0], *pattern))] = None
-        elif isinstance(reply, ResponseError) and code_of(reply) in _REFUSALS:
-            refused.append(error_text(reply))
+    refused = []
+    for line in _COMMANDS:
+        try:
+            await client.execute_command(*[key if part == "KEY" else part for part in line.split()])
+        except NoScriptError:
+            pass
+        except NoPermissionError:
+            forbidden[f"{line.split()[0]}{f' ~{{{namespace}}}:*' if ' KEY' in line else ''}"] = None
+        except RedisError as error:
+            refused.append(str(error))
     results = []
     if forbidden:
         do = "give the user the rights that the reference lists (docs/reference/tiers.md)"
-        results.append(Result("rights", "finding", "; ".join(forbidden), do))
-    elif not refused:
-        results.append(Result("rights", "fine", f"all {len(lines)} commands that a tier uses are allowed"))
+        results.append(_Result("rights", "finding", "; ".join(forbidden), do))
     if refused:
         do = "until writes are taken again, tools run without the tier"
-        results.append(Result("writes", "finding", refused[0], do))
-    return results
+        results.append(_Result("writes", "finding", refused[0], do))
+    return results or [_Result("rights", "fine", f"all {len(_COMMANDS)} commands that a tier uses are allowed")]
 
 
-async def messages(target: Target) -> list[Result]:
-    """What is appended to a stream must be read from it."""
-    start = time.perf_counter()
-    try:
-        await target.server.ask("XADD", target.key, "1-0", "m", "doctor")
-        found = await target.server.ask("XREAD", "COUNT", "1", "STREAMS", target.key, "0")
-        await target.server.ask("DEL", target.key)
-    except ResponseError:
-        return []  # `rights` has reported it
-    took = (time.perf_counter() - start) * 1000
-    if not found:
-        do = "is there a proxy that sends reads to a replica? Connect to the primary itself"
-        return [Result("messages", "finding", "what was appended to a stream is not read from it", do)]
-    return [Result("messages", "fine", f"appended and read within {took:.1f} ms")]
+async def _latency(client: Any, key: str, script: str, patience: float) -> _Result:
+    """Measure round trips of the commands that a tier sends most."""
+    from redis.exceptions import ResponseError
 
-
-async def latency(target: Target) -> list[Result]:
-    """Measure round trips of the commands that a tier sends most: a ping, a read, a script."""
-    text, digest = SCRIPTS["read"]
-    script: tuple[str | bytes, ...] = ("2", target.key + b":none", target.key + b":n", "5000", "0", '[[["*"],false]]')
+    arguments = script, 2, f"{key}:none", f"{key}:n", "5000", "0", '[[["*"],false]]'
     medians, slowest = [], 0.0
     try:
-        await target.server.ask("EVAL", text, *script)
-        commands: tuple[tuple[str | bytes, ...], ...] = (("PING",), ("GET", target.key), ("EVALSHA", digest, *script))
-        for command in commands:
+        for command in (("PING",), ("GET", key), ("EVAL", *arguments)):
             times = []
             for _ in range(_TRIPS):
                 before = time.perf_counter()
-                await target.server.ask(*command)
+                await client.execute_command(*command)
                 times.append(time.perf_counter() - before)
-            medians.append(f"{command[0]!s} {statistics.median(times) * 1000:.2f} ms")
+            medians.append(f"{command[0]} {statistics.median(times) * 1000:.2f} ms")
             slowest = max(slowest, sorted(times)[_TRIPS * 98 // 100])
-    except ResponseError as error:
-        return [Result("latency", "note", f"could not be measured: {error_text(error)}")]
+    except ResponseError as error:  # most likely a missing right, which is reported
+        return _Result("latency", "note", f"could not be measured: {error}")
     says = f"{', '.join(medians)} (medians of {_TRIPS}), 98 of 100 within {slowest * 1000:.1f} ms"
-    if slowest > target.timeout:
-        do = (
-            f"the tier gives up after timeout={target.timeout:g} s: move the server closer, or raise timeout and "
-            "max_staleness"
-        )
-    elif slowest > target.timeout / 5:
-        do = "a hit takes one such trip: is the server in another region, or busy with something slow (SLOWLOG GET)?"
-    else:
-        return [Result("latency", "fine", says)]
-    return [Result("latency", "finding", says, do)]
+    if slowest <= patience / 5:
+        return _Result("latency", "fine", says)
+    do = f"a hit takes one such trip, and the tier gives up after timeout={patience:g} s: move the server closer"
+    return _Result("latency", "finding", says, do)
 
 
-async def clock(target: Target) -> list[Result]:
-    """The clock of the server, which leases and ages are counted by, may be wrong but must not jump."""
-    before, started, one_trip = await _server_time(target)
-    await asyncio.sleep(0.5)
-    after, ended, other_trip = await _server_time(target)
-    jump = (after - before) - (ended - started)
-    offset = after - time.time()
-    says = f"{abs(offset):.3f} s {'ahead of' if offset > 0 else 'behind'} this machine's"
-    if abs(jump) > 0.1 + (one_trip + other_trip) / 2:
-        says += f", and jumped by {jump:+.3f} s within half a second"
-        return [Result("clock", "finding", says, "see to its time service")]
-    return [Result("clock", "fine", f"{says}; it counts alone, and runs evenly")]
+# A file
 
 
-async def _server_time(target: Target) -> tuple[float, float, float]:
-    """The time of the server, the time here in the middle of the trip that asked for it, and how long that took.
-
-    All are in seconds. The server may have been asked at any moment of the trip.
-    """
-    before = time.monotonic()
-    whole, micros = await target.server.ask("TIME")
-    after = time.monotonic()
-    return int(whole) + int(micros) / 1e6, (before + after) / 2, after - before
+async def _of_file(path: str, options: argparse.Namespace) -> AsyncIterator[_Result]:
+    for result in _file_results(path, options):
+        yield result
 
 
-_CHECKS: tuple[Callable[[Target], Awaitable[list[Result]]], ...] = (
-    version,
-    role,
-    cluster,
-    memory,
-    persistence,
-    replication,
-    clients,
-    rights,
-    messages,
-    latency,
-    clock,
-)
+def _file_results(path: str, options: argparse.Namespace) -> Iterator[_Result]:
+    from agent_cache.remote.database import beside, marked_slots
+
+    try:
+        with FileInspection(path, options.namespace, patience=options.timeout) as file:
+            place = file.path
+            files = [
+                one for suffix in ("", "-wal", "-shm", ".page", ".lock") if (one := beside(place, suffix)).exists()
+            ]
+            says = f"{place.name} has {size_text(place.stat().st_size)}"
+            if beside(place, ".corrupt").exists():
+                do = "look into why (disk, power, copies of an open file), then remove it"
+                yield _Result("files", "note", f"{says}; {place.name}.corrupt is a damaged one that was set aside", do)
+            else:
+                yield _Result("files", "fine", says)
+            exposed = [one.name for one in files if one.stat().st_mode & 0o077]
+            do = "chmod 600 them: values are in there, and invalidations"
+            text = f"others may read or write {', '.join(exposed)}"
+            fine = _Result("permissions", "fine", "the files are readable and writable for this user alone")
+            yield _Result("permissions", "finding", text, do) if exposed else fine
+            kind = filesystem_of(place.parent, mounts_text()) or "of an unknown type: it must be a local disk"
+            assert kind not in NETWORK_FILE_SYSTEMS  # which is refused before
+            yield _Result("file system", "fine", kind)
+            damages = [str(text) for (text,) in file.rows("pragma quick_check(5)") if text != "ok"]
+            do = "the next process that comes across it sets the file aside as PATH.corrupt and begins a new one"
+            fine = _Result("integrity", "fine", "quick_check finds nothing")
+            yield _Result("integrity", "finding", "; ".join(damages), do) if damages else fine
+            if marked := marked_slots(place):
+                do = "see why the file cannot be written (disk, permissions, locks), and the log of these processes"
+                text = f"nobody uses the file: {len(marked)} of its processes could not write an invalidation yet"
+                yield _Result("pending", "finding", text, do)
+            space, used = os.statvfs(place.parent), file.meta["bytes"]
+            free = space.f_bavail * space.f_frsize
+            says = f"{size_text(free)} free; {size_text(used)} in values"
+            do = "free some: on a full disk nobody uses the file until it can be written"
+            yield _Result("space", "finding", says, do) if free < _LITTLE_SPACE else _Result("space", "fine", says)
+    except ConfigurationError:
+        raise
+    except ConnectionError as error:
+        do = "see which program holds it (lsof); a damaged one is set aside by the next process that uses it"
+        yield _Result("database", "finding", str(error), do)

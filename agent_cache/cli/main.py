@@ -50,7 +50,7 @@ class _Command(NamedTuple):
         module = importlib.import_module(f"agent_cache.cli.{self.module}")
         add, run, job = getattr(module, self.add_options), None, self.words.rpartition(" ")[2]
         if self.group == "tiers":
-            add, run = add if job == "doctor" else partial(add, command=job), partial(_run_on_tier, command=job)
+            add, run = partial(add, command=job), partial(module.run, command=job)
         parser.epilog = f"example: agent-cache {self.words} {self.example}"
         add(parser)
         parser.set_defaults(run_command=run or getattr(module, self.run))
@@ -66,39 +66,15 @@ COMMANDS: Final = tuple(_Command(*row) for row in (
      "accepted/ run.jsonl", "baselines", "add_drift_options", "run_drift"),
     ("drift accept", "recordings", "accept runs, to compare later ones with them", "run.jsonl --as accepted/",
      "baselines", "add_accept_options", "run_baseline"),
-    ("tier stats", "tiers", "count what a tier holds for each resource, and its hits", _TIER, "tier_options"),
-    ("tier keys", "tiers", "list the entries of a tier", f"--tag order {_TIER}", "tier_options"),
-    ("tier clear", "tiers", "drop entries of a tier by tag, in every process", f"order:7 {_TIER}", "tier_options"),
-    ("tier doctor", "tiers", "check that the servers or the file of a tier are fit", _TIER, "tier_options",
-     "add_doctor_options"),
+    ("tier stats", "tiers", "count what a tier holds for each resource", _TIER, "tier"),
+    ("tier keys", "tiers", "list the entries of a tier", f"--tag order {_TIER}", "tier"),
+    ("tier clear", "tiers", "drop entries of a tier by tag, in every process", f"order:7 {_TIER}", "tier"),
+    ("tier doctor", "tiers", "check that the servers or the file of a tier are fit", _TIER, "tier"),
     ("demo", "run", "watch five agents share a cache, with every answer checked", "--fast", "demo"),
     ("mcp", "run", "cache, record or replay the calls between an MCP host and a server", "-- uvx mcp-server-git",
      "mcp_relay"),
 ))  # fmt: skip
 """In the order of `--help`."""
-
-
-def _run_on_tier(options: argparse.Namespace, *, command: str) -> int:
-    """Run `stats`, `keys`, `clear` or `doctor`: a file needs no redis-py, and a server no SQLite."""
-    from agent_cache.cli.tier_options import URL_VARIABLE, file_of
-
-    if not options.url:
-        print(f"no tier is given: use --url, or set {URL_VARIABLE}", file=sys.stderr)
-        return 2
-    path = file_of(options.url)
-    if path is not None:
-        from agent_cache.cli import file_commands
-
-        return file_commands.COMMANDS[command](path, options)
-    try:
-        from agent_cache.cli import fleet  # its text names the extra
-    except ModuleNotFoundError as error:
-        print(f"agent-cache: {error}", file=sys.stderr)
-        return 2
-    from agent_cache.cli import doctor
-
-    jobs = {"stats": fleet.stats, "keys": fleet.keys, "clear": fleet.clear, "doctor": doctor.run}
-    return jobs[command](options)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
