@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from agent_cache.errors import ConfigurationError
-from agent_cache.remote.cells import Cell
-from agent_cache.remote.codecs import Codec, MessagePackCodec
+from agent_cache.remote.cells import Cell, SomeCells
 from agent_cache.remote.feed import News
 
 __all__ = [
-    "ARMED", "HELD", "IDLE", "Backend", "Head", "Reading", "Refused", "State", "checked_codec", "checked_namespace",
-    "drive", "encode_head", "open_head",
+    "ARMED", "HELD", "IDLE", "Backend", "Head", "Reading", "Refused", "State", "checked_namespace", "drive",
+    "encode_head", "open_head",
 ]  # fmt: skip
 
 IDLE, ARMED, HELD = 0, 1, 2
@@ -88,7 +87,7 @@ class Backend(Protocol):
     `agent_cache.testing.tier_contract` tests a backend.
     """
 
-    async def read(self, cells: Collection[Cell], address: Cell | None) -> Reading:
+    async def read(self, cells: SomeCells, address: Cell | None) -> Reading:
         """Read these cells, the value at an address, and the cells that it depends on.
 
         The state of ``#`` is the identity of the store. A writer whose lease has passed is ended first: the cells that
@@ -101,30 +100,23 @@ class Backend(Protocol):
         ...
 
     async def begin(
-        self, writer: str, held: Collection[Cell], armed: Collection[Cell], lease: float, message: bytes
+        self, writer: str, held: SomeCells, armed: SomeCells, lease: float, message: bytes, *, renew: bool = False
     ) -> int:
-        """Give `held` a new version, and hold them and arm the others until the lease passes. Returns its number."""
+        """Give `held` a new version, and hold them and arm the others until the lease passes. Returns its number.
+
+        With `renew`, the lease of a writer that is known begins anew, and nothing else happens: that returns 0.
+        """
         ...
 
-    async def renew(
-        self, writer: str, held: Collection[Cell], armed: Collection[Cell], lease: float, message: bytes
-    ) -> None:
-        """Let the lease begin anew; begin again if the writer is not known."""
-        ...
-
-    async def commit(self, writer: str, moved: Collection[Cell], hold: float, message: bytes) -> int:
+    async def commit(self, writer: str, moved: SomeCells, hold: float, message: bytes) -> int:
         """Give `moved` a new version, hold them for `hold` seconds, and let the writer end. Returns its number."""
         ...
 
     async def claim(self, name: str, who: str, lease: float, *, renew: bool = False) -> str:
-        """Claim a name for a time, unless another one has. Returns whose it is.
+        """Claim a name for a time, unless another one has; a lease of 0 gives it up. Returns whose it is.
 
         With `renew`, only who has it gets it for longer; ``""`` says that it is another one's.
         """
-        ...
-
-    async def release(self, name: str, who: str) -> None:
-        """End a claim, if it is still one's own."""
         ...
 
     async def feed(self, since: int | None) -> News:
@@ -162,9 +154,6 @@ def drive(steps: Coroutine[Any, Any, Any]) -> Any:
     raise RuntimeError("it waits")
 
 
-# Options
-
-
 def checked_namespace(namespace: Any, kind: str) -> str:
     """Check a namespace.
 
@@ -176,29 +165,3 @@ def checked_namespace(namespace: Any, kind: str) -> str:
             f"{kind}: namespace must be a short text without spaces, braces and colons, got {namespace!r}"
         )
     return namespace
-
-
-def checked_codec(codec: Any, max_value_size: Any, kind: str) -> tuple[Codec, int]:
-    """The codec, and the limit that both it and the tier keep.
-
-    Raises:
-        ConfigurationError: naming the option and the fix.
-    """
-    for name in ("encode", "decode"):
-        if codec is not None and not callable(getattr(codec, name, None)):
-            raise ConfigurationError(f"{kind}: codec {codec!r} cannot {name}")
-    is_whole = isinstance(max_value_size, int) and not isinstance(max_value_size, bool)
-    if max_value_size is not None and not (is_whole and 1024 <= max_value_size <= 1 << 62):
-        raise ConfigurationError(f"{kind}: max_value_size must be bytes, 1024 to 2**62, got {max_value_size!r}")
-    if codec is None:
-        codec = MessagePackCodec() if max_value_size is None else MessagePackCodec(max_size=max_value_size)
-        return codec, codec.max_size
-    allowed = getattr(codec, "max_size", None)
-    if max_value_size is None:
-        return codec, allowed or MessagePackCodec().max_size
-    if allowed is not None and allowed < max_value_size:
-        raise ConfigurationError(
-            f"{kind}: max_value_size={max_value_size}, but {codec!r} takes no more than {allowed} bytes; give it a "
-            "larger max_size, or leave out max_value_size"
-        )
-    return codec, max_value_size

@@ -17,7 +17,7 @@ Tags of more than two segments count as their first two.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,14 +25,26 @@ from agent_cache.core.tags import root_of
 from agent_cache.remote.protocol import Request
 from agent_cache.values.canonical import lasting_digest, make_room, segment_digest
 
-__all__ = ["EVERYTHING", "MOST_ENTITIES", "STORE", "Cell", "Cells", "KnownEntries", "Place", "whole_roots"]
+__all__ = [
+    "EVERYTHING",
+    "MOST_ENTITIES",
+    "STORE",
+    "Cell",
+    "Cells",
+    "KnownEntries",
+    "SomeCells",
+    "root_of_cell",
+    "whole_roots",
+]
 
 Cell = str
+SomeCells = Collection[Cell]
 EVERYTHING: Final = "*"
 STORE: Final = "#"
 
 _FORMAT: Final = 1
 _REMEMBERED: Final = 4_096
+_MOST_KNOWN: Final = 50_000
 MOST_ENTITIES: Final = 1_000
 """A write of more changes the cells of their roots instead."""
 
@@ -40,6 +52,11 @@ MOST_ENTITIES: Final = 1_000
 def whole_roots(roots: Iterable[str]) -> set[Cell]:
     """S and D: one of them changes at every write at or below a root, both at a write of the root."""
     return {cell for root in roots for cell in (f"{root}:S", f"{root}:D")}
+
+
+def root_of_cell(cell: Cell) -> str:
+    """The root that a cell belongs to; empty if it is none of a tag."""
+    return "" if cell[:1] in "@*#" else cell.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +130,17 @@ class KnownEntries:
     It is bounded: of entries that have been forgotten, nobody knows whether copies depend on them.
     """
 
-    def __init__(self, limit: int = 50_000) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._calls: dict[Cell, set[tuple[str, Hashable]]] = {}
         self._addresses: dict[tuple[str, Hashable], set[Cell]] = {}
-        self.has_forgotten = False
+        self._has_forgotten = False
 
     def note(self, address: Cell, request: Request) -> None:
         """Note that the answer to a request depends on an entry."""
         call = request.tool, request.key
-        calls = self._calls.get(address)
-        if calls is None:
-            if len(self._calls) >= self._limit:
-                self._calls, self._addresses, self.has_forgotten = {}, {}, True
-            calls = self._calls.setdefault(address, set())
+        if address not in self._calls and len(self._calls) >= _MOST_KNOWN:
+            self._calls, self._addresses, self._has_forgotten = {}, {}, True
+        calls = self._calls.setdefault(address, set())
         if call not in calls:
             calls.add(call)
             self._addresses.setdefault(call, set()).add(address)
@@ -135,10 +149,9 @@ class KnownEntries:
         """The calls that depend on these entries; None if that is not known any more."""
         found: dict[tuple[str, Hashable], None] = {}
         for address in addresses:
-            calls = self._calls.get(address)
-            if calls is None and self.has_forgotten:
+            if self._has_forgotten and address not in self._calls:
                 return None
-            found.update(dict.fromkeys(calls or ()))
+            found.update(dict.fromkeys(self._calls.get(address, ())))
         return tuple(found)
 
     def addresses(self, call: tuple[str, Hashable]) -> frozenset[Cell]:

@@ -20,25 +20,15 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.values.typed import JSON, MESSAGE_PACK, Undecodable, Unencodable, Wire, schema_of
 
 __all__ = [
-    "Codec",
-    "EncryptedCodec",
-    "JsonCodec",
-    "MessagePackCodec",
-    "SignedCodec",
-    "Undecodable",
-    "Unencodable",
-]
+    "Codec", "EncryptedCodec", "JsonCodec", "MessagePackCodec", "SignedCodec", "Undecodable", "Unencodable",
+]  # fmt: skip
 
-SCHEMA_VERSION = 1
-"""Version of everything that a fleet shares. Data of another version is not read."""
-
+_VERSION = 1
+"""Of everything that a fleet shares. Data of another version is not read."""
 _DIRECT, _TAGGED, _COMPRESSED = 0, 1, 2
-_FORMS = frozenset(b"%c" % (form | packed) for form in (_DIRECT, _TAGGED) for packed in (0, _COMPRESSED))
-
 _CHECKSUM_SIZE = 16
 _MAC_SIZE = 32
 _NONCE_SIZE = 12
-_TAG_SIZE = 16
 
 
 @runtime_checkable
@@ -80,54 +70,21 @@ class Codec(Protocol):
         ...
 
 
-def header(name: str) -> bytes:
-    """First bytes of all data of the codec of this name."""
-    return b"%c%b\0" % (SCHEMA_VERSION, name.encode("ascii"))
+def _header(name: str) -> bytes:
+    return b"%c%b\0" % (_VERSION, name.encode("ascii"))
 
 
-def seal(start: bytes, body: bytes, *bound: bytes) -> bytes:
-    """Join header, checksum and body. The checksum also covers `bound`, which is not sent along."""
-    return b"%b%b%b" % (start, _checksum(start, body, bound), body)
-
-
-def unseal(data: bytes, start: bytes, *bound: bytes) -> bytes:
-    """Give the body of what `seal` made with the same header and the same `bound`.
-
-    Raises:
-        Undecodable: for any other data.
-    """
-    if not data.startswith(start):
-        raise Undecodable("data of another codec or version")
-    end = len(start) + _CHECKSUM_SIZE
-    body = data[end:]
-    if len(data) < end or data[len(start) : end] != _checksum(start, body, bound):
-        raise Undecodable("damaged data, or data for another entry or return type")
-    return body
-
-
-def _checksum(start: bytes, body: bytes, bound: tuple[bytes, ...]) -> bytes:
+def _checksum(data: bytes, *bound: bytes) -> bytes:
     # No secret is in it: it finds accidents. Against forgers there is SignedCodec.
+    digest = blake2b(digest_size=_CHECKSUM_SIZE)
     for each in bound:
-        start = b"%b%d:%b" % (start, len(each), each)
-    return blake2b(start + body, digest_size=_CHECKSUM_SIZE).digest()
-
-
-def _decompressed(data: bytes, max_size: int) -> bytes:
-    """Undo `zlib.compress`, without ever holding more than `max_size` bytes."""
-    stream = zlib.decompressobj()
-    try:
-        found = stream.decompress(data, max_size + 1)
-    except zlib.error as error:
-        raise Undecodable("broken compressed data") from error
-    if len(found) > max_size:
-        raise Undecodable(f"compressed data of more than {max_size} bytes")
-    if not stream.eof or stream.unused_data:
-        raise Undecodable("compressed data that ends too early or too late")
-    return found
+        digest.update(b"%d:%b" % (len(each), each))
+    digest.update(data)
+    return digest.digest()
 
 
 class _WireCodec:
-    """Typed data in a sealed envelope, compressed where that makes it smaller.
+    """Typed data with header and checksum, compressed where that makes it smaller.
 
     Args:
         compress_above: bytes above which data is compressed; None for never.
@@ -138,29 +95,25 @@ class _WireCodec:
 
     def __init__(self, *, compress_above: int | None = 4096, max_size: int = 1_048_576) -> None:
         for name, number in (("compress_above", compress_above), ("max_size", max_size)):
-            is_number = isinstance(number, int) and not isinstance(number, bool)
-            if not (is_number and number > 0) and not (number is None and name == "compress_above"):  # type: ignore[operator]
+            is_number = isinstance(number, int) and not isinstance(number, bool) and number > 0
+            if not is_number and not (number is None and name == "compress_above"):
                 raise ConfigurationError(f"{type(self).__name__}: {name} is a positive number of bytes, got {number!r}")
         self._compress_above = max_size if compress_above is None else compress_above
         self._max_body = max_size
-        self._max_data = max_size + 64
-        self._header = header(self._wire.name)
+        self._header = _header(self._wire.name)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(compress_above={self._compress_above}, max_size={self._max_body})"
 
     @property
     def name(self) -> str:
-        """Name of the codec in the header of its data."""
         return self._wire.name
 
     @property
     def max_size(self) -> int:
-        """The most bytes that `encode` gives and `decode` reads, header and checksum included."""
-        return self._max_data
+        return self._max_body + 64  # header and checksum included
 
     def encode(self, value: object, returns: object, *, context: bytes = b"") -> bytes:
-        """Write a value, as `Codec.encode` says."""
         schema = schema_of(returns)
         data, is_tagged = schema.dump(value, self._wire, self._max_body)
         if len(data) > self._max_body:
@@ -170,20 +123,36 @@ class _WireCodec:
             smaller = zlib.compress(data, 1)  # the level at which time matters more than size
             if len(smaller) < len(data):
                 data, form = smaller, form | _COMPRESSED
-        return seal(self._header, b"%c%b" % (form, data), context, schema.fingerprint)
+        body = b"%c%b" % (form, data)
+        return b"%b%b%b" % (self._header, _checksum(body, self._header, context, schema.fingerprint), body)
 
     def decode(self, data: bytes, returns: object, *, context: bytes = b"") -> object:
-        """Read a value, as `Codec.decode` says."""
-        if type(data) is not bytes or len(data) > self._max_data:
+        if type(data) is not bytes or len(data) > self.max_size:
             raise Undecodable("no bytes, or too many")
-        schema = schema_of(returns)
-        body = unseal(data, self._header, context, schema.fingerprint)
-        form, data = body[:1], body[1:]
-        if form not in _FORMS:
+        if not data.startswith(self._header):
+            raise Undecodable("data of another codec or version")
+        schema, start = schema_of(returns), len(self._header)
+        checksum, body = data[start : start + _CHECKSUM_SIZE], data[start + _CHECKSUM_SIZE :]
+        if not body or checksum != _checksum(body, self._header, context, schema.fingerprint):
+            raise Undecodable("damaged data, or data for another entry or return type")
+        form, data = body[0], body[1:]
+        if form > _TAGGED | _COMPRESSED:
             raise Undecodable("a form of data that is not known here")
-        if form[0] & _COMPRESSED:
+        if form & _COMPRESSED:
             data = _decompressed(data, self._max_body)
-        return schema.load(data, self._wire, is_tagged=bool(form[0] & _TAGGED))
+        return schema.load(data, self._wire, is_tagged=bool(form & _TAGGED))
+
+
+def _decompressed(data: bytes, max_size: int) -> bytes:
+    """Undo `zlib.compress`, without ever holding more than `max_size` bytes."""
+    stream = zlib.decompressobj()
+    try:
+        found = stream.decompress(data, max_size + 1)
+    except zlib.error as error:
+        raise Undecodable("broken compressed data") from error
+    if len(found) > max_size or not stream.eof or stream.unused_data:
+        raise Undecodable(f"compressed data of more than {max_size} bytes, or that ends too early or too late")
+    return found
 
 
 class MessagePackCodec(_WireCodec):
@@ -206,46 +175,37 @@ class _KeyedCodec:
     """
 
     _kind: str
+    _fitting_key: str
 
     def __init__(self, inner: Codec, keys: bytes | Iterable[bytes]) -> None:
+        codec = type(self).__name__
         if not callable(getattr(inner, "encode", None)) or not callable(getattr(inner, "decode", None)):
-            raise ConfigurationError(f"{type(self).__name__}: the first argument is a codec, got {inner!r}")
+            raise ConfigurationError(f"{codec}: the first argument is a codec, got {inner!r}")
         self._inner = inner
-        self._keys = self._checked(keys)
-        self._header = header(self.name)
+        self._header = _header(self.name)
+        given: Any = keys  # a configuration may hold anything
+        if isinstance(given, bytes):
+            given = [given]
+        self._keys: list[bytes] = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
+        if not self._keys:
+            raise ConfigurationError(f"{codec}: it needs a key, {self._fitting_key}, or a sequence of such")
+        for number, key in enumerate(self._keys):
+            if not isinstance(key, bytes) or not self._fits(len(key)):
+                size = f"has {len(key)} bytes" if isinstance(key, bytes) else f"is a {type(key).__name__}"
+                raise ConfigurationError(f"{codec}: key {number} {size}; it must be {self._fitting_key}")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._inner!r}, <{len(self._keys)} keys>)"
 
     @property
     def name(self) -> str:
-        """Name of this codec and of the one inside, in the header of the data."""
         return f"{self._kind}+{self._inner.name}"
 
     @property
     def max_size(self) -> int:
-        """The most bytes that `encode` gives and `decode` reads."""
         return self._inner.max_size + len(self._header) + _MAC_SIZE
 
-    def _checked(self, keys: Any) -> list[bytes]:
-        codec = type(self).__name__
-        if isinstance(keys, bytes):
-            keys = [keys]
-        if isinstance(keys, str) or not isinstance(keys, Iterable):
-            raise ConfigurationError(
-                f"{codec}: keys are bytes, such as secrets.token_bytes(32) makes, or a sequence of them"
-            )
-        found = list(keys)
-        if not found:
-            raise ConfigurationError(f"{codec}: at least one key is needed")
-        for number, key in enumerate(found):
-            if not isinstance(key, bytes):
-                raise ConfigurationError(f"{codec}: key {number} is a {type(key).__name__}, and keys are bytes")
-            if (problem := self._problem(key)) is not None:
-                raise ConfigurationError(f"{codec}: key {number} has {len(key)} bytes; {problem}")
-        return found
-
-    def _problem(self, key: bytes) -> str | None:
+    def _fits(self, size: int) -> bool:
         raise NotImplementedError
 
     def _body(self, data: bytes) -> bytes:
@@ -272,22 +232,20 @@ class SignedCodec(_KeyedCodec):
     """
 
     _kind = "signed"
+    _fitting_key = "at least 32 random bytes, such as secrets.token_bytes(32)"
 
-    def _problem(self, key: bytes) -> str | None:
-        return None if len(key) >= 32 else "at least 32 random ones are needed: secrets.token_bytes(32)"
+    def _fits(self, size: int) -> bool:
+        return size >= 32
 
     def encode(self, value: object, returns: object, *, context: bytes = b"") -> bytes:
-        """Write a value and sign it, as `Codec.encode` says."""
         body = self._inner.encode(value, returns, context=context)
         return b"%b%b%b" % (self._header, self._mac(self._keys[0], body, context), body)
 
     def decode(self, data: bytes, returns: object, *, context: bytes = b"") -> object:
-        """Verify and read a value, as `Codec.decode` says."""
         signed = self._body(data)
         mac, body = signed[:_MAC_SIZE], signed[_MAC_SIZE:]
         # Every key is tried, whichever fits, so that the time taken tells nothing.
-        matches = [hmac.compare_digest(mac, self._mac(key, body, context)) for key in self._keys]
-        if not any(matches):
+        if not any([hmac.compare_digest(mac, self._mac(key, body, context)) for key in self._keys]):  # noqa: C419
             raise Undecodable("data that none of the keys has signed for this entry")
         return self._inner.decode(body, returns, context=context)
 
@@ -311,6 +269,7 @@ class EncryptedCodec(_KeyedCodec):
     """
 
     _kind = "encrypted"
+    _fitting_key = "16, 24 or 32 random bytes, such as secrets.token_bytes(32)"
 
     def __init__(self, inner: Codec, keys: bytes | Iterable[bytes]) -> None:
         super().__init__(inner, keys)
@@ -322,25 +281,20 @@ class EncryptedCodec(_KeyedCodec):
         self._invalid = InvalidTag
         self._ciphers = [AESGCM(key) for key in self._keys]
 
-    def _problem(self, key: bytes) -> str | None:
-        return None if len(key) in {16, 24, 32} else "AES takes 16, 24 or 32 random ones: secrets.token_bytes(32)"
+    def _fits(self, size: int) -> bool:
+        return size in {16, 24, 32}
 
     def encode(self, value: object, returns: object, *, context: bytes = b"") -> bytes:
-        """Write a value and encrypt it, as `Codec.encode` says."""
         nonce = os.urandom(_NONCE_SIZE)
         body = self._inner.encode(value, returns, context=context)
         return b"%b%b%b" % (self._header, nonce, self._ciphers[0].encrypt(nonce, body, self._bound(context)))
 
     def decode(self, data: bytes, returns: object, *, context: bytes = b"") -> object:
-        """Decrypt and read a value, as `Codec.decode` says."""
-        sealed = self._body(data)
-        if len(sealed) < _NONCE_SIZE + _TAG_SIZE:
-            raise Undecodable("encrypted data that ends too early")
-        nonce, body, bound = sealed[:_NONCE_SIZE], sealed[_NONCE_SIZE:], self._bound(context)
+        sealed, bound = self._body(data), self._bound(context)
         for cipher in self._ciphers:
             try:
-                plain = cipher.decrypt(nonce, body, bound)
-            except self._invalid:
+                plain = cipher.decrypt(sealed[:_NONCE_SIZE], sealed[_NONCE_SIZE:], bound)
+            except (self._invalid, ValueError):  # one of too few bytes
                 continue
             return self._inner.decode(plain, returns, context=context)
         raise Undecodable("data that none of the keys has encrypted for this entry")

@@ -1,12 +1,16 @@
 """The backend of a file: versions, holds, values and the feed in one SQLite database, and a page of memory beside it.
 
+The page is a small file that all processes map: ``[0:8]`` the number of the newest step, ``[8:16]`` the token of its
+database, then a byte for each process: "an invalidation of mine is not in the database". Each process holds a lock of
+its byte of the lock file for as long as it has the files open; the kernel releases it with the process.
+
 - A step stores its number into the page *inside its transaction*, before the commit: the holder of SQLite's lock is
   the only one who raises it. A hit compares the page with the number of the last step that this process has applied.
   So a page ahead of the rows costs a look, and never an answer. If it stays ahead, because a writer was killed, whoever
   looks commits an empty step. (Stored after the commit, a writer that is killed in between leaves others stale.)
 - A step that cannot be noted: the process sets its byte before the effect, and then the number to one that nobody has.
-  Nobody uses the file while any byte is set. Each process locks its byte of a lock file; a byte whose lock is free is
-  of a process that has died: everything is held for a lease, and counts as written.
+  Nobody uses the file while any byte is set. A byte whose lock is free is of a process that has died: everything is
+  held for a lease, and counts as written.
 - The feed is read in autocommit, on a connection that nobody else uses, so that no snapshot is older than the page.
 - The token tells a database from others that were at its path: tickets of another one store nothing.
 
@@ -16,43 +20,39 @@
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import secrets
 import sqlite3
 import struct
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.store import NEVER
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import ARMED, HELD, IDLE, Reading, Refused, State, open_head
-from agent_cache.remote.cells import EVERYTHING, STORE, Cell
-from agent_cache.remote.feed import LOST, News
-from agent_cache.remote.reports import Log
-from agent_cache.remote.shared_page import NOBODYS, Page, beside, identity_of
+from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
+from agent_cache.remote.feed import LOST, Log, News
+from agent_cache.values.canonical import make_room
 
-__all__ = ["APPLICATION", "FORMAT", "PASSING", "SqliteBackend", "wall_time"]
+__all__ = ["PASSING", "SqliteBackend", "beside", "marked_slots", "prepare", "wall_time"]
 
-APPLICATION: Final = 0x61676361
-"""SQLite's ``application_id`` of our files."""
-FORMAT: Final = 2
-"""SQLite's ``user_version``: the version of the tables."""
-
-
+_APPLICATION: Final = 0x61676361
+_FORMAT: Final = 3
+"""SQLite's ``application_id`` of our files, and its ``user_version``: the version of the tables."""
 _KEPT_MESSAGES: Final = 10_000
 _MOST_CELLS: Final = 200_000
+_MOST_USES: Final = 4_096
 _LOOK_AFTER: Final = 0.5
 """Seconds between two looks at the files: that they were replaced is noticed within a second."""
 _AHEAD: Final = 0.01
 """Seconds that the page may be ahead of the rows before whoever looks commits an empty step."""
-
-T = TypeVar("T")
 
 _SCHEMA: Final = """
 create table meta (name text primary key, value integer) without rowid;
@@ -62,17 +62,18 @@ create table hold (cell text, writer text, mode integer, deadline real, primary 
 create index hold_of on hold (writer);
 create index hold_ends on hold (deadline);
 create table value (
-    address text primary key, head blob, payload blob, ends real, used real, size integer, tool text, space text
+    address text primary key, head blob, payload blob, ends real, used real, size integer, space text
 ) without rowid;
 create index value_used on value (used);
 create index value_ends on value (ends);
 create table feed (number integer primary key, space text, message blob);
 insert into feed values (1, '', x'');
-create table claim (name text primary key, who text, deadline real, slot integer) without rowid;
+create table claim (name text primary key, who text, deadline real) without rowid;
 create table ttl (tool text primary key, ttl real) without rowid;
-create table process (slot integer primary key, pid integer, max_bytes integer, report text);
 """
 
+PASSING: Final = (sqlite3.Error, OSError, TimeoutError)
+"""What opening or using the files raises for reasons that pass."""
 
 _STARTED: Final = time.time() - time.monotonic()
 
@@ -83,10 +84,6 @@ def wall_time() -> float:
     return time.time() if now is time.monotonic else _STARTED + now()
 
 
-PASSING: Final = (sqlite3.Error, OSError, TimeoutError)
-"""What opening or using the files raises for reasons that pass."""
-
-
 def _is_damage(error: BaseException) -> bool:
     code = getattr(error, "sqlite_errorcode", None)
     return isinstance(error, sqlite3.Error) and (
@@ -94,6 +91,150 @@ def _is_damage(error: BaseException) -> bool:
         or code == sqlite3.SQLITE_IOERR_SHORT_READ
         or str(error).startswith(("no such table", "no such column"))
     )
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """A file beside the database."""
+    return path.with_name(path.name + suffix)
+
+
+def _identity_of(place: Path | int) -> tuple[int, int] | None:
+    """What tells a file from others at its path; None without one."""
+    try:
+        found = os.fstat(place) if isinstance(place, int) else place.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+# The page
+
+_NOBODYS: Final = (1 << 64) - 1
+"""A number that no step has."""
+_SLOTS: Final = 1_024
+_START: Final = 16
+_SIZE: Final = _START + _SLOTS
+_CLEAN: Final = bytes(_SLOTS)
+
+_LOCKED: dict[tuple[int, int] | None, tuple[int, set[int]]] = {}
+"""Of each lock file its one descriptor in this process, and the slots that it has. A process's own locks look free to
+it, and it loses all of them with any descriptor that it closes.
+"""
+
+
+def forget_slots() -> None:
+    """In the child of a fork, which has no locks."""
+    for locks, _ in _LOCKED.values():
+        os.close(locks)
+    _LOCKED.clear()
+
+
+class _Page:
+    """The page of a database, and the byte of one process in it. Made under SQLite's lock of writers.
+
+    Attributes:
+        word: its first item is the number of the newest step.
+    """
+
+    def __init__(self, path: Path, token: int, number: int) -> None:
+        fd = _opened_page(path, token)
+        try:
+            self.identity = _identity_of(fd)
+            self._map = mmap.mmap(fd, _SIZE)
+        finally:
+            os.close(fd)
+        self.word = memoryview(self._map)[:8].cast("Q")
+        self.is_new = self.word[0] == 0
+        if self.is_new:
+            self.word[0] = number
+        place = beside(path, ".lock")
+        self._lock_file = _identity_of(place)
+        if self._lock_file is None or self._lock_file not in _LOCKED:
+            locks = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock_file = _identity_of(locks)
+            _LOCKED[self._lock_file] = locks, set()
+        self._locks, self._own = _LOCKED[self._lock_file]
+        for slot in range(_SLOTS):
+            if slot not in self._own and self._lock(slot):
+                if not self._map[_START + slot]:  # else of a process that has died
+                    self._own.add(slot)
+                    self.slot = slot
+                    return
+                self._unlock(slot)
+        raise TimeoutError("too many processes use the file")
+
+    def _lock(self, slot: int) -> bool:
+        try:
+            fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+        except OSError:
+            return False
+        return True
+
+    def _unlock(self, slot: int) -> None:
+        fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, slot)
+
+    def is_clean(self) -> bool:
+        """Whether nobody has an invalidation that is not in the database."""
+        return self._map[_START:_SIZE] == _CLEAN
+
+    def mark(self, *, is_missing: bool) -> None:
+        """Say whether an invalidation of this process is missing."""
+        self._map[_START + self.slot] = is_missing
+        if is_missing:
+            self.word[0] = _NOBODYS  # after the byte: who compares looks at the bytes
+
+    @contextmanager
+    def adopted(self) -> Iterator[bool]:
+        """Lock the bytes of dead processes with missing invalidations, if any; they are cleared if this succeeds."""
+        marked = [slot for slot in range(_SLOTS) if self._map[_START + slot]]
+        adopted = [slot for slot in marked if slot not in self._own and self._lock(slot)]
+        try:
+            yield bool(adopted)
+            for slot in adopted:
+                self._map[_START + slot] = 0
+        finally:
+            for slot in adopted:
+                self._unlock(slot)
+
+    def leave(self) -> None:
+        """Give the byte back. If an invalidation is missing, that is adopted then."""
+        self._own.discard(self.slot)
+        self._unlock(self.slot)
+        known = _LOCKED.get(self._lock_file)
+        if not self._own and known is not None and known[0] == self._locks:
+            del _LOCKED[self._lock_file]
+            os.close(self._locks)
+
+
+def _opened_page(path: Path, token: int) -> int:
+    place = beside(path, ".page")
+    with suppress(FileNotFoundError):
+        fd = os.open(place, os.O_RDWR | os.O_CLOEXEC)
+        size, head = os.fstat(fd).st_size, os.pread(fd, _START, 0)
+        if size == _SIZE and struct.unpack("QQ", head)[1] == token:
+            return fd
+        if size >= 8:
+            os.pwrite(fd, struct.pack("Q", _NOBODYS), 0)  # nobody goes on with the page of another database
+        os.close(fd)
+    made = beside(path, f".page-{secrets.token_hex(4)}")
+    fd = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, struct.pack("QQ", 0, token) + _CLEAN)
+        made.replace(place)
+    except BaseException:
+        os.close(fd)
+        made.unlink(missing_ok=True)
+        raise
+    return fd
+
+
+def marked_slots(path: Path) -> set[int]:
+    """The slots of processes whose invalidations are not in the database."""
+    try:
+        data = beside(path, ".page").read_bytes()
+    except OSError:
+        return set()
+    return {slot for slot, marked in enumerate(data[_START:]) if marked}
 
 
 # The backend
@@ -113,21 +254,18 @@ class SqliteBackend:
     Attributes:
         page: None while the files are not open.
         look_by: the clock reading by which the files are to be looked at again.
-        replaced: how often they were found replaced.
     """
 
-    def __init__(self, path: Path, *, timeout: float, lease: float, max_bytes: int, namespace: str, log: Log) -> None:
+    def __init__(self, path: Path, *, timeout: float, lease: float, max_bytes: int, namespace: str) -> None:
         self.path = path
-        self.page: Page | None = None
+        self.page: _Page | None = None
         self.look_by = 0.0
+        self.log = Log(f"FileTier({str(path)!r})")
         self._timeout = timeout
         self._lease = lease
         self._max_bytes = max_bytes
         self._namespace = namespace
-        self._log = log
-        self._is_slow = False
-        self._is_missing = False
-        self._is_over = False
+        self._is_slow = self._is_missing = self._is_over = False
         self._token = 0
         self._db: sqlite3.Connection | None = None
         self._feed_db: sqlite3.Connection | None = None
@@ -146,14 +284,14 @@ class SqliteBackend:
             sqlite3.Error, OSError, TimeoutError: for a reason that may pass.
         """
         with self._lock:
-            if self._db is not None:
-                return
-            if self._is_over:
-                raise Refused("the tier was closed")
-            for _ in range(2):
+            for _ in range(3):
+                if self._db is not None:
+                    return
+                if self._is_over:
+                    raise Refused("the tier was closed")
                 try:
                     self._open()
-                except sqlite3.DatabaseError as error:
+                except BaseException as error:
                     self._disconnect()
                     if not _is_damage(error):
                         raise
@@ -162,13 +300,8 @@ class SqliteBackend:
                             f"FileTier: {str(self.path)!r} is not a database of SQLite; it is left as it is: name "
                             "another file"
                         ) from error
-                    self._set_aside(identity_of(self.path))
-                except BaseException:
-                    self._disconnect()
-                    raise
-                else:
-                    if self._db is not None:
-                        return
+                    self._set_aside(_identity_of(self.path))
+            raise Refused("it is damaged again and again")
 
     def _open(self) -> None:
         path = self.path
@@ -176,39 +309,31 @@ class SqliteBackend:
             for suffix in ("-wal", "-shm"):  # SQLite would take what is left of a deleted database for this one's
                 beside(path, suffix).unlink(missing_ok=True)
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        identity = identity_of(path)
+        identity = _identity_of(path)
         self._db = db = self._connect(self._timeout)
-        if not _prepare(db, path):  # of an older version
+        if not prepare(db, path):  # of an older version
             self._disconnect()
             self._set_aside(identity, keep=False)
             return
-        db.execute("begin immediate")
-        try:
+        with _immediate(db):
             meta = dict(db.execute("select name, value from meta"))
             ((newest,),) = db.execute("select max(number) from feed")
             self._token = meta["token"]
-            if self.page is None or self.page.identity != identity_of(beside(path, ".page")):
+            if self.page is None or self.page.identity != _identity_of(beside(path, ".page")):
                 former, self.page = self.page, None
                 if former is not None:
                     former.leave()
-                self.page = Page(path, self._token, newest)
+                self.page = _Page(path, self._token, newest)
                 if self._is_missing:
                     self.page.mark(is_missing=True)
                 if self.page.is_new and meta["had_page"]:  # whose invalidations were missing nobody knows
                     self._step(db, (EVERYTHING,), LOST)
-                elif not meta["had_page"]:
-                    db.execute("update meta set value = 1 where name = 'had_page'")
-                db.execute("replace into process values (?, ?, ?, '')", (self.page.slot, os.getpid(), self._max_bytes))
-            db.execute("commit")
-        except BaseException:
-            if db.in_transaction:
-                db.execute("rollback")
-            raise
-        if identity_of(path) != identity:
+                db.execute("update meta set value = 1 where name = 'had_page' and value = 0")
+        if _identity_of(path) != identity:
             raise sqlite3.OperationalError("the file was replaced while it was opened")
         self._feed_db = self._connect(0.0)
-        suffixes = ("", ".page", ".lock", "-wal", "-shm")
-        self._identities = {one: identity_of(one) for one in (beside(path, suffix) for suffix in suffixes)}
+        places = [beside(path, suffix) for suffix in ("", ".page", ".lock", "-wal", "-shm")]
+        self._identities = {place: _identity_of(place) for place in places}
         self.look_by = time.monotonic() + _LOOK_AFTER
 
     def _connect(self, timeout: float) -> sqlite3.Connection:
@@ -216,13 +341,10 @@ class SqliteBackend:
             self.path, timeout=timeout, isolation_level=None, check_same_thread=False, cached_statements=256
         )
         try:
-            for pragma in (
-                "synchronous = normal",
-                "trusted_schema = off",
-                "temp_store = memory",
-                "journal_size_limit = 33554432",
-            ):
-                db.execute(f"pragma {pragma}")
+            db.execute("pragma synchronous = normal")
+            db.execute("pragma trusted_schema = off")
+            db.execute("pragma temp_store = memory")
+            db.execute("pragma journal_size_limit = 33554432")
         except BaseException:
             db.close()
             raise
@@ -239,14 +361,12 @@ class SqliteBackend:
         locks = os.open(beside(self.path, ".lock.new"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(locks, fcntl.LOCK_EX)
-            if identity_of(self.path) != identity:
+            if _identity_of(self.path) != identity:
                 return
             if keep:
-                self._log.once("the database is damaged; it is set aside, and a new one is begun")
-            with suppress(OSError):
-                fd = os.open(beside(self.path, ".page"), os.O_RDWR | os.O_CLOEXEC)
-                os.pwrite(fd, struct.pack("Q", NOBODYS), 0)
-                os.close(fd)
+                self.log.once("the database is damaged; it is set aside, and a new one is begun")
+            with suppress(OSError), beside(self.path, ".page").open("r+b", buffering=0) as page:
+                page.write(struct.pack("Q", _NOBODYS))
             for suffix in ("", "-wal"):
                 former = beside(self.path, suffix)
                 if keep and former.exists():
@@ -257,36 +377,26 @@ class SqliteBackend:
             beside(self.path, ".lock.new").unlink(missing_ok=True)
             os.close(locks)
 
-    def _are_replaced(self) -> bool:
-        return any(identity_of(path) != known for path, known in self._identities.items())
-
-    def _reopen_if_replaced(self) -> None:
-        """Look at the files, and open them anew if somebody has replaced them."""
-        self.look_by = time.monotonic() + _LOOK_AFTER
-        if self._db is not None and self._are_replaced():
-            self._log.once("the files were deleted or replaced by somebody else, so they are made anew")
-            self._disconnect()
-        self.open()
-
     @contextmanager
     def _using(self) -> Iterator[sqlite3.Connection]:
-        """The connection. What it raises is an outage."""
+        """The connection, of files that were not replaced. What it raises is an outage."""
         with self._lock:
             try:
                 if self._db is None or time.monotonic() >= self.look_by:
-                    self._reopen_if_replaced()
+                    self.look_by = time.monotonic() + _LOOK_AFTER
+                    if self._db and any(_identity_of(place) != known for place, known in self._identities.items()):
+                        self.log.once("the files were deleted or replaced by somebody else, so they are made anew")
+                        self._disconnect()
+                    self.open()
                 assert self._db is not None
                 yield self._db
-            except PASSING as error:
-                if isinstance(error, ConnectionError):
-                    raise
+            except ConnectionError:
+                raise
+            except (*PASSING, ConfigurationError) as error:  # somebody may have put something else there
                 if _is_damage(error):
-                    identity = self._identities.get(self.path)
                     self._disconnect()
                     with suppress(OSError):
-                        self._set_aside(identity)
-                raise Refused(str(error)) from error
-            except ConfigurationError as error:  # somebody has put something else there
+                        self._set_aside(self._identities.get(self.path))
                 raise Refused(str(error)) from error
 
     @contextmanager
@@ -294,34 +404,27 @@ class SqliteBackend:
         """A transaction that holds SQLite's lock of writers, in which the writers have ended whose lease has passed."""
         with self._using() as db:
             try:
-                db.execute("begin immediate")
+                with _immediate(db):
+                    self._wait_for_locks(db, self._timeout)
+                    self._expire(db)
+                    yield db
             except sqlite3.OperationalError:
-                self._wait(db, is_slow=True)
-                raise
-            self._wait(db, is_slow=False)
-            try:
-                self._expire(db)
-                yield db
-                db.execute("commit")
-            except BaseException:
-                if db.in_transaction:
-                    with suppress(sqlite3.Error):
-                        db.execute("rollback")
+                self._wait_for_locks(db, 0)
                 raise
 
-    def _wait(self, db: sqlite3.Connection, *, is_slow: bool) -> None:
+    def _wait_for_locks(self, db: sqlite3.Connection, timeout: float) -> None:
         """Let calls wait for locks, or not after one has waited in vain."""
-        if is_slow != self._is_slow:
-            self._is_slow = is_slow
-            db.execute(f"pragma busy_timeout = {0 if is_slow else int(self._timeout * 1000)}")
+        if self._is_slow == bool(timeout):
+            self._is_slow = not timeout
+            db.execute(f"pragma busy_timeout = {int(timeout * 1000)}")
 
     def require_clean(self) -> None:
         """Raise unless nobody has missing invalidations. Those of dead processes are made up for."""
         page = self.page
         if page is None or page.is_clean():
             return
-        with self._lock, page.adopted() as slots:
-            if slots:
+        with self._lock, page.adopted() as is_any:
+            if is_any:
                 with self._transaction() as db:
                     row = (EVERYTHING, secrets.token_hex(8), HELD, wall_time() + self._lease)
                     db.execute("insert into hold values (?, ?, ?, ?)", row)
@@ -334,10 +437,8 @@ class SqliteBackend:
     def _step(self, db: sqlite3.Connection, moved: Iterable[Cell], message: bytes) -> int:
         ((number,),) = db.execute("update meta set value = value + 1 where name = 'number' returning value").fetchall()
         db.executemany("replace into cell values (?, ?)", [(name, number) for name in moved])
-        db.execute(
-            "insert into feed values (?, ?, ?)",
-            (number, "" if message == LOST else self._namespace, message),
-        )
+        space = "" if message == LOST else self._namespace
+        db.execute("insert into feed values (?, ?, ?)", (number, space, message))
         if number % 256 == 0:
             self._prune(db, number)
         if self.page is not None:
@@ -345,9 +446,8 @@ class SqliteBackend:
         return int(number)
 
     def _prune(self, db: sqlite3.Connection, number: int) -> None:
-        now = wall_time()
         db.execute("delete from feed where number <= ?", (number - _KEPT_MESSAGES,))
-        db.execute("delete from claim where deadline <= ?", (now,))
+        db.execute("delete from claim where deadline <= ?", (wall_time(),))
         ((count,),) = db.execute("select count(*) from cell").fetchall()
         if count > _MOST_CELLS:  # what is forgotten reads as written just now
             middle = "select number from cell order by number limit 1 offset ?"
@@ -362,32 +462,22 @@ class SqliteBackend:
             db.execute("delete from hold where deadline <= ?", (now,))
             self._step(db, dead, b"")
 
-    def _register(
-        self, db: sqlite3.Connection, writer: str, held: Collection[Cell], armed: Collection[Cell], lease: float
-    ) -> None:
+    def _register(self, db: sqlite3.Connection, writer: str, held: SomeCells, armed: SomeCells, lease: float) -> None:
         ends = wall_time() + lease
         rows = [(cell, writer, mode, ends) for mode, cells in ((HELD, held), (ARMED, armed)) for cell in cells]
         db.executemany("replace into hold values (?, ?, ?, ?)", rows)
 
     async def begin(
-        self, writer: str, held: Collection[Cell], armed: Collection[Cell], lease: float, message: bytes
+        self, writer: str, held: SomeCells, armed: SomeCells, lease: float, message: bytes, *, renew: bool = False
     ) -> int:
-        """See `Backend`."""
         with self._transaction() as db:
+            ends = wall_time() + lease
+            if renew and db.execute("update hold set deadline = ? where writer = ?", (ends, writer)).rowcount:
+                return 0
             self._register(db, writer, held, armed, lease)
             return self._step(db, held, message)
 
-    async def renew(
-        self, writer: str, held: Collection[Cell], armed: Collection[Cell], lease: float, message: bytes
-    ) -> None:
-        """See `Backend`."""
-        with self._transaction() as db:
-            if not db.execute("update hold set deadline = ? where writer = ?", (wall_time() + lease, writer)).rowcount:
-                self._register(db, writer, held, armed, lease)
-                self._step(db, held, message)
-
-    async def commit(self, writer: str, moved: Collection[Cell], hold: float, message: bytes) -> int:
-        """See `Backend`."""
+    async def commit(self, writer: str, moved: SomeCells, hold: float, message: bytes) -> int:
         with self._transaction() as db:
             db.execute("delete from hold where writer = ?", (writer,))
             if hold:
@@ -395,7 +485,6 @@ class SqliteBackend:
             return self._step(db, moved, message)
 
     async def set_ttl(self, tool: str, ttl: float | None, message: bytes) -> int:
-        """See `Backend`."""
         with self._transaction() as db:
             db.execute("delete from ttl where tool = ?", (tool,))
             if ttl is not None:
@@ -403,14 +492,12 @@ class SqliteBackend:
             return self._step(db, (), message)
 
     async def ttls(self) -> dict[str, float]:
-        """See `Backend`."""
         with self._using() as db:
             return dict(db.execute("select tool, ttl from ttl").fetchall())
 
     # Values
 
-    async def read(self, cells: Collection[Cell], address: Cell | None) -> Reading:
-        """See `Backend`."""
+    async def read(self, cells: SomeCells, address: Cell | None) -> Reading:
         self.require_clean()
         with self._using() as db:
             now = wall_time()
@@ -421,40 +508,37 @@ class SqliteBackend:
                 reading, _ = self._read(db, cells, address, now)
         self.require_clean()
         if reading.head is not None and address is not None:
+            make_room(self._uses, _MOST_USES)
             self._uses[address] = now
         return reading
 
     def _read(
-        self, db: sqlite3.Connection, cells: Collection[Cell], address: Cell | None, now: float
+        self, db: sqlite3.Connection, cells: SomeCells, address: Cell | None, now: float
     ) -> tuple[Reading, float]:
         """What is there, and when the first hold of a cell ends.
 
         The value first: cells that have its versions after that had them before. Each statement reads one state.
         """
-        head, raw_head, payload, ends = None, b"", b"", None
+        head, raw_head, payload = None, b"", b""
         if address is not None:
             found = db.execute("select head, payload, ends from value where address = ?", (address,)).fetchone()
-            if found is not None:
-                raw_head, payload, ends = found
-                if ends is not None and ends <= now:
-                    raw_head = b""
-                head = open_head(raw_head) if raw_head else None
+            if found is not None and (found[2] is None or found[2] > now):
+                raw_head, payload, _ = found
+                head = open_head(raw_head)
         names = tuple({*cells, *head.versions}) if head is not None else tuple(cells)
         states: dict[Cell, State] = {}
         floor, first = 0, NEVER
         held: list[tuple[Cell, int]] = []
         for name, number, mode, deadline in db.execute(_states_statement(len(names)), names):
-            if mode is None:
-                if name is None:
-                    floor = number
-                else:
-                    states[name] = number, IDLE
-            else:
+            if mode is not None:
                 held.append((name, mode))
                 first = min(first, deadline)
+            elif name is None:
+                floor = number
+            else:
+                states[name] = number, IDLE
         for name in names if len(states) < len(names) else ():
-            if name not in states:
-                states[name] = floor, IDLE
+            states.setdefault(name, (floor, IDLE))
         for name, mode in held:
             number, present = states[name]
             states[name] = number, max(present, mode)
@@ -462,50 +546,32 @@ class SqliteBackend:
         return Reading(states, now, head, raw_head, payload), first
 
     async def put(self, address: Cell, head: bytes, payload: bytes, *, store: Any, keep: float | None) -> None:
-        """See `Backend`."""
         self.require_clean()
-        opened = open_head(head)
         with self._transaction() as db:
-            if store != self._token or opened is None:
+            if store != self._token:
                 return
             now, size = wall_time(), len(head) + len(payload)
             former = db.execute("select size from value where address = ?", (address,)).fetchone()
-            row = (
-                address,
-                head,
-                payload,
-                None if keep is None else now + keep,
-                now,
-                size,
-                opened.tool,
-                self._namespace,
-            )
-            db.execute("replace into value values (?, ?, ?, ?, ?, ?, ?, ?)", row)
-            self._add_bytes(db, size - (former[0] if former else 0))
+            ends = None if keep is None else now + keep
+            row = (address, head, payload, ends, now, size, self._namespace)
+            db.execute("replace into value values (?, ?, ?, ?, ?, ?, ?)", row)
             uses, self._uses = self._uses, {}
             db.executemany("update value set used = ? where address = ?", [(used, one) for one, used in uses.items()])
-            self._make_room(db, now)
+            if self._add_bytes(db, size - (former[0] if former else 0)) > self._max_bytes:
+                self._drop(db, db.execute("select address, size from value where ends <= ?", (now,)).fetchall())
+            while self._add_bytes(db, 0) > self._max_bytes:
+                self._drop(db, db.execute("select address, size from value order by used limit 8").fetchall())
 
     def _add_bytes(self, db: sqlite3.Connection, count: int) -> int:
         statement = "update meta set value = value + ? where name = 'bytes' returning value"
         ((total,),) = db.execute(statement, (count,)).fetchall()
         return int(total)
 
-    def _make_room(self, db: sqlite3.Connection, now: float) -> None:
-        """Drop values that have ended, then those that were not used for longest."""
-        total = self._add_bytes(db, 0)
-        if total <= self._max_bytes:
-            return
-        for some in ("where ends <= ?", "where ? order by used limit 8"):
-            while total > self._max_bytes:
-                dropped = db.execute(f"select address, size from value {some}", (now,)).fetchall()  # noqa: S608 - of this module
-                db.executemany("delete from value where address = ?", [(address,) for address, _ in dropped])
-                total = self._add_bytes(db, -sum(size for _, size in dropped))
-                if not dropped or some.startswith("where ends"):
-                    break
+    def _drop(self, db: sqlite3.Connection, rows: Sequence[tuple[Cell, int]]) -> None:
+        db.executemany("delete from value where address = ?", [(address,) for address, _ in rows])
+        self._add_bytes(db, -sum(size for _, size in rows))
 
     async def clear(self) -> int:
-        """See `Backend`."""
         with self._transaction() as db:
             count = db.execute("delete from value").rowcount
             db.execute("update meta set value = 0 where name = 'bytes'")
@@ -513,28 +579,19 @@ class SqliteBackend:
             return count
 
     async def claim(self, name: str, who: str, lease: float, *, renew: bool = False) -> str:
-        """See `Backend`."""
         with self._transaction() as db:
             now = wall_time()
-            row = db.execute("select who, deadline, slot from claim where name = ?", (name,)).fetchone()
-            if renew and (row is None or row[0] != who):
+            owner, ends = db.execute("select who, deadline from claim where name = ?", (name,)).fetchone() or ("", 0)
+            if renew and owner != who:
                 return ""
-            page = self.page
-            if row is not None and row[1] > now and row[0] != who and not (page is not None and page.is_dead(row[2])):
-                return str(row[0])
-            slot = 0 if page is None else page.slot
-            db.execute("replace into claim values (?, ?, ?, ?)", (name, who, now + lease, slot))
+            if ends > now and owner != who:
+                return str(owner)
+            db.execute("replace into claim values (?, ?, ?)", (name, who, now + lease))
             return who
-
-    async def release(self, name: str, who: str) -> None:
-        """See `Backend`."""
-        with self._transaction() as db:
-            db.execute("delete from claim where name = ? and who = ?", (name, who))
 
     # The feed
 
     async def feed(self, since: int | None) -> News:
-        """See `Backend`. Called under the lock of the versions."""
         if self._feed_db is None or self.page is None or time.monotonic() >= self.look_by:
             with self._using():
                 pass
@@ -559,15 +616,12 @@ class SqliteBackend:
         self.require_clean()  # again: a row may have been stored over the number that nobody has
         if page.word[0] != newest:
             self._repair(page, newest)
-        store = str(self._token)
-        if since is None:
-            return News(store, newest, ())
-        is_whole = newest >= since and (not rows or rows[0][0] == since + 1)
+        is_whole = since is None or (newest >= since and (not rows or rows[0][0] == since + 1))
         own = "", self._namespace
         messages = [(number, message if space in own else b"") for number, space, message in rows]
-        return News(store, newest, messages if is_whole else None)
+        return News(str(self._token), newest, messages if is_whole else None)
 
-    def _repair(self, page: Page, newest: int) -> None:
+    def _repair(self, page: _Page, newest: int) -> None:
         """The page is ahead of the rows: a step is being committed, or was never."""
         now, word = time.monotonic(), page.word[0]
         if self._ahead[0] != word:
@@ -585,34 +639,18 @@ class SqliteBackend:
         """
         self._is_missing = is_missing
         page = self.page
-        if page is None:
-            return False
-        page.mark(is_missing=is_missing)
-        return True
-
-    def report(self, text: str) -> None:
-        """Write what this process has counted, for `agent-cache tier stats`, and which values were used."""
-        page = self.page
-        if page is None:
-            return
-        with self._transaction() as db:
-            db.execute("replace into process values (?, ?, ?, ?)", (page.slot, os.getpid(), self._max_bytes, text))
-            uses, self._uses = self._uses, {}
-            db.executemany("update value set used = ? where address = ?", [(used, one) for one, used in uses.items()])
+        if page is not None:
+            page.mark(is_missing=is_missing)
+        return page is not None
 
     # End, and forks
 
     async def aclose(self) -> None:
-        """See `Backend`."""
         self.close()
 
     def close(self) -> None:
         """Close what is open. May be repeated."""
         with self._lock:
-            if self._db is not None and self.page is not None:
-                with suppress(sqlite3.Error):
-                    self._db.execute("pragma busy_timeout = 0")
-                    self._db.execute("delete from process where slot = ?", (self.page.slot,))
             self._is_over = True
             self._disconnect()
             page, self.page = self.page, None
@@ -648,28 +686,41 @@ def _states_statement(count: int) -> str:
     )
 
 
-def _prepare(db: sqlite3.Connection, path: Path) -> bool:
-    """Make the tables of a new database. Returns False if it is of an older version.
+@contextmanager
+def _immediate(db: sqlite3.Connection) -> Iterator[None]:
+    """A transaction that holds SQLite's lock of writers."""
+    db.execute("begin immediate")
+    try:
+        yield
+        db.execute("commit")
+    except BaseException:
+        if db.in_transaction:
+            with suppress(sqlite3.Error):
+                db.execute("rollback")
+        raise
+
+
+def prepare(db: sqlite3.Connection, path: Path, *, makes: bool = True) -> bool:
+    """Make the tables of a new database, if that is wanted. Returns False if it is none of this version.
 
     Raises:
-        ConfigurationError: if it is not ours, or of a newer version.
+        ConfigurationError: if it is another program's, or of a newer version.
     """
     db.execute("begin")  # all of one moment: another process may be making it
     ((application,),) = db.execute("pragma application_id").fetchall()
     ((version,),) = db.execute("pragma user_version").fetchall()
     ((tables,),) = db.execute("select count(*) from sqlite_master").fetchall()
     db.execute("commit")
-    if application not in (0, APPLICATION) or (application == 0 and (tables or version)):
+    if application not in (0, _APPLICATION) or (application == 0 and (tables or version)):
         raise ConfigurationError(
             f"FileTier: {str(path)!r} is a database of another program; it is left as it is: name another file"
         )
-    if version > FORMAT:
+    if version > _FORMAT:
         raise ConfigurationError(
-            f"FileTier: {str(path)!r} was made by a newer version of agent-cache (format {version}, this is {FORMAT}); "
-            "upgrade this one, or name another file"
+            f"FileTier: {str(path)!r} is of a newer version of agent-cache; upgrade this one, or name another file"
         )
-    if tables:
-        return bool(version == FORMAT)
+    if tables or not makes:
+        return bool(version == _FORMAT)
     path.chmod(0o600)  # if it was there, empty; SQLite gives the log the same rights
     db.execute("pragma page_size = 2048")  # what a write changes is spread over a handful, all of which go into the log
     ((mode,),) = db.execute("pragma journal_mode = wal").fetchall()
@@ -677,17 +728,11 @@ def _prepare(db: sqlite3.Connection, path: Path) -> bool:
         raise ConfigurationError(
             f"FileTier: SQLite cannot keep a write-ahead log beside {str(path)!r}; use a local disk"
         )
-    db.execute("begin immediate")
-    try:
+    with _immediate(db):
         if not db.execute("select count(*) from sqlite_master").fetchone()[0]:
             for statement in _SCHEMA.split(";"):
                 db.execute(statement)
             db.execute("insert into meta values ('token', ?)", (secrets.randbits(62) | 1,))
-            db.execute(f"pragma application_id = {APPLICATION}")
-            db.execute(f"pragma user_version = {FORMAT}")
-        db.execute("commit")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("rollback")
-        raise
+            db.execute(f"pragma application_id = {_APPLICATION}")
+            db.execute(f"pragma user_version = {_FORMAT}")
     return True

@@ -10,27 +10,64 @@ hit may ask under that lock. So reading a feed never waits for a server.
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import Any, Final
 
+from agent_cache.clock import boottime
 from agent_cache.core.lease import ENDED, Lease, Page, Term
 from agent_cache.core.versions import VERSIONS, Versions, paths_of
 from agent_cache.remote.cells import Cell, KnownEntries
 from agent_cache.remote.codecs import Codec
 from agent_cache.remote.protocol import Listener, Touched
 
-if TYPE_CHECKING:
-    from agent_cache.remote.reports import Log
-
-__all__ = ["LOST", "Feed", "FeedLease", "Message", "News"]
+__all__ = ["LOST", "Feed", "FeedLease", "Log", "Message", "News"]
 
 LOST: Final = b"?"
 """A message that stands for everything."""
 _CONTEXT: Final = b"feed"
 _TTLS: Final = "ttls"
+_LOG_AGAIN_AFTER: Final = 60.0
+_MAX_LOGGED: Final = 1_000
+
+
+class Log:
+    """Logs each warning once, and writes it to stderr if no logging is set up. None contains values of arguments."""
+
+    def __init__(self, tier: str) -> None:
+        self._tier = tier
+        self._logged: dict[str, float] = {}
+
+    def once(self, event: str, reason: object = "") -> None:
+        """Log a warning, unless the same event was logged before."""
+        if event not in self._logged and len(self._logged) < _MAX_LOGGED:
+            self._logged[event] = boottime()
+            logger = logging.getLogger("agent_cache")
+            text = f"{self._tier}: {event}{f' ({reason})' if reason else ''}"
+            logger.warning("%s", text, extra={"agent_cache_event": event, "agent_cache_tier": self._tier})
+            if not _is_heard(logger):
+                with suppress(OSError, ValueError, AttributeError):  # it may be closed, full or missing
+                    sys.stderr.write(f"agent_cache: {text}\n")
+
+    def allow_again(self, event: str) -> None:
+        """Let an event that has ended be logged again, at most once a minute."""
+        if boottime() - self._logged.get(event, float("-inf")) > _LOG_AGAIN_AFTER:
+            self._logged.pop(event, None)
+
+
+def _is_heard(logger: logging.Logger | None) -> bool:
+    """Whether a program has set up logging: the library's own handler writes nowhere."""
+    while logger is not None:
+        if any(not isinstance(handler, logging.NullHandler) for handler in logger.handlers):
+            return True
+        logger = logger.parent if logger.propagate else None
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +117,9 @@ class Message:
 
     @classmethod
     def decode(cls, data: bytes, codec: Codec) -> Message:
-        """Read what `encode` has written.
-
-        Raises:
-            Exception: for anything else.
-        """
+        """Read what `encode` has written. Raises any exception for other data."""
         parts: Any = codec.decode(data, list[str], context=_CONTEXT)
-        middle = parts.index("")
-        has_ttls = parts[-1] == _TTLS
+        middle, has_ttls = parts.index(""), parts[-1] == _TTLS
         return cls(parts[0], tuple(parts[1:middle]), tuple(parts[middle + 1 : len(parts) - has_ttls]), has_ttls)
 
 
@@ -139,8 +171,8 @@ class Feed:
         self._codec = codec
         self._log = log
         self._store = ""
-        self._listeners: list[Listener] = []
-        self._ttl_listeners: list[Callable[[Mapping[str, float]], None]] = []
+        self._listeners: list[Callable[..., object]] = []
+        self._ttl_listeners: list[Callable[..., object]] = []
         self.ttls: dict[str, float] = {}
         self.ttls_are_old = True
         self.ttl_changes = 0
@@ -179,11 +211,7 @@ class Feed:
             self.ttls = dict(ttls)
             self._call(self._ttl_listeners, dict(self.ttls))
 
-    def _note_changed_ttls(self) -> None:
-        self.ttl_changes += 1
-        self.ttls_are_old = True
-
-    def _call(self, listeners: list[Any], argument: Any) -> None:
+    def _call(self, listeners: list[Callable[..., object]], argument: Any) -> None:
         for listener in list(listeners):
             try:
                 listener(argument)
@@ -195,17 +223,16 @@ class Feed:
     def apply(self, news: News) -> None:
         """Apply what is new."""
         with VERSIONS.lock:
-            if self.number is None:
+            former, is_same = self.number, news.store == self._store
+            if former is None or not is_same or news.messages is None:
                 self._store, self.number = news.store, news.number
-                return
-            if news.messages is None or news.store != self._store:
-                self._store, self.number = news.store, news.number
-                self.lose()
+                if former is not None:
+                    self.lose()
                 return
             for number, data in news.messages:
-                if data and number > self.number:
+                if data and number > former:
                     self._receive(data)
-            self.number = max(self.number, news.number)  # last: who has seen it finds what was written
+            self.number = max(former, news.number)  # last: who has seen it finds what was written
 
     def _receive(self, data: bytes) -> None:
         if data == LOST:
@@ -220,26 +247,29 @@ class Feed:
         if message.has_ttls:
             self._note_changed_ttls()
         if message.origin == self.origin:
-            self.note(message)
+            self._note(message)
             return
         self.received += 1
         calls = self.entries.calls(message.entries)
         if calls is None:
             self.lose()
             return
-        self.note(message)
+        self._note(message)
         if message.tags or calls:
             self._call(self._listeners, Touched(message.tags, calls))
 
-    def note(self, message: Message) -> None:
-        """Note for tickets what is written."""
+    def _note(self, message: Message) -> None:
         if message.tags or message.entries:
             self.versions.write((*message.tags, *message.entries))
+
+    def _note_changed_ttls(self) -> None:
+        self.ttl_changes += 1
+        self.ttls_are_old = True
 
     def note_own(self, message: Message, number: int) -> None:
         """Note a step of this process, after it has landed. Its copies are dropped by whoever writes."""
         with VERSIONS.lock:
-            self.note(message)
+            self._note(message)
             if self.number == number - 1:
                 self.number = number
 
@@ -263,8 +293,8 @@ class Feed:
         self.versions.write_everything()
 
 
-def _add(listeners: list[Any], listener: Any) -> Callable[[], None]:
-    own = _Own(listener)
+def _add(listeners: list[Callable[..., object]], listener: Callable[..., object]) -> Callable[[], None]:
+    own = partial(listener)  # an object of its own for each subscription: partials are equal to themselves alone
     listeners.append(own)
 
     def end() -> None:
@@ -272,13 +302,3 @@ def _add(listeners: list[Any], listener: Any) -> Callable[[], None]:
             listeners.remove(own)
 
     return end
-
-
-class _Own:
-    """A listener, as an object of its own for each subscription: a listener may be equal to another one."""
-
-    def __init__(self, listener: Callable[[Any], object]) -> None:
-        self._listener = listener
-
-    def __call__(self, argument: Any) -> None:
-        self._listener(argument)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Literal
 
 from agent_cache.clock import CLOCK
@@ -15,10 +14,9 @@ from agent_cache.core.lease import Term
 from agent_cache.core.options import configures
 from agent_cache.core.store import NEVER
 from agent_cache.remote.backend import ARMED, HELD, IDLE, Reading, drive, open_head
-from agent_cache.remote.cells import EVERYTHING, STORE, Cell
+from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
 from agent_cache.remote.codecs import MessagePackCodec, Unencodable
 from agent_cache.remote.feed import LOST, FeedLease, News
-from agent_cache.remote.protocol import WriteIntent
 from agent_cache.remote.versioned import VersionedTier
 from agent_cache.values.copies import UncopyableError, auto_copier
 
@@ -33,7 +31,7 @@ class MemoryServer:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._clients: weakref.WeakSet[MemoryTier] = weakref.WeakSet()
-        self._is_up = True
+        self.is_up = True
         self._number = 0
         self._empty()
 
@@ -47,10 +45,7 @@ class MemoryServer:
         self._ttls: dict[str, float] = {}
         self._claims: dict[str, tuple[str, float]] = {}
 
-    # Backend
-
-    async def read(self, cells: Collection[Cell], address: Cell | None) -> Reading:
-        """See `Backend`."""
+    async def read(self, cells: SomeCells, address: Cell | None) -> Reading:
         with self._lock:
             now = self._begin_operation()
             raw_head, payload, ends = self._values.get(address or "", (b"", b"", NEVER))
@@ -65,37 +60,25 @@ class MemoryServer:
             return Reading(states, now, head, raw_head, payload)
 
     async def put(self, address: Cell, head: bytes, payload: bytes, *, store: Any, keep: float | None) -> None:
-        """See `Backend`."""
         with self._lock:
             now = self._begin_operation()
             if store == self._store:
                 self._values[address] = head, payload, NEVER if keep is None else now + keep
 
     async def begin(
-        self, writer: str, held: Collection[Cell], armed: Collection[Cell], lease: float, message: bytes
+        self, writer: str, held: SomeCells, armed: SomeCells, lease: float, message: bytes, *, renew: bool = False
     ) -> int:
-        """See `Backend`."""
         with self._lock:
             ends = self._begin_operation() + lease
+            if renew and writer in self._writers:
+                self._writers[writer] = self._writers[writer][0], ends
+                return 0
             self._writers[writer] = {**dict.fromkeys(armed, ARMED), **dict.fromkeys(held, HELD)}, ends
             number = self._step(held, message)
         self._tell()
         return number
 
-    async def renew(
-        self, writer: str, held: Collection[Cell], armed: Collection[Cell], lease: float, message: bytes
-    ) -> None:
-        """See `Backend`."""
-        with self._lock:
-            ends = self._begin_operation() + lease
-            known = self._writers.get(writer)
-            if known is not None:
-                self._writers[writer] = known[0], ends
-                return
-        await self.begin(writer, held, armed, lease, message)
-
-    async def commit(self, writer: str, moved: Collection[Cell], hold: float, message: bytes) -> int:
-        """See `Backend`."""
+    async def commit(self, writer: str, moved: SomeCells, hold: float, message: bytes) -> int:
         with self._lock:
             now = self._begin_operation()
             self._writers.pop(writer, None)
@@ -106,35 +89,25 @@ class MemoryServer:
         return number
 
     async def claim(self, name: str, who: str, lease: float, *, renew: bool = False) -> str:
-        """See `Backend`."""
         with self._lock:
             now = self._begin_operation()
-            present, ends = self._claims.get(name, ("", now))
-            if renew and present != who:
+            owner, ends = self._claims.get(name, ("", now))
+            if renew and owner != who:
                 return ""
-            if ends > now and present != who:
-                return present
+            if ends > now and owner != who:
+                return owner
             self._claims[name] = who, now + lease
             return who
 
-    async def release(self, name: str, who: str) -> None:
-        """See `Backend`."""
-        with self._lock:
-            self._begin_operation()
-            if self._claims.get(name, ("", 0.0))[0] == who:
-                del self._claims[name]
-
     async def feed(self, since: int | None) -> News:
-        """See `Backend`."""
         with self._lock:
             self._begin_operation()
             numbers = range((self._number if since is None else since) + 1, self._number + 1)
             is_whole = (since or 0) <= self._number and all(number in self._messages for number in numbers)
             messages = [(number, self._messages[number]) for number in numbers] if is_whole else None
-            return News(self._store, self._number, messages)
+            return News(self._store, self._number, messages if is_whole or since is None else None)
 
     async def set_ttl(self, tool: str, ttl: float | None, message: bytes) -> int:
-        """See `Backend`."""
         with self._lock:
             self._begin_operation()
             self._ttls.pop(tool, None)
@@ -145,13 +118,11 @@ class MemoryServer:
         return number
 
     async def ttls(self) -> dict[str, float]:
-        """See `Backend`."""
         with self._lock:
             self._begin_operation()
             return dict(self._ttls)
 
     async def clear(self) -> int:
-        """See `Backend`."""
         with self._lock:
             self._begin_operation()
             count = len(self._values)
@@ -161,11 +132,11 @@ class MemoryServer:
         return count
 
     async def aclose(self) -> None:
-        """See `Backend`."""
+        pass
 
     def _begin_operation(self) -> float:
         """End the writers whose lease has passed. Returns the time."""
-        if not self._is_up:
+        if not self.is_up:
             raise ConnectionError("the server in memory is stopped")
         now = CLOCK.now()
         for writer, (cells, ends) in list(self._writers.items()):
@@ -182,6 +153,7 @@ class MemoryServer:
         return number
 
     def _tell(self) -> None:
+        """Called without the lock, which clients take under that of the versions."""
         for client in list(self._clients):
             client.receive()
 
@@ -191,19 +163,14 @@ class MemoryServer:
         """Tell a client of every step at once."""
         self._clients.add(client)
 
-    @property
-    def is_up(self) -> bool:
-        """Whether commands are answered."""
-        return self._is_up
-
     def stop(self) -> None:
         """Answer no command until `start`. Nothing is lost."""
-        self._is_up = False
+        self.is_up = False
 
     def start(self, *, empty: bool = False) -> None:
         """Answer again; `empty`: having lost everything."""
         with self._lock:
-            self._is_up = True
+            self.is_up = True
             if empty:
                 self._empty()
         self._tell()
@@ -224,8 +191,7 @@ class _ObjectCodec(MessagePackCodec):
     """Keeps copies of values as they are, of any type."""
 
     def encode(self, value: object, returns: object, *, context: bytes = b"") -> bytes:
-        """See `Codec`."""
-        if returns == list[str] and context[:1] != b"@":
+        if returns == list[str] and context[:1] != b"@":  # a message, or tags
             return super().encode(value, returns, context=context)
         try:
             copy = auto_copier(value)
@@ -236,7 +202,6 @@ class _ObjectCodec(MessagePackCodec):
         return kept
 
     def decode(self, data: bytes, returns: object, *, context: bytes = b"") -> object:
-        """See `Codec`."""
         if not isinstance(data, _Kept):
             return super().decode(data, returns, context=context)
         return data.value if data.copy is None else data.copy()
@@ -255,8 +220,6 @@ class MemoryTier(VersionedTier):
         lease: seconds that a write is announced for, without renewal.
         max_staleness: seconds that local copies are trusted after the last moment at which the feed was complete.
         max_ttl: the longest life of a value in seconds, whatever is lost.
-        on_unreachable: ``"run"`` lets a write run that cannot be announced, and commits it later; ``"refuse"`` stops
-            it.
     """
 
     never_waits = True
@@ -269,20 +232,14 @@ class MemoryTier(VersionedTier):
         lease: float = 10.0,
         max_staleness: float = 1.0,
         max_ttl: float = 3600.0,
-        on_unreachable: Literal["run", "refuse"] = "run",
     ) -> None:
         self.server = MemoryServer() if server is None else server
         super().__init__(
             self.server, lease=lease, remote_ttl=max_ttl, codec=_ObjectCodec(), max_staleness=max_staleness
         )
-        self._refuses = on_unreachable == "refuse"
         self._connection: Literal["live", "stalled", "cut"] = "live"
         self.trust = FeedLease(self, term=Term(_now))
         self.server.connect(self)
-
-    async def begin(self, write: WriteIntent) -> None:
-        """See `Tier`."""
-        await super().begin(replace(write, on_unreachable="refuse") if self._refuses else write)
 
     def receive(self) -> None:
         """See `VersionedTier`. Called by the server, too."""
@@ -291,7 +248,6 @@ class MemoryTier(VersionedTier):
                 drive(self.catch_up_with_ttls())
 
     def is_complete(self) -> bool:
-        """See `VersionedTier`."""
         term = self.trust.term
         if self.is_closed or term is None or self.pending or not self.feed.has_listeners or not self.server.is_up:
             return False
@@ -302,7 +258,6 @@ class MemoryTier(VersionedTier):
         return not self.feed.ttls_are_old
 
     def trusted_until(self) -> float:
-        """See `Tier`."""
         self.is_complete()
         return super().trusted_until()
 

@@ -2,12 +2,10 @@
 
 A tier must keep one promise: a value that `lookup` finds was loaded after the last write that `commit` acknowledged for
 any of its tags, and a value stored under a `Ticket` counts only if no `begin` and no `commit` came between the lookup
-that gave the ticket and the `store`. By which means (versions, tokens, locks) is up to the tier.
+that gave the ticket and the `store`.
 
 A value whose load made other reads depends on everything that these depend on, as it was for them. So it is stored
-together with their versions (`Ticket.versions`). Versions fetched at its store could be newer than what one of the
-reads has seen, in a local copy for example, and it would be found although a write came in between.
-`TierContract` in the checkout (`tests/contract`) tests it.
+together with their versions (`Ticket.versions`): those that were fetched at its store could be newer than what it read.
 """
 
 from __future__ import annotations
@@ -21,12 +19,7 @@ __all__ = ["Found", "Listener", "Request", "SentCommit", "Ticket", "Tier", "Touc
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """An invalidation: another process has begun or ended writing these.
-
-    Attributes:
-        tags: as in `WriteIntent`.
-        keys: single entries: (identity of the tool, key).
-    """
+    """What another process has begun or ended writing: tags, and entries as (identity of the tool, key)."""
 
     tags: tuple[str, ...] = ()
     keys: tuple[tuple[str, Hashable], ...] = ()
@@ -42,12 +35,9 @@ class Request:
 
     Attributes:
         tool: identity of the tool, ``module:qualname`` or its `name=`.
-        key: the canonical key of the call, ambient identity (tenant, `vary`) included. Hashable; opaque to a tier that
-            stays in this process.
-        arguments: names and values that the key was made of, for a tier that needs a digest of its own: a key names
-            classes by serial numbers of this process. `key=` and `vary=` appear in it with the values they returned,
-            and the default of a parameter as a `Default` of `values.canonical` if it is a sentinel. A value that the
-            tier cannot encode has no identity outside of the process: nothing is found or stored.
+        key: the canonical key of the call, tenant and `vary` included. Hashable; it means something in this process.
+        arguments: names and values that the key was made of, for a tier that needs a digest of its own. A value that
+            the tier cannot encode has no identity outside of the process: nothing is found or stored.
         tags: dependencies of the answer, as far as they are known before the load.
         late_roots: roots of the dependencies that come from the result.
         ttl: seconds the answer may live, counted from the start of its load; None for ever, or if that is known only
@@ -102,17 +92,14 @@ Versions = Mapping[Any, Any]
 
 
 class Ticket(Protocol):
-    """The versions that a lookup saw. Opaque to everything but its tier.
+    """The versions that a lookup saw. Opaque to everything but its tier. No method waits.
 
-    It may have an attribute `lease`: the `Lease` in copies that are made under it, in place of `Tier.trusted_until` for
-    tools with this tier alone. Hits compare what it refers to, instead of calling anything.
+    It may have an attribute `lease`: the `Lease` in copies that are made under it, in place of `Tier.trusted_until`.
 
     Attributes:
         lasts: seconds that a copy loaded under this ticket may live; None for ever.
-        versions: of everything that the value depends on, for the reads that depend on it: see `Tier.store`. After a
-            lookup that found a value, those that this was stored under; after a `store`, those of the value that was
-            loaded, also if it was too large for the tier. None if one is not known, or a write was running on one: then
-            nothing that depends on the value can be stored in the tier. They are not changed any more.
+        versions: of everything that the value depends on that was found or stored, for reads that depend on it. None if
+            one is not known, or a write was running on one: nothing that depends on the value can be stored then.
     """
 
     @property
@@ -122,21 +109,15 @@ class Ticket(Protocol):
     def versions(self) -> Versions | None: ...
 
     def is_clean(self) -> bool:
-        """Whether the value may be stored locally: none of its dependencies was being written at the lookup, or has
-        been since as far as this process knows. Called under a lock: it does not wait.
-        """
+        """Whether the value may be stored locally: no dependency was being written at the lookup, or has been since."""
         ...
 
     def is_joinable(self) -> bool:
-        """Whether a reader that starts now may share the load that this ticket was taken for: no dependency was held
-        at the lookup or written since, and local copies are trusted now. Called under a lock, as `is_clean`.
-        """
+        """Whether a reader that starts now may share the load that this ticket was taken for."""
         ...
 
     def agrees_with(self, other: Ticket) -> bool:
-        """Whether a reader that has just taken this ticket may share the load that the other one was taken for: both
-        saw the same versions and no running write. Readers with strong consistency share loads by this.
-        """
+        """Whether both saw the same versions and no running write: readers with strong consistency share loads then."""
         ...
 
 
@@ -164,12 +145,8 @@ class WriteIntent:
 
 
 class SentCommit:
-    """A commit that has landed, or is on its way, of a write that may return before it lands: until then nobody finds
-    what the write has replaced, because all that it touches has been held since its begin, and lookups of the own
-    process wait. Who awaits it waits until it has landed, or is delivered later.
-
-    Args:
-        landing: None if it has landed.
+    """A commit that has landed (`landing` is None), or is on its way and need not be waited for: all that the write
+    touches has been held since its begin, and lookups of the own process wait. Who awaits it waits until it has landed.
     """
 
     __slots__ = ("_landing",)
@@ -188,8 +165,7 @@ class Tier(Protocol):
 
     A tier is hashable and can be referenced weakly. No method fails because a server does: it degrades, counts it and
     logs it once. Only `begin` may raise `RemoteTierError`, for a tool with ``on_unreachable="refuse"``. A tier may have
-    ``claim``, ``renew_claim`` and ``give_up`` as well, so that processes share loads, and ``publish_ttl`` and
-    ``follow_ttls``, so that ttls which are set at run time reach all of them: see `VersionedTier`.
+    ``claim``, ``renew_claim``, ``give_up``, ``publish_ttl`` and ``follow_ttls`` as well: see `VersionedTier`.
     """
 
     @property
@@ -198,10 +174,7 @@ class Tier(Protocol):
         ...
 
     async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
-        """Find a current answer, and take a ticket for storing one if there is none.
-
-        Readers join a running lookup, so it ends within the bound of staleness, by a timeout of its own.
-        """
+        """Find a current answer, and take a ticket for storing one. It ends within the bound of staleness."""
         ...
 
     async def store(
@@ -218,13 +191,12 @@ class Tier(Protocol):
         """Store a value that was loaded after `ticket` was taken, unless a dependency was written since.
 
         Args:
-            tags: all dependencies of the value: those of its result and of the reads that its load made included. One
-                that is neither in the request, nor under its `late_roots`, nor covered by `inherited` is not known to
-                be current, so the value is not stored. A root stands for any of its entities in `inherited`.
+            tags: all dependencies of the value. One that is neither in the request, nor under its `late_roots`, nor
+                covered by `inherited`, where a root stands for its entities, is not known to be current, so the value
+                is not stored.
             cost: seconds its load took.
-            age: seconds since its load started. Its ttl counts from there, also if the value comes from a farther tier.
-            ttl: seconds that this very value may live, from the start of its load, if that is less than the ticket
-                `lasts`. Only passed then.
+            age: seconds since its load started: its ttl counts from there.
+            ttl: seconds that this very value may live, if that is less than the ticket `lasts`.
             inherited: `Ticket.versions` of *every* read that the load made, through this same tier: the value is found
                 only while all of them are current. If two of them differ, it is of two times and not stored.
         """
@@ -245,9 +217,8 @@ class Tier(Protocol):
     def commit(self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> Awaitable[None]:
         """End a write: everything it touched is dropped when this has run, or as soon as the tier can be reached.
 
-        Called in the very step in which the write ends. The event loop may end before a returned coroutine takes its
-        first step, so a tier that other processes use notes the commit in the call itself, as a plain method that
-        returns a coroutine, or a `SentCommit`, whose end the caller of the write need not wait for.
+        A tier that other processes use notes the commit in the call itself, not in the first step of a coroutine: the
+        event loop may end before. It may return a `SentCommit`, whose end the caller of the write need not wait for.
 
         Args:
             tags: all tags it touched, those from its result included.

@@ -11,7 +11,7 @@ All keys of a namespace share one hash slot, so each operation is one script on 
 ``{ns}:v:ENTRY``   a value, behind its head
 ``{ns}:l:NAME``    a claim
 ``{ns}:t``         the ttls that are set at run time
-``{ns}:p:ID``      what a process has counted
+``{ns}:p``         written with each question for the feed
 ``{ns}:none``      never exists: a node that gives or gets the slot refuses what names it beside another key
 =================  ===================================================================================
 
@@ -28,10 +28,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context
 from datetime import timedelta
@@ -42,7 +43,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 import msgspec
 
 try:
-    from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
+    from redis.exceptions import NoPermissionError, NoScriptError, RedisClusterException, RedisError, ResponseError
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError('RedisTier needs redis-py: pip install "agent-cache[redis]"') from error
 
@@ -52,12 +53,11 @@ from agent_cache.core.options import configures, seconds
 from agent_cache.core.store import NEVER
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import IDLE, Reading, Refused, State, open_head
-from agent_cache.remote.cells import STORE, Cell
+from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
 from agent_cache.remote.codecs import Codec
 from agent_cache.remote.deployments import TIER_OPTIONS, Deployment, deployment_of_client, deployment_of_url
 from agent_cache.remote.feed import LOST, News
-from agent_cache.remote.reports import report_text
-from agent_cache.remote.versioned import VersionedTier
+from agent_cache.remote.versioned import UNUSABLE, VersionedTier
 
 __all__ = ["SCRIPTS", "RedisBackend", "RedisTier"]
 
@@ -66,6 +66,8 @@ T = TypeVar("T")
 _DAY: Final = 86_400.0
 _MESSAGES: Final = 10_000
 _LONGEST_NAME: Final = 1_000
+_AT_ONCE: Final = 200
+"""Keys that are looked at or deleted by one command."""
 
 _COMMON: Final = """
 local P, TTL = string.sub(KEYS[1], 1, -5), ARGV[1]
@@ -167,7 +169,7 @@ return answers
 
 _BEGIN: Final = """
 local writer, deadline = ARGV[3], now + tonumber(ARGV[6])
-if ARGV[8] == 'renew' and redis.call('HEXISTS', R, writer) == 1 then
+if ARGV[8] ~= '' and redis.call('HEXISTS', R, writer) == 1 then
   redis.call('ZADD', W, string.format('%.6f', deadline), writer)
   return {store, '0'}
 end
@@ -196,14 +198,8 @@ redis.call('PEXPIRE', key, string.format('%.0f', math.max(1, lease * 1000)))
 return who
 """
 
-_RELEASE: Final = """
-local key = P .. 'l:' .. ARGV[3]
-if redis.call('HGET', key, 'who') == ARGV[4] then redis.call('DEL', key) end
-return 1
-"""
-
 _FEED: Final = """
-redis.call('SET', P .. 'p:' .. ARGV[4], ARGV[5], 'PX', ARGV[6])
+redis.call('SET', P .. 'p', '', 'PX', 10000)
 local found = {}
 if ARGV[3] ~= '' then found = redis.call('XRANGE', F, '(' .. ARGV[3] .. '-0', '+') end
 return {store, newest(), found}
@@ -224,14 +220,14 @@ SCRIPTS: Final = {
     name: (text, sha1(text.encode()).hexdigest())  # noqa: S324 - the name that the server gives it
     for name, text in {
         "read": _COMMON + _READ, "begin": _COMMON + _BEGIN, "commit": _COMMON + _COMMIT, "claim": _COMMON + _CLAIM,
-        "release": _COMMON + _RELEASE, "feed": _COMMON + _FEED, "ttl": _COMMON + _TTL, "ttls": _COMMON + _TTLS,
+        "feed": _COMMON + _FEED, "ttl": _COMMON + _TTL, "ttls": _COMMON + _TTLS,
     }.items()
 }  # fmt: skip
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def _list(cells: Collection[Cell]) -> bytes:
+def _list(cells: SomeCells) -> bytes:
     return _encode(list(cells)) if cells else b"{}"  # an empty array of JSON and an empty object are one in Lua
 
 
@@ -258,13 +254,15 @@ class _Loop:
         self.is_closed = True
         with suppress(RedisError, OSError, RuntimeError):
             await self.client.aclose()
+            for _ in range(3):  # a transport that was given up closes its socket in a later step of the loop
+                await asyncio.sleep(0)
 
     def close_soon(self) -> None:
         """Close the client, or end the thread that follows the feed, which closes it. Called in its event loop."""
         if self.follower is not None:
             self.follower.cancel()
-            return
-        self.tasks.add(asyncio.get_running_loop().create_task(self.ending.aclose(), context=Context()))
+        else:
+            self.tasks.add(asyncio.get_running_loop().create_task(self.ending.aclose(), context=Context()))
 
 
 _Loops = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop]
@@ -323,14 +321,12 @@ class RedisBackend:
     def __init__(self, deployment: Deployment, *, namespace: str, timeout: float, cell_ttl: float) -> None:
         self.deployment = deployment
         self.prefix = f"{{{namespace}}}:"
-        self.timeout = timeout
         self.failure: str | None = None
         self.shift = 0.0
-        self.report = ""
         self.batches = 0
-        self.process = os.urandom(8).hex()
-        self._cell_ttl = str(int(cell_ttl * 1000))
         self.loops: _Loops = weakref.WeakKeyDictionary()
+        self._timeout = timeout
+        self._cell_ttl = str(int(cell_ttl * 1000))
         self._is_over = False
 
     # Commands
@@ -346,7 +342,7 @@ class RedisBackend:
         loop = asyncio.get_running_loop()
         own = self.loops.get(loop)
         if own is None:
-            own = self.loops[loop] = _Loop(self.deployment.connect(self.timeout))
+            own = self.loops[loop] = _Loop(self.deployment.connect(self._timeout))
             await anext(own.ending)  # from now on the loop knows of it
         return own
 
@@ -367,12 +363,12 @@ class RedisBackend:
         """
         begun = time.monotonic()
         try:
-            return await _Aside(self._in_time(command, self.timeout + patience))
+            return await _Aside(self._in_time(command, self._timeout + patience))
         except ResponseError as error:  # it has answered
             raise _Rejected(str(error)) from error
         except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
-            reason = str(error) or f"no answer within {self.timeout:g} s"
-            if time.monotonic() < begun + patience + 1.5 * self.timeout:  # else its event loop was blocked
+            reason = str(error) or f"no answer within {self._timeout:g} s"
+            if time.monotonic() < begun + patience + 1.5 * self._timeout:  # else its event loop was blocked
                 self.failure = reason
             raise Refused(reason) from error
 
@@ -393,7 +389,7 @@ class RedisBackend:
 
     # Backend
 
-    async def read(self, cells: Collection[Cell], address: Cell | None) -> Reading:
+    async def read(self, cells: SomeCells, address: Cell | None) -> Reading:
         """See `Backend`. All that is asked for in one moment is one command."""
         own = await self.own_loop()
         future: asyncio.Future[Reading] = asyncio.get_running_loop().create_future()
@@ -427,63 +423,46 @@ class RedisBackend:
                 future.set_result(_reading(store.decode(), float(now), cells, *answers[3 * number : 3 * number + 3]))
 
     async def put(self, address: Cell, head: bytes, payload: bytes, *, store: Any, keep: float | None) -> None:  # noqa: ARG002 - the head names the store
-        """See `Backend`."""
         if self.failure is not None:
             raise Refused(self.failure)
         key, life = f"{self.prefix}v:{address}", int(max(0.001, keep or _DAY) * 1000)
         await self._guarded(lambda client: client.set(key, head + b"\n" + payload, px=life))
 
     async def begin(
-        self, writer: str, held: Collection[Cell], armed: Collection[Cell], lease: float, message: bytes
+        self, writer: str, held: SomeCells, armed: SomeCells, lease: float, message: bytes, *, renew: bool = False
     ) -> int:
-        """See `Backend`."""
-        return int((await self._run("begin", writer, _list(held), _list(armed), repr(lease), message, ""))[1])
+        options = _list(held), _list(armed), repr(lease), message, "renew" if renew else ""
+        return int((await self._run("begin", writer, *options))[1])
 
-    async def renew(
-        self, writer: str, held: Collection[Cell], armed: Collection[Cell], lease: float, message: bytes
-    ) -> None:
-        """See `Backend`."""
-        await self._run("begin", writer, _list(held), _list(armed), repr(lease), message, "renew")
-
-    async def commit(self, writer: str, moved: Collection[Cell], hold: float, message: bytes) -> int:
-        """See `Backend`."""
+    async def commit(self, writer: str, moved: SomeCells, hold: float, message: bytes) -> int:
         return int((await self._run("commit", writer, _list(moved), repr(hold), message))[1])
 
     async def claim(self, name: str, who: str, lease: float, *, renew: bool = False) -> str:
-        """See `Backend`."""
         found: bytes = await self._run("claim", name, who, repr(lease), "renew" if renew else "")
         return found.decode()
-
-    async def release(self, name: str, who: str) -> None:
-        """See `Backend`."""
-        await self._run("release", name, who)
 
     async def feed(self, since: int | None) -> News:
         """See `Backend`. It asks a server also that has not answered before."""
         asked = "" if since is None else str(since)
         try:
-            store, number, rows = await self._run("feed", asked, self.process, self.report, "10000", probes=True)
+            store, number, rows = await self._run("feed", asked, probes=True)
         except _Rejected as error:  # it is a replica, may not write, is full, or knows this user otherwise
             self.failure = str(error)
             raise
         self.failure = None
         newest, messages = int(number), [(int(key.partition(b"-")[0]), fields[1]) for key, fields in rows]
-        is_whole = since is not None and len(messages) == newest - since
-        return News(store.decode(), newest, messages if is_whole or since is None else None)
+        is_whole = since is None or len(messages) == newest - since
+        return News(store.decode(), newest, messages if is_whole else None)
 
     async def wait_for_news(self, since: int, patience: float) -> None:
         """Return when there is a step after a number, or after some seconds."""
-        block = max(1, int(patience * 1000))
-        await self._guarded(
-            lambda client: client.xread({f"{self.prefix}f": f"{since}-0"}, count=1, block=block), patience=patience
-        )
+        block, streams = max(1, int(patience * 1000)), {f"{self.prefix}f": f"{since}-0"}
+        await self._guarded(lambda client: client.xread(streams, count=1, block=block), patience=patience)
 
     async def set_ttl(self, tool: str, ttl: float | None, message: bytes) -> int:
-        """See `Backend`."""
         return int((await self._run("ttl", tool, "" if ttl is None else repr(ttl), message))[1])
 
     async def ttls(self) -> dict[str, float]:
-        """See `Backend`."""
         flat = await self._run("ttls")
         found: dict[str, float] = {}
         for tool, ttl in zip(flat[::2], flat[1::2], strict=True):
@@ -494,13 +473,40 @@ class RedisBackend:
         return found
 
     async def clear(self) -> int:
-        """See `Backend`."""
-        count = 0
-        await self._run("commit", "clear", _encode(["*"]), "0", LOST)
-        client = (await self.own_loop()).client
-        async for key in client.scan_iter(match=f"{self.prefix.replace('[', chr(92) + '[')}v:*", count=1000):
-            count += await client.unlink(key)
+        await self._run("commit", "clear", _encode([EVERYTHING]), "0", LOST)
+        count, client = 0, (await self.own_loop()).client
+        async for keys in self.scan("v:"):
+            count += await client.unlink(*keys)
         return count
+
+    async def ask(self, questions: Sequence[tuple[Any, str, tuple[Any, ...]]]) -> list[Any]:
+        """What commands on single keys answer, each given as (key, method of redis-py, arguments)."""
+        if not questions:
+            return []
+
+        async def command(client: Any) -> list[Any]:
+            async with client.pipeline(transaction=False) as pipeline:
+                for key, method, arguments in questions:
+                    getattr(pipeline, method)(key, *arguments)
+                found: list[Any] = await pipeline.execute(raise_on_error=False)
+            for one in found:
+                if isinstance(one, NoPermissionError):
+                    raise one
+            return [None if isinstance(one, Exception) else one for one in found]
+
+        return await self._guarded(command)
+
+    async def scan(self, kind: str) -> AsyncIterator[list[bytes]]:
+        """All keys of the namespace that begin with `kind`, some at a time."""
+        client, found = (await self.own_loop()).client, []
+        pattern = re.sub(r"([*?\[\]\\^-])", r"\\\1", self.prefix) + kind + "*"
+        async for key in client.scan_iter(match=pattern, count=1_000):
+            found.append(key)
+            if len(found) == _AT_ONCE:
+                yield found
+                found = []
+        if found:
+            yield found
 
     async def aclose(self) -> None:
         """See `Backend`. Other event loops close their own connections when they end."""
@@ -513,7 +519,6 @@ class RedisBackend:
         """In the child: connections of the parent are not touched."""
         _INHERITED.extend(self.loops.values())
         self.loops.clear()
-        self.process = os.urandom(8).hex()
         self.failure = None
 
 
@@ -525,15 +530,13 @@ def _reading(
 ) -> Reading:
     words = known.decode().split(" ")
     states: dict[Cell, State] = {
-        cell: (version, int(mode)) for cell, version, mode in zip(cells, words[::2], words[1::2], strict=True)
+        cell: (version, int(mode)) for cell, version, mode in zip(cells, words[::2], words[1::2], strict=bool(cells))
     }
     if more:
         states.update({cell: (version, mode) for cell, version, mode in msgspec.json.decode(more)})
     states[STORE] = store, IDLE
-    if value is None:
-        return Reading(states, now)
-    raw_head, _, payload = value.partition(b"\n")
-    head = open_head(raw_head)
+    raw_head, _, payload = (value or b"").partition(b"\n")
+    head = open_head(raw_head) if raw_head else None
     if head is not None and not head.versions.keys() <= states.keys():
         head = None
     return Reading(states, now, head, raw_head, payload)
@@ -561,14 +564,14 @@ class RedisTier(VersionedTier):
         remote_ttl: seconds that a value lives whose tool has no ttl.
         codec: how values are written; the default is MessagePack.
         max_value_size: bytes of the longest value that is stored. None is as much as the codec allows, which is 1 MiB
-            for the default; more than that is refused.
+            for the default.
 
     Raises:
         ConfigurationError: if any of this cannot work.
     """
 
     backend: RedisBackend
-    _waits_after_writes = True
+    waits_after_writes = True
 
     def __init__(
         self,
@@ -582,7 +585,7 @@ class RedisTier(VersionedTier):
         codec: Codec | None = None,
         max_value_size: int | None = None,
     ) -> None:
-        deployment = client if isinstance(client, Deployment) else deployment_of_client(client)
+        self._deployment = client if isinstance(client, Deployment) else deployment_of_client(client)
         staleness, patience = seconds(max_staleness, "RedisTier: max_staleness"), seconds(timeout, "RedisTier: timeout")
         if patience >= staleness:
             raise ConfigurationError(
@@ -590,26 +593,19 @@ class RedisTier(VersionedTier):
                 f"got timeout={patience:g}, max_staleness={staleness:g}"
             )
         life = seconds(remote_ttl, "RedisTier: remote_ttl")
-        backend = RedisBackend(deployment, namespace=namespace, timeout=patience, cell_ttl=max(_DAY, 2 * life))
-        self._deployment = deployment
-        self._thread: threading.Thread | None = None
+        backend = RedisBackend(self._deployment, namespace=namespace, timeout=patience, cell_ttl=max(_DAY, 2 * life))
         super().__init__(
             backend, namespace=namespace, lease=lease, remote_ttl=life, codec=codec, max_value_size=max_value_size,
             max_staleness=staleness,
         )  # fmt: skip
+        self._thread: threading.Thread | None = None
         self._following: asyncio.AbstractEventLoop | None = None
         self._start_lock = threading.Lock()
         weakref.finalize(self, _close_soon, backend.loops).atexit = False
         _TIERS.add(self)
 
     @classmethod
-    def from_url(
-        cls,
-        url: str,
-        *,
-        cluster: bool = False,
-        **options: Any,
-    ) -> Self:
+    def from_url(cls, url: str, *, cluster: bool = False, **options: Any) -> Self:
         """A tier on the server at ``redis://user:password@host:6379/0``, ``rediss://...`` (TLS) or ``unix://path``.
 
         Args:
@@ -617,15 +613,14 @@ class RedisTier(VersionedTier):
                 pools and decoding of other clients that use the same URL are ignored.
             cluster: the server is a node of a cluster.
             options: those of the class, and further settings of redis-py's connections: ``username``,
-                ``ssl_ca_certs``, ``credential_provider``... ``ssl=True`` is the same as ``rediss://``. A setting
-                without effect, such as a timeout of redis-py's, is refused.
+                ``ssl_ca_certs``, ``credential_provider``... A setting without effect, such as a timeout of redis-py's,
+                is refused.
         """
         own = {name: options.pop(name) for name in TIER_OPTIONS & options.keys()}
         return cls(deployment_of_url(url, cluster=cluster, options=options), **own)
 
     def __repr__(self) -> str:
-        servers = ", ".join(f"{host}:{port}" if port else host for host, port in self._deployment.seeds)
-        return f"<RedisTier {servers}>"
+        return f"<RedisTier {', '.join(self._deployment.names)}>"
 
     def _start(self, steps: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
         self._keep_up()
@@ -647,8 +642,10 @@ class RedisTier(VersionedTier):
             why it is not asked).
         """
         state = "the tier was closed" if self.is_closed else self.backend.failure or "ok"
-        servers = {f"{host}:{port}" if port else host: state for host, port in self._deployment.seeds}
-        return super().stats() | {"batches": self.backend.batches, "servers": servers}
+        return super().stats() | {
+            "batches": self.backend.batches,
+            "servers": dict.fromkeys(self._deployment.names, state),
+        }
 
     # The thread that follows the feed
 
@@ -686,10 +683,9 @@ class RedisTier(VersionedTier):
         third = self.max_staleness / 3
         try:
             await self.catch_up_with_ttls()
-            self.log.allow_again("it cannot be used, so the tools run without it")
+            self.log.allow_again(UNUSABLE)
             if self.pending:
                 await self.flush(leaves_running=True)
-            self.backend.report = report_text()
         except ConnectionError as error:
             self._note_failure(error)
             return 0, third / 2

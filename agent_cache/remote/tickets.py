@@ -1,44 +1,29 @@
-"""Tickets: what a lookup in a tier has seen, for the store after it and for local copies."""
+"""Tickets: what a lookup in a `versioned.VersionedTier` has seen, for the store after it and for local copies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any
 
 from agent_cache.clock import CLOCK, boottime
 from agent_cache.remote.backend import HELD, IDLE, State
-from agent_cache.remote.cells import Cell, Cells
-from agent_cache.remote.feed import Feed, FeedLease
+from agent_cache.remote.cells import Cell
 from agent_cache.remote.protocol import Request, Ticket, Versions
 
-__all__ = ["Issuer", "VersionedTicket"]
-
-
-class Issuer(Protocol):
-    """What a ticket knows of its tier."""
-
-    cells: Cells
-    feed: Feed
-    trust: FeedLease
-    max_staleness: float
-    remote_ttl: float | None
-    reloads_early: bool
+__all__ = ["VersionedTicket"]
 
 
 class VersionedTicket:
     """The cells that a lookup saw.
 
     Attributes:
-        place: where the answer is stored, and what it depends on.
         seen: these cells, or those of the value that was found; empty if the store could not be asked.
-        known: the tags known so far, and the roots of those that the result will name: for messages.
-        asked, started: when the lookup began, by this process's clock, and by one that runs while the machine is
-            suspended.
+        known: the tags and roots known so far: for messages.
+        asked, started: when the lookup began; `started` by a clock that runs while the machine is suspended.
         ahead: seconds that the clock of the backend is ahead of this process's, at the least.
         since: the version of the feed before it.
         former_cost: seconds that the load of a value took that is there, and counts no more.
         claim: name and claimant of the claim to the load, if this process has it.
-        may_refresh: whether the value may be loaded again early.
     """
 
     __slots__ = (
@@ -46,12 +31,7 @@ class VersionedTicket:
         "started", "tier", "versions",
     )  # fmt: skip
 
-    @property
-    def refreshes_early(self) -> bool:
-        """See `VersionedTier.claim`."""
-        return self.tier.reloads_early
-
-    def __init__(self, tier: Issuer, request: Request) -> None:
+    def __init__(self, tier: Any, request: Request) -> None:
         self.tier = tier
         self.request = request
         self.place = place = tier.cells.place_of(request)
@@ -70,14 +50,20 @@ class VersionedTicket:
         self.may_refresh = True
 
     @property
+    def refreshes_early(self) -> bool:
+        """Whether values of this tier are loaded again before they end."""
+        return self.tier.reloads_early
+
+    @property
     def has_claim(self) -> bool:
-        """See `VersionedTier.claim`."""
+        """Whether this process leads the load."""
         return self.claim is not None
 
     @property
     def lasts(self) -> float | None:
-        """See `Ticket`."""
         own, most = self.request.ttl, self.tier.remote_ttl
+        if self.tier.copies_outlive_values:
+            return own
         return most if own is None or (most is not None and most < own) else own
 
     def is_clean(self) -> bool:
@@ -93,7 +79,6 @@ class VersionedTicket:
         )
 
     def is_joinable(self) -> bool:
-        """See `Ticket`."""
         if self.request.strong or self.is_held() or self.tier.feed.is_touched(self.known, self.since):
             return False
         bound = self.tier.max_staleness
@@ -109,5 +94,4 @@ class VersionedTicket:
         return any([mode == HELD for _, mode in self.seen.values()])  # noqa: C419 - likewise
 
     def agrees_with(self, other: Ticket) -> bool:
-        """See `Ticket`."""
         return bool(self.seen) and self.is_idle() and self.seen == getattr(other, "seen", None)

@@ -5,6 +5,9 @@ counts while all of them are current. A write gives the cells that it touches a 
 after it; in between they are *held*: what was read meanwhile is never found. If only its result will name an entity,
 its root is *armed*: hits go on, but a writer that dies then takes the whole root with it. What others write reaches
 this process by the `Feed`. All of that is here; a `Backend` is a few atomic operations on cells.
+
+Processes share loads by claims. A claim proves nothing: what another process has loaded is found by a whole lookup, as
+any value. So a claim that is lost, or held by a process that has died, costs one more load.
 """
 
 from __future__ import annotations
@@ -13,22 +16,22 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
 import msgspec
 
 from agent_cache.clock import CLOCK, boottime
 from agent_cache.core.lease import Term
-from agent_cache.core.options import refresh_window, seconds
+from agent_cache.core.options import count, refresh_window, seconds
 from agent_cache.core.store import NEVER
 from agent_cache.core.tags import root_of
 from agent_cache.core.versions import VERSIONS
 from agent_cache.errors import ConfigurationError, RemoteTierError
-from agent_cache.remote.backend import (
+from agent_cache.remote.backend import (  # fmt: skip
     ARMED,
     HELD,
     IDLE,
@@ -36,29 +39,17 @@ from agent_cache.remote.backend import (
     Head,
     Reading,
     Refused,
-    checked_codec,
     checked_namespace,
     drive,
     encode_head,
 )
 from agent_cache.remote.cells import EVERYTHING, MOST_ENTITIES, STORE, Cell, Cells, whole_roots
-from agent_cache.remote.claims import ClaimsLoads
-from agent_cache.remote.codecs import Codec, Undecodable, Unencodable
-from agent_cache.remote.feed import Feed, FeedLease, Message
-from agent_cache.remote.protocol import (
-    Found,
-    Listener,
-    Request,
-    SentCommit,
-    Ticket,
-    Versions,
-    WriteIntent,
-)
-from agent_cache.remote.reports import Log
+from agent_cache.remote.codecs import Codec, MessagePackCodec, Undecodable, Unencodable
+from agent_cache.remote.feed import Feed, FeedLease, Log, Message
+from agent_cache.remote.protocol import Found, Listener, Request, SentCommit, Ticket, Versions, WriteIntent
 from agent_cache.remote.tickets import VersionedTicket
-from agent_cache.values.canonical import make_room
 
-__all__ = ["Pending", "VersionedTier"]
+__all__ = ["UNUSABLE", "VersionedTier"]
 
 _MOST_CELLS: Final = 1_024
 """Cells of one value, inherited ones included. One that depends on more is not stored."""
@@ -66,38 +57,19 @@ _MOST_LATE: Final = 256
 """Entities that one result may name before it depends on their whole roots instead."""
 _MOST_PENDING: Final = 1_000
 _ALL_WRITES: Final = "all writes"
-_MOST_REFRESHED: Final = 4_096
-
-
-@dataclass(slots=True)
-class Counters:
-    """Events since the tier was made.
-
-    Attributes:
-        hits: values found and current.
-        misses: lookups that found none.
-        stores: values written.
-        unencodable: values that could not be encoded, were too large, or depend on too much.
-        bad_values: values that could not be read: forged, damaged or of another version.
-        failures: lookups, stores and writes for which the store could not be used.
-        unannounced: writes that ended when the tier was closed.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    stores: int = 0
-    unencodable: int = 0
-    bad_values: int = 0
-    failures: int = 0
-    unannounced: int = 0
+_SHORT_LOAD: Final = 0.002
+"""Seconds of a load that is not worth a claim."""
+_SHORTEST_PAUSE: Final = 0.005
+_LONGEST_PAUSE: Final = 0.1
+_MOST_LOADERS: Final = 2
+"""Of other processes that a reader waits for. The second one replaces a process that has died."""
+UNUSABLE = "it cannot be used, so the tools run without it"
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
-    """A step that is not known to have landed.
-
-    Attributes:
-        hold: seconds that what it has changed is held then.
+class _Pending:
+    """A step that is not known to have landed, the seconds that what it has changed is held then, and the task that
+    sends it.
     """
 
     send: Callable[[bytes], Awaitable[int]]
@@ -105,13 +77,11 @@ class Pending:
     hold: float = 0.0
     task: asyncio.Task[None] | None = None
 
-    @property
     def is_on_its_way(self) -> bool:
-        """Whether it is being sent."""
         return self.task is not None and not self.task.done()
 
 
-class VersionedTier(ClaimsLoads):
+class VersionedTier:
     """A tier over a `Backend`. See `Tier` for its methods.
 
     Args:
@@ -135,6 +105,10 @@ class VersionedTier(ClaimsLoads):
     """Whether values are reloaded before they end, or within their grace, by one process."""
     never_waits = False
     """Whether no operation of the backend waits for anything but itself."""
+    copies_outlive_values = False
+    """Whether `remote_ttl` bounds the values in the store alone, and not the copies in processes."""
+    waits_after_writes = False
+    """Whether others wait for what loads again what a write has invalidated, also if they were not asked to."""
 
     def __init__(
         self,
@@ -149,7 +123,14 @@ class VersionedTier(ClaimsLoads):
     ) -> None:
         kind = type(self).__name__
         self.backend = backend
-        self.codec, self.max_value_size = checked_codec(codec, max_value_size, kind)
+        if max_value_size is not None:
+            count(1024, max_value_size, f"{kind}: max_value_size")
+        if codec is None:
+            codec = MessagePackCodec() if max_value_size is None else MessagePackCodec(max_size=max_value_size)
+        if not callable(getattr(codec, "encode", None)) or not callable(getattr(codec, "decode", None)):
+            raise ConfigurationError(f"{kind}: codec {codec!r} cannot encode and decode")
+        self.codec = codec
+        self.max_value_size: int = min(max_value_size or 1 << 62, getattr(codec, "max_size", 1 << 20))
         self.namespace = checked_namespace(namespace, kind)
         self.lease: float = seconds(lease, f"{kind}: lease")
         self.remote_ttl = None if remote_ttl is None else seconds(remote_ttl, f"{kind}: remote_ttl")
@@ -161,13 +142,11 @@ class VersionedTier(ClaimsLoads):
         self._asleep = boottime() - time.monotonic()
         self.trust = FeedLease(self, term=Term(boottime))
         self.trust.stamp = 0
-        self.counters = Counters()
-        self.pending: dict[str, Pending] = {}
+        names = ("hits", "misses", "stores", "unencodable", "bad_values", "failures", "unannounced")
+        self.counts = dict.fromkeys(names, 0)
+        self.pending: dict[str, _Pending] = {}
         self.is_closed = False
         self._held_until: dict[str, float] = {}
-        self._unsent_ttls: dict[str, float | None] = {}
-        self._refreshed: dict[Cell, float] = {}
-        self._refreshing: dict[Cell, str] = {}
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} cannot be copied or sent: make one in each process")
@@ -175,7 +154,6 @@ class VersionedTier(ClaimsLoads):
     # Reads
 
     async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
-        """See `Tier`."""
         self._keep_up()
         return await self._look_up(VersionedTicket(self, request))
 
@@ -195,7 +173,7 @@ class VersionedTier(ClaimsLoads):
             if reading.head is not None:
                 found = await self._found(ticket, reading, reading.head)
             elif reading.raw_head:
-                self._note_bad_value(request=ticket.request, reason="a damaged head")
+                self._note_bad_value(ticket.request, "a damaged head")
             if found is None:
                 ticket.seen = {cell: reading.states[cell] for cell in place.depends_on | place.watches}
             if not self.never_waits and not self.heard.is_running():
@@ -203,10 +181,7 @@ class VersionedTier(ClaimsLoads):
         except ConnectionError as error:
             self._note_failure(error)
             ticket.seen, ticket.versions, found = {}, None, None
-        if found is None:
-            self.counters.misses += 1
-        else:
-            self.counters.hits += 1
+        self.counts["misses" if found is None else "hits"] += 1
         return found, ticket
 
     async def _found(self, ticket: VersionedTicket, reading: Reading, head: Head) -> Found | None:
@@ -225,7 +200,8 @@ class VersionedTier(ClaimsLoads):
         try:
             value = self.codec.decode(reading.payload, request.returns, context=address + b"\n" + reading.raw_head)
             if head.late:
-                tags += tuple(self._late_tags(head.late, address))
+                late = self.codec.decode(head.late, list[str], context=b"tags of " + address)
+                tags += tuple(msgspec.convert(late, list[str]))
         except Exception as error:  # noqa: BLE001 - damaged data, or a codec that was not made for it
             self._note_bad_value(request, error if isinstance(error, Undecodable) else type(error).__name__)
             return None
@@ -243,42 +219,32 @@ class VersionedTier(ClaimsLoads):
         return found
 
     def _note_bad_value(self, request: Request, reason: object) -> None:
-        self.counters.bad_values += 1
+        self.counts["bad_values"] += 1
         self.log.once("a value cannot be read", f"{request.tool}: {reason}")
-
-    def _late_tags(self, data: bytes, address: bytes) -> list[str]:
-        tags: Any = self.codec.decode(data, list[str], context=b"tags of " + address)
-        if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
-            raise Undecodable("with malformed tags")
-        return tags
 
     async def _aged(self, ticket: VersionedTicket, head: Head, now: float, found: Found) -> Found | None:
         """Add age and remaining ttl. Within its grace, and shortly before its ttl ends, a value is served while one
         process loads it again.
         """
         request, age = ticket.request, now - head.loaded + (CLOCK.now() - ticket.asked)
-        if age < 0.0:
-            if age < -1.0:  # a clock was set back, so how old it is nobody knows
-                return None
-            age = 0.0  # two clocks that run a little differently
-        found.age = age
+        if age < -1.0:  # a clock was set back, so how old it is nobody knows
+            return None
+        found.age = max(0.0, age)  # two clocks may run a little differently
         lasts = request.ttl if head.ttl is None or (request.ttl is not None and request.ttl < head.ttl) else head.ttl
         if lasts is None:
             return found
-        left = lasts - age
+        found.ttl = left = lasts - found.age
         if left <= 0 and (left + min(head.grace, request.grace) <= 0 or not self.reloads_early):
             return None
-        found.ttl, address = left, ticket.place.address
-        assert address is not None
-        if not self.reloads_early or not ticket.may_refresh:
-            return found
-        if left <= 0 or (left <= refresh_window(head.cost, lasts) and self._refreshed.get(address) != head.loaded):
-            make_room(self._refreshed, _MOST_REFRESHED)
-            self._refreshed[address] = head.loaded
+        address = ticket.place.address
+        if (
+            self.reloads_early
+            and ticket.may_refresh
+            and address is not None
+            and left <= refresh_window(head.cost, lasts)
+        ):
             me = os.urandom(8).hex()
-            if await self.backend.claim(f"refresh {address}", me, self.lease) == me:
-                make_room(self._refreshing, _MOST_REFRESHED)
-                self._refreshing[address] = me
+            if await self.backend.claim(f"refresh {address} {head.loaded}", me, self.lease) == me:
                 found.is_to_refresh = True
         return found
 
@@ -299,15 +265,14 @@ class VersionedTier(ClaimsLoads):
         if not isinstance(ticket, VersionedTicket) or ticket.tier is not self:
             return
         ticket.versions = None  # those of a value that was found are not those of this one
-        place, seen, lasts = ticket.place, ticket.seen, ticket.lasts
+        place, seen, lasts, grace = ticket.place, ticket.seen, ticket.lasts, ticket.request.grace
         if self.is_closed or place.address is None or not place.depends_on <= seen.keys():
             return
         if any(seen[cell][1] == HELD for cell in place.depends_on):
             return
         if ttl is not None and (lasts is None or ttl < lasts):
             lasts = ttl
-        grace = ticket.request.grace
-        keep = None if lasts is None else lasts + grace - age
+        keep = self.remote_ttl if lasts is None else lasts + grace - age
         if keep is not None and keep <= 0:
             return
         try:
@@ -319,19 +284,15 @@ class VersionedTier(ClaimsLoads):
             if ticket.is_idle():
                 ticket.versions = versions
             loaded = CLOCK.now() + ticket.ahead - age
-            encoded = self._encoded(
-                ticket, value, tags, Head(versions, loaded, lasts, grace, cost, ticket.request.tool)
-            )
+            head = Head(versions, loaded, lasts, grace, cost, ticket.request.tool)
+            encoded = self._encoded(ticket, place.address.encode(), value, tags, head)
             if encoded is None:
                 return
             await self.backend.put(place.address, *encoded, store=versions[STORE], keep=keep)
-            self.counters.stores += 1
+            self.counts["stores"] += 1
             for cell in versions:
                 if cell[0] == "@":
                     self.feed.entries.note(cell, ticket.request)
-            who = self._refreshing.pop(place.address, None)
-            if who is not None:  # or nobody could load it again until the claim ends, however short its ttl is
-                await self.backend.release(f"refresh {place.address}", who)
         except ConnectionError as error:  # the caller has its result, and a later hit is not promised
             self._note_failure(error)
 
@@ -345,16 +306,16 @@ class VersionedTier(ClaimsLoads):
             return None
         # Also those that a read in its load has named: the read may have come after a write, the load begun before it.
         late = [tag for tag in tags if tag not in ticket.request.tags and root_of(tag) in late_roots]
-        if not all(root_of(tag) in late_roots or self._is_covered(tag, versions) for tag in tags):
-            return None  # nobody knows under which version one was read
+        for tag in tags:
+            is_known = root_of(tag) in late_roots or all(cell in versions for cell in self.cells.read(tag))
+            # A root may stand for its entities, if they were too many.
+            if not is_known and (":" in tag or not any(cell.startswith(f"{tag}:") for cell in versions)):
+                return None  # nobody knows under which version one was read
         if late:
             # The version of the entity is read only now. That it was not written during the load is proven by its root:
             # every write under it changes D, a write of all of it S, and neither was held before.
-            named = {
-                cell
-                for tag in (late if len(late) <= _MOST_LATE else map(root_of, late))
-                for cell in self.cells.read(tag)
-            }
+            some = late if len(late) <= _MOST_LATE else map(root_of, late)
+            named = {cell for tag in some for cell in self.cells.read(tag)}
             roots = whole_roots(map(root_of, late))
             now = (await self.backend.read(named | roots | {STORE}, None)).states
             for cell in (*roots, STORE):
@@ -364,17 +325,11 @@ class VersionedTier(ClaimsLoads):
                 return None
         return versions
 
-    def _is_covered(self, tag: str, versions: Mapping[Cell, Any]) -> bool:
-        """Whether the versions of a tag's cells are known. A root may stand for its entities, if they were too many."""
-        return all(cell in versions for cell in self.cells.read(tag)) or (
-            ":" not in tag and any(cell.startswith(f"{tag}:") for cell in versions)
-        )
-
     def _encoded(
-        self, ticket: VersionedTicket, value: Any, tags: tuple[str, ...], head: Head
+        self, ticket: VersionedTicket, address: bytes, value: Any, tags: tuple[str, ...], head: Head
     ) -> tuple[bytes, bytes] | None:
         """Head and payload of a value; None if it cannot be encoded, or is too large."""
-        request, address = ticket.request, (ticket.place.address or "").encode()
+        request = ticket.request
         late = [tag for tag in tags if tag not in request.tags]
         reason: object
         try:
@@ -392,7 +347,7 @@ class VersionedTier(ClaimsLoads):
                 text, reason = "is too large", len(payload)
             else:
                 return raw_head, payload
-        self.counters.unencodable += 1
+        self.counts["unencodable"] += 1
         self.log.once(f"a result of {request.tool} {text}, so it is kept in this process alone", reason)
         return None
 
@@ -407,6 +362,87 @@ class VersionedTier(ClaimsLoads):
             write = WriteIntent(os.urandom(16).hex(), (), entries=(request,))
             await self.commit(write, (), failed=False, hold=0.0)
         return found is not None
+
+    # Loads that processes share
+
+    async def claim(
+        self, request: Request, ticket: Ticket, *, may_wait: Callable[[], bool] | None = None
+    ) -> tuple[Found | None, Ticket]:
+        """Lead the load of an answer that `lookup` has not found, or wait for the process that leads it.
+
+        If the request says ``shares_load``, every load is claimed, for `lease` seconds and longer while `renew_claim`
+        is called, and waited for until its value is there, or its claim has ended. Who has seen two loads end without
+        a value loads itself. Nobody waits for a load that a write has overtaken, or claims what a write holds. On a
+        server, what a write has invalidated is loaded by one process also without ``shares_load``, and the others wait
+        for twice the time that its last load has taken.
+
+        Args:
+            may_wait: called before each pause, in the thread of this coroutine. Where it returns False, the caller
+                loads itself: what it would wait for may be waiting for it.
+
+        Returns:
+            What another process has loaded meanwhile, and the ticket of that; else None, and a ticket for storing.
+        """
+        if not isinstance(ticket, VersionedTicket) or ticket.tier is not self or ticket.place.address is None:
+            return None, ticket
+        ends, now = NEVER, asyncio.get_running_loop().time
+        if not request.shares_load:
+            cost = ticket.former_cost
+            if not self.waits_after_writes or request.strong or cost is None or cost < _SHORT_LOAD:
+                return None, ticket
+            ends = now() + 2 * cost + self.lease / 40
+        me, name, pause = os.urandom(8).hex(), "", _SHORTEST_PAUSE
+        loaders: set[str] = set()
+        try:
+            while ticket.seen and not ticket.is_held() and (ends == NEVER or now() < ends):
+                versions = sorted((cell, ticket.seen[cell][0]) for cell in ticket.place.depends_on)
+                name = f"{ticket.place.address} {versions}"
+                loader = await self.backend.claim(name, me, self.lease)
+                if loader != me:
+                    loaders.add(loader)
+                    if len(loaders) > _MOST_LOADERS or (may_wait is not None and not may_wait()):
+                        break
+                    await asyncio.sleep(pause)
+                    pause = min(1.5 * pause, _LONGEST_PAUSE)
+                # Also by who leads: another load may just have ended.
+                found, ticket = await self._look_up(VersionedTicket(self, request))
+                if found is None and loader != me:
+                    continue
+                if found is None:
+                    ticket.claim = name, me
+                elif loader == me:
+                    await self.backend.claim(name, me, 0.0)
+                return found, ticket
+        except ConnectionError as error:  # what cannot be claimed is loaded
+            self._note_failure(error)
+        except BaseException:
+            if name:
+                self._claim_soon(name, me, 0.0)
+            raise
+        return None, ticket
+
+    def renew_claim(self, ticket: Ticket) -> None:
+        """Let a claim last for another `lease`, if it is still one's own. It does not wait."""
+        if isinstance(ticket, VersionedTicket) and ticket.claim is not None:
+            self._claim_soon(*ticket.claim, self.lease, renew=True)
+
+    def give_up(self, ticket: Ticket) -> None:
+        """End what `claim` has claimed: the load has ended, and was stored or will not be. It does not wait."""
+        if isinstance(ticket, VersionedTicket) and ticket.claim is not None:
+            claim, ticket.claim = ticket.claim, None
+            self._claim_soon(*claim, 0.0)
+
+    def _claim_soon(self, name: str, who: str, lease: float, *, renew: bool = False) -> None:
+        """Claim, or give up, what nobody waits for. If it fails, a claim expires."""
+
+        async def steps() -> None:
+            with suppress(ConnectionError):
+                await self.backend.claim(name, who, lease, renew=renew)
+
+        if self.never_waits:
+            drive(steps())
+        elif not self.is_closed:
+            self._start(steps())
 
     # Writes
 
@@ -423,6 +459,18 @@ class VersionedTier(ClaimsLoads):
         named = tags if len(tags) <= MOST_ENTITIES else map(root_of, tags)
         return Message(self.feed.origin, tuple(dict.fromkeys(named)), tuple(entries))
 
+    async def _announce(self, write: WriteIntent, *, renew: bool) -> None:
+        """Begin a write in the store, or let its lease begin anew."""
+        entries, now = self._entries(write), CLOCK.now()
+        message = self._message((*write.tags, *write.late_roots), entries)
+        held, armed = self.cells.written(write.tags) | entries, whole_roots(write.late_roots)
+        encoded = message.encode(self.codec)
+        number = await self.backend.begin(write.id, held, armed - held, self.lease, encoded, renew=renew)
+        if not renew:
+            self.feed.note_own(message, number)
+        if write.id in self._held_until or (not renew and not write.late_roots and write.on_unreachable == "run"):
+            self._held_until[write.id] = now + self.lease / 2
+
     async def begin(self, write: WriteIntent) -> None:
         """See `Tier`.
 
@@ -430,16 +478,12 @@ class VersionedTier(ClaimsLoads):
             RemoteTierError: if the write is to be refused while the store cannot be used.
         """
         self._keep_up()
-        entries = self._entries(write)
-        message = self._message((*write.tags, *write.late_roots), entries)
-        held, armed = self.cells.written(write.tags) | entries, whole_roots(write.late_roots)
         try:
             if self.is_closed:
                 raise Refused("the tier was closed")
             if self.pending:
                 await self.flush()
-            now = CLOCK.now()
-            number = await self.backend.begin(write.id, held, armed - held, self.lease, message.encode(self.codec))
+            await self._announce(write, renew=False)
         except ConnectionError as error:
             self._note_failure(error)
             if write.on_unreachable == "refuse":
@@ -448,30 +492,18 @@ class VersionedTier(ClaimsLoads):
                 ) from error
             if not self.is_closed:  # until it has landed, this process neither reads nor stores anything here
                 self._add(write, write.tags, failed=True, hold=0.0)
-        else:
-            self.feed.note_own(message, number)
-            if not write.late_roots and write.on_unreachable == "run":
-                self._held_until[write.id] = now + self.lease / 2
 
     async def renew(self, write: WriteIntent) -> None:
-        """See `Tier`."""
-        if self.is_closed:
-            return
-        entries, now = self._entries(write), CLOCK.now()
-        message = self._message((*write.tags, *write.late_roots), entries).encode(self.codec)
-        held, armed = self.cells.written(write.tags) | entries, whole_roots(write.late_roots)
-        try:
-            await self.backend.renew(write.id, held, armed - held, self.lease, message)
-        except ConnectionError as error:
-            self._note_failure(error)
-        else:
-            if write.id in self._held_until:
-                self._held_until[write.id] = now + self.lease / 2
+        if not self.is_closed:
+            try:
+                await self._announce(write, renew=True)
+            except ConnectionError as error:
+                self._note_failure(error)
 
     def commit(self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> Awaitable[None]:
         """See `Tier`. What cannot be delivered is delivered before anything else."""
         if self.is_closed:
-            self.counters.unannounced += 1
+            self.counts["unannounced"] += 1
             self.log.once("a write ended after the tier was closed; others serve what it has changed up to their ttl")
             return SentCommit()
         held_until = self._held_until.pop(write.id, None)
@@ -479,7 +511,7 @@ class VersionedTier(ClaimsLoads):
         is_held = held_until is not None and CLOCK.now() < held_until and not hold and not {*tags} - {*write.tags}
         return self._start_step(write.id, one, may_return=is_held and not failed)
 
-    def _add(self, write: WriteIntent, tags: Sequence[str], *, failed: bool, hold: float) -> Pending:
+    def _add(self, write: WriteIntent, tags: Sequence[str], *, failed: bool, hold: float) -> _Pending:
         entries = self._entries(write)
         moved = self.cells.written(tags) | entries
         if failed:
@@ -488,27 +520,27 @@ class VersionedTier(ClaimsLoads):
         if len(self.pending) >= _MOST_PENDING:
             self._merge_pending()
         send = partial(self.backend.commit, write.id, moved, hold)
-        one = self.pending[write.id] = Pending(send, self._message(tags, entries), hold)
+        one = self.pending[write.id] = _Pending(send, self._message(tags, entries), hold)
         return one
 
     def _merge_pending(self) -> None:
         """Let one step that changes everything take the place of very many writes that have not landed."""
-        merged = {name: one for name, one in self.pending.items() if not one.message.has_ttls and not one.is_on_its_way}
+        merged = {
+            name: one for name, one in self.pending.items() if not one.message.has_ttls and not one.is_on_its_way()
+        }
         hold = max([one.hold for one in merged.values()], default=0.0)
         for name in merged:
             self.pending.pop(name, None)
         send = partial(self.backend.commit, os.urandom(16).hex(), {EVERYTHING}, hold)
-        self.pending[_ALL_WRITES] = Pending(send, Message(self.feed.origin, is_of_everything=True), hold)
+        self.pending[_ALL_WRITES] = _Pending(send, Message(self.feed.origin, is_of_everything=True), hold)
 
-    def _start_step(self, name: str, one: Pending, *, may_return: bool) -> Awaitable[None]:
+    def _start_step(self, name: str, one: _Pending, *, may_return: bool) -> Awaitable[None]:
         """Send a step in this very call, as far as it does not wait."""
         if self.never_waits:
             drive(self._deliver(name, one))
             return SentCommit()
         task = one.task = self._start(self._deliver(name, one))
-        if task is None:
-            return SentCommit()
-        return SentCommit(task) if may_return else task
+        return task if task is not None and not may_return else SentCommit(task)
 
     def _start(self, steps: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
         """Run what its caller does not wait for. Without an event loop it is done in this call."""
@@ -522,13 +554,13 @@ class VersionedTier(ClaimsLoads):
         task.add_done_callback(_RUNNING.discard)
         return task
 
-    async def _deliver(self, name: str, one: Pending) -> None:
+    async def _deliver(self, name: str, one: _Pending) -> None:
         try:
             await self._send(name, one)
         except ConnectionError as error:
             self._note_failure(error)
 
-    async def _send(self, name: str, one: Pending) -> None:
+    async def _send(self, name: str, one: _Pending) -> None:
         number = await one.send(one.message.encode(self.codec))
         self.feed.note_own(one.message, number)
         if self.pending.get(name) is one:
@@ -545,7 +577,7 @@ class VersionedTier(ClaimsLoads):
             ConnectionError: if something is left.
         """
         for name, one in list(self.pending.items()):
-            task = one.task if one.is_on_its_way else None
+            task = one.task if one.is_on_its_way() else None
             if task is not None and task.get_loop() is asyncio.get_running_loop():
                 await asyncio.wait([task])
                 if self.pending.get(name) is one:
@@ -557,15 +589,14 @@ class VersionedTier(ClaimsLoads):
         """Called when a step has not landed, and when one that was pending has."""
 
     def _note_failure(self, error: Exception) -> None:
-        self.counters.failures += 1
-        self.log.once("it cannot be used, so the tools run without it", error)
+        self.counts["failures"] += 1
+        self.log.once(UNUSABLE, error)
         if self.pending:
             self._note_pending()
 
     # What others write
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """See `Tier`."""
         end = self.feed.subscribe(listener)
         self._keep_up()
         self.receive()
@@ -610,8 +641,9 @@ class VersionedTier(ClaimsLoads):
         """The same as `catch_up`, and read the ttls if they were changed."""
         await self.catch_up()
         for _ in range(3):  # others may be set while they are read
-            if self.feed.ttls_are_old:
-                await self._read_ttls()
+            if self.feed.ttls_are_old and not any(one.message.has_ttls for one in self.pending.values()):
+                changes = self.feed.ttl_changes  # before they are read: another message may come meanwhile
+                self.feed.set_ttls(await self.backend.ttls(), changes)
                 await self.catch_up()  # copies are served from now on
 
     def is_complete(self) -> bool:
@@ -619,7 +651,6 @@ class VersionedTier(ClaimsLoads):
         return False
 
     def trusted_until(self) -> float:
-        """See `Tier`."""
         term = self.trust.term
         if not self.feed.has_listeners or not self.trust.is_valid():
             return -NEVER
@@ -635,9 +666,9 @@ class VersionedTier(ClaimsLoads):
             self.log.once("a ttl was set after the tier was closed, so it stays in this process", tool)
             return
         name, send = f"ttl of {tool}", partial(self.backend.set_ttl, tool, ttl)
-        one = self.pending[name] = Pending(send, Message(self.feed.origin, has_ttls=True))
-        self._unsent_ttls[tool] = ttl
-        self.feed.set_ttls(self._with_unsent(self.feed.ttls))
+        one = self.pending[name] = _Pending(send, Message(self.feed.origin, has_ttls=True))
+        others = {name: other for name, other in self.feed.ttls.items() if name != tool}
+        self.feed.set_ttls(others if ttl is None else {**others, tool: ttl})
         self._start_step(name, one, may_return=True)
 
     def follow_ttls(self, listener: Callable[[Mapping[str, float]], None]) -> Callable[[], None]:
@@ -647,16 +678,6 @@ class VersionedTier(ClaimsLoads):
         self._keep_up()
         self.receive()
         return self.feed.follow_ttls(listener)
-
-    async def _read_ttls(self) -> None:
-        changes = self.feed.ttl_changes  # before they are read: another message may come meanwhile
-        self.feed.set_ttls(self._with_unsent(await self.backend.ttls()), changes)
-
-    def _with_unsent(self, ttls: Mapping[str, float]) -> dict[str, float]:
-        for tool in [tool for tool in self._unsent_ttls if f"ttl of {tool}" not in self.pending]:
-            del self._unsent_ttls[tool]
-        found = {**ttls, **self._unsent_ttls}
-        return {tool: ttl for tool, ttl in found.items() if ttl is not None}
 
     # State and end
 
@@ -675,14 +696,16 @@ class VersionedTier(ClaimsLoads):
             raise RemoteTierError(f"nothing was dropped: {error}", self) from error
 
     def stats(self) -> dict[str, Any]:
-        """Counts of this process and its present state: a plain copy, to be logged or exported.
+        """Counts of this process since the tier was made, and its present state: a copy, to be logged or exported.
 
         Returns:
-            The fields of `Counters`, and ``invalidations`` (writes of others that were received), ``losses`` (how often
-            some may have been missed), ``pending`` (own ones that have not landed), ``trusted`` (whether local copies
-            are served now).
+            ``hits``, ``misses``, ``stores``; ``unencodable`` (values that could not be encoded, were too large, or
+            depend on too much); ``bad_values`` (forged, damaged or of another version); ``failures`` (lookups, stores
+            and writes for which the store could not be used); ``unannounced`` (writes that ended when the tier was
+            closed); ``invalidations`` (writes of others that were received), ``losses`` (how often some may have been
+            missed), ``pending`` (own ones that have not landed), ``trusted`` (whether local copies are served now).
         """
-        return asdict(self.counters) | {
+        return self.counts | {
             "invalidations": self.feed.received,
             "losses": self.feed.losses,
             "pending": len(self.pending),
@@ -700,25 +723,19 @@ class VersionedTier(ClaimsLoads):
         except ConnectionError as error:
             self.log.once("closed before all invalidations had landed; others serve what was changed", error)
         self.is_closed = True
-        self.end_trust()
-        await self.backend.aclose()
-
-    def end_trust(self) -> None:
-        """Let no local copy be served any more."""
         with VERSIONS.lock:
             if self.trust.term is not None:
                 self.trust.term.end()
             self.trust.page, self.trust.stamp = (0,), -1
             self.feed.lose()
+        await self.backend.aclose()
 
     async def __aenter__(self) -> Self:
         if self.is_closed:
             raise ConfigurationError(f"this {type(self).__name__} was closed; make a new one")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 

@@ -136,13 +136,13 @@ class BackendContract:
         await one.begin("w", ("order::7",), (), 4.0, b"")
         for _ in range(3):
             await self.advance(2.0)
-            assert await changed(other, ORDER, one.renew("w", ("order::7",), (), 4.0, b"")) == set()
+            assert await changed(other, ORDER, one.begin("w", ("order::7",), (), 4.0, b"", renew=True)) == set()
         assert (await states(other, "order::7"))["order::7"][1] == HELD
 
     @_with_two
     async def test_a_renewal_of_an_unknown_writer_begins_it(self, one: Backend, other: Backend) -> None:
         """The store may have lost it."""
-        assert await changed(other, ORDER, one.renew("w", ("order::7",), (), LEASE, b"")) == {"order::7"}
+        assert await changed(other, ORDER, one.begin("w", ("order::7",), (), LEASE, b"", renew=True)) == {"order::7"}
         assert (await states(other, "order::7"))["order::7"][1] == HELD
 
     @_with_two
@@ -238,9 +238,9 @@ class BackendContract:
         assert await one.claim("load", "me", LEASE) == "me"
         assert await other.claim("load", "you", LEASE) == "me"
         assert await other.claim("another", "you", LEASE) == "you"
-        await other.release("load", "you")
+        await other.claim("load", "you", 0.0)
         assert await other.claim("load", "you", LEASE) == "me"
-        await one.release("load", "me")
+        await one.claim("load", "me", 0.0)
         assert await other.claim("load", "you", LEASE) == "you"
 
     @_with_two

@@ -123,7 +123,7 @@ def _share_nothing() -> None:
     """Let each process load for itself, and copies expire when the value does."""
     from agent_cache.remote.redis import RedisTier
 
-    RedisTier.reloads_early = RedisTier._waits_after_writes = False
+    RedisTier.reloads_early = RedisTier.waits_after_writes = False
 
 
 def measure(server: Server, game: Game, processes: int, *, shares: bool) -> Measured:

@@ -91,7 +91,6 @@ async def test_a_long_value_is_written_outside_of_the_event_loop_and_found(tmp_p
         {"max_bytes": None},
         {"max_bytes": True},
         {"max_value_size": 10},
-        {"max_value_size": 10_000_000, "codec": MessagePackCodec()},
         {"namespace": "with space"},
         {"namespace": ""},
         {"codec": object()},
@@ -125,7 +124,7 @@ async def test_a_value_that_was_tampered_with_is_a_miss(tmp_path: Path, codec: C
         await load(tier, read("order:7"), "genuine")
         await load(tier, read("user:1", key="1"), "of another")
         assert await value_of(tier, read("order:7")) == "genuine"
-        of_order = "tool = 'shop:get_order' AND instr(head, 'order::')"
+        of_order = "instr(head, 'shop:get_order') AND instr(head, 'order::')"
         ((number, data),) = _rows(path, f"SELECT address, {column} FROM value WHERE {of_order}")
         for index in range(len(data)):
             forged = data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :]
@@ -263,14 +262,6 @@ async def test_an_invalidation_that_is_refused_leaves_the_values(tmp_path: Path,
         assert tier.stats()["pending"] == 0
         assert await value_of(tier, read("order:7")) == "old"
         steps.clear()
-
-
-async def test_values_are_evicted_as_soon_as_there_are_too_many(tmp_path: Path):
-    async with FileTier(tmp_path / "cache", max_bytes=65_536) as tier:
-        for number in range(90):
-            await load(tier, read(f"order:{number}", key=number), "x" * 1_000)
-        ((size,),) = _rows(tmp_path / "cache", "SELECT sum(size) FROM value")
-        assert size <= 65_536
 
 
 @pytest.mark.slow  # how long the log gets depends on when its thread runs

@@ -149,9 +149,8 @@ async def test_by_default_each_process_loads_what_it_misses(start: Start):
 
 
 @pytest.mark.parametrize("url", ["file", *slow("server")], indirect=True)
-async def test_a_loader_that_is_killed_is_replaced(start: Start, url: str):
-    """On a server after its lease. Of a file that it is dead is known by its lock, and at once."""
-    loader, others = await loading(await start(3, lease=2.5 if url.startswith("redis") else 600.0))
+async def test_a_loader_that_is_killed_is_replaced_after_its_lease(start: Start, url: str):
+    loader, others = await loading(await start(3, lease=2.5))
     loader.kill()
     second, others = await loading(others)
     second.tell("new")

@@ -427,7 +427,7 @@ async def test_a_right_that_is_missing_is_a_failure_and_nothing_that_is_done_wit
     [
         {"namespace": ""}, {"namespace": "a b"}, {"namespace": "{a}"}, {"max_staleness": 0},
         {"max_staleness": 0.1, "timeout": 0.2}, {"lease": -1}, {"max_value_size": 5}, {"codec": object()},
-        {"remote_ttl": None}, {"max_value_size": 4 * MIB, "codec": MessagePackCodec()},
+        {"remote_ttl": None},
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_at_once(options: Any):

@@ -421,17 +421,6 @@ async def test_a_tier_that_fails_does_not_keep_the_others_from_being_told(here: 
     assert await left(elsewhere) == [False, True, False]
 
 
-async def test_a_refused_write_does_not_run(truth: Truth, server: MemoryServer):
-    tier = WatchedTier(server, on_unreachable="refuse")
-    process = Process(truth, tier)
-    server.stop()
-    with pytest.raises(RemoteTierError):
-        await process.set_order("7")
-    assert truth.runs == []
-    server.start()
-    assert await process.set_order("7") == "7"
-
-
 async def test_a_refused_write_lets_go_of_what_it_had_announced_elsewhere(
     truth: Truth, here: WatchedTier, elsewhere: MemoryTier
 ):

@@ -15,24 +15,20 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from agent_cache.core.options import configures, seconds
+from agent_cache.core.options import configures, count, seconds
 from agent_cache.core.versions import VERSIONS
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import Refused, checked_namespace, drive
 from agent_cache.remote.codecs import Codec
 from agent_cache.remote.feed import FeedLease
-from agent_cache.remote.reports import Log, report_text
-from agent_cache.remote.versioned import VersionedTier
+from agent_cache.remote.versioned import UNUSABLE, VersionedTier
 
 if sys.platform != "win32":  # which is refused
-    from agent_cache.remote.database import PASSING, SqliteBackend
-    from agent_cache.remote.shared_page import forget_slots
+    from agent_cache.remote.database import PASSING, SqliteBackend, forget_slots
 
-__all__ = ["NETWORK_FILE_SYSTEMS", "FileTier", "filesystem_of", "mounts_text", "real_path"]
+__all__ = ["NETWORK_FILE_SYSTEMS", "FileTier", "checked_path", "filesystem_of", "mounts_text"]
 
-_MOST_BYTES: Final = 1 << 62
 _PERIOD: Final = 0.1
-_REPORT_AFTER: Final = 2.0
 
 NETWORK_FILE_SYSTEMS: Final = frozenset({
     "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse.ceph", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "gfs2",
@@ -62,8 +58,8 @@ class FileTier(VersionedTier):
         namespace: keeps the entries of different programs in one file apart.
         timeout: seconds that a call waits for a file that other processes have locked.
         lease: seconds that what a process was writing when it died is held: its effect may still come.
-        remote_ttl: seconds that a value lives whose tool has no ttl. None is as long as there is room: mind that writes
-            between two runs of a program, by whatever else, are not seen.
+        remote_ttl: seconds that a value in the file lives whose tool has no ttl; None is as long as there is room. Mind
+            that writes between two runs of a program, by whatever else, are not seen. Copies in a process have no end.
         codec: how values are written; the default is MessagePack.
         max_bytes: bytes of all values. Those that were not used for longest make room.
         max_value_size: bytes of the longest value that is stored or read. None is as much as the codec allows, which is
@@ -73,7 +69,7 @@ class FileTier(VersionedTier):
         ConfigurationError: if any of this cannot work. A file that is not a tier's is left as it is.
     """
 
-    never_waits = True
+    never_waits = copies_outlive_values = True
     backend: SqliteBackend
 
     def __init__(
@@ -88,31 +84,24 @@ class FileTier(VersionedTier):
         max_bytes: int = 268_435_456,
         max_value_size: int | None = None,
     ) -> None:
-        is_whole = isinstance(max_bytes, int) and not isinstance(max_bytes, bool)
-        if not is_whole or not 65_536 <= max_bytes <= _MOST_BYTES:
-            raise ConfigurationError(f"FileTier: max_bytes must be bytes, 65536 to 2**62, got {max_bytes!r}")
-        patience = seconds(timeout, "FileTier: timeout")
+        count(65_536, max_bytes, "FileTier: max_bytes")
         self.path: Path = checked_path(path)
-        log = Log(f"FileTier({str(self.path)!r})")
-        span = seconds(lease, "FileTier: lease")
+        lease = seconds(lease, "FileTier: lease")
         self.backend = SqliteBackend(
             self.path,
-            timeout=patience,
-            lease=span,
-            max_bytes=max_bytes,
+            timeout=seconds(timeout, "FileTier: timeout"),
+            lease=lease,
+            max_bytes=min(max_bytes, 1 << 62),  # more than SQLite can count
             namespace=checked_namespace(namespace, "FileTier"),
-            log=log,
         )
         super().__init__(
-            self.backend, namespace=namespace, lease=span, remote_ttl=remote_ttl, codec=codec,
+            self.backend, namespace=namespace, lease=lease, remote_ttl=remote_ttl, codec=codec,
             max_value_size=max_value_size, max_staleness=0,
         )  # fmt: skip
-        self.log = log
+        self.log = self.backend.log
         self.max_value_size = min(self.max_value_size, max_bytes // 2)
         self.trust = FeedLease(self)
         self._keeper: threading.Thread | None = None
-        self._reported = ""
-        self._report_at = 0.0
         try:
             self.backend.open()
         except PASSING as error:
@@ -124,9 +113,6 @@ class FileTier(VersionedTier):
 
     def __repr__(self) -> str:
         return f"FileTier({str(self.path)!r})"
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a FileTier cannot be copied or sent: in each process, make a FileTier of the same path")
 
     # What others write
 
@@ -192,8 +178,8 @@ class FileTier(VersionedTier):
                 self._keeper = keeper
 
     def look_after(self) -> None:
-        """Deliver what is pending, look whether the files were replaced, apply what others have written, and report
-        what was counted. Called by the keeper.
+        """Deliver what is pending, look whether the files were replaced, and apply what others have written. Called by
+        the keeper.
         """
         if self.is_closed:
             return
@@ -202,12 +188,7 @@ class FileTier(VersionedTier):
                 drive(self.flush())
             is_due = time.monotonic() >= self.backend.look_by
             if (is_due or not self.trust.is_valid()) and drive(self.caught_up()):
-                self.log.allow_again("it cannot be used, so the tools run without it")
-            text = report_text()
-            if text != self._reported and time.monotonic() > self._report_at:
-                self._report_at = time.monotonic() + _REPORT_AFTER
-                self.backend.report(text)
-                self._reported = text
+                self.log.allow_again(UNUSABLE)
         except ConnectionError:
             pass  # the next time
 
@@ -222,7 +203,6 @@ class FileTier(VersionedTier):
         self.feed.after_fork()
         self.trust.stamp = -1
         self._keeper = None
-        self._reported = ""
 
 
 def _keep(reference: weakref.ref[FileTier]) -> None:
@@ -291,66 +271,41 @@ def mounts_text() -> str:
         return ""
 
 
-def real_path(path: str | os.PathLike[str]) -> Path:
-    """An absolute path without links; ``~`` is the home directory.
-
-    Raises:
-        ValueError: if it can be no path, or names the home of nobody.
-    """
-    try:
-        return Path(os.path.realpath(Path(path).expanduser()))
-    except RuntimeError as error:
-        raise ValueError(str(error)) from error
-
-
 def checked_path(path: Any) -> Path:
-    """Check where a database is to be.
+    """An absolute path without links, at which a database may be; ``~`` is the home directory.
 
     Raises:
         ConfigurationError: if it cannot be there, naming the fix.
     """
+    if os.name == "nt":
+        raise ConfigurationError("FileTier: Windows has no locks of single bytes; share the cache by a RedisTier")
     if not isinstance(path, str | os.PathLike) or not os.fspath(path) or isinstance(os.fspath(path), bytes):
         raise ConfigurationError(f"FileTier: path must be the path of a file, got {path!r}")
     if os.fspath(path) == ":memory:":
         raise ConfigurationError("FileTier: a database in memory is shared with nobody; leave the tier out")
-    if os.name == "nt":
-        raise ConfigurationError(
-            "FileTier: Windows has no locks of single bytes of this kind; share the cache by a RedisTier"
-        )
     try:
-        place = real_path(path)
-    except ValueError as error:
-        raise ConfigurationError(f"FileTier: {path!r} cannot be the path of a file: {error}") from error
-    folder = place.parent
-    try:
+        place = Path(os.path.realpath(Path(path).expanduser()))
+        folder = place.parent
         mode = folder.stat().st_mode
-        present = place.stat().st_mode if stat.S_ISDIR(mode) and place.exists() else None
-    except PermissionError as error:
-        raise ConfigurationError(
-            f"FileTier: this user may not look into {str(folder)!r}; use a file of your own"
-        ) from error
-    except FileNotFoundError as error:
-        raise ConfigurationError(f"FileTier: there is no directory {str(folder)!r}; make it first") from error
-    except OSError as error:
-        raise ConfigurationError(f"FileTier: {str(place)!r}: {error.strerror}") from error
-    if not stat.S_ISDIR(mode):
-        raise ConfigurationError(f"FileTier: {str(folder)!r} is no directory")
-    if present is not None and stat.S_ISDIR(present):
-        raise ConfigurationError(f"FileTier: {str(place)!r} is a directory; name a file in it")
-    if mode & stat.S_IWOTH:
-        raise ConfigurationError(
-            f"FileTier: everybody may write into {str(folder)!r}, and could replace the cache; use a directory of your "
-            "own (mkdir -m 700)"
-        )
+        is_there, is_regular = place.exists(), place.is_file()
+    except (OSError, ValueError, RuntimeError) as error:  # a missing directory, or one that nobody may look into
+        raise ConfigurationError(f"FileTier: {path!r} cannot be the path of a file: {error}") from error
     kind = filesystem_of(folder, mounts_text())
-    if kind in NETWORK_FILE_SYSTEMS:
-        raise ConfigurationError(
-            f"FileTier: {str(folder)!r} is on a network file system ({kind}), where processes of several machines "
-            "cannot share memory; use a local disk, or share the cache by a RedisTier"
-        )
-    if present is not None and not stat.S_ISREG(present):
-        raise ConfigurationError(f"FileTier: {str(place)!r} is no regular file")
-    for name, right in ((folder, os.W_OK | os.X_OK), (place, os.R_OK | os.W_OK)):
-        if (name is folder or present is not None) and not os.access(name, right) and name.exists():
-            raise ConfigurationError(f"FileTier: this user may not write {str(name)!r}; use a file of your own")
+    for is_wrong, problem in (
+        ((is_there and not is_regular) or not stat.S_ISDIR(mode), f"{str(place)!r} is no file"),
+        (
+            mode & stat.S_IWOTH,
+            f"everybody may write into {str(folder)!r}; use a directory of your own (mkdir -m 700)",
+        ),
+        (
+            kind in NETWORK_FILE_SYSTEMS,
+            f"{str(folder)!r} is on a network file system ({kind}); use a local disk, or a RedisTier",
+        ),
+        (
+            not os.access(folder, os.W_OK | os.X_OK) or (is_there and not os.access(place, os.R_OK | os.W_OK)),
+            f"this user may not write {str(place)!r}; use a file of your own",
+        ),
+    ):
+        if is_wrong:
+            raise ConfigurationError(f"FileTier: {problem}")
     return place
