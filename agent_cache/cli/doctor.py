@@ -1,7 +1,6 @@
 """`agent-cache tier doctor`: whether the server or the file of a tier is fit for it, and the remedy if it is not.
 
-Each check returns its results. The doctor writes some small keys of its own on a server and deletes them, and nothing
-into a file.
+The doctor writes some small keys of its own on a server and deletes them, and nothing into a file.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 import re
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
@@ -20,7 +19,6 @@ from typing import Any, Final, Literal
 from agent_cache.cli.output import Printer, print_json, size_text
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import checked_namespace
-from agent_cache.remote.file import NETWORK_FILE_SYSTEMS, filesystem_of, mounts_text
 from agent_cache.remote.inspection import FileInspection
 
 __all__ = ["examine"]
@@ -35,22 +33,31 @@ _COMMANDS: Final = (
 """What a tier sends, itself or in a script."""
 _LITTLE_SPACE: Final = 1 << 26
 _STYLES: Final = {"fine": "green", "note": "cyan", "finding": "red"}
+_NO_LIMIT: Final = "set maxmemory, and maxmemory-policy volatile-ttl: a server that takes all memory gets killed"
+_WRONG_EVICTION: Final = (
+    "set maxmemory-policy volatile-ttl, which takes values first: this one may take a registry of writers, and if such "
+    "a writer then dies, its change goes unnoticed until the ttl"
+)
+_FULL: Final = "a full server refuses writes, and invalidations with them; raise maxmemory, or set volatile-ttl"
+_NO_FENCE: Final = (
+    "set min-replicas-to-write 1 and min-replicas-max-lag 2 on every node: otherwise a primary that is cut off from "
+    "them goes on answering readers on its side, for as long as nobody demotes it"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """The result of a check.
-
-    Attributes:
-        verdict: ``"note"`` if it cannot be told from here whether something is wrong.
-        says: the facts.
-        do: what to do, if anything.
-    """
+    """The result of a check: the facts, and what to do, if anything. A note cannot be judged from here."""
 
     name: str
     verdict: Literal["fine", "finding", "note"]
     says: str
     do: str | None = None
+
+
+def _result(name: str, problem: object, says: str, do: str) -> _Result:
+    """A finding with its remedy if there is a problem; else the facts are fine."""
+    return _Result(name, "finding", says, do) if problem else _Result(name, "fine", says)
 
 
 async def examine(options: argparse.Namespace, path: str | None) -> int:
@@ -71,10 +78,9 @@ async def examine(options: argparse.Namespace, path: str | None) -> int:
     findings = sum(result.verdict == "finding" for result in results)
     if options.json:
         print_json({"namespace": namespace, "findings": findings, "checks": [asdict(result) for result in results]})
-    elif findings:
-        printer.line(f"{findings} {'thing is' if findings == 1 else 'things are'} wrong")
     else:
-        printer.line("nothing is wrong")
+        wrong = "thing is wrong" if findings == 1 else "things are wrong"
+        printer.line(f"{findings} {wrong}" if findings else "nothing is wrong")
     return 1 if findings else 0
 
 
@@ -82,30 +88,26 @@ async def examine(options: argparse.Namespace, path: str | None) -> int:
 
 
 async def _of_server(options: argparse.Namespace, namespace: str) -> AsyncIterator[_Result]:
-    from agent_cache.remote.redis import SCRIPTS  # its text names the extra  # isort: skip
+    from agent_cache.remote.redis import scripts_of  # its text names the extra  # isort: skip
     from redis.crc import key_slot
+    from redis.exceptions import RedisError
 
     from agent_cache.remote.deployments import deployment_of_url
 
     deployment = deployment_of_url(options.url, cluster=False, options={})
-    client = deployment.connect(options.timeout)
-    async with client, asyncio.timeout(options.timeout):
-        info = await client.info()
-        is_cluster = bool(info.get("cluster_enabled"))
+    async with deployment.connect(options.timeout) as client, asyncio.timeout(options.timeout):
+        is_cluster = bool((await client.info("cluster")).get("cluster_enabled"))
         slots = await client.execute_command("CLUSTER SLOTS") if is_cluster else {}
     if is_cluster:  # redis-py gives {(first, last): {"primary": (host, port)}}
-        served = sum(last - first + 1 for first, last in slots)
-        says = f"{served} of 16384 slots served"
-        fix = "see CLUSTER NODES for what is missing"
-        yield _Result("cluster", "fine", says) if served == 16384 else _Result("cluster", "finding", says, fix)
-        slot = key_slot(namespace.encode())
+        served, slot = sum(last - first + 1 for first, last in slots), key_slot(namespace.encode())
+        says, do = f"{served} of 16384 slots served", "see CLUSTER NODES for what is missing"
+        yield _result("cluster", served < 16384, says, do)
         for (first, last), servers in slots.items():
             if first <= slot <= last:
                 host, port, *_ = servers["primary"]
                 deployment = replace(deployment, seeds=((host or deployment.seeds[0][0], int(port)),))
-    client = deployment.connect(options.timeout)
     key = f"{{{namespace}}}:doctor:{os.urandom(6).hex()}"
-    async with client:
+    async with deployment.connect(options.timeout) as client:
         info = await client.info()
         yield _version(info, is_cluster=is_cluster)
         if info.get("role") != "master" or info.get("loading"):
@@ -115,17 +117,13 @@ async def _of_server(options: argparse.Namespace, namespace: str) -> AsyncIterat
         yield _memory(info)
         yield await _replication(client, info, is_cluster=is_cluster)
         connections, limit = info.get("connected_clients", 0), info.get("maxclients") or 1 << 31
-        fix = "raise maxclients: a process that gets no connection runs without the tier"
-        is_full = connections > 0.9 * limit
-        says = f"{connections:,} of {limit:,}"
-        yield _Result("clients", "finding", says, fix) if is_full else _Result("clients", "fine", says)
+        do = "raise maxclients: a process that gets no connection runs without the tier"
+        yield _result("clients", connections > 0.9 * limit, f"{connections:,} of {limit:,}", do)
         try:
             for result in await _rights(client, namespace, key):
                 yield result
-            yield await _latency(client, key, SCRIPTS["read"][0], options.tier_timeout)
+            yield await _latency(client, key, scripts_of(5_000)["read"][0], options.tier_timeout)
         finally:
-            from redis.exceptions import RedisError
-
             with suppress(RedisError):  # what may not be deleted expires
                 await client.delete(key, f"{key}:n", f"{key}:c:*")
 
@@ -135,52 +133,38 @@ def _version(info: dict[str, Any], *, is_cluster: bool) -> _Result:
     is_valkey = "valkey_version" in info
     name, text = ("Valkey", info["valkey_version"]) if is_valkey else ("Redis", info.get("redis_version", "0"))
     needed = (7, 2) if is_valkey else (7, 0) if is_cluster else (6, 2)
-    if tuple(int(part) for part in re.findall(r"\d+", str(text))[:2]) >= needed:
-        return _Result("version", "fine", f"{name} {text}")
+    is_old = tuple(int(part) for part in re.findall(r"\d+", str(text))[:2]) < needed
     do = f"a tier needs {name} {needed[0]}.{needed[1]} or later{' in a cluster' if is_cluster else ''}"
-    return _Result("version", "finding", f"{name} {text}", f"{do}; upgrade the server")
+    return _result("version", is_old, f"{name} {text}", f"{do}; upgrade the server")
 
 
 def _memory(info: dict[str, Any]) -> _Result:
     """Eviction must take values before registries of writers, which have the longest ttl of all keys."""
     policy, limit, used = info.get("maxmemory_policy", "unknown"), info.get("maxmemory", 0), info.get("used_memory", 0)
     if not limit:
-        do = "set maxmemory, and maxmemory-policy volatile-ttl: a server that takes all memory gets killed"
-        return _Result("memory", "finding", f"{size_text(used)} used, without a limit", do)
+        return _Result("memory", "finding", f"{size_text(used)} used, without a limit", _NO_LIMIT)
     says = f"{size_text(used)} of {size_text(limit)} used, {policy}, {info.get('evicted_keys', 0):,} evicted"
-    if policy == "volatile-ttl" or (policy == "noeviction" and used < 0.8 * limit):
-        return _Result("memory", "fine", says)
     if policy == "noeviction":
-        do = "a full server refuses writes, and invalidations with them; raise maxmemory, or set volatile-ttl"
-        return _Result("memory", "finding", says, do)
-    do = (
-        "set maxmemory-policy volatile-ttl, which takes values first: this one may take a registry of writers, and if "
-        "such a writer then dies, its change goes unnoticed until the ttl"
-    )
-    return _Result("memory", "finding", says, do)
+        return _result("memory", used >= 0.8 * limit, says, _FULL)
+    return _result("memory", policy != "volatile-ttl", says, _WRONG_EVICTION)
 
 
 async def _replication(client: Any, info: dict[str, Any], *, is_cluster: bool) -> _Result:
     """A primary that is cut off from its replicas must stop answering."""
-    replicas, settings = info.get("connected_slaves", 0), {}
     from redis.exceptions import ResponseError
 
+    replicas, settings = info.get("connected_slaves", 0), {}
     with suppress(ResponseError):  # it is not allowed
         settings = await client.config_get("min-replicas-*")
     least = int(settings.get("min-replicas-to-write", 0)) or int("min_slaves_good_slaves" in info)
     if least:
-        says = f"{replicas} replicas, min-replicas-to-write {least}"
-        if info.get("min_slaves_good_slaves", replicas) >= least:
-            return _Result("replication", "fine", says)
-        return _Result("replication", "finding", f"{says}: writes are refused now", "bring the replicas back")
+        is_cut_off = info.get("min_slaves_good_slaves", replicas) < least
+        says = f"{replicas} replicas, min-replicas-to-write {least}{': writes are refused now' if is_cut_off else ''}"
+        return _result("replication", is_cut_off, says, "bring the replicas back")
     if is_cluster or not replicas:
         return _Result("replication", "fine", f"{replicas} replicas")
-    do = (
-        "set min-replicas-to-write 1 and min-replicas-max-lag 2 on every node: otherwise a primary that is cut off "
-        "from them goes on answering readers on its side, for as long as nobody demotes it"
-    )
     verdict: Literal["finding", "note"] = "finding" if settings else "note"
-    return _Result("replication", verdict, f"{replicas} replicas, and min-replicas-to-write is 0 or not known", do)
+    return _Result("replication", verdict, f"{replicas} replicas, min-replicas-to-write is 0 or not known", _NO_FENCE)
 
 
 async def _rights(client: Any, namespace: str, key: str) -> list[_Result]:
@@ -212,7 +196,7 @@ async def _latency(client: Any, key: str, script: str, patience: float) -> _Resu
     """Measure round trips of the commands that a tier sends most."""
     from redis.exceptions import ResponseError
 
-    arguments = script, 2, f"{key}:none", f"{key}:n", "5000", "0", '[[["*"],false]]'
+    arguments = script, 2, f"{key}:none", f"{key}:n", '[[["*"],false]]'
     medians, slowest = [], 0.0
     try:
         for command in (("PING",), ("GET", key), ("EVAL", *arguments)):
@@ -226,56 +210,42 @@ async def _latency(client: Any, key: str, script: str, patience: float) -> _Resu
     except ResponseError as error:  # most likely a missing right, which is reported
         return _Result("latency", "note", f"could not be measured: {error}")
     says = f"{', '.join(medians)} (medians of {_TRIPS}), 98 of 100 within {slowest * 1000:.1f} ms"
-    if slowest <= patience / 5:
-        return _Result("latency", "fine", says)
     do = f"a hit takes one such trip, and the tier gives up after timeout={patience:g} s: move the server closer"
-    return _Result("latency", "finding", says, do)
+    return _result("latency", slowest > patience / 5, says, do)
 
 
 # A file
 
 
 async def _of_file(path: str, options: argparse.Namespace) -> AsyncIterator[_Result]:
-    for result in _file_results(path, options):
-        yield result
-
-
-def _file_results(path: str, options: argparse.Namespace) -> Iterator[_Result]:
     from agent_cache.remote.database import beside, marked_slots
 
     try:
         with FileInspection(path, options.namespace, patience=options.timeout) as file:
             place = file.path
+            says, corrupt = f"{place.name} has {size_text(place.stat().st_size)}", beside(place, ".corrupt")
+            if corrupt.exists():
+                do = "look into why (disk, power, copies of an open file), then remove it"
+                yield _Result("files", "note", f"{says}; {corrupt.name} is a damaged one that was set aside", do)
+            else:
+                yield _Result("files", "fine", says)
             files = [
                 one for suffix in ("", "-wal", "-shm", ".page", ".lock") if (one := beside(place, suffix)).exists()
             ]
-            says = f"{place.name} has {size_text(place.stat().st_size)}"
-            if beside(place, ".corrupt").exists():
-                do = "look into why (disk, power, copies of an open file), then remove it"
-                yield _Result("files", "note", f"{says}; {place.name}.corrupt is a damaged one that was set aside", do)
-            else:
-                yield _Result("files", "fine", says)
-            exposed = [one.name for one in files if one.stat().st_mode & 0o077]
-            do = "chmod 600 them: values are in there, and invalidations"
-            text = f"others may read or write {', '.join(exposed)}"
-            fine = _Result("permissions", "fine", "the files are readable and writable for this user alone")
-            yield _Result("permissions", "finding", text, do) if exposed else fine
-            kind = filesystem_of(place.parent, mounts_text()) or "of an unknown type: it must be a local disk"
-            assert kind not in NETWORK_FILE_SYSTEMS  # which is refused before
-            yield _Result("file system", "fine", kind)
-            damages = [str(text) for (text,) in file.rows("pragma quick_check(5)") if text != "ok"]
+            exposed = ", ".join(one.name for one in files if one.stat().st_mode & 0o077)
+            says = f"others may read or write {exposed}" if exposed else "only this user may read and write the files"
+            yield _result("permissions", exposed, says, "chmod 600 them: values are in there, and invalidations")
+            damages = "; ".join(str(text) for (text,) in file.rows("pragma quick_check(5)") if text != "ok")
             do = "the next process that comes across it sets the file aside as PATH.corrupt and begins a new one"
-            fine = _Result("integrity", "fine", "quick_check finds nothing")
-            yield _Result("integrity", "finding", "; ".join(damages), do) if damages else fine
-            if marked := marked_slots(place):
-                do = "see why the file cannot be written (disk, permissions, locks), and the log of these processes"
-                text = f"nobody uses the file: {len(marked)} of its processes could not write an invalidation yet"
-                yield _Result("pending", "finding", text, do)
+            yield _result("integrity", damages, damages or "quick_check finds nothing", do)
+            marked = len(marked_slots(place))
+            do = "see why the file cannot be written (disk, permissions, locks): nobody uses it until it can be"
+            yield _result("pending", marked, f"{marked} processes could not write an invalidation yet", do)
             space, used = os.statvfs(place.parent), file.meta["bytes"]
             free = space.f_bavail * space.f_frsize
-            says = f"{size_text(free)} free; {size_text(used)} in values"
             do = "free some: on a full disk nobody uses the file until it can be written"
-            yield _Result("space", "finding", says, do) if free < _LITTLE_SPACE else _Result("space", "fine", says)
+            says = f"{size_text(free)} free; {size_text(used)} in values"
+            yield _result("space", free < _LITTLE_SPACE, says, do)
     except ConfigurationError:
         raise
     except ConnectionError as error:

@@ -36,7 +36,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Gener
 from contextlib import suppress
 from contextvars import Context
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from hashlib import sha1
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -59,7 +59,7 @@ from agent_cache.remote.deployments import TIER_OPTIONS, Deployment, deployment_
 from agent_cache.remote.feed import LOST, News
 from agent_cache.remote.versioned import UNUSABLE, VersionedTier
 
-__all__ = ["SCRIPTS", "RedisBackend", "RedisTier"]
+__all__ = ["RedisBackend", "RedisTier", "scripts_of"]
 
 T = TypeVar("T")
 
@@ -70,13 +70,13 @@ _AT_ONCE: Final = 200
 """Keys that are looked at or deleted by one command."""
 
 _COMMON: Final = """
-local P, TTL = string.sub(KEYS[1], 1, -5), ARGV[1]
+local P, TTL = string.sub(KEYS[1], 1, -5), '@TTL'
 local N, W, R, F, T = P .. 'n', P .. 'w', P .. 'r', P .. 'f', P .. 't'
 local info = redis.call('INFO', 'replication')
 if not string.find(info, 'role:master', 1, true) then return redis.error_reply('READONLY it is a replica') end
 local store = string.match(info, 'master_replid:(%x+)')
 local time = redis.call('TIME')
-local now = tonumber(time[1]) + tonumber(time[2]) / 1e6 + tonumber(ARGV[2])
+local now = tonumber(time[1]) + tonumber(time[2]) / 1e6 + @SHIFT
 local function get(key)
   local found = redis.pcall('GET', key)
   return type(found) ~= 'table' and found
@@ -143,8 +143,12 @@ local function state(cell)
   end
   return version, mode
 end
-local answers = {store, string.format('%.6f', now)}
-for _, asked in ipairs(cjson.decode(ARGV[3])) do
+local head, parts = {store, string.format('%.6f', now)}, {}
+local function answer(part)
+  head[#head + 1] = part and #part or -1
+  parts[#parts + 1] = part or ''
+end
+for _, asked in ipairs(cjson.decode(ARGV[1])) do
   local value, wanted, known, more = false, {}, {}, {}
   for _, cell in ipairs(asked[1]) do
     wanted[cell] = true
@@ -160,35 +164,35 @@ for _, asked in ipairs(cjson.decode(ARGV[3])) do
       end
     end
   end
-  answers[#answers + 1] = table.concat(known, ' ')
-  answers[#answers + 1] = #more > 0 and cjson.encode(more)
-  answers[#answers + 1] = value
+  answer(table.concat(known, ' '))
+  answer(#more > 0 and cjson.encode(more))
+  answer(value)
 end
-return answers
+return table.concat(head, ' ') .. '\\n' .. table.concat(parts)
 """
 
 _BEGIN: Final = """
-local writer, deadline = ARGV[3], now + tonumber(ARGV[6])
-if ARGV[8] ~= '' and redis.call('HEXISTS', R, writer) == 1 then
+local writer, deadline = ARGV[1], now + tonumber(ARGV[4])
+if ARGV[6] ~= '' and redis.call('HEXISTS', R, writer) == 1 then
   redis.call('ZADD', W, string.format('%.6f', deadline), writer)
   return {store, '0'}
 end
-local held, armed = cjson.decode(ARGV[4]), cjson.decode(ARGV[5])
+local held, armed = cjson.decode(ARGV[2]), cjson.decode(ARGV[3])
 register(writer, held, armed, deadline)
-return {store, step(held, ARGV[7])}
+return {store, step(held, ARGV[5])}
 """
 
 _COMMIT: Final = """
-local writer, moved, hold = ARGV[3], cjson.decode(ARGV[4]), tonumber(ARGV[5])
+local writer, moved, hold = ARGV[1], cjson.decode(ARGV[2]), tonumber(ARGV[3])
 unregister(writer)
 if hold > 0 then register(writer, moved, {}, now + hold) end
-return {store, step(moved, ARGV[6])}
+return {store, step(moved, ARGV[4])}
 """
 
 _CLAIM: Final = """
-local key, who, lease = P .. 'l:' .. ARGV[3], ARGV[4], tonumber(ARGV[5])
+local key, who, lease = P .. 'l:' .. ARGV[1], ARGV[2], tonumber(ARGV[3])
 local present = redis.call('HMGET', key, 'who', 'ends')
-if ARGV[6] == 'renew' then
+if ARGV[4] == 'renew' then
   if present[1] ~= who then return '' end
 elseif present[1] and tonumber(present[2]) > now and present[1] ~= who then
   return present[1]
@@ -201,14 +205,14 @@ return who
 _FEED: Final = """
 redis.call('SET', P .. 'p', '', 'PX', 10000)
 local found = {}
-if ARGV[3] ~= '' then found = redis.call('XRANGE', F, '(' .. ARGV[3] .. '-0', '+') end
+if ARGV[1] ~= '' then found = redis.call('XRANGE', F, '(' .. ARGV[1] .. '-0', '+') end
 return {store, newest(), found}
 """
 
 _TTL: Final = """
-if type(redis.pcall('HDEL', T, ARGV[3])) == 'table' then redis.call('DEL', T) end
-if ARGV[4] ~= '' then redis.call('HSET', T, ARGV[3], ARGV[4]) end
-return {store, step({}, ARGV[5])}
+if type(redis.pcall('HDEL', T, ARGV[1])) == 'table' then redis.call('DEL', T) end
+if ARGV[2] ~= '' then redis.call('HSET', T, ARGV[1], ARGV[2]) end
+return {store, step({}, ARGV[3])}
 """
 
 _TTLS: Final = """
@@ -216,13 +220,23 @@ local found = redis.pcall('HGETALL', T)
 return found.err and {} or found
 """
 
-SCRIPTS: Final = {
-    name: (text, sha1(text.encode()).hexdigest())  # noqa: S324 - the name that the server gives it
-    for name, text in {
-        "read": _COMMON + _READ, "begin": _COMMON + _BEGIN, "commit": _COMMON + _COMMIT, "claim": _COMMON + _CLAIM,
-        "feed": _COMMON + _FEED, "ttl": _COMMON + _TTL, "ttls": _COMMON + _TTLS,
-    }.items()
+_TEXTS: Final = {
+    "read": _READ, "begin": _BEGIN, "commit": _COMMIT, "claim": _CLAIM, "feed": _FEED, "ttl": _TTL, "ttls": _TTLS,
 }  # fmt: skip
+
+
+@cache
+def scripts_of(cell_ttl: int, shift: float = 0.0) -> dict[str, tuple[str, str]]:
+    """The scripts of a tier by name, each with its digest. They hold what is the same in all calls.
+
+    Args:
+        cell_ttl: milliseconds that the version of a cell lives.
+        shift: seconds that are added to the server's clock.
+    """
+    texts = {name: _COMMON + text for name, text in _TEXTS.items()}
+    filled = {name: text.replace("@TTL", str(cell_ttl)).replace("@SHIFT", repr(shift)) for name, text in texts.items()}
+    return {name: (text, sha1(text.encode()).hexdigest()) for name, text in filled.items()}  # noqa: S324 - the server names it so
+
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -326,7 +340,8 @@ class RedisBackend:
         self.batches = 0
         self.loops: _Loops = weakref.WeakKeyDictionary()
         self._timeout = timeout
-        self._cell_ttl = str(int(cell_ttl * 1000))
+        self._cell_ttl = int(cell_ttl * 1000)
+        self._keys = f"{self.prefix}none", f"{self.prefix}n"
         self._is_over = False
 
     # Commands
@@ -375,9 +390,9 @@ class RedisBackend:
     async def _run(self, name: str, *arguments: Any, probes: bool = False) -> Any:
         if self.failure is not None and not probes:
             raise Refused(self.failure)
-        text, sha = SCRIPTS[name]
+        text, sha = scripts_of(self._cell_ttl, self.shift)[name]
         # Of two keys, one is always missing: a node that gives or gets the slot key by key refuses the script.
-        values = f"{self.prefix}none", f"{self.prefix}n", self._cell_ttl, repr(self.shift), *arguments
+        values = *self._keys, *arguments
 
         async def command(client: Any) -> Any:
             try:
@@ -409,7 +424,7 @@ class RedisBackend:
         self.batches += 1
         try:
             questions = _encode([(cells, address or False) for cells, address, _ in asked])
-            store, now, *answers = await self._run("read", questions)
+            head, _, body = (await self._run("read", questions)).partition(b"\n")  # one text is parsed faster than many
         except BaseException as error:
             failure = error if isinstance(error, ConnectionError) else Refused(f"its lookup has ended: {error!r}")
             for _, _, future in asked:
@@ -418,9 +433,14 @@ class RedisBackend:
             if not isinstance(error, Exception):
                 raise
             return
+        store, now, *sizes = head.split(b" ")
+        parts, start = [], 0
+        for size in map(int, sizes):
+            parts.append(body[start : start + size] if size >= 0 else None)
+            start += max(0, size)
         for number, (cells, _, future) in enumerate(asked):
             if not future.done():
-                future.set_result(_reading(store.decode(), float(now), cells, *answers[3 * number : 3 * number + 3]))
+                future.set_result(_reading(store.decode(), float(now), cells, *parts[3 * number : 3 * number + 3]))
 
     async def put(self, address: Cell, head: bytes, payload: bytes, *, store: Any, keep: float | None) -> None:  # noqa: ARG002 - the head names the store
         if self.failure is not None:
