@@ -255,7 +255,7 @@ def bounded(run: Run) -> Iterator[None]:
     yield from run.pause(0.5)
     connection = sqlite3.connect(run.database, timeout=5)
     while not run.is_over():
-        ((size,),) = connection.execute("SELECT value FROM counters WHERE name = 'bytes'").fetchall()
+        ((size,),) = connection.execute("SELECT value FROM meta WHERE name = 'bytes'").fetchall()
         values = max(values, size)
         log = max(log, run.database.with_name("cache-wal").stat().st_size)
         whole = max(whole, run.database.stat().st_size)
