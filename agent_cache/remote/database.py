@@ -294,6 +294,7 @@ class SqliteBackend:
                 except BaseException as error:
                     self._disconnect()
                     if not _is_damage(error):
+                        self._is_slow = True
                         raise
                     if not beside(self.path, ".page").exists():
                         raise ConfigurationError(
@@ -310,7 +311,7 @@ class SqliteBackend:
                 beside(path, suffix).unlink(missing_ok=True)
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         identity = _identity_of(path)
-        self._db = db = self._connect(self._timeout)
+        self._db = db = self._connect(0.0 if self._is_slow else self._timeout)
         if not prepare(db, path):  # of an older version
             self._disconnect()
             self._set_aside(identity, keep=False)

@@ -434,7 +434,8 @@ class RedisBackend:
                 raise
             return
         store, now, *sizes = head.split(b" ")
-        parts, start = [], 0
+        parts: list[Any] = []
+        start = 0
         for size in map(int, sizes):
             parts.append(body[start : start + size] if size >= 0 else None)
             start += max(0, size)

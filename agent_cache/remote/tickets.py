@@ -70,20 +70,16 @@ class VersionedTicket:
         """See `Ticket`. Under an armed root a value may be stored in the tier, where it ends with its writer's lease. A
         local copy would not.
         """
-        return (
-            bool(self.seen)
-            and not self.request.strong
-            and self.is_idle()
-            and self.tier.trust.is_valid()
-            and not self.tier.feed.is_touched(self.known, self.since)
-        )
+        if not self.seen or self.request.strong or not self.is_idle() or not self.tier.trust.is_valid():
+            return False
+        return not self.tier.feed.is_touched(self.known, self.since)
 
     def is_joinable(self) -> bool:
         if self.request.strong or self.is_held() or self.tier.feed.is_touched(self.known, self.since):
             return False
-        bound = self.tier.max_staleness
+        bound: float = self.tier.max_staleness
         is_young = CLOCK.now() < self.asked + bound and boottime() < self.started + bound
-        return is_young or (bool(self.seen) and self.tier.trust.is_valid())
+        return is_young or bool(self.seen and self.tier.trust.is_valid())
 
     def is_idle(self) -> bool:
         """Whether nothing was being written."""

@@ -48,6 +48,7 @@ from agent_cache.remote.codecs import Codec, MessagePackCodec, Undecodable, Unen
 from agent_cache.remote.feed import Feed, FeedLease, Log, Message
 from agent_cache.remote.protocol import Found, Listener, Request, SentCommit, Ticket, Versions, WriteIntent
 from agent_cache.remote.tickets import VersionedTicket
+from agent_cache.values.canonical import make_room
 
 __all__ = ["UNUSABLE", "VersionedTier"]
 
@@ -57,6 +58,8 @@ _MOST_LATE: Final = 256
 """Entities that one result may name before it depends on their whole roots instead."""
 _MOST_PENDING: Final = 1_000
 _ALL_WRITES: Final = "all writes"
+_MOST_ASKED_FOR: Final = 4_096
+"""Values of which it is remembered that their early reload was claimed, by this process or another."""
 _SHORT_LOAD: Final = 0.002
 """Seconds of a load that is not worth a claim."""
 _SHORTEST_PAUSE: Final = 0.005
@@ -147,6 +150,7 @@ class VersionedTier:
         self.pending: dict[str, _Pending] = {}
         self.is_closed = False
         self._held_until: dict[str, float] = {}
+        self._asked_for: dict[str, None] = {}
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} cannot be copied or sent: make one in each process")
@@ -236,16 +240,14 @@ class VersionedTier:
         found.ttl = left = lasts - found.age
         if left <= 0 and (left + min(head.grace, request.grace) <= 0 or not self.reloads_early):
             return None
-        address = ticket.place.address
-        if (
-            self.reloads_early
-            and ticket.may_refresh
-            and address is not None
-            and left <= refresh_window(head.cost, lasts)
-        ):
+        if not self.reloads_early or not ticket.may_refresh:
+            return found
+        name = f"refresh {ticket.place.address} {head.loaded}"
+        if left <= 0 or (left <= refresh_window(head.cost, lasts) and name not in self._asked_for):
+            make_room(self._asked_for, _MOST_ASKED_FOR)
+            self._asked_for[name] = None
             me = os.urandom(8).hex()
-            if await self.backend.claim(f"refresh {address} {head.loaded}", me, self.lease) == me:
-                found.is_to_refresh = True
+            found.is_to_refresh = await self.backend.claim(name, me, self.lease) == me
         return found
 
     # Stores
@@ -385,18 +387,18 @@ class VersionedTier:
         """
         if not isinstance(ticket, VersionedTicket) or ticket.tier is not self or ticket.place.address is None:
             return None, ticket
-        ends, now = NEVER, asyncio.get_running_loop().time
+        own, ends, now = ticket, NEVER, asyncio.get_running_loop().time
         if not request.shares_load:
-            cost = ticket.former_cost
+            cost = own.former_cost
             if not self.waits_after_writes or request.strong or cost is None or cost < _SHORT_LOAD:
-                return None, ticket
+                return None, own
             ends = now() + 2 * cost + self.lease / 40
         me, name, pause = os.urandom(8).hex(), "", _SHORTEST_PAUSE
         loaders: set[str] = set()
         try:
-            while ticket.seen and not ticket.is_held() and (ends == NEVER or now() < ends):
-                versions = sorted((cell, ticket.seen[cell][0]) for cell in ticket.place.depends_on)
-                name = f"{ticket.place.address} {versions}"
+            while own.seen and not own.is_held() and (ends == NEVER or now() < ends):
+                versions = sorted((cell, own.seen[cell][0]) for cell in own.place.depends_on)
+                name = f"{own.place.address} {versions}"
                 loader = await self.backend.claim(name, me, self.lease)
                 if loader != me:
                     loaders.add(loader)
@@ -405,21 +407,21 @@ class VersionedTier:
                     await asyncio.sleep(pause)
                     pause = min(1.5 * pause, _LONGEST_PAUSE)
                 # Also by who leads: another load may just have ended.
-                found, ticket = await self._look_up(VersionedTicket(self, request))
+                found, own = await self._look_up(VersionedTicket(self, request))
                 if found is None and loader != me:
                     continue
                 if found is None:
-                    ticket.claim = name, me
+                    own.claim = name, me
                 elif loader == me:
                     await self.backend.claim(name, me, 0.0)
-                return found, ticket
+                return found, own
         except ConnectionError as error:  # what cannot be claimed is loaded
             self._note_failure(error)
         except BaseException:
             if name:
                 self._claim_soon(name, me, 0.0)
             raise
-        return None, ticket
+        return None, own
 
     def renew_claim(self, ticket: Ticket) -> None:
         """Let a claim last for another `lease`, if it is still one's own. It does not wait."""
