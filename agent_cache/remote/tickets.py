@@ -52,7 +52,7 @@ class VersionedTicket:
     @property
     def refreshes_early(self) -> bool:
         """Whether values of this tier are loaded again before they end."""
-        return self.tier.reloads_early
+        return bool(self.tier.reloads_early)
 
     @property
     def has_claim(self) -> bool:
