@@ -271,13 +271,13 @@ async def _mcp_client(effort: Effort) -> list[Row]:
 
 
 def _plain(result: Any) -> Any:
-    from agent_cache.integrations.mcp_results import as_json
+    from agent_cache.integrations.shared import as_json
 
     return as_json(result)
 
 
 def _mcp_form() -> dict[str, Any]:
-    from agent_cache.integrations.mcp_results import fails, is_kept, notice
+    from agent_cache.integrations.shared import fails, is_kept, notice
 
     return {"returns": dict, "failed": fails, "store_if": is_kept, "refused": notice}
 

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from agent_cache import Toolbox
 from agent_cache.core.asker import Apart
 from agent_cache.core.parameters import takes_context
-from agent_cache.integrations.any_framework import returned_by
+from agent_cache.integrations.shared import returned_by
 from agent_cache.toolbox import ToolInfo
 from agent_cache.toolbox.rules import is_shared
 

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-import typing
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from types import CellType
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
-from agent_cache import ConfigurationError, Read, Toolbox, UncacheableArgumentsError, Write
+from agent_cache import ConfigurationError, Read, Toolbox, Write
 from agent_cache.core.parameters import Parameters
-from agent_cache.engine.state import warn_once
+from agent_cache.integrations.shared import note_function, returned_by
 from agent_cache.toolbox import Pass, ToolInfo, ToolTable
 from agent_cache.toolbox.rules import compiled_tags
-from agent_cache.values.canonical import canonical
 
 __all__ = ["explain", "wrap"]
 
@@ -84,7 +80,8 @@ def wrap(
         bound = arguments.bind(args, kwargs)
         if bound is None:
             return await function(*args, **kwargs)  # raises what it raises without the toolbox
-        run, varied = functools.partial(function, *args, **kwargs), None if vary is None else vary(bound)
+        run = functools.partial(function, *args, **kwargs)
+        varied = None if vary is None else vary(bound)
         contexts = parameters.all_injected(bound) if heeds_contexts else None
         return await box.call(
             tool, arguments.of(bound), run, schema=described, vary=varied, returns=returns, context=contexts
@@ -94,13 +91,15 @@ def wrap(
         bound = arguments.bind(args, kwargs)
         if bound is None:
             return function(*args, **kwargs)
-        run, varied = functools.partial(function, *args, **kwargs), None if vary is None else vary(bound)
+        run = functools.partial(function, *args, **kwargs)
+        varied = None if vary is None else vary(bound)
         contexts = parameters.all_injected(bound) if heeds_contexts else None
         return box.call_sync(
             tool, arguments.of(bound), run, schema=described, vary=varied, returns=returns, context=contexts
         )
 
-    wrapper: Any = functools.update_wrapper(call_tool if _is_async(function) else call_blocking, function)
+    is_async = inspect.iscoroutinefunction(_code_of(function))
+    wrapper: Any = functools.update_wrapper(call_tool if is_async else call_blocking, function)
     if not hasattr(function, "__name__"):
         wrapper.__name__ = wrapper.__qualname__ = tool
     wrapper.__annotations__ = dict(getattr(function, "__annotations__", None) or {})
@@ -122,61 +121,11 @@ def _checked_name(function: Any, name: str | None) -> str:
     return found
 
 
-def _is_async(function: Any) -> bool:
-    return inspect.iscoroutinefunction(_code_of(function))
-
-
 def _code_of(function: Any) -> Any:
     """The function that runs when this is called."""
     while isinstance(function, functools.partial):
         function = function.func
     return function if inspect.isroutine(function) else type(function).__call__
-
-
-# Tools that are made anew
-
-_MADE: WeakKeyDictionary[Toolbox, dict[str, tuple[Any, dict[str, Any]]]] = WeakKeyDictionary()
-"""The code of each tool, and what it was made around."""
-
-
-def note_function(box: Toolbox, name: str, function: Any) -> None:
-    """Warn once if a toolbox gets another function of a name, or the same one made around other values: to the toolbox
-    it is one tool, so that they share their answers. What it is made around are the values of its closure, the defaults
-    of its parameters, the arguments of a partial function, and the attributes of the object that it is a method of.
-    """
-    around: dict[str, Any] = {}
-    while isinstance(function, functools.partial):
-        around |= {f"argument {place}": one for place, one in enumerate(function.args)} | function.keywords
-        function = function.func
-    owner = getattr(function, "__self__", None) if inspect.ismethod(function) else function
-    inner = getattr(function, "__func__", function) if inspect.isroutine(function) else type(function).__call__
-    code = getattr(inner, "__code__", None)
-    if code is None:
-        return
-    if owner is not inner:
-        around |= getattr(owner, "__dict__", None) or {"self": owner}
-    around |= dict(zip(code.co_freevars, inner.__closure__ or (), strict=True))
-    names = code.co_varnames[: code.co_argcount]
-    around |= dict(zip(reversed(names), reversed(inner.__defaults__ or ()), strict=False))
-    around = {free: _identity(value) for free, value in (around | (inner.__kwdefaults__ or {})).items()}
-    former_code, former = _MADE.setdefault(box, {}).setdefault(name, (code, around))
-    if former_code != code:
-        warn_once("another function of this name shares its answers: give one of them another name, or vary=", name)
-    elif former != around:
-        others = ", ".join(free for free in around if around[free] != former.get(free))
-        warn_once(f"it was made anew around other values ({others}): if answers depend on them, give vary=", name)
-
-
-def _identity(value: Any) -> Any:
-    if isinstance(value, CellType):
-        try:
-            return _identity(value.cell_contents)
-        except ValueError:  # it is empty yet
-            return None
-    try:
-        return canonical(value)
-    except (UncacheableArgumentsError, TypeError):
-        return id(value)
 
 
 class _Arguments:
@@ -185,8 +134,7 @@ class _Arguments:
     def __init__(self, parameters: Parameters) -> None:
         every, keyed = parameters.all, [one for one in parameters.all if one.in_key]
         kinds = {one.kind for one in every}
-        self._parameters = parameters
-        self._keyed = keyed
+        self._parameters, self._keyed = parameters, keyed
         # Only then may a surplus argument have the name of another parameter.
         self._keeps_surplus_apart = bool(kinds & {_Kind.POSITIONAL_ONLY, _Kind.VAR_POSITIONAL})
         self._is_simple = kinds <= {_Kind.POSITIONAL_OR_KEYWORD, _Kind.KEYWORD_ONLY}
@@ -235,18 +183,6 @@ class _Arguments:
         return found
 
 
-def returned_by(function: Any, *, include_extras: bool = False) -> Any:
-    """The annotation of what a function returns, by which recordings and tiers give its answers back; None where it is
-    not known.
-    """
-    try:
-        returned = typing.get_type_hints(function, include_extras=include_extras).get("return")
-        hash(returned)
-    except Exception:  # noqa: BLE001 - hints are evaluated, and may be anything
-        return None
-    return returned
-
-
 # Explaining
 
 _ADAPTERS = {
@@ -281,7 +217,8 @@ def explain(agent: Any, box: Toolbox) -> ToolTable:
 
 def _described(agent: Any) -> tuple[list[ToolInfo], int]:
     """The tools of an agent, and the number of servers and the like whose tools are not known yet."""
-    for adapter in dict.fromkeys(_adapters_of(agent)):
+    packages = (package for kind in type(agent).__mro__ for package in _ADAPTERS if _is_in(kind, package))
+    for adapter in dict.fromkeys(map(_ADAPTERS.__getitem__, packages)):
         module: Any = import_module(f"{__package__}.{adapter}")
         infos: list[ToolInfo] | None = module.describe(agent)
         if infos is not None:
@@ -291,11 +228,8 @@ def _described(agent: Any) -> tuple[list[ToolInfo], int]:
     return [_info(tool) for tool in agent], 0
 
 
-def _adapters_of(agent: Any) -> Iterable[str]:
-    for kind in type(agent).__mro__:
-        for package, adapter in _ADAPTERS.items():
-            if f"{kind.__module__}.".startswith(f"{package}."):
-                yield adapter
+def _is_in(kind: type, package: str) -> bool:
+    return f"{kind.__module__}.".startswith(f"{package}.")
 
 
 def _info(tool: Any) -> ToolInfo:

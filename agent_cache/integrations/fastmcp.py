@@ -26,15 +26,18 @@ from agent_cache.clock import CLOCK
 from agent_cache.core.asker import Apart, asker_in
 from agent_cache.core.contexts import Injected, got_by, may_provide_user
 from agent_cache.core.parameters import reads_request, takes_context
-from agent_cache.integrations.any_framework import note_function
-from agent_cache.integrations.checked_arguments import Check, as_tool_gets, check_of
-from agent_cache.integrations.mcp_results import (
+from agent_cache.integrations.shared import (
     PRIVATE,
     Answer,
+    Check,
     Runs,
     UnansweredError,
     as_json,
+    as_tool_gets,
     called,
+    check_of,
+    checked_box,
+    note_function,
     requested_version,
 )
 from agent_cache.toolbox import ToolInfo
@@ -106,6 +109,7 @@ class AgentCacheMiddleware(Middleware):
     def __init__(
         self, box: Toolbox, vary: Callable[[MiddlewareContext[Any]], Any] | None = None, *, shared: bool = False
     ) -> None:
+        checked_box(box, vary, "AgentCacheMiddleware")
         self.box = box
         self._vary = vary
         self._shared = shared

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias, get_type_hints
 
@@ -19,10 +19,7 @@ from agent_cache import AgentLoopDetectedError, Toolbox
 from agent_cache.core.asker import Apart
 from agent_cache.core.contexts import Injected
 from agent_cache.core.parameters import injected_role, takes_context
-from agent_cache.errors import ConfigurationError
-from agent_cache.integrations.any_framework import note_function
-from agent_cache.integrations.checked_arguments import as_checked
-from agent_cache.integrations.server_identity import alone, identity_of_params
+from agent_cache.integrations.shared import alone, as_checked, checked_box, identity_of_params, note_function
 from agent_cache.toolbox import ToolInfo
 
 try:
@@ -76,10 +73,7 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
 
     def __init__(self, box: Toolbox, vary: Callable[[Any], Any] | None = None, *, shared: bool = False) -> None:
         super().__init__()
-        if not isinstance(box, Toolbox):
-            raise ConfigurationError(f"AgentCacheMiddleware takes a Toolbox, got {box!r}")
-        if vary is not None and not callable(vary):
-            raise ConfigurationError(f"AgentCacheMiddleware: vary takes a function of the request, got {vary!r}")
+        checked_box(box, vary, "AgentCacheMiddleware")
         self.box = box
         self._vary = vary
         self._heeds_contexts = vary is None and not shared
@@ -87,10 +81,9 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
 
     async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
         """Answer a tool call of `agent.ainvoke` and `agent.astream`."""
-        tool = self._known(request.tool)
+        tool, call = self._known(request.tool), _Call(request.tool_call)
         if tool.is_decorated:
             return await handler(request)
-        call = _Call(request.tool_call)
 
         async def run() -> Answer:
             try:
@@ -98,16 +91,17 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
             except GraphBubbleUp as signal:
                 return call.keep(signal)
 
-        with _leaving_graph():
+        try:
             answer = await self.box.call(call.name, tool.arguments(call.arguments), run, **self._options(tool, request))
+        except AgentLoopDetectedError as error:
+            raise _leaving(error) from error
         return call.result(answer)
 
     def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
         """Answer a tool call of `agent.invoke` and `agent.stream`."""
-        tool = self._known(request.tool)
+        tool, call = self._known(request.tool), _Call(request.tool_call)
         if tool.is_decorated:
             return handler(request)
-        call = _Call(request.tool_call)
 
         def run() -> Answer:
             try:
@@ -115,8 +109,10 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
             except GraphBubbleUp as signal:
                 return call.keep(signal)
 
-        with _leaving_graph():
+        try:
             answer = self.box.call_sync(call.name, tool.arguments(call.arguments), run, **self._options(tool, request))
+        except AgentLoopDetectedError as error:
+            raise _leaving(error) from error
         return call.result(answer)
 
     def _options(self, tool: _Tool, request: Any) -> dict[str, Any]:
@@ -145,15 +141,8 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
         return known
 
 
-@contextmanager
-def _leaving_graph() -> Iterator[None]:
-    """Makes a loop an error that leaves the graph."""
-    try:
-        yield
-    except LoopInGraph:
-        raise
-    except AgentLoopDetectedError as error:
-        raise LoopInGraph(*error.args) from error
+def _leaving(error: AgentLoopDetectedError) -> LoopInGraph:
+    return error if isinstance(error, LoopInGraph) else LoopInGraph(*error.args)
 
 
 # Tools and their arguments

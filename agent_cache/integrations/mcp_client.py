@@ -17,16 +17,18 @@ from typing import TYPE_CHECKING, Any
 from agent_cache import ConfigurationError, Toolbox
 from agent_cache.core.asker import Apart
 from agent_cache.engine.state import forget_oldest
-from agent_cache.integrations.mcp_results import (
+from agent_cache.integrations.shared import (
     PRIVATE,
     Answer,
     Runs,
     as_json,
     called,
+    checked_box,
+    identity_of_client,
+    identity_of_transport,
     requested_version,
 )
-from agent_cache.integrations.server_identity import identity_of_client, identity_of_transport
-from agent_cache.relay.messages import Pages
+from agent_cache.relay.messages import listed
 from agent_cache.toolbox import ToolInfo
 
 try:
@@ -58,6 +60,7 @@ class CachedClient:
     """
 
     def __init__(self, session: Any, box: Toolbox, vary: Callable[[Any], Any] | None = None) -> None:
+        checked_box(box, vary, "CachedClient")
         self._client = session
         self._is_of_fastmcp = hasattr(session, "call_tool_mcp")
         self._is_session = not hasattr(type(session), "session")
@@ -186,16 +189,12 @@ class CachedClient:
 
 async def _listed(session: Any) -> dict[str, ToolInfo]:
     """All tools of a server, by name."""
-    found: dict[str, ToolInfo] = {}
-    params, pages = None, Pages()
-    while True:
-        page = as_json(await session.list_tools(params=params))
-        for tool in page["tools"]:
-            found[tool["name"]] = ToolInfo(tool["name"], tool.get("inputSchema"), tool.get("annotations"))
-        cursor = pages.next(page)
-        if cursor is None:
-            return found
-        params = types.PaginatedRequestParams(cursor=cursor)
+
+    async def page(params: dict[str, Any]) -> Answer:
+        return as_json(await session.list_tools(params=types.PaginatedRequestParams(**params) if params else None))
+
+    tools = await listed(page)
+    return {one["name"]: ToolInfo(one["name"], one.get("inputSchema"), one.get("annotations")) for one in tools}
 
 
 def _result(answer: Answer) -> Any:

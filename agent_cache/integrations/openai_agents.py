@@ -22,10 +22,19 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 from agent_cache import AgentLoopDetectedError, ConfigurationError, Toolbox
 from agent_cache.core.asker import Apart
 from agent_cache.core.parameters import takes_context
-from agent_cache.integrations.any_framework import note_function, returned_by
-from agent_cache.integrations.checked_arguments import Check, as_tool_gets
-from agent_cache.integrations.mcp_results import UnansweredError, as_json, called, unanswered
-from agent_cache.integrations.server_identity import alone, identity_of_params
+from agent_cache.integrations.shared import (
+    Check,
+    UnansweredError,
+    alone,
+    as_json,
+    as_tool_gets,
+    called,
+    checked_box,
+    identity_of_params,
+    note_function,
+    returned_by,
+    unanswered,
+)
 from agent_cache.toolbox import ToolInfo
 
 try:
@@ -87,8 +96,7 @@ def cached(agent: AnyAgent, box: Toolbox, vary: Vary | None = None, *, shared: b
     """
     if not isinstance(agent, Agent):
         raise ConfigurationError(f"cached() takes an agents.Agent, got {type(agent).__name__}")
-    if not isinstance(box, Toolbox):
-        raise ConfigurationError(f"cached() takes a Toolbox as its second argument, got {type(box).__name__}")
+    checked_box(box, vary, "cached()")
     return _Copies(box, vary, shared=shared).of_agent(agent)
 
 

@@ -19,11 +19,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Final, Literal, cast
 
-from agent_cache import ConfigurationError, Toolbox
+from agent_cache import Toolbox
 from agent_cache.core.asker import Apart
 from agent_cache.core.parameters import takes_context
-from agent_cache.integrations.any_framework import note_function, returned_by
-from agent_cache.integrations.server_identity import alone, identity_of_transport
+from agent_cache.integrations.shared import alone, checked_box, identity_of_transport, note_function, returned_by
 from agent_cache.recording import register
 from agent_cache.toolbox import ToolInfo
 
@@ -73,7 +72,7 @@ class AgentCacheToolset(WrapperToolset[Any]):
     shared: bool = False
 
     def __post_init__(self) -> None:
-        _check(self, self.box)
+        checked_box(self.box, self.vary, type(self).__name__)
         self.wrapped = _Leaves(self.box, self.vary, self.shared).cached_in(self.wrapped)
 
     async def call_tool(
@@ -222,7 +221,7 @@ class AgentCacheCapability(AbstractCapability[Any]):
     shared: bool = False
 
     def __post_init__(self) -> None:
-        _check(self, self.box)
+        checked_box(self.box, self.vary, type(self).__name__)
 
     def get_wrapper_toolset(self, toolset: AbstractToolset[Any]) -> AbstractToolset[Any]:
         """Wrap the toolset of a run."""
@@ -256,11 +255,6 @@ def unlisted(agent: Any) -> int:
     for toolset in agent.toolsets if isinstance(agent, Agent) else [agent]:
         toolset.apply(found.append)
     return sum(not isinstance(toolset, FunctionToolset) for toolset in found)
-
-
-def _check(self: object, box: object) -> None:
-    if not isinstance(box, Toolbox):
-        raise ConfigurationError(f"{type(self).__name__} takes a Toolbox as box, got {type(box).__name__}")
 
 
 # Answers

@@ -17,9 +17,8 @@ import ipaddress
 import logging
 import socket
 import uuid
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing, nullcontext
 from typing import Any, Final
 
 import httpx2
@@ -34,10 +33,10 @@ from agent_cache.relay.http_server import (
     Upstream,
     end_to_end,
     event_data,
-    event_of,
     header,
     identity_of,
     is_event_stream,
+    messages_of,
     parts_of,
     raw_headers,
     reason_of,
@@ -45,7 +44,6 @@ from agent_cache.relay.http_server import (
 )
 from agent_cache.relay.messages import (
     INTERNAL_ERROR,
-    INVALID_REQUEST,
     MODERN,
     ConnectionLost,
     Message,
@@ -53,9 +51,9 @@ from agent_cache.relay.messages import (
     RpcError,
     data_of,
     error_line,
-    has_one_meaning,
     is_id,
     parsed,
+    refusal_of,
     request_line,
 )
 from agent_cache.relay.relay import HostRequest, HostSession, Relay
@@ -64,8 +62,7 @@ from agent_cache.relay.stdio import signals
 _LOG = logging.getLogger("agent_cache")
 
 _JSON: Final = (b"content-type", b"application/json")
-_REQUEST_CANCELLED: Final = -32800
-"""As the MCP SDK answers a request that was cancelled. Nobody waits for it any more."""
+_CANCELLED: Final = {"code": -32800, "message": "Request cancelled"}  # nobody waits for it any more
 _MAX_SESSIONS: Final = 10_000
 _GRACE_S: Final = 5
 """Seconds for calls to end after a signal to stop."""
@@ -76,11 +73,10 @@ class _Incoming:
 
     Args:
         request, send: as ASGI has them.
-        relay: whose recordings are replayed for another version of their host: then all revisions share answers.
-        vary_by: the headers that tell who asks; see `identity_of`.
-        added: headers that are added where the host has none of the name.
+        listener: what it has come to.
 
     Attributes:
+        url: where it goes to.
         headers: as they go to the server, but for those of one connection.
         status: that of the response, once it is begun.
         version: the revision of MCP; empty where the host does not say it.
@@ -88,22 +84,27 @@ class _Incoming:
         session: what names the session: its id, else who asks.
     """
 
-    def __init__(self, request: Request, send: Send, relay: Relay, vary_by: Iterable[str], added: Headers) -> None:
-        self.request = request
-        self._send = send
+    def __init__(self, request: Request, send: Send, listener: HttpListener) -> None:
+        self.request, self._send = request, send
         self.is_begun = self.is_ended = False
         self.status = 0
-        self.headers = headers = end_to_end(request.scope["headers"], b"host", b"content-length", b"expect")
+        scope = request.scope
+        self.headers = headers = end_to_end(scope["headers"], b"host", b"content-length", b"expect")
         self.session_id = header(headers, b"mcp-session-id")
-        self.version = header(headers, b"mcp-protocol-version") or ""
-        query = request.scope["query_string"].decode("latin-1")
-        told = without(headers, b"mcp-protocol-version") if relay.is_taped else headers
-        self.who = identity_of(told, vary_by, url=query)
-        self.session = self.session_id or ""
-        if not self.session:  # what repeats an argument is another one with each call
-            lasting = [pair for pair in told if not pair[0].startswith(b"mcp-param-")]
-            self.session = identity_of(lasting, vary_by, url=query) or ""
-        headers += [pair for pair in added if header(headers, pair[0]) is None]
+        self.version = header(headers, b"mcp-protocol-version")
+        query = scope["query_string"]
+        url, to = listener.upstream.url, query.decode("latin-1")
+        self.url = url.copy_with(raw_path=scope["raw_path"] + (b"?" + query if query else b""), fragment=None)
+        self.is_to_endpoint = self.url.path.rstrip("/") == url.path.rstrip("/")  # as the server will see it
+        if self.is_to_endpoint:
+            self.url = url.copy_with(query=b"&".join(part for part in (url.query, query) if part)) if query else url
+        # Recordings are replayed for another version of their host: there all revisions share answers
+        told = without(headers, b"mcp-protocol-version") if listener.relay.is_taped else headers
+        self.who = identity_of(told, listener.vary_by, url=to)
+        # What repeats an argument is another one with each call
+        lasting = [pair for pair in told if not pair[0].startswith(b"mcp-param-")]
+        self.session = self.session_id or identity_of(lasting, listener.vary_by, url=to) or ""
+        headers += [pair for pair in listener.added if not header(headers, pair[0])]
 
     async def has_gone(self) -> None:
         """Wait until the host has closed the connection. The body must have been read."""
@@ -115,27 +116,24 @@ class _Incoming:
         self.is_begun, self.status = True, status
         await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes, *, is_last: bool = False) -> None:
         """Send a part of the body. Returns when there is room for more. After the end, nobody waits for it."""
         if not self.is_ended:
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def end(self, data: bytes = b"") -> None:
-        """Send the last part of the body."""
-        self.is_ended = True
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+            self.is_ended = is_last
+            await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def whole(self, status: int, headers: Headers, body: bytes = b"") -> None:
         """Send all of a response."""
         await self.begin(status, [*without(headers, b"content-length"), (b"content-length", b"%d" % len(body))])
-        await self.end(body)
+        await self.write(body, is_last=True)
 
     async def message(self, line: bytes, headers: Headers = (), status: int = 200) -> None:
         """End with a JSON-RPC message: as an event, if the response is a stream by now."""
+        body = line.rstrip(b"\n")
         if self.is_begun:
-            await self.end(event_of(line.rstrip(b"\n")))
+            await self.write(b"event: message\r\ndata: " + body + b"\r\n\r\n", is_last=True)
         else:
-            await self.whole(status, [_JSON, *headers], line.rstrip(b"\n"))
+            await self.whole(status, [_JSON, *headers], body)
 
 
 class _Exchange(HostRequest):
@@ -149,14 +147,11 @@ class _Exchange(HostRequest):
         self, listener: HttpListener, incoming: _Incoming, body: bytes, message: Message, host: HostSession | None
     ) -> None:
         super().__init__(message, incoming.who, host)
-        self._listener = listener
-        self._incoming = incoming
-        self._body = body
+        self._listener, self._incoming, self._body = listener, incoming, body
         self._status, self._headers = 200, [_JSON]
         self._held: bytes | None = None  # of the server's response, what the host has not got
         self._parts: AsyncGenerator[bytes] | None = None
-        self._answer: Response | None = None
-        self._response: httpx2.Response | None = None
+        self._upstream: httpx2.Response | None = None
         self._line: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.is_resumable = self.is_broken = False
 
@@ -166,7 +161,7 @@ class _Exchange(HostRequest):
         """Send the request to the server. Its messages to the host pass until its answer is there."""
         await self.close()
         incoming = self._incoming
-        response = self._response = await self._listener.open(incoming, self._body)
+        response = self._upstream = await self._listener.open(incoming, self._body)
         self._status, self._headers = response.status_code, self._listener.headers_of(response)
         try:
             if not is_event_stream(self._headers):
@@ -179,8 +174,8 @@ class _Exchange(HostRequest):
                 data = event_data(part)
                 message = parsed(data)
                 if message is not None and not message.method and message.id == self.id is not None:
-                    self._held, self._answer = part, Response(data, message)
-                    return self._answer
+                    self._held = part
+                    return Response(data, message)
                 self.is_resumable = self.is_resumable or any(line[:3] == b"id:" for line in part.splitlines())
                 if message is not None:
                     await self._listener.heard(message, incoming, self)
@@ -198,26 +193,23 @@ class _Exchange(HostRequest):
         message = parsed(body)
         if self._status >= 500:  # of a proxy on the way, perhaps: nobody knows what the server has done
             raise ConnectionLost(f"the server answered HTTP {self._status}")
-        is_refusal = self._status >= 300 or message is None or not (message.result or message.error)
-        if is_refusal or message is None:
-            said = data_of(message.error) if message is not None and message.error else None
-            text = f"agent-cache: the server answered HTTP {self._status}"
-            error = said if isinstance(said, dict) else {"code": INTERNAL_ERROR, "message": text}
-            message = Message(id=self.id, error=msgspec.Raw(msgspec.json.encode(error)))
-        self._answer = Response(body, message, is_refusal=is_refusal)
-        return self._answer
+        if message is not None and self._status < 300 and (message.result or message.error):
+            return Response(body, message)
+        said = data_of(message.error) if message is not None else None
+        text = f"agent-cache: the server answered HTTP {self._status}"
+        error = said if isinstance(said, dict) else {"code": INTERNAL_ERROR, "message": text}
+        return Response(body, Message(id=self.id, error=msgspec.Raw(msgspec.json.encode(error))), is_refusal=True)
 
     async def ask(self, method: str, params: dict[str, Any]) -> Response:
         """Make a request of the relay's own in the name of the host."""
         body = request_line(f"agent-cache:{uuid.uuid4().hex}", method, params).rstrip(b"\n")
         response = await self._listener.open(self._incoming, body, method=method)
-        is_stream = is_event_stream(raw_headers(response))
         try:
-            async for part in parts_of(response):
-                data = event_data(part) if is_stream else part
-                message = parsed(data)
-                if message is not None and not message.method and (message.result or message.error):
-                    return Response(data, message)
+            async with aclosing(messages_of(response)) as messages:
+                async for data in messages:
+                    message = parsed(data)
+                    if message is not None and not message.method and (message.result or message.error):
+                        return Response(data, message)
         except httpx2.TransportError as error:
             raise ConnectionLost(f"the server has broken off: {reason_of(error)}") from error
         finally:
@@ -234,7 +226,7 @@ class _Exchange(HostRequest):
         """Let the server answer, whatever it says."""
         incoming = self._incoming
         try:
-            self._listener.learn(self.message, await self.forward(), incoming)
+            self._listener.learn(self.message, await self.forward())
         except (RpcError, ConnectionLost) as error:
             if self._held is None and not incoming.is_begun:  # it cannot be reached
                 said = error.error if isinstance(error, RpcError) else str(error)
@@ -245,24 +237,19 @@ class _Exchange(HostRequest):
 
     async def respond(self, running: asyncio.Task[None]) -> None:
         """Send the answer to the host as soon as it is there, or that the request was cancelled."""
-        ends: list[asyncio.Future[Any]] = [self._line, running]
         if not self._line.done():
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([self._line, running], return_when=asyncio.FIRST_COMPLETED)
         incoming = self._incoming
-        if not self._line.done():
-            text = {"code": _REQUEST_CANCELLED, "message": "Request cancelled"}
-            await incoming.message(error_line(self.id, text))
-            return
-        line = self._line.result()
+        line = self._line.result() if self._line.done() else error_line(self.id, _CANCELLED)
         message = parsed(line)
-        is_own = self._answer is not None and line is self._answer.line
+        is_own = self.response is not None and line is self.response.line
         is_error = message is not None and bool(message.error)
-        if self._held is not None and (is_own or (is_error and not incoming.is_begun)):
+        if self._held is not None and self._line.done() and (is_own or (is_error and not incoming.is_begun)):
             await self._finish()
-        elif is_error and incoming.is_begun and self.is_resumable:
-            await incoming.end()  # the host asks for the rest
+        elif is_error and incoming.is_begun and self.is_resumable and self._line.done():
+            await incoming.write(b"", is_last=True)  # the host asks for the rest
         else:
-            is_hello = self.method == "initialize" and self._listener.is_replay
+            is_hello = self.method == "initialize" and self._listener.relay.is_replay
             await incoming.message(line, [(b"mcp-session-id", uuid.uuid4().hex.encode())] if is_hello else ())
 
     async def _finish(self) -> None:
@@ -277,11 +264,11 @@ class _Exchange(HostRequest):
                 await incoming.write(part)
         except httpx2.TransportError as error:
             _LOG.info("the server has broken off after its answer: %s", error)
-        await incoming.end()
+        await incoming.write(b"", is_last=True)
 
     async def close(self) -> None:
         """Close the response of the server."""
-        response, self._response, self._parts, self._held = self._response, None, None, None
+        response, self._upstream, self._parts, self._held = self._upstream, None, None, None
         if response is not None:
             await response.aclose()
 
@@ -301,7 +288,6 @@ class HttpListener:
 
     Attributes:
         path: that of the endpoint.
-        is_replay: whether there is no server.
     """
 
     def __init__(
@@ -314,94 +300,72 @@ class HttpListener:
         is_local: bool = True,
         origins: Iterable[str] = (),
     ) -> None:
-        self._relay = relay
-        self._upstream = upstream
-        self._added = list(headers)
-        self._vary_by = tuple(vary_by)
-        relay.identity = identity_of(self._added, url=str(upstream.url))
-        self._is_local = is_local
-        self._origins = frozenset(origins)
+        self.relay, self.upstream, self.added = relay, upstream, list(headers)
+        self.vary_by, self._is_local, self._origins = tuple(vary_by), is_local, frozenset(origins)
+        relay.identity = identity_of(self.added, url=str(upstream.url))
         self.path = upstream.url.path
-        self.is_replay = relay.is_replay
         self._sessions: dict[str, HostSession] = {}
         self._calls: dict[tuple[str, str, Any], asyncio.Task[None]] = {}
-        self._endless: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer a request."""
         request, method = Request(scope, receive), scope["method"]
-        incoming = _Incoming(request, send, self._relay, self._vary_by, self._added)
-        refusal = self._refusal(request)
-        if refusal is not None:
-            said = {"jsonrpc": "2.0", "error": {"code": INTERNAL_ERROR, "message": f"agent-cache: {refusal}"}}
-            await incoming.whole(403, [_JSON], msgspec.json.encode(said))
+        incoming = _Incoming(request, send, self)
+        if refusal := self._refusal(request):
+            await incoming.message(error_line(None, refusal), status=403)
             return
         try:
             body = await request.body()
         except ClientDisconnect:
             return
-        path, query = scope["raw_path"], scope["query_string"]
-        url = self._upstream.url.copy_with(raw_path=path + (b"?" + query if query else b""), fragment=None)
-        if url.path.rstrip("/") != self.path.rstrip("/"):  # as the server will see it
-            await self._elsewhere(incoming, url, body)
-        elif method == "POST":
-            await self._post(incoming, body)
-        elif self.is_replay:
-            await incoming.whole(*((204, []) if method == "DELETE" else (405, [(b"allow", b"POST, DELETE")])))
+        found = parsed(body) if method == "POST" else None
+        message, line = found or Message(), refusal_of(body, found) if method == "POST" else None
+        if not incoming.is_to_endpoint:  # a server may have its endpoint under several names
+            if self.relay.is_replay or (method == "POST" and b"tools/call" in body):
+                line = error_line(None, f"calls of tools go to {self.path}")
+                await incoming.message(line, status=404)
+            else:
+                await self._pass(incoming, body, Message())
+        elif line is not None:
+            await incoming.message(line, status=400)
+        elif message.is_request and self.relay.answers(message) and is_id(message.id):
+            await self._answer(incoming, body, message)
+        elif self.relay.is_replay:
+            status = {"POST": 400 if message.is_request or not message.method else 202, "DELETE": 204}.get(method, 405)
+            await incoming.whole(status, [])
         else:
-            await self._pass(incoming, body, Message())
+            if message.method == "notifications/cancelled":  # before the server answers: nobody else waits for that
+                key = self._key_of(incoming, message.params_by_name().get("requestId"))
+                if key in self._calls:
+                    self._calls[key].cancel()
+            await self._pass(incoming, body, message)
             if method == "DELETE" and incoming.status < 300:
-                self._forget(incoming.session_id or "")
+                self._forget(incoming.session_id)
 
-    def _refusal(self, request: Request) -> str | None:
+    def _refusal(self, request: Request) -> str:
         """Why a request is refused: a page of the web must not talk to a server on the machine of its reader."""
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if self._is_local and not is_loopback(_host_in(f"http://{host}")):
             return f"the host {host!r} is not this machine"
         if origin is not None and origin not in self._origins and not is_loopback(_host_in(origin)):
             return f"the origin {origin!r} is not allowed; --allow-origin allows it"
-        return None
+        return ""
 
     # Messages
-
-    async def _post(self, incoming: _Incoming, body: bytes) -> None:
-        message = parsed(body)
-        is_read = (
-            message is not None
-            and has_one_meaning(body, message)
-            and (is_id(message.id) or message.method != "tools/call")
-        )
-        if message is not None and is_read and message.is_request and self._relay.answers(message):
-            await self._answer(incoming, body, message)
-        elif self.is_replay:
-            if message is not None and is_read and not message.is_request:
-                await incoming.whole(202, [])
-            else:
-                line = error_line(None, "this is no request that can be read", INVALID_REQUEST)
-                await incoming.message(line, status=400)
-        elif not is_read and body.strip():
-            passing = partial(self._pass, incoming, body, message or Message())
-            await asyncio.shield(self._relay.start_unread(passing))
-        else:
-            message = message or Message()
-            if message.method == "notifications/cancelled":
-                self._cancel(incoming, message)  # before the server answers: nobody else waits for that
-            await self._pass(incoming, body, message)
 
     async def _answer(self, incoming: _Incoming, body: bytes, message: Message) -> None:
         """Answer a request by the relay."""
         session = self._session_of(incoming)
         request = _Exchange(self, incoming, body, message, session)
         session.running.add(request)
-        running = self._relay.start(request)
+        running = self.relay.start(request)
         await asyncio.sleep(0)
         if request.is_answered:  # by the cache, which takes no more than this one turn of the event loop
             session.running.discard(request)
             await request.respond(running)
             return
         key = self._key_of(incoming, message.id)
-        if key is not None:
-            self._calls[key] = running
+        self._calls[key] = running
         responding = asyncio.create_task(request.respond(running))
         try:
             if not await _ends_before_its_host(responding, incoming) and (
@@ -415,7 +379,7 @@ class HttpListener:
             raise
         finally:
             session.running.discard(request)
-            if key is not None and self._calls.get(key) is running:
+            if self._calls.get(key) is running:
                 del self._calls[key]
             await request.close()
 
@@ -423,8 +387,6 @@ class HttpListener:
         """Pass a request on, and the response back."""
         request = _Exchange(self, incoming, body, message, None)
         passing = asyncio.create_task(request.pass_on())
-        if incoming.request.method == "GET" or message.method == "subscriptions/listen":
-            self._endless.add(passing)
         try:
             if not await _ends_before_its_host(passing, incoming):
                 passing.cancel()
@@ -433,47 +395,11 @@ class HttpListener:
                 passing.result()
         finally:
             passing.cancel()
-            self._endless.discard(passing)
             await request.close()
 
-    async def _elsewhere(self, incoming: _Incoming, url: httpx2.URL, body: bytes) -> None:
-        """Another path than the endpoint passes unread; a call of a tool as a write of everything: a server may have
-        its endpoint under several names.
-        """
-        if self.is_replay:
-            await incoming.whole(404, [])
-            return
-
-        async def send() -> None:
-            try:
-                response = await self._upstream.open(
-                    incoming.request.method, url, incoming.headers, body or None, is_read=False
-                )
-            except httpx2.TransportError as error:
-                text = f"the server at {self._upstream.name} cannot be reached: {reason_of(error)}"
-                await incoming.message(error_line(None, text), status=502)
-                return
-            try:
-                await incoming.begin(response.status_code, end_to_end(raw_headers(response)))
-                async for chunk in response.aiter_raw():
-                    await incoming.write(chunk)
-                await incoming.end()
-            except httpx2.TransportError as error:
-                _LOG.info("the server at %s has broken off: %s", self._upstream.name, error)
-            finally:
-                await response.aclose()
-
-        may_call = incoming.request.method == "POST" and b"tools/call" in body
-        await (asyncio.shield(self._relay.start_unread(send)) if may_call else send())
-
-    def _key_of(self, incoming: _Incoming, id: Any) -> tuple[str, str, Any] | None:  # noqa: A002 - the protocol's name
-        return (incoming.session_id, type(id).__name__, id) if incoming.session_id and is_id(id) else None
-
-    def _cancel(self, incoming: _Incoming, message: Message) -> None:
-        """Cancel the call that a host has cancelled. The server is told by the host's own message."""
-        key = self._key_of(incoming, message.params_by_name().get("requestId"))
-        if key is not None and key in self._calls:
-            self._calls[key].cancel()
+    def _key_of(self, incoming: _Incoming, id: Any) -> tuple[str, str, Any]:  # noqa: A002 - the protocol's name
+        """What names a call within all sessions."""
+        return incoming.session_id or uuid.uuid4().hex, type(id).__name__, id if is_id(id) else None
 
     async def heard(self, message: Message, incoming: _Incoming, request: HostRequest) -> None:
         """Take note of a message of the server, before the host gets it."""
@@ -483,8 +409,13 @@ class HttpListener:
             if request.host is None and session is not None:  # on a stream of its own it may be for any of them
                 for each in session.running:
                     each.asked_host = True
-        elif message.method in self._relay.observed:
-            await self._relay.observe(message.method, data_of(message.params), session)
+        elif message.method in self.relay.observed:
+            await self.relay.observe(message.method, data_of(message.params), session)
+
+    def learn(self, asked: Message, answer: Response) -> None:
+        """Take note of the answer to a request that passes."""
+        if not answer.is_refusal and self.relay.learns(asked.method):
+            self.relay.learn(asked, answer.result())
 
     # Sessions
 
@@ -492,22 +423,16 @@ class HttpListener:
         """The session of a host: by its id; where it has none, by who asks."""
         session = self._sessions.pop(incoming.session, None)
         if session is None:
-            session = self._relay.begin_session()
+            session = self.relay.begin_session()
             if len(self._sessions) >= _MAX_SESSIONS:
-                idle = (name for name, each in self._sessions.items() if not each.running)
-                self._forget(next(idle, ""))
+                self._forget(next((name for name, each in self._sessions.items() if not each.running), ""))
         self._sessions[incoming.session] = session  # the last one is the one used last
         return session
 
     def _forget(self, name: str) -> None:
         session = self._sessions.pop(name, None)
         if session is not None:
-            self._relay.end_session(session)
-
-    def learn(self, asked: Message, answer: Response, incoming: _Incoming) -> None:
-        """Take note of the answer to a request that passes."""
-        if not answer.is_refusal and self._relay.learns(asked.method):
-            self._relay.learn(asked, answer.result(), self._session_of(incoming))
+            self.relay.end_session(session)
 
     # The server
 
@@ -527,16 +452,13 @@ class HttpListener:
         if method is not None:
             sent = [pair for pair in headers if pair[0] != b"mcp-name" and not pair[0].startswith(b"mcp-param-")]
             headers = [(name, method.encode() if name == b"mcp-method" else value) for name, value in sent]
-        url, query = self._upstream.url, incoming.request.scope["query_string"]
-        if query:  # behind that of the server's own URL
-            url = url.copy_with(query=b"&".join(part for part in (url.query, query) if part))
         try:
-            return await self._upstream.open(incoming.request.method, url, headers, body or None)
+            return await self.upstream.open(incoming.request.method, incoming.url, headers, body or None)
         except httpx2.ConnectError as error:
-            text = f"agent-cache: the server at {self._upstream.name} cannot be reached: {error}"
+            text = f"agent-cache: the server at {self.upstream.name} cannot be reached: {error}"
             raise RpcError(INTERNAL_ERROR, text) from error
         except httpx2.TransportError as error:
-            text = f"the server at {self._upstream.name} has broken off: {reason_of(error)}"
+            text = f"the server at {self.upstream.name} has broken off: {reason_of(error)}"
             raise ConnectionLost(text) from error
 
     def headers_of(self, response: httpx2.Response) -> list[tuple[bytes, bytes]]:
@@ -545,17 +467,12 @@ class HttpListener:
         """
         names = [b"content-encoding", b"content-length"] if "content-encoding" in response.headers else []
         headers = end_to_end(raw_headers(response), *names)
-        location = header(headers, b"location") or ""
-        origin = str(self._upstream.url.copy_with(username=None, password=None, raw_path=b"/", fragment=None))
+        location = header(headers, b"location")
+        origin = str(self.upstream.url.copy_with(username=None, password=None, raw_path=b"/", fragment=None))
         if not location.startswith(origin):
             return headers
         path = b"/" + location.removeprefix(origin).encode("latin-1")
         return [(name, path if name == b"location" else value) for name, value in headers]
-
-    def end_streams(self) -> None:
-        """End what has no end of its own: streams of messages that hosts listen to."""
-        for task in self._endless:
-            task.cancel()
 
 
 async def _ends_before_its_host(work: asyncio.Task[None], incoming: _Incoming) -> bool:
@@ -580,10 +497,9 @@ def is_loopback(host: str) -> bool:
 
 def _host_in(url: str) -> str:
     try:
-        host: str = httpx2.URL(url).host
+        return str(httpx2.URL(url).host)
     except httpx2.InvalidURL:
         return ""
-    return host
 
 
 def address_of(text: str) -> tuple[str, int]:
@@ -597,26 +513,6 @@ def address_of(text: str) -> tuple[str, int]:
     if not (port.isascii() and port.isdecimal() and int(port) < 65536 and host):
         raise ConfigurationError(f"--listen: {text!r} is no address; write HOST:PORT, such as 127.0.0.1:8123")
     return host, int(port)
-
-
-class _Server(uvicorn.Server):
-    """A server that ends streams without an end when it is to stop, and waits for calls only. Its signals are those of
-    `listen`: a recording has to be finished after it has stopped.
-    """
-
-    def __init__(self, config: uvicorn.Config, listener: HttpListener) -> None:
-        super().__init__(config)
-        self._listener = listener
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None]:
-        """Leave the signals alone."""
-        yield
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop."""
-        self._listener.end_streams()
-        await super().shutdown(sockets)
 
 
 async def listen(listener: HttpListener, address: tuple[str, int], on_listening: Callable[[str], object]) -> None:
@@ -640,12 +536,9 @@ async def listen(listener: HttpListener, address: tuple[str, int], on_listening:
     made = socket.create_server(address, family=family, backlog=128)
     # asyncio sends small responses at once only if the socket names its protocol
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=made.detach()) as bound:
-        server = _Server(config, listener)
-
-        def stop(_: int) -> None:
-            server.should_exit = True
-
-        with signals(stop):
+        server: Any = uvicorn.Server(config)
+        server.capture_signals = nullcontext  # a recording has to be finished after it has stopped
+        with signals(lambda _: setattr(server, "should_exit", True)):
             shown = f"[{host}]" if ":" in host else host
             on_listening(f"http://{shown}:{bound.getsockname()[1]}{listener.path}")
             await server.serve(sockets=[bound])

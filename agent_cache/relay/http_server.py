@@ -44,21 +44,13 @@ _HOP_BY_HOP: Final = frozenset({
     b"trailer", b"transfer-encoding", b"upgrade",
 })  # fmt: skip
 """RFC 9110, 7.6.1: they are between two neighbours, not between host and server."""
-
 _NEUTRAL: Final = frozenset(name.encode() for name in TRANSPORT)
 """Headers of the transport, as are those that begin with ``content-``. Every other one may tell who asks: a server
 takes its credentials where it likes."""
-
-_EMPTY_LINES: Final = (b"\n\n", b"\n\r", b"\r\r")  # of the three line ends; what ends by CR LF, ends by LF
+_ALWAYS: Final = frozenset({b"authorization", b"cookie", b"mcp-protocol-version"})
+_EVENT_END: Final = re.compile(rb"(?:\r\n?+|\n)(?:\r\n?+|\n)")
 _END_S: Final = 2.0
 """Seconds that a server has to end the session."""
-
-_VERSION: Final = "io.modelcontextprotocol/protocolVersion"
-_NAMED_BY: Final = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
-_PLAIN_VALUE: Final = re.compile(r"(?!=\?base64\?.*\?=$)(?:[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?")
-
-
-# Headers
 
 
 def end_to_end(headers: Headers, *names: bytes) -> list[tuple[bytes, bytes]]:
@@ -77,9 +69,9 @@ def raw_headers(response: httpx2.Response) -> list[tuple[bytes, bytes]]:
     return [(name.lower(), value) for name, value in response.headers.raw]
 
 
-def header(headers: Headers, name: bytes) -> str | None:
-    """The first value of a header."""
-    return next((value.decode("latin-1") for one, value in headers if one == name), None)
+def header(headers: Headers, name: bytes) -> str:
+    """The first value of a header; empty without one."""
+    return next((value.decode("latin-1") for one, value in headers if one == name), "")
 
 
 def identity_of(headers: Headers, names: Iterable[str] = (), *, url: str = "") -> str | None:
@@ -95,8 +87,7 @@ def identity_of(headers: Headers, names: Iterable[str] = (), *, url: str = "") -
     told = sorted(
         (name, value)
         for name, value in headers
-        if name in (b"authorization", b"cookie", b"mcp-protocol-version")
-        or (name in chosen if chosen else name not in _NEUTRAL and not name.startswith(b"content-"))
+        if name in _ALWAYS or (name in chosen if chosen else name not in _NEUTRAL and not name.startswith(b"content-"))
     )
     if not told and not url:
         return None
@@ -109,12 +100,9 @@ def reason_of(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-# Bodies
-
-
 def is_event_stream(headers: Headers) -> bool:
     """Whether the body has server-sent events."""
-    return (header(headers, b"content-type") or "").partition(";")[0].strip().lower() == "text/event-stream"
+    return header(headers, b"content-type").partition(";")[0].strip().lower() == "text/event-stream"
 
 
 async def parts_of(response: httpx2.Response) -> AsyncGenerator[bytes]:
@@ -129,14 +117,10 @@ async def parts_of(response: httpx2.Response) -> AsyncGenerator[bytes]:
     rest = b""
     async with aclosing(response.aiter_bytes()) as chunks:
         async for chunk in chunks:
-            data, begin, at = rest + chunk, 0, max(len(rest) - 1, 0)
-            while found := [place for place in (data.find(each, at) for each in _EMPTY_LINES) if place >= 0]:
-                end = min(found) + 2
-                if data[end - 1 : end + 1] == b"\r\n":
-                    end += 1  # if it comes later, it is an empty line more, which means nothing
-                yield data[begin:end]
-                begin = at = end
-            rest = data[begin:]
+            at, rest = max(len(rest) - 3, 0), rest + chunk
+            while found := _EVENT_END.search(rest, at):
+                yield rest[: found.end()]
+                at, rest = 0, rest[found.end() :]
     if rest:
         yield rest
 
@@ -147,16 +131,21 @@ def event_data(event: bytes) -> bytes:
     return b"\n".join(value.removeprefix(b" ") for name, _, value in lines if name == b"data")
 
 
-def event_of(message: bytes) -> bytes:
-    """A JSON-RPC message, encoded without line ends, as an event."""
-    return b"event: message\r\ndata: " + message + b"\r\n\r\n"
+async def messages_of(response: httpx2.Response) -> AsyncGenerator[bytes]:
+    """The messages in a body."""
+    is_stream = is_event_stream(raw_headers(response))
+    async with aclosing(parts_of(response)) as parts:
+        async for part in parts:
+            data = event_data(part) if is_stream else part
+            if data.strip():
+                yield data
 
 
 class Upstream:
     """The HTTP client of one server. It adds nothing to a request, keeps no cookie and has no timeout.
 
     Proxies and certificates are those of the environment, as httpx2 reads them. Password and user in the URL are sent
-    as Basic authentication.
+    as Basic authentication. `name` is the address without password and query, for texts.
 
     Args:
         url: the endpoint of the server.
@@ -178,30 +167,25 @@ class Upstream:
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # those of one host are nothing to another
         )
         self._encodings = (b"accept-encoding", self._client.headers["accept-encoding"].encode("latin-1"))
-        # The address without password and query, for texts
         self.name = str(self.url.copy_with(username=None, password=None, query=None, fragment=None))
+        self.aclose = self._client.aclose
 
-    async def open(
-        self, method: str, url: httpx2.URL, headers: Headers, body: bytes | None, *, is_read: bool = True
-    ) -> httpx2.Response:
+    async def open(self, method: str, url: httpx2.URL, headers: Headers, body: bytes | None) -> httpx2.Response:
         """Send a request. The body of the response is not read, and the response is to be closed.
-
-        Args:
-            is_read: whether the body is decoded here: then the server is told what this client decodes.
 
         Raises:
             httpx2.TransportError: if the server cannot be reached or breaks off.
         """
-        sent = [*without(headers, b"accept-encoding"), self._encodings] if is_read else list(headers)
-        request = httpx2.Request(method, url, headers=sent, content=body)
-        return await self._client.send(request, stream=True)
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._client.aclose()
+        sent = [*without(headers, b"accept-encoding"), self._encodings]  # what this client decodes
+        return await self._client.send(httpx2.Request(method, url, headers=sent, content=body), stream=True)
 
 
 # A server for a host over stdio
+
+_VERSION: Final = "io.modelcontextprotocol/protocolVersion"
+_NAMED_BY: Final = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+_PLAIN_VALUE: Final = re.compile(r"(?!=\?base64\?.*\?=$)(?:[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?")
+_ACCEPT: Final = [(b"accept", b"application/json, text/event-stream"), (b"content-type", b"application/json")]
 
 
 class HttpServer:
@@ -209,7 +193,8 @@ class HttpServer:
 
     Each line is a POST. What the host cannot know of HTTP, this keeps: the session's id, the revision, the headers that
     repeat a message's method and name (revision 2026-07-28), and the stream of messages that belong to no request. A
-    stream that breaks off is not resumed: its request has no answer.
+    stream that breaks off is not resumed: its request has no answer. `has_closed` is never true: a server that is away
+    may be back for the next request.
 
     Args:
         upstream: the client of the server.
@@ -217,9 +202,6 @@ class HttpServer:
         schema_of: the input schema of a tool, if it is known. It says which arguments are repeated in headers.
         on_line: called with each line of the server.
         on_lost: called with the id of a request that gets no answer any more.
-
-    Attributes:
-        has_closed: never; a server that is away may be back for the next request.
     """
 
     has_closed = False
@@ -232,50 +214,42 @@ class HttpServer:
         on_line: Callable[[bytes], object],
         on_lost: Callable[[Any, ConnectionLost], object],
     ) -> None:
-        self._upstream = upstream
-        self._headers = list(headers)
-        self._schema_of = schema_of
-        self._on_line = on_line
-        self._on_lost = on_lost
+        self._upstream, self._headers, self._schema_of = upstream, list(headers), schema_of
+        self._on_line, self._on_lost = on_line, on_lost
         self._session_id: str | None = None
         self._version = ""
         self._initialize: tuple[bytes, Message] | None = None
         self._renewal = asyncio.Lock()
-        self._listening: asyncio.Task[None] | None = None
         self._lines: asyncio.Queue[bytes] = asyncio.Queue()
-        self._requests: dict[Any, tuple[asyncio.Task[None], bool]] = {}
-        self._sender = asyncio.create_task(self._send())
+        self.write = self._lines.put_nowait
+        self._modern: dict[Any, asyncio.Task[None]] = {}  # requests that are cancelled by closing their responses
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._start(self._send())
 
-    def write(self, line: bytes) -> None:
-        """Send a line of the host."""
-        self._lines.put_nowait(line)
+    def _start(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _send(self) -> None:
         """What is no request goes in order, as it came; a request waits for nothing but that."""
         while True:
             line = await self._lines.get()
             message = parsed(line) or Message()
+            asked = message.params_by_name().get("requestId") if message.method == "notifications/cancelled" else None
             if message.is_request:
-                name = message.id if is_id(message.id) else line
-                task = asyncio.create_task(self._exchange(line, message))
-                self._requests[name] = task, bool(envelope_of(message.params_by_name()))
-                task.add_done_callback(partial(self._forget, name))
-            elif not self._has_cancelled(message):
+                task = self._start(self._exchange(line, message))
+                if is_id(message.id) and envelope_of(message.params_by_name()):
+                    self._modern[message.id] = task
+                    task.add_done_callback(partial(self._forget, message.id))
+            elif is_id(asked) and asked in self._modern:
+                self._modern[asked].cancel()
+            else:
                 await self._exchange(line, message)
 
-    def _forget(self, name: Any, task: asyncio.Task[None]) -> None:
-        if name in self._requests and self._requests[name][0] is task:
-            del self._requests[name]
-
-    def _has_cancelled(self, message: Message) -> bool:
-        """Since revision 2026-07-28, who closes the response has cancelled the request: no message says so."""
-        if message.method != "notifications/cancelled":
-            return False
-        name = message.params_by_name().get("requestId")
-        task, closes = self._requests.get(name, (None, False)) if is_id(name) else (None, False)
-        if task is not None and closes:
-            task.cancel()
-        return closes
+    def _forget(self, name: Any, _: asyncio.Task[None]) -> None:
+        self._modern.pop(name, None)
 
     async def _exchange(self, line: bytes, message: Message) -> None:
         """Send a message, and give the messages of the response back as lines."""
@@ -305,40 +279,31 @@ class HttpServer:
             response = await self._post(line, message)
         try:
             if response.status_code >= 300:
+                refusal = await self._refusal(response, message)
                 if message.is_request:
-                    self._on_line(await self._refusal(response, message))
+                    self._on_line(refusal)
                 else:
-                    _LOG.warning("the server at %s answered %s", self._upstream.name, _status(response))
+                    _LOG.warning("the server at %s answered HTTP %s", self._upstream.name, response.status_code)
                 return True
             if message.method == "initialize":
                 self._session_id = response.headers.get("mcp-session-id")
-            elif message.method == "notifications/initialized":
-                self._listen()
-            async with aclosing(self._messages(response)) as messages:
+            elif message.method == "notifications/initialized" and self._session_id is not None:
+                self._start(self._listen())
+            async with aclosing(messages_of(response)) as messages:
                 async for data in messages:
                     found = parsed(data)
                     if found is not None and not found.method and found.id == message.id:
                         is_answered = True
                         if message.method == "initialize":
-                            result = data_of(found.result)
-                            self._version = str(result.get("protocolVersion", "")) if isinstance(result, dict) else ""
+                            self._version = str((data_of(found.result) or {}).get("protocolVersion", ""))
                     if is_shown:
                         self._on_line(one_line(data) + b"\n")
         finally:
             await response.aclose()
         return is_answered
 
-    async def _messages(self, response: httpx2.Response) -> AsyncGenerator[bytes]:
-        is_stream = is_event_stream(raw_headers(response))
-        async with aclosing(parts_of(response)) as parts:
-            async for part in parts:
-                data = event_data(part) if is_stream else part
-                if data.strip():
-                    yield data
-
     async def _post(self, line: bytes, message: Message) -> httpx2.Response:
-        accepts = [(b"accept", b"application/json, text/event-stream"), (b"content-type", b"application/json")]
-        headers = [*self._headers, *accepts, *self._common_headers(message)]
+        headers = [*self._headers, *_ACCEPT, *self._common_headers(message)]
         return await self._upstream.open("POST", self._upstream.url, headers, line.strip())
 
     def _common_headers(self, message: Message) -> list[tuple[bytes, bytes]]:
@@ -359,30 +324,24 @@ class HttpServer:
     async def _refusal(self, response: httpx2.Response, message: Message) -> bytes:
         """The response to a request that the server has refused by its status: its own error, or one of ours."""
         found = parsed(await response.aread())
-        error = data_of(found.error) if found is not None and found.error else None
+        error = data_of(found.error) if found is not None else None
         if isinstance(error, dict) and isinstance(error.get("code"), int):  # OAuth has errors of another form
             return error_line(message.id, error)
-        text = f"the server at {self._upstream.name} answered {_status(response)}"
+        text = f"the server at {self._upstream.name} answered HTTP {response.status_code} {response.reason_phrase}"
         if response.status_code == 401:
             text += '; give it credentials: --header "Authorization: Bearer ${TOKEN}", with TOKEN in the environment'
         if "location" in response.headers:
             text += f", elsewhere: {response.headers['location']}"
         return error_line(message.id, text)
 
-    def _listen(self) -> None:
-        """Begin to read what the server sends outside of responses, if it has sessions."""
-        if self._listening is not None:
-            self._listening.cancel()
-        if self._session_id is not None:
-            self._listening = asyncio.create_task(self._read_messages())
-
-    async def _read_messages(self) -> None:
+    async def _listen(self) -> None:
+        """Read what the server sends outside of responses."""
         headers = [*self._headers, (b"accept", b"text/event-stream"), *self._common_headers(Message())]
         try:
             response = await self._upstream.open("GET", self._upstream.url, headers, None)
             try:
                 if response.status_code == 200 and is_event_stream(raw_headers(response)):  # most servers have none
-                    async for data in self._messages(response):
+                    async for data in messages_of(response):
                         self._on_line(one_line(data) + b"\n")
             finally:
                 await response.aclose()
@@ -397,28 +356,21 @@ class HttpServer:
             _LOG.warning("the server at %s has ended the session; beginning another", self._upstream.name)
             await self._answered(*self._initialize, is_shown=False)
             line = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
-            await self._answered(line, parsed(line) or Message(), is_shown=False)
+            await self._answered(line, Message(method="notifications/initialized"), is_shown=False)
 
     async def end(self, *, at_once: bool = False) -> int:
         """End the session. Returns 0, in the place of an exit code."""
-        tasks = [self._sender, *(task for task, _ in self._requests.values())]
-        tasks += [] if self._listening is None else [self._listening]
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.wait(tasks)
+        await asyncio.wait(set(self._tasks))
         if self._session_id is not None:
             headers = [*self._headers, *self._common_headers(Message())]
             try:
                 async with asyncio.timeout(0.5 if at_once else _END_S):
-                    response = await self._upstream.open("DELETE", self._upstream.url, headers, None)
-                    await response.aclose()
+                    await (await self._upstream.open("DELETE", self._upstream.url, headers, None)).aclose()
             except (TimeoutError, httpx2.TransportError) as error:
                 _LOG.info("the server did not end the session: %s", error)
         return 0
-
-
-def _status(response: httpx2.Response) -> str:
-    return f"HTTP {response.status_code} {response.reason_phrase}".rstrip()
 
 
 def _header_value(value: str) -> str:

@@ -2,14 +2,14 @@
 
 A message is parsed into its members, whose contents stay as they came. So what only passes by is never built as
 objects, and what is passed on is what came, byte for byte. Of a message that no JSON parser here can read (it is nested
-too deeply, or is no Unicode), the members are found by its brackets, so that it reaches whom it is for.
+too deeply, or has half of a character), the members are found by its brackets, so that it reaches whom it is for.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +27,7 @@ MODERN: Final = "2026-07-28"
 _ENVELOPE: Final = "io.modelcontextprotocol/"
 """Since that revision the ``_meta`` of every request says under such names who asks, and by which version."""
 
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _NO_BYTES: Final = msgspec.Raw()
 
 
@@ -65,7 +66,7 @@ def parsed(line: bytes) -> Message | None:
     """
     try:
         return _decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _UNREADABLE:
         members = _members_of(line.strip())
     if members is None:
         return None
@@ -103,20 +104,27 @@ _PERHAPS_A_CALL: Final = (b"tools/call", b"\\u", b"\\/")
 """A line without any of these calls no tool: its method is written out, and no letter of it as an escape."""
 
 
-def has_one_meaning(line: bytes, message: Message) -> bool:
-    """Whether every server finds in a line of the host what `parsed` has found: that it calls a tool, and how.
-
-    Parsers differ over a name that occurs twice, numbers beyond all bounds, NaN, and what is no Unicode.
+def refusal_of(line: bytes, message: Message | None) -> bytes | None:
+    """The error that answers a message of a host which may call a tool in a way that servers read differently: a batch,
+    no JSON, a name that occurs twice, a number beyond all bounds, NaN, what is no Unicode, an id that identifies
+    nothing. None for any other message.
     """
-    if message.method != "tools/call" and not any(part in line for part in _PERHAPS_A_CALL):
-        return True
+    if (message is None or message.method != "tools/call") and not any(part in line for part in _PERHAPS_A_CALL):
+        return None
+    id = message.id if message is not None and is_id(message.id) else None  # noqa: A001 - the protocol's name
     try:
-        found = _strict_decoder.decode(line.decode())
-        if b"\\u" in line:
-            json.dumps(found, ensure_ascii=False).encode()  # fails for half a character
-    except (ValueError, RecursionError):
-        return False
-    return bool(message.method or message.result or message.error)
+        msgspec.json.decode(line)
+        json.loads(line.decode(), object_pairs_hook=_checked_object)
+    except (ValueError, RecursionError) as error:
+        code = PARSE_ERROR if message is None else INVALID_REQUEST
+        return error_line(id, f"a call of a tool that cannot be read in one way is not passed on ({error})", code)
+    if message is None or (message.method == "tools/call" and id is None):
+        why = "a call of a tool is one request, whose id is a text or a whole number; this is not passed on"
+        return error_line(None, why, INVALID_REQUEST)
+    is_known = message.method or message.result or message.error
+    return (
+        None if is_known else error_line(id, "this is no message of the protocol; it is not passed on", INVALID_REQUEST)
+    )
 
 
 def _checked_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -124,20 +132,6 @@ def _checked_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise ValueError("a name occurs twice")
     return found
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def _finite(text: str) -> float:
-    found = float(text)
-    return found if abs(found) < float("inf") else _refuse(text)
-
-
-_strict_decoder: Final = json.JSONDecoder(
-    object_pairs_hook=_checked_object, parse_constant=_refuse, parse_float=_finite
-)
 
 
 def is_id(id: Any) -> bool:  # noqa: A002 - the protocol's name
@@ -154,16 +148,9 @@ def envelope_of(params: Mapping[str, Any]) -> dict[str, Any]:
 def data_of(raw: msgspec.Raw | bytes) -> Any:
     """The content of a member; None if there is none, or if it cannot be read."""
     try:
-        return _data(raw) if raw else None
-    except (ValueError, RecursionError):
+        return msgspec.json.decode(raw) if raw else None
+    except _UNREADABLE:
         return None
-
-
-def _data(raw: msgspec.Raw | bytes) -> Any:
-    try:
-        return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return json.loads(bytes(raw))
 
 
 def one_line(text: bytes) -> bytes:
@@ -192,60 +179,29 @@ def error_line(id: Any, error: dict[str, Any] | str, code: int = INTERNAL_ERROR)
     return _line_of({"jsonrpc": "2.0", "id": id, "error": said})
 
 
-def message_line(message: Message, id: Any) -> bytes:  # noqa: A002 - as above
-    """A message under another id, with its members as they came."""
-    members = ((name, getattr(message, name)) for name in _MEMBERS)
-    method = {"method": message.method} if message.method else {}
-    return _line_of({"jsonrpc": "2.0", "id": id, **method, **{name: raw for name, raw in members if raw}})
-
-
 class Response:
-    """The server's response to a request.
+    """The server's response to a request: the message as it came, and parsed. `is_refusal`: see `RpcError`."""
 
-    Args:
-        line: the message as it came, under the id of the request.
-        message: the same, parsed.
-        is_refusal: see `RpcError`.
-
-    Attributes:
-        is_json: whether the result, once it was read, was JSON. NaN is none, and would leave a cache as null.
-    """
-
-    __slots__ = ("_message", "is_json", "is_refusal", "line")
+    __slots__ = ("is_refusal", "line", "message")
 
     def __init__(self, line: bytes, message: Message, *, is_refusal: bool = False) -> None:
-        self.line = line
-        self.is_json = True
-        self.is_refusal = is_refusal
-        self._message = message
-
-    def under(self, id: Any) -> Response:  # noqa: A002 - the protocol's name
-        """The same under another id."""
-        return Response(message_line(self._message, id), self._message)
-
-    def unread(self) -> msgspec.Raw:
-        """The result as it came, without line ends."""
-        return msgspec.Raw(one_line(bytes(self._message.result)))
+        self.line, self.message, self.is_refusal = line, message, is_refusal
 
     def result(self) -> Any:
-        """The result; as `unread`, if it cannot be read.
+        """The result; as it came, without line ends, if it cannot be read.
 
         Raises:
             RpcError: if it is an error.
         """
-        if self._message.error:
-            error = RpcError.of(data_of(self._message.error))
+        raw = self.message.result
+        if self.message.error:
+            error = RpcError.of(data_of(self.message.error))
             error.is_refusal = self.is_refusal
             raise error
-        raw = self._message.result
         try:
             return msgspec.json.decode(raw) if raw else None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self.is_json = False
-            try:
-                return _data(raw)
-            except (ValueError, RecursionError):
-                return self.unread()
+        except _UNREADABLE:
+            return msgspec.Raw(one_line(bytes(raw)))
 
 
 class RpcError(Exception):
@@ -286,25 +242,31 @@ class ConnectionLost(OSError):
 _MAX_PAGES: Final = 1000
 
 
-class Pages:
-    """The cursors of a list that comes in pages: where it goes on, and that it ends.
+async def listed(ask: Callable[[dict[str, Any]], Awaitable[Any]]) -> list[Any]:
+    """The tools of all pages of a list. A server whose cursor does not advance has given its last page.
 
-    A server whose cursor does not advance has given its last page.
+    Args:
+        ask: gets a page by its parameters, which are empty or have a ``cursor``.
+
+    Raises:
+        RpcError: if the list has no end.
     """
-
-    def __init__(self) -> None:
-        self._seen: set[str] = set()
-
-    def next(self, page: Mapping[str, Any]) -> Any:
-        """The cursor of the page after this one; None after the last one. An empty text is a cursor.
-
-        Raises:
-            RpcError: if the list has no end.
-        """
-        cursor = page.get("nextCursor")
-        if cursor is None or repr(cursor) in self._seen:
-            return None
-        self._seen.add(repr(cursor))
-        if len(self._seen) >= _MAX_PAGES:
+    tools: list[Any] = []
+    seen: set[str] = set()
+    params: dict[str, Any] = {}
+    while isinstance(page := await ask(params), dict):
+        tools += page.get("tools") or []
+        cursor = page.get("nextCursor")  # an empty text is one
+        if cursor is None or repr(cursor) in seen:
+            break
+        seen.add(repr(cursor))
+        if len(seen) >= _MAX_PAGES:
             raise RpcError(INTERNAL_ERROR, f"agent-cache: the list has {_MAX_PAGES} pages, and no end")
-        return cursor
+        params = {"cursor": cursor}
+    return tools
+
+
+def by_name(tools: Any) -> dict[str, Mapping[str, Any]]:
+    """The tools of a list that have a name."""
+    named = (tool for tool in (tools if isinstance(tools, list) else ()) if isinstance(tool, dict))
+    return {tool["name"]: tool for tool in named if isinstance(tool.get("name"), str)}

@@ -16,32 +16,32 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from contextvars import Context, copy_context
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn, Self, TypeVar
+from typing import Any, Final, Self
 
-from agent_cache import AgentCacheSession, AgentLoopDetectedError, LoopPolicy, Read, Toolbox, invalidate, writing
+from agent_cache import AgentCacheSession, AgentLoopDetectedError, Read, Toolbox, invalidate, writing
 from agent_cache.core.asker import Apart
-from agent_cache.integrations.mcp_results import may_be_cached, requested_version
+from agent_cache.integrations.shared import fails, may_be_cached, notice, requested_version
 from agent_cache.recording import CassetteError, Tape, intercept, record, replay
 from agent_cache.relay.messages import (
     INTERNAL_ERROR,
     ConnectionLost,
     Message,
-    Pages,
     Response,
     RpcError,
+    by_name,
     envelope_of,
     error_line,
+    listed,
     result_line,
 )
-from agent_cache.relay.relay_settings import RelaySettings, write_of_notification
+from agent_cache.relay.relay_settings import RelaySettings, new_session, write_of_notification
 from agent_cache.toolbox.box import every_tag, tier_of
 
 _LOG = logging.getLogger("agent_cache")
-
-T = TypeVar("T")
 
 _LIST_PATIENCE: Final = 10.0
 """Seconds that a first call waits for the server's list of tools. Then it goes on without schemas and hints."""
@@ -54,7 +54,6 @@ _UNRECORDED: Final = frozenset({"ping", "subscriptions/listen"})
 """Requests that a recording leaves out: what keeps a connection alive, and what lasts as long as the connection."""
 
 # Since revision 2026-07-28 these are answered with `ttlMs` and `cacheScope`, and a notification ends them
-
 _HINTED: Final = {
     "server/discover": "list:server",
     "tools/list": "list:tools",
@@ -71,22 +70,17 @@ _CHANGES: Final = {
 }
 _TELLS_NOTHING: Final = frozenset({"progressToken", "traceparent", "tracestate", "io.modelcontextprotocol/clientInfo"})
 """What the `_meta` of a request says that its answer does not depend on."""
+_RESULT: Final = dict[str, Any]
 
 
 class HostSession:
-    """One session of a host: over HTTP a process has many at once.
-
-    Attributes:
-        context: the context in which its calls run, and in which its session is open.
-        session: where its calls are checked for loops and counted; None is the session of the relay.
-        tools: what the server has told this host of its tools: it may tell another one something else.
-        running: its requests that run, for a transport.
+    """One session of a host, over HTTP one of many: its calls run in `context`, and are checked for loops in `session`,
+    None being that of the relay. `tools` is what the server tells this host. `running` is for a transport.
     """
 
     def __init__(self, context: Context, session: AgentCacheSession | None = None) -> None:
         self.context, self.session = context, session
         self.tools: Mapping[str, Mapping[str, Any]] | None = None
-        self.pages: dict[str, Mapping[str, Any]] = {}
         self.listing: asyncio.Task[None] | None = None
         self.running: set[HostRequest] = set()
 
@@ -102,12 +96,16 @@ class HostRequest(ABC):
     Attributes:
         asked_host: whether the server has made a request of the host since this one was forwarded; a transport sets it.
         is_answered: whether the host has got a response.
+        response, result, error: what came of forwarding it: the response, the result in it, or what was raised.
     """
 
     def __init__(self, message: Message, vary: Any = None, host: HostSession | None = None) -> None:
         self.message, self.vary, self.host = message, vary, host
         self.id, self.method, self.params = message.id, message.method, message.params_by_name()
         self.asked_host = self.is_answered = False
+        self.response: Response | None = None
+        self.result: Any = None
+        self.error: Exception | None = None
 
     @abstractmethod
     async def forward(self) -> Response:
@@ -123,12 +121,17 @@ class HostRequest(ABC):
     def reply(self, line: bytes) -> None:
         """Send the response to the host. It is called once at most."""
 
+    def answer(self, line: bytes) -> None:
+        """The same, unless the host has a response."""
+        if not self.is_answered:
+            self.is_answered = True
+            self.reply(line)
+
 
 class Relay:
     """Answers the tool calls of a host from a cache or from a recording, or lets the server answer them.
 
-    ``async with relay:`` begins the session, and the recording or replay. Its end finishes them; `findings` has what
-    they complained of.
+    ``async with relay:`` begins the session, and the recording or replay. Its end finishes them.
 
     Args:
         box: the rules of the server's tools.
@@ -139,10 +142,10 @@ class Relay:
 
     Attributes:
         identity: a hash of what this process sends to the server by itself: its address, and credentials that the host
-            does not know; or of the command that starts it. A recording is without it: so it is replayed without the
-            server's address and credentials. The transport sets it.
-        is_taped: whether a cassette is recorded or replayed.
+            does not know; or of the command that starts it. A recording is without it, and so replayed without them.
+            The transport sets it.
         is_replay: whether there is no server.
+        is_taped: whether a cassette is recorded or replayed.
         observed: the notifications of the server that have to be shown to `observe` before they are passed on.
         session: the session in which calls are checked for loops and counted.
         findings: what was wrong at the end, in sentences.
@@ -174,7 +177,10 @@ class Relay:
         elif record_to is not None:
             self._tape = record(record_to)
         self._replay: Tape | None = None
-        self._lists = _toolbox_of_lists(box)
+        tier = tier_of(box)
+        shared: dict[str, Any] = {} if tier is None else {"remote_cache": tier}
+        lists = {method: Read(tag, ttl=_life_of, **shared) for method, tag in _HINTED.items()}
+        self._lists = Toolbox(lists, namespace=f"{box.namespace}.mcp")  # and resources, as long as they say
         self._every_tag = every_tag(box)
         changes = {method: (*_CHANGES.get(method, ()), *settings.tags_of(method)) for method in _CHANGES | settings.on}
         self._writes = {method: write_of_notification(method, tags) for method, tags in changes.items()}
@@ -185,9 +191,8 @@ class Relay:
         self._blocks = AsyncExitStack()
         self._outside = self._inside = copy_context()
         self._host = HostSession(self._inside)
-        # One object each, as `Toolbox.call` asks for
-        self._store_if = self._is_storable
-        self._request = intercept(_forwarded, name="mcp:request", skip_args=1, vary=_who_asks)
+        self._store_if = self._is_storable  # one object, as `Toolbox.call` asks for
+        self._request = intercept(self._forwarded, name="mcp:request", skip_args=1, vary=_who_asks)
         self._list = intercept(_all_pages, name="mcp:tools", skip_args=2)
 
     # Life
@@ -244,7 +249,7 @@ class Relay:
 
     def learns(self, method: str) -> bool:
         """Whether the result of a request of this method is for `learn`, where that request is passed on."""
-        return method == "tools/list" or (method in _OF_TASKS and bool(self._task_ends))
+        return method in _OF_TASKS and bool(self._task_ends)
 
     def start(self, request: HostRequest) -> asyncio.Task[None]:
         """Answer a request in a task of its own. To cancel the task is to cancel the request.
@@ -261,23 +266,12 @@ class Relay:
         context = (request.host or self._host).context.copy()
         return asyncio.get_running_loop().create_task(self._answer(request), context=context)
 
-    def learn(self, message: Message, result: Any, host: HostSession | None = None) -> None:
+    def learn(self, message: Message, result: Any) -> None:
         """Take note of the result of a request which `learns`, on its way to the host."""
-        if not isinstance(result, dict):
-            return
-        method, params = message.method, message.params_by_name()
-        if method == "tools/list":
-            host = host or self._host
-            if params.get("cursor") is None:
-                host.pages = {}
-            host.pages |= listed_tools(result)
-            if result.get("nextCursor") is None:
-                self._know(host, host.pages)
-        elif method == "tasks/result":
-            self._end_task(params.get("taskId"))
-        elif method in _OF_TASKS:
-            for task in (result, *(result.get("tasks") or ())):
-                self._note_status(task)
+        if isinstance(result, dict):
+            asked = {**message.params_by_name(), "status": "completed"} if message.method == "tasks/result" else result
+            for task in (asked, *(result.get("tasks") or ())):
+                self._end_task(task)
 
     async def observe(self, method: str, params: Any, host: HostSession | None = None) -> None:
         """Take note of a notification of the server which is `observed`, before the host gets it."""
@@ -285,11 +279,13 @@ class Relay:
             (host or self._host).tools = None
             self.box.forget()
         elif method == "notifications/tasks/status":
-            self._note_status(params)
+            self._end_task(params)
         if method in self._writes:
-            # Outside of the session: it is no call of the agent
-            work = self._invalidate(method, params)
-            await asyncio.shield(asyncio.get_running_loop().create_task(work, context=self._outside.copy()))
+            await asyncio.shield(self._start_outside(self._invalidate(method, params)))
+
+    def _start_outside(self, work: Any) -> asyncio.Task[Any]:
+        """Run something that is no call of the agent outside of its session."""
+        return asyncio.get_running_loop().create_task(work, context=self._outside.copy())
 
     async def _invalidate(self, method: str, params: Any) -> None:
         """Invalidate what a notification names; everything, if its parameters do not say what."""
@@ -299,31 +295,13 @@ class Relay:
             _LOG.warning("%s does not name what it invalidates, so everything is dropped: %s", method, error)
             await invalidate(*self._every_tag, *every_tag(self._lists))
 
-    def start_unread(self, send: Callable[[], Awaitable[T]]) -> asyncio.Task[T | None]:
-        """Pass on what may call any tool, and whose end nobody can tell: a write of everything, in doubt afterwards.
-
-        Args:
-            send: sends it to the server. The task returns what it returns, or None if the server has gone.
-        """
-        _LOG.warning("a message of the host is no request that can be read; it is passed on as a write of everything")
-        return asyncio.get_running_loop().create_task(self._pass_unread(send), context=self._outside.copy())
-
-    async def _pass_unread(self, send: Callable[[], Awaitable[T]]) -> T | None:
-        sent: T | None = None
-        with suppress(ConnectionLost):
-            async with writing(*self._every_tag):
-                sent = await send()
-                _leave_in_doubt()
-        return sent
-
     # Answers
 
     async def _answer(self, request: HostRequest) -> None:
-        run = _Run(self, request)
         try:
-            line = await self._line_for(request, run)
+            line = await self._line_for(request)
         except RpcError as error:
-            line = run.response.line if run.response is not None else error_line(request.id, error.error)
+            line = request.response.line if request.response is not None else error_line(request.id, error.error)
         except AgentLoopDetectedError as loop:
             line = result_line(request.id, _refusal(loop))
         except Exception as error:  # noqa: BLE001 - whatever it is, the host waits for a response
@@ -331,79 +309,102 @@ class Relay:
                 _LOG.exception("%s could not be answered", request.method)
             line = error_line(request.id, str(error))
         finally:
-            self._unstored.pop(id(run.result), None)
-        _reply(request, line)
+            self._unstored.pop(id(request.result), None)
+        request.answer(line)
 
-    async def _line_for(self, request: HostRequest, run: _Run) -> bytes:
+    async def _line_for(self, request: HostRequest) -> bytes:
         try:
             if request.method == "tools/call":
-                result = await self._call_tool(request, run)
+                result = await self._call_tool(request)
             elif self._tape is None:
-                result = await self._hinted(request, run)
+                result = await self._hinted(request)
             else:
-                result = await self._other(request, run)
+                result = await self._other(request)
         except RpcError as error:
-            if run.response is not None or not error.is_refusal:
+            if request.response is not None or not error.is_refusal:
                 raise
-            result = await run()  # what this request has waited for was refused
-        if request.method in _OF_TASKS or request.method == "tools/list":
-            self.learn(request.message, result, request.host)
-        return run.line_of(result)
+            result = await self._run(request)  # what this request has waited for was refused
+        if request.method in _OF_TASKS:
+            self.learn(request.message, result)
+        if request.response is not None and result is request.result:
+            return request.response.line  # as the server sent it
+        return result_line(request.id, result)
 
-    async def _call_tool(self, request: HostRequest, run: _Run) -> Any:
+    async def _run(self, request: HostRequest) -> Any:
+        """Let the server answer."""
+        try:
+            response = request.response = await request.forward()
+            result = request.result = response.result()
+            if request.asked_host:
+                self._unstored[id(result)] = result
+            task = _task_of(result)
+            if task is not None and task.get("status") not in _TERMINAL and self._is_write(request):
+                # The write goes on until then, and its tags stay invalid; the host has to know its task to ask for it
+                request.answer(response.line)
+                await self._end_of_task(task)
+        except Exception as error:
+            request.error = error
+            raise
+        return result
+
+    async def _call_tool(self, request: HostRequest) -> Any:
         params = request.params
         name, arguments = params.get("name"), params.get("arguments", {})
         if not isinstance(name, str) or not isinstance(arguments, dict):
             # The server says what is wrong with it, or takes it for something
-            if isinstance(name, str) and self.box.rule(name).kind != "write":
-                return await self._other(request, run)
-            async with writing(*self._every_tag):
-                return await self._other(request, run)
+            is_write = not isinstance(name, str) or self.box.rule(name).kind == "write"
+            return await self._uncached(partial(self._other, request), is_write=is_write)
         tool = await self._tool(name, request)
         hints = tool.get("annotations")
         continues = "task" in params or not _CONTINUES.isdisjoint(params)
         if continues or self._tape is not None:
             kind = self.box.rule(name, hints, arguments).kind
             if kind == "pass" or (kind != "write" and continues):
-                return await self._other(request, run)
+                return await self._other(request)
         try:
             return await self.box.call(
-                name, arguments, run, schema=tool.get("inputSchema"), annotations=hints, vary=request.vary,
-                returns=_RESULT, failed=_is_failure, store_if=self._store_if, refused=_refusal,
+                name, arguments, partial(self._run, request), schema=tool.get("inputSchema"), annotations=hints,
+                vary=request.vary, returns=_RESULT, failed=fails, store_if=self._store_if, refused=_refusal,
             )  # fmt: skip
         except (RpcError, ConnectionLost, AgentLoopDetectedError, CassetteError):
             raise
         except Exception as error:
-            if self.is_replay or run.error is error:
+            if self.is_replay or request.error is not None:
                 raise
             _LOG.error("%s was not cached: %s", name, error)
-            if self.box.rule(name, hints, arguments).kind != "write":
-                return await run.once()
-            async with writing(*self._every_tag):  # nobody knows which of them
-                return await run.once()
+            if request.response is not None:
+                return request.result
+            is_write = self.box.rule(name, hints, arguments).kind == "write"
+            return await self._uncached(partial(self._run, request), is_write=is_write)
 
-    async def _hinted(self, request: HostRequest, run: _Run) -> Any:
+    async def _uncached(self, run: Callable[[], Awaitable[Any]], *, is_write: bool) -> Any:
+        """Run what has no rule that fits. Of a write nobody knows what it touches."""
+        if not is_write:
+            return await run()
+        async with writing(*self._every_tag):
+            return await run()
+
+    async def _hinted(self, request: HostRequest) -> Any:
         """The answer to a list or a resource: while it is fresh by its own word, from the cache of its asker."""
         if not _CONTINUES.isdisjoint(request.params):
-            return await run()
+            return await self._run(request)
         meta = {name: said for name, said in request.params.get("_meta", {}).items() if name not in _TELLS_NOTHING}
-        asked = {**request.params, "_meta": meta}
 
         async def dated() -> dict[str, Any]:
-            return {"at": time.time(), "result": await run()}
+            return {"at": time.time(), "result": await self._run(request)}
 
+        asked = {**request.params, "_meta": meta}
         call = self._lists.call(
             request.method, asked, dated, vary=request.vary, returns=_RESULT, store_if=_is_fresh_for_others
         )
-        # Outside of the session: it is no call of the agent, and a host may ask as often as it likes
-        kept = await asyncio.get_running_loop().create_task(call, context=self._outside.copy())
+        kept = await self._start_outside(call)  # a host may ask as often as it likes
         result = kept["result"]
-        if run.response is not None or not isinstance(result, dict) or "ttlMs" not in result:
+        if request.response is not None or not isinstance(result, dict) or "ttlMs" not in result:
             return result
         age = max(time.time() - kept["at"], 0.0)
         return {**result, "ttlMs": max(int(result["ttlMs"] - 1000 * age), 0)}
 
-    async def _other(self, request: HostRequest, run: _Run) -> Any:
+    async def _other(self, request: HostRequest) -> Any:
         """Any other request, which a recording has as it came, but for its ``_meta``."""
         method = request.method
         if self.is_replay and method in _UNRECORDED:
@@ -412,14 +413,17 @@ class Relay:
             raise RpcError(INTERNAL_ERROR, f"agent-cache: {method} is not recorded")
         # Who asks is no part of what is asked, and another version of the host gets the recorded answer
         params = {} if method == "initialize" else {key: each for key, each in request.params.items() if key != "_meta"}
-        return await self._request(run, method, params)
+        return await self._request(request, method, params)
+
+    async def _forwarded(self, request: HostRequest, method: str, params: dict[str, Any]) -> Any:  # noqa: ARG002 - these two identify the call
+        return await self._run(request)
 
     # What the server has
 
     async def _tool(self, name: str, request: HostRequest) -> Mapping[str, Any]:
         """What the server says of a tool; nothing if it does not list it."""
-        # In a recording the relay asks by itself in any case: a replay must not depend on when the host did
-        # And a replay has one list for all of its hosts: which of them had asked is not recorded
+        # A recording asks by itself in any case: a replay, which has one list for all of its hosts, must not depend on
+        # when, and which of them, had asked
         host = self._host if self.is_replay else request.host or self._host
         if host.tools is None or (host.listing is None and self._tape is not None):
             if host.listing is None or (host.listing.done() and host.tools is None):
@@ -436,26 +440,18 @@ class Relay:
         try:
             async with asyncio.timeout(_LIST_PATIENCE):
                 for _ in range(lists):
-                    found = listed_tools(await self._list(request, envelope_of(request.params))) | found
+                    page = await self._list(request, envelope_of(request.params))
+                    found = by_name(page["tools"]) | found
         except (RpcError, ConnectionLost, CassetteError, TimeoutError) as error:
             _LOG.warning("the tools of the server are not known (%s), nor their hints", error)
-        if found or host.tools is None:
-            self._know(host, found)
+        host.tools = found
 
-    def _know(self, host: HostSession, tools: dict[str, Mapping[str, Any]]) -> None:
-        """From now on these are the tools. One that has stayed as it is keeps its schema, by which it is compiled."""
-        known = host.tools or {}
-        host.tools = {name: known[name] if known.get(name) == tool else tool for name, tool in tools.items()}
-        if any(name in known and known[name] != tool for name, tool in tools.items()):
-            self.box.forget()
-
-    def is_write(self, request: HostRequest) -> bool:
+    def _is_write(self, request: HostRequest) -> bool:
         """Whether it calls a tool that writes by the rules."""
         if request.method != "tools/call":
             return False
         name = request.params["name"]
-        tools = (request.host or self._host).tools or {}
-        hints = tools.get(name, {}).get("annotations")
+        hints = ((request.host or self._host).tools or {}).get(name, {}).get("annotations")
         return self.box.rule(name, hints, request.params.get("arguments")).kind == "write"
 
     def schema_of(self, name: str) -> Any:
@@ -473,11 +469,7 @@ class Relay:
             and id(result) not in self._unstored
         )
 
-    def leave_unstored(self, result: Any) -> None:
-        """Keep a result, which its run has just returned, from being stored."""
-        self._unstored[id(result)] = result
-
-    async def end_of_task(self, task: Mapping[str, Any]) -> None:
+    async def _end_of_task(self, task: Mapping[str, Any]) -> None:
         """Wait until a task of the server has come to its terminal status.
 
         Raises:
@@ -497,111 +489,27 @@ class Relay:
             if not end.done():
                 end.set_exception(ConnectionLost("the server has gone before its task had ended"))
 
-    def _note_status(self, task: Any) -> None:
+    def _end_task(self, task: Any) -> None:
+        """Take note of the status of a task."""
         if isinstance(task, dict) and task.get("status") in _TERMINAL:
-            self._end_task(task.get("taskId"))
-
-    def _end_task(self, name: Any) -> None:
-        end = self._task_ends.get(name) if isinstance(name, str) else None
-        if end is not None and not end.done():
-            end.set_result(None)
+            name = task.get("taskId")
+            end = self._task_ends.get(name) if isinstance(name, str) else None
+            if end is not None and not end.done():
+                end.set_result(None)
 
 
-class _Run:
-    """Runs the tool for one request: lets the server answer it.
-
-    Attributes:
-        response: the server's, once it is there.
-        result: the result in it.
-        error: what was raised instead.
-    """
-
-    __slots__ = ("_relay", "error", "request", "response", "result")
-
-    def __init__(self, relay: Relay, request: HostRequest) -> None:
-        self._relay = relay
-        self.request = request
-        self.response: Response | None = None
-        self.result: Any = None
-        self.error: Exception | None = None
-
-    async def __call__(self) -> Any:
-        try:
-            return await self._run()
-        except Exception as error:
-            self.error = error
-            raise
-
-    async def once(self) -> Any:
-        """The outcome of the run that there was, else of one."""
-        if self.error is not None:
-            raise self.error
-        return await self() if self.response is None else self.result
-
-    async def _run(self) -> Any:
-        request = self.request
-        response = self.response = await request.forward()
-        result = response.result()
-        if not response.is_json and not self._relay.is_taped:
-            result = response.unread()  # who waits for it gets the same
-        self.result = result
-        if request.asked_host or not response.is_json:
-            self._relay.leave_unstored(result)
-        task = _task_of(result)
-        if task is not None and task.get("status") not in _TERMINAL and self._relay.is_write(request):
-            # The write goes on until then, and its tags stay invalid; the host has to know its task to ask for it
-            _reply(request, response.line)
-            await self._relay.end_of_task(task)
-        return result
-
-    def line_of(self, result: Any) -> bytes:
-        """The response with this result: as the server sent it, if it is of this run."""
-        if self.response is not None and result is self.result:
-            return self.response.line
-        return result_line(self.request.id, result)
-
-
-def _leave_in_doubt() -> NoReturn:
-    raise ConnectionLost("nobody is told when its effect is there")
-
-
-def _reply(request: HostRequest, line: bytes) -> None:
-    if not request.is_answered:
-        request.is_answered = True
-        request.reply(line)
-
-
-async def _forwarded(run: _Run, method: str, params: dict[str, Any]) -> Any:  # noqa: ARG001 - they identify the call
-    """A request other than a cached call, in recordings."""
-    return await run()
-
-
-def _who_asks(run: _Run, *_: Any) -> Any:
-    vary = run.request.vary
-    return vary.who if type(vary) is Apart else vary
+def _who_asks(request: HostRequest, *_: Any) -> Any:
+    return request.vary.who if type(request.vary) is Apart else request.vary
 
 
 async def _all_pages(request: HostRequest, envelope: dict[str, Any]) -> dict[str, Any]:
     """The server's list of its tools, as one page."""
-    tools: list[Any] = []
-    params: dict[str, Any] = {"_meta": envelope} if envelope else {}
-    pages = Pages()
-    while True:
-        page = (await request.ask("tools/list", params)).result()
-        if isinstance(page, dict):
-            tools += page.get("tools") or []
-        cursor = pages.next(page) if isinstance(page, dict) else None
-        if cursor is None:
-            return {"tools": tools}
-        params = {**params, "cursor": cursor}
+    meta = {"_meta": envelope} if envelope else {}
 
+    async def page(params: dict[str, Any]) -> Any:
+        return (await request.ask("tools/list", {**meta, **params})).result()
 
-def _toolbox_of_lists(box: Toolbox) -> Toolbox:
-    """Lists and resources as reads that live as long as their answers say."""
-    tier = tier_of(box)
-    shared: dict[str, Any] = {} if tier is None else {"remote_cache": tier}
-    rules = {method: Read(tag, ttl=_life_of, **shared) for method, tag in _HINTED.items()}
-    return Toolbox(rules, namespace=f"{box.namespace}.mcp")
+    return {"tools": await listed(page)}
 
 
 def _life_of(kept: dict[str, Any]) -> float:
@@ -619,36 +527,9 @@ def _is_fresh_for_others(kept: dict[str, Any]) -> bool:
     )
 
 
-def new_session(settings: RelaySettings) -> AgentCacheSession:
-    """A session of a host with these settings."""
-    return AgentCacheSession(
-        loop_detection=settings.on_loop != "off",
-        on_loop="notice" if settings.on_loop == "off" else settings.on_loop,
-        max_tool_repeats=settings.max_tool_repeats,
-        loop_policy=LoopPolicy(max_execution_depth=None, new_turn_after=settings.new_turn_after),
-        trace_size=1,  # nobody reads it
-    )
-
-
-def listed_tools(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The tools of one page of a list, by name."""
-    tools = result.get("tools")
-    if not isinstance(tools, list):
-        return {}
-    return {tool["name"]: tool for tool in tools if isinstance(tool, dict) and isinstance(tool.get("name"), str)}
-
-
-_RESULT: Final = dict[str, Any]
-
-
-def _is_failure(result: Any) -> bool:
-    return isinstance(result, dict) and bool(result.get("isError"))
-
-
 def _refusal(loop: AgentLoopDetectedError) -> dict[str, Any]:
     """The result of a call that was refused, for the model to read."""
-    # Revision 2026-07-28 wants `resultType`; hosts of earlier ones leave it alone
-    return {"content": [{"type": "text", "text": str(loop)}], "isError": True, "resultType": "complete"}
+    return {**notice(loop), "resultType": "complete"}  # which hosts before revision 2026-07-28 leave alone
 
 
 def _task_of(result: Any) -> Mapping[str, Any] | None:

@@ -1,19 +1,28 @@
-"""The settings of a relay: the rules of its tools, and what concerns loops and notifications, from one TOML file.
+"""The settings of a relay, from one TOML file: the rules of its tools, what concerns loops and notifications; and a
+first file for a server, made of what the server says of its tools.
 
-`Toolbox.from_file` reads the rules. The keys here are the relay's own.
+`Toolbox.from_file` reads the rules. The other keys here are the relay's own.
+
+Nothing in a first file is stored until a person says so: hints tell what reads, never what an answer depends on, nor
+how long it lives. So each tool stands there as a proposal, a comment of one line. Whichever of these lines are made
+active or deleted, what is left is a file of rules.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Coroutine
+import re
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from agent_cache import AgentCacheInvalidator, ConfigurationError, Toolbox
+from agent_cache import AgentCacheInvalidator, AgentCacheSession, ConfigurationError, LoopPolicy, Toolbox
+from agent_cache.toolbox.box import has_rule
+from agent_cache.values.compare import utf8_text
 
 DEFAULT_NAMESPACE: Final = "mcp"
 """The namespace of a relay without a file."""
@@ -47,33 +56,20 @@ class RelaySettings(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(self.on[method].invalidate) if method in self.on else ()
 
 
-_FIXES: Final = {
-    "on_loop": 'must be one of "notice", "warn", "short_circuit", "raise", "off"',
-    "max_tool_repeats": 'must be a whole number from 2 on; to look for no loops, set on_loop = "off"',
-    "new_turn_after": "must be a number of seconds above 0; for no turns, set it to a large number",
-    "on": 'must have tables such as [on."notifications/resources/updated"]: each must be named after a notification of '
-    "the server, and must have the one key invalidate = [tags]",
-}
-
-
 def load(path: str | os.PathLike[str]) -> tuple[Toolbox, RelaySettings]:
     """Read a file of rules and settings.
 
     Raises:
-        ConfigurationError: naming the file, the key and the fix.
+        ConfigurationError: naming the file, the key and what is wrong.
     """
     path = os.fspath(path)
     box = Toolbox.from_file(path, hints="kind")
     try:
         settings = msgspec.toml.decode(Path(path).read_text("utf-8-sig"), type=RelaySettings)
-    except msgspec.ValidationError as error:
-        key = str(error).partition("$.")[2].partition("[")[0].partition(".")[0].rstrip("`")
-        raise ConfigurationError(f"{path}: {key} {_FIXES.get(key, '')} ({error})") from None
-    for method, ends in settings.on.items():
-        try:
+        for method, ends in settings.on.items():
             write_of_notification(method, tuple(ends.invalidate))
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{path}: [on.{method!r}]: {error}") from None
+    except (msgspec.ValidationError, ConfigurationError) as error:
+        raise ConfigurationError(f"{path}: {error}") from None
     return box, settings
 
 
@@ -88,3 +84,79 @@ def write_of_notification(method: str, tags: tuple[str, ...]) -> Callable[[Any],
         pass
 
     return AgentCacheInvalidator(tags, name=method)(notified)
+
+
+def new_session(settings: RelaySettings) -> AgentCacheSession:
+    """A session of a host with these settings."""
+    return AgentCacheSession(
+        loop_detection=settings.on_loop != "off",
+        on_loop="notice" if settings.on_loop == "off" else settings.on_loop,
+        max_tool_repeats=settings.max_tool_repeats,
+        loop_policy=LoopPolicy(max_execution_depth=None, new_turn_after=settings.new_turn_after),
+        trace_size=1,  # nobody reads it
+    )
+
+
+# A first file
+
+_ID: Final = re.compile(r"(.+?)_?(?:id|ids|path|name|key|uri|url|slug|number)$", re.IGNORECASE)
+"""A parameter that names an entity, and the entity: ``repo_path``, ``orderId``."""
+_WORDS: Final = re.compile(r"[a-z]+|[A-Z][a-z]*")
+_BY_ITSELF: Final = frozenset({
+    "clock", "current", "date", "diff", "health", "latest", "now", "ping", "poll", "price", "progress", "random",
+    "recent", "search", "staged", "status", "time", "today", "unstaged", "uuid", "weather",
+})  # fmt: skip
+"""Words in the name of a tool whose answer changes although no tool writes."""
+
+
+def starter_rules(namespace: str, tools: Iterable[Mapping[str, Any]]) -> str:
+    """A file of rules, as TOML. The namespace is one of the characters of this that can stand in one."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", namespace).strip("-").lower() or "mcp"
+    head = f'namespace = "{name}"\nhints = "kind"\nunknown = "write"\n'
+    hint = "# Nothing is stored yet: remove the # in front of the lines that begin with tools.\n"
+    return f"{head}\n{hint}\n{proposals(tools)}"
+
+
+def proposals(tools: Iterable[Mapping[str, Any]], box: Toolbox | None = None) -> str:
+    """Lines of a file of rules, which stand above its first table.
+
+    Args:
+        tools: as the server lists them. One whose name is no Unicode is left out: TOML cannot name it.
+        box: the rules that there are. Tools that have one are left out.
+    """
+    named = [tool for tool in tools if utf8_text(tool["name"]) == tool["name"]]
+    return "\n".join(_proposal(tool) for tool in named if box is None or not has_rule(box, tool["name"]))
+
+
+def _proposal(tool: Mapping[str, Any]) -> str:
+    name, reads = tool["name"], (tool.get("annotations") or {}).get("readOnlyHint")
+    title = _printable(" ".join((tool.get("description") or tool.get("title") or "").split())[:100])
+    if reads is True and not _BY_ITSELF.isdisjoint(map(str.lower, _WORDS.findall(name))):
+        why, rule = "it reads what changes by itself, so it is not stored: safe", 'kind = "watch"'
+    elif reads is True:
+        why = "it reads; safe if its answer depends on these tags alone, or may be 60 s old"
+        rule = f'kind = "read", tags = {_tags_for(tool)}, ttl = 60'
+    else:
+        why = "it writes" if reads is False else "nobody says what it does"
+        why += ": each call drops every stored answer; safe if it changes these tags alone"
+        rule = f'kind = "write", tags = {_tags_for(tool)}'
+    key = name if re.fullmatch("[A-Za-z0-9_-]+", name) else _printable(json.dumps(name, ensure_ascii=False))
+    lines = [f"# {line}" for line in (title, why) if line]
+    return "\n".join([*lines, f"# tools.{key} = {{ {rule} }}", ""])
+
+
+def _printable(text: str) -> str:
+    """A text in which is escaped what a terminal would interpret."""
+    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)
+
+
+def _tags_for(tool: Mapping[str, Any]) -> str:
+    """A proposal: the entity that the first parameter with the name of one has."""
+    schema = tool.get("inputSchema") or {}
+    required, properties = schema.get("required"), schema.get("properties") or {}
+    names = [name for name in properties if not isinstance(required, list) or name in required]
+    for name in (*names, *properties):
+        found = _ID.match(name)
+        if found is not None and name.isidentifier():
+            return json.dumps([f"{found[1].rstrip('_').lower()}:{{{name}}}"])
+    return json.dumps([re.sub(r"[^a-z0-9]+", "_", tool["name"].lower()).strip("_").rpartition("_")[2] or "all"])

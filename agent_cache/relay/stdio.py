@@ -18,23 +18,24 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from agent_cache.relay.messages import (
     INVALID_REQUEST,
-    PARSE_ERROR,
+    MODERN,
     ConnectionLost,
     Message,
     Response,
+    RpcError,
+    by_name,
     data_of,
     error_line,
-    has_one_meaning,
     is_id,
-    message_line,
+    listed,
     parsed,
+    refusal_of,
     request_line,
 )
 from agent_cache.relay.relay import HostRequest, Relay
@@ -54,23 +55,9 @@ _OWN: Final = "agent-cache:"
 OnLine = Callable[[bytes], None]
 OnLost = Callable[[Any, ConnectionLost], None]
 """Takes the id of a request that gets no answer any more; None for all of them."""
-Ask = Callable[[str, dict[str, Any]], Awaitable[Any]]
-
-
-class Server(Protocol):
-    """The other end, whatever carries its lines. `has_closed`: whether it takes no more of them."""
-
-    has_closed: bool
-
-    def write(self, line: bytes) -> None:
-        """Send it a line."""
-
-    async def end(self, *, at_once: bool = False) -> int:
-        """End it, and return its exit code."""
-
-
-Connect = Callable[[OnLine, OnLost], Server]
-"""Connects to a server. What it gets: what handles a line of the server, and what takes the loss of an answer."""
+Connect = Callable[[OnLine, OnLost], Any]
+"""Connects to a server, by what handles its lines and what takes the loss of an answer. The server has `write(line)`,
+`has_closed` (it takes no more of them), and ``await end(at_once=False)``, which returns its exit code."""
 
 
 async def serve(relay: Relay, connect: Connect, *, vary: str | None = None, reads_in_thread: bool = False) -> int:
@@ -100,20 +87,27 @@ async def serve(relay: Relay, connect: Connect, *, vary: str | None = None, read
 
 
 class _Request(HostRequest):
-    """A request of the host. `sent_id` is the id in `line`, another one where that of the message was in use."""
+    """A request of the host, `line`. `cancellation` is what tells the server that it is cancelled."""
 
-    def __init__(self, link: _Link, message: Message, line: bytes, sent_id: Any) -> None:
+    def __init__(self, link: _Link, message: Message, line: bytes) -> None:
         super().__init__(message)
         self.line = line
-        self.sent_id = sent_id
-        self.cancellation = request_line(None, "notifications/cancelled", {"requestId": sent_id})
+        self.cancellation = request_line(None, "notifications/cancelled", {"requestId": message.id})
         self._link = link
 
     async def forward(self) -> Response:
-        return await self._link.forward(self)
+        link = self._link
+        link.forwarded.add(self)
+        try:
+            return await link.exchange(self.id, self.line)
+        except asyncio.CancelledError:
+            link.pass_on(self.cancellation)
+            raise
+        finally:
+            link.forwarded.discard(self)
 
     async def ask(self, method: str, params: dict[str, Any]) -> Response:
-        id = self._link.own_id()  # noqa: A001 - the protocol's name
+        id = f"{_OWN}{next(self._link.numbers)}"  # noqa: A001 - the protocol's name
         return await self._link.exchange(id, request_line(id, method, params))
 
     def reply(self, line: bytes) -> None:
@@ -124,24 +118,25 @@ class _Request(HostRequest):
 class _Link:
     """Both ends, and what is under way between them.
 
-    A request that was sent to the server has an entry in `_open`, under the id that the server knows: what takes its
-    response, or the loss of it. The requests that the relay answers have one in `_tasks`, under the same id.
+    A request that was sent to the server has an entry in `_open`, under its id: what takes its response, or the loss of
+    it. The requests that the relay answers have one in `_tasks`.
     """
 
     def __init__(self, relay: Relay, *, reads_in_thread: bool) -> None:
         self.exit_code = 0
+        self.forwarded: set[_Request] = set()
+        self.numbers = itertools.count(1)
         self._relay = relay
         self._input = _Reader(0, self._from_host, self._end_host, in_thread=reads_in_thread)
         sys.stdout.flush()
         self._output = _Writer(os.dup(1), self._end_host)
+        self.write = self._output.write
         os.dup2(2, 1)  # from here on, what any code prints goes to standard error
-        self._server: Server | None = None
-        self._open: dict[Any, Callable[[Response | ConnectionLost, Message | None], None]] = {}
-        self._forwarded: set[_Request] = set()
+        self._server: Any = None
+        self._open: dict[Any, Callable[[Response | ConnectionLost], None]] = {}
         self._tasks: dict[Any, tuple[_Request, asyncio.Task[None]]] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self._unanswered = 0
-        self._numbers = itertools.count(1)
         self._change = asyncio.Event()
         self._host_has_ended = False
         self._signal: int | None = None
@@ -154,17 +149,13 @@ class _Link:
             if not self._relay.is_replay:
                 self._server = connect(self._from_server, self._lose)
             self._input.start()
-            while not (self._host_has_ended or self._has_lost_server or self._signal):
+            while not (self._host_has_ended or self._signal or (self._server is not None and self._server.has_closed)):
                 await self._wait()
             self._input.stop()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PATIENCE_FOR_CALLS):
                     while self._unanswered and not self._signal:
                         await self._wait()
-
-    @property
-    def _has_lost_server(self) -> bool:
-        return self._server is not None and self._server.has_closed
 
     async def _wait(self) -> None:
         self._change.clear()
@@ -195,7 +186,7 @@ class _Link:
     def _lose(self, id: Any, error: ConnectionLost) -> None:  # noqa: A002 - the protocol's name
         for each in list(self._open) if id is None else [id]:
             if each in self._open:
-                self._open.pop(each)(error, None)
+                self._open.pop(each)(error)
         if id is None:
             self._relay.lose_server()
         self._change.set()
@@ -204,63 +195,31 @@ class _Link:
 
     def _from_host(self, line: bytes) -> None:
         message = parsed(line)
-        if message is None:
-            if line.strip():
-                self._pass_unread(line, None, PARSE_ERROR, "this is no JSON, or a batch")
-        elif not has_one_meaning(line, message) or (message.method == "tools/call" and not is_id(message.id)):
-            if self._is_in_use(message.id):
-                self.write(error_line(message.id, "this cannot be read, and its id is in use", INVALID_REQUEST))
-            else:
-                self._pass_unread(line, message, INVALID_REQUEST, "this is no request that can be read")
+        if refusal := refusal_of(line, message):
+            self.write(refusal)
+        elif message is None:
+            self.pass_on(line)
         elif message.is_request:
             self._request_from_host(line, message)
         elif message.method != "notifications/cancelled" or not self._has_cancelled(data_of(message.params), line):
-            self._pass_on(line)
+            self.pass_on(line)
 
     def _request_from_host(self, line: bytes, message: Message) -> None:
-        sent_id = message.id
-        if self._is_in_use(sent_id):  # two responses with this id could not be told apart
-            sent_id = self.own_id()
-            line = message_line(message, sent_id)
-        if self._relay.answers(message) and is_id(message.id):
-            request = _Request(self, message, line, sent_id)
+        id = message.id  # noqa: A001 - the protocol's name
+        if _names(id) and (id in self._tasks or id in self._open or str(id).startswith(_OWN)):
+            self.write(error_line(id, "another request has this id", INVALID_REQUEST))
+        elif self._relay.answers(message) and is_id(id):
+            request = _Request(self, message, line)
             self._unanswered += 1
             task = self._relay.start(request)
-            self._tasks[sent_id] = request, task
+            self._tasks[id] = request, task
             task.add_done_callback(lambda _: self._end_task(request))
         elif self._relay.is_replay:
             self.write(error_line(None, "an id is a text or a whole number", INVALID_REQUEST))
         else:
-            if isinstance(sent_id, str | int | float) and not isinstance(sent_id, bool):
-                self._open[sent_id] = partial(self._pass_back, message)
-            self._pass_on(line)
-
-    def _is_in_use(self, id: Any) -> bool:  # noqa: A002 - the protocol's name
-        """Whether a response with this id could be that of another request."""
-        if not isinstance(id, str | int | float):
-            return False
-        return id in self._tasks or id in self._open or (isinstance(id, str) and id.startswith(_OWN))
-
-    def own_id(self) -> str:
-        """An id that no request of the host has."""
-        return f"{_OWN}{next(self._numbers)}"
-
-    def _pass_unread(self, line: bytes, message: Message | None, code: int, why: str) -> None:
-        """Pass on a line which may be a call of any tool. Without a server, nobody can take it for one."""
-        id = message.id if message is not None and is_id(message.id) else None  # noqa: A001 - the protocol's name
-        if self._relay.is_replay:
-            self.write(error_line(id, why, code))
-            return
-        if message is not None and id is not None:
-            self._open[id] = partial(self._pass_back, message)
-
-        async def send() -> None:
-            self._to_server(line)
-
-        self._unanswered += 1
-        task = self._relay.start_unread(send)
-        task.add_done_callback(lambda _: self.settle())
-        self._keep(task)
+            if _names(id):
+                self._open[id] = partial(self._pass_back, message)
+            self.pass_on(line)
 
     def _keep(self, task: asyncio.Task[Any]) -> None:
         """Let a task run in the background."""
@@ -268,7 +227,7 @@ class _Link:
         task.add_done_callback(self._background.discard)
 
     def _end_task(self, request: _Request) -> None:
-        self._tasks.pop(request.sent_id, None)
+        self._tasks.pop(request.id, None)
         if not request.is_answered:  # it was cancelled
             self.settle()
 
@@ -282,17 +241,18 @@ class _Link:
         id = params.get("requestId") if isinstance(params, dict) else None  # noqa: A001 - the protocol's name
         if not is_id(id):
             return False
-        found = self._tasks.get(id)
-        if found is None or found[0].is_answered:
-            if found is None and not str(id).startswith(_OWN):
+        request, task = self._tasks.get(id, (None, None))
+        if request is None or task is None:
+            if not str(id).startswith(_OWN):
                 self._open.pop(id, None)  # it may get no response
-            return False
-        request, task = found
-        request.cancellation = line
-        task.cancel()
-        return True
+        elif not request.is_answered:
+            request.cancellation = line
+            task.cancel()
+            return True
+        return False
 
-    def _pass_on(self, line: bytes) -> None:
+    def pass_on(self, line: bytes) -> None:
+        """Send a line to the server as it came."""
         if not self._relay.is_replay:
             with contextlib.suppress(ConnectionLost):  # the end of the server ends this process too
                 self._to_server(line)
@@ -301,18 +261,6 @@ class _Link:
         if self._server is None or self._server.has_closed:
             raise ConnectionLost("the server has ended")
         self._server.write(line)
-
-    async def forward(self, request: _Request) -> Response:
-        """Send a request of the host to the server, and wait for the response."""
-        self._forwarded.add(request)
-        try:
-            response = await self.exchange(request.sent_id, request.line)
-        except asyncio.CancelledError:
-            self._pass_on(request.cancellation)
-            raise
-        finally:
-            self._forwarded.discard(request)
-        return response if request.sent_id == request.id else response.under(request.id)
 
     async def exchange(self, id: Any, line: bytes) -> Response:  # noqa: A002 - the protocol's name
         """Send a request under this id, and wait for the response."""
@@ -335,28 +283,27 @@ class _Link:
                 _show_noise(line)
         elif message.method:
             if message.id is not None and message.method != "ping":
-                for request in self._forwarded:
+                for request in self.forwarded:
                     request.asked_host = True
             if message.id is None and message.method in self._relay.observed:
                 self._keep(asyncio.get_running_loop().create_task(self._observe(message, line)))
             else:
                 self.write(line)
         else:
-            is_name = isinstance(message.id, str | int | float) and not isinstance(message.id, bool)
-            take = self._open.pop(message.id, None) if is_name else None
+            take = self._open.pop(message.id, None) if _names(message.id) else None
             if take is not None:
-                take(Response(line, message), message)
-            elif not (isinstance(message.id, str) and message.id.startswith(_OWN)):  # else it was given up
+                take(Response(line, message))
+            elif not str(message.id).startswith(_OWN):  # else it was given up
                 self.write(line)
 
-    def _pass_back(self, asked: Message, found: Response | ConnectionLost, message: Message | None) -> None:
-        """The response to a request that was passed on, under the id that the host knows."""
-        if isinstance(found, ConnectionLost) or message is None:
+    def _pass_back(self, asked: Message, found: Response | ConnectionLost) -> None:
+        """The response to a request that was passed on."""
+        if isinstance(found, ConnectionLost):
             self.write(error_line(asked.id, str(found)))
             return
-        if message.result and self._relay.learns(asked.method):
-            self._relay.learn(asked, data_of(message.result))
-        self.write(found.line if message.id == asked.id else message_line(message, asked.id))
+        if found.message.result and self._relay.learns(asked.method):
+            self._relay.learn(asked, data_of(found.message.result))
+        self.write(found.line)
 
     async def _observe(self, message: Message, line: bytes) -> None:
         try:
@@ -364,12 +311,13 @@ class _Link:
         finally:
             self.write(line)
 
-    def write(self, line: bytes) -> None:
-        """Send a line to the host."""
-        self._output.write(line)
+
+def _names(id: Any) -> bool:  # noqa: A002 - the protocol's name
+    """Whether a server may answer under this id."""
+    return isinstance(id, str | int | float) and not isinstance(id, bool)
 
 
-def _settle(future: asyncio.Future[Response], found: Response | ConnectionLost, _: Message | None) -> None:
+def _settle(future: asyncio.Future[Response], found: Response | ConnectionLost) -> None:
     if not future.done():
         if isinstance(found, ConnectionLost):
             future.set_exception(found)
@@ -424,11 +372,8 @@ class _Reader:
     def start(self) -> None:
         """Begin to read."""
         if not self._in_thread:
-            try:
+            with contextlib.suppress(NotImplementedError, OSError):
                 self._loop.add_reader(self._descriptor, lambda: self._feed(self._read()))
-            except (NotImplementedError, OSError):
-                pass
-            else:
                 self._is_watched = True
                 return
         if sys.platform == "win32":
@@ -451,16 +396,17 @@ class _Reader:
 
     def _read_in_thread(self) -> None:
         data = b"-"
-        while data and self._is_open:
-            data = self._read()
-            try:
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            while data and self._is_open:
+                data = self._read()
                 self._loop.call_soon_threadsafe(self._feed, data)
-            except RuntimeError:  # the event loop has ended
-                return
 
     def _feed(self, data: bytes) -> None:
         if not self._is_open:
             return
+        if not data and self._rest:
+            data = b"\n"
+            self._loop.call_soon(self._feed, b"")
         *ended, rest = data.split(b"\n") if data else [b""]
         for line in ended:
             whole = b"".join((*self._rest, line, b"\n"))
@@ -469,8 +415,6 @@ class _Reader:
         if rest:
             self._rest.append(rest)
         if not data:
-            if self._rest:
-                self._on_line(b"".join((*self._rest, b"\n")))
             self.stop()
             self._on_end()
 
@@ -531,8 +475,12 @@ class _Writer:
             await asyncio.to_thread(self._thread.join, _PATIENCE_FOR_SERVER)
 
 
-class _Process:
-    """A server as a child process. Its standard error is this process's own."""
+class Process:
+    """A server as a child process. Its standard error is this process's own.
+
+    Raises:
+        OSError: if it cannot be started.
+    """
 
     def __init__(self, command: Sequence[str], on_line: OnLine, on_lost: OnLost) -> None:
         program = shutil.which(command[0])  # on Windows also `npx.cmd`
@@ -546,12 +494,9 @@ class _Process:
         assert self._process.stdout is not None
         self._output = _Reader(self._process.stdout.fileno(), on_line, self._end, in_thread=False)
         self._input = _Writer(os.dup(self._process.stdin.fileno()), lambda: None)
+        self.write = self._input.write
         self._process.stdin.close()
         self._output.start()
-
-    def write(self, line: bytes) -> None:
-        """Send it a line."""
-        self._input.write(line)
 
     def _end(self) -> None:
         self.has_closed = True
@@ -577,27 +522,28 @@ class _Process:
             self._output.stop()  # a child of the server may keep it open
 
     async def _exits(self) -> bool:
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._process.wait, _PATIENCE_FOR_SERVER)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+            return True
+        return False
 
 
-def process_of(command: Sequence[str]) -> Connect:
-    """What starts a server. It raises `OSError` if it cannot be started."""
-    return partial(_Process, command)
+# What a server says of itself
+
+_CLIENT: Final = {"name": "agent-cache", "version": "1"}
+_HELLO: Final = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": _CLIENT}
+_PREFIX: Final = "io.modelcontextprotocol/"
+_ENVELOPE: Final = {
+    f"{_PREFIX}protocolVersion": MODERN, f"{_PREFIX}clientInfo": _CLIENT, f"{_PREFIX}clientCapabilities": {},
+}  # fmt: skip
 
 
-@asynccontextmanager
-async def connected(connect: Connect) -> AsyncIterator[Ask]:
-    """Connect to a server, and yield a function that makes requests: ``await ask(method, params)`` is the result.
-
-    A method that begins with ``notifications/`` is a notification, which has no result.
+async def introduced(connect: Connect) -> tuple[str, dict[str, Mapping[str, Any]]]:
+    """Make the acquaintance of a server: its name, and its tools by name.
 
     Raises:
-        OSError: if the server cannot be started; by `ask`, if it ends, or cannot be reached.
-        RpcError: by `ask`, if the server answers by an error.
+        OSError: if the server cannot be started, ends, or cannot be reached.
+        RpcError: if it refuses.
     """
     waiting: dict[Any, asyncio.Future[Response]] = {}
 
@@ -608,25 +554,30 @@ async def connected(connect: Connect) -> AsyncIterator[Ask]:
         elif message.is_request:
             server.write(error_line(message.id, {"code": -32601, "message": "there is no host"}))
         elif is_id(message.id) and message.id in waiting:
-            _settle(waiting[message.id], Response(line, message), None)
+            _settle(waiting[message.id], Response(line, message))
 
     def on_lost(id: Any, error: ConnectionLost) -> None:  # noqa: A002 - the protocol's name
         for each in waiting if id is None else [id]:
-            _settle(waiting[each], error, None)
+            _settle(waiting[each], error)
 
     async def ask(method: str, params: dict[str, Any]) -> Any:
-        is_notification = method.startswith("notifications/")
         if server.has_closed:
             raise ConnectionLost("the server has ended")
-        number = None if is_notification else len(waiting)
-        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        if number is not None:
-            waiting[number] = future
+        number = len(waiting)
+        waiting[number] = asyncio.get_running_loop().create_future()
         server.write(request_line(number, method, params))
-        return None if is_notification else (await future).result()
+        return (await waiting[number]).result()
 
     server = connect(on_line, on_lost)
+    envelope: dict[str, Any] = {}
     try:
-        yield ask
+        try:
+            found = (await ask("initialize", _HELLO)).get("serverInfo")
+            server.write(request_line(None, "notifications/initialized", {}))
+        except RpcError:  # a server that knows only the protocol without a handshake
+            envelope = {"_meta": _ENVELOPE}
+            found = ((await ask("server/discover", envelope)).get("_meta") or {}).get(f"{_PREFIX}serverInfo")
+        tools = by_name(await listed(lambda params: ask("tools/list", {**envelope, **params})))
+        return str((found or {}).get("name") or "mcp"), tools
     finally:
         await server.end()

@@ -70,7 +70,6 @@ async def relaying(
         listener = HttpListener(relay, upstream, headers=headers, vary_by=vary_by)
         async with running(listener) as origin:
             yield InProcess(origin + listener.path, relay, listener)
-            listener.end_streams()
     await upstream.aclose()
 
 

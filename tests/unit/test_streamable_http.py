@@ -11,7 +11,7 @@ pytest.importorskip("httpx2", reason="the relay over HTTP needs it")
 import httpx2
 from hypothesis import strategies as st
 
-from agent_cache.relay.http_server import end_to_end, event_data, event_of, identity_of, parts_of
+from agent_cache.relay.http_server import end_to_end, event_data, identity_of, parts_of
 from tests.harness.searches import searched
 
 LINE_ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
@@ -56,7 +56,6 @@ async def parts(body, sizes):
         (b"data: a\ndata: b\n\n", b"a\nb"),
         (b"data:a\rdata: b\r\r", b"a\nb"),
         (b"data: {}\nid: a\0b\n\n", b"{}"),
-        (event_of(b"{}"), b"{}"),
     ],
 )
 def test_data_of_an_event(event, data):

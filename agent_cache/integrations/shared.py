@@ -1,0 +1,335 @@
+"""What the adapters have in common: who asks and who answers, arguments as a tool gets them, results of MCP.
+
+**Identity.** Two connections share answers only if the same is sent by both: the URL with its query and user, every
+header, and what signs the requests; or the command, its arguments, its environment and its directory. What cannot be
+read, such as an ``auth`` object or a factory of HTTP clients, may send anything, so such a connection is itself alone.
+
+**Arguments.** A model sends ``"07"``, and the tool gets 7. Two spellings of one value have to name the same tags, else
+a write by one of them would miss what was read by the other. So keys and tags are made of what the framework's own
+validation gives, as far as that is plain data.
+
+**Results of MCP** are kept as the JSON of a ``CallToolResult`` as it goes over the wire: ``content``,
+``structuredContent``, ``isError`` and ``_meta``. So caches, tiers and cassettes need no class of a framework.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import secrets
+import typing
+import weakref
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, is_dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from hashlib import blake2b
+from types import CellType
+from typing import Any, Final
+from uuid import UUID
+
+from agent_cache import AgentLoopDetectedError, ConfigurationError, Toolbox, UncacheableArgumentsError
+from agent_cache.engine.state import warn_once
+from agent_cache.values.canonical import canonical
+
+
+def checked_box(box: object, vary: object, caller: str) -> None:
+    """Refuse what is no toolbox, and a `vary` that is no function.
+
+    Raises:
+        ConfigurationError: if one of them is something else.
+    """
+    if not isinstance(box, Toolbox):
+        raise ConfigurationError(f"{caller} takes a Toolbox as box, got {box!r}")
+    if vary is not None and not callable(vary):
+        raise ConfigurationError(f"{caller}: vary takes a function, got {vary!r}")
+
+
+# Who answers
+
+_ALONE: Final[weakref.WeakKeyDictionary[Any, str]] = weakref.WeakKeyDictionary()
+_PROCESS: Final = ("command", "args", "env", "cwd")
+_STDIO: Final = frozenset(f"{kind}StdioTransport" for kind in ("", "FastMCP", "Node", "Npx", "Python", "Uv", "Uvx"))
+
+
+def alone(connection: Any) -> str:
+    """An identity that no other object has, in any process."""
+    return _ALONE.setdefault(connection, secrets.token_hex(8))
+
+
+def identity_of_sent(**sent: Any) -> str:
+    """A hash of what is sent."""
+    text = json.dumps(sent, sort_keys=True, default=str)
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def identity_of_params(params: Mapping[str, Any], owner: Any) -> str:
+    """The same of the parameters of a connection by their names; `alone` of its owner, if they may send anything."""
+    if params.get("auth") is not None or params.get("httpx_client_factory") is not None:
+        return alone(owner)
+    return identity_of_sent(**{name: params.get(name) for name in (*_PROCESS, "url", "headers")})
+
+
+def identity_of_client(client: Any) -> str:
+    """The same of a client of the SDK, where it was made of a URL or a command. A session does not show what it sends,
+    nor does a transport that the user has made: it is itself alone.
+    """
+    server = getattr(client, "server", None)
+    if isinstance(server, str):
+        return identity_of_sent(url=server)
+    if type(server).__module__ == "mcp.client.stdio":
+        return identity_of_sent(**{name: getattr(server, name) for name in _PROCESS})
+    is_of_process = type(server).__module__.startswith("mcp.server.")
+    return alone(server if is_of_process else getattr(client, "session", client))
+
+
+def identity_of_transport(transport: Any) -> str:
+    """The same of a transport of a FastMCP client. One of a class of the user's own is itself alone."""
+    kind = type(transport)
+    if not kind.__module__.startswith("fastmcp.client.transports."):
+        return alone(transport)
+    if kind.__name__ in _STDIO:
+        return identity_of_sent(**{name: getattr(transport, name, None) for name in _PROCESS})
+    if kind.__name__ in ("SSETransport", "StreamableHttpTransport"):
+        auth = getattr(transport, "auth", None)
+        is_bearer = f"{type(auth).__module__}.{type(auth).__name__}" == "fastmcp.client.auth.bearer.BearerAuth"
+        secret = getattr(getattr(auth, "token", None), "get_secret_value", None) if is_bearer else None
+        if transport.httpx_client_factory is None and (auth is None or secret is not None):
+            signed = None if secret is None else secret()
+            return identity_of_sent(url=transport.url, headers=transport.headers, bearer=signed)
+    return alone(getattr(transport, "server", None) or transport)  # a server in this process
+
+
+# Tools that are made anew
+
+_MADE: Final[weakref.WeakKeyDictionary[Toolbox, dict[str, tuple[Any, dict[str, Any]]]]] = weakref.WeakKeyDictionary()
+"""The code of each tool, and what it was made around."""
+
+
+def note_function(box: Toolbox, name: str, function: Any) -> None:
+    """Warn once if a toolbox gets another function of a name, or the same one made around other values: to the toolbox
+    it is one tool, so that they share their answers. What it is made around are the values of its closure, the defaults
+    of its parameters, the arguments of a partial function, and the attributes of the object that it is a method of.
+    """
+    around: dict[str, Any] = {}
+    while isinstance(function, functools.partial):
+        around |= {f"argument {place}": one for place, one in enumerate(function.args)} | function.keywords
+        function = function.func
+    owner = getattr(function, "__self__", None) if inspect.ismethod(function) else function
+    inner = getattr(function, "__func__", function) if inspect.isroutine(function) else type(function).__call__
+    code = getattr(inner, "__code__", None)
+    if code is None:
+        return
+    if owner is not inner:
+        around |= getattr(owner, "__dict__", None) or {"self": owner}
+    around |= dict(zip(code.co_freevars, inner.__closure__ or (), strict=True))
+    names = code.co_varnames[: code.co_argcount]
+    around |= dict(zip(reversed(names), reversed(inner.__defaults__ or ()), strict=False))
+    around = {free: _identity(value) for free, value in (around | (inner.__kwdefaults__ or {})).items()}
+    former_code, former = _MADE.setdefault(box, {}).setdefault(name, (code, around))
+    if former_code != code:
+        warn_once("another function of this name shares its answers: give one of them another name, or vary=", name)
+    elif former != around:
+        others = ", ".join(free for free in around if around[free] != former.get(free))
+        warn_once(f"it was made anew around other values ({others}): if answers depend on them, give vary=", name)
+
+
+def _identity(value: Any) -> Any:
+    try:
+        return canonical(value.cell_contents if isinstance(value, CellType) else value)
+    except (UncacheableArgumentsError, TypeError):
+        return id(value.cell_contents if isinstance(value, CellType) else value)
+    except ValueError:  # a cell that is empty yet
+        return None
+
+
+def returned_by(function: Any, *, include_extras: bool = False) -> Any:
+    """The annotation of what a function returns, by which recordings and tiers give its answers back; None where it is
+    not known.
+    """
+    try:
+        returned = typing.get_type_hints(function, include_extras=include_extras).get("return")
+        hash(returned)
+    except Exception:  # noqa: BLE001 - hints are evaluated, and may be anything
+        return None
+    return returned
+
+
+# Arguments as a tool gets them
+
+Check = Callable[[dict[str, Any]], Mapping[str, Any]]
+"""Gives the checked value of each argument. Raises if the tool would refuse them."""
+
+_SCALARS: Final = frozenset({str, int, float, bool, type(None)})
+
+
+def as_tool_gets(check: Check | None, given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments as a tool gets them. Those that it will refuse stay as they are."""
+    if check is None:
+        return given
+    try:
+        return as_checked(check(given), given)
+    except Exception:  # noqa: BLE001 - a user's validator may raise anything; the tool will raise it again
+        return given
+
+
+def as_checked(checked: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same arguments with their checked values, where these are plain."""
+    return {name: _plain(checked[name], value) if name in checked else value for name, value in given.items()}
+
+
+def _plain(value: Any, given: Any) -> Any:
+    """A checked value as JSON; as it was given where that could make one of two values, as of two of `SecretStr`."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    if kind in (UUID, Decimal):
+        return str(value)
+    if kind in (datetime, date, time):
+        return value.isoformat()
+    if kind is timedelta:
+        return value.total_seconds()
+    if isinstance(value, Enum) and type(value.value) in _SCALARS:
+        return value.value
+    if kind in (list, tuple) and isinstance(given, list | tuple) and len(value) == len(given):
+        return [_plain(one, other) for one, other in zip(value, given, strict=True)]
+    if isinstance(given, Mapping):
+        is_record = hasattr(kind, "__pydantic_fields__") or (is_dataclass(kind) and not hasattr(kind, "__slots__"))
+        return as_checked(value if kind is dict else vars(value) if is_record else {}, given)
+    return given
+
+
+def check_of(function: Callable[..., Any]) -> Check | None:
+    """What pydantic makes of the arguments of a function by its hints; None where that cannot be known, or nothing."""
+    from pydantic import TypeAdapter
+
+    def collect(*args: Any, **kwargs: Any) -> Mapping[str, Any]:
+        return signature.bind(*args, **kwargs).arguments
+
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+        hints.pop("return", None)
+        signature = inspect.signature(function)
+        typed: Any = collect
+        typed.__signature__ = signature.replace(return_annotation=inspect.Signature.empty)
+        typed.__annotations__ = hints
+        adapter = TypeAdapter(typed)
+    except Exception:  # noqa: BLE001 - hints are evaluated, and may be anything
+        return None
+    exact = {name: hint for name, hint in hints.items() if hint in (str, int, bool)}
+
+    def check(given: dict[str, Any]) -> Mapping[str, Any]:
+        if all(type(value) is exact.get(name) for name, value in given.items()):
+            return given
+        checked: Mapping[str, Any] = adapter.validate_python(given)
+        return checked
+
+    return check
+
+
+# Results of MCP
+
+Answer = dict[str, Any]
+
+PRIVATE = "isPrivate"
+"""In an answer that is for its caller alone: a question to the client, a task, or what came of asking the client."""
+
+_NO_ANSWER = frozenset({408, -32001, -32000})
+"""Codes of the errors that the SDKs raise themselves: a request timed out (mcp 1, mcp 2), the connection was closed."""
+_HINTS = ("cache_hint", "io.modelcontextprotocol/cache_hint")
+
+
+class UnansweredError(TimeoutError):
+    """A call has no answer, and may have taken effect. It is raised from the framework's own error.
+
+    A `TimeoutError`, so that a write is in doubt. Callers of a tool never get it: they get its cause.
+    """
+
+
+def unanswered(error: BaseException) -> UnansweredError | None:
+    """An error to raise from this one if it, or what it was raised from, says that nothing came back.
+
+    The SDK's errors say it by a code, and FastMCP raises its own `ToolError` from them. What was raised from a
+    `TimeoutError` or an `OSError` is known to the write without it.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if getattr(getattr(cause, "error", None), "code", None) in _NO_ANSWER:
+            return UnansweredError(str(error))
+        cause = cause.__cause__
+    return None
+
+
+async def called(
+    box: Toolbox, name: str, arguments: Mapping[str, Any], run: Callable[[], Awaitable[Any]], **options: Any
+) -> Any:
+    """The answer of a tool of an MCP server by the rules of a toolbox. Raises what the framework has raised."""
+    options = {"returns": dict, **options}
+    try:
+        return await box.call(name, arguments, run, failed=fails, store_if=is_kept, refused=notice, **options)
+    except UnansweredError as doubt:
+        raise doubt.__cause__ or doubt from doubt.__cause__ and doubt.__cause__.__cause__
+
+
+def fails(answer: Any) -> bool:
+    """Whether it is the result of a tool that failed: returned, and never stored."""
+    return type(answer) is dict and bool(answer.get("isError"))
+
+
+def is_kept(answer: Any) -> bool:
+    """Whether others may be given it. What is no JSON is no final result."""
+    return type(answer) is dict and PRIVATE not in answer and may_be_cached(answer)
+
+
+def may_be_cached(answer: Mapping[str, Any]) -> bool:
+    """Whether its server lets it be stored: the ``_meta`` of a result may say ``no-cache`` (SEP-2419)."""
+    meta = answer.get("_meta")
+    return not isinstance(meta, Mapping) or all(meta.get(name) != "no-cache" for name in _HINTS)
+
+
+def notice(error: AgentLoopDetectedError) -> Answer:
+    """The result of a call that a session has stopped."""
+    return {"content": [{"type": "text", "text": str(error)}], "isError": True}
+
+
+def requested_version(meta: Mapping[str, Any] | None) -> Any:
+    """The version of a tool that a call asks for in its ``_meta``, as FastMCP names it; None for the highest."""
+    named = meta.get("fastmcp") if meta else None
+    return named.get("version") if isinstance(named, Mapping) else None
+
+
+def as_json(model: Any) -> Answer:
+    """The JSON of a result, which is a model of any version of an SDK."""
+    form: Answer = model.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return form
+
+
+@dataclass(slots=True)
+class Runs:
+    """How often a tool was run here, to tell the private answer of another call from a recorded one.
+
+    ``with runs:`` stands around each run. An error that says that nothing came back leaves it as `UnansweredError`.
+
+    Attributes:
+        begun: how many runs have begun.
+        going: how many of these have not ended.
+    """
+
+    begun: int = 0
+    going: int = 0
+
+    def __enter__(self) -> None:
+        self.begun += 1
+        self.going += 1
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.going -= 1
+        if isinstance(error, Exception) and (doubt := unanswered(error)) is not None:
+            raise doubt from error
+
+    @property
+    def ended(self) -> int:
+        """How many have ended. `begun` is another number later, if a run is going on now or begins until then."""
+        return self.begun - self.going
