@@ -13,14 +13,14 @@ from __future__ import annotations
 import copy
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, TypeVar
 
 from agent_cache import Toolbox
 from agent_cache.core.asker import Apart
 from agent_cache.core.parameters import takes_context
-from agent_cache.integrations.shared import returned_by
+from agent_cache.integrations.shared import checked_box, returned_by
 from agent_cache.toolbox import ToolInfo
 from agent_cache.toolbox.rules import is_shared
 
@@ -64,113 +64,103 @@ def cached(tool_or_agent: T, box: Toolbox, vary: Vary | None = None, *, shared: 
     Raises:
         TypeError: if it is something else.
     """
-    found: Any = _cached(tool_or_agent, _Through(box, vary, shared))
+    checked_box(box, vary, "cached")
+    found: Any = _Cached(box, vary, shared).of(tool_or_agent)
     return typing.cast("T", found)
 
 
-class _Through(NamedTuple):
-    """What the calls of tools go through."""
+class _Cached(NamedTuple):
+    """Copies of tools, toolsets and agents, whose calls go through a toolbox."""
 
     box: Toolbox
     vary: Vary | None
     shared: bool
 
+    def of(self, given: Any) -> Any:
+        if isinstance(given, BaseAgent):
+            return self._agent(given)
+        if isinstance(given, BaseToolset):
+            return self._toolset(given)
+        if not isinstance(given, BaseTool):
+            if inspect.isclass(given) or not callable(given):
+                raise TypeError(f"cached takes a tool, a function, a toolset or an agent of ADK, got {given!r}")
+            if hasattr(given, "__agent_cache__"):
+                return given
+            given = FunctionTool(given)
+        return self._tool(given, given.name)
 
-def _cached(given: Any, through: _Through) -> Any:
-    if isinstance(given, BaseAgent):
-        return _cached_agent(given, through)
-    if isinstance(given, BaseToolset):
-        return _cached_toolset(given, through)
-    if isinstance(given, BaseTool):
-        return _cached_tool(given, given.name, through)
-    if inspect.isclass(given) or not callable(given):
-        raise TypeError(f"cached takes a tool, a function, a toolset or an agent of ADK, got {given!r}")
-    if hasattr(given, "__agent_cache__"):
-        return given
-    tool = FunctionTool(given)
-    return _cached_tool(tool, tool.name, through)
+    def _agent(self, agent: BaseAgent) -> BaseAgent:
+        update: dict[str, Any] = {"sub_agents": [self._agent(one) for one in agent.sub_agents]}
+        if isinstance(agent, LlmAgent):
+            # Nodes of a workflow, which are callable by no one, stay as they are.
+            kinds = BaseTool, BaseToolset
+            update["tools"] = [
+                self.of(one) if isinstance(one, kinds) or inspect.isroutine(one) else one for one in agent.tools
+            ]
+        return agent.clone(update)
 
+    def _toolset(self, toolset: BaseToolset) -> BaseToolset:
+        changed: Any = copy.copy(toolset)
 
-def _cached_agent(agent: BaseAgent, through: _Through) -> BaseAgent:
-    update: dict[str, Any] = {"sub_agents": [_cached_agent(one, through) for one in agent.sub_agents]}
-    if isinstance(agent, LlmAgent):
-        # Nodes of a workflow, which are callable by no one, stay as they are.
-        kinds = BaseTool, BaseToolset
-        update["tools"] = [
-            _cached(one, through) if isinstance(one, kinds) or inspect.isroutine(one) else one for one in agent.tools
-        ]
-    return agent.clone(update)
+        async def get_tools(readonly_context: Any = None) -> list[BaseTool]:
+            prefix = f"{toolset.tool_name_prefix}_" if toolset.tool_name_prefix else ""
+            return [self._tool(tool, prefix + tool.name) for tool in await toolset.get_tools(readonly_context)]
 
-
-def _cached_toolset(toolset: BaseToolset, through: _Through) -> BaseToolset:
-    changed: Any = copy.copy(toolset)
-
-    async def get_tools(readonly_context: Any = None) -> list[BaseTool]:
-        prefix = f"{toolset.tool_name_prefix}_" if toolset.tool_name_prefix else ""
-        tools = await toolset.get_tools(readonly_context)
-        return [_cached_tool(tool, prefix + tool.name, through) for tool in tools]
-
-    changed.get_tools = get_tools
-    return changed
-
-
-def _cached_tool(tool: BaseTool, name: str, through: _Through) -> BaseTool:
-    changed: Any = copy.copy(tool)
-    if isinstance(tool, AgentTool):
-        changed.agent = _cached_agent(tool.agent, through)
+        changed.get_tools = get_tools
         return changed
-    if not _is_taken(tool) or _is_decorated(tool):
-        return tool
-    schema, annotations, returns = _schema_of(tool), _annotations_of(tool), returned_by(getattr(tool, "func", None))
-    box = through.box
-    is_shared_by_all = through.shared or is_shared(box.rule(name, annotations))
-    heeds_context = through.vary is None and not is_shared_by_all and _gets_context(tool)
 
-    async def run_async(*, args: dict[str, Any], tool_context: ToolContext) -> Any:
-        state = _Run()
+    def _tool(self, tool: BaseTool, name: str) -> BaseTool:
+        changed: Any = copy.copy(tool)
+        if isinstance(tool, AgentTool):
+            changed.agent = self._agent(tool.agent)
+            return changed
+        if not _is_taken(tool) or _is_decorated(tool):
+            return tool
+        box, vary = self.box, self.vary
+        schema, annotations, returns = _schema_of(tool), _annotations_of(tool), returned_by(getattr(tool, "func", None))
+        is_shared_by_all = self.shared or is_shared(box.rule(name, annotations))
+        heeds_context = vary is None and not is_shared_by_all and _gets_context(tool)
 
-        async def run() -> Any:
-            before = _actions_before(tool_context)
+        async def run_async(*, args: dict[str, Any], tool_context: ToolContext) -> Any:
+            changes: list[bool] = []
+
+            async def run() -> Any:
+                before = _actions_before(tool_context)
+                try:
+                    return await tool.run_async(args=args, tool_context=tool_context)
+                finally:
+                    changes.append(before is None or vars(tool_context.actions) != before)
+
+            token = _CHANGES.set(changes)
             try:
-                return await tool.run_async(args=args, tool_context=tool_context)
+                return await box.call(
+                    name,
+                    args,
+                    run,
+                    schema=schema,
+                    annotations=annotations,
+                    vary=_session_of(tool_context) if heeds_context else vary and vary(tool_context),
+                    context=tool_context if heeds_context else None,
+                    returns=returns,
+                    failed=_is_error,
+                    store_if=_may_be_stored,
+                )
             finally:
-                state.has_changed = before is None or vars(tool_context.actions) != before
+                _CHANGES.reset(token)
 
-        token = _RUN.set(state)
-        try:
-            return await box.call(
-                name,
-                args,
-                run,
-                schema=schema,
-                annotations=annotations,
-                vary=_session_of(tool_context) if heeds_context else through.vary and through.vary(tool_context),
-                context=tool_context if heeds_context else None,
-                returns=returns,
-                failed=_is_error,
-                store_if=_may_be_stored,
-            )
-        finally:
-            _RUN.reset(token)
-
-    changed.run_async = run_async
-    changed.__agent_cache__ = box
-    return changed
+        changed.run_async = run_async
+        changed.__agent_cache__ = box
+        return changed
 
 
-class _Run:
-    """One call: whether its tool has changed what ADK keeps."""
-
-    has_changed = False
-
-
-_RUN: ContextVar[_Run | None] = ContextVar("agent_cache_adk_run", default=None)
-"""The running call. Whoever runs the tool asks whether its answer may be stored in the same context."""
+_CHANGES: ContextVar[Sequence[bool]] = ContextVar("agent_cache_adk_changes", default=())
+"""Whether the tool of the running call has changed what ADK keeps. Whoever runs the tool asks whether its answer may be
+stored in the same context.
+"""
 
 
 def _may_be_stored(_answer: Any) -> bool:
-    run = _RUN.get()
-    return run is None or not run.has_changed
+    return not any(_CHANGES.get())
 
 
 _NO_ACTIONS: Final[dict[str, Any]] = vars(EventActions())

@@ -17,7 +17,7 @@ import asyncio
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -139,18 +139,6 @@ class AgentCacheMiddleware(Middleware):
         self._tasks.add(going)
         going.add_done_callback(self._has_ended)
         return await call.answered_first(going)
-
-    async def on_list_tools(  # noqa: D102 - FastMCP describes it
-        self, context: MiddlewareContext[Any], call_next: CallNext[Any, Sequence[Tool]]
-    ) -> Sequence[Tool]:
-        listed = await call_next(context)
-        if context.fastmcp_context is not None:
-            server = context.fastmcp_context.fastmcp
-            now = {tool.name: tool for tool in listed if tool.version is None}
-            for (owner, name, version), known in tuple(self._known.items()):
-                if owner is server and version is None and name in now and not known.is_same(now[name]):
-                    self.forget()
-        return listed
 
     def _has_ended(self, going: asyncio.Task[Any]) -> None:
         self._tasks.discard(going)
@@ -284,12 +272,8 @@ class _Tool:
 
     def is_same(self, tool: Tool, leaf: Tool | None = None) -> bool:
         function = getattr(tool if leaf is None else leaf, "fn", None)
-        return (
-            (function is None or function is self.function)
-            and tool.parameters == self.schema
-            and _hints(tool) == self.annotations
-            and tool.version == self.version
-        )
+        known, found = (self.schema, self.annotations, self.version), (tool.parameters, _hints(tool), tool.version)
+        return (function is None or function is self.function) and known == found
 
 
 @dataclass(slots=True)
@@ -403,17 +387,17 @@ class _State(dict[str, Any]):
 
     is_used = False
 
-    def __contains__(self, key: object) -> bool:
-        self.is_used = True
-        return super().__contains__(key)
 
-    def __setitem__(self, key: str, value: Any) -> None:
+def _noting(name: str) -> Any:
+    def use(self: _State, *args: Any) -> Any:
         self.is_used = True
-        super().__setitem__(key, value)
+        return getattr(dict, name)(self, *args)
 
-    def pop(self, *args: Any) -> Any:
-        self.is_used = True
-        return super().pop(*args)
+    return use
+
+
+for _name in ("__contains__", "__setitem__", "pop"):
+    setattr(_State, _name, _noting(_name))
 
 
 # Results and answers
@@ -458,24 +442,23 @@ async def _end_of_task(context: MiddlewareContext[Any], created: Any) -> Answer:
         UnansweredError: if nobody knows what became of it.
     """
     here: Any = context.fastmcp_context
-    task = getattr(created, "task_id", "")
+    task, name = getattr(created, "task_id", ""), context.message.name
     try:
         from fastmcp_tasks.handlers import tasks_get
     except ImportError as error:
-        raise UnansweredError(f"{context.message.name} goes on as a task of an unknown kind") from error
+        raise UnansweredError(f"{name} goes on as a task of an unknown kind") from error
     pause = min((created.poll_interval_ms or 1000) / 1000, 1.0)
     while True:
         try:
             state = await tasks_get(here.fastmcp, task)
         except MCPError as error:
-            raise UnansweredError(f"the task {task} of {context.message.name} is gone") from error
+            raise UnansweredError(f"the task {task} of {name} is gone") from error
         if state.status == "completed":
             return dict(state.result)
         if state.status == "failed":
-            text = (state.error or {}).get("message", "")
-            return {"content": [{"type": "text", "text": text}], "isError": True}
+            return {"content": [{"type": "text", "text": (state.error or {}).get("message", "")}], "isError": True}
         if state.status == "cancelled":
-            raise UnansweredError(f"the task {task} of {context.message.name} was cancelled")
+            raise UnansweredError(f"the task {task} of {name} was cancelled")
         await asyncio.sleep(pause)
 
 

@@ -15,9 +15,9 @@ import copy
 import functools
 import json
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from agent_cache import AgentLoopDetectedError, ConfigurationError, Toolbox
 from agent_cache.core.asker import Apart
@@ -62,6 +62,8 @@ __all__ = ["LoopInAgent", "cached", "describe"]
 
 AnyAgent = TypeVar("AnyAgent", bound="Agent[Any]")
 Vary = Callable[["RunContextWrapper[Any]"], Any]
+Invoke = Callable[[Any, str], Awaitable[Any]]
+Through = Callable[[Invoke, Any, str], Awaitable[Any]]
 
 _CONTEXT: Final[ContextVar[Any]] = ContextVar("agent_cache_openai_agents_context")
 """The run's context while the tool of an MCP server runs, to which the SDK does not pass it."""
@@ -152,12 +154,6 @@ class _Copies:
         self._made: dict[int, tuple[Any, Any]] = {}  # by the id of the original, which is kept with its copy
         self._functions: dict[str, Any] = {}  # the first of each name
 
-    def _beside(self) -> _Copies:
-        """The same, for agents that are not kept."""
-        other = _Copies(self._box, self._vary, shared=self._shared)
-        other._made, other._functions = dict(self._made), self._functions
-        return other
-
     def of_agent(self, agent: AnyAgent) -> AnyAgent:
         known = self._made.get(id(agent))
         if known is not None:
@@ -179,25 +175,48 @@ class _Copies:
         made = copy.copy(tool)
         function, name = getattr(tool, "__wrapped__", None), tool.qualified_name
         first = self._functions.setdefault(name, function or tool)
-        owner = None if first is (function or tool) else agent
+        owner = None if first is (function or tool) else agent  # an agent whose tool of this name is not the first one
         if owner is None and self._vary is None:
             note_function(self._box, name, function or tool.on_invoke_tool)
-        returns = returned_by(function, include_extras=True)
-        heeds_context = self._vary is None and not self._shared and _gets_context(tool)
-        schema, annotations = made.params_json_schema, tool.mcp_annotations
-        through = _Through(
-            self._box, self._vary, name, schema, annotations, returns, owner, heeds_context, _check_of(function)
-        )
+        through = self._through(tool, name, owner, _check_of(function))
         if isinstance(made.on_invoke_tool, _FailureHandlingFunctionToolInvoker):
             made.on_invoke_tool = _Invoker(made.on_invoke_tool, made, through)
         else:
             made.on_invoke_tool = _cached_function(made.on_invoke_tool, through)
         return made
 
+    def _through(self, tool: FunctionTool, name: str, owner: str | None, check: Check | None) -> Through:
+        """What calls a function tool through the toolbox."""
+        box, vary = self._box, self._vary
+        heeds_context = vary is None and not self._shared and _gets_context(tool)
+        returns = returned_by(getattr(tool, "__wrapped__", None), include_extras=True)
+        schema, annotations = tool.params_json_schema, tool.mcp_annotations
+
+        async def call(invoke: Invoke, context: Any, raw: str) -> Any:
+            try:
+                arguments = json.loads(raw) if raw else {}
+            except (ValueError, RecursionError):
+                arguments = None
+            if not isinstance(arguments, dict):
+                return await invoke(context, raw)  # which refuses them, in the SDK's words
+            varied = None if vary is None else _varied(vary, context)
+            return await box.call(
+                name,
+                as_tool_gets(check, arguments),
+                functools.partial(invoke, context, raw),
+                schema=schema,
+                annotations=annotations,
+                vary=varied if owner is None else Apart(varied, ["agent", owner]),
+                context=context if heeds_context else None,
+                returns=returns,
+                refused=_Notice,
+            )
+
+        return call
+
     def _of_server(self, server: MCPServer) -> MCPServer:
-        return (
-            server if isinstance(server, _CachedServer) else _CachedServer(server, self._box, self._vary, self._shared)
-        )
+        is_cached = isinstance(server, _CachedServer)
+        return server if is_cached else _CachedServer(server, self._box, self._vary, self._shared)
 
     def _of_handoff(self, handoff: Handoff[Any, Any]) -> Handoff[Any, Any]:
         made, invoke = copy.copy(handoff), handoff.on_invoke_handoff
@@ -205,7 +224,9 @@ class _Copies:
         async def invoke_cached(context: RunContextWrapper[Any], arguments: str) -> Any:
             target = await invoke(context, arguments)
             if id(target) not in self._made and isinstance(target, Agent):  # made for this handoff, and not kept
-                return self._beside().of_agent(target)
+                beside = copy.copy(self)
+                beside._made = dict(self._made)
+                return beside.of_agent(target)
             return self.of_agent(target)
 
         made.on_invoke_handoff = invoke_cached
@@ -233,43 +254,6 @@ def _passing_loops(kind: type[Agent[Any]]) -> type[Agent[Any]]:
 # Function tools
 
 
-class _Through(NamedTuple):
-    """One tool of a toolbox."""
-
-    box: Toolbox
-    vary: Vary | None
-    name: str
-    schema: Mapping[str, Any]
-    annotations: Any
-    returns: Any
-    owner: str | None  # an agent whose tool of this name is not the first one
-    heeds_context: bool
-    check: Check | None
-
-    async def call(self, invoke: Callable[[Any, str], Awaitable[Any]], context: Any, raw: str) -> Any:
-        try:
-            arguments = json.loads(raw) if raw else {}
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            return await invoke(context, raw)  # which refuses them, in the SDK's words
-        return await self.box.call(
-            self.name,
-            as_tool_gets(self.check, arguments),
-            functools.partial(invoke, context, raw),
-            schema=self.schema,
-            annotations=self.annotations,
-            vary=self._identity(context),
-            context=context if self.heeds_context else None,
-            returns=self.returns,
-            refused=_Notice,
-        )
-
-    def _identity(self, context: Any) -> Any:
-        varied = None if self.vary is None else _varied(self.vary, context)
-        return varied if self.owner is None else Apart(varied, ["agent", self.owner])
-
-
 class _Notice(str):
     """The text of a loop in place of a tool's answer."""
 
@@ -284,7 +268,7 @@ class _Invoker(_FailureHandlingFunctionToolInvoker):
     """
 
     def __init__(
-        self, inner: _FailureHandlingFunctionToolInvoker, tool: FunctionTool, through: _Through | None = None
+        self, inner: _FailureHandlingFunctionToolInvoker, tool: FunctionTool, through: Through | None = None
     ) -> None:
         self.__dict__.update(inner.__dict__)  # its mark of sync tools among them
         self._function_tool = tool
@@ -299,7 +283,7 @@ class _Invoker(_FailureHandlingFunctionToolInvoker):
 
     async def _answer(self, context: Any, raw: str) -> Any:
         if self._through is not None:
-            answer = await self._through.call(self._invoke_tool_impl, context, raw)
+            answer = await self._through(self._invoke_tool_impl, context, raw)
             if type(answer) is not _Notice:
                 return answer
             setattr(context, _DEFAULT_FAILURE_HANDLED_ATTR, True)  # so that the SDK looks for no typed answer in it
@@ -327,13 +311,13 @@ class _Invoker(_FailureHandlingFunctionToolInvoker):
             return text
 
 
-def _cached_function(invoke: Callable[[Any, str], Awaitable[Any]], through: _Through) -> Any:
+def _cached_function(invoke: Invoke, through: Through) -> Any:
     """The same for a tool with an ``on_invoke_tool`` of one's own, whose failures the SDK does not handle."""
 
     @functools.wraps(invoke)  # by its annotations the SDK decides which context it gets
     async def invoke_cached(context: Any, raw: str) -> Any:
         try:
-            return await through.call(invoke, context, raw)
+            return await through(invoke, context, raw)
         except (AgentLoopDetectedError, ConfigurationError) as error:
             raise _leaving(error) or error from error
 
@@ -370,47 +354,42 @@ def _is_cached(tool: FunctionTool) -> bool:
 # MCP servers
 
 
-class _CachedServer(MCPServer):
+def _passed_on(name: str, member: Any) -> Any:
+    """A method, or a property, of the server behind."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._inner, name)(*args, **kwargs)
+
+    return property(lambda self: getattr(self._inner, name)) if isinstance(member, property) else call
+
+
+_PASSED_ON: Any = type(
+    "_PassedOn",
+    (MCPServer,),
+    {name: _passed_on(name, member) for name, member in vars(MCPServer).items() if not name.startswith("_")},
+)
+
+
+class _CachedServer(_PASSED_ON):  # type: ignore[misc]  # made above
     """An MCP server whose tools are called through a toolbox; all else is the server's own."""
 
-    def __init__(  # no fields but these: see below
-        self,
-        inner: MCPServer,
-        box: Toolbox,
-        vary: Vary | None,
-        shared: bool,  # noqa: FBT001 - in the order of `_Copies`
-    ) -> None:
+    def __init__(self, inner: MCPServer, box: Toolbox, vary: Vary | None, shared: bool) -> None:  # noqa: FBT001 - in the order of `_Copies`
+        # No fields but these: see below
         self._inner, self._box, self._vary, self._shared = inner, box, vary, shared
         self._listed: dict[str, tuple[Any, Any]] = {}  # schemas and annotations by name
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)  # fields of MCPServer and of its subclasses, as they are now
 
-    @property
-    def name(self) -> str:
-        return self._inner.name
-
-    async def connect(self) -> None:
-        await self._inner.connect()
-
-    async def cleanup(self) -> None:
-        await self._inner.cleanup()
-
-    @property
-    def cached_tools(self) -> Any:
-        return self._inner.cached_tools
-
     async def list_tools(self, *args: Any, **kwargs: Any) -> list[Any]:
-        found = await self._inner.list_tools(*args, **kwargs)
+        found: list[Any] = await self._inner.list_tools(*args, **kwargs)
         listed = {tool.name: (_schema_of(tool), tool.annotations) for tool in found}
         if any(self._listed.get(name, known) != known for name, known in listed.items()):
             self._box.forget()
         self._listed.update(listed)  # filters may show another part of the list to another agent
         return found
 
-    async def call_tool(
-        self, tool_name: str, arguments: dict[str, Any] | None, meta: dict[str, Any] | None = None
-    ) -> Any:
+    async def call_tool(self, tool_name: str, arguments: dict[str, Any] | None, meta: Any = None) -> Any:
         async def run() -> Any:
             given = (tool_name, arguments) if meta is None else (tool_name, arguments, meta)
             try:
@@ -424,35 +403,15 @@ class _CachedServer(MCPServer):
                 raise doubt from error
             return as_json(result) if isinstance(result, CallToolResult) else result
 
-        schema, annotations = self._listed.get(tool_name, (None, None))
+        schema, hints = self._listed.get(tool_name, (None, None))
         who = meta if self._vary is None else _varied(self._vary, _CONTEXT.get(None))
         where = [self.name, *_identity_of(self._inner, is_own=self._vary is None and not self._shared)]
+        given = arguments or {}
+        vary = Apart(who, where)
         answer = await called(
-            self._box,
-            tool_name,
-            arguments or {},
-            run,
-            schema=schema,
-            annotations=annotations,
-            vary=Apart(who, where),
-            returns=Any,
+            self._box, tool_name, given, run, schema=schema, annotations=hints, vary=vary, returns=Any
         )
         return CallToolResult.model_validate(answer) if type(answer) is dict else answer
-
-    async def list_prompts(self) -> Any:
-        return await self._inner.list_prompts()
-
-    async def get_prompt(self, name: str, arguments: dict[str, Any] | None = None) -> Any:
-        return await self._inner.get_prompt(name, arguments)
-
-    async def list_resources(self, cursor: str | None = None) -> Any:
-        return await self._inner.list_resources(cursor)
-
-    async def list_resource_templates(self, cursor: str | None = None) -> Any:
-        return await self._inner.list_resource_templates(cursor)
-
-    async def read_resource(self, uri: str) -> Any:
-        return await self._inner.read_resource(uri)
 
 
 def _identity_of(server: MCPServer, *, is_own: bool) -> list[str]:

@@ -100,16 +100,13 @@ def _members_of(text: bytes) -> dict[bytes, bytes] | None:
     return None
 
 
-_PERHAPS_A_CALL: Final = (b"tools/call", b"\\u", b"\\/")
-"""A line without any of these calls no tool: its method is written out, and no letter of it as an escape."""
-
-
 def refusal_of(line: bytes, message: Message | None) -> bytes | None:
     """The error that answers a message of a host which may call a tool in a way that servers read differently: a batch,
     no JSON, a name that occurs twice, a number beyond all bounds, NaN, what is no Unicode, an id that identifies
     nothing. None for any other message.
     """
-    if (message is None or message.method != "tools/call") and not any(part in line for part in _PERHAPS_A_CALL):
+    is_call = message is not None and message.method == "tools/call"
+    if not is_call and b"tools/call" not in line and b"tools\\/call" not in line:
         return None
     id = message.id if message is not None and is_id(message.id) else None  # noqa: A001 - the protocol's name
     try:
@@ -118,7 +115,7 @@ def refusal_of(line: bytes, message: Message | None) -> bytes | None:
     except (ValueError, RecursionError) as error:
         code = PARSE_ERROR if message is None else INVALID_REQUEST
         return error_line(id, f"a call of a tool that cannot be read in one way is not passed on ({error})", code)
-    if message is None or (message.method == "tools/call" and id is None):
+    if message is None or (is_call and id is None):
         why = "a call of a tool is one request, whose id is a text or a whole number; this is not passed on"
         return error_line(None, why, INVALID_REQUEST)
     is_known = message.method or message.result or message.error

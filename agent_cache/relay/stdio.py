@@ -25,6 +25,7 @@ from typing import Any, Final
 from agent_cache.relay.messages import (
     INVALID_REQUEST,
     MODERN,
+    PARSE_ERROR,
     ConnectionLost,
     Message,
     Response,
@@ -197,6 +198,8 @@ class _Link:
         message = parsed(line)
         if refusal := refusal_of(line, message):
             self.write(refusal)
+        elif message is None and self._relay.is_replay and line.strip():
+            self.write(error_line(None, "this is no JSON, or a batch", PARSE_ERROR))
         elif message is None:
             self.pass_on(line)
         elif message.is_request:

@@ -11,8 +11,7 @@ import pytest
 from agent_cache import Inner, Read, Toolbox, Write
 from agent_cache.relay.messages import ConnectionLost, Response, parsed
 from agent_cache.relay.relay import HostRequest, Relay
-from agent_cache.relay.relay_settings import RelaySettings, load
-from agent_cache.relay.relay_settings import proposals, starter_rules
+from agent_cache.relay.relay_settings import RelaySettings, load, proposals, starter_rules
 from agent_cache.testing import FakeClock, reset
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache import AgentCacheSession, Read, Toolbox, Write
+from agent_cache import AgentCacheSession, ConfigurationError, Read, Toolbox, Write
 from agent_cache.recording import record, replay
 
 pytestmark = [
@@ -23,6 +23,8 @@ GET: Call = ("get_order", {"order_id": "1"})
 CANCEL: Call = ("cancel_order", {"order_id": "1"})
 LOST: Call = ("get_order", {"order_id": "lost"})
 MINE: Call = ("get_mine", {})
+SECRET: Call = ("get_secret", {"order_id": "1"})
+WRONG: Call = ("get_order", {"no_such_argument": ["1"]})
 
 
 class Shop:
@@ -45,10 +47,17 @@ class Shop:
 
 
 class Adapter(ABC):
-    """An agent of one framework, whose tools go through a toolbox. Tools: `get_order`, `get_mine`, `cancel_order`."""
+    """An agent of one framework, whose tools go through a toolbox. Tools: `get_order`, `get_mine`, `cancel_order`, and
+    `get_secret`, before which somebody has to say yes.
+
+    Attributes:
+        asked: how often that was asked for. Each time the answer is yes.
+        streams: whether runs are those of the framework's streaming.
+    """
 
     def __init__(self, shop: Shop, box: Any, **options: Any) -> None:
         self.shop, self.box, self.options = shop, box, options
+        self.asked, self.streams = 0, False
 
     @abstractmethod
     async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
@@ -64,6 +73,7 @@ class LangChain(Adapter):
     def __init__(self, *given: Any, **options: Any) -> None:
         from langchain_core.tools import StructuredTool
         from langgraph.prebuilt import ToolRuntime
+        from langgraph.types import interrupt
 
         from agent_cache.integrations.langchain import AgentCacheMiddleware
 
@@ -79,8 +89,12 @@ class LangChain(Adapter):
         async def get_mine(runtime: ToolRuntime) -> str:
             return await run("get_mine", runtime.context["user"])
 
+        async def get_secret(order_id: str) -> str:
+            interrupt("sure?")
+            return await run("get_secret", order_id)
+
         get_mine.__annotations__["runtime"] = ToolRuntime
-        functions = (get_order, cancel_order, get_mine)
+        functions = (get_order, cancel_order, get_mine, get_secret)
         self.tools = [StructuredTool.from_function(coroutine=each, description="a tool") for each in functions]
         self.middleware = AgentCacheMiddleware(self.box, **self.options)
 
@@ -88,6 +102,8 @@ class LangChain(Adapter):
         from langchain.agents import create_agent
         from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
         from langchain_core.messages import AIMessage, ToolMessage
+        from langgraph.checkpoint.memory import InMemorySaver
+        from langgraph.types import Command
 
         class Model(FakeMessagesListChatModel):
             def bind_tools(self, tools: Any, **options: Any) -> Any:
@@ -95,9 +111,20 @@ class LangChain(Adapter):
 
         made = [{"name": name, "args": args, "id": f"c{at}"} for at, (name, args) in enumerate(calls)]
         model = Model(responses=[AIMessage("", tool_calls=made), AIMessage("done")])
-        agent: Any = create_agent(model, self.tools, middleware=[self.middleware])
+        agent: Any = create_agent(model, self.tools, middleware=[self.middleware], checkpointer=InMemorySaver())
+        config, given = {"configurable": {"thread_id": "1"}}, {"messages": [("user", "go")]}
+
+        async def state_after(given: Any) -> Any:
+            if not self.streams:
+                return await agent.ainvoke(given, config, context={"user": user})
+            steps = agent.astream(given, config, context={"user": user}, stream_mode="values")
+            return [state async for state in steps][-1]
+
         try:
-            found = await agent.ainvoke({"messages": [("user", "go")]}, context={"user": user})
+            found = await state_after(given)
+            while "__interrupt__" in found:
+                self.asked += 1
+                found = await state_after(Command(resume="yes"))
         except ValueError:
             return ["error"]
         return [text_of(one.content) for one in found["messages"] if isinstance(one, ToolMessage)]
@@ -120,8 +147,12 @@ class OpenAIAgents(Adapter):
         async def get_mine(context: agents.RunContextWrapper[Any]) -> str:
             return await run("get_mine", context.context["user"])
 
+        async def get_secret(order_id: str) -> str:
+            return await run("get_secret", order_id)
+
         get_mine.__annotations__["context"] = agents.RunContextWrapper[Any]
         self.tools = [agents.function_tool(each) for each in (get_order, cancel_order, get_mine)]
+        self.tools.append(agents.function_tool(get_secret, needs_approval=True))
         self.cached([])
 
     def cached(self, turns: list[Any]) -> Any:
@@ -138,14 +169,26 @@ class OpenAIAgents(Adapter):
 
         made = [function_call(name, args, call_id=f"c{at}") for at, (name, args) in enumerate(calls)]
         agent = self.cached([made, [assistant_message("done")]])
-        found = await Runner.run(agent, "go", context={"user": user})
+        found: Any
+        if self.streams:
+            found = Runner.run_streamed(agent, "go", context={"user": user})
+            async for _ in found.stream_events():
+                pass
+        else:
+            found = await Runner.run(agent, "go", context={"user": user})
+        while found.interruptions:
+            state = found.to_state()
+            for interruption in found.interruptions:
+                self.asked += 1
+                state.approve(interruption)
+            found = await Runner.run(agent, state)
         outputs = [one for one in found.to_input_list() if one.get("type") == "function_call_output"]
         return [text_of(one["output"]) for one in outputs]
 
 
 class PydanticAI(Adapter):
     def __init__(self, *given: Any, **options: Any) -> None:
-        from pydantic_ai import RunContext
+        from pydantic_ai import RunContext, Tool
 
         from agent_cache.integrations.pydantic_ai import AgentCacheCapability
 
@@ -161,33 +204,61 @@ class PydanticAI(Adapter):
         async def get_mine(ctx: RunContext[dict[str, str]]) -> str:
             return await run("get_mine", ctx.deps["user"])
 
+        async def get_secret(order_id: str) -> str:
+            return await run("get_secret", order_id)
+
         get_mine.__annotations__["ctx"] = RunContext[dict[str, str]]
-        self.tools = [get_order, cancel_order, get_mine]
+        self.tools = [get_order, cancel_order, get_mine, Tool(get_secret, requires_approval=True)]
         self.capability = AgentCacheCapability(self.box, **self.options)
 
     async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
-        from pydantic_ai import Agent
+        from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults
+        from pydantic_ai.exceptions import UnexpectedModelBehavior
         from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart, ToolReturnPart
-        from pydantic_ai.models.function import FunctionModel
+        from pydantic_ai.models.function import DeltaToolCall, FunctionModel
+
+        parts = [ToolCallPart(name, args, tool_call_id=f"c{at}") for at, (name, args) in enumerate(calls)]
+
+        def is_over(messages: list[Any]) -> bool:
+            return any(isinstance(part, ToolReturnPart) for message in messages for part in message.parts)
 
         def answer(messages: list[Any], _: Any) -> ModelResponse:
-            if any(isinstance(message, ModelResponse) for message in messages):
-                return ModelResponse(parts=[TextPart("done")])
-            parts = [ToolCallPart(name, args, tool_call_id=f"c{at}") for at, (name, args) in enumerate(calls)]
-            return ModelResponse(parts=parts)
+            return ModelResponse(parts=[TextPart("done")] if is_over(messages) else parts)
 
-        agent: Any = Agent(FunctionModel(answer), tools=self.tools, capabilities=[self.capability], deps_type=dict)
+        async def stream(messages: list[Any], _: Any) -> Any:
+            if is_over(messages):
+                yield "done"
+                return
+            for at, part in enumerate(parts):
+                yield {at: DeltaToolCall(part.tool_name, part.args_as_json_str(), tool_call_id=part.tool_call_id)}
+
+        kinds: Any = [str, DeferredToolRequests]
+        model = FunctionModel(answer, stream_function=stream)
+        agent: Any = Agent(model, tools=self.tools, capabilities=[self.capability], deps_type=dict, output_type=kinds)
         try:
-            found = await agent.run("go", deps={"user": user})
-        except ValueError:
+            if self.streams:
+                async with agent.run_stream("go", deps={"user": user}) as found:
+                    await found.get_output()
+            else:
+                found = await agent.run("go", deps={"user": user})
+                while isinstance(found.output, DeferredToolRequests):
+                    said = {call.tool_call_id: True for call in found.output.approvals}
+                    self.asked += len(said)
+                    found = await agent.run(
+                        message_history=found.all_messages(),
+                        deferred_tool_results=DeferredToolResults(approvals=said),
+                        deps={"user": user},
+                    )
+        except (ValueError, UnexpectedModelBehavior):
             return ["error"]
-        parts = [part for message in found.all_messages() for part in message.parts]
-        return [text_of(part.content) for part in parts if isinstance(part, ToolReturnPart)]
+        answers = [part for message in found.all_messages() for part in message.parts]
+        return [text_of(part.content) for part in answers if isinstance(part, ToolReturnPart)]
 
 
 def server_of(shop: Shop, *middleware: Any) -> Any:
     """A FastMCP server, and its tools."""
     from fastmcp import Context, FastMCP
+    from mcp_types import ElicitRequest, ElicitRequestFormParams, InputRequiredResult
 
     server: Any = FastMCP("shop", middleware=list(middleware))
 
@@ -202,8 +273,15 @@ def server_of(shop: Shop, *middleware: Any) -> Any:
     async def get_mine(ctx: Context) -> str:
         return await shop.run("get_mine", str(ctx.client_id))
 
-    get_mine.__annotations__["ctx"] = Context
-    server.tool(get_mine)
+    async def get_secret(order_id: str, ctx: Context) -> Any:
+        if ctx.input_responses is not None:
+            return await shop.run("get_secret", order_id)
+        question = ElicitRequestFormParams(message="sure?", requested_schema={"type": "object", "properties": {}})
+        return InputRequiredResult(input_requests={"sure": ElicitRequest(params=question)}, request_state="one")
+
+    for tool in (get_mine, get_secret):
+        tool.__annotations__["ctx"] = Context
+        server.tool(tool)
     return server
 
 
@@ -220,7 +298,11 @@ class FastMCPServer(Adapter):
     async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
         from fastmcp import Client
 
-        async with Client(self.server) as opened:
+        async def accept(*_: Any) -> Any:
+            self.asked += 1
+            return {}
+
+        async with Client(self.server, elicitation_handler=accept) as opened:
             client = self.client(opened, user)
             made = [client.call_tool(name, args, meta={"client_id": user}) for name, args in calls]
             found = await asyncio.gather(*made, return_exceptions=True)
@@ -244,7 +326,7 @@ class McpClient(FastMCPServer):
 
 class GoogleADK(Adapter):
     def __init__(self, *given: Any, **options: Any) -> None:
-        from google.adk.tools import ToolContext
+        from google.adk.tools import FunctionTool, ToolContext
 
         from agent_cache.integrations.adk import cached
 
@@ -260,12 +342,17 @@ class GoogleADK(Adapter):
         async def get_mine(tool_context: ToolContext) -> str:
             return await run("get_mine", tool_context.user_id)
 
+        async def get_secret(order_id: str) -> str:
+            return await run("get_secret", order_id)
+
         get_mine.__annotations__["tool_context"] = ToolContext
-        self.tools = [cached(each, self.box, **self.options) for each in (get_order, cancel_order, get_mine)]
+        secret = FunctionTool(get_secret, require_confirmation=True)
+        self.tools = [cached(each, self.box, **self.options) for each in (get_order, cancel_order, get_mine, secret)]
         self.services: dict[str, Any] = {}
 
     async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
         from google.adk.agents import LlmAgent
+        from google.adk.agents.run_config import RunConfig, StreamingMode
         from google.adk.models.base_llm import BaseLlm
         from google.adk.models.llm_response import LlmResponse
         from google.adk.runners import InMemoryRunner
@@ -289,17 +376,22 @@ class GoogleADK(Adapter):
         runner = InMemoryRunner(agent=agent, app_name="shop")
         session = await runner.session_service.create_session(app_name="shop", user_id=user, session_id=user)
         content = types.Content(role="user", parts=[types.Part(text="hi")])
+        config = RunConfig(streaming_mode=StreamingMode.SSE if self.streams else StreamingMode.NONE)
+        run = runner.run_async(user_id=user, session_id=session.id, new_message=content, run_config=config)
         try:
-            return [
-                text_of(response.response["result"])
-                async for event in runner.run_async(user_id=user, session_id=session.id, new_message=content)
-                for response in event.get_function_responses()
-            ]
+            answers = [response.response async for event in run for response in event.get_function_responses()]
         except ValueError:
             return ["error"]
+        self.asked += sum("confirmation" in str(answer) for answer in answers)
+        return [text_of(answer.get("result", answer)) for answer in answers]
 
 
-RULES = {"get_order": Read("order:{order_id}"), "get_mine": Read("mine"), "cancel_order": Write("order:{order_id}")}
+RULES = {
+    "get_order": Read("order:{order_id}"),
+    "get_secret": Read("order:{order_id}"),
+    "get_mine": Read("mine"),
+    "cancel_order": Write("order:{order_id}"),
+}
 PACKAGES: dict[type[Adapter], str] = {
     LangChain: "langchain",
     OpenAIAgents: "agents",
@@ -386,6 +478,32 @@ class TestAdapterContract:
             await adapter.turn(GET)
             [notice] = await adapter.turn(GET)
         assert notice.startswith("get_order was called 2 times")
+
+    async def test_a_yes_is_asked_for_at_every_call(self, kind: type[Adapter]) -> None:
+        adapter = kind(Shop(), toolbox())
+        for number in (1, 2):
+            await adapter.turn(SECRET)
+            assert adapter.asked == number
+
+    async def test_a_streamed_run_gets_what_is_stored(self, kind: type[Adapter]) -> None:
+        adapter = kind(Shop(), toolbox())
+        adapter.streams = True
+        assert await adapter.turn(GET) == ["get_order 1 (1)"]
+        assert await adapter.turn(GET, GET) == ["get_order 1 (1)"] * 2
+
+    async def test_arguments_that_the_tool_refuses_are_not_stored(self, kind: type[Adapter]) -> None:
+        adapter = kind(Shop(), toolbox())
+        for _ in range(2):
+            await adapter.turn(WRONG)
+        assert adapter.shop.runs == []
+        assert await adapter.turn(GET) == ["get_order 1 (1)"]
+
+    def test_what_is_no_toolbox_and_no_function_is_refused(self, kind: type[Adapter]) -> None:
+        with pytest.raises(ConfigurationError, match="Toolbox"):
+            kind(Shop(), {"get_order": Read("order:{order_id}")})
+        if kind is not McpClient:  # which this harness gives a function
+            with pytest.raises(ConfigurationError, match="vary"):
+                kind(Shop(), toolbox(), vary="user")
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ADAPTERS if kind is not McpClient])

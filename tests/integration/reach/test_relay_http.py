@@ -457,17 +457,6 @@ async def test_a_server_that_dies_in_a_write_leaves_it_in_doubt(server, rules, k
         assert await reader.call("whoami") == await reader.call("whoami")
 
 
-# Batches
-
-
-async def test_a_batch_passes_as_it_came_and_ends_what_it_may_touch(relay, key):
-    async with hosted(relay.url, version="2025-03-26") as host:
-        first = await host.call("get_value", key=key)
-        batch = [host.message("ping")[0], host.message("tools/call", {"name": "whoami", "arguments": {}})[0]]
-        await host.post(batch)
-        assert await host.call("get_value", key=key) != first
-
-
 # Paths
 
 
@@ -480,6 +469,14 @@ async def test_a_call_on_another_spelling_of_the_path_goes_through_the_rules(rel
         sent = await host._send("POST", headers, json.dumps(write).encode(), origin + path)
         assert sent.status in (200, 307, 404)
         assert sent.status != 200 or await host.call("get_value", key=key) != first
+
+
+async def test_a_call_on_another_path_is_refused(relay, key):
+    async with hosted(relay.url) as host:
+        write, headers = host.message("tools/call", {"name": "set_value", "arguments": {"key": key, "value": "x"}})
+        sent = await host._send("POST", headers, json.dumps(write).encode(), relay.url + "/more")
+        assert sent.status == 404
+        assert "calls of tools go to /mcp" in sent.body.decode()
 
 
 # Recordings

@@ -272,16 +272,6 @@ async def test_a_notification_invalidates_the_tags_of_its_template(tmp_path):
         assert await host.call("get_value", key="text://one") == "nothing (3)"
 
 
-# Batches, as protocol 2025-03-26 has them
-
-
-async def test_a_batch_passes_as_it_came_and_ends_what_it_may_touch(rules):
-    async with relayed("--config", rules) as host:
-        assert await host.call("get_value", key="a") == "nothing (1)"
-        await host.write([{"jsonrpc": "2.0", "id": 101, "method": "ping"}])
-        assert await host.call("get_value", key="a") == "nothing (2)"
-
-
 # The SDK's own client
 
 
