@@ -93,8 +93,10 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
 
         try:
             answer = await self.box.call(call.name, tool.arguments(call.arguments), run, **self._options(tool, request))
+        except LoopInGraph:
+            raise
         except AgentLoopDetectedError as error:
-            raise _leaving(error) from error
+            raise LoopInGraph(*error.args) from error
         return call.result(answer)
 
     def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
@@ -111,8 +113,10 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
 
         try:
             answer = self.box.call_sync(call.name, tool.arguments(call.arguments), run, **self._options(tool, request))
+        except LoopInGraph:
+            raise
         except AgentLoopDetectedError as error:
-            raise _leaving(error) from error
+            raise LoopInGraph(*error.args) from error
         return call.result(answer)
 
     def _options(self, tool: _Tool, request: Any) -> dict[str, Any]:
@@ -139,10 +143,6 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
             if self._vary is None:
                 note_function(self.box, tool.name, _function_of(tool))
         return known
-
-
-def _leaving(error: AgentLoopDetectedError) -> LoopInGraph:
-    return error if isinstance(error, LoopInGraph) else LoopInGraph(*error.args)
 
 
 # Tools and their arguments

@@ -370,7 +370,7 @@ _PASSED_ON: Any = type(
 )
 
 
-class _CachedServer(_PASSED_ON):  # type: ignore[misc]  # made above
+class _CachedServer(_PASSED_ON):
     """An MCP server whose tools are called through a toolbox; all else is the server's own."""
 
     def __init__(self, inner: MCPServer, box: Toolbox, vary: Vary | None, shared: bool) -> None:  # noqa: FBT001 - in the order of `_Copies`

@@ -238,7 +238,8 @@ class _Exchange(HostRequest):
     async def respond(self, running: asyncio.Task[None]) -> None:
         """Send the answer to the host as soon as it is there, or that the request was cancelled."""
         if not self._line.done():
-            await asyncio.wait([self._line, running], return_when=asyncio.FIRST_COMPLETED)
+            ends: list[asyncio.Future[Any]] = [self._line, running]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         incoming = self._incoming
         line = self._line.result() if self._line.done() else error_line(self.id, _CANCELLED)
         message = parsed(line)
@@ -331,8 +332,8 @@ class HttpListener:
         elif message.is_request and self.relay.answers(message) and is_id(message.id):
             await self._answer(incoming, body, message)
         elif self.relay.is_replay:
-            status = {"POST": 400 if message.is_request or not message.method else 202, "DELETE": 204}.get(method, 405)
-            await incoming.whole(status, [])
+            status = {"POST": 400 if found is None or message.is_request else 202, "DELETE": 204}.get(method, 405)
+            await incoming.whole(status, [(b"allow", b"POST, DELETE")] if status == 405 else [])
         else:
             if message.method == "notifications/cancelled":  # before the server answers: nobody else waits for that
                 key = self._key_of(incoming, message.params_by_name().get("requestId"))
