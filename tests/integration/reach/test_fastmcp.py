@@ -13,11 +13,9 @@ import pytest
 
 pytest.importorskip("fastmcp", reason="the FastMCP adapter is tested where FastMCP is installed")
 
-import fastmcp.server.middleware.error_handling as retries
 from fastmcp import Client, Context, FastMCP
 from fastmcp.client.transports import StdioTransport
 from fastmcp.exceptions import ToolError
-from fastmcp.server.auth.providers.jwt import StaticTokenVerifier
 from fastmcp.server.middleware import Middleware
 from fastmcp.server.providers.fastmcp_provider import FastMCPProviderTool
 from fastmcp.server.providers.proxy import FastMCPProxy, ProxyClient
@@ -34,8 +32,6 @@ from agent_cache import (
 )
 from agent_cache.integrations.fastmcp import AgentCacheMiddleware, LoopInTool, describe
 from agent_cache.recording import record, replay
-from benchmarks import adapters
-from benchmarks.timing import Effort
 from tests.harness.library import Clock
 from tests.harness.page_examples import examples
 from tests.integration.reach.mcp_shop import Shop, new_box, over_http
@@ -95,31 +91,6 @@ async def test_a_read_runs_once_until_something_that_it_depends_on_is_written(tr
         assert await runs() == 5
 
 
-async def test_the_tools_are_listed_as_without_it():
-    async with Client(Shop().server) as plain, Client(cached_shop().server) as cached:
-        assert await cached.list_tools() == await plain.list_tools()
-
-
-async def test_a_write_whose_result_names_what_it_touches_drops_it():
-    shop = cached_shop()
-    async with Client(shop.server) as client:
-        for _ in range(2):
-            await client.call_tool("get_order", ORDER)
-            await client.call_tool("create_order")
-    assert shop.runs == ["get_order", "create_order"] * 2
-
-
-async def test_equal_calls_at_once_run_the_tool_once_and_each_has_an_answer():
-    shop = cached_shop()
-    shop.gate.clear()
-    async with Client(shop.server) as client:
-        calls = [asyncio.ensure_future(client.call_tool("get_slow", ORDER)) for _ in range(3)]
-        await shop.started.wait()
-        shop.gate.set()
-        assert [answer.data for answer in await asyncio.gather(*calls)] == ["1"] * 3
-    assert shop.runs == ["get_slow"]
-
-
 async def test_structured_content_and_meta_survive_a_hit():
     shop = cached_shop()
     async with Client(shop.server, mode="legacy") as client:
@@ -163,44 +134,6 @@ async def test_a_write_that_its_server_has_stopped_waiting_for_is_in_doubt():
     assert shop.runs == ["get_order", "cancel_slowly", "get_order", "get_order"]
 
 
-async def test_a_failed_write_that_has_ended_is_not_in_doubt():
-    server = FastMCP("shop", middleware=[AgentCacheMiddleware(new_box())])
-    runs = []
-
-    @server.tool
-    async def get_order(order_id: str) -> str:
-        runs.append(order_id)
-        return order_id
-
-    @server.tool
-    async def cancel_order(order_id: str) -> str:
-        raise ToolError("it is on its way")
-
-    for _ in range(2):
-        await server.call_tool("get_order", ORDER)
-    with pytest.raises(ToolError, match="on its way"):
-        await server.call_tool("cancel_order", ORDER)
-    for _ in range(2):
-        await server.call_tool("get_order", ORDER)
-    assert len(runs) == 2
-
-
-async def test_if_the_first_caller_goes_away_another_one_runs_the_tool():
-    shop = cached_shop()
-    shop.gate.clear()
-    async with Client(shop.server) as client:
-        first = asyncio.ensure_future(client.call_tool("get_slow", ORDER))
-        await shop.started.wait()
-        second = asyncio.ensure_future(client.call_tool("get_slow", ORDER))
-        await client.call_tool("now")  # the server has seen the second one
-        first.cancel()
-        await asyncio.wait([first])
-        shop.gate.set()
-        assert (await second).data == "1"
-        assert (await client.call_tool("get_slow", ORDER)).data == "1"
-    assert shop.runs.count("get_slow") <= 2
-
-
 # Loops
 
 
@@ -233,40 +166,7 @@ async def test_a_loop_stops_a_program_that_calls_the_server():
     assert raised.value.kind == "repeat"
 
 
-@pytest.mark.parametrize("retried", ["outside", "inside"])
-@pytest.mark.parametrize("on_loop", ["notice", "short_circuit"])
-async def test_a_loop_can_be_answered_and_a_retry_makes_no_loop(on_loop: Any, retried: str):
-    retry = retries.RetryMiddleware(max_retries=2, base_delay=0, retry_exceptions=(ToolError, ConnectionError))
-    ours = AgentCacheMiddleware(new_box())
-    shop = Shop(*([retry, ours] if retried == "outside" else [ours, retry]))
-    async with AgentCacheSession(on_loop=on_loop), Client(shop.server) as client:
-        answers = [await client.call_tool_mcp("get_order", ORDER) for _ in range(12)]
-        failures = [await client.call_tool_mcp("get_refused", ORDER) for _ in range(2)]
-    assert shop.runs.count("get_order") == 1
-    assert all(text_of(answer) == "no such order" or "get_refused" in text_of(answer) for answer in failures)
-    if on_loop == "notice":
-        assert "get_order" in text_of(answers[-1])
-        assert answers[-1].is_error
-    else:
-        assert answers[-1].content == answers[0].content
-
-
 # Who is told apart
-
-
-async def test_answers_are_kept_apart_by_access_token():
-    tokens = {name: {"client_id": name, "scopes": []} for name in ("ann", "bob")}
-    shop = cached_shop(auth=StaticTokenVerifier(tokens))
-    with over_http(shop.server) as url:
-        for name in ("ann", "bob", "ann"):
-            async with Client(url, auth=name) as client:
-                await client.call_tool("get_order", ORDER)
-        assert shop.runs == ["get_order"] * 2
-        async with Client(url, auth="bob") as client:
-            await client.call_tool("cancel_order", ORDER)  # what it touches is the same order
-        async with Client(url, auth="ann") as client:
-            await client.call_tool("get_order", ORDER)
-    assert shop.runs == ["get_order", "get_order", "cancel_order", "get_order"]
 
 
 async def test_answers_are_kept_apart_by_what_a_function_of_the_request_says():
@@ -395,20 +295,6 @@ async def test_the_private_names_of_the_context_are_those_that_are_watched():
 
     async with Client(server, mode="legacy") as client:
         assert (await client.call_tool("look")).data == "dict"
-
-
-async def test_side_messages_pass_and_do_not_keep_an_answer_from_being_stored():
-    shop = cached_shop()
-    messages: list[Any] = []
-
-    async def note(*args: Any) -> None:
-        messages.append(args)
-
-    async with Client(shop.server, progress_handler=note) as client:
-        for _ in range(2):
-            await client.call_tool("get_told", ORDER)
-    assert shop.runs == ["get_told"]
-    assert len(messages) == 1
 
 
 async def test_a_question_to_the_client_is_not_stored_and_its_later_rounds_pass():
@@ -591,30 +477,6 @@ async def test_a_replaced_tool_gives_no_old_answers():
         assert (await client.call_tool("get_answer", ORDER)).data == "new"
 
 
-async def test_a_listing_with_another_tool_drops_what_was_known():
-    box = Toolbox({}, namespace="s", hints="kind")
-    server = FastMCP("shop", middleware=[AgentCacheMiddleware(box)], on_duplicate="replace")
-    runs = []
-
-    @server.tool(annotations={"readOnlyHint": True})
-    async def look() -> str:
-        return "read"
-
-    await server.call_tool("look")
-    assert box.explain(describe(server) or ())[0].kind == "watch"
-
-    @server.tool(name="look", annotations={"readOnlyHint": False})
-    async def changes() -> str:
-        runs.append("write")
-        return "written"
-
-    await server.list_tools()
-    async with AgentCacheSession() as session:
-        await server.call_tool("look")
-    assert session.get_execution_trace()[0].kind == "write"
-    assert runs == ["write"]
-
-
 # Recordings
 
 
@@ -682,8 +544,3 @@ async def test_the_examples_of_the_page_print_what_it_says(number: int, capsys: 
     exec(compile(code, "use-fastmcp.md", "exec", dont_inherit=True), names)
     await names["use"]()
     assert capsys.readouterr().out.splitlines() == output.splitlines()
-
-
-async def test_the_benchmark_measures_the_server_and_the_client():
-    found = await adapters.fastmcp(Effort(rounds=2, seconds=0.0005))
-    assert [row.group for row in found] == ["fastmcp"] * 3 + ["mcp client"] * 3

@@ -6,11 +6,8 @@ import asyncio
 import functools
 import re
 import threading
-from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from uuid import UUID
 
 import pytest
 
@@ -23,10 +20,9 @@ from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import BaseTool, InjectedToolCallId, StructuredTool, ToolException, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
-from langgraph.prebuilt import InjectedState, InjectedStore, ToolNode, ToolRuntime
-from langgraph.store.memory import InMemoryStore
+from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, interrupt
-from pydantic import BaseModel, SecretStr
+from pydantic import SecretStr
 
 from agent_cache import (
     AgentCache,
@@ -43,8 +39,6 @@ from agent_cache import (
 from agent_cache.errors import CassetteError
 from agent_cache.integrations.langchain import AgentCacheMiddleware, LoopInGraph, describe
 from agent_cache.recording import Cassette, record, replay
-from benchmarks import adapters
-from benchmarks.timing import Effort
 from tests.harness.page_examples import examples
 
 pytestmark = pytest.mark.usefixtures("clock")  # a write that is in doubt in one test is not in the next
@@ -185,28 +179,6 @@ def texts(messages: list[ToolMessage]) -> list[Any]:
 # Reads and writes
 
 
-async def test_a_read_that_is_repeated_runs_its_tool_once(run, shop):
-    messages = await run(agent_of(model_of(get(), get()), shop.tools))
-    assert shop.runs == ["get 1"]
-    assert texts(messages) == ["pending", "pending"]
-
-
-async def test_a_write_between_two_reads_lets_the_second_run_again(run, shop):
-    messages = await run(agent_of(model_of(get(), CANCEL, get(), get("2")), shop.tools))
-    assert shop.runs == ["get 1", "cancel 1", "get 1", "get 2"]
-    assert texts(messages) == ["pending", "ok", "cancelled", "sent"]
-
-
-async def test_equal_calls_of_one_turn_run_once_and_each_is_answered_under_its_own_id(run, shop):
-    messages = await run(agent_of(model_of([get(), get(), get("2")]), shop.tools))
-    assert sorted(shop.runs) == ["get 1", "get 2"]
-    assert [(one.tool_call_id, one.content) for one in messages] == [
-        ("call-0-0", "pending"),
-        ("call-0-1", "pending"),
-        ("call-0-2", "sent"),
-    ]
-
-
 async def test_a_hit_is_a_message_of_its_own_under_the_id_of_its_call(run, shop):
     """LangGraph replaces a message by a later one of the same id: both have to stay in the state."""
     first, second, third = await run(agent_of(model_of(get(), get(), get()), shop.tools))
@@ -229,13 +201,6 @@ async def test_the_model_sees_the_same_tools_and_messages_as_without(run, shop):
     await run(agent_of(ours, shop.tools))
     await run(create_agent(theirs, Shop().tools))
     assert plain(ours) == plain(theirs)
-
-
-async def test_a_sync_tool_of_an_async_agent_is_cached(run, shop):
-    turns = (get(name="get_invoice"), get(name="get_invoice"), ("pay_invoice", {"order_id": "1"}))
-    messages = await run(agent_of(model_of(*turns, get(name="get_invoice")), shop.tools))
-    assert shop.runs == ["invoice 1", "pay 1", "invoice 1"]
-    assert texts(messages) == ["costs 1", "costs 1", "paid", "costs 3"]
 
 
 async def test_equal_calls_in_the_threads_of_one_turn_wait_for_one_run(shop):
@@ -273,29 +238,6 @@ async def test_two_agents_share_a_toolbox(run, shop):
     await run(agent_of(model_of(get(), CANCEL), Shop().tools, box))
     assert shop.runs == ["get 1"]
     await run(agent_of(model_of(get()), shop.tools, box))
-    assert shop.runs == ["get 1", "get 1"]
-
-
-async def test_two_agents_share_a_middleware(run, shop):
-    ours = AgentCacheMiddleware(box_of())
-    for _ in range(2):
-        await run(create_agent(model_of(get()), shop.tools, middleware=[ours]))
-    assert shop.runs == ["get 1"]
-
-
-async def test_a_tool_without_a_rule_ends_what_the_others_have_read(run, shop):
-    @tool
-    def tidy_up() -> str:
-        """Tidy up."""
-        return "tidy"
-
-    await run(agent_of(model_of(get(), ("tidy_up", {}), get()), [*shop.tools, tidy_up]))
-    assert shop.runs == ["get 1", "get 1"]
-
-
-async def test_a_tool_that_is_watched_is_never_stored(run, shop):
-    box = box_of({"get_order": Watch()})
-    await run(agent_of(model_of(get(), get()), shop.tools, box))
     assert shop.runs == ["get 1", "get 1"]
 
 
@@ -350,52 +292,6 @@ async def test_arguments_that_the_tool_reads_as_equal_are_one_call_with_its_tags
 NO_KEY = SecretStr("a")
 
 
-class Place(BaseModel):
-    city: str
-    code: SecretStr
-
-
-async def test_arguments_that_differ_for_the_tool_are_several_calls(run):
-    runs = []
-
-    @tool
-    def get_weather(place: Place, day: date | None = None, key: SecretStr = NO_KEY) -> str:
-        """Tell the weather."""
-        runs.append((place.code.get_secret_value(), key.get_secret_value(), day))
-        return "sun"
-
-    here = {"city": "Rome", "code": "x"}
-    arguments = [
-        {"place": here},
-        {"place": {**here, "code": "y"}},
-        {"place": here, "key": "b"},
-        {"place": here, "key": "c"},
-        {"place": here, "day": "2026-01-01"},
-        {"place": here, "day": None},
-    ]
-    box = box_of({"get_weather": Read("weather")})
-    await run(agent_of(model_of(*(("get_weather", one) for one in arguments)), [get_weather], box))
-    assert len(runs) == 5  # a day that is None is the default
-
-
-async def test_spellings_of_dates_and_identifiers_are_one(run):
-    runs = []
-
-    @tool
-    def get_weather(day: date, at: UUID) -> str:
-        """Tell the weather."""
-        runs.append(day)
-        return "sun"
-
-    ident = "12345678-abcd-4321-8765-123456789abc"
-    turns = [
-        ("get_weather", {"day": "2026-01-01", "at": ident}),
-        ("get_weather", {"day": "2026-01-01T00:00:00", "at": ident.upper()}),
-    ]
-    await run(agent_of(model_of(*turns), [get_weather], box_of({"get_weather": Read("weather:{day}")})))
-    assert runs == [date(2026, 1, 1)]
-
-
 async def test_a_tool_with_a_json_schema_is_keyed_with_its_defaults(run, shop):
     """So are tools of MCP servers described."""
     schema = {
@@ -415,70 +311,6 @@ async def test_a_tool_with_a_json_schema_is_keyed_with_its_defaults(run, shop):
     assert shop.runs == ["history", "history"]
 
 
-async def test_injected_arguments_are_no_part_of_the_key(run, shop):
-    @tool
-    def get_note(
-        order_id: str,
-        state: Annotated[dict[str, Any], InjectedState],
-        store: Annotated[Any, InjectedStore()],
-        ident: Annotated[str, InjectedToolCallId],
-        runtime: ToolRuntime,
-    ) -> str:
-        """Read a note."""
-        assert ident == runtime.tool_call_id
-        assert state["messages"]
-        assert store is runtime.store
-        shop.runs.append("note")
-        return "remember"
-
-    forged = get(name="get_note", state={"messages": []}, ident="forged")
-    agent = agent_of(model_of(get(name="get_note"), get(name="get_note"), forged), [get_note], store=InMemoryStore())
-    assert texts(await run(agent)) == ["remember"] * 3
-    assert shop.runs == ["note"]
-
-
-@dataclass
-class Shopper:
-    user: str
-
-
-async def test_two_tenants_have_entries_of_their_own(run, shop):
-    box = box_of()
-
-    def vary(request: Any) -> Any:
-        return request.runtime.context.user
-
-    for user in ("anna", "ben", "anna"):
-        agent = agent_of(model_of(get(), get()), shop.tools, box, vary=vary, context_schema=Shopper)
-        await run.state(agent, ASK, context=Shopper(user))
-    assert shop.runs == ["get 1", "get 1"]
-    await run(agent_of(model_of(CANCEL), shop.tools, box))  # a write is for all
-    agent = agent_of(model_of(get()), shop.tools, box, vary=vary, context_schema=Shopper)
-    await run.state(agent, ASK, context=Shopper("ben"))
-    assert shop.runs == ["get 1", "get 1", "cancel 1", "get 1"]
-
-
-@pytest.mark.parametrize("vary", [None, lambda request: request.runtime.context.user])
-async def test_tools_that_are_made_for_each_user_are_warned_of_unless_they_vary(run, caplog, vary):
-    """To a toolbox they are one tool."""
-
-    def made_for(user: str) -> BaseTool:
-        @tool
-        def get_order(order_id: str) -> str:
-            """Get an order."""
-            return f"{order_id} of {user}"
-
-        return get_order
-
-    box = box_of()
-    found = []
-    for user in ("anna", "ben", "ben"):
-        agent = agent_of(model_of(get()), [made_for(user)], box, vary=vary, context_schema=Shopper)
-        found += [message.content for message in await run(agent, ASK, context=Shopper(user))]
-    assert found == (["1 of anna"] * 3 if vary is None else ["1 of anna", "1 of ben", "1 of ben"])
-    assert caplog.text.count("get_order: it was made anew around other values (user)") == (vary is None)
-
-
 async def test_a_call_may_vary_by_the_state(run, shop):
     class State(AgentState):
         language: str
@@ -490,13 +322,6 @@ async def test_a_call_may_vary_by_the_state(run, shop):
         )
         await run.state(agent, {**ASK, "language": language})
     assert shop.runs == ["get 1", "get 1"]
-
-
-def test_what_is_no_toolbox_and_no_function_is_refused():
-    with pytest.raises(ConfigurationError, match="takes a Toolbox, got"):
-        AgentCacheMiddleware({"get_*": Read("order")})  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="vary takes a function of the request, got 'user'"):
-        AgentCacheMiddleware(box_of(), vary="user")  # type: ignore[arg-type]
 
 
 async def test_a_template_that_names_no_argument_is_refused_before_the_tool_runs(run, shop):
@@ -515,14 +340,6 @@ def failing(shop: Shop, error: Any, name: str = "get_order") -> BaseTool:
         raise error
 
     return tool(name)(fail)
-
-
-async def test_an_exception_is_not_stored_and_leaves_the_agent_as_without(run, shop):
-    box = box_of()
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError, match="no such"):
-            await run(agent_of(model_of(get()), [failing(shop, ZeroDivisionError("no such"))], box))
-    assert shop.runs == ["failed", "failed"]
 
 
 async def test_an_exception_that_a_middleware_makes_a_text_of_is_not_stored(run, shop):
@@ -574,13 +391,6 @@ async def test_arguments_that_the_tool_refuses_are_not_stored_and_the_model_read
     assert get_metrics()["resources"]["order"]["hits"] == 0
 
 
-async def test_arguments_that_cannot_be_parsed_reach_no_tool(run, shop):
-    broken = {"name": "get_order", "args": "{", "id": "c", "error": "no JSON", "type": "invalid_tool_call"}
-    model = Model(responses=[AIMessage("", invalid_tool_calls=[broken])], seen=[], shown=[])
-    assert await run(agent_of(model, shop.tools)) == []
-    assert shop.runs == []
-
-
 async def test_a_tool_that_the_model_has_invented_is_answered_as_without(run, shop):
     turns = (("no_such_tool", {"a": 1}), ("no_such_tool", {"a": 1}))
     ours = await run(agent_of(model_of(*turns), shop.tools))
@@ -619,32 +429,6 @@ async def test_a_write_that_the_graph_has_timed_out_is_in_doubt(shop):
         await run(agent)
     await run(agent_of(model_of(get(), get()), shop.tools, box))
     assert shop.runs == ["get 1"] * 3  # what is read while the write is in doubt is not stored
-
-
-async def test_when_the_run_that_leads_is_cancelled_the_other_agent_goes_on(shop):
-    run = Way("ainvoke")
-    started, asked, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    box = box_of()
-
-    @tool
-    async def get_order(order_id: str) -> str:
-        """Say how an order stands."""
-        shop.runs.append("get")
-        started.set()
-        await go_on.wait()
-        return "sent"
-
-    leader = asyncio.create_task(run(agent_of(model_of(get()), [get_order], box)))
-    await started.wait()
-    follower = asyncio.create_task(run(agent_of(model_of(get()), [get_order], box, vary=lambda _: asked.set())))
-    await asked.wait()
-    await asyncio.sleep(0)
-    leader.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await leader
-    go_on.set()
-    assert texts(await follower) == ["sent"]
-    assert shop.runs == ["get", "get"]
 
 
 # Loops
@@ -688,23 +472,6 @@ async def test_a_loop_of_an_agent_inside_of_a_tool_leaves_both(run, shop):
     assert caught.value.tool == "shop:get_order"
 
 
-async def test_a_loop_that_is_answered_by_a_notice_is_a_message(run, shop):
-    async with AgentCacheSession(max_tool_repeats=3, on_loop="notice"):
-        messages = await run(agent_of(model_of(*[get()] * 4), shop.tools))
-    assert texts(messages)[:2] == ["pending", "pending"]
-    assert "was called 3 times with the same arguments" in texts(messages)[2]
-    assert [one.status for one in messages] == ["success", "success", "error", "error"]
-    assert [one.tool_call_id for one in messages] == [f"call-{number}-0" for number in range(4)]
-
-
-async def test_a_loop_that_is_short_circuited_gets_the_answer_that_it_has(run, shop):
-    async with AgentCacheSession(max_tool_repeats=3, on_loop="short_circuit"):
-        messages = await run(agent_of(model_of(*[get()] * 5), shop.tools))
-    assert texts(messages) == ["pending"] * 5
-    assert {one.status for one in messages} == {"success"}
-    assert shop.runs == ["get 1"]
-
-
 async def test_a_tool_that_fails_again_and_again_is_a_loop(run, shop):
     given = failing(shop, ToolException("sold out"))
     given.handle_tool_error = True
@@ -745,23 +512,6 @@ async def test_a_command_is_neither_stored_nor_shared(run, shop, rule):
     assert shop.runs == ["greet"] * 3
 
 
-async def test_a_command_that_is_shared_has_the_id_of_each_call(run, shop):
-    """A rule may say that answers are not copied. Then equal calls of one turn share it, and none is stored."""
-    greet, box = get(name="get_greeting"), box_of({"get_greeting": Read("order", copy="never")})
-    state = await run.state(agent_of(model_of([greet, greet], greet), [greeting(shop)], box, state_schema=Moody))
-    assert state["mood"] == "good"
-    assert [one.tool_call_id for one in tool_messages(state)] == ["call-0-0", "call-0-1", "call-1-0"]
-    assert shop.runs[-1:] == ["greet"]
-    assert 2 <= len(shop.runs) <= 3
-
-
-async def test_a_command_is_no_failure(run, shop):
-    """Five of them in a row with the same arguments would stop a run as failures, and do not as answers."""
-    async with AgentCacheSession(on_loop="notice", max_tool_repeats=2) as session:
-        await run(agent_of(model_of(get(name="get_greeting")), [greeting(shop)], state_schema=Moody))
-    assert [one.outcome for one in session.get_execution_trace()] == ["ok"]
-
-
 async def test_several_outputs_of_one_call_are_not_stored(run, shop):
     @tool
     def get_both(order_id: str, ident: Annotated[str, InjectedToolCallId]) -> Any:
@@ -773,22 +523,6 @@ async def test_several_outputs_of_one_call_are_not_stored(run, shop):
     state = await run.state(agent_of(model_of(both, both), [get_both], state_schema=Moody))
     assert texts(tool_messages(state)) == ["hello", "hello"]
     assert shop.runs == ["both", "both"]
-
-
-async def test_an_interrupt_passes_and_is_resumed(run, shop):
-    @tool
-    def cancel_order(order_id: str) -> str:
-        """Cancel an order."""
-        shop.runs.append("asked")
-        return f"cancelled: {interrupt('really?')}"
-
-    agent = agent_of(model_of(CANCEL), [cancel_order], checkpointer=InMemorySaver())
-    config = {"configurable": {"thread_id": "1"}}
-    state = await run.state(agent, ASK, config)
-    assert [one.value for one in state["__interrupt__"]] == ["really?"]
-    state = await run.state(agent, Command(resume="yes"), config)
-    assert texts(tool_messages(state)) == ["cancelled: yes"]
-    assert shop.runs == ["asked", "asked"]
 
 
 async def test_equal_reads_that_interrupt_ask_each_for_itself(run, shop):
@@ -805,18 +539,6 @@ async def test_equal_reads_that_interrupt_ask_each_for_itself(run, shop):
     assert len(set(idents)) == 2
     state = await run.state(agent, Command(resume=dict.fromkeys(idents, "anna")), config)
     assert texts(tool_messages(state)) == ["secret for anna"] * 2
-
-
-async def test_an_interrupt_is_no_failure_to_the_loop_guard(run, shop):
-    @tool
-    def get_secret(order_id: str) -> str:
-        """Read a secret."""
-        return f"secret for {interrupt('who asks?')}"
-
-    agent = agent_of(model_of(get(name="get_secret")), [get_secret], checkpointer=InMemorySaver())
-    async with AgentCacheSession() as session:
-        await run.state(agent, ASK, {"configurable": {"thread_id": "1"}})
-    assert [one.outcome for one in session.get_execution_trace()] == ["ok"]
 
 
 async def test_the_artifact_of_a_tool_comes_with_every_hit(run, shop):
@@ -919,17 +641,6 @@ async def test_a_loop_leaves_a_node_that_makes_texts_of_all_errors(run, shop):
 @pytest.fixture
 def path(tmp_path: Any) -> Any:
     return tmp_path / "agent.jsonl"
-
-
-async def test_a_recorded_run_is_replayed_without_a_tool(run, shop, path):
-    turns = (get(), get(), CANCEL, [get(), get()], get("2"), ("get_order", {}))
-    async with record(path):
-        recorded = await run(agent_of(model_of(*turns), shop.tools))
-    other = Shop()
-    async with replay(path):
-        replayed = await run(agent_of(model_of(*turns), other.tools))
-    assert other.runs == []
-    assert [one.model_dump(exclude={"id"}) for one in recorded] == [one.model_dump(exclude={"id"}) for one in replayed]
 
 
 async def test_a_recording_has_the_texts_of_tools_and_nothing_of_langchain(run, shop, path):
@@ -1049,12 +760,6 @@ def test_tools_of_subgraphs_and_of_a_node_are_described(shop):
     assert [one.name for one in describe(ToolNode(shop.tools[:2])) or ()] == ["get_order", "cancel_order"]
     assert describe(object()) is None
     assert describe(create_agent(model_of(), [])) == []
-
-
-async def test_the_benchmark_measures_the_adapter():
-    found = await adapters.langchain(Effort(rounds=2, seconds=0.0005))
-    assert [row.what for row in found if row.limit is not None] == ["added by the adapter to a call that runs"]
-    assert all(row.measured.median > 0 for row in found)
 
 
 def test_the_example_of_the_page_prints_what_stands_below_it(capsys):

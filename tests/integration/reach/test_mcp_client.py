@@ -114,33 +114,6 @@ async def test_all_else_is_the_clients_own(wrapped: Wrapped):
         assert copy.copy(cached).box is cached.box
 
 
-@BOTH
-async def test_equal_calls_at_once_run_the_tool_once(wrapped: Wrapped):
-    shop = Shop()
-    shop.gate.clear()
-    async with Client(shop.server) as client:
-        cached = CachedClient(wrapped(client), new_box())
-        calls = [asyncio.ensure_future(cached.call_tool("get_slow", ORDER)) for _ in range(3)]
-        await shop.started.wait()
-        shop.gate.set()
-        answers = await asyncio.gather(*calls)
-    assert [data(answer) for answer in answers] == [{"result": "1"}] * 3
-    assert len({id(answer) for answer in answers}) == 3
-    assert shop.runs == ["get_slow"]
-
-
-@BOTH
-async def test_structured_content_and_meta_survive_a_hit(wrapped: Wrapped):
-    shop = Shop()
-    async with Client(shop.server, mode="legacy") as client:
-        cached = CachedClient(wrapped(client), new_box())
-        first, hit = [await cached.call_tool("get_meta", ORDER) for _ in range(2)]
-    assert shop.runs == ["get_meta"]
-    assert hit == first
-    assert hit.meta == {"source": "shelf"}
-    assert hit.structured_content == {"id": "1", "none": None}
-
-
 async def test_fastmcps_client_gives_typed_data_and_raises_its_own_errors():
     shop = Shop()
     async with Client(shop.server) as client:
@@ -194,37 +167,6 @@ async def test_a_write_without_an_answer_in_time_is_in_doubt(wrapped: Wrapped):
     assert shop.runs == ["get_order", "cancel_slow", "get_order", "get_order"]
 
 
-async def test_if_the_first_caller_goes_away_another_one_runs_the_tool():
-    shop = Shop()
-    shop.gate.clear()
-    async with Client(shop.server) as client:
-        cached = CachedClient(client.session, new_box())
-        first = asyncio.ensure_future(cached.call_tool("get_slow", ORDER))
-        await shop.started.wait()
-        second = asyncio.ensure_future(cached.call_tool("get_slow", ORDER))
-        await cached.call_tool("now")
-        first.cancel()
-        await asyncio.wait([first])
-        shop.gate.set()
-        assert data(await second) == {"result": "1"}
-    assert shop.runs.count("get_slow") == 2
-
-
-async def test_a_hit_makes_no_progress():
-    shop = Shop()
-    seen: list[Any] = []
-
-    async def note(*progress: Any) -> None:
-        seen.append(progress)
-
-    async with Client(shop.server) as client:
-        cached = CachedClient(client.session, new_box())
-        for _ in range(2):
-            await cached.call_tool("get_told", ORDER, progress_callback=note)
-    assert shop.runs == ["get_told"]
-    assert len(seen) == 1
-
-
 # Loops
 
 
@@ -261,15 +203,6 @@ async def test_answers_are_kept_apart_by_version_and_by_a_function_of_the_client
             meta: Any = {"fastmcp": {"version": version}, "progressToken": version * 3}
             await CachedClient(client.session, box).call_tool("no_such_tool", ORDER, meta=meta)
     assert len(shop.runs) == 2
-
-
-async def test_the_meta_of_a_request_is_no_part_of_the_key():
-    shop = Shop()
-    async with Client(shop.server) as client:
-        cached = CachedClient(client.session, new_box())
-        for user in ("a", "b"):
-            await cached.call_tool("get_order", ORDER, meta={"user": user})  # type: ignore[typeddict-unknown-key]
-    assert shop.runs == ["get_order"]
 
 
 # What is not stored

@@ -27,8 +27,7 @@ from pydantic_ai import (
     ToolReturn,
     UsageLimitExceeded,
 )
-from pydantic_ai.capabilities import AbstractCapability
-from pydantic_ai.exceptions import ToolFailed, UnexpectedModelBehavior
+from pydantic_ai.exceptions import UnexpectedModelBehavior
 from pydantic_ai.messages import (
     ModelRequest,
     ModelResponse,
@@ -47,7 +46,6 @@ from agent_cache import (
     AgentCacheSession,
     AgentLoopDetectedError,
     ConfigurationError,
-    Pass,
     Read,
     Toolbox,
     Write,
@@ -160,19 +158,6 @@ async def seen(make: Callable[[Toolbox | None], Agent[Any, Any]]) -> dict[str, A
 # What is cached
 
 
-async def test_a_read_runs_once_and_again_after_a_write():
-    agent = Shop().agent([read()], [read()], [write()], [read()], [read("8")], box=toolbox())
-    assert await run(agent) == {
-        "c0.0": "get_order 1", "c1.0": "get_order 1", "c2.0": "cancel_order 2", "c3.0": "get_order 3",
-        "c4.0": "get_order 4",
-    }  # fmt: skip
-
-
-async def test_equal_calls_of_one_turn_run_once_and_each_has_its_own_answer():
-    agent = Shop().agent([read(), read(), read("8")], box=toolbox())
-    assert await run(agent) == {"c0.0": "get_order 1", "c0.1": "get_order 1", "c0.2": "get_order 2"}
-
-
 async def test_a_synchronous_tool_is_cached():
     runs = []
 
@@ -185,42 +170,6 @@ async def test_a_synchronous_tool_is_cached():
     )
     assert await run(agent) == {"c0.0": 3, "c1.0": 3}  # arguments are compared when they are validated
     assert runs == [(1, 2)]
-
-
-def test_the_synchronous_runner_runs_a_tool_once():
-    agent = Shop().agent([read()], [read()], box=toolbox())
-    loop = asyncio.new_event_loop()  # else the framework makes one, and leaves it open
-    asyncio.set_event_loop(loop)
-    try:
-        assert set(answers(agent.run_sync("go")).values()) == {"get_order 1"}
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()
-
-
-async def test_a_streamed_run_is_cached():
-    shop = Shop()
-    async with shop.agent([read()], [read()], box=toolbox()).run_stream("go") as result:
-        assert await result.get_output() == "done"
-    assert set(answers(result).values()) == {"get_order 1"}
-    assert shop.runs == [("get_order", "7")]
-
-
-async def test_a_run_step_by_step_is_cached():
-    shop = Shop()
-    async with shop.agent([read()], [read()], box=toolbox()).iter("go") as steps:
-        async for _ in steps:
-            pass
-    assert set(answers(steps.result).values()) == {"get_order 1"}
-    assert shop.runs == [("get_order", "7")]
-
-
-async def test_the_framework_s_own_test_model_is_answered():
-    shop = Shop()
-    result = await Agent(
-        TestModel(), tools=[shop.get_order, shop.cancel_order], capabilities=[AgentCacheCapability(toolbox())]
-    ).run("go")
-    assert result.output == '{"get_order":"get_order 1","cancel_order":"cancel_order 2"}'
 
 
 async def test_the_model_sees_the_same_tools():
@@ -236,28 +185,6 @@ async def test_the_model_sees_the_same_tools():
         await agent.run("go", model=FunctionModel(look))
     assert found[0] == found[1]
     assert len(found[0]) == 2
-
-
-async def test_instructions_of_a_toolset_reach_the_model():
-    found = []
-
-    def look(messages: list[Any], info: AgentInfo) -> ModelResponse:
-        found.append(info.instructions)
-        return ModelResponse(parts=[TextPart("done")])
-
-    shop = Shop()
-    for box in (None, toolbox()):
-        toolset = FunctionToolset([shop.get_order], id="orders", instructions="Ask for orders.")
-        await shop.agent(tools=[], toolsets=[toolset], box=box).run("go", model=FunctionModel(look))
-    assert found == ["Ask for orders."] * 2
-
-
-async def test_one_toolset_is_cached_by_itself():
-    shop = Shop()
-    toolset = AgentCacheToolset(FunctionToolset([shop.get_order]), toolbox())
-    agent = shop.agent([read()], [read()], tools=[], toolsets=[toolset.prefixed("my")])
-    agent.model = script([("my_get_order", {"order_id": "7"})], [("my_get_order", {"order_id": "7"})])
-    assert await run(agent) == {"c0.0": "get_order 1", "c1.0": "get_order 1"}
 
 
 async def test_toolsets_with_a_prefix_are_known_by_what_the_model_sees():
@@ -335,14 +262,6 @@ async def test_a_toolset_that_is_made_for_each_step_is_entered_once_if_it_is_the
     assert len(shop.runs) == 2
 
 
-async def test_a_toolset_of_ones_own_with_a_constructor_of_its_own_is_cached():
-    shop, seen_by_it = Shop(), []
-
-    agent = shop.agent([read()], [read()], tools=[], toolsets=[Logged(shop, seen_by_it)], box=toolbox())
-    assert set((await run(agent)).values()) == {"get_order 1"}
-    assert seen_by_it == ["get_order"] * 2
-
-
 async def test_a_tool_that_another_tool_calls_has_its_own_name():
     shop = Shop()
 
@@ -358,53 +277,6 @@ async def test_a_tool_that_another_tool_calls_has_its_own_name():
     async with AgentCacheSession() as session:
         await run(shop.agent([read()], tools=[], toolsets=[toolset], box=toolbox()))
         assert [call.tool for call in session.get_execution_trace()] == ["shop:cancel_order"]
-
-
-@dataclass
-class Tenant:
-    name: str
-
-
-async def test_two_tenants_share_nothing():
-    shop, box = Shop(), toolbox()
-
-    async def get_order(ctx: RunContext[Tenant], order_id: str) -> str:
-        return await shop.run("get_order", ctx.deps.name)
-
-    for name, expected in [("a", "get_order 1"), ("b", "get_order 2"), ("a", "get_order 1"), ("b", "get_order 2")]:
-        agent = shop.agent([read()], tools=[get_order], box=box, vary=lambda ctx: ctx.deps.name)
-        assert await run(agent, deps=Tenant(name)) == {"c0.0": expected}
-
-
-@pytest.mark.parametrize("vary", [None, lambda ctx: ctx.deps.name])
-async def test_tools_that_are_made_for_each_user_are_warned_of_unless_they_vary(caplog, vary: Any):
-    """To a toolbox they are one tool."""
-    box = toolbox()
-
-    def made_for(user: str) -> Any:
-        async def get_order(order_id: str) -> str:
-            return f"{order_id} of {user}"
-
-        return get_order
-
-    found = []
-    for name in ("a", "b", "b"):
-        agent = Shop().agent([read()], tools=[made_for(name)], box=box, vary=vary)
-        found += (await run(agent, deps=Tenant(name))).values()
-    assert found == (["7 of a"] * 3 if vary is None else ["7 of a", "7 of b", "7 of b"])
-    assert caplog.text.count("get_order: it was made anew around other values (user)") == (vary is None)
-
-
-async def test_the_context_is_no_part_of_the_key():
-    shop = Shop()
-
-    async def get_order(ctx: RunContext[Any], order_id: str) -> str:
-        return await shop.run("get_order", ctx.tool_call_id)
-
-    assert set((await run(shop.agent([read()], [read()], tools=[get_order], box=toolbox()))).values()) == {
-        "get_order 1"
-    }
-    assert shop.runs == [("get_order", "c0.0")]
 
 
 class Filter(BaseModel):
@@ -474,24 +346,6 @@ async def test_a_retry_that_a_tool_asks_for_is_not_stored_and_is_counted_by_the_
             await run(shop.agent(*[[read()]] * 3, box=box, retries=1))
 
 
-async def test_a_tool_that_fails_for_good_is_not_stored():
-    shop = Shop()
-    shop.fails = ToolFailed("no such order")
-    texts = await seen(lambda box: shop.agent([read()], [read()], box=box))
-    assert "no such order" in str(texts["c0.0"])
-    assert len(shop.runs) == 4
-
-
-async def test_an_exception_leaves_the_run_and_is_not_stored():
-    shop, box = Shop(), toolbox()
-    shop.fails = ValueError("no")
-    for _ in range(2):
-        with pytest.raises(ValueError, match="no"):
-            await run(shop.agent([read()], box=box))
-    shop.fails = None
-    assert await run(shop.agent([read()], box=box)) == {"c0.0": "get_order 3"}
-
-
 @pytest.mark.parametrize("arguments", ["{", "[1]", "null", {"order_id": 1}, {}, ""])
 async def test_arguments_that_are_wrong_are_not_stored_and_the_model_sees_the_usual_text(arguments: Any):
     shop = Shop()
@@ -525,19 +379,6 @@ async def test_an_answer_that_reveals_tools_to_the_run_is_not_stored():
             "c0.0": "get_order 1", "c1.0": "get_order 2",
         }  # fmt: skip
         assert [call.source for call in session.get_execution_trace()] == ["miss", "miss"]
-
-
-async def test_the_search_for_tools_passes():
-    shop = Shop()
-    hidden = FunctionToolset([shop.get_order]).defer_loading()
-    agent = shop.agent(
-        [("search_tools", {"queries": ["order"]})], [read()], [("search_tools", {"queries": ["order"]})], [read()],
-        tools=[shop.cancel_order], toolsets=[hidden], box=toolbox(),
-    )  # fmt: skip
-    async with AgentCacheSession() as session:
-        result = await run(agent)
-        assert [call.tool for call in session.get_execution_trace()] == ["shop:get_order"] * 2
-    assert result["c1.0"] == result["c3.0"] == "get_order 1"
 
 
 async def test_usage_limits_count_hits_as_without_the_cache():
@@ -588,26 +429,6 @@ async def test_a_tool_that_asks_for_approval_asks_at_every_call():
         assert {call.outcome for call in session.get_execution_trace()} == {"ok"}
     answer = "get_order 4"
     assert answers(third) == {"c0.0": answer, "c0.1": answer, "c1.0": answer}
-
-
-async def test_an_approval_is_asked_for_although_the_answer_is_known():
-    shop, box = Shop(), toolbox()
-    await run(shop.agent([read()], box=box))
-    toolset = FunctionToolset([shop.get_order]).approval_required()
-    agent = shop.agent([read()], tools=[], toolsets=[toolset], box=box, output_type=[str, DeferredToolRequests])
-    result = await agent.run("go")
-    assert [call.tool_name for call in result.output.approvals] == ["get_order"]
-
-
-async def test_a_tool_that_needs_approval_by_its_definition_runs_when_it_is_approved():
-    shop = Shop()
-    agent = shop.agent(
-        [read()], tools=[Tool(shop.get_order, requires_approval=True)], box=toolbox(),
-        output_type=[str, DeferredToolRequests],
-    )  # fmt: skip
-    result = await agent.run("go")
-    assert not shop.runs
-    assert answers(await resumed(agent, result)) == {"c0.0": "get_order 1"}
 
 
 async def test_what_comes_with_an_approval_belongs_to_the_key():
@@ -682,21 +503,6 @@ async def test_a_write_that_the_framework_times_out_is_in_doubt(clock):
     assert len(set(kept.values())) == 1
 
 
-async def test_when_the_run_that_leads_a_load_is_cancelled_another_runs_the_tool():
-    shop, box = Shop(), toolbox()
-    shop.may_go_on = asyncio.Event()
-    first = asyncio.create_task(run(shop.agent([read()], box=box)))
-    await shop.is_waiting.wait()
-    second = asyncio.create_task(run(shop.agent([read()], box=box)))
-    for _ in range(50):
-        await asyncio.sleep(0)
-    first.cancel()
-    shop.may_go_on.set()
-    assert await second == {"c0.0": f"get_order {len(shop.runs)}"}
-    with pytest.raises(asyncio.CancelledError):
-        await first
-
-
 # Loops
 
 
@@ -707,49 +513,6 @@ async def test_a_loop_leaves_the_run():
             await run(shop.agent(*[[read()]] * 9, box=toolbox()))
     assert (caught.value.tool, caught.value.kind) == ("shop:get_order", "repeat")
     assert shop.runs == [("get_order", "7")]
-
-
-async def test_a_loop_is_answered_by_a_notice():
-    shop = Shop()
-    async with AgentCacheSession(max_tool_repeats=3, on_loop="notice"):
-        result = await run(shop.agent(*[[read()]] * 5, box=toolbox()))
-    assert "was called" in result["c4.0"]
-    assert result["c1.0"] == "get_order 1"
-
-
-async def test_a_loop_is_answered_by_what_is_known():
-    async with AgentCacheSession(max_tool_repeats=3, on_loop="short_circuit"):
-        result = await run(Shop().agent(*[[read()]] * 6, box=toolbox()))
-    assert set(result.values()) == {"get_order 1"}
-
-
-class Retrying(AbstractCapability[Any]):
-    """Runs a tool again when it has failed."""
-
-    async def wrap_tool_execute(self, ctx: Any, *, call: Any, tool_def: Any, args: Any, handler: Any) -> Any:
-        for _ in range(2):
-            try:
-                return await handler(args)
-            except Exception:
-                pass
-        return await handler(args)
-
-
-async def test_a_loop_passes_a_middleware_that_retries_without_a_run_of_the_tool():
-    shop = Shop()
-    with pytest.raises(AgentLoopDetectedError):
-        async with AgentCacheSession(max_tool_repeats=3):
-            await run(shop.agent(*[[read()]] * 9, box=toolbox(), capabilities=[Retrying()]))
-    assert shop.runs == [("get_order", "7")]
-
-
-async def test_a_retry_of_the_model_that_goes_on_is_a_loop():
-    shop = Shop()
-    shop.fails = ModelRetry("again")
-    with pytest.raises(AgentLoopDetectedError) as caught:
-        async with AgentCacheSession():
-            await run(shop.agent(*[[read()]] * 9, box=toolbox(), retries=20))
-    assert caught.value.kind == "error"
 
 
 # Decorated tools
@@ -788,14 +551,6 @@ async def test_a_decorated_tool_passes_and_is_counted_once():
     assert [info.is_decorated for info in describe(shop.agent(tools=[get_order, shop.cancel_order]))] == [True, False]
 
 
-async def test_a_tool_that_is_to_pass_is_not_traced():
-    shop = Shop()
-    async with AgentCacheSession() as session:
-        result = await run(shop.agent([read()], [read()], box=toolbox(get_order=Pass())))
-        assert not session.get_execution_trace()
-    assert result == {"c0.0": "get_order 1", "c1.0": "get_order 2"}
-
-
 def test_an_agent_and_a_toolset_are_described():
     shop = Shop()
     agent = shop.agent(tools=[shop.get_order], toolsets=[FunctionToolset([shop.cancel_order])], box=toolbox())
@@ -815,12 +570,6 @@ async def test_tools_that_are_only_known_in_a_run_are_counted(capsys: pytest.Cap
     assert table.problems == ("the tools of 1 server are not known yet: explain again after a run",)
     assert len(explain(shop.agent(), toolbox()).problems) == 0
     assert "not known yet" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("make", [AgentCacheCapability, lambda box: AgentCacheToolset(FunctionToolset(), box)])
-def test_what_is_no_toolbox_is_refused(make: Callable[[Any], Any]):
-    with pytest.raises(ConfigurationError, match="takes a Toolbox"):
-        make("shop")
 
 
 # Durable execution

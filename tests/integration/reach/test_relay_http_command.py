@@ -105,16 +105,6 @@ async def test_requests_of_each_revision_get_the_headers_that_it_wants(server, r
         assert (await host.request("resources/read", {"uri": "text://some%20thing"}))["contents"]
 
 
-async def test_messages_of_the_server_come_while_a_call_runs(server, rules, key):
-    async with relayed(server, "--config", rules) as host:
-        meta = {"_meta": {"progressToken": "p"}}
-        running = host.start("tools/call", {"name": "wait_for", "arguments": {"key": key}, **meta})
-        await host.until(lambda: host.notifications)
-        assert host.notifications[0]["params"]["progressToken"] == "p"
-        await host.call("open_gate", key=key)
-        assert text_of((await running)["result"]) == f"{key} open (1)"
-
-
 async def test_the_server_can_ask_the_host_over_stdio(server, rules, key):
     async with relayed(server, "--config", rules) as host:
         assert (await host.call("ask_host", key=key)).startswith("red")

@@ -174,14 +174,6 @@ async def test_a_batch_without_a_tool_call_is_passed_on_as_a_batch(rules, server
         assert len(found[0]["result"]["tools"]) == 2
 
 
-async def test_every_page_of_the_list_of_tools_is_read(rules, server):
-    rules.write_text(RULES.replace('["odd"]', '["odd:{number}"]'))
-    found = await explained("--config", rules, server=server)
-    assert "odd_number" in found.stdout
-    assert found.returncode == 1  # the fourth tool, on the second page, has no such argument
-    assert "problem" in found.stdout
-
-
 async def test_noise_of_a_server_goes_to_standard_error(rules, server):
     script = 'echo "starting..."; echo "[INFO] 12"; exec "$@"'
     async with relayed("--config", rules, server=("bash", "-c", script, "x", *server)) as host:

@@ -64,13 +64,6 @@ async def test_a_read_runs_once_until_something_writes_what_it_reads(rules):
         assert await host.call("get_value", key="a") == "x (2)"
 
 
-async def test_defaults_of_the_schema_are_no_difference(rules):
-    async with relayed("--config", rules) as host:
-        assert await host.call("get_value", key="a") == "nothing (1)"
-        assert await host.call("get_value", key="a", form="long") == "nothing (1)"
-        assert await host.call("get_value", key="a", form="short") == "nothing (2)"
-
-
 async def test_without_a_file_nothing_is_stored():
     async with relayed() as host:
         assert await host.call("clock") == "tick 1"
@@ -115,33 +108,7 @@ async def test_when_the_leader_is_cancelled_a_waiter_runs_the_tool_anew_and_the_
         assert not first.done() or "error" in first.result()  # as the server answers a cancelled request, if it does
 
 
-async def test_a_waiter_that_is_cancelled_does_not_end_the_run(rules):
-    async with relayed("--config", rules) as host:
-        first, _ = host.begin("hold", key="a"), host.begin("hold", key="a")
-        await host.notify("notifications/cancelled", {"requestId": host.last_id})
-        await host.call("release")
-        assert text_of((await first)["result"]) == "a released (1)"
-
-
-async def test_a_write_during_a_read_keeps_it_from_being_stored(rules):
-    async with relayed("--config", rules) as host:
-        first = host.begin("hold", key="a")
-        await host.call("undescribed")
-        await host.call("release")
-        assert text_of((await first)["result"]) == "a released (1)"
-        assert await host.call("hold", key="a") == "a released (2)"
-
-
 # What is not stored
-
-
-async def test_error_results_are_not_stored(rules):
-    async with relayed("--config", rules) as host:
-        one, two = [await host.request("tools/call", {"name": "fail", "arguments": {}}) for _ in range(2)]
-        assert one["isError"]
-        assert "refused (1)" in text_of(one)
-        assert two["isError"]
-        assert "refused (2)" in text_of(two)
 
 
 async def test_an_error_of_the_protocol_reaches_the_host_as_it_is(rules):
@@ -208,13 +175,6 @@ async def test_progress_and_logs_reach_the_host_during_the_call(rules):
         assert not call.done()
         await host.call("release")
         await call
-
-
-async def test_the_progress_token_is_no_part_of_what_is_asked(rules):
-    async with relayed("--config", rules) as host:
-        for token in (1, 2):
-            params = {"name": "get_value", "arguments": {"key": "a"}, "_meta": {"progressToken": token}}
-            assert text_of(await host.request("tools/call", params)) == "nothing (1)"
 
 
 async def test_large_results_and_arguments_pass_and_are_stored(rules):

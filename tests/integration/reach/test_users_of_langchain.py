@@ -19,7 +19,6 @@ from langchain_core.language_models.fake_chat_models import FakeMessagesListChat
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool, InjectedToolArg, StructuredTool
-from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_config
 from langgraph.prebuilt import InjectedState, ToolRuntime
 from langgraph.runtime import get_runtime
@@ -211,21 +210,6 @@ async def test_one_user_without_a_context_has_her_hits_in_every_thread_and_step(
     answers = [await ask(agent, "invoke", state={"turns": turn}) for turn in range(3)]
     assert answers == ["0", "0", "0"]
     assert get_metrics()["uncached"] == 0
-
-
-async def test_a_tool_that_takes_nothing_is_shared_by_all():
-    agent, box = agent_of(of_all)
-    assert [await ask(agent, "invoke", Context(user), user_id=user) for user in ("ada", "bob")] == ["0", "0"]
-    assert [row.why for row in explain(agent, box)] == ["rule 'my_*'"]
-
-
-async def test_one_thread_with_a_checkpointer_keeps_its_hits():
-    box = Toolbox({"my_*": Read("ticket")}, namespace="desk")
-    made = StructuredTool.from_function(my_tickets, name="my_tickets")
-    agent = create_agent(model(), [made], middleware=[AgentCacheMiddleware(box)], checkpointer=InMemorySaver())
-    for _ in range(3):
-        result = await agent.ainvoke({"messages": [("user", "?")]}, {"configurable": {"thread_id": "1"}})
-        assert told(result) == "0"
 
 
 async def test_a_context_that_says_nothing_runs_uncached_with_one_warning(caplog: pytest.LogCaptureFixture):

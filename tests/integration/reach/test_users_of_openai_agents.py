@@ -79,11 +79,6 @@ async def by_tool_context(ctx: ToolContext[Any]) -> str:
     return str(next(RUNS))
 
 
-async def of_all() -> str:
-    """Tickets of everybody."""
-    return str(next(RUNS))
-
-
 async def _invoke(ctx: ToolContext[Any], raw: str) -> str:
     return str(next(RUNS))
 
@@ -129,18 +124,6 @@ async def test_two_users_share_nothing_and_one_has_her_hits(kind: str, tool: str
     desk, made = Desk(TOOLS[tool]()), USERS[kind]
     assert [await desk.ask(made(name)) for name in ("ada", "bob", "ada", "bob")] == ["0", "1", "0", "1"]
     assert (get_metrics()["hits"], get_metrics()["uncached"]) == (2, 0)
-
-
-@pytest.mark.parametrize("tool", TOOLS)
-async def test_a_run_without_a_context_is_cached_as_before(tool: str):
-    desk = Desk(TOOLS[tool]())
-    assert [await desk.ask(None) for _ in range(3)] == ["0", "0", "0"]
-
-
-async def test_a_tool_that_takes_no_context_is_shared_by_all():
-    desk = Desk(named(of_all))
-    assert [await desk.ask(Context(user)) for user in ("ada", "bob")] == ["0", "0"]
-    assert [row.why for row in explain(desk.agent, desk.box)] == ["rule 'my_*'"]
 
 
 async def test_a_context_that_says_nothing_runs_uncached_with_one_warning(caplog: pytest.LogCaptureFixture):

@@ -143,18 +143,6 @@ async def test_two_users_share_nothing_and_one_has_her_hits(kind: str, decorated
     assert (get_metrics()["hits"], get_metrics()["uncached"]) == (2, 0)
 
 
-@pytest.mark.parametrize("decorated", [False, True], ids=["toolbox", "decorated"])
-async def test_a_tool_that_takes_no_context_is_shared_by_all(decorated: bool):
-    desk = Desk(decorated=decorated)
-    assert [await desk.all(Deps(name)) for name in ("ada", "bob")] == [0, 0]
-
-
-@pytest.mark.parametrize("decorated", [False, True], ids=["toolbox", "decorated"])
-async def test_an_agent_without_deps_is_cached_as_before(decorated: bool):
-    desk = Desk(decorated=decorated)
-    assert [await desk.mine(None) for _ in range(3)] == [0, 0, 0]
-
-
 async def test_users_in_the_metadata_of_a_run_are_apart():
     desk = Desk()
     users = ("ada", "bob", "ada")
