@@ -73,7 +73,6 @@ class LangChain(Adapter):
     def __init__(self, *given: Any, **options: Any) -> None:
         from langchain_core.tools import StructuredTool
         from langgraph.prebuilt import ToolRuntime
-        from langgraph.types import interrupt
 
         from agent_cache.integrations.langchain import AgentCacheMiddleware
 
@@ -90,7 +89,6 @@ class LangChain(Adapter):
             return await run("get_mine", runtime.context["user"])
 
         async def get_secret(order_id: str) -> str:
-            interrupt("sure?")
             return await run("get_secret", order_id)
 
         get_mine.__annotations__["runtime"] = ToolRuntime
@@ -100,6 +98,7 @@ class LangChain(Adapter):
 
     async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
         from langchain.agents import create_agent
+        from langchain.agents.middleware import HumanInTheLoopMiddleware
         from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
         from langchain_core.messages import AIMessage, ToolMessage
         from langgraph.checkpoint.memory import InMemorySaver
@@ -111,7 +110,10 @@ class LangChain(Adapter):
 
         made = [{"name": name, "args": args, "id": f"c{at}"} for at, (name, args) in enumerate(calls)]
         model = Model(responses=[AIMessage("", tool_calls=made), AIMessage("done")])
-        agent: Any = create_agent(model, self.tools, middleware=[self.middleware], checkpointer=InMemorySaver())
+        approvals = HumanInTheLoopMiddleware(interrupt_on={"get_secret": True})
+        agent: Any = create_agent(
+            model, self.tools, middleware=[self.middleware, approvals], checkpointer=InMemorySaver()
+        )
         config, given = {"configurable": {"thread_id": "1"}}, {"messages": [("user", "go")]}
 
         async def state_after(given: Any) -> Any:
@@ -124,7 +126,7 @@ class LangChain(Adapter):
             found = await state_after(given)
             while "__interrupt__" in found:
                 self.asked += 1
-                found = await state_after(Command(resume="yes"))
+                found = await state_after(Command(resume={"decisions": [{"type": "approve"}]}))
         except ValueError:
             return ["error"]
         return [text_of(one.content) for one in found["messages"] if isinstance(one, ToolMessage)]
