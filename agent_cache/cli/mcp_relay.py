@@ -16,7 +16,7 @@ import logging
 import os
 import string
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,22 @@ from agent_cache.relay.stdio import Process, introduced, serve
 __all__ = ["add_options", "run"]
 
 
+_OPTIONS = (
+    ("--config", "FILE", "the rules of the server's tools, as TOML"),
+    ("--strict", "", "with --replay: all of it, in the order recorded"),
+    ("--stats", "", "at the end, print counters to standard error"),
+    ("--explain", "", "print what is done with each tool, and rules to begin with, and exit"),
+    ("--advise", "RUNS", "print the rules that recordings or logs show to be needed, and exit"),
+    ("--url", "URL", "the server's endpoint of Streamable HTTP, in place of a command"),
+    ("--listen", "HOST:PORT", "with --url: hosts connect to this address, by Streamable HTTP too"),
+    ("--header", "NAME:VALUE", "with --url: add a header to each request; ${NAME} is a variable of the environment"),
+    ("--allow-origin", "ORIGIN", "with --listen: pages of this web origin may connect"),
+    ("--vary-header", "NAME", "with --listen: of the headers, only this one and credentials tell hosts apart"),
+)
+_SEVERAL = ("--header", "--allow-origin", "--vary-header")
+_NEEDS = {"strict": "replay", "listen": "url", "header": "url", "allow_origin": "listen", "vary_header": "listen"}
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.usage = (
@@ -42,27 +58,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     tape = parser.add_mutually_exclusive_group()
     tape.add_argument("--record", metavar="PATH", help="record everything that the host asks, to replay it")
     tape.add_argument("--replay", metavar="PATH", help="answer from a recording, without any server")
-    for name, metavar, text in (
-        ("--config", "FILE", "the rules of the server's tools, as TOML"),
-        ("--strict", "", "with --replay: all of it, in the order recorded"),
-        ("--stats", "", "at the end, print counters to standard error"),
-        ("--explain", "", "print what is done with each tool, and rules to begin with, and exit"),
-        ("--advise", "RUNS", "print the rules that recordings or logs show to be needed, and exit"),
-        ("--url", "URL", "the server's endpoint of Streamable HTTP, in place of a command"),
-        ("--listen", "HOST:PORT", "with --url: hosts connect to this address, by Streamable HTTP too"),
-        (
-            "--header",
-            "NAME:VALUE",
-            "with --url: add a header to each request; ${NAME} is a variable of the environment",
-        ),
-        ("--allow-origin", "ORIGIN", "with --listen: pages of this web origin may connect"),
-        ("--vary-header", "NAME", "with --listen: of the headers, only this one and credentials tell hosts apart"),
-    ):
+    for name, metavar, text in _OPTIONS:
         options: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
-        if name == "--advise":
-            options["nargs"] = "+"
-        elif name in ("--header", "--allow-origin", "--vary-header"):
-            options |= {"action": "append", "default": []}
+        options |= {"nargs": "+"} if name == "--advise" else {}
+        options |= {"action": "append", "default": []} if name in _SEVERAL else {}
         parser.add_argument(name, help=text, **options)
     parser.add_argument("--stdin-in-thread", action="store_true", help=argparse.SUPPRESS)  # as Windows needs it
     parser.add_argument("server", metavar="COMMAND", nargs="*", help="after --: the command that starts the server")
@@ -91,8 +90,7 @@ def _say(text: str) -> None:
 
 def _mistake_in(options: argparse.Namespace) -> str:
     given = {name for name, value in vars(options).items() if value}
-    needs = {"strict": "replay", "listen": "url", "header": "url", "allow_origin": "listen", "vary_header": "listen"}
-    for name, other in needs.items():
+    for name, other in _NEEDS.items():
         if name in given and other not in given:
             return f"--{name.replace('_', '-')} needs --{other}"
     if {"server", "url"} <= given:
@@ -158,11 +156,10 @@ async def _listen(relay: Relay, upstream: Any, headers: Any, options: argparse.N
     from agent_cache.relay.http_proxy import HttpListener, address_of, is_loopback, listen
 
     host, port = address_of(options.listen)
-    is_local = is_loopback(host)
-    if not is_local:
+    if not is_loopback(host):
         _say(f"{host} can be reached from other machines, and whoever reaches it uses the server and the cache")
-    vary_by, origins = options.vary_header, options.allow_origin
-    listener = HttpListener(relay, upstream, headers=headers, vary_by=vary_by, is_local=is_local, origins=origins)
+    more = {"vary_by": options.vary_header, "is_local": is_loopback(host), "origins": options.allow_origin}
+    listener = HttpListener(relay, upstream, headers=headers, **more)
     async with relay:
         await listen(listener, (host, port), lambda url: _say(f"{url} relays to {upstream.name}"))
     return 0
@@ -192,9 +189,8 @@ async def _tools_of(options: argparse.Namespace) -> tuple[str, dict[str, Mapping
     if options.url is None:
         return await introduced(partial(Process, options.server))
     http, upstream, headers = _over_http(options)
-    nothing: Callable[[str], None] = lambda _: None  # noqa: E731 - what is known of the schema of a tool
     try:
-        return await introduced(partial(http.HttpServer, upstream, headers, nothing))
+        return await introduced(partial(http.HttpServer, upstream, headers, {}.get))
     finally:
         await upstream.aclose()
 
@@ -214,7 +210,10 @@ def _advise(options: argparse.Namespace) -> int:
         _say(refusal_of(error, redaction))
         return 2
     namespace = DEFAULT_NAMESPACE if server is None else server[0]
-    is_known: Callable[[str], bool] = lambda name: box is not None and has_rule(box, name)  # noqa: E731
+
+    def is_known(name: str) -> bool:
+        return box is not None and has_rule(box, name)
+
     text = rules.toml(relay=namespace, has_rule=is_known, is_new=box is None)
     if server is not None:
         called = set(rules.names.of.values())
