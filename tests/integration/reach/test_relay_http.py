@@ -348,7 +348,7 @@ async def test_a_refusal_by_the_server_passes_with_its_headers_and_is_shared_wit
 async def test_who_waits_for_a_call_that_is_refused_for_its_session_gets_an_answer(server, relay, key):
     async with hosted(relay.url) as one, hosted(relay.url) as other:
         for host in (one, other):
-            await host.request("tools/list")
+            await host.call("run_count", name="of the first call, before which the relay asks for the tools")
         direct = HttpHost(server, **{"mcp-session-id": one.headers["mcp-session-id"]})
         assert (await direct.delete()).status == 200
         await direct.close()

@@ -245,7 +245,7 @@ async def test_explain_asks_a_server_over_http(server, rules):
         (["--url", "http://a/", "--listen", "nowhere"], "'nowhere' is no address"),
         (["--url", "http://a/", "--header", "Authorization"], "write NAME:VALUE"),
         (["--url", "http://a/", "--header", "A: ${NO_SUCH_VARIABLE_HERE}"], "no variable 'NO_SUCH_VARIABLE_HERE'"),
-        (["--url", "http://a/", "--allow-origin", "http://b"], "need --listen"),
+        (["--url", "http://a/", "--allow-origin", "http://b"], "needs --listen"),
     ],
 )
 async def test_wrong_options_are_told(options, said):
