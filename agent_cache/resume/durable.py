@@ -19,6 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from hashlib import blake2b
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeAlias
 
@@ -39,7 +40,6 @@ from agent_cache.errors import (
 )
 from agent_cache.recording.api import Block
 from agent_cache.recording.call_log import CallLog
-from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.encryption import LineCipher
 from agent_cache.recording.file import (
     UNKNOWN_ASKER,
@@ -58,7 +58,7 @@ from agent_cache.recording.file import (
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction
 from agent_cache.recording.http.identity import Http
 from agent_cache.recording.lanes import checkpoint
-from agent_cache.recording.match import Matcher, by_nobody, call_data, described, place_of
+from agent_cache.recording.match import Matcher, by_nobody, described, place_of
 from agent_cache.recording.outcomes import check_outcome, decode, encode
 from agent_cache.recording.recorded_tools import recorded_function
 from agent_cache.recording.redaction import Redaction, redact_key, redaction_of
@@ -254,36 +254,30 @@ class _JournalTape(Tape):
     answers: Matcher
     file: _JournalLog
 
-    def __init__(
-        self, journal: Journal, header: JournalHeader, stored: StoredJournal | None, file: JournalFile
-    ) -> None:
+    def __init__(self, journal: Journal, stored: StoredJournal, file: JournalFile) -> None:
         self.journal = journal
-        self._session_id = header.session_id
-        self._run = bytes.fromhex(header.run)
-        self._secret = bytes.fromhex(header.secret)
+        self._session_id = stored.session_id
+        self._run = bytes.fromhex(stored.run)
+        self._secret = bytes.fromhex(stored.header.secret)
         self._root = blake2b(key=self._secret, digest_size=12, person=b"places").digest()
-        self._earlier = [] if stored is None else list(stored.checkpoints)
+        self._earlier = list(stored.checkpoints)
         self._sequence = len(self._earlier)
-        self._lines = [] if stored is None else stored.lines
+        self._lines, self._parents = stored.lines, stored.parents
         self._index_of = {line.place: index for index, line in enumerate(self._lines)}
-        self._doubts = {} if stored is None else {one.place: one for one in stored.in_doubt}
+        self._doubts = {one.place: one for one in stored.in_doubt}
         # Writes that this process has not come to: lane and name, by id.
         self._left = {line.id: (line.lane, line.name) for line in self._lines if line.is_write}
         self._left |= {one.id: (one.lane, one.name) for one in self._doubts.values()}
-        self._parents = {} if stored is None else stored.parents
         self._new_writes: dict[str, str] = {}  # that may be others of the journal with other arguments, by name
         self._reruns: dict[str, str] = {}  # keys, by place
         self._paused: dict[tuple[bytes, bytes], list[int]] = {}  # numbers of calls that LangGraph makes again
-        begun = () if stored is None else stored.begun.values()
-        self._lanes_before = max((*(line.lane for line in self._lines), *(one.lane for one in begun)), default=0)
+        lanes = *(line.lane for line in self._lines), *(one.lane for one in stored.begun.values())
+        self._lanes_before = max(lanes, default=0)
         self.noted = threading.local()
         # In an encrypted journal all is as the run has seen it; whoever reads it redacts it.
-        rules = (
-            Redaction(defaults=False) if journal.key is not None else _NotingRedaction(journal.redaction, self.noted)
-        )
-        cassette = Cassette() if stored is None else stored.cassette
-        log = _JournalLog(self, file, rules, stored)
-        super().__init__(file.path, "journal", rules, answers=Matcher(cassette, rules), file=log, http=journal.http)
+        rules = _NotingRedaction(journal.redaction, self.noted) if journal.key is None else Redaction(defaults=False)
+        answers, log = Matcher(stored.cassette, rules), _JournalLog(self, file, rules, stored)
+        super().__init__(file.path, "journal", rules, answers=answers, file=log, http=journal.http)
         if tags := {tuple(map(unescape, tag.split(":"))) for one in self._doubts.values() for tag in one.tags}:
             invalidate_sync(*tags)  # what writes in doubt may have changed
 
@@ -338,28 +332,28 @@ class _JournalTape(Tape):
     # Calls that run
 
     async def _run_async(self, call: ActiveCall, proceed: Callable[[], Awaitable[Any]]) -> Any:
-        value = self._instead(call)
-        if inspect.isawaitable(value) and not call.is_sync_tool:
-            with self._checking(call):
-                value = await _awaited(value)
-        if _is_not_done(value):
-            self._rerun(call)
-            return await super()._run_async(call, proceed)
-        return self._settle(call, value)
+        if call.recorded is None and (value := self._instead(call)) is not NotDone:
+            if inspect.isawaitable(value) and not call.is_sync_tool:
+                with self._checking(call):
+                    value = await _awaited(value)
+            if self._is_done(call, value):
+                return self._settle(call, value)
+        return await super()._run_async(call, proceed)
 
     def _run_plain(self, call: ActiveCall, proceed: Callable[[], Any]) -> Any:
-        value = self._instead(call)
-        return super()._run_plain(call, proceed) if _is_not_done(value) else self._settle(call, value)
+        if call.recorded is None and (value := self._instead(call)) is not NotDone:
+            return self._settle(call, value)
+        return super()._run_plain(call, proceed)
 
     def _run_stream(self, call: ActiveCall, proceed: Callable[[], Any]) -> Any:
-        if not _is_not_done(self._instead(call)):
+        if call.recorded is None and self._instead(call) is not NotDone:
             self._in_doubt(call, "is a stream, which can only raise or be made again")
         return super()._run_stream(call, proceed)
 
     def begin_exchange(self, endpoint: RecordedFunction, arguments: Mapping[str, Any]) -> ActiveCall:
         """Find the answer of a request in the journal, or write that it begins."""
         call = super().begin_exchange(endpoint, arguments)
-        if not _is_not_done(value := self._instead(call)):
+        if call.recorded is None and (value := self._instead(call)) is not NotDone:
             outcome = {"response": value}
             try:
                 check_outcome(outcome)
@@ -372,7 +366,7 @@ class _JournalTape(Tape):
 
     def _instead(self, call: ActiveCall) -> Any:
         """Write that a write begins. What a write in doubt has for a value, perhaps to be awaited; else `NotDone`."""
-        if call.recorded is not None or not _is_write(call):
+        if not _is_write(call):
             return NotDone
         log = self.file
         with self._lock:
@@ -390,7 +384,7 @@ class _JournalTape(Tape):
 
         Which task of the journal another task is may not be known: its write is compared at the end of the block.
         """
-        name, shown = call.function.name, described(call.function.name, call.arguments)
+        name, shown = call.function.name, self._shown(call.function.name, call.arguments)
         first = min((number for number, (lane, _) in self._left.items() if not lane), default=None)
         if not call.lane and first is not None:
             text = (
@@ -399,7 +393,8 @@ class _JournalTape(Tape):
                 "arguments. What varies from run to run, such as the date in a prompt, must come from a recorded call, "
                 "as agent_cache.recording.now()"
             )
-            self._refuse(call, DivergenceError(None, None, call_data(call), text, self.path or ""))
+            actual = {"name": name, "arguments": self._without_secrets(call.arguments)}
+            self._refuse(call, DivergenceError(None, None, actual, text, self.path or ""))
         if any(other == name for _, other in self._left.values()):
             self._new_writes.setdefault(name, shown)
 
@@ -432,7 +427,7 @@ class _JournalTape(Tape):
         if check == "notice":
             name = doubt.name if doubt.kind == "http" else doubt.name.rpartition(":")[2]  # as the model knows it
             return (
-                f"It is not known whether {described(name, call.arguments)} took effect: the process ended while it "
+                f"It is not known whether {self._shown(name, call.arguments)} took effect: the process ended while it "
                 "was running. Do not repeat it before you know; look at what it would have changed."
             )
         if check == "raise":
@@ -444,9 +439,7 @@ class _JournalTape(Tape):
         if inspect.isawaitable(value) and (call.is_sync_tool or call.function.form != "async"):
             getattr(value, "close", str)()
             self._in_doubt(call, "is not asynchronous, and its check function is")
-        if _is_not_done(value):
-            self._rerun(call)
-        return value
+        return value if self._is_done(call, value) else NotDone
 
     @contextmanager
     def _checking(self, call: ActiveCall) -> Iterator[None]:
@@ -466,19 +459,29 @@ class _JournalTape(Tape):
 
     def _in_doubt(self, call: ActiveCall, reason: str, cause: Exception | None = None) -> NoReturn:
         name, key = call.function.name, self._doubts[call.place.hex()].key
-        error = InDoubtError(name, call.arguments, key, f"{described(name, call.arguments)} {reason}", self.file.path)
+        text = f"{self._shown(name, call.arguments)} {reason}"
+        error = InDoubtError(name, self._without_secrets(call.arguments), key, text, self.file.path)
         error.__cause__ = cause
         with self._lock:
             self._refuse(call, error)
 
-    def _rerun(self, call: ActiveCall) -> None:
-        """A write in doubt is made again, with its key."""
-        if self._doubts:
-            with self._lock:
-                doubt = self._doubts.pop(call.place.hex(), None)
-                if doubt is not None:
-                    self._reruns[doubt.place] = doubt.key
-                    self._left.pop(doubt.id, None)
+    def _without_secrets(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Arguments as an error may show them: an encrypted journal has them as they are."""
+        found: dict[str, Any] = arguments if self.journal.key is None else self.journal.redaction.apply(arguments)
+        return found
+
+    def _shown(self, name: str, arguments: dict[str, Any]) -> str:
+        return described(name, self._without_secrets(arguments))
+
+    def _is_done(self, call: ActiveCall, value: Any) -> bool:
+        """Whether a check has found that a write in doubt took effect. Else it is made again, with its key."""
+        if value is not NotDone and not isinstance(value, NotDone):
+            return True
+        with self._lock:
+            doubt = self._doubts.pop(call.place.hex())
+            self._reruns[doubt.place] = doubt.key
+            self._left.pop(doubt.id, None)
+        return False
 
     def _settle(self, call: ActiveCall, value: Any) -> Any:
         """The write has this value, as if it had returned it when it ran."""
@@ -552,10 +555,9 @@ class _JournalTape(Tape):
         for doubt in self._doubts.values():
             path = doubt.name.rpartition(":")[2]
             if self.journal.choice(doubt.name, path, path.rpartition(".")[2]) == "raise":
-                text = (
-                    f"{described(doubt.name, doubt.arguments)} {_began(doubt)}, and it was not made again. {_FIND_OUT}"
-                )
-                return InDoubtError(doubt.name, doubt.arguments, doubt.key, text, self.file.path)
+                shown = self._shown(doubt.name, doubt.arguments)
+                text = f"{shown} {_began(doubt)}, and it was not made again. {_FIND_OUT}"
+                return InDoubtError(doubt.name, self._without_secrets(doubt.arguments), doubt.key, text, self.file.path)
         for number, (_, name) in sorted(self._left.items()):
             if name in self._new_writes:
                 text = (
@@ -611,10 +613,6 @@ async def _awaited(value: Awaitable[Any]) -> Any:
         return NotDone
 
 
-def _is_not_done(value: Any) -> bool:
-    return value is NotDone or isinstance(value, NotDone)
-
-
 # The lines of a run
 
 _INTERRUPTS = frozenset({"langgraph.errors:GraphInterrupt", "langgraph.errors:NodeInterrupt"})
@@ -627,28 +625,22 @@ class _JournalLog(CallLog):
     Calls that were cut off have no line until the run has come to its end: a resumed run makes them again.
     """
 
-    def __init__(
-        self, tape: _JournalTape, file: JournalFile, redaction: Redaction, stored: StoredJournal | None
-    ) -> None:
+    def __init__(self, tape: _JournalTape, file: JournalFile, redaction: Redaction, stored: StoredJournal) -> None:
         super().__init__(redaction)
         self.is_sealed = False
         self.path = file.path
         self._tape = tape
         self._file = file
-        self._begun: dict[str, OpenCall] = {}  # calls that had begun in an earlier process and not ended, by place
-        self._known: set[int] = set()  # ids of calls whose place is in the journal
+        ended, begun = {line.id for line in stored.lines}, stored.begun
+        # Calls that had begun in an earlier process and not ended, by place.
+        self._begun = {one.place: one for number, one in begun.items() if number not in ended}
+        self._known = set(begun)  # ids of calls whose place is in the journal
         self._void: set[int] = set()  # of calls in which the run was stopped: they will be made again
         self._cut: list[bytes] = []
-        self._written = 0
-        if stored is not None:
-            ended = {line.id for line in stored.lines}
-            begun = stored.begun
-            self._known.update(begun)
-            self._begun = {one.place: one for number, one in begun.items() if number not in ended}
-            self._next_id = 1 + max((*ended, *begun), default=0)
-            self._last_id = stored.lines[-1].id if stored.lines else 0
-            self._written = len(ended)
-            self._began -= max((line.until_ms for line in stored.lines), default=0.0) / 1000
+        self._written = len(ended)
+        self._next_id = 1 + max((*ended, *begun), default=0)
+        self._last_id = stored.lines[-1].id if stored.lines else 0
+        self._began -= max((line.until_ms for line in stored.lines), default=0.0) / 1000
 
     @property
     def is_over(self) -> bool:
@@ -795,7 +787,13 @@ class _Attached(Block[_JournalTape]):
                     if stored.is_sealed:
                         file.set_aside(stored.run)
                         continue
-                tape = self._tape_of(file, stored)
+                    line = encode({"resumed": {"at": now_text(), "calls": len(stored.lines)}}) + b"\n"
+                else:
+                    header = JournalHeader(session_id=self._session_id, **self._settings())
+                    line = encode(header) + b"\n"
+                    stored = StoredJournal(self._path, header, BytesIO(line))
+                tape = _JournalTape(self._journal, stored, file)
+                file.append(line, is_urgent=True)
             except BaseException as error:
                 file.close()
                 if isinstance(error, OSError):
@@ -807,17 +805,6 @@ class _Attached(Block[_JournalTape]):
         journal = self._journal
         http = msgspec.UNSET if journal.http is None else journal.http.describe(journal.redaction)
         return {"redact": journal.redaction.describe(), "http": http}
-
-    def _tape_of(self, file: JournalFile, stored: StoredJournal | None) -> _JournalTape:
-        if stored is None:
-            header = JournalHeader(session_id=self._session_id, **self._settings())
-            line = encode(header)
-        else:
-            header = stored.header
-            line = encode({"resumed": {"at": now_text(), "calls": len(stored.lines)}})
-        tape = _JournalTape(self._journal, header, stored, file)
-        file.append(line + b"\n", is_urgent=True)
-        return tape
 
     def _check(self, stored: StoredJournal) -> None:
         """Refuse to go on with a journal that is another's, has ended, or cannot be given back."""

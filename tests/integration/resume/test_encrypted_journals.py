@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from agent_cache import AgentCacheInvalidator, AgentCacheSession
-from agent_cache.errors import CassetteError, JournalError
+from agent_cache.errors import CassetteError, InDoubtError, JournalError
 from agent_cache.recording import Cassette, fork, intercept, replay
 from agent_cache.recording.encryption import KEY_VARIABLE
 from agent_cache.resume import Journal
@@ -76,6 +76,13 @@ def test_a_run_gets_back_what_it_saw(killed):
     assert run(killed.parent, on_doubt="rerun") == ("paid", {"password": SECRET, "user": "ann"})
     assert CALLS == {"token": 1, "pay": 2}
     assert read_journal(killed, key=KEY).is_sealed
+
+
+def test_errors_show_arguments_without_secrets(killed):
+    with pytest.raises(InDoubtError) as caught:
+        run(killed.parent)
+    assert SECRET not in str(caught.value)
+    assert caught.value.arguments == {"order": "W1", "password": "[redacted]"}
 
 
 @pytest.mark.parametrize("share", [0, 0.3, 0.99])
