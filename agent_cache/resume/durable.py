@@ -370,10 +370,11 @@ class _JournalTape(Tape):
             return NotDone
         log = self.file
         with self._lock:
-            if log.is_over and not log.is_sealed:
+            is_over = log.is_over
+            if is_over and not log.is_sealed:
                 raise log.ended()
             is_doubted = bool(self._doubts) and call.place.hex() in self._doubts
-            if not is_doubted and not log.is_over and not log.has_begun(call):
+            if not is_doubted and not is_over and not log.has_begun(call):
                 if self._left:
                     self._check_new(call)
                 log.begin_write(call, self._intent(call))
@@ -749,7 +750,8 @@ class _JournalLog(CallLog):
             if call is not None and self.has_begun(call):
                 reason += f", and {call.function.name} is in doubt then: it has ended, and its outcome is lost"
             raise self._tape.latch(JournalError(reason, self.path)) from error
-        self._known.update(one.id for one in announced)
+        if announced:
+            self._known.update(one.id for one in announced)
 
 
 def _opened(call: ActiveCall) -> dict[str, Any]:
