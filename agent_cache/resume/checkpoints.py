@@ -429,18 +429,7 @@ _Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class CheckpointEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint without its state.
-
-    Attributes:
-        id: names it among all checkpoints.
-        session_id: id of its session.
-        sequence: its number in its session, from 1.
-        after: id of the last call that had ended when it was made, 0 if none had.
-        label: its label, redacted.
-        importance: from 0 to 1.
-        created_at: time in UTC.
-        framework: the kind of its state.
-    """
+    """A checkpoint without its state."""
 
     id: _Text
     session_id: _Text

@@ -124,7 +124,9 @@ class Journal:
         http: likewise.
 
     Raises:
-        ConfigurationError: if an argument cannot work.
+        ConfigurationError: if an argument cannot work; when the session is entered, if the run was begun with others.
+        JournalEnded: then, if the run has come to its end, without ``restart=True``.
+        JournalError: then, if another session is writing the journal, or it cannot be read, written or resumed.
     """
 
     def __init__(
@@ -166,15 +168,7 @@ class Journal:
         return journal_path(self.directory, session_id)
 
     def attach(self, session_id: str) -> AbstractContextManager[Any]:
-        """The block in which the calls of a session are written down. `AgentCacheSession` enters it.
-
-        Raises:
-            JournalEnded: when it is entered: if the run has come to its end, without ``restart=True``.
-            JournalError: likewise: if the journal is being written by another session of this id, is broken,
-                is no journal or one of a newer version, cannot be written, or has an outcome that cannot be given back.
-            ConfigurationError: if the id is no whole text; when it is entered, if the run was begun with other
-                settings.
-        """
+        """The block in which the calls of a session are written down. `AgentCacheSession` enters it."""
         try:
             session_id.encode()
         except UnicodeEncodeError as error:
@@ -667,7 +661,7 @@ class _JournalLog(CallLog):
         return call.id in self._known
 
     def begin_write(self, call: ActiveCall, intent: Intent) -> None:
-        """Write that a write begins. If that raises a `JournalError`, it must not run."""
+        """Write that a write begins. If that raises, it must not run."""
         self._append(call, encode({"intent": intent}) + b"\n", is_urgent=True)
         self._known.add(call.id)
 

@@ -37,14 +37,8 @@ async def _undone(undo: Callable[[], Awaitable[Any]], what: str, error: BaseExce
 
 
 def messages_of(state: LangChainState, *, only_objects: bool = False) -> list[Any]:
-    """The messages of a state: those that LangChain wrote as objects of its classes, the others as they are.
-
-    Args:
-        state: the state.
-        only_objects: True makes objects of the others, too.
-
-    Raises:
-        CheckpointError: if LangChain cannot read a message.
+    """The messages of a state: those that LangChain wrote as objects of its classes, the others as they are, unless
+    `only_objects` makes objects of them, too.
     """
     if not only_objects and not any(map(_is_of_langchain, state.messages)):
         return list(state.messages)
@@ -78,11 +72,8 @@ async def restore_thread(state: LangChainState, graph: Any) -> None:
     """Give a thread of LangGraph the messages, the other values and the next nodes of a state.
 
     The thread's history is kept: what is restored is one more state at its end. If the history still has the state
-    itself, it is continued from there, as LangGraph's own time travel does it.
-
-    Raises:
-        RestoreError: if the graph has no thread or no checkpointer, or its state has other channels or other nodes. The
-            last state of the thread is then the one that it had.
+    itself, it is continued from there, as LangGraph's own time travel does it. After a `RestoreError` the last state of
+    the thread is the one that it had.
     """
     thread = dict((getattr(graph, "config", None) or {}).get("configurable", {}))
     if "thread_id" not in thread:
@@ -128,7 +119,8 @@ async def _write_thread(
     from langgraph.graph import END, START
 
     def differences(found: Any) -> list[str]:
-        names = [name for name in {**values, **found.values} if not _is_same(values, found.values, name)]
+        # A channel that was never written may be left out, or empty.
+        names = [name for name in {**values, **found.values} if values.get(name, []) != found.values.get(name, [])]
         return names if tuple(state.next) == tuple(found.next) else [*names, "next"]
 
     if state.metadata.get("thread_id") == thread["thread_id"] and "checkpoint_id" in state.metadata:
@@ -158,11 +150,6 @@ async def _write_thread(
         f"the graph cannot be given the state: {', '.join(left)} would differ. A channel that was written after the "
         "checkpoint cannot be emptied; restore into a new thread"
     )
-
-
-def _is_same(values: dict[str, Any], found: dict[str, Any], name: str) -> bool:
-    """Whether a channel has the value. One that was never written may be left out, or empty."""
-    return bool(values.get(name, []) == found.get(name, []))
 
 
 def _written(graph: Any, values: dict[str, Any]) -> dict[str, Any]:
@@ -198,10 +185,7 @@ async def restore_session(state: OpenAIAgentsState, session: Any) -> None:
     """Give a session of OpenAI Agents the items of a state.
 
     Only what differs is removed and added: going back in a conversation takes its last items away one by one, and at no
-    time is the session empty.
-
-    Raises:
-        RestoreError: if the session raised, or does not keep items as they are. It then has those that it had.
+    time is the session empty. After a `RestoreError` it has the items that it had.
     """
     before = await _items_of(session)
 

@@ -63,14 +63,7 @@ _lock = threading.Lock()
 
 
 class StoreError(AgentCacheError):
-    """A request that the store refuses, as the problem document that answers it.
-
-    Attributes:
-        status: of the response.
-        detail: what is wrong.
-        field: the part of the request that is wrong, if it is one.
-        headers: of the response.
-    """
+    """A request that is refused, with the status, the detail, the wrong field and the headers of its answer."""
 
     def __init__(self, status: int, detail: str, *, field: str = "", headers: dict[str, str] | None = None) -> None:
         super().__init__(status, detail)
@@ -81,14 +74,7 @@ class StoreError(AgentCacheError):
 
 
 class RestoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is to be restored from a checkpoint.
-
-    Attributes:
-        session_id: id of the new session; a new one is made if it is null or empty.
-        label: of the checkpoint that the new session begins with.
-        replay_events: whether the new session also gets the calls that had ended after the checkpoint.
-        track_drift: whether the new session can be compared with the original.
-    """
+    """What is to be restored from a checkpoint."""
 
     session_id: Annotated[str, msgspec.Meta(max_length=500)] | None = None
     label: Annotated[str, msgspec.Meta(max_length=200)] = ""
@@ -97,13 +83,7 @@ class RestoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Write(msgspec.Struct, frozen=True, kw_only=True):
-    """A write of the original session.
-
-    Attributes:
-        id: number of the call in the original session.
-        name: name of the function.
-        arguments: its arguments, redacted as in the journal.
-    """
+    """A write of the original session."""
 
     id: int
     name: str
@@ -111,30 +91,13 @@ class Write(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WriteInDoubt(Write, frozen=True, kw_only=True):
-    """A write of the original session that had begun and not ended.
-
-    Attributes:
-        key: its idempotency key: the one that the receiver got, if it got one.
-    """
+    """A write of the original session that had begun and not ended."""
 
     key: str
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
-    """A difference of the new session from the original.
-
-    Attributes:
-        severity: how much it matters.
-        kind: what differs: arguments, missing, extra, repeated, order, result, error or tokens.
-        name: name of the function.
-        description: one sentence.
-        original_value: the value in the original session.
-        restored_value: the value in the new session.
-        event_type: kind of the call.
-        call_id: id of the call in the new session; of one that is missing, in the original.
-        path: the place that differs, inside of the call.
-        provisional: whether the new session goes on, so that what follows may change this.
-    """
+    """A difference of the new session from the original."""
 
     severity: Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["info", "warning", "critical"]})]
     kind: str
@@ -149,24 +112,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RestoreResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The new session.
-
-    Attributes:
-        checkpoint_id: id of the checkpoint.
-        original_session_id: id of its session.
-        new_session_id: id of the new session.
-        restored_at: time of the restore, in UTC.
-        state: the state of the checkpoint, with its kind as `framework`.
-        restore_token: proves to this service that its holder made the new session.
-        replayed_events_count: number of calls after the checkpoint that the new session has got.
-        drift_detected: whether the new session differs from the original by now; null if that is not tracked.
-        copied_call_count: number of calls until the checkpoint that the new session has got.
-        in_doubt: the writes of the original that had begun and not ended.
-        later_writes: the writes of the original after the checkpoint that the new session has not got. If it makes
-            them, they are made twice.
-        drifts: the differences by now.
-        new_checkpoint_id: id of the checkpoint that the new session begins with.
-    """
+    """The new session."""
 
     checkpoint_id: str
     original_session_id: str
@@ -184,19 +130,7 @@ class RestoreResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DriftOfSession(msgspec.Struct, frozen=True, kw_only=True):
-    """What a restored session has done so far, compared with the original.
-
-    Attributes:
-        session_id: id of the restored session.
-        original_session_id: id of the original.
-        checkpoint_id: the checkpoint that it was restored from.
-        is_ended: whether the restored session has come to its end. Until then no call is missing.
-        calls: number of its calls that have ended.
-        drift_detected: whether a drift is as severe as the tolerance of the service allows not.
-        worst: the greatest severity; null without drifts.
-        counts: number of drifts by severity.
-        drifts: the drifts.
-    """
+    """What a restored session has done so far, compared with the original."""
 
     session_id: str
     original_session_id: str
@@ -210,11 +144,7 @@ class DriftOfSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredCheckpoint(CheckpointEntry, frozen=True, kw_only=True):
-    """A checkpoint.
-
-    Attributes:
-        state: the state as the journal has it, with its kind as `framework`.
-    """
+    """A checkpoint."""
 
     state: dict[str, Any]
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from importlib import resources
-from inspect import cleandoc, isawaitable, iscoroutinefunction
+from inspect import isawaitable, iscoroutinefunction
 from itertools import islice
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -59,39 +59,21 @@ _NO_SESSION = "there is no session of this id that was restored with track_drift
 
 
 class CheckpointPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the list of checkpoints, newest first.
-
-    Attributes:
-        checkpoints: the checkpoints, without their states.
-        next_cursor: `cursor` of the next page; null at the end of the list.
-    """
+    """A part of the list of checkpoints, newest first."""
 
     checkpoints: list[CheckpointEntry]
     next_cursor: str | None
 
 
 class FieldProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with one part of a request.
-
-    Attributes:
-        field: its name: of a query parameter or a header, or as a path in the body.
-        detail: what is wrong with it.
-    """
+    """What is wrong with one part of a request."""
 
     field: str
     detail: str
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A problem document (RFC 9457).
-
-    Attributes:
-        type: always ``about:blank``: the status says which problem it is.
-        title: the name of the status.
-        status: the status of the response.
-        detail: what is wrong.
-        errors: the parts of the request that are wrong, if it is one of them.
-    """
+    """A problem document (RFC 9457)."""
 
     title: str
     status: int
@@ -373,18 +355,8 @@ _TYPES: tuple[type[msgspec.Struct], ...] = (
 
 
 async def _read_description(request: Request) -> Response:
-    """The OpenAPI document: the paths of ``openapi.json``, and the schemas of the structs, described as they are."""
+    """The OpenAPI document: the paths of ``openapi.json``, and the schemas of the structs."""
     _, schemas = msgspec.json.schema_components(_TYPES, ref_template="#/components/schemas/{name}")
-    for kind in _TYPES:
-        for base in reversed(kind.__mro__[:-2]):
-            summary, _, fields = cleandoc(base.__doc__ or "").partition("\n\nAttributes:\n")
-            schemas[kind.__name__]["description"] = summary
-            for name, text in re.findall(r"^    (\w+): (.*(?:\n        .*)*)", fields, re.MULTILINE):
-                about = schemas[kind.__name__]["properties"][name]
-                schemas[kind.__name__]["properties"][name] = {
-                    **({"allOf": [about]} if "$ref" in about else about),
-                    "description": re.sub(r"\s*\n\s*", " ", text),
-                }
     document: dict[str, Any] = msgspec.json.decode(resources.files(__package__).joinpath("openapi.json").read_bytes())
     document["components"]["schemas"] = schemas
     return _json({**document, "servers": [{"url": request.scope.get("root_path", "") or "/"}]})
