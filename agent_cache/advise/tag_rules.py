@@ -38,12 +38,10 @@ class ToolAdvice:
     """What the log shows of one tool.
 
     Attributes:
-        tool: its name in the log.
         kind: ``"watch"`` reads what changes without a write; ``"pass"`` is neither a read, nor does an answer change
             after it; ``"unknown"`` is what nothing is known of, so that it has to be taken for a write of everything.
         why: how its kind is known. ``"name"``: its name alone says so, which is to be checked.
         reason: the same in half a sentence.
-        calls, errors: how often it was called, and how often it failed.
         repeats: how often it was called with arguments that were seen before.
         parameters: its arguments in the order seen, and whether every call had them.
         tags: templates of its tags. Empty for ``"watch"`` and ``"pass"``.
@@ -67,14 +65,13 @@ class Link:
     """A write that changes a read, and through which values.
 
     Attributes:
-        write, read: the two tools.
         write_path, read_path: the path of the value in the call of each, as in a template: ``"order_id"``,
             ``"result[orders][][id]"``. Several that must all meet are joined by colons. Empty: whatever the call.
-        root: the root of the tag that both have.
         origin: ``"evidence"``: it explains changes. ``"same entity"``: nothing contradicts it. ``"whole root"``: it is
             not known what the write leaves unchanged.
         changes: how many changes of answers it explains.
         exposed, unchanged: how many intervals it met, and how many of them did not change.
+        root: the root of the tag that both have.
     """
 
     write: str
@@ -93,17 +90,13 @@ class Advice:
     """What a log says about caching its tools.
 
     Attributes:
-        tools: each tool of the log, by name.
-        links: what changes what.
         lacking: by read, the writes that drop its whole root for want of evidence, and what is missing: ``"never"`` or
             ``"rarely"`` seen between equal answers, or ids are ``"spelt"`` in several ways.
         ignored: tools that were left out: handlers of an agent, and what the user has named.
         inner: meta-tools, and the arguments that have the name of the tool that they call, and its arguments.
         changes, explained: how many changes of answers there were, and how many of them links explain.
-        is_shared: whether the log shows that its runs work on one state. If not, only what happens within one is
-            evidence.
-        resets: how many answers of later runs were as before a change that an earlier one had made: then each run
-            begins anew.
+        is_shared: whether the log shows that its runs work on one state. If not, only what happens within one counts.
+        resets: how many answers of later runs were as before a change of an earlier one: then each run begins anew.
     """
 
     tools: Mapping[str, ToolAdvice]

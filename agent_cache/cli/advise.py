@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -73,14 +72,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--fail-on", choices=("any", "stale"), default="any", help=what)
     for kind in ("read", "write"):
         says = f"what the log does not say: this tool {kind}s; may have * in it, and be repeated"
-        add(f"--{kind}", dest="kinds", type=partial(_of_kind, kind), help=says, **several)
+        add(f"--{kind}", dest="kinds", type=lambda name, kind=kind: (name, kind), help=says, **several)
     add("--ignore", help="this tool does neither; likewise", **several)
     add("--form", choices=FORMS, help="of the logs, where it is not recognised")
     add("--redact", help="redact arguments of this name, too", **several)
-
-
-def _of_kind(kind: Kind, name: str) -> tuple[str, Kind]:
-    return name, kind
 
 
 def run(options: argparse.Namespace) -> int:
@@ -108,17 +103,18 @@ def refusal_of(error: Exception | str, redaction: Redaction) -> str:
 
 
 def _mistake_in(options: argparse.Namespace) -> str:
-    if options.check is not None:
-        if options.format not in (None, "text", "json"):
-            return "--check has the formats text and json"
-        return "--check writes no rules, so -o and --force are not for it" if options.output or options.force else ""
-    if options.format == "text" or options.fail_on != "any":
-        return "--format text and --fail-on are for --check"
-    if options.force and options.output is None:
-        return "--force is for -o"
-    if options.output is not None and Path(options.output).exists() and not options.force:
-        return f"{options.output} exists; --force replaces it"
-    return ""
+    is_check = options.check is not None
+    mistakes = {
+        "--check has the formats text and json": is_check and options.format not in (None, "text", "json"),
+        "--check writes no rules, so -o and --force are not for it": is_check and (options.output or options.force),
+        "--format text and --fail-on are for --check": not is_check
+        and (options.format == "text" or options.fail_on != "any"),
+        "--force is for -o": options.force and options.output is None,
+        f"{options.output} exists; --force replaces it": options.output is not None
+        and Path(options.output).exists()
+        and not options.force,
+    }
+    return next((text for text, is_one in mistakes.items() if is_one), "")
 
 
 # The log

@@ -314,7 +314,6 @@ class Run:
         self.seed, self.is_simulated = seed, is_simulated
         self.calls: list[Call] = []
         self.session = AgentCacheSession(session_id="demo", loop_detection=False)
-        self.show: Callable[[Lesson | Call], None] = lambda _: None
         self._chance = Random(seed)  # noqa: S311  # no secret: a seed is there to be repeated
         self.shop = Shop()
         self._tools = make_tools(self.shop, self._chance, sabotage=sabotage)
@@ -345,16 +344,10 @@ class Run:
         self._clock = lambda: loop.time() - began
         with view(self):
             async with self.session, asyncio.TaskGroup() as group:
-                group.create_task(self._announce_lessons())
                 for agent in AGENTS:
                     group.create_task(self._run_agent(agent))
             ended = self.seconds
             self._clock = lambda: ended
-
-    async def _announce_lessons(self) -> None:
-        for lesson in LESSONS:
-            await self._wait_until(lesson.begins)
-            self.show(lesson)
 
     async def _run_agent(self, agent: str) -> None:
         try:
@@ -398,7 +391,6 @@ class Run:
         finally:
             if call.outcome is not None:
                 call.ended = self.seconds
-                self.show(call)
 
 
 View = Callable[[Run], AbstractContextManager[None]]
@@ -437,26 +429,21 @@ def play(view: View, *, seed: int, is_fast: bool, sabotage: bool = False) -> Run
 
 
 class Outcome(NamedTuple):
-    """How calls ended, and how that is shown: a mark where there are no colours, the session's metric that counts them,
-    and what they are.
-    """
+    """How calls end: a mark where there are no colours, the session's metric that counts them, and what they are."""
 
     mark: str
     style: str
     metric: str
-    plural: str
     meaning: str
 
 
-OUTCOMES = {
-    "miss": Outcome("━", "yellow", "misses", "misses", "asked the store; kept, unless a write was under way"),
-    "hit": Outcome("●", "bold green", "hits", "hits", "asked again later: answered from the cache, at once"),
-    "shared": Outcome("┅", "cyan", "shared", "shared", "asked at the same time: waited for the run that was under way"),
-    "write": Outcome("▆", "magenta", "invalidations", "writes", "dropped the answers they made stale, and no others"),
-    "stopped": Outcome(
-        "✗", "bold red", "loop_detections", "stopped", "got the same answer five times and learned nothing: {agents}"
-    ),
-}
+OUTCOMES = {word: Outcome(*row) for word, row in {
+    "miss": ("━", "yellow", "misses", "asked the store; kept, unless a write was under way"),
+    "hit": ("●", "bold green", "hits", "asked again later: answered from the cache, at once"),
+    "shared": ("┅", "cyan", "shared", "asked at the same time: waited for the run that was under way"),
+    "write": ("▆", "magenta", "invalidations", "dropped the answers they made stale, and no others"),
+    "stopped": ("✗", "bold red", "loop_detections", "got the same answer five times and learned nothing: {agents}"),
+}.items()}  # fmt: skip
 STALE = ("▲", "STALE", "bold white on red")
 
 
@@ -479,12 +466,6 @@ def remark_on(call: Call) -> tuple[str, str]:
     return f"true{f', saved {call.saved * 1000:.0f} ms' if call.saved else ''}", "green"
 
 
-def summarize(run: Run) -> list[tuple[Outcome, int, str]]:
-    """Return the outcomes, each with its count and its meaning."""
-    metrics, agents = run.session.get_metrics(), ", ".join(run.stopped) or "nobody"
-    return [(each, metrics[each.metric], each.meaning.format(agents=agents)) for each in OUTCOMES.values()]
-
-
 def totals_of(run: Run) -> dict[str, str]:
     """Return the totals by what they are."""
     metrics, answers = run.session.get_metrics(), run.answers
@@ -495,13 +476,6 @@ def totals_of(run: Run) -> dict[str, str]:
         "answers right": f"{answers['right']} of {answers['checked']}",
         "stale": f"{answers['stale']}",
     }
-
-
-def conclude(run: Run) -> str:
-    """Return one sentence about how many answers were right."""
-    checked, stale = run.answers["checked"], run.answers["stale"]
-    verdict = f"{stale} STALE, true at no moment of the call" if stale else "none was stale"
-    return f"{checked} of {checked} answers were compared with the store: {verdict}"
 
 
 # The picture
@@ -625,13 +599,16 @@ def draw_log(ended: list[Call], lines: int) -> RenderableType:
 
 def draw_summary(run: Run) -> RenderableType:
     """Draw a line for each outcome with its count, the verdict, and an example to copy."""
-    grid = Table.grid(padding=(0, 1))
-    for justify in ("left", "right", "left", "left"):
-        grid.add_column(justify=justify, no_wrap=True, overflow="ellipsis")
-    for outcome, count, meaning in summarize(run):
-        grid.add_row(Text(outcome.mark, outcome.style), str(count), Text(outcome.plural, outcome.style), meaning)
-    mark = ("✗ ", "bold red") if run.answers["stale"] else ("✓ ", "bold green")
-    verdict = Text(*mark).append(conclude(run), "bold")
+    grid, metrics = Table.grid(padding=(0, 1)), run.session.get_metrics()
+    for _ in range(4):
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+    for word, one in OUTCOMES.items():
+        meaning = one.meaning.format(agents=", ".join(run.stopped) or "nobody")
+        grid.add_row(Text(one.mark, one.style), f"{metrics[one.metric]:3}", Text(word, one.style), meaning)
+    checked, stale = run.answers["checked"], run.answers["stale"]
+    found = f"{stale} STALE, true at no moment of the call" if stale else "none was stale"
+    verdict = Text(*(("✗ ", "bold red") if stale else ("✓ ", "bold green")))
+    verdict.append(f"{checked} of {checked} answers were compared with the store: {found}", "bold")
     code = Syntax(EXAMPLE.rstrip(), "python", theme="ansi_dark", background_color="default")
     return draw_border(Group(grid, verdict, Text(), Text(OFFER, GREY), code), title="[bold default]What happened[/]")
 
