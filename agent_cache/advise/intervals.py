@@ -80,10 +80,19 @@ def worlds_of(calls: Sequence[LoggedCall], writers: set[str], readers: set[str])
         if key in start and began[key] != run:
             (same if start[key] == answer else other)[tool] += 1
         start[key], began[key] = answer, run
-    shown, contrary = (sum(number for tool, number in one.items() if tool not in unstable) for one in (lasting, resets))
+    for counts in (lasting, resets, same, other):
+        for tool in unstable:
+            del counts[tool]
+    shown, contrary = lasting.total(), resets.total()
     are_one = shown > 2 * contrary
-    begin_anew = not are_one and contrary and same.total() > other.total()
-    unsteady = frozenset(tool for tool, number in other.items() if begin_anew and number >= max(INTERVALS, same[tool]))
+    # Where runs begin from one state, what differs is what changes by itself.
+    begin_alike = not are_one and contrary > 0
+    unsteady = frozenset(
+        tool
+        for tool, number in other.items()
+        if begin_alike and number >= max(INTERVALS, same[tool])
+        if same.total() - same[tool] > other.total() - number
+    )
     return Worlds(are_one, contrary, unsteady)
 
 
