@@ -139,7 +139,8 @@ class Reader:
             except (ValueError, RecursionError):
                 self._note("files that are no JSON, or not to their end, were left out from there on")
                 return
-            at += len(text[at:]) - len(text[at:].lstrip())
+            while at < len(text) and text[at].isspace():
+                at += 1
             yield from value if isinstance(value, list) and not any(map(_is_message, value[:20])) else [value]
 
     def _read(self, record: Any) -> Iterator[Found]:
