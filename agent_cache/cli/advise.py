@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -72,10 +73,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--fail-on", choices=("any", "stale"), default="any", help=what)
     for kind in ("read", "write"):
         says = f"what the log does not say: this tool {kind}s; may have * in it, and be repeated"
-        add(f"--{kind}", dest="kinds", type=lambda name, kind=kind: (name, kind), help=says, **several)
+        add(f"--{kind}", dest="kinds", type=partial(_of_kind, kind), help=says, **several)
     add("--ignore", help="this tool does neither; likewise", **several)
     add("--form", choices=FORMS, help="of the logs, where it is not recognised")
     add("--redact", help="redact arguments of this name, too", **several)
+
+
+def _of_kind(kind: Kind, name: str) -> tuple[str, Kind]:
+    return name, kind
 
 
 def run(options: argparse.Namespace) -> int:
