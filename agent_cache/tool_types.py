@@ -155,10 +155,9 @@ class ReadAttributes(Protocol[P, T_co, B_co]):
         write overlaps it. Elsewhere it is itself a write of that entry, which drops it everywhere first. It is stored
         in this process alone; other processes load it. `ttl`, `cache_if`, `copy` and tags of the result apply.
 
-        Returns:
-            Whether it was stored, or inside a write, whether it will be if none of that happens. False means that
-            nothing is stored for these arguments: they have no identity, the result may not be stored, or the write
-            does not touch what the result depends on, or does not name all the roots of that.
+        Returns whether it was stored, or inside a write, whether it will be if none of that happens. False: the
+        arguments have no identity, the result may not be stored, or the write does not name all the roots of what the
+        result depends on.
         """
         ...
 

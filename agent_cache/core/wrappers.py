@@ -28,12 +28,8 @@ _RESTS: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 def parameters_of(
     tool: Callable[..., Any], decorated: Any, skip_args: int, name: str, ignore: Sequence[str], *, is_read: bool
 ) -> Parameters:
-    """The parameters of a tool. The other arguments are those of `Parameters.of`, which says what is raised.
-
-    Args:
-        tool: the function that is run, with the signature that frameworks see.
-        decorated: what was decorated: the tool itself, or an object that it calls.
-        is_read: whether the tool reads.
+    """The parameters of a tool, the function that is run, with the signature that frameworks see. `decorated` is the
+    same, or an object that it calls. The other arguments, and what is raised, are those of `Parameters.of`.
     """
     note_program(getattr(tool, "__module__", None) or "")
     if tool is decorated and not hasattr(tool, "__wrapped__") and not hasattr(tool, "__signature__"):
@@ -105,11 +101,8 @@ def _visible(own: inspect.Signature, shown: inspect.Signature) -> inspect.Signat
 
 class PassedOn(Parameters):
     """The parameters of a tool that passes on what it gets: see the module. The arguments of a call are those that its
-    caller has passed, by name, with the defaults of the wrapper itself.
-
-    Args:
-        visible: those that it takes. Of those that it passes on the default is `OMITTED`.
-        shown: those that frameworks see.
+    caller has passed, by name, with the defaults of the wrapper itself. The default of those that it passes on is
+    `OMITTED`; `shown` are those that frameworks see.
     """
 
     def __init__(self, visible: Parameters, shown: Parameters, *, is_read: bool) -> None:

@@ -181,11 +181,7 @@ for _of_parent in (_running, _writing):
 def begin_audit(
     operation: Operation[Any], local: LocalTool, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Audit a call that was just answered by a local hit, unless its tool is being audited already.
-
-    Args:
-        key: the key of the call, without a tenant.
-    """
+    """Audit a call that was just answered by a local hit, unless its tool is being audited already."""
     store, qualified = local.store, local.qualify(key)
     found = store.find(qualified)
     # To a recorder, a call of a thread of ours would be one that has lost its context.
@@ -246,12 +242,8 @@ class _AuditScope(Scope):
 
 
 class _Audit:
-    """One run of a tool beside a hit.
-
-    Args:
-        call: the call, with copies of its arguments. It is not made: it tells tiers which one is meant.
-        key: its key without a tenant.
-        found: the entry that has answered it.
+    """One run of a tool beside a hit. The call, with copies of its arguments, is not made: it tells tiers which one is
+    meant. The key is without a tenant.
     """
 
     def __init__(self, call: Call, key: Hashable, found: Entry) -> None:

@@ -386,11 +386,7 @@ class Toolbox:
         return tool.operation, key, given, vary
 
     def _with_asker(self, operation: ReadOperation | WriteOperation, vary: Any, context: Any) -> Any:
-        """What a call varies by, and who asks by its contexts.
-
-        Raises:
-            UnknownAsker: for a read, if that cannot be told.
-        """
+        """What a call varies by, and who asks by its contexts. Raises `UnknownAsker`, for a read, if none can tell."""
         is_several = type(context) is tuple and all(type(one) is Injected for one in context)
         contexts = context if is_several else (Injected("object", context),)
         try:

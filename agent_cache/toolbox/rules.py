@@ -184,7 +184,7 @@ class Watch:
 
 
 class Pass:
-    """A tool that is left alone: it is neither cached, nor traced, nor recorded. Handoffs, agents as tools."""
+    """A tool that is left alone: neither cached, nor traced, nor recorded. Handoffs, agents as tools."""
 
     __slots__ = ()
 
@@ -315,22 +315,15 @@ class AnyName(tuple[str, ...]):
 
 
 def compiled_tags(rule: TaggedRule, names: tuple[str, ...] | None, tool: str) -> TagSet:
-    """The tags of a rule for one tool.
-
-    Args:
-        names: the arguments in the schema of the tool; None if it is not known.
-
-    Raises:
-        ConfigurationError: naming the tool, if a template is malformed, or names no argument.
+    """The tags of a rule for one tool, by the arguments in its schema, None if that is not known. Raises
+    `ConfigurationError`, which names the tool, if a template is malformed, or names no argument.
     """
     return rule.decorator.tags(AnyName() if names is None else names, tool)
 
 
 def parsed(result: Any) -> Any:
     """An answer that is JSON as text, as data: a str, bytes, or the one text among the contents of an MCP result.
-
-    Raises:
-        ValueError: if it is no JSON.
+    Raises `ValueError` if it is no JSON.
     """
     content = result if isinstance(result, str | bytes | bytearray) else _member(result, "content")
     if isinstance(content, list | tuple) and len(content) == 1:

@@ -349,18 +349,6 @@ def test_what_is_large_is_not_compared(clock: testing.FakeClock, name: str, make
     assert [each.changed for each in of(name)] == [changed] * bool(changed)
 
 
-def test_types_are_compared_too(clock: testing.FakeClock, name: str):
-    answers = itertools.cycle([1, True, 1.0])
-
-    @AgentCache(name, name=name, ttl=60)
-    async def tool(_key: int) -> Any:
-        clock.advance(LOAD)
-        return next(answers)
-
-    asyncio.run(load_again(clock, tool, 30))
-    assert [each.changed for each in of(name)] == [29]
-
-
 def test_what_a_caller_has_set_is_no_change_of_its_own(clock: testing.FakeClock, name: str):
     """The entry is not that of the load before."""
     tool: Any = changing_tool(clock, name, ttl=60)
@@ -462,41 +450,3 @@ def test_the_share_of_stale_answers_decides(clock: testing.FakeClock, name: str)
     assert actions(name) == ["shorten_ttl"]
     assert [each.action for each in recommendations(max_stale=0.1) if each.tool == name] == ["keep"]
     assert [each.action for each in recommendations(max_stale=0.5) if each.tool == name] == ["raise_ttl"]
-
-
-def test_hits_and_fast_loads_are_not_looked_at(name: str):
-    @AgentCache(name, name=name, ttl=60)
-    async def tool(_key: int) -> int:
-        return 1
-
-    async def main() -> None:
-        for key in range(300):
-            await tool(key)
-
-    asyncio.run(main())
-    assert tool.__agent_cache__.evidence.latest == {}  # type: ignore[attr-defined]
-    assert of(name) == []
-
-
-def test_two_tools_of_one_name_are_not_mixed_up(clock: testing.FakeClock, name: str):
-    """Their calls have equal keys, and different results."""
-
-    def made(answer: int) -> Tool:
-        @AgentCache(name, name=name, ttl=60)
-        async def tool(_key: int) -> Any:
-            clock.advance(LOAD)
-            return answer
-
-        return tool
-
-    one, two = made(1), made(2)
-
-    async def main() -> None:
-        for _ in range(60):
-            await one(1)
-            await two(1)
-            clock.advance(61)
-
-    asyncio.run(main())
-    assert all(each.changed == 0 for each in of(name))
-    assert agent_cache.get_metrics()["tools"][name]["misses"] == 120

@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +16,6 @@ import pytest
 from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
-    AgentCacheSession,
     ConfigurationError,
     Read,
     Toolbox,
@@ -107,20 +106,6 @@ async def test_a_longer_ttl_prolongs_nothing_that_is_stored(clock: FakeClock, na
     clock.advance(99)
     await tool()
     assert loads.count == 2
-
-
-async def test_shortened_twice_and_lengthened_in_between(clock: FakeClock, name: str, loads: Loads):
-    tool = tool_of(loads, name, ttl=100)
-    for ttl, expected in [(10, 1), (1000, 1), (500, 2), (500, 2)]:
-        set_ttl(tool, ttl)
-        await tool("key")
-        assert loads.count == expected
-    clock.advance(499.9)
-    await tool("key")
-    assert loads.count == 2
-    clock.advance(0.1)
-    await tool("key")
-    assert loads.count == 3
 
 
 async def test_none_goes_back_to_what_the_code_declares(clock: FakeClock, name: str, loads: Loads):
@@ -287,60 +272,6 @@ async def test_all_tools_of_one_name_get_it(name: str):
     assert [get_ttl(one), get_ttl(two), get_ttl(name)] == [10, 10, 10]
     set_ttl(two, None)
     assert [get_ttl(one), get_ttl(two)] == [100, 200]
-
-
-def test_a_synchronous_tool(clock: FakeClock, name: str, loads: Loads):
-    @AgentCache(name, name=name, ttl=100)
-    def tool() -> Any:
-        return loads.next()
-
-    tool()
-    set_ttl(tool, 10)
-    tool()
-    assert loads.count == 2
-    clock.advance(10)
-    tool()
-    assert loads.count == 3
-
-
-async def test_a_streaming_tool(clock: FakeClock, name: str, loads: Loads):
-    @AgentCache(name, name=name, ttl=100)
-    async def tool() -> AsyncIterator[Any]:
-        yield loads.next()
-
-    async def read() -> list[Any]:
-        return [chunk async for chunk in tool()]
-
-    await read()
-    set_ttl(tool, 10)
-    await read()
-    assert loads.count == 2
-    clock.advance(10)
-    await read()
-    assert loads.count == 3
-
-
-async def test_a_tool_of_sessions_in_all_that_run(clock: FakeClock, name: str, loads: Loads):
-    tool = tool_of(loads, name, ttl=100, scope="session")
-    async with AgentCacheSession(), AgentCacheSession() as inner:
-        await tool()
-        set_ttl(tool, 10)
-        await tool()
-        assert loads.count == 2
-        clock.advance(10)
-        await tool()
-        assert loads.count == 3
-        assert inner.metrics.misses == 3
-
-
-async def test_a_method(name: str):
-    class Shop:
-        @AgentCache(name, name=name, ttl=100)
-        async def offers(self) -> int:
-            return 1
-
-    set_ttl(Shop().offers, 10)
-    assert get_ttl(Shop.offers) == 10
 
 
 async def test_tools_of_a_toolbox_from_their_first_call_on(clock: FakeClock, name: str, loads: Loads):
@@ -571,15 +502,6 @@ async def test_a_server_that_is_away_gets_it_when_it_is_back(name: str):
     server.start()
     await tool()
     assert await server.ttls() == {name: 10}
-
-
-async def test_taken_back_elsewhere_before_this_process_has_used_its_tier(name: str):
-    server = MemoryServer()
-    tool = tool_of(Loads(), name, ttl=100, remote_cache=MemoryTier(server))
-    set_ttl(tool, 10)
-    MemoryTier(server).publish_ttl(name, None)
-    await tool()
-    assert get_ttl(tool) == 100
 
 
 async def test_a_configured_tier_passes_it_on_for_tools_without_one_of_their_own(name: str):
