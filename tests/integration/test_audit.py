@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import logging
 import multiprocessing
 import os
 import threading
@@ -230,25 +228,6 @@ async def test_an_answer_that_was_replaced_meanwhile_is_left_alone(shop: Shop):
     assert price.contains("7")
 
 
-async def test_a_write_that_still_runs_is_among_those_that_may_lack_the_tag(shop: Shop):
-    gate = asyncio.Event()
-    found: list[StaleHit] = []
-
-    @AgentCacheInvalidator("prize:{item}", name="slow_spoil")
-    async def slow_spoil(item: str) -> None:
-        shop.prices[item] = 2
-        await gate.wait()
-
-    await shop.get("7")
-    task = await started(slow_spoil("7"))
-    with configure(on_stale=found.append):
-        await shop.get("7")
-        await idle()
-    assert [hit.writes for hit in found] == [(("slow_spoil", ("prize:7",)),)]
-    gate.set()
-    await task
-
-
 async def test_a_write_that_is_lost_explains_a_difference(shop: Shop, clock: Any):
     """It was cancelled while the audit ran, so what it has done is in doubt."""
     price, runs, gate = slow_price(shop)
@@ -462,21 +441,6 @@ def test_a_hit_of_a_def_does_not_wait_either():
     assert counts() == (1, 0)
 
 
-async def test_a_session_sees_a_hit_like_any_other(shop: Shop):
-    plain = Shop(audit=0.0)
-    traces = []
-    for each in (shop, plain):
-        async with AgentCacheSession(loop_detection=False) as session:
-            for _ in range(4):
-                await each.get("7")
-                await idle()
-        traces.append([(one.source, one.outcome, one.duration, one.number) for one in session.get_execution_trace()])
-        metrics = session.get_metrics()
-        assert (metrics["hits"], metrics["misses"], metrics["calls"]) == (3, 1, 4)
-        assert metrics["audits"] == (3 if each is shop else 0)
-    assert traces[0] == traces[1]
-
-
 async def test_middleware_do_not_see_audits(shop: Shop):
     calls = []
 
@@ -490,41 +454,6 @@ async def test_middleware_do_not_see_audits(shop: Shop):
             await idle()
     assert calls == ["get_price"]
     assert counts() == (2, 0)
-
-
-async def test_a_task_that_has_not_ended_with_its_loop_is_cancelled_without_a_complaint(
-    caplog: pytest.LogCaptureFixture,
-):
-    ends = []
-
-    def run(turns: int) -> None:
-        async def main() -> None:
-            asyncio.get_running_loop().slow_callback_duration = 60.0  # a busy machine is no complaint
-
-            @AgentCache("price", audit=1.0, name="endless_price")
-            async def price() -> int:
-                if ends or runs:
-                    try:
-                        await asyncio.Event().wait()
-                    finally:
-                        ends.append(turns)
-                runs.append(1)
-                return 1
-
-            runs: list[int] = []
-            await price()
-            await price()
-            for _ in range(turns):
-                await asyncio.sleep(0)
-
-        asyncio.run(main(), debug=True)
-        ends.clear()
-
-    for turns in range(4):
-        await asyncio.to_thread(run, turns)
-    gc.collect()
-    assert [line for line in caplog.records if line.name == "asyncio" and line.levelno >= logging.WARNING] == []
-    assert no_audit_runs()
 
 
 # It has no effect
@@ -627,26 +556,6 @@ async def test_what_a_call_varies_by_is_that_of_the_hit():
     region[0] = "us"  # before the audit runs: it compares nothing with another call
     await idle()
     assert (len(seen), counts()) == (5, (2, 0))
-
-
-async def test_answers_of_a_session_are_checked_while_it_lasts():
-    shop = Shop(audit=1.0, scope="session")
-    found: list[StaleHit] = []
-    with configure(on_stale=found.append):
-        async with AgentCacheSession("mine"):
-            await shop.get("7")
-            await shop.spoil("7", 2)
-            await shop.get("7")
-            await idle()
-            assert await shop.get("7") == 2
-        assert counts() == (1, 1)
-        assert found[0].session == "mine"
-        async with AgentCacheSession():
-            await shop.get("8")
-            shop.prices["8"] = 2
-            await shop.get("8")
-        await idle()  # it has looked after the end of the session, which has no such answer any more
-    assert counts() == (1, 1)
 
 
 async def test_streams_are_checked_by_their_chunks():

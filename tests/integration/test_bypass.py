@@ -63,16 +63,6 @@ async def test_reads_inside_run_their_tools_and_store_nothing(orders: Orders):
     assert (metrics["uncached"], metrics["misses"], metrics["hits"]) == (4, 2, 1)
 
 
-async def test_blocks_nest_and_end_with_an_error(orders: Orders):
-    await orders.get("7")
-    with pytest.raises(LookupError), bypass():
-        with bypass():
-            pass
-        assert await orders.get("7") == 2
-        raise LookupError
-    assert await orders.get("7") == 1
-
-
 async def test_a_block_is_entered_once_at_a_time(orders: Orders):
     block = bypass()
     with block, pytest.raises(ConfigurationError, match="already entered"):
@@ -135,17 +125,6 @@ async def test_a_read_inside_joins_no_load_and_none_joins_it():
     assert await inside == "inside"
     gate.calls[0].returns("outside")
     assert await outside == await joining == await get() == "outside"
-
-
-async def test_reads_that_a_read_inside_makes_are_bypassed_as_well(orders: Orders):
-    @AgentCache("report")
-    async def report() -> int:
-        return await orders.get("7")
-
-    await report()
-    with bypass():
-        assert await report() == 2
-    assert await report() == 1
 
 
 async def test_writes_inside_invalidate_everywhere(orders: Orders):
@@ -245,17 +224,6 @@ async def test_what_runs_in_a_block_is_recorded_and_replayed(orders: Orders, tmp
     assert await in_a_block(record(tmp_path / "run.yaml")) == [1, 2]
     assert await in_a_block(replay(tmp_path / "run.yaml")) == [1, 2]
     assert orders.runs == 2
-
-
-async def test_with_uncacheable_arguments_refused_a_block_refuses_them_as_well():
-    """The key is made before it is known that nothing is looked up."""
-    from agent_cache import UncacheableArgumentsError
-
-    @AgentCache("r", uncacheable="raise")
-    async def tool(x: Any) -> None: ...
-
-    with bypass(), pytest.raises(UncacheableArgumentsError):
-        await tool(object())
 
 
 @pytest.mark.parametrize("tenant", [None, "mine"])
