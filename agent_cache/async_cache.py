@@ -37,6 +37,11 @@ Seconds = float | timedelta
 Loader = Callable[[], Awaitable[Any]]
 BatchLoader = Callable[[list[Any]], Awaitable[Any]]
 
+Load = asyncio.Future[Any]
+"""One run of a loader for one key. Its result is the value in a tuple, or a `Failure`; None if the caller that led it
+was interrupted.
+"""
+
 
 class NoUpstream:
     """Base class of `AsyncCache` where ``import cache`` does not mean async-cache."""
@@ -163,14 +168,15 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
             return None
         lifetime = _lifetime(self.default_ttl if ttl is None else ttl, "ttl")
         while found is None:
-            load, is_new = self._join(part, key)
+            load, is_new = self._join(part)
             if is_new:
-                return await self._run(load, loader or partial(self._run_in_batch, load, batch_loader), lifetime)
-            await load.ended.wait()
-            if isinstance(load.outcome, Failure):
-                load.outcome.raise_again()
-            if load.outcome is not None:
-                return load.outcome[0]
+                work = loader or partial(self._run_in_batch, load, part, key, batch_loader)
+                return await self._run(load, part, key, work, lifetime)
+            outcome = await asyncio.shield(load)
+            if isinstance(outcome, Failure):
+                outcome.raise_again()
+            if outcome is not None:
+                return outcome[0]
             found = self._find(part)  # the caller that led it was interrupted
         return found[1]
 
@@ -256,7 +262,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
 
     # Loads
 
-    def _join(self, part: Part, key: Hashable) -> tuple[Load, bool]:
+    def _join(self, part: Part) -> tuple[Load, bool]:
         """Find the load of a key in this event loop, or begin one. Returns also whether it is a new one."""
         loop = running_loop()
         if loop is None:
@@ -266,54 +272,56 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
             load = loads.get(loop)
             if load is not None and load not in _RUNNING.get():
                 return load, False
-            loads[loop] = load = Load(part, key, loop)
+            loads[loop] = load = loop.create_future()
             return load, True
 
-    async def _run(self, load: Load, loader: Loader, lifetime: float) -> Any:
+    async def _run(self, load: Load, part: Part, key: Hashable, loader: Loader, lifetime: float) -> Any:
         """Run the loader of a load that this caller leads. The value is stored unless its key was written meanwhile."""
         token, value = _RUNNING.set((*_RUNNING.get(), load)), MISSING
+        outcome: tuple[Any] | Failure | None = None
         try:
             value = await loader()
-            load.outcome = (None if value is MISSING else value,)
-            return load.outcome[0]
+            outcome = (None if value is MISSING else value,)
+            return outcome[0]
         except AgentLoopDetectedError:
             raise  # it stops the run of this caller alone: those that wait begin again
         except Exception as error:
-            load.outcome = Failure(error)
+            outcome = Failure(error)
             raise
         finally:
             with suppress(ValueError):  # closed by the garbage collector, in another context than it ran in
                 _RUNNING.reset(token)
             with self._lock:
-                loads = self._loads.get(load.part, {})
-                if loads.get(load.loop) is load:
-                    del loads[load.loop]
+                loads, loop = self._loads.get(part, {}), load.get_loop()
+                if loads.get(loop) is load:
+                    del loads[loop]
                     if value is not MISSING:
-                        self._insert(load.part, load.key, value, lifetime)
+                        self._insert(part, key, value, lifetime)
                     if not loads:
-                        self._loads.pop(load.part, None)
-            load.ended.set()
+                        self._loads.pop(part, None)
+            load.set_result(outcome)
 
-    async def _run_in_batch(self, load: Load, loader: Any) -> Any:
+    async def _run_in_batch(self, load: Load, part: Part, key: Hashable, loader: Any) -> Any:
         """Wait for the value of one key in the open batch of a loader. `MISSING` if the loader returned none.
 
         A batch takes no more keys when its window is over, when it is full, or when a key comes that a dict cannot tell
         from one in it, as 1 and True: the next key opens the next batch, so that a slow loader delays no other key.
         """
         opened = [one for one in self._batches if not (one.is_closed.is_set() or one.loop.is_closed())]
-        batch = next((one for one in opened if one.loop is load.loop and one.loader == loader), None)
-        if batch is not None and batch.loads.get(load.key, load).part != load.part:
+        loop = load.get_loop()
+        batch = next((one for one in opened if one.loop is loop and one.loader == loader), None)
+        if batch is not None and batch.loads.get(key, (part, load))[0] != part:
             batch.is_closed.set()
             batch = None
         if batch is None:
-            batch = Batch(loader, load.loop)
+            batch = Batch(loader, loop)
             self._batches = [*opened, batch]
-            batch.task = load.loop.create_task(self._run_batch(batch))
-        batch.loads[load.key] = load
+            batch.task = loop.create_task(self._run_batch(batch))
+        batch.loads[key] = part, load
         if len(batch.loads) >= self.max_batch_size:
             batch.is_closed.set()
         answers = await asyncio.shield(batch.task)
-        return answers.get(load.key, MISSING)
+        return answers.get(key, MISSING)
 
     async def _run_batch(self, batch: Batch) -> Mapping[Hashable, Any]:
         """Wait for the keys of a batch and load their values.
@@ -325,7 +333,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
                 await batch.is_closed.wait()
         batch.is_closed.set()
         self._batches = [one for one in self._batches if one is not batch]
-        _RUNNING.set((*_RUNNING.get(), *batch.loads.values()))
+        _RUNNING.set((*_RUNNING.get(), *[load for _, load in batch.loads.values()]))
         keys, loader = list(batch.loads), batch.loader
         found = await loader(keys.copy())
         if isinstance(found, Mapping):
@@ -360,23 +368,12 @@ def _identity(key: Hashable) -> Part:
 
 
 @dataclass(slots=True, eq=False)
-class Load:
-    """One run of a loader for one key, in one event loop."""
-
-    part: Part
-    key: Hashable
-    loop: asyncio.AbstractEventLoop
-    outcome: tuple[Any] | Failure | None = None  # the value in a tuple; None if the caller that led it was interrupted
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-@dataclass(slots=True, eq=False)
 class Batch:
     """One run of a batch loader in a task of its own, for the loads of several keys."""
 
     loader: BatchLoader
     loop: asyncio.AbstractEventLoop
-    loads: dict[Hashable, Load] = field(default_factory=dict)
+    loads: dict[Hashable, tuple[Part, Load]] = field(default_factory=dict)
     is_closed: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[Mapping[Hashable, Any]] = field(init=False)
 
