@@ -23,7 +23,7 @@ from typing import Any, Literal
 from agent_cache.config import CURRENT
 from agent_cache.core.options import no_life, seconds
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.state import READERS, is_writer, warn_once
+from agent_cache.engine.state import READERS, warn_once
 from agent_cache.engine.ttls import TTLS
 from agent_cache.engine.write import WriteOperation
 from agent_cache.errors import ConfigurationError
@@ -96,25 +96,17 @@ def get_ttl(tool: Callable[..., Any] | str) -> float | Callable[[Any], Any] | No
 def _find(tool: Any, function: str) -> tuple[str, list[ReadOperation]]:
     """The name of a tool, and all read tools of this name."""
     operation = getattr(tool, "__agent_cache__", None)
-    if not isinstance(tool, str) and not isinstance(operation, ReadOperation | WriteOperation):
-        raise ConfigurationError(
-            f"{function}: {tool!r} is neither a tool that AgentCache decorates nor the name of one"
-        )
-    name = tool if operation is None else operation.name
-    reads = [one for one in READERS.all() if isinstance(one, ReadOperation)]
+    name = operation.name if isinstance(operation, ReadOperation | WriteOperation) else tool
+    reads = [one for one in READERS.all() if isinstance(one, ReadOperation) and one.declared.ttl is not no_life]
     found = [one for one in reads if one.name == name]
-    if isinstance(operation, WriteOperation) or (not found and is_writer(name)):
-        raise ConfigurationError(f"{function}: {name!r} is a write tool, which has no ttl; name one that reads")
-    if found and all(one.declared.ttl is no_life for one in found):
-        raise ConfigurationError(f"{function}: {name!r} is a watch, of which nothing is stored, so it has no ttl")
     if not found:
         from difflib import get_close_matches  # for an error alone
 
-        near = get_close_matches(name, {one.name for one in reads}, 1, cutoff=0.4)
+        near = get_close_matches(name, {one.name for one in reads}, 1, cutoff=0.4) if isinstance(name, str) else ()
         raise ConfigurationError(
-            f"{function}: no read tool called {name!r} is known in this process; the name is 'module:qualname', the "
-            "name= of its decorator, or 'namespace:name' of a tool that a toolbox has called"
-            f"{f'; is {near[0]!r} meant?' if near else ''}"
+            f"{function}: {name!r} is no read tool of this process, and a write or a watch has no ttl; give the tool "
+            "that AgentCache decorates, or its name: 'module:qualname', the name= of its decorator, or "
+            f"'namespace:name' of one that a toolbox has called{f'; is {near[0]!r} meant?' if near else ''}"
         )
     return name, found
 

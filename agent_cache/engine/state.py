@@ -26,7 +26,7 @@ from agent_cache.values.compare import utf8_text
 
 __all__ = [
     "LOG", "READERS", "SIZES", "RootUse", "clear_everything", "clear_tools", "event_loop", "evict_for",
-    "forget_oldest", "forget_warnings", "is_writer", "keep", "live_tools", "mark_written",
+    "forget_oldest", "forget_warnings", "keep", "live_tools", "mark_written",
     "run_shielded", "tags_of_keys", "uses_of", "wait_for_lock",
     "warn_of_unread_roots", "warn_of_unwritten_roots", "warn_once", "write_now",
 ]  # fmt: skip
@@ -214,11 +214,6 @@ def live_tools() -> list[Any]:
         found = dict.fromkeys(READERS.all())
         found |= dict.fromkeys(writer for use in list(_roots.values()) for writer in list(use.writers))
     return sorted(found, key=lambda tool: str(tool.name))
-
-
-def is_writer(name: str) -> bool:
-    """Whether a write tool of this name is known."""
-    return any(tool.name == name and not tool.is_read for tool in live_tools())
 
 
 def warn_of_unread_roots(tool: str, roots: Iterable[str]) -> None:

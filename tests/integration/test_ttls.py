@@ -280,7 +280,7 @@ async def test_tools_of_a_toolbox_from_their_first_call_on(clock: FakeClock, nam
     async def run() -> Any:
         return loads.next()
 
-    with pytest.raises(ConfigurationError, match="of a tool that a toolbox has called"):
+    with pytest.raises(ConfigurationError, match="of one that a toolbox has called"):
         set_ttl(f"{name}:get_it", 10)
     await box.call("get_it", {}, run)
     assert get_ttl(f"{name}:get_it") == 100
@@ -324,7 +324,7 @@ async def test_what_is_no_read_tool_is_refused(name: str):
 
     tool_of(Loads(), name)
     for bad in (write, f"{name}write"):
-        with pytest.raises(ConfigurationError, match="is a write tool, which has no ttl"):
+        with pytest.raises(ConfigurationError, match="a write or a watch has no ttl"):
             set_ttl(bad, 10)
     bad_ones: list[Any] = [plain, 7, None, "", "nobody:knows", MemoryTier()]
     for each in bad_ones:
@@ -341,7 +341,7 @@ async def test_a_function_that_goes_through_a_toolbox_is_not_called_a_write_tool
 
     wrapped = wrap(get_price, box=Toolbox({"get_price": Read("price:{key}")}, namespace=name))
     for function in (get_ttl, lambda tool: set_ttl(tool, 10)):
-        with pytest.raises(ConfigurationError, match="is neither a tool that AgentCache decorates nor the name of one"):
+        with pytest.raises(ConfigurationError, match="give the tool that AgentCache decorates, or its name"):
             function(wrapped)
     await wrapped(1)
     set_ttl(f"{name}:get_price", 10)
