@@ -4,24 +4,24 @@ This module walks over plain data. What is a name of a secret, and what is a sec
 
 `Redaction.may_change` spares most calls the walk over their data. It is no second set of rules: it applies the rules to
 each string by itself and remembers the strings that they left alone. Without it, recording a call with a result of 1 KB
-takes 56 us over the bare call instead of 21, and the budget is 25 (benchmarks/rows/recording.py, "record a call").
+takes 56 us over the bare call instead of 21.
 """
 
 from __future__ import annotations
 
 import base64
-import importlib.util
 import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
 from agent_cache.errors import ConfigurationError
-from agent_cache.recording.credentials import OAUTH_PARAMETERS, TextSearch
+from agent_cache.recording.credentials import TextSearch
 from agent_cache.recording.secret_names import (
+    WORDS,
     NameKind,
     is_granted,
     is_secret_value,
@@ -31,42 +31,28 @@ from agent_cache.recording.secret_names import (
     names_command,
     names_several,
     squash,
-)
+)  # fmt: skip
 from agent_cache.values.canonical import MAX_DEPTH, declared_names
-
-__all__ = [
-    "REDACTED",
-    "Redaction",
-    "is_positional",
-    "redact_error",
-    "redact_key",
-    "redaction_of",
-    "without_secret_fields",
-]
 
 REDACTED = "[redacted]"
 
-_OPENING = frozenset("{[")
-_CLOSING = frozenset("}]")
 _BYTES = frozenset({"$bytes", "$bytearray", "$memoryview"})
-
+_SEVERAL = frozenset({"$tuple", "$set", "$frozenset", "$list"})
 _NAME_KEYS = ("name", "Name", "key", "Key")
 _VALUE_KEYS = frozenset({"value", "Value"})
-# Those of a part of a multipart body, and those of its content.
-_PART_KEYS = frozenset({"name", "filename", "type", "text", "json", "form", "bytes"})
 _CONTENT_KEYS = frozenset({"text", "json", "form", "bytes"})
-_SEVERAL = frozenset({"$tuple", "$set", "$frozenset", "$list"})
+_PART_KEYS = _CONTENT_KEYS | {"name", "filename", "type"}
+"""Those of a part of a multipart body."""
 # Of OAuth. What they are called is no name of a secret, so other parameters must stand beside them.
+_OAUTH = frozenset(WORDS["oauth"])
 _GRANTED = frozenset({"code", "assertion", "sig", "user_code"})
 _SIGNED = frozenset({"se", "sp", "sr", "sv"})
 _WITH_STATE = frozenset({"state", "session_state", "client_id"})
+_WITH_DEVICE = frozenset({"device_code", "verification_uri", "verification_url"})
 _GRANTED_BYTES = frozenset(map(str.encode, _GRANTED))
-_BESIDE_GRANTED = frozenset(
-    map(str.encode, OAUTH_PARAMETERS | _WITH_STATE | _SIGNED | {"device_code", "verification_uri", "verification_url"})
-)
-_INPUT_KEYS = frozenset({"input"})
-# The name that the standard library has for the part of a URL in which the password is.
+_BESIDE_GRANTED = frozenset(map(str.encode, _OAUTH | _WITH_STATE | _SIGNED | _WITH_DEVICE))
 _NETLOC = "netloc"
+"""The name that the standard library has for the part of a URL in which the password is."""
 _TYPES_IN_SCHEMAS = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 _VALUES_IN_SCHEMAS = frozenset({"const", "default", "example", "examples"})
 
@@ -75,11 +61,9 @@ _STRING = re.compile(rb'"((?:[^"\\]++|\\.)*+)"')
 # Strings to remember that have no secret: at most 8 MB. Most messages of a conversation are shorter than the limit.
 _MAX_REMEMBERED = 4_000
 _MAX_REMEMBERED_LENGTH = 2_000
-
 _ORIGIN = re.compile(r"(?:[A-Z]+ )?[a-z]+://[^/?#@]*(?=[/?#]|\Z)", re.IGNORECASE)
 # Shorter texts may be part of other words by chance.
 _MIN_SUBSTRING = 4
-
 _PATTERN_SECONDS = 2.0
 
 
@@ -88,7 +72,8 @@ class Redaction:
 
     Args:
         names: names of arguments, keys and fields beside `SECRET_NAMES`.
-        patterns: regular expressions of secret texts, beside the known forms of credentials.
+        patterns: regular expressions of secret texts, beside the known forms of credentials. With the package `regex`,
+            a search is ended that takes more than two seconds: a pattern such as ``(a+)+b`` may need years.
         hook: ``hook(data)`` gets the arguments of each call and each outcome as plain data, redacted already, and
             returns what is written. It must be a pure function: a replay calls it again.
         replacement: the text that stands for a secret.
@@ -115,26 +100,22 @@ class Redaction:
         self.defaults = defaults
         self.replacement = replacement
         self._own_names = frozenset(map(squash, self.names))
-        self._search = TextSearch(
-            replacement, self._kind_of, self._inside, tuple(_parts_of_names(self._own_names)), has_forms=defaults
-        )
-        self._own = [_OwnPattern(pattern) for pattern in self.patterns]
+        parts = tuple(_parts_of_names(self._own_names))
+        self._search = TextSearch(replacement, self._kind_of, self._inside, parts, has_forms=defaults)
+        self._own = list(map(_own_pattern, self.patterns))
         self._clean_strings: set[bytes] = set()
 
     def describe(self) -> dict[str, Any]:
         """The rules beside the defaults, as a cassette's header has them for its replay. A hook is only noted."""
-        described: dict[str, Any] = {}
-        if self.names:
-            described["names"] = list(self.names)
-        if self.patterns:
-            described["patterns"] = list(self.patterns)
-        if self.replacement != REDACTED:
-            described["replacement"] = self.replacement
-        if not self.defaults:
-            described["defaults"] = False
-        if self.hook is not None:
-            described["hook"] = True
-        return described
+        described = {
+            "names": list(self.names),
+            "patterns": list(self.patterns),
+            "replacement": "" if self.replacement == REDACTED else self.replacement,
+            "hook": self.hook is not None,
+        }
+        return {name: value for name, value in described.items() if value} | (
+            {} if self.defaults else {"defaults": False}
+        )
 
     def joined(self, described: dict[str, Any]) -> Redaction:
         """These rules and those that a cassette's header has.
@@ -180,7 +161,8 @@ class Redaction:
                     return True
                 continue
             text = msgspec.json.decode(b'"%b"' % string) if has_escapes else string.decode()
-            if text in _BYTES or self._kind_of(text) or self._inside(text, 0) != text or self._needs_neighbours(text):
+            needs_neighbours = self.defaults and (text == _NETLOC or names_command(text))
+            if text in _BYTES or self._kind_of(text) or self._inside(text, 0) != text or needs_neighbours:
                 return True
             if len(clean) >= _MAX_REMEMBERED:
                 clean.clear()
@@ -190,7 +172,7 @@ class Redaction:
 
     def apply(self, data: Any) -> Any:
         """The same plain data without the secrets."""
-        data = self._clean(data, under_secret=False)
+        data = self._clean(data)
         return data if self.hook is None else self.hook(data)
 
     def labelled(self, name: str, text: str) -> str:
@@ -224,20 +206,17 @@ class Redaction:
         return self._inside(text, 0)
 
     def _inside(self, text: str, depth: int) -> str:
-        """The same text, found in this many others, without secrets."""
-        if text[:1] in _OPENING and (data := _read_json(text)) is not None:
+        """The same text, found in this many others, without secrets. It may be JSON, as arguments of tools are."""
+        if text[:1] in ("{", "[") and text[-1:] in ("}", "]"):
             try:
-                cleaned = self._clean(data, under_secret=False)
+                data = msgspec.json.decode(text)
+                cleaned = self._clean(data)
                 return text if cleaned == data else msgspec.json.encode(cleaned).decode()
-            except RecursionError:  # it is too deep, and searched as any text
+            except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
                 pass
-        for pattern in self._own:
-            text = pattern.without(text, self.replacement)
+        for without in self._own:
+            text = without(text, self.replacement)
         return self._search.without_credentials(text, depth)
-
-    def _needs_neighbours(self, text: str) -> bool:
-        """Whether what stands beside this text may be a secret because of it."""
-        return self.defaults and (text == _NETLOC or names_command(text))
 
     def _kind_of(self, name: str) -> NameKind:
         if self._own_names and squash(name) in self._own_names:
@@ -246,44 +225,56 @@ class Redaction:
 
     # Plain data
 
-    def _clean(self, data: Any, *, under_secret: bool) -> Any:
+    def _clean(self, data: Any) -> Any:
         kind = type(data)
         if kind is str:
-            return self.replacement if under_secret and data else self.text(data)
+            return self.text(data)
         if kind is dict:
-            return self._clean_dict(data, under_secret=under_secret)
+            return self._clean_dict(data)
         if kind is list:
-            if under_secret:
-                return [self._clean(value, under_secret=True) for value in data]
             if len(data) > 1 and all(type(one) is str for one in data):
                 data = self._search.without_arguments(data)
-            return [self._clean_pair(one) if _is_pair(one) else self._clean(one, under_secret=False) for one in data]
-        if under_secret and (kind is int or kind is float):
-            return kind(0)
+            return [self._clean_pair(one) if _is_pair(one) else self._clean(one) for one in data]
         return data
 
-    def _clean_dict(self, data: dict[str, Any], *, under_secret: bool) -> dict[str, Any]:
-        if len(data) == 1 and not under_secret:
+    def _hide(self, data: Any) -> Any:
+        """Data under the name of a secret: its texts and numbers are secrets."""
+        kind = type(data)
+        if kind is dict:
+            cleaned: dict[str, Any] = {}
+            for key, value in data.items():
+                cleaned[self._free_name(key, cleaned)] = self._hide(value)
+            return cleaned
+        if kind is list:
+            return [self._hide(value) for value in data]
+        if kind is int or kind is float:
+            return kind(0)
+        return self.replacement if kind is str and data else data
+
+    def _free_name(self, key: str, taken: dict[str, Any]) -> str:
+        name = self.text(key)
+        while name in taken:  # two names that only differed in their secrets
+            name += "'"
+        return name
+
+    def _clean_dict(self, data: dict[str, Any]) -> dict[str, Any]:
+        if len(data) == 1:
             if _is_pair(data):
-                return self._clean_pair(data)  # type: ignore[no-any-return]
+                return {"$tuple": self._clean_pair(data["$tuple"])}
             [(tag, inner)] = data.items()
             if tag in _BYTES and type(inner) is str and inner.startswith("hex:"):
                 return {tag: self._hexadecimal(inner)}
-        named, at = self._named_in(data) if len(data) > 1 and not under_secret and self.defaults else ("", _VALUE_KEYS)
+        named, at = self._named_in(data) if len(data) > 1 and self.defaults else ("", _VALUE_KEYS)
         is_token_of_text = "logprob" in data or "logprobs" in data
         cleaned: dict[str, Any] = {}
         for key, value in data.items():
-            name = self.text(key)
-            while name in cleaned:  # two names that only differed in their secrets
-                name += "'"
-            if under_secret:
-                cleaned[name] = self._clean(value, under_secret=True)
-            elif is_token_of_text and key == "token":
+            name = self._free_name(key, cleaned)
+            if is_token_of_text and key == "token":
                 cleaned[name] = value
             elif named and key in at:
                 cleaned[name] = self._clean_named(named, value)
             elif key in _GRANTED and self.defaults and _is_granted(key, value, data):
-                cleaned[name] = self._clean(value, under_secret=True)
+                cleaned[name] = self._hide(value)
             else:
                 cleaned[name] = self._clean_named(key, value)
         return cleaned
@@ -301,56 +292,50 @@ class Redaction:
         place = data.get("loc") if "input" in data else None
         if type(place) is dict and len(place) == 1:
             place = place.get("$tuple")
-        for name in reversed(place) if type(place) is list else ():
-            if type(name) is str:
-                return (name, _INPUT_KEYS) if self._kind_of(name) else ("", _VALUE_KEYS)
-        return "", _VALUE_KEYS
+        name = next((one for one in reversed(place) if type(one) is str), "") if type(place) is list else ""
+        return (name, frozenset({"input"})) if self._kind_of(name) else ("", _VALUE_KEYS)
 
     def _clean_named(self, name: str, value: Any) -> Any:
         """A value under this name."""
-        secret = self._kind_of(name)
+        secret, kind = self._kind_of(name), type(value)
         if secret is NameKind.NONE:
-            return self.labelled(name, value) if type(value) is str else self._clean(value, under_secret=False)
-        kind = type(value)
+            return self.labelled(name, value) if kind is str else self._clean(value)
         if kind is dict and _is_schema(value):
-            return {key: self._clean(inner, under_secret=key in _VALUES_IN_SCHEMAS) for key, inner in value.items()}
+            return {
+                key: self._hide(inner) if key in _VALUES_IN_SCHEMAS else self._clean(inner)
+                for key, inner in value.items()
+            }
         if secret is NameKind.SECRET:
-            if kind is str and not is_secret_value(secret, name, value):
-                return value
-            return self._clean(value, under_secret=True)
+            return value if kind is str and not is_secret_value(secret, name, value) else self._hide(value)
         if kind is str:
             return self.replacement if is_secret_value(secret, name, value) else self.text(value)
         if kind is list and all(type(one) is str for one in value):
             return [self._clean_named(name, one) for one in value]
-        if kind is dict and len(value) == 1:
-            [(tag, inner)] = value.items()
-            if tag in _SEVERAL:
-                return {tag: self._clean_named(name, inner)}
-            if tag in _BYTES and any(is_secret_value(secret, name, text) for text in _spellings(value)):
-                return self._clean(value, under_secret=True)
         is_several = names_several(name)
-        if kind is dict and is_several:
-            return self._clean(
-                {key: self._member_of(name, secret, one) for key, one in value.items()}, under_secret=False
-            )
+        if kind is dict:
+            [(tag, inner), *others] = value.items() or [("", None)]
+            if not others and tag in _SEVERAL:
+                return {tag: self._clean_named(name, inner)}
+            if not others and tag in _BYTES and any(is_secret_value(secret, name, one) for one in _spellings(value)):
+                return self._hide(value)
+            if is_several:  # settings may stand beside the secrets: ``{"api_keys": {"prod": "...", "count": 3}}``
+                value = {
+                    key: self.replacement
+                    if type(one) is str and looks_random(one) and is_secret_value(secret, name, one)
+                    else one
+                    for key, one in value.items()
+                }
         if (kind is int or kind is float) and not is_several:
             is_code = names_code(name) and is_secret_value(secret, name, str(value))
-            if is_code or secret is NameKind.ENDING:
-                return kind(0)
-        return self._clean(value, under_secret=False)
-
-    def _member_of(self, name: str, secret: NameKind, value: Any) -> Any:
-        """A value of a dict of several secrets, in which settings may stand, too: ``{"api_keys": {"prod": "..."}}``."""
-        is_one = type(value) is str and looks_random(value) and is_secret_value(secret, name, value)
-        return self.replacement if is_one else value
+            return kind(0) if is_code or secret is NameKind.ENDING else value
+        return self._clean(value)
 
     def _clean_pair(self, pair: Any) -> Any:
         """A name and its value, as in lists of headers and in dicts whose keys are not texts."""
         if type(pair) is dict:
             return {"$tuple": self._clean_pair(pair["$tuple"])}
         name, value = pair
-        spelling = max(_spellings(name), key=self._kind_of)
-        return [self._clean(name, under_secret=False), self._clean_named(spelling, value)]
+        return [self._clean(name), self._clean_named(max(_spellings(name), key=self._kind_of), value)]
 
     def _hexadecimal(self, text: str) -> str:
         """Bytes among arguments that are not UTF-8."""
@@ -362,58 +347,14 @@ class Redaction:
         return text if cleaned == plain else "hex:" + cleaned.encode("latin-1", "replace").hex()
 
 
-class _OwnPattern:
-    """A regular expression of the user.
-
-    With the package `regex`, a search is ended that takes too long: a pattern such as ``(a+)+b`` may need years.
-
-    Raises:
-        ConfigurationError: if it is invalid.
-    """
-
-    def __init__(self, pattern: str) -> None:
-        self._pattern = pattern
-        try:
-            self._compiled = re.compile(pattern)
-        except re.error as error:
-            raise ConfigurationError(f"redact: {pattern!r} is no regular expression: {error}") from error
-        self._limited: Any = None
-        if importlib.util.find_spec("regex") is not None:
-            import regex  # type: ignore[import-untyped]  # it has no hints
-
-            try:
-                self._limited = regex.compile(pattern)
-            except regex.error:  # it knows other escapes than `re`
-                pass
-
-    def without(self, text: str, replacement: str) -> str:
-        """The same text without what it matches.
-
-        Raises:
-            ConfigurationError: if that takes more than two seconds, and `regex` is installed.
-        """
-        if self._limited is None:
-            return self._compiled.sub(lambda _: replacement, text)
-        try:
-            cleaned: str = self._limited.sub(lambda _: replacement, text, timeout=_PATTERN_SECONDS)
-        except TimeoutError as error:
-            raise ConfigurationError(
-                f"redact: the pattern {self._pattern!r} takes more than {_PATTERN_SECONDS:g} s for a text of "
-                f"{len(text)} characters; make it simpler"
-            ) from error
-        return cleaned
-
-
 def redaction_of(given: Any) -> Redaction:
     """The rules for a ``redact=`` argument: None, names and compiled patterns, a hook, or a `Redaction`.
 
     Raises:
         ConfigurationError: if it is none of these.
     """
-    if given is None:
-        return Redaction()
-    if isinstance(given, Redaction):
-        return given
+    if given is None or isinstance(given, Redaction):
+        return given or Redaction()
     if isinstance(given, str):
         raise ConfigurationError(f"redact takes a list of names; write redact=[{given!r}]")
     if callable(given):
@@ -424,14 +365,107 @@ def redaction_of(given: Any) -> Redaction:
     for one in listed:
         if not isinstance(one, str | re.Pattern) or not one:
             raise ConfigurationError(f"redact must be names and compiled patterns of texts, got {one!r} among them")
-    return Redaction(
-        [one for one in listed if isinstance(one, str)], [one for one in listed if isinstance(one, re.Pattern)]
-    )
+    names = [one for one in listed if isinstance(one, str)]
+    return Redaction(names, [one for one in listed if isinstance(one, re.Pattern)])
+
+
+def _own_pattern(pattern: str) -> Callable[[str, str], str]:
+    """A function that removes from a text what the user's own regular expression matches.
+
+    Raises:
+        ConfigurationError: if the pattern is invalid.
+    """
+    try:
+        compiled: Any = re.compile(pattern)
+    except re.error as error:
+        raise ConfigurationError(f"redact: {pattern!r} is no regular expression: {error}") from error
+    limit: dict[str, float] = {}
+    with suppress(ImportError):
+        import regex  # type: ignore[import-untyped]  # it has no hints
+
+        with suppress(regex.error):  # it knows other escapes than `re`
+            compiled, limit = regex.compile(pattern), {"timeout": _PATTERN_SECONDS}
+
+    def without(text: str, replacement: str) -> str:
+        try:
+            cleaned: str = compiled.sub(lambda _: replacement, text, **limit)
+        except TimeoutError as error:
+            raise ConfigurationError(
+                f"redact: the pattern {pattern!r} takes more than {_PATTERN_SECONDS:g} s for a text of "
+                f"{len(text)} characters; make it simpler"
+            ) from error
+        return cleaned
+
+    return without
+
+
+def _with_flags(pattern: re.Pattern[str]) -> str:
+    known = (("i", re.IGNORECASE), ("m", re.MULTILINE), ("s", re.DOTALL), ("x", re.VERBOSE))
+    flags = "".join(letter for letter, flag in known if pattern.flags & flag)
+    return f"(?{flags}:{pattern.pattern})" if flags else pattern.pattern
+
+
+def _parts_of_names(names: Iterable[str]) -> list[str]:
+    """The fewest names such that each name has one of them in it."""
+    parts: list[str] = []
+    for name in sorted(names, key=len):
+        if not name.isascii():
+            return [""]  # the lower case of a letter may depend on its neighbours: look at every text
+        if not any(part in name for part in parts):
+            parts.append(name)
+    return parts
+
+
+def _is_granted(name: str, value: Any, data: dict[str, Any]) -> bool:
+    """Whether this value is one that OAuth grants, by the parameters of the query or form in which it stands."""
+    if type(value) is list:  # as `parse_qs` has it
+        return bool(value) and all(_is_granted(name, one, data) for one in value)
+    if type(value) is not str:
+        return False
+    if name == "sig":  # of a signed URL of Azure
+        return looks_random(value) and not _SIGNED.isdisjoint(data)
+    if name == "user_code":
+        return not _WITH_DEVICE.isdisjoint(data)
+    is_certain = not _OAUTH.isdisjoint(data)
+    has_state = name == "code" and not _WITH_STATE.isdisjoint(data)
+    return (is_certain or has_state) and is_granted(value, is_certain=is_certain)
+
+
+def _is_pair(data: Any) -> bool:
+    pair = data.get("$tuple") if type(data) is dict and len(data) == 1 else data
+    return type(pair) is list and len(pair) == 2 and bool(_spellings(pair[0]))
+
+
+def _spellings(name: Any) -> list[str]:
+    """The texts that a name may be: itself, or bytes, which are a text in arguments and base64 in outcomes."""
+    if type(name) is str:
+        return [name]
+    inner = name.get("$bytes") if type(name) is dict and len(name) == 1 else None
+    if type(inner) is list and len(inner) == 1:
+        [inner] = inner
+    if type(inner) is not str:
+        return []
+    try:
+        return [inner, base64.b64decode(inner, validate=True).decode("latin-1")]
+    except ValueError:
+        return [inner]
+
+
+def _is_schema(data: dict[str, Any]) -> bool:
+    """Whether this describes a value, as the parameters of a tool are described to a model."""
+    kind = data.get("type")
+    if kind is None:
+        return not {"anyOf", "allOf", "oneOf", "$ref"}.isdisjoint(data)
+    kinds = kind if type(kind) is list else [kind]
+    return bool(kinds) and all(type(one) is str and one in _TYPES_IN_SCHEMAS for one in kinds)
+
+
+# Keys, exceptions, and fields without names
 
 
 def redact_key(key: str, arguments: Any, redacted: Any, rules: Redaction) -> str:
     """A key that ``cache_key=`` made of these arguments, without the secrets that redaction removed from them."""
-    for removed in sorted(set(_removed(arguments, redacted)), key=len, reverse=True):
+    for removed, _ in sorted(set(_changes(arguments, redacted, "")), key=lambda one: len(one[0]), reverse=True):
         if len(removed) < _MIN_SUBSTRING:
             key = re.sub(rf"(?<!\w){re.escape(removed)}(?!\w)", lambda _: rules.replacement, key)
         else:
@@ -446,59 +480,58 @@ def redact_error(data: dict[str, Any], rules: Redaction) -> dict[str, Any]:
     from its value. So these are redacted first, and what that has changed is changed in all texts.
     """
     changed: dict[str, str] = {}
-    cleaned = _without_secrets_in_parts(data, rules, changed)
-    return _with_changed_texts(cleaned, rules, sorted(changed.items(), key=lambda pair: len(pair[0]), reverse=True))
 
+    def without_secrets(error: dict[str, Any]) -> dict[str, Any]:
+        cleaned = dict(error)
+        for part in ("args", "state"):
+            if part in error:
+                cleaned[part] = rules.apply(error[part])
+                for before, after in _changes(error[part], cleaned[part], rules.replacement):
+                    changed.update(_spelled(before, after))
+        if "cause" in error:
+            cleaned["cause"] = without_secrets(error["cause"])
+        if "group" in error:
+            cleaned["group"] = list(map(without_secrets, error["group"]))
+        return cleaned
 
-def _without_secrets_in_parts(data: dict[str, Any], rules: Redaction, changed: dict[str, str]) -> dict[str, Any]:
-    cleaned = dict(data)
-    for part in ("args", "state"):
-        if part in data:
-            cleaned[part] = rules.apply(data[part])
-            for before, after in _changes(data[part], cleaned[part], rules.replacement):
-                changed |= _spelled(before, after)
-    if "cause" in data:
-        cleaned["cause"] = _without_secrets_in_parts(data["cause"], rules, changed)
-    if "group" in data:
-        cleaned["group"] = [_without_secrets_in_parts(member, rules, changed) for member in data["group"]]
-    return cleaned
-
-
-def _with_changed_texts(data: dict[str, Any], rules: Redaction, changed: list[tuple[str, str]]) -> dict[str, Any]:
     def change(part: Any) -> Any:
         if type(part) is str:
-            return _replaced_in(part, changed)
+            for before, after in longest_first:
+                part = _replaced_in(part, before, after)
+            return part
         if type(part) is list:
             return list(map(change, part))
         return {name: change(one) for name, one in part.items()} if type(part) is dict else part
 
-    data["message"] = rules.apply(change(data.get("message", "")))
-    if "notes" in data:
-        data["notes"] = rules.apply(change(data["notes"]))
-    for part in ("args", "state"):  # an argument may repeat what another has lost
-        if part in data and changed:
-            data[part] = change(data[part])
-    if "cause" in data:
-        _with_changed_texts(data["cause"], rules, changed)
-    for member in data.get("group", ()):
-        _with_changed_texts(member, rules, changed)
-    return data
+    def with_changed_texts(error: dict[str, Any]) -> dict[str, Any]:
+        error["message"] = rules.apply(change(error.get("message", "")))
+        if "notes" in error:
+            error["notes"] = rules.apply(change(error["notes"]))
+        for part in ("args", "state"):  # an argument may repeat what another has lost
+            if part in error and changed:
+                error[part] = change(error[part])
+        for inner in ([error["cause"]] if "cause" in error else []) + error.get("group", []):
+            with_changed_texts(inner)
+        return error
+
+    cleaned = without_secrets(data)
+    longest_first = sorted(changed.items(), key=lambda pair: len(pair[0]), reverse=True)
+    return with_changed_texts(cleaned)
 
 
 def _changes(before: Any, after: Any, replacement: str) -> Iterator[tuple[str, str]]:
     """Texts and numbers of plain data, and what has come into their places by redaction."""
     if before == after or before is None or isinstance(before, bool):
         return
-    if isinstance(before, dict) and isinstance(after, dict) and len(before) == len(after):
-        for (name, value), (other_name, other) in zip(before.items(), after.items(), strict=True):
-            yield from _changes(name, other_name, replacement)
+    if isinstance(before, dict | list):
+        is_same = type(before) is type(after) and len(before) == len(after)  # else a hook has changed more
+        if isinstance(before, dict):
+            befores = [one for pair in before.items() for one in pair]
+            afters = [one for pair in after.items() for one in pair] if is_same else [None] * len(befores)
+        else:
+            befores, afters = before, after if is_same else [None] * len(before)
+        for value, other in zip(befores, afters, strict=True):
             yield from _changes(value, other, replacement)
-    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        for value, other in zip(before, after, strict=True):
-            yield from _changes(value, other, replacement)
-    elif isinstance(before, dict | list):  # a hook has changed more
-        for removed in _removed(before, None):
-            yield removed, replacement
     elif str(before):
         yield str(before), str(after) if isinstance(after, str | int | float) else replacement
 
@@ -508,43 +541,17 @@ def _spelled(before: str, after: str) -> dict[str, str]:
     found = {before: after, repr(before)[1:-1]: repr(after)[1:-1]}
     found[msgspec.json.encode(before)[1:-1].decode()] = msgspec.json.encode(after)[1:-1].decode()
     try:
-        found |= {
-            repr(base64.b64decode(before, validate=True))[2:-1]: repr(base64.b64decode(after, validate=True))[2:-1]
-        }
+        plain, cleaned = (base64.b64decode(one, validate=True) for one in (before, after))
     except ValueError:
-        pass
-    return found
+        return found
+    return found | {repr(plain)[2:-1]: repr(cleaned)[2:-1]}
 
 
-def _replaced_in(text: str, changed: list[tuple[str, str]]) -> str:
-    """The same text with these texts replaced, the longest first. Short ones may be parts of words: in quotes only."""
-    for before, after in changed:
-        if len(before) >= _MIN_SUBSTRING:
-            text = text.replace(before, after)
-        elif before:
-            text = re.sub(rf"(['\"]){re.escape(before)}(?=['\"])", partial(_behind_quote, after), text)
-    return text
-
-
-def _behind_quote(after: str, match: re.Match[str]) -> str:
-    return match[1] + after
-
-
-def _removed(before: Any, after: Any) -> Iterator[str]:
-    """Texts and numbers of plain data that are not in the same place of the redacted data."""
-    if before == after:
-        return
-    if isinstance(before, dict):
-        for key, value in before.items():
-            if not isinstance(after, dict) or key not in after:
-                yield key
-            yield from _removed(value, after.get(key) if isinstance(after, dict) else None)
-    elif isinstance(before, list):
-        others = after if isinstance(after, list) and len(after) == len(before) else [None] * len(before)
-        for value, other in zip(before, others, strict=True):
-            yield from _removed(value, other)
-    elif before is not None and not isinstance(before, bool) and str(before):
-        yield str(before)
+def _replaced_in(text: str, before: str, after: str) -> str:
+    """The same text with one in the place of the other. A short one may be a part of words: in quotes only."""
+    if len(before) >= _MIN_SUBSTRING:
+        return text.replace(before, after)
+    return re.sub(rf"(['\"]){re.escape(before)}(?=['\"])", lambda match: match[1] + after, text) if before else text
 
 
 def is_positional(kind: Any) -> bool:
@@ -573,104 +580,20 @@ def without_secret_fields(value: Any, redaction: Redaction, path: tuple[int, ...
     if kind is dict:
         changed = {key: without_secret_fields(member, redaction, path) for key, member in value.items()}
         return value if all(changed[key] is value[key] for key in value) else changed
-    if not is_positional(kind):
-        return value
     changes = {}
-    for name in declared_names(kind) or ():
+    for name in (declared_names(kind) or ()) if is_positional(kind) else ():
         member = getattr(value, name)
-        if redaction.is_secret(name):
-            clean = _hidden(member, redaction)
-        elif type(member) is str:
-            clean = redaction.labelled(name, member)
+        if not redaction.is_secret(name):
+            is_text = type(member) is str
+            clean = redaction.labelled(name, member) if is_text else without_secret_fields(member, redaction, path)
+        elif type(member) is int or type(member) is float:
+            clean = type(member)(0)
+        elif member is None or type(member) is bool:
+            clean = member
         else:
-            clean = without_secret_fields(member, redaction, path)
+            clean = redaction.replacement.encode() if type(member) is bytes else redaction.replacement
         if clean is not member:
             changes[name] = clean
     if not changes:
         return value
     return msgspec.structs.replace(value, **changes) if issubclass(kind, msgspec.Struct) else value._replace(**changes)
-
-
-def _hidden(value: Any, redaction: Redaction) -> Any:
-    kind = type(value)
-    if value is None or kind is bool:
-        return value
-    if kind is int or kind is float:
-        return kind(0)
-    return redaction.replacement.encode() if kind is bytes else redaction.replacement
-
-
-def _is_granted(name: str, value: Any, data: dict[str, Any]) -> bool:
-    """Whether this value is one that OAuth grants, by the parameters of the query or form in which it stands."""
-    if type(value) is list:  # as `parse_qs` has it
-        return bool(value) and all(_is_granted(name, one, data) for one in value)
-    if type(value) is not str:
-        return False
-    if name == "sig":  # of a signed URL of Azure
-        return looks_random(value) and not _SIGNED.isdisjoint(data)
-    if name == "user_code":
-        return "device_code" in data or "verification_uri" in data or "verification_url" in data
-    is_certain = not OAUTH_PARAMETERS.isdisjoint(data)
-    return (is_certain or (name == "code" and not _WITH_STATE.isdisjoint(data))) and is_granted(
-        value, is_certain=is_certain
-    )
-
-
-def _parts_of_names(names: Iterable[str]) -> list[str]:
-    """The fewest names such that each name has one of them in it."""
-    parts: list[str] = []
-    for name in sorted(names, key=len):
-        if not name.isascii():
-            return [""]  # the lower case of a letter may depend on its neighbours: look at every text
-        if not any(part in name for part in parts):
-            parts.append(name)
-    return parts
-
-
-def _is_pair(data: Any) -> bool:
-    pair = data.get("$tuple") if type(data) is dict and len(data) == 1 else data
-    return type(pair) is list and len(pair) == 2 and bool(_spellings(pair[0]))
-
-
-def _spellings(name: Any) -> list[str]:
-    """The texts that a name may be: itself, or bytes, which are a text in arguments and base64 in outcomes."""
-    if type(name) is str:
-        return [name]
-    inner = name.get("$bytes") if type(name) is dict and len(name) == 1 else None
-    if type(inner) is list and len(inner) == 1:
-        [inner] = inner
-    if type(inner) is not str:
-        return []
-    try:
-        return [inner, base64.b64decode(inner, validate=True).decode("latin-1")]
-    except ValueError:
-        return [inner]
-
-
-def _with_flags(pattern: re.Pattern[str]) -> str:
-    flags = "".join(
-        letter
-        for letter, flag in (("i", re.IGNORECASE), ("m", re.MULTILINE), ("s", re.DOTALL), ("x", re.VERBOSE))
-        if pattern.flags & flag
-    )
-    return f"(?{flags}:{pattern.pattern})" if flags else pattern.pattern
-
-
-def _read_json(text: str) -> Any:
-    """The data in a text that is JSON itself, such as the arguments of a tool call in an LLM's answer; None else."""
-    if text[:1] not in _OPENING or text[-1:] not in _CLOSING:
-        return None
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return None
-
-
-def _is_schema(data: dict[str, Any]) -> bool:
-    """Whether this describes a value, as the parameters of a tool are described to a model."""
-    kind = data.get("type")
-    if type(kind) is str:
-        return kind in _TYPES_IN_SCHEMAS
-    if type(kind) is list:
-        return bool(kind) and all(type(one) is str and one in _TYPES_IN_SCHEMAS for one in kind)
-    return kind is None and not {"anyOf", "allOf", "oneOf", "$ref"}.isdisjoint(data)

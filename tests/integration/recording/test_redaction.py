@@ -28,9 +28,9 @@ from agent_cache.recording import (
     record,
     replay,
 )
+from agent_cache.recording.credentials import token_forms
 from agent_cache.recording.outcomes import encode
 from agent_cache.recording.secret_names import looks_random
-from agent_cache.recording.token_forms import FAMILIES, mixed_forms, token_rules
 from tests.harness.searches import searched
 from tests.harness.slow import slow
 
@@ -720,10 +720,8 @@ def test_memory_for_texts_without_secrets_is_bounded(monkeypatch):
     assert max(map(len, redaction._clean_strings)) < 100
 
 
-TOKENS = {pattern: starts for starts, pattern in FAMILIES} | {
-    form.pattern: form.starts for form in token_rules().forms.values() if not re.search(r"\{\d{3}", form.pattern)
-}
-MIXED = tuple(start.decode() for start, _ in mixed_forms())
+TOKENS = {form.pattern: form.starts for form in token_forms() if not re.search(r"\{\d{3}", form.pattern)}
+MIXED = tuple(start for form in token_forms() if form.is_mixed for start in form.starts)
 CHARACTERS = string.ascii_letters + string.digits + string.punctuation
 
 
@@ -844,7 +842,6 @@ def test_a_pattern_that_takes_too_long_ends_the_call_and_not_the_day(path, monke
 def test_patterns_mean_the_same_with_and_without_the_package_regex(is_installed, monkeypatch):
     if not is_installed:
         monkeypatch.setitem(sys.modules, "regex", None)
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     else:
         pytest.importorskip("regex")
     patterns = [r"order-\d+", re.compile(r"pin\s\d{4}", re.IGNORECASE), r"(?P<a>x)y\Z", r"[\[]q"]
