@@ -7,8 +7,6 @@ Reyn is an agent framework; its fixtures are JSON Lines, one model call a line:
 `kind` is ``completion`` where it is missing, ``embedding``, ``exception`` (a `cause` in the place of the response), or
 ``environment`` (a snapshot that a precondition has captured). `preconditions` and `key_components` may stand beside the
 response. The key is all that identifies a call: a fixture has no order, and a call may be answered any number of times.
-
-`to_cassette` and `from_cassette` convert: the key becomes the `key` of a call ``litellm:acompletion``.
 """
 
 from __future__ import annotations
@@ -20,12 +18,11 @@ import json
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 import msgspec
@@ -39,32 +36,19 @@ from agent_cache.recording.prices import Savings, Usage, savings_of
 from agent_cache.recording.redaction import redaction_of
 
 __all__ = [
-    "REPLAY_DATETIME",
-    "LLMReplay",
-    "MissingFixture",
-    "Precondition",
-    "PreconditionMismatch",
-    "ReplayRequest",
-    "fixture_line",
-    "from_cassette",
-    "is_fixture",
-    "read_fixture",
-    "to_cassette",
-]
+    "REPLAY_DATETIME", "LLMReplay", "MissingFixture", "Precondition", "PreconditionMismatch", "ReplayRequest",
+    "fixture_line", "from_cassette", "is_fixture", "read_fixture", "to_cassette",
+]  # fmt: skip
 
 REPLAY_DATETIME = datetime(2026, 1, 1, tzinfo=UTC)
 """The time to give an agent whose prompts contain the time: else each run asks other questions."""
 
-_MODES = ("replay", "record", "new_episodes")
-_PREVIEW = 200
-_DIGEST = 12
-_PATIENCE = 10.0
-"""Seconds to wait for another process that writes the same fixture. It takes milliseconds."""
-
 _COMPLETION, _EMBEDDING = CALLS_OF_LITELLM
 _NAMES = {"completion": _COMPLETION, "exception": _COMPLETION, "embedding": _EMBEDDING}
-_ENVIRONMENT = "litellm:environment"
-_FORM = "reyn"
+_ENVIRONMENT, _FORM = "litellm:environment", "reyn"
+_PREVIEW = 200
+_PATIENCE = 10.0
+"""Seconds to wait for another process that writes the same fixture. It takes milliseconds."""
 
 Entry = dict[str, Any]
 """One line of a fixture."""
@@ -140,9 +124,6 @@ class LLMReplay:
         redact: as `agent_cache.recording.record` takes it.
         advice: how to record again, for errors.
 
-    Attributes:
-        fixture_path, mode, preconditions: the same.
-
     Raises:
         CassetteError: if a line of the fixture is broken, with its number.
         ConfigurationError: if the mode is unknown.
@@ -158,19 +139,15 @@ class LLMReplay:
         advice: str = 'LLMReplay(path, mode="record")',
     ) -> None:
         self.fixture_path = Path(fixture_path)
-        self.mode = checked_choice(mode, _MODES, "LLMReplay: mode")
+        self.mode = checked_choice(mode, ("replay", "record", "new_episodes"), "LLMReplay: mode")
         self.preconditions = tuple(preconditions or ())
         self._redaction = redaction_of(redact)
         self._advice = advice
-        self._entries: dict[tuple[str, str], Entry] = {}
-        self._environment: dict[str, Any] = {}
+        found = read_fixture(self.fixture_path) if self.fixture_path.exists() else []
+        self._environment = {entry["name"]: entry["value"] for entry in found if _kind(entry) == "environment"}
+        self._entries = {(_kind(entry), entry["key"]): entry for entry in found if _kind(entry) != "environment"}
         self._pending: dict[tuple[str, str], Entry] = {}
         self._answered: list[Entry] = []
-        if self.fixture_path.exists():
-            for entry in read_fixture(self.fixture_path):
-                self._add(entry)
-
-    # The key
 
     @staticmethod
     def key(
@@ -217,8 +194,6 @@ class LLMReplay:
         """Model calls that were not made, because they were answered so far, as `Tape.savings`."""
         return savings_of((_call(number, entry) for number, entry in enumerate(self._answered, 1)), None)
 
-    # Installation
-
     def install(self) -> None:
         """Take the place of the functions of litellm. A replay establishes the recorded environment first.
 
@@ -229,16 +204,25 @@ class LLMReplay:
         """
         if self.mode == "replay" and not self.fixture_path.exists():
             raise MissingFixture(f"there is no such fixture. To record it: {self._advice}", self.fixture_path)
-        if self.mode != "replay" and _is_cassette(self.fixture_path):
+        if self.mode != "replay" and "agent_cache_cassette" in _first_entries(self.fixture_path)[0]:
             raise CassetteError("is a cassette, and this records fixtures; give another path", self.fixture_path)
         for one in self.preconditions if self.mode != "record" else ():
             if (snapshot := self._environment.get(one.name)) is not None:
                 one.inject(snapshot)
-        _Patch.add(self)
+        with _lock:
+            if self not in _installed:
+                if not _installed:
+                    _patches.append(_patched("acompletion", "acompletion", LLMReplay._complete))
+                    _patches.append(_patched("aembedding", "embedding", LLMReplay._embed))
+                _installed.append(self)
 
     def restore(self) -> None:
         """Leave. Does nothing if it is not installed."""
-        _Patch.remove(self)
+        with _lock:
+            if self in _installed:
+                _installed.remove(self)
+            while _patches and not _installed:
+                _patches.pop()()
 
     def flush(self) -> None:
         """Write what was recorded, in one step. Does nothing in a replay, or if nothing new was recorded.
@@ -246,19 +230,20 @@ class LLMReplay:
         Raises:
             CassetteError: if the fixture is broken or cannot be written. The recording stays, for another `flush`.
         """
-        if self.mode != "record" and not self._pending:
-            return
-        captured = [
+        new = [
             {"kind": "environment", "name": one.name, "value": self._redaction.apply(snapshot)}
             for one in self.preconditions
-            if (snapshot := one.capture()) is not None
+            if (self.mode == "record" or self._pending) and (snapshot := one.capture()) is not None
         ]
-        if not captured and not self._pending:
+        new += self._pending.values()
+        if not new:
             return
         file = _claimed(self.fixture_path)
         try:
-            path, new = self.fixture_path, [*captured, *self._pending.values()]
-            for entry in (*_kept(read_fixture(path) if path.exists() else (), new), *new):
+            old = read_fixture(self.fixture_path) if self.fixture_path.exists() else []
+            replaced = {_identity(entry) for entry in new} | {_group(entry) for entry in new} - {None}
+            kept = [entry for entry in old if replaced.isdisjoint((_identity(entry), _group(entry)))]
+            for entry in (*kept, *new):
                 file.append(fixture_line(entry))
         except BaseException as error:
             file.discard()
@@ -272,13 +257,9 @@ class LLMReplay:
         self.install()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.restore()
         self.flush()
-
-    # Calls
 
     async def _complete(self, original: Callable[..., Awaitable[Any]], arguments: dict[str, Any]) -> Any:
         """Answer a call of `litellm.acompletion`.
@@ -286,99 +267,84 @@ class LLMReplay:
         Args:
             original: what was there before.
             arguments: of the call, by name.
-
-        Raises:
-            MissingFixture: in a replay, if the fixture does not have the call.
-            PreconditionMismatch: if it was recorded in another environment.
         """
-        request = ReplayRequest(
-            arguments["model"],
-            list(arguments.get("messages") or ()),
-            arguments.get("tools"),
-            arguments.get("tool_choice"),
-        )
-        clean = self._redacted(request)
+        import litellm
+
+        messages, tools, choice = (arguments.get(name) for name in ("messages", "tools", "tool_choice"))
+        request = ReplayRequest(arguments["model"], list(messages or ()), tools, choice)
+        plain = json.loads(_canonical((request.messages, tools, choice)))
+        redacted = self._redaction.apply(plain)
+        clean = request if redacted == plain else ReplayRequest(request.model, *redacted)
         observed = {one.name: self._redaction.apply(one.observe(request)) for one in self.preconditions}
-        response = None if self.mode == "record" else self._answer(request, clean, observed)
-        if response is None and self.mode == "replay":
-            raise self._missing(
-                "fixture entry", request.model, _preview(clean.messages), *self._reasons(clean, observed)
-            )
-        if response is None:
+        keys = [
+            self.key(one.model, one.messages, one.tools, one.tool_choice, self.preconditions)
+            for one in (clean, request)
+        ]
+        found = self._found(("completion", "exception"), keys)
+        preview = _preview(clean.messages)
+        if found is None:
             whole = {name: value for name, value in arguments.items() if name not in {"stream", "stream_options"}}
+            if self.mode == "replay":
+                lines = [_attribution(_components(clean), self._entries.values())]
+                lines += [f"Environment of this run: {observed!r}"] if observed else []
+                raise self._missing("fixture entry", request.model, preview, *lines)
             response = await original(**whole)
-            self._keep(
-                {
-                    "key": self._key(clean),
-                    "kind": "completion",
-                    "model": request.model,
-                    "prompt_preview": _preview(clean.messages),
-                    "preconditions": observed,
-                    "key_components": _components(clean),
-                    "response": self._redaction.apply(response.model_dump(mode="json")),
-                }
-            )
+            self._pending["completion", keys[0]] = {
+                "key": keys[0],
+                "kind": "completion",
+                "model": request.model,
+                "prompt_preview": preview,
+                "preconditions": observed,
+                "key_components": _components(clean),
+                "response": self._redaction.apply(response.model_dump(mode="json")),
+            }
+        elif _kind(found) == "exception":
+            raise _exception(found, request.model, self.fixture_path)
+        else:
+            self._check_environment(found, observed, f"model: {clean.model!r}\nprompt: {preview!r}")
+            response = litellm.ModelResponse(**found["response"])
         return self._synthetic_stream(response) if arguments.get("stream") else response
 
     async def _embed(self, original: Callable[..., Awaitable[Any]], arguments: dict[str, Any]) -> Any:
         """Answer a call of `litellm.aembedding`; as `_complete`."""
+        import litellm
+
         model, given = arguments["model"], arguments.get("input", [])
         texts = given if isinstance(given, list) else [given]
         clean = self._redaction.apply(texts)
+        keys = [self.embed_key(model, one) for one in (clean, texts)]
         preview = ", ".join(map(str, clean))[:_PREVIEW]
-        found = None
-        if self.mode != "record":
-            found = self._found("embedding", self.embed_key(model, clean), self.embed_key(model, texts))
-        if found is not None:
-            import litellm
-
+        if (found := self._found(("embedding",), keys)) is not None:
             return litellm.EmbeddingResponse(**found["response"])
         if self.mode == "replay":
             raise self._missing("embedding fixture entry", model, preview)
         response = await original(**arguments)
         dumped = self._redaction.apply(response.model_dump(mode="json"))
-        key = self.embed_key(model, clean)
-        self._keep({"key": key, "kind": "embedding", "model": model, "prompt_preview": preview, "response": dumped})
+        entry = {"key": keys[0], "kind": "embedding", "model": model, "prompt_preview": preview, "response": dumped}
+        self._pending["embedding", keys[0]] = entry
         return response
 
-    def _answer(self, request: ReplayRequest, clean: ReplayRequest, observed: dict[str, Any]) -> Any:
-        """The recorded response; None if there is none."""
-        keys = self._key(clean), self._key(request)
-        found = self._found("completion", *keys) or self._found("exception", *keys)
-        if found is None:
-            return None
-        if found.get("kind") == "exception":
-            raise _exception(found, request.model, self.fixture_path)
-        self._check_environment(found, clean, observed)
-        import litellm
+    def _found(self, kinds: Sequence[str], keys: Sequence[str]) -> Entry | None:
+        """The recorded call, by its key without secrets or by that of Reyn, which has them."""
+        for name in ((kind, key) for kind in kinds for key in keys) if self.mode != "record" else ():
+            if (entry := self._entries.get(name)) is not None:
+                self._answered.append(entry)
+                return entry
+        return None
 
-        return litellm.ModelResponse(**found["response"])
-
-    def _reasons(self, clean: ReplayRequest, observed: dict[str, Any]) -> Iterator[str]:
-        components = [entry["key_components"] for entry in self._entries.values() if _has_components(entry)]
-        yield _attribution(_components(clean), components)
-        if observed:
-            yield f"Environment of this run: {observed!r}"
-
-    def _check_environment(self, entry: Entry, clean: ReplayRequest, observed: dict[str, Any]) -> None:
+    def _check_environment(self, entry: Entry, observed: dict[str, Any], call: str) -> None:
         recorded = entry.get("preconditions")
-        if not isinstance(recorded, dict):
-            recorded = None
         for one in self.preconditions:
             actual, absent = observed[one.name], one.absent_value()
-            if recorded is None:
-                if actual == absent:
-                    continue  # nothing was left out of the key
-                expected, difference = "not recorded", "  the entry is older than its preconditions"
-            else:
-                expected = recorded.get(one.name, absent)
-                if actual == expected:
-                    continue
-                difference, expected = one.describe_mismatch(expected, actual), repr(expected)
+            expected = recorded.get(one.name, absent) if isinstance(recorded, dict) else absent
+            if actual == expected:
+                continue
+            difference = one.describe_mismatch(expected, actual)
+            shown = repr(expected) if isinstance(recorded, dict) else "not recorded"
             raise PreconditionMismatch(
                 f"the call is in the fixture, but was recorded in another environment: {one.name!r} differs\n"
-                f"{difference}\nrecorded: {expected}\nthis run: {actual!r}\nmodel: {clean.model!r}\n"
-                f"prompt: {_preview(clean.messages)!r}\nRestore that environment, or record it again: {self._advice}",
+                f"{difference}\nrecorded: {shown}\nthis run: {actual!r}\n{call}\n"
+                f"Restore that environment, or record it again: {self._advice}",
                 self.fixture_path,
             )
 
@@ -386,94 +352,60 @@ class LLMReplay:
         head = f"No {what} for model={model!r}.\nPrompt preview: {preview!r}"
         return MissingFixture("\n".join((head, *lines, f"To record it: {self._advice}")), self.fixture_path)
 
-    def _redacted(self, request: ReplayRequest) -> ReplayRequest:
-        """The same request as plain data without its secrets; itself if it has none."""
-        parts = request.messages, request.tools, request.tool_choice
-        plain = json.loads(_canonical(parts))
-        clean = self._redaction.apply(plain)
-        return request if clean == plain else ReplayRequest(request.model, *clean)
-
-    def _key(self, request: ReplayRequest) -> str:
-        return self.key(request.model, request.messages, request.tools, request.tool_choice, self.preconditions)
-
-    def _found(self, kind: str, *keys: str) -> Entry | None:
-        for key in keys:
-            if (entry := self._entries.get((kind, key))) is not None:
-                self._answered.append(entry)
-                return entry
-        return None
-
-    def _keep(self, entry: Entry) -> None:
-        self._pending[entry["kind"], entry["key"]] = entry
-
-    def _add(self, entry: Entry) -> None:
-        kind = _kind(entry)
-        if kind == "environment":
-            self._environment[entry["name"]] = entry["value"]
-        else:
-            self._entries[kind, entry["key"]] = entry
-
     @staticmethod
     async def _synthetic_stream(response: Any) -> AsyncIterator[Any]:
         """A whole response in pieces: each text in two, each of several parallel tool calls under its own index."""
         from litellm.types.utils import ModelResponseStream
 
-        def chunk(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> Any:
-            choice = {"index": index, "delta": delta, "finish_reason": finish_reason}
-            return ModelResponseStream(
+        deltas = [
+            {"index": choice.index, "delta": delta, "finish_reason": reason}
+            for choice in response.choices
+            for delta, reason in (*((one, None) for one in _deltas(choice.message)), ({}, choice.finish_reason))
+        ]
+        for number, choice in enumerate(deltas, 1):
+            chunk = ModelResponseStream(
                 id=response.id, created=response.created or 0, model=response.model or "", choices=[choice]
             )
-
-        last = None
-        for choice in response.choices:
-            if last is not None:
-                yield last
-            for delta in _deltas(choice.message):
-                yield chunk(choice.index, delta)
-            last = chunk(choice.index, {}, choice.finish_reason)
-        if last is not None:
-            if getattr(response, "usage", None) is not None:
-                last.usage = response.usage
-            yield last
+            if number == len(deltas) and getattr(response, "usage", None) is not None:
+                chunk.usage = response.usage
+            yield chunk
 
 
-def _deltas(message: Any) -> Iterator[dict[str, Any]]:
-    """What a stream would have said, piece by piece."""
-    role: dict[str, Any] = {"role": "assistant"}
-    calls = message.tool_calls or []
-    for name in ("reasoning_content", "content"):
-        for piece in _halves(getattr(message, name, None) or ""):
-            yield {**role, name: piece}
-            role = {}
-    if role and not calls:
-        yield {**role, "content": None}
-    for index, call in enumerate(calls):
+def _deltas(message: Any) -> list[dict[str, Any]]:
+    """What a stream would have said, piece by piece. The first piece names the role."""
+    found: list[dict[str, Any]] = [
+        {name: piece}
+        for name in ("reasoning_content", "content")
+        for piece in _halves(getattr(message, name, None) or "")
+    ]
+    for index, call in enumerate(message.tool_calls or ()):
         first, *rest = _halves(call.function.arguments or "") or [""]
         function = {"name": call.function.name, "arguments": first}
-        yield {**role, "tool_calls": [{"index": index, "id": call.id, "type": "function", "function": function}]}
-        role = {}
-        for piece in rest:
-            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+        found.append({"tool_calls": [{"index": index, "id": call.id, "type": "function", "function": function}]})
+        found += ({"tool_calls": [{"index": index, "function": {"arguments": piece}}]} for piece in rest)
+    found = found or [{"content": None}]
+    return [{"role": "assistant", **found[0]}, *found[1:]]
 
 
 def _halves(text: str) -> list[str]:
-    middle = len(text) // 2
-    return [text[:middle], text[middle:]] if middle else [text] if text else []
+    middle = (len(text) + 1) // 2 if len(text) < 2 else len(text) // 2
+    return [piece for piece in (text[:middle], text[middle:]) if piece]
 
 
 def _exception(entry: Entry, model: str, path: Path) -> Exception:
     """The exception of litellm that an entry stands for. Its name is one of a few, and never that of a class."""
     import litellm
 
-    cause, text = entry["cause"], entry.get("message") or f"recorded: {entry['cause']}"
     kinds = {
         "rate_limit": litellm.RateLimitError,
         "context_overflow": litellm.ContextWindowExceededError,
         "byte_limit": litellm.BadRequestError,
     }
-    if cause not in kinds:
+    if (cause := entry["cause"]) not in kinds:
         return CassetteError(f"has the unknown cause {cause!r} of an exception", path)
-    error: Exception = kinds[cause](message=text, model=model, llm_provider="replay")
+    error: Exception = kinds[cause](
+        message=entry.get("message") or f"recorded: {cause}", model=model, llm_provider="replay"
+    )
     if cause == "byte_limit":
         vars(error)["status_code"] = 413
     return error
@@ -481,64 +413,37 @@ def _exception(entry: Entry, model: str, path: Path) -> Exception:
 
 # The functions of litellm
 
+_installed: list[LLMReplay] = []
+_patches: list[Callable[[], None]] = []
+_lock = threading.RLock()
 
-class _Patch:
-    """Stands in the place of a function of litellm, and asks the `LLMReplay` that was installed last.
 
-    It gives the place back only if nothing else has taken it since. Else it stays there and only passes calls on.
+def _patched(name: str, like: str, answer: Callable[..., Awaitable[Any]]) -> Callable[[], None]:
+    """Put a function in the place of one of litellm, which asks the replay that was installed last.
+
+    Returns what gives the place back, unless something else has taken it since. Then it stays, and passes calls on.
     """
+    import litellm
 
-    installed: list[LLMReplay] = []  # noqa: RUF012 - of the process
-    active: list[_Patch] = []  # noqa: RUF012
-    lock = threading.RLock()
+    original = getattr(litellm, name)
+    parameters = inspect.signature(getattr(litellm, like))
+    is_active = True
 
-    def __init__(self, name: str, like: str, answer: Callable[..., Awaitable[Any]]) -> None:
-        import litellm
+    @functools.wraps(original)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        if not is_active or not _installed:
+            return await original(*args, **kwargs)
+        named = dict(parameters.bind_partial(*args).arguments) if args else {}
+        return await answer(_installed[-1], original, {**named, **kwargs})
 
-        self.name = name
-        self.original = getattr(litellm, name)
-        self.parameters = inspect.signature(getattr(litellm, like))
-        is_active = True
+    def leave() -> None:
+        nonlocal is_active
+        is_active = False
+        if vars(litellm).get(name) is call:
+            setattr(litellm, name, original)
 
-        @functools.wraps(self.original)
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            current = self.installed[-1:] if is_active else []
-            if not current:
-                return await self.original(*args, **kwargs)
-            named = dict(self.parameters.bind_partial(*args).arguments) if args else {}
-            return await answer(current[0], self.original, {**named, **kwargs})
-
-        def leave() -> None:
-            nonlocal is_active
-            is_active = False
-            if litellm.__dict__.get(name) is call:
-                setattr(litellm, name, self.original)
-
-        self.leave = leave
-        setattr(litellm, name, call)
-
-    @classmethod
-    def add(cls, replay: LLMReplay) -> None:
-        with cls.lock:
-            if replay in cls.installed:
-                return
-            if not cls.installed:
-                cls.active = [
-                    cls("acompletion", "acompletion", LLMReplay._complete),
-                    cls("aembedding", "embedding", LLMReplay._embed),
-                ]
-            cls.installed.append(replay)
-
-    @classmethod
-    def remove(cls, replay: LLMReplay) -> None:
-        with cls.lock:
-            if replay not in cls.installed:
-                return
-            cls.installed.remove(replay)
-            if not cls.installed:
-                for patch in cls.active:
-                    patch.leave()
-                cls.active = []
+    setattr(litellm, name, call)
+    return leave
 
 
 # Keys, and why one is missing
@@ -571,61 +476,38 @@ def _preview(messages: list[Any]) -> str:
 
 def _components(request: ReplayRequest) -> dict[str, Any]:
     """What a key was made of, as digests, so that a miss can name the part that has changed."""
-    messages = json.loads(_canonical(request.messages))
-    tools = json.loads(_canonical(request.tools or []))
+    messages, tools, choice = json.loads(_canonical((request.messages, request.tools or [], request.tool_choice or "")))
+
+    def role(message: Any) -> Any:
+        return message.get("role") if isinstance(message, dict) else "?"
+
+    def name(tool: Any, index: int) -> str:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        found = function.get("name") if isinstance(function, dict) else None
+        return str(found) if found else f"<tool #{index}>"
+
     return {
         "model": request.model,
-        "tool_choice": json.loads(_canonical(request.tool_choice or "")),
-        "messages": [
-            f"{one.get('role') if isinstance(one, dict) else '?'}:{_sha256(_canonical(one))[:_DIGEST]}"
-            for one in messages
-        ],
-        "tools": {_tool_name(one, index): _sha256(_canonical(one))[:_DIGEST] for index, one in enumerate(tools)},
+        "tool_choice": choice,
+        "messages": [f"{role(one)}:{_sha256(_canonical(one))[:12]}" for one in messages],
+        "tools": {name(one, index): _sha256(_canonical(one))[:12] for index, one in enumerate(tools)},
     }
 
 
-def _tool_name(tool: Any, index: int) -> str:
-    function = tool.get("function") if isinstance(tool, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    return str(name) if name else f"<tool #{index}>"
-
-
-def _has_components(entry: Entry) -> bool:
-    return isinstance(entry.get("key_components"), dict)
-
-
-def _attribution(actual: Mapping[str, Any], recorded: Sequence[Mapping[str, Any]]) -> str:
+def _attribution(actual: dict[str, Any], entries: Iterable[Entry]) -> str:
     """Which parts of a call differ from those of the nearest recorded one."""
+    recorded = [entry["key_components"] for entry in entries if isinstance(entry.get("key_components"), dict)]
     if not recorded:
-        return "Key-component attribution unavailable: no entry of the fixture says what its key was made of."
-    differences = min(
-        (_differing(each, actual) for each in recorded),
-        key=lambda found: (len(found), sum(map(len, found.values()))),
-    )
-    lines = [f"Key-component attribution, against the nearest of {len(recorded)} entries:"]
-    for part in ("model", "messages", "tools", "tool_choice"):
-        lines.append(f"  {part}: {'DIFFERS' if part in differences else 'MATCHES'}")
-        lines += [f"      {each}" for each in differences.get(part, ())]
-    return "\n".join(lines)
-
-
-def _differing(recorded: Mapping[str, Any], actual: Mapping[str, Any]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for part in ("model", "tool_choice"):
-        if recorded.get(part) != actual.get(part):
-            found[part] = [f"{recorded.get(part)!r} -> {actual.get(part)!r}"]
-    before, after = list(recorded.get("messages") or ()), list(actual.get("messages") or ())
-    counts = [f"count {len(before)} -> {len(after)}"] if len(before) != len(after) else []
-    pairs = enumerate(zip(before, after, strict=False))
-    if lines := counts + [f"[{index}] {was} -> {now}" for index, (was, now) in pairs if was != now]:
-        found["messages"] = lines
-    old, new = dict(recorded.get("tools") or {}), dict(actual.get("tools") or {})
-    lines = [f"{name}: only in the recording" for name in old if name not in new]
-    lines += [f"{name}: only in this run" for name in new if name not in old]
-    lines += [f"{name}: its schema has changed" for name in old if name in new and old[name] != new[name]]
-    if lines:
-        found["tools"] = lines
-    return found
+        return "What differs is not known: no entry of the fixture says what its key was made of."
+    nearest = min(recorded, key=lambda one: sum(one.get(part) != actual[part] for part in actual))
+    lines = [f"The nearest of {len(recorded)} entries differs in"]
+    for part in ("model", "messages", "tool_choice"):
+        if nearest.get(part) != actual[part]:
+            lines.append(f"{part}: {nearest.get(part)!r} -> {actual[part]!r}")
+    old, new = dict(nearest.get("tools") or {}), actual["tools"]
+    if names := sorted(name for name in {**old, **new} if old.get(name) != new.get(name)):
+        lines.append(f"tools: {', '.join(names)}")
+    return "\n  ".join(lines)
 
 
 # Files
@@ -634,16 +516,8 @@ def _differing(recorded: Mapping[str, Any], actual: Mapping[str, Any]) -> dict[s
 def is_fixture(path: str | os.PathLike[str]) -> bool:
     """Whether a file is a fixture of Reyn, or a cassette that was made of one, by its first lines."""
     first, second = _first_entries(path)
-    return (
-        {"key", "response"} <= first.keys()
-        or {"key", "cause"} <= first.keys()
-        or first.get("kind") == "environment"
-        or ("agent_cache_cassette" in first and second.get("form") == _FORM)
-    )
-
-
-def _is_cassette(path: str | os.PathLike[str]) -> bool:
-    return "agent_cache_cassette" in _first_entries(path)[0]
+    is_entry = ("key" in first and ("response" in first or "cause" in first)) or first.get("kind") == "environment"
+    return is_entry or ("agent_cache_cassette" in first and second.get("form") == _FORM)
 
 
 def _first_entries(path: str | os.PathLike[str]) -> tuple[Entry, Entry]:
@@ -666,7 +540,7 @@ def read_fixture(path: str | os.PathLike[str]) -> list[Entry]:
         CassetteNotFound: if there is no such file.
         CassetteError: if a line is broken, with its number.
     """
-    if _is_cassette(path):
+    if "agent_cache_cassette" in _first_entries(path)[0]:
         return from_cassette(Cassette.load(path))
     try:
         content = Path(path).read_bytes()
@@ -677,6 +551,14 @@ def read_fixture(path: str | os.PathLike[str]) -> list[Entry]:
     return [_checked(line, path, number) for number, line in enumerate(content.split(b"\n"), 1) if line.strip()]
 
 
+_FIELDS: dict[Any, dict[str, type]] = {
+    "completion": {"key": str, "response": dict},
+    "embedding": {"key": str, "response": dict},
+    "exception": {"key": str, "cause": str},
+    "environment": {"name": str, "value": object},
+}
+
+
 def _checked(line: bytes, path: object, number: int) -> Entry:
     try:
         entry = json.loads(line)
@@ -684,17 +566,10 @@ def _checked(line: bytes, path: object, number: int) -> Entry:
         raise CassetteError(f"this line is broken: {error}", path, number) from error
     if not isinstance(entry, dict):
         raise CassetteError("this line is broken: it is no JSON object", path, number)
-    fields: dict[Any, dict[str, type]] = {
-        "completion": {"key": str, "response": dict},
-        "embedding": {"key": str, "response": dict},
-        "exception": {"key": str, "cause": str},
-        "environment": {"name": str, "value": object},
-    }
-    kind = _kind(entry)
-    if kind not in fields:
+    if (kind := _kind(entry)) not in _FIELDS:
         raise CassetteError(f"this line is of the unknown kind {kind!r}", path, number)
-    for name, form in fields[kind].items():
-        if not isinstance(entry.get(name, ...), form) or name not in entry:
+    for name, form in _FIELDS[kind].items():
+        if name not in entry or not isinstance(entry[name], form):
             raise CassetteError(f"this line is broken: {name!r} is missing, or no {form.__name__}", path, number)
     return entry
 
@@ -703,23 +578,16 @@ def _kind(entry: Entry) -> Any:
     return entry.get("kind", "completion")
 
 
-def _kept(old: Iterable[Entry], new: Sequence[Entry]) -> Iterator[Entry]:
-    """The entries that new ones do not replace: of another key, another conversation and another environment."""
-    names = {entry["name"] for entry in new if "name" in entry}
-    keys = {entry["key"] for entry in new if "key" in entry}
-    groups = {_group(entry) for entry in new if _has_components(entry)}
-    for entry in old:
-        if _kind(entry) == "environment":
-            is_replaced = entry["name"] in names
-        else:
-            is_replaced = entry["key"] in keys or (_has_components(entry) and _group(entry) in groups)
-        if not is_replaced:
-            yield entry
+def _identity(entry: Entry) -> tuple[bool, str]:
+    """What a new entry replaces: that of the same environment, or of the same key."""
+    return ("key" in entry, entry.get("key") or entry["name"])
 
 
-def _group(entry: Entry) -> str:
-    """What all recordings of one call have in common, however its tools have changed."""
-    components = entry["key_components"]
+def _group(entry: Entry) -> str | None:
+    """What all recordings of one call have in common, however its tools have changed; None if that is not known."""
+    components = entry.get("key_components")
+    if not isinstance(components, dict):
+        return None
     return _canonical([components.get(part) for part in ("model", "tool_choice", "messages")])
 
 
@@ -740,9 +608,6 @@ def _claimed(path: Path) -> PartialFile:
         time.sleep(0.01)
 
 
-# Conversion
-
-
 def to_cassette(entries: Iterable[Entry], path: str | os.PathLike[str] = "") -> Cassette:
     """A cassette with the calls of a fixture. `LLMReplay` replays it, and `from_cassette` converts it back.
 
@@ -755,23 +620,19 @@ def to_cassette(entries: Iterable[Entry], path: str | os.PathLike[str] = "") -> 
 
 
 def _call(number: int, entry: Entry) -> RecordedCall:
-    kind = _kind(entry)
-    rest = {name: value for name, value in entry.items() if name not in {"key", "response", "value"}}
-    response: dict[str, Any] = entry.get("response") or {}
+    is_environment = _kind(entry) == "environment"
+    key = entry["name" if is_environment else "key"]
+    name = _ENVIRONMENT if is_environment else _NAMES[_kind(entry)]
     usage = Usage()
-    usage.add(response)
-    if kind == "environment":
-        name, key, value = _ENVIRONMENT, entry["name"], entry["value"]
-    else:
-        name, key, value = _NAMES[kind], entry["key"], response or None
+    usage.add(entry.get("response"))
     call = RecordedCall(
         id=number,
-        kind="env" if kind == "environment" else "llm",
+        kind="env" if is_environment else "llm",
         name=name,
-        arguments=rest,
+        arguments={part: value for part, value in entry.items() if part not in {"key", "response", "value"}},
         key=key,
         digest=digest_of_key(name, key).hex(),
-        outcome={"value": value},
+        outcome={"value": entry["value"] if is_environment else entry.get("response")},
         model=usage.model or entry.get("model"),
         form=_FORM,
     )
@@ -787,10 +648,10 @@ def from_cassette(cassette: Cassette) -> list[Entry]:
     entries: list[Entry] = []
     for call in cassette:
         if call.form == _FORM and "value" in call.outcome:
-            is_call, payload = call.name != _ENVIRONMENT, call.outcome["value"]
+            is_call = call.name != _ENVIRONMENT
             entry = {"key": call.key, **call.arguments} if is_call else dict(call.arguments)
             if _kind(entry) != "exception":
-                entry["response" if is_call else "value"] = payload
+                entry["response" if is_call else "value"] = call.outcome["value"]
             entries.append(entry)
     if not entries:
         raise CassetteError("has no call of litellm:acompletion or litellm:aembedding", cassette.path)

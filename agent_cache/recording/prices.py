@@ -1,10 +1,9 @@
 """Tokens and money of model calls: the token counts of an answer, their price, and what a replay has saved.
 
-Providers count in different ways. With OpenAI, Gemini, Cohere and LiteLLM the input tokens contain those that were read
-from the provider's prompt cache or written to it; with Anthropic and Bedrock these are counted beside them. Here, input
-tokens are all input.
+With OpenAI, Gemini, Cohere and LiteLLM the input tokens contain those that were read from the provider's prompt cache
+or written to it; Anthropic and Bedrock count these beside them. Here, input tokens are all input.
 
-The prices are those of the optional package `genai-prices`: for each model, by date, in US dollars at list price.
+Prices are those of the optional package `genai-prices`: for each model, by date, in US dollars at list price.
 """
 
 from __future__ import annotations
@@ -16,40 +15,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from functools import cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple
 
 from agent_cache.recording.file import RecordedCall
-
-__all__ = [
-    "Members",
-    "Savings",
-    "Tokens",
-    "Usage",
-    "asked_model",
-    "larger",
-    "members_of",
-    "model_calls",
-    "savings_of",
-    "tokens_of",
-]
 
 _LOG = logging.getLogger("agent_cache")
 
 
-# Tokens
-
-
 class Tokens(NamedTuple):
-    """Token counts of one or several model calls.
-
-    Attributes:
-        input: all input.
-        output: all output, reasoning included.
-        cache_read: the part of `input` that was read from the provider's prompt cache.
-        cache_write: the part of `input` that was written to it.
-        cache_write_1h: the part of `cache_write` that is kept for one hour, at a higher price.
+    """Token counts of model calls: all input and output, what of the input was read from the provider's prompt cache or
+    written to it, and what of the latter is kept for an hour, at a higher price.
     """
 
     input: int = 0
@@ -60,7 +36,7 @@ class Tokens(NamedTuple):
 
     def plus(self, other: Tokens) -> Tokens:
         """The sum."""
-        return Tokens(*(one + two for one, two in zip(self, other, strict=True)))
+        return Tokens(*map(sum, zip(self, other, strict=True)))
 
     def fields(self) -> dict[str, int]:
         """The counts by the names that they have in a `RecordedCall`."""
@@ -68,74 +44,86 @@ class Tokens(NamedTuple):
 
 
 NO_TOKENS = Tokens()
-"""Nothing is known."""
 
 _BLOCKS = ("usage", "usage_metadata", "usageMetadata", "token_usage", "meta")
-"""Members of an answer that hold token counts."""
-_PROMPT = ("prompt_tokens", "prompt_token_count", "promptTokenCount")
-_INPUT = ("input_tokens", "inputTokens", "prompt_eval_count")
-_OUTPUT = (
-    "output_tokens", "completion_tokens", "candidates_token_count", "candidatesTokenCount", "outputTokens",
-    "eval_count",
-)  # fmt: skip
-_THOUGHTS = ("thoughts_token_count", "thoughtsTokenCount")
-_TOOL_RESULTS = ("tool_use_prompt_token_count", "toolUsePromptTokenCount")
-"""Gemini: results of its own tools, counted beside the prompt."""
 _DETAILS = ("prompt_tokens_details", "input_tokens_details", "input_token_details")
-_READ_BESIDE = ("cache_read_input_tokens", "cacheReadInputTokens")
-_WRITTEN_BESIDE = ("cache_creation_input_tokens", "cacheWriteInputTokens")
-_READ = (
-    "cache_read_tokens", "cached_content_token_count", "cachedContentTokenCount", "prompt_cache_hit_tokens",
-    "cached_tokens",
-)  # fmt: skip
-_WRITTEN = ("cache_write_tokens",)
-_READ_DETAIL = ("cached_tokens", "cache_read")
-_WRITTEN_DETAIL = ("cache_write_tokens", "cache_creation_tokens", "cache_creation")
-_WRITTEN_5M = ("ephemeral_5m_input_tokens",)
-_WRITTEN_1H = ("ephemeral_1h_input_tokens",)
-
-
-Members: TypeAlias = Callable[[str], Any]
-"""Gives a member of an object by its name; None if there is none."""
-
-_NOTHING: dict[str, Any] = {}
+_BY_AGE = ("cache_creation", *_DETAILS, "prompt_tokens_details.cache_creation_token_details")
+_COUNTS = {
+    "prompt": ("prompt_tokens", "prompt_token_count", "promptTokenCount"),  # contains what was cached
+    "input": ("input_tokens", "inputTokens", "prompt_eval_count"),
+    "output": ("output_tokens", "completion_tokens", "candidates_token_count", "candidatesTokenCount", "outputTokens",
+               "eval_count"),
+    "thoughts": ("thoughts_token_count", "thoughtsTokenCount"),
+    "tool results": ("tool_use_prompt_token_count", "toolUsePromptTokenCount"),
+    "total": ("total_tokens",),
+    "billed input": ("billed_units.input_tokens", "tokens.input_tokens"),
+    "billed output": ("billed_units.output_tokens", "tokens.output_tokens"),
+    "read beside": ("cache_read_input_tokens", "cacheReadInputTokens"),
+    "written beside": ("cache_creation_input_tokens", "cacheWriteInputTokens"),
+    "read": (*(f"{one}.{name}" for one in _DETAILS for name in ("cached_tokens", "cache_read")), "cache_read_tokens",
+             "cached_content_token_count", "cachedContentTokenCount", "prompt_cache_hit_tokens", "cached_tokens"),
+    "written": (*(f"{one}.{name}" for one in _DETAILS
+                  for name in ("cache_write_tokens", "cache_creation_tokens", "cache_creation")), "cache_write_tokens"),
+    "for an hour": tuple(f"{one}.ephemeral_1h_input_tokens" for one in _BY_AGE),
+    "for minutes": tuple(f"{one}.ephemeral_5m_input_tokens" for one in _BY_AGE),
+}  # fmt: skip
+"""Where the counts stand in such a block of OpenAI, Anthropic, Gemini (JSON and Python), Bedrock's converse, Cohere,
+Ollama, DeepSeek, LiteLLM and LangChain."""
+_NESTED = ("message", "response", "response_metadata", "llm_output", "metadata", "delta")
+"""Where usage may stand one level down: in events of streams, and in messages of LangChain."""
+_MODEL = ("model", "model_version", "modelVersion", "model_name")
 _PLAIN = (str, bytes, int, float, list, tuple, type(None))
 
 
-def members_of(holder: Any) -> Members:
-    """The members of a dict, or the attributes of another object.
-
-    pydantic takes 3 us to find that a model has no such attribute, in each chunk of a stream for each name.
-    """
-    found: Members
-    if type(holder) is dict:
-        found = holder.get
-    elif isinstance(holder, _PLAIN):
-        found = _NOTHING.get
-    elif isinstance(holder, Mapping):
-        found = holder.get
-    elif isinstance(getattr(type(holder), "model_extra", None), property):
-        extra = holder.model_extra
-        found = (vars(holder) | extra if extra else vars(holder)).get
-    else:
+def _members(holder: Any) -> Callable[[str], Any]:
+    """Gives a member of a dict, or an attribute of another object, by its name; None if there is none."""
+    nothing: dict[str, Any] = {}
+    members: Callable[[str], Any] = nothing.get
+    if isinstance(holder, Mapping):
+        members = holder.get
+    elif isinstance(getattr(type(holder), "model_extra", None), property):  # pydantic takes 3 us to find no attribute
+        members = {**vars(holder), **(holder.model_extra or {})}.get
+    elif not isinstance(holder, _PLAIN):
         return lambda name: getattr(holder, name, None)
-    return found
+    return members
 
 
-def tokens_of(answer: Members) -> Tokens:
-    """The token counts of an answer of a model, or of a chunk of one, by its members; zeros if it has none.
+def _tokens(block: Callable[[str], Any]) -> Tokens:
+    """The counts of one block of an answer."""
 
-    It may be of OpenAI (chat and responses), Anthropic, Gemini, Bedrock's converse, Cohere, Ollama, LiteLLM, LangChain,
-    or of what speaks like one of them.
-    """
-    found = NO_TOKENS
-    for name in _BLOCKS:
-        block = answer(name)
-        if block is not None:
-            found = larger(found, _tokens_of_block(members_of(block)))
-    if answer("eval_count") is not None:
-        found = larger(found, _tokens_of_block(answer))
-    return found
+    def count(name: str) -> int | None:
+        for path in _COUNTS[name]:
+            *outer, last = path.split(".")
+            holder = block
+            for one in outer:
+                holder = _members(holder(one))
+            found = holder(last)
+            if isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found < 1 << 53:
+                return int(found)
+        return None
+
+    total, output = count("billed input"), count("billed output")  # Cohere's
+    read = written = hour = 0
+    if total is not None or output is not None:
+        total, output, read = total or 0, output or 0, count("read") or 0
+    else:
+        prompt, read_beside, written_beside = count("prompt"), count("read beside"), count("written beside")
+        total = (prompt if prompt is not None else count("input") or 0) + (count("tool results") or 0)
+        if prompt is None and all(block(name) is None for name in _DETAILS):
+            total += (read_beside or 0) + (written_beside or 0)
+        read = (count("read") or 0) if read_beside is None else read_beside
+        hour = count("for an hour") or 0
+        of_any_age = hour + (count("for minutes") or 0)
+        if entries := block("cacheDetails"):  # Bedrock's
+            ages = [(one.get("ttl"), one.get("inputTokens") or 0) for one in entries]
+            hour, of_any_age = sum(number for age, number in ages if age == "1h"), sum(number for _, number in ages)
+        written = (count("written") or of_any_age) if written_beside is None else written_beside
+        output = (count("output") or 0) + (count("thoughts") or 0)
+        if prompt is not None:  # xAI, and Gemini where it speaks like OpenAI: reasoning is in the total only
+            output = max(output, (count("total") or 0) - prompt)
+    read = min(read, total)
+    written = min(written, total - read)
+    return Tokens(total, output, read, written, min(hour, written))
 
 
 def larger(one: Tokens, other: Tokens) -> Tokens:
@@ -147,98 +135,20 @@ def larger(one: Tokens, other: Tokens) -> Tokens:
     return inputs._replace(output=max(one.output, other.output))
 
 
-def _tokens_of_block(block: Members) -> Tokens:
-    for name in ("billed_units", "tokens"):  # Cohere's; the latter if it does not say what it bills
-        billed = members_of(block(name))
-        total, output = _count(billed, _INPUT), _count(billed, _OUTPUT)
-        if total is not None or output is not None:
-            return _checked(total or 0, output or 0, _count(block, ("cached_tokens",)) or 0, 0, 0)
-    details = next((found for name in _DETAILS if (found := block(name)) is not None), None)
-    has_details, details_of = details is not None, members_of(details)
-    prompt = _count(block, _PROMPT)
-    total = (_count(block, _INPUT) or 0) if prompt is None else prompt
-    total += _count(block, _TOOL_RESULTS) or 0
-    read = _count(block, _READ_BESIDE)
-    written = _count(block, _WRITTEN_BESIDE)
-    if prompt is None and not has_details:
-        total += (read or 0) + (written or 0)
-    if read is None:
-        read = _count(details_of, _READ_DETAIL) or _count(block, _READ) or 0
-    written_1h, by_age = _written_for_an_hour(block, details_of)
-    if written is None:
-        written = _count(details_of, _WRITTEN_DETAIL) or _count(block, _WRITTEN) or by_age
-    output = (_count(block, _OUTPUT) or 0) + (_count(block, _THOUGHTS) or 0)
-    if prompt is not None:  # xAI, and Gemini where it speaks like OpenAI: reasoning is in the total only
-        output = max(output, (_count(block, ("total_tokens",)) or 0) - prompt)
-    return _checked(total, output, read, written, written_1h)
-
-
-def _written_for_an_hour(block: Members, details: Members) -> tuple[int, int]:
-    """Tokens that were written to the prompt cache for one hour, and those that were written for any time."""
-    for holder in (members_of(block("cache_creation")), details, members_of(details("cache_creation_token_details"))):
-        hour, minutes = _count(holder, _WRITTEN_1H), _count(holder, _WRITTEN_5M)
-        if hour is not None or minutes is not None:
-            return hour or 0, (hour or 0) + (minutes or 0)
-    entries = block("cacheDetails")
-    if not isinstance(entries, list | tuple):
-        return 0, 0
-    ages = [(one("ttl"), _count(one, ("inputTokens",)) or 0) for one in map(members_of, entries)]
-    return sum(number for age, number in ages if age == "1h"), sum(number for _, number in ages)
-
-
-def _checked(total: int, output: int, read: int, written: int, written_1h: int) -> Tokens:
-    read = min(read, total)
-    written = min(written, total - read)
-    return Tokens(total, output, read, written, min(written_1h, written))
-
-
-def _count(holder: Members, names: tuple[str, ...]) -> int | None:
-    for name in names:
-        found = holder(name)
-        if isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found < _TOO_MANY:
-            return int(found)
-    return None
-
-
-_TOO_MANY = 1 << 53
-"""No count, but infinity or noise; and JSON numbers are exact below."""
-
-_ASKED = ("model", "modelId", "model_id")
-_PLACES = ("kwargs", "request", "json")
-
-
 def asked_model(arguments: Mapping[str, Any]) -> str | None:
     """The model that a call has asked for, by its arguments."""
-    for place in (arguments, *(arguments.get(name) for name in _PLACES)):
-        if isinstance(place, Mapping):
-            for name in _ASKED:
-                found = place.get(name)
-                if isinstance(found, str) and found:
-                    return found
+    for place in (arguments, *(arguments.get(name) for name in ("kwargs", "request", "json"))):
+        for name in ("model", "modelId", "model_id") if isinstance(place, Mapping) else ():
+            if isinstance(found := place.get(name), str) and found:  # type: ignore[union-attr]  # it is a mapping
+                return found
     return None
-
-
-# One call
-
-_MODEL = ("model", "model_version", "modelVersion", "model_name")
-_NESTED = ("message", "response", "response_metadata", "llm_output", "metadata", "delta")
-"""Where usage may stand one level down: Anthropic's `message_start`, OpenAI's `response.completed`, LangChain's
-messages, Bedrock's `metadata`, Cohere's `message-end`."""
-
-
-class LanguageModelCall(Protocol):
-    """A running call of a model, as `Usage` reads it: an `ActiveCall`."""
-
-    function: Any
-    arguments: dict[str, Any]
-    passed: tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Usage:
-    """Tokens and model of one LLM call, from what the usual clients return (`tokens_of`).
+    """Tokens and model of one model call, from what the usual clients return.
 
-    The chunks of a stream carry counts that grow, so the largest are kept. The counts of the requests that the call has
-    made are summed. The answer that it returns repeats them, so its own counts stand only if they are larger.
+    The counts of the requests that the call has made are summed. The answer that it returns repeats them, so its own
+    counts stand only if they are larger.
 
     Attributes:
         model: the model, None if it is not known.
@@ -258,33 +168,43 @@ class Usage:
 
     def add(self, answer: Any) -> None:
         """Search an answer, or a chunk of one, or a list of chunks."""
-        if isinstance(answer, str | bytes | int | float | None):
-            return
         if isinstance(answer, list | tuple):
             for one in answer:
                 if isinstance(one, Mapping):
                     self.add(one)
             return
+        if isinstance(answer, _PLAIN):
+            return
         try:
-            members = members_of(answer)
+            members = _members(answer)
             self._search(members)
             for name in _NESTED:
-                inner = members(name)
-                if inner is not None and not isinstance(inner, str):
-                    self._search(members_of(inner))
+                if (inner := members(name)) is not None:
+                    self._search(_members(inner))
         except Exception as error:  # noqa: BLE001 - reading an attribute of the user's object may raise anything
             _LOG.debug("recording: tokens could not be read: %r", error)
+
+    def _search(self, answer: Callable[[str], Any]) -> None:
+        for name in _BLOCKS:
+            if (block := answer(name)) is not None:
+                self._own = larger(self._own, _tokens(_members(block)))
+        if answer("eval_count") is not None:
+            self._own = larger(self._own, _tokens(answer))
+        for name in _MODEL:
+            if isinstance(model := answer(name), str) and model:
+                self.model = model
+                return
 
     def join(self, inside: Usage) -> None:
         """Add the usage of a request that this call has made, which is not recorded by itself."""
         self._inside = self._inside.plus(inside.tokens)
         self.model = inside.model or self.model
 
-    def complete(self, call: LanguageModelCall, answer: Any) -> None:
+    def complete(self, call: Any, answer: Any) -> None:
         """Apply the user's extractors. If nothing has named a model, take it from the arguments.
 
         Args:
-            call: the LLM call.
+            call: the running call (`ActiveCall`).
             answer: what it returned; the list of its chunks if that was a stream.
         """
         if self.model is None:
@@ -294,30 +214,18 @@ class Usage:
             return
         args, kwargs = call.passed
         passed = {"args": list(args), "kwargs": dict(kwargs)}
-        if function.extract_model is not None:
+        for name in ("extract_model", "extract_tokens"):
+            extract = getattr(function, name)
+            if extract is None:
+                continue
             try:
-                self.model = str(function.extract_model(passed, answer))
+                found = extract(passed, answer)
+                if name == "extract_model":
+                    self.model = str(found)
+                else:
+                    self._own, self._inside = Tokens(int(found[0]), int(found[1])), NO_TOKENS
             except Exception as error:  # noqa: BLE001 - the user's function; the recording goes on without it
-                _LOG.warning("extract_model of %s raised %r; the default was used", function.name, error)
-        if function.extract_tokens is not None:
-            try:
-                found_input, found_output = function.extract_tokens(passed, answer)
-                self._own, self._inside = Tokens(int(found_input), int(found_output)), NO_TOKENS
-            except Exception as error:  # noqa: BLE001 - as above
-                _LOG.warning("extract_tokens of %s raised %r; the default was used", function.name, error)
-
-    def _search(self, answer: Members) -> None:
-        found = tokens_of(answer)
-        if found is not NO_TOKENS:
-            self._own = larger(self._own, found)
-        for name in _MODEL:
-            model = answer(name)
-            if isinstance(model, str) and model:
-                self.model = model
-                return
-
-
-# Savings
+                _LOG.warning("%s of %s raised %r; the default was used", name, function.name, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,12 +252,12 @@ class Savings:
     def __add__(self, other: Savings) -> Savings:
         calls, unpriced = self.calls + other.calls, self.unpriced + other.unpriced
         return Savings(
-            calls=calls,
-            input_tokens=self.input_tokens + other.input_tokens,
-            output_tokens=self.output_tokens + other.output_tokens,
-            cost=None if calls and calls == unpriced else (self.cost or Decimal(0)) + (other.cost or Decimal(0)),
-            unpriced=unpriced,
-            seconds=self.seconds + other.seconds,
+            calls,
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            None if calls and calls == unpriced else (self.cost or Decimal(0)) + (other.cost or Decimal(0)),
+            unpriced,
+            self.seconds + other.seconds,
         )
 
     def __str__(self) -> str:
@@ -358,16 +266,13 @@ class Savings:
         if self.input_tokens or self.output_tokens:
             parts.append(f"{self.input_tokens}+{self.output_tokens} tokens")
         if self.cost is not None and self.calls:
-            is_tiny = 0 < self.cost < _LEAST_SHOWN
-            parts.append(f"less than ${_LEAST_SHOWN}" if is_tiny else f"${self.cost.quantize(_LEAST_SHOWN)}")
+            least = Decimal("0.0001")
+            parts.append(f"less than ${least}" if 0 < self.cost < least else f"${self.cost.quantize(least)}")
         if self.unpriced:
             is_installed = find_spec("genai_prices") is not None
-            parts.append(f"{self.unpriced} of unknown price" if is_installed else _INSTALL)
+            hint = 'pip install "agent-cache[prices]" to see money'
+            parts.append(f"{self.unpriced} of unknown price" if is_installed else hint)
         return ", ".join(parts)
-
-
-_LEAST_SHOWN = Decimal("0.0001")
-_INSTALL = 'pip install "agent-cache[prices]" to see money'
 
 
 def model_calls(
@@ -383,20 +288,22 @@ def model_calls(
         chosen: indices of calls of models.
         enclosing: gives the index of the call that encloses one, below 0 if none does.
     """
-    outer = {index: list(_around(index, enclosing)) for index in chosen}
-    has_inner: set[int] = set()
-    for around in outer.values():
-        around[:] = [at for at in around if at in outer]
-        has_inner.update(around)
-    knows = {index: _knows_tokens(calls[index]) for index in has_inner}
+    outer: dict[int, list[int]] = {index: [] for index in chosen}
     for index, around in outer.items():
-        if not any(knows[at] for at in around) and knows.get(index, True):
+        at = index
+        while (at := enclosing(at)) >= 0:
+            if at in outer:
+                around.append(at)
+    has_inner = {at for around in outer.values() for at in around}
+    for index, around in outer.items():
+        if not any(_knows_tokens(calls[at]) for at in around) and (
+            index not in has_inner or _knows_tokens(calls[index])
+        ):
             yield calls[index]
 
 
-def _around(index: int, enclosing: Callable[[int], int]) -> Iterator[int]:
-    while (index := enclosing(index)) >= 0:
-        yield index
+def _knows_tokens(call: RecordedCall) -> bool:
+    return bool(call.input_tokens or call.output_tokens)
 
 
 def savings_of(calls: Iterable[RecordedCall], recorded_at: str | None) -> Savings:
@@ -404,138 +311,76 @@ def savings_of(calls: Iterable[RecordedCall], recorded_at: str | None) -> Saving
 
     Args:
         calls: the calls, as `model_calls` gives them.
-        recorded_at: the start of their recording, in UTC.
+        recorded_at: the start of their recording, in UTC; prices are those of today if it is not known.
     """
-    number = input_tokens = output_tokens = unpriced = 0
-    cost, seconds = Decimal(0), 0.0
-    began = _moment(recorded_at)
-    for call in calls:
-        number += 1
-        input_tokens += call.input_tokens
-        output_tokens += call.output_tokens
-        seconds += call.duration_ms / 1000
-        price = _price_of(call, began)
-        if price is None:
-            unpriced += 1
-        else:
-            cost += price
-    has_price = not number or unpriced < number
-    return Savings(number, input_tokens, output_tokens, cost if has_price else None, unpriced, seconds)
-
-
-def _knows_tokens(call: RecordedCall) -> bool:
-    return bool(call.input_tokens or call.output_tokens)
-
-
-def _moment(recorded_at: str | None) -> datetime:
-    """The time of a recording; now if it is not known."""
     try:
-        found = datetime.fromisoformat(recorded_at or "")
+        began = datetime.fromisoformat(recorded_at or "")
+        began = began if began.tzinfo else began.replace(tzinfo=UTC)
     except ValueError:
-        return datetime.now(UTC)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+        began = datetime.now(UTC)
+    total = Savings()
+    for call in calls:
+        price = _price(call, began)
+        total += Savings(
+            1, call.input_tokens, call.output_tokens, price, int(price is None), call.duration_ms / 1000
+        )  # fmt: skip
+    return total
 
 
-# Money
-
-
-def _price_of(call: RecordedCall, began: datetime) -> Decimal | None:
-    """The price of a call in US dollars; None if it is not known."""
-    if not _knows_tokens(call):
-        return Decimal(0) if _was_refused(call) else None
-    pricing = _pricing()
-    if pricing is None:
-        return None
-    usage = {
-        "input_tokens": call.input_tokens,
-        "output_tokens": call.output_tokens,
-        "cache_read_tokens": call.cache_read_tokens,
-        "cache_write_tokens": call.cache_write_tokens,
-        "cache_write_1h_tokens": call.cache_write_1h_tokens,
-    }
-    when = began + timedelta(milliseconds=call.started_ms)
-    for reference, provider in _references(call):
-        found = pricing(usage, reference, when, provider)
-        if found is not None:
-            return found
-    return None
-
-
-def _was_refused(call: RecordedCall) -> bool:
-    """Whether a server has answered with an error. That is not charged."""
-    response = call.outcome.get("response")
-    status = response.get("status") if isinstance(response, dict) else None
-    return isinstance(status, int) and status >= 400
-
-
+# Prefixes of LiteLLM that `genai-prices` does not know as its provider's name, and those that name none.
 _PROVIDERS = {"azure_ai": "azure", "azure_text": "azure", "fireworks_ai": "fireworks"}
-"""Prefixes of LiteLLM that `genai-prices` does not know as its provider's name."""
 _NOT_PROVIDERS = frozenset({"models", "litellm_proxy"})
-"""Prefixes that say nothing of the provider: Gemini's own, and that of a gateway."""
 _BEDROCK = re.compile(r"(?:[a-z]{2,6}\.)?[a-z0-9]+\.[a-z]")
 
 
-def _references(call: RecordedCall) -> Iterator[tuple[str, dict[str, str]]]:
-    """Model names and providers under which a call may have a price, the most exact ones first."""
-    asked = asked_model(call.arguments)
-    models = [name for name in dict.fromkeys((call.model, asked)) if name]
-    _, _, url = call.name.partition(" ")
-    if "://" in url:
-        for model in models:
-            for reference in _endings(model):
-                yield reference, {"provider_api_url": url}
-    prefixes = [name.partition("/")[0] for name in models if "/" in name]
-    for model in models:
-        for prefix in dict.fromkeys(prefixes):
-            provider = {"provider_id": _PROVIDERS.get(prefix, prefix)}
-            for reference in _endings(model.removeprefix(f"{prefix}/")):
-                yield reference, provider
-    for model in models:
-        prefix, _, name = model.partition("/")
-        if not name:
-            yield from _bare(model)
-        elif prefix in _NOT_PROVIDERS:
-            yield from _bare(name.rpartition("/")[2])
-
-
-def _endings(model: str) -> Iterator[str]:
-    """``converse/nova`` and ``nova``, since a name may begin with a route or a region."""
-    yield model
-    while "/" in model:
-        model = model.partition("/")[2]
-        yield model
-
-
-def _bare(model: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """A name without a provider. One such as ``llama3:8b`` is of a model that runs on a machine of one's own."""
-    if _BEDROCK.match(model):
-        yield model, {"provider_id": "aws"}
-    elif ":" not in model or model.startswith("ft:"):
-        yield model, {}
-        yield model, {"provider_id": "openai"}  # embeddings and fine-tuned models, which name nobody
-
-
-@cache
-def _pricing() -> Callable[[dict[str, int], str, datetime, dict[str, str]], Decimal | None] | None:
-    """A function that gives the price of token counts; None if `genai-prices` is not installed.
-
-    Loading it takes half a second, so that is done as late as possible.
-    """
+def _price(call: RecordedCall, began: datetime) -> Decimal | None:
+    """The price of a call in US dollars; None if it is not known."""
+    if not _knows_tokens(call):  # a server that has answered with an error charges nothing
+        response = call.outcome.get("response")
+        status = response.get("status") if isinstance(response, dict) else None
+        return Decimal(0) if isinstance(status, int) and status >= 400 else None
     try:
-        import genai_prices
+        import genai_prices as library  # it takes half a second to load
     except ImportError:
         return None
-
-    def price(usage: dict[str, int], model: str, when: datetime, provider: dict[str, str]) -> Decimal | None:
+    when = began + timedelta(milliseconds=call.started_ms)
+    for model, provider in _references(call):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # an earlier version does not know every count
-                counts = genai_prices.Usage(**usage)
-            found = genai_prices.calc_price(counts, model, genai_request_timestamp=when, **provider)
+                counts = library.Usage(**{f"{name}_tokens": getattr(call, f"{name}_tokens") for name in Tokens._fields})
+            found = library.calc_price(counts, model, genai_request_timestamp=when, **provider)
         except (LookupError, ValueError):
-            return None
-        is_free = not any(vars(found.model_price).values())
+            continue
         # A model that is paid by the second of sound has a price, but not for its tokens.
-        return found.total_price if found.total_price or is_free else None
+        if found.total_price or not any(vars(found.model_price).values()):
+            price: Decimal = found.total_price
+            return price
+    return None
 
-    return price
+
+def _references(call: RecordedCall) -> Iterator[tuple[str, dict[str, str]]]:
+    """Model names, and what is known of their providers, under which a call may have a price; the most exact first.
+
+    A name may begin with a provider, a route or a region. One such as ``llama3:8b`` runs on a machine of one's own.
+    """
+    models = [name for name in dict.fromkeys((call.model, asked_model(call.arguments))) if name]
+    url = call.name.partition(" ")[2]
+    providers = [{"provider_api_url": url}] if "://" in url else []
+    prefixes = dict.fromkeys(name.partition("/")[0] for name in models if "/" in name)
+    providers += [{"provider_id": _PROVIDERS.get(prefix, prefix)} for prefix in prefixes]
+    for provider in providers:
+        for model in models:
+            parts = model.split("/")
+            for at in range(len(parts)):
+                yield "/".join(parts[at:]), provider
+    for model in models:
+        prefix, _, rest = model.partition("/")
+        if rest and prefix not in _NOT_PROVIDERS:
+            continue
+        name = rest.rpartition("/")[2] or model
+        if _BEDROCK.match(name):
+            yield name, {"provider_id": "aws"}
+        elif ":" not in name or name.startswith("ft:"):
+            yield name, {}
+            yield name, {"provider_id": "openai"}  # embeddings and fine-tuned models, which name nobody

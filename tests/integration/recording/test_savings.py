@@ -6,7 +6,7 @@ from decimal import Decimal
 import pytest
 from hypothesis import strategies as st
 
-from agent_cache.recording import Cassette, RecordedCall, Savings, cached_llm_call, intercept, prices, record, replay
+from agent_cache.recording import Cassette, RecordedCall, Savings, cached_llm_call, intercept, record, replay
 from agent_cache.recording.file import digest_of
 from agent_cache.recording.prices import model_calls, savings_of
 from tests.harness.searches import searched
@@ -24,9 +24,6 @@ def priced():
 def unpriced(monkeypatch):
     """The extra is not installed."""
     monkeypatch.setitem(sys.modules, "genai_prices", None)
-    prices._pricing.cache_clear()
-    yield
-    prices._pricing.cache_clear()
 
 
 def model_call(model="gpt-4o", input_tokens=1000, output_tokens=50, *, name="ask", **fields):
