@@ -34,7 +34,7 @@ from agent_cache.recording.cassette import recorded_rules, redact_call, redacted
 from agent_cache.recording.file import StoredCalls, digest_of, digest_of_key
 from agent_cache.recording.foreign import is_foreign, read_foreign
 from agent_cache.recording.functions import RecordedFunction
-from agent_cache.recording.http.bodies import Pieces
+from agent_cache.recording.http.bodies import pieces_of
 from agent_cache.recording.litellm import fixture_line, from_cassette, is_fixture, read_fixture, to_cassette
 from agent_cache.recording.outcomes import check_outcome, encode, problems_of, read_value
 from agent_cache.recording.partial_file import is_idle, replace_file
@@ -728,9 +728,8 @@ def _structure_findings(call: RecordedCall, ids: set[int]) -> Iterator[str]:
     if "response" in call.outcome:
         try:
             check_outcome(call.outcome)
-            for _ in Pieces(call.outcome["response"]):
-                pass
-        except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
+            pieces_of(call.outcome["response"])
+        except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError) as error:
             yield f"the response is malformed: {error}"
 
 

@@ -27,9 +27,8 @@ from agent_cache.recording.call_log import CallListener, CassetteLog, ObservedCa
 from agent_cache.recording.cassette import Cassette, apply_rules, recorded_rules, redacted_name
 from agent_cache.recording.file import CALLS_OF_LITELLM
 from agent_cache.recording.functions import RecordedFunction, wrapped
-from agent_cache.recording.http import socket_guard
 from agent_cache.recording.http.identity import Http
-from agent_cache.recording.http.seams import Seams
+from agent_cache.recording.http.seams import Seams, install_guard
 from agent_cache.recording.match import Matcher
 from agent_cache.recording.partial_file import is_being_recorded
 from agent_cache.recording.redaction import Redaction, redaction_of
@@ -99,7 +98,7 @@ class Block(Generic[H]):
         if self._tape.http is not None:
             SEAMS.enter()
             if self._tape.http.guard:
-                socket_guard.install()
+                install_guard()
         self._tape.lanes.begin()
         around = _without_blocker(scope) if self.ends_refusal else scope
         if self._bypasses:

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import example, strategies as st
 
-from agent_cache.recording.http import bodies
 from agent_cache.recording.http.bodies import (
-    Pieces,
     ResponseBody,
     map_response,
     model_payloads,
+    pieces_of,
     request_arguments,
     spelled,
     written,
@@ -94,7 +93,7 @@ def test_a_spelling_that_nobody_knows_is_refused():
 @example(b"abc\xff", "text/plain; charset=iso-8859-1")
 def test_any_body_comes_back(raw: bytes, kind: str):
     headers = {"content-type": kind, "content-length": str(len(raw))}
-    assert b"".join(Pieces({"status": 200, **received(headers, raw)})) == raw
+    assert b"".join(pieces_of({"status": 200, **received(headers, raw)})) == raw
 
 
 @searched(
@@ -111,7 +110,7 @@ def test_any_stream_of_events_comes_back_however_it_was_cut(lines: list[str], li
     places = sorted({0, len(raw), *(cut for cut in cuts if cut < len(raw))})
     pieces = [raw[begin:end] for begin, end in pairwise(places)]
     data = received({"content-type": "text/event-stream"}, *pieces)
-    assert b"".join(Pieces(data)) == raw
+    assert b"".join(pieces_of(data)) == raw
 
 
 def test_events_are_data():
@@ -125,7 +124,7 @@ def test_events_are_data():
             {"json": {"b": 2}, "style": "tight crlf"},
         ]
     }
-    assert b"".join(Pieces(data)) == raw
+    assert b"".join(pieces_of(data)) == raw
     assert list(model_payloads(data)) == [{"a": 1}, {"b": 2}]
 
 
@@ -135,7 +134,7 @@ def test_frames_of_aws_are_data_in_whatever_pieces_they_come():
     data = received(headers, *(raw[at : at + 7] for at in range(0, len(raw), 7)))
     assert [frame["json"] for frame in data["frames"]] == [event for _, event in CONVERSE_EVENTS]
     assert data["frames"][0]["headers"][":event-type"] == "messageStart"
-    assert b"".join(Pieces(data)) == raw
+    assert b"".join(pieces_of(data)) == raw
 
 
 @pytest.mark.parametrize("cut", [3, 11, 40])
@@ -145,14 +144,14 @@ def test_a_frame_that_is_none_or_not_whole_keeps_its_bytes(cut: int):
     data = received({"content-type": "application/vnd.amazon.eventstream"}, frame, broken, frame[:cut])
     assert "json" in data["frames"][0]
     assert [list(one) for one in data["frames"][1:]] == [["bytes"], ["bytes"]]
-    assert b"".join(Pieces(data)) == frame + broken + frame[:cut]
+    assert b"".join(pieces_of(data)) == frame + broken + frame[:cut]
 
 
 def test_lines_of_json_are_data():
     raw = b'{"a": 1}\n{"a":2}\nx'
     data = received({"content-type": "application/x-ndjson"}, raw[:3], raw[3:])
     assert data["lines"][0] == {"json": {"a": 1}, "spelling": "spaced newline"}
-    assert b"".join(Pieces(data)) == raw
+    assert b"".join(pieces_of(data)) == raw
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "raw deflate", "gzip of two", "gzip, deflate"])
@@ -178,7 +177,7 @@ def test_what_cannot_be_unpacked_keeps_its_bytes_and_its_encoding(encoding: str)
     body.add(b"\x1f\x8bnot ")
     body.add(b"gzip\xff")
     assert body.is_encoded
-    assert b"".join(Pieces(body.data())) == b"\x1f\x8bnot gzip\xff"
+    assert b"".join(pieces_of(body.data())) == b"\x1f\x8bnot gzip\xff"
 
 
 def test_pieces_of_a_text_stay_and_letters_stay_whole():
@@ -248,26 +247,11 @@ def test_a_change_reaches_headers_and_bodies_and_no_cookie():
     response = {"status": 200, "headers": {"a": "secret", "set-cookie": "secret=x"}, "bytes": binary}
     changed = map_response(response, change)
     assert changed["headers"] == {"a": "-", "set-cookie": "secret=x"}
-    assert b"".join(Pieces(changed)) == b"\xff -"
+    assert b"".join(pieces_of(changed)) == b"\xff -"
     changed = map_response({"status": 200, "chunks": [{"bytes": binary}, {"text": "secret"}]}, change)
-    assert list(Pieces(changed)) == [b"\xff -", b"-"]
+    assert list(pieces_of(changed)) == [b"\xff -", b"-"]
     with pytest.raises(TypeError, match="expected a dict"):
         map_response(response, lambda data: None)
-
-
-def test_pieces_of_a_stream_are_checked_at_once_and_written_one_by_one(monkeypatch):
-    events = [{"event": "a", "json": {"n": number}, "spelling": "spaced"} for number in range(3)]
-    response = {"status": 200, "events": [*events, {"text": ""}, {"data": "[DONE]"}]}
-    made = []
-    real = bodies.written
-    monkeypatch.setattr(bodies, "written", lambda *given: made.append(given) or real(*given))
-    pieces = Pieces(response)
-    assert len(pieces) == 4
-    one_by_one = iter(pieces)
-    made.clear()
-    assert next(one_by_one) == b'event: a\ndata: {"n": 0}\n\n'
-    assert len(made) == 1
-    assert [*one_by_one] == [b'event: a\ndata: {"n": 1}\n\n', b'event: a\ndata: {"n": 2}\n\n', b"data: [DONE]\n\n"]
 
 
 EDITED: list[Any] = [
@@ -291,4 +275,4 @@ EDITED: list[Any] = [
 )
 def test_a_piece_that_was_edited_is_found_before_the_first_one_is_handed_out(field, piece):
     with pytest.raises((LookupError, TypeError, ValueError, AttributeError)):
-        Pieces({"status": 200, field: [{"text": "a"}, piece]})
+        pieces_of({"status": 200, field: [{"text": "a"}, piece]})

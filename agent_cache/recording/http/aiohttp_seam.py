@@ -15,18 +15,19 @@ import importlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agent_cache.recording.http.exchange import Answer, Exchange, is_intercepted, open_exchange
+from agent_cache.recording.http.exchange import Exchange, is_intercepted, open_exchange
 
-__all__ = ["patches"]
+if TYPE_CHECKING:
+    from agent_cache.recording.http.seams import Patch
 
 _UNLIMITED = 2**40
 """Bytes that a reader may hold. It asks for a piece only when it has none."""
 
 
-def patches(library: Any) -> list[tuple[type, str, Callable[[Any], Any]]]:
-    """The methods to replace; see `seams.Patch`.
+def patches(library: Any) -> list[Patch]:
+    """The methods to replace.
 
     Args:
         library: the module aiohttp.
@@ -68,7 +69,8 @@ async def _middleware(
     if exchange.needs_body:
         exchange.start(await _content(request))
         if exchange.is_answered:
-            return await _response(library, session, request, await exchange.respond_async())
+            await exchange.respond_async()
+            return await _response(library, session, request, exchange)
     with exchange.running():
         response = await handler(request)
     exchange.responded(response.status, response.reason or "", list(response.headers.items()))
@@ -139,8 +141,8 @@ async def _play_piece(pieces: AsyncIterator[bytes]) -> tuple[bytes, bool] | None
     return None
 
 
-async def _response(library: Any, session: Any, request: Any, answer: Answer) -> Any:
-    """The response for an answer, started on a connection that has it."""
+async def _response(library: Any, session: Any, request: Any, exchange: Exchange) -> Any:
+    """A recorded response, started on a connection that has it."""
     multidict = importlib.import_module("multidict")
     parser = importlib.import_module("aiohttp.http_parser")
     options: dict[str, Any] = {
@@ -156,12 +158,12 @@ async def _response(library: Any, session: Any, request: Any, answer: Answer) ->
     kind = request.response_class
     known = _parameters(kind)
     response = kind(request.method, request.original_url, **{name: options[name] for name in options if name in known})
-    headers = multidict.CIMultiDictProxy(multidict.CIMultiDict(answer.headers))
-    raw_headers = tuple((name.encode(), value.encode()) for name, value in answer.headers)
+    headers = multidict.CIMultiDictProxy(multidict.CIMultiDict(exchange.headers))
+    raw_headers = tuple((name.encode(), value.encode()) for name, value in exchange.headers)
     message = parser.RawResponseMessage(
         version=library.HttpVersion11,
-        code=answer.status,
-        reason=answer.reason,
+        code=exchange.status,
+        reason=exchange.reason,
         headers=headers,
         raw_headers=raw_headers,
         should_close=False,
@@ -169,11 +171,11 @@ async def _response(library: Any, session: Any, request: Any, answer: Answer) ->
         upgrade=False,
         chunked=False,
     )
-    content = _reader_class()(functools.partial(_play_piece, aiter(answer.awaited_pieces())))
-    if answer.is_empty or request.method.upper() == "HEAD":
+    content = _reader_class()(functools.partial(_play_piece, aiter(exchange.awaited_pieces())))
+    if exchange.is_empty or request.method.upper() == "HEAD":
         content.feed_eof()
     await response.start(_Connection(message, content))
-    _call_first(response, answer.close)
+    _call_first(response, exchange.closed)
     return response
 
 
@@ -193,15 +195,12 @@ class _Connection:
         self._callbacks: list[Callable[[], None]] = []
 
     def add_callback(self, callback: Callable[[], None]) -> None:
-        """Call this when the connection is released."""
         self._callbacks.append(callback)
 
     async def read(self) -> Any:
-        """The head of the response, and the reader of its body."""
         return self._arrived
 
     def release(self) -> None:
-        """Forget the connection."""
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()

@@ -1,16 +1,15 @@
 """One HTTP request and its response, as a call of a recording.
 
 A *seam* in a client library (`seams`) makes an `Exchange` for each request. It passes through the recordings around the
-request, the innermost first, as a call of a wrapped function does. One of them may have the `Answer`. Otherwise the
+request, the innermost first, as a call of a wrapped function does. One of them may have the answer. Otherwise the
 request is made, and the exchange logs the response while the client reads it.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from http import HTTPStatus
@@ -24,22 +23,8 @@ from agent_cache.engine.scope import PLACE
 from agent_cache.errors import CassetteError, ReplayExhausted
 from agent_cache.recording.exceptions import read_error
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall
-from agent_cache.recording.http.bodies import (
-    Pieces,
-    ResponseBody,
-    is_stream,
-    model_payloads,
-    pairs_of,
-)
-from agent_cache.recording.http.identity import (
-    MODEL_IN_PATH,
-    Http,
-    endpoint_of,
-    host_and_server,
-    identity,
-    is_at,
-    is_loopback,
-)
+from agent_cache.recording.http.bodies import ResponseBody, is_stream, model_payloads, pairs_of, pieces_of
+from agent_cache.recording.http.identity import MODEL_IN_PATH, endpoint_of, host_and_server, identity, is_loopback
 from agent_cache.recording.lanes import checkpoint
 from agent_cache.recording.match import call_data
 from agent_cache.recording.outcomes import redact_response
@@ -48,23 +33,10 @@ from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.streams import failure_outcome, leave_call
 from agent_cache.recording.tape import Tape
 
-__all__ = [
-    "Answer",
-    "Exchange",
-    "is_intercepted",
-    "open_exchange",
-    "response_data",
-    "running_call",
-]
-
 Pairs: TypeAlias = list[tuple[str, str]]
 """Names and values of headers, in their order."""
 
-
 _LOG = logging.getLogger("agent_cache")
-
-
-# Responses
 
 _DROPPED = frozenset({
     "age", "alt-svc", "cf-cache-status", "cf-ray", "connection", "content-encoding", "content-length", "date",
@@ -72,24 +44,13 @@ _DROPPED = frozenset({
     "x-content-type-options", "x-envoy-upstream-service-time",
 })  # fmt: skip
 """Headers about the way of a response, which say nothing to the program."""
-
-
-def _readable(text: str) -> str:
-    """A header without the surrogates that aiohttp has for bytes that are not UTF-8: no file can have them."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "surrogateescape").decode("latin-1")
-    return text
-
-
-def _by_name(pairs: Pairs) -> dict[str, str]:
-    """Headers by name in lower case. Values of one name are joined."""
-    found: dict[str, str] = {}
-    for given, value in pairs:
-        name = given.lower()
-        found[name] = f"{found[name]}, {value}" if name in found else value
-    return found
+_RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+"""Statuses after which clients wait and try again."""
+_HURRY = [("retry-after-ms", "1"), ("retry-after", "0")]
+"""The first is known to the clients of OpenAI and Anthropic, which take the second for none."""
+_OPEN_ENDED = frozenset({"cancelled", "unfinished"})
+_OF_MODEL_CLIENTS = frozenset({"amz-sdk-request", "x-goog-api-client", "x-stainless-lang"})
+"""Headers by which the clients of model providers and of AWS are known."""
 
 
 def response_data(
@@ -116,11 +77,12 @@ def response_data(
     is_packed = any(given.lower() == "content-encoding" for given, _ in headers)
     for given, value in headers:
         name = given.lower()
-        if name == "content-length" and ((end is not None and not is_packed) or (not body.size and value != "0")):
-            kept.append((name, value))  # of a response to HEAD, or one that broke off: else it is known by the body
-            continue
-        if name == "set-cookie":
-            kept.append((name, _cookie_without_value(value, redaction)))
+        if name == "set-cookie":  # the client's jar needs its name and attributes
+            pair, semicolon, attributes = value.partition(";")
+            kept.append((name, f"{pair.partition('=')[0]}={redaction.replacement}{semicolon}{attributes}"))
+        elif name == "content-length":  # of a response to HEAD, or one that broke off: else it is known by the body
+            if (end is not None and not is_packed) or (not body.size and value != "0"):
+                kept.append((name, value))
         elif name not in _DROPPED or (name == "content-encoding" and body.is_encoded):
             kept.append((name, value))
     if kept:
@@ -138,140 +100,39 @@ def _phrase(status: int) -> str:
         return ""
 
 
-def _cookie_without_value(cookie: str, redaction: Redaction) -> str:
-    """Its name and attributes are needed by the client's jar."""
-    pair, semicolon, attributes = cookie.partition(";")
-    return f"{pair.partition('=')[0]}={redaction.replacement}{semicolon}{attributes}"
+def _readable(text: str) -> str:
+    """A header without the surrogates that aiohttp has for bytes that are not UTF-8: no file can have them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape").decode("latin-1")
+    return text
 
 
-_RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-"""Statuses after which clients wait and try again."""
-_HURRY = [("retry-after-ms", "1"), ("retry-after", "0")]
-"""The first is known to the clients of OpenAI and Anthropic, which take the second for none."""
-
-
-class Answer:
-    """A recorded response while it is replayed, or a refusal in the place of one.
-
-    Attributes:
-        status, reason, headers: of the response.
-        is_stream: whether it has several pieces.
-    """
-
-    def __init__(
-        self,
-        exchange: Exchange,
-        response: Mapping[str, Any],
-        pieces: Pieces,
-        *,
-        on_end: Callable[[], None],
-        raise_end: Callable[[dict[str, Any]], None],
-        hurry: bool = False,
-    ) -> None:
-        self.status: int = response["status"]
-        self.reason: str = response.get("reason") or _phrase(self.status)
-        self.headers: Pairs = [
-            (name, one)
-            for name, value in response.get("headers", {}).items()
-            for one in (value if isinstance(value, list) else [value])
-        ]
-        if hurry and self.status in _RETRIED:
-            self.headers = [pair for pair in self.headers if pair[0] not in ("retry-after", "retry-after-ms")] + _HURRY
-        self.is_stream = is_stream(response)
-        self._pieces = pieces
-        self._end: dict[str, Any] | None = response.get("end")
-        if not self.is_stream and self._end is None and exchange.may_have_body(self.status):
-            self.headers = [pair for pair in self.headers if pair[0].lower() != "content-length"]  # of an edited file
-            self.headers.append(("content-length", str(sum(map(len, pieces)))))
-        self._exchange = exchange
-        self._on_end: Callable[[], None] | None = on_end
-        self._raise_end = raise_end
-        exchange.responded(self.status, self.reason, self.headers)
-        if self.is_empty:
-            self._finish()
-            exchange.ended()
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it has a whole body of no bytes."""
-        return self._end is None and not self._pieces
-
-    def pieces(self) -> Iterator[bytes]:
-        """The body. It has ended when its last piece is handed out: the client may know, and not ask for the end.
-
-        Raises:
-            BaseException: what broke the body off.
-        """
-        count = len(self._pieces)
-        try:
-            for number, piece in enumerate(self._pieces, 1):
-                self._exchange.add(piece, is_decoded=True)
-                if number == count and self._end is None:
-                    self._finish()
-                    self._exchange.ended()
-                yield piece
-        except GeneratorExit:  # the client has forgotten the response: that ends a recorded one, too
-            self.close()
-            raise
-        if self._end is not None:
-            try:
-                self._raise_end(self._end)
-            except BaseException as error:
-                self._exchange.failed(error)
-                raise
-            finally:
-                self._finish()
-
-    async def awaited_pieces(self) -> AsyncIterator[bytes]:
-        """The same. Other tasks run between two pieces.
-
-        Raises:
-            BaseException: what broke the body off.
-        """
-        pieces = self.pieces()
-        for number in range(len(self._pieces) + 1):
-            await checkpoint()
-            if number == len(self._pieces):
-                await self._wait_for_end()
-            for piece in pieces:
-                yield piece
-                break
-
-    async def _wait_for_end(self) -> None:
-        if self._end is not None and ("cancelled" in self._end or "unfinished" in self._end):
-            try:
-                await self._exchange.wait_until_cancelled(is_for_ever="unfinished" in self._end)
-            except BaseException as error:
-                self._exchange.failed(error)
-                raise
-            finally:
-                self._finish()
-
-    def close(self) -> None:
-        """The client does not read on."""
-        self._finish()
-        self._exchange.closed()
-
-    def _finish(self) -> None:
-        if self._on_end is not None:
-            on_end, self._on_end = self._on_end, None
-            on_end()
-
-
-# Exchanges
+# Which recordings a request concerns
 
 IS_CONNECTING: ContextVar[bool] = ContextVar("agent_cache_is_connecting", default=False)
 """Whether a seam makes a request in this context, for which a connection may be opened."""
+_DEFAULT_RULES = Redaction()
+_told: set[str] = set()
 
 
 def is_intercepted() -> bool:
     """Whether a request made here may concern a recording. It is asked for every request of the process.
 
-    Outside of all recordings, it does in a thread that may have lost its context: see `report_escape`.
+    Outside of all recordings, it does in a thread that may have lost its context.
     """
     if PLACE.get().scope.interceptor is not None:
         return True
     return bool(INTERCEPTORS) and threading.get_ident() != threading.main_thread().ident
+
+
+def running_call(tape: Tape) -> ActiveCall | None:
+    """The innermost call of this recording that is running here. Nothing inside of it is recorded."""
+    call = CURRENT_CALL.get()
+    while call is not None and call.owner is not tape:
+        call = call.outer
+    return call
 
 
 def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange | None:
@@ -284,42 +145,32 @@ def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange
     Raises:
         CassetteError: if live calls are refused here.
     """
-    if headers.get("upgrade", "").lower() == "websocket":
+    if headers.get("upgrade", "").lower() == "websocket" or IS_CONNECTING.get():  # a part of a request has no other
         return None
     parts = urlsplit(url)
-    scope = PLACE.get().scope
-    tapes: list[Tape] = []
-    learners: list[Usage] = []
-    is_guarded = False
-    if IS_CONNECTING.get():  # a part of a request that has an exchange
-        return None
+    scope: Any = PLACE.get().scope
     if scope.interceptor is None:
         _report_escape(method, url, parts, headers)
         return None
+    tapes: list[Tape] = []
+    learners: list[Usage] = []
+    is_guarded = False
     while scope.interceptor is not None:
-        interceptor: Any = scope.interceptor
-        settings: Http | None = getattr(interceptor, "http", None)
-        if settings is not None and settings.guard:
-            is_guarded = True
-        if (
-            isinstance(interceptor, Tape)
-            and settings is not None
-            and interceptor.is_strict_replay
-            and not settings.takes(url, parts)
-            and not settings.has_named(parts)
-            and (settings.only is None or is_at(settings.only, parts))
-        ):
-            return _unsent(method, parts)
-        if settings is not None and settings.takes(url, parts):
-            if not isinstance(interceptor, Tape):
-                if (refusal := _refusal_of(interceptor, settings, method, url, headers)) is not None:
-                    return refusal
-            elif (call := running_call(interceptor)) is None:
-                tapes.append(interceptor)
-            elif call.usage is not None and call.exchange is None:
-                learners.append(call.usage)
-        assert scope.outside is not None  # a scope with an interceptor has an outer one
-        scope = scope.outside
+        interceptor, scope = scope.interceptor, scope.outside
+        settings = getattr(interceptor, "http", None)
+        if settings is None:
+            continue
+        is_guarded = is_guarded or settings.guard
+        if not settings.takes(parts):
+            if isinstance(interceptor, Tape) and interceptor.is_strict_replay and settings.refuses(parts):
+                return _unsent(method, parts)
+        elif not isinstance(interceptor, Tape):
+            if (refusal := _refusal_of(interceptor, method, url, headers)) is not None:
+                return refusal
+        elif (call := running_call(interceptor)) is None:
+            tapes.append(interceptor)
+        elif call.usage is not None and call.exchange is None:
+            learners.append(call.usage)
     return Exchange(method, url, headers, tapes, learners) if tapes or learners or is_guarded else None
 
 
@@ -332,13 +183,10 @@ def _unsent(method: str, parts: SplitResult) -> Exchange:
     if url not in _told:
         _told.add(url)
         _LOG.warning("%s", text)
-    return Exchange(method, url, {}, [], [], CassetteError(text))
+    return Exchange(method, url, {}, refusal=CassetteError(text))
 
 
-_told: set[str] = set()
-
-
-def _refusal_of(blocker: Any, settings: Http, method: str, url: str, headers: Mapping[str, str]) -> Exchange | None:
+def _refusal_of(blocker: Any, method: str, url: str, headers: Mapping[str, str]) -> Exchange | None:
     """An exchange that refuses a request to a model, where live calls are refused. None if it may be made.
 
     A server on loopback is one of the test's own, unless it is a model.
@@ -346,7 +194,7 @@ def _refusal_of(blocker: Any, settings: Http, method: str, url: str, headers: Ma
     Raises:
         CassetteError: for another request.
     """
-    kind, name, _ = identity(method, url, headers, b"", settings, _redaction_of(blocker))
+    kind, name, _ = identity(method, url, headers, b"", blocker.http, _DEFAULT_RULES)
     if kind != "llm" and is_loopback(urlsplit(url).hostname or ""):
         return None
     try:
@@ -354,67 +202,63 @@ def _refusal_of(blocker: Any, settings: Http, method: str, url: str, headers: Ma
     except CassetteError as error:
         if kind != "llm":
             raise
-        return Exchange(method, url, {}, [], [], error)
+        return Exchange(method, url, {}, refusal=error)
     return None
 
 
-_DEFAULT_RULES = Redaction()
-
-
-def _redaction_of(interceptor: Any) -> Redaction:
-    """The rules of a recording, or of what refuses live calls outside of one."""
-    found = getattr(interceptor, "redaction", None)
-    return found if isinstance(found, Redaction) else _DEFAULT_RULES
-
-
-def running_call(tape: Tape) -> ActiveCall | None:
-    """The innermost call of this recording that is running here. Nothing inside of it is recorded."""
-    call = CURRENT_CALL.get()
-    while call is not None and call.owner is not tape:
-        call = call.outer
-    return call
-
-
 def _report_escape(method: str, url: str, parts: SplitResult, headers: Mapping[str, str]) -> None:
-    """Report a request in a thread without a context, as `report_escape` does for other calls."""
+    """Report a request in a thread without a context, as the engine does for other calls."""
     thread = threading.get_ident()
     for interceptor in list(INTERCEPTORS):
-        settings: Http | None = getattr(interceptor, "http", None)
-        if interceptor.thread == thread or settings is None or not settings.takes(url, parts):
+        settings = getattr(interceptor, "http", None)
+        if interceptor.thread == thread or settings is None or not settings.takes(parts):
             continue
         if isinstance(interceptor, Tape) or not is_loopback(parts.hostname or ""):
-            kind, name, _ = identity(method, url, headers, b"", settings, _redaction_of(interceptor))
+            rules = getattr(interceptor, "redaction", _DEFAULT_RULES)
+            kind, name, _ = identity(method, url, headers, b"", settings, rules)
             interceptor.escaped(endpoint_of(kind, name))
 
 
 class Exchange:
     """A request, and its response while it is read.
 
-    A seam calls `start`; then it hands out the `answer` if there is one, else it makes the request inside of `running`,
-    and reports the response by `responded`, `add`, and `ended`, `closed` or `failed`.
+    A seam calls `start`. If the exchange `is_answered` then, it calls `respond`, and hands out `pieces`. Else it makes
+    the request inside of `running`, and reports the response by `responded`, `logged` or `add`, and `ended`, `closed`
+    or `failed`.
 
     Attributes:
-        answer: the answer; None if the request is to be made.
+        is_answered: whether the request is not made, because there is a recorded response, or a refusal.
+        status, reason, headers: of that response, after `respond`.
+        is_stream: whether it has several pieces.
+        is_empty: whether it has a whole body of no bytes.
     """
+
+    status: int
+    reason: str
+    headers: Pairs
+    is_stream: bool
+    is_empty: bool
 
     def __init__(
         self,
         method: str,
         url: str,
         headers: Mapping[str, str],
-        tapes: list[Tape],
-        learners: list[Usage],
+        tapes: Iterable[Tape] = (),
+        learners: Iterable[Usage] = (),
         refusal: CassetteError | None = None,
     ) -> None:
-        self.answer: Answer | None = None
         self._method = method
         self._url = url
         self._headers = headers
         self._tapes = tapes
         self._learners = learners
+        self._refusal = refusal
+        self.is_answered = refusal is not None
         self._calls: list[tuple[Tape, ActiveCall]] = []
         self._answering: tuple[Tape, ActiveCall] | None = None
-        self._refusal = refusal
+        self._pieces: list[bytes] = []
+        self._recorded_end: dict[str, Any] | None = None
         self._head: tuple[int, str, Pairs] | None = None
         self._body: ResponseBody | None = None
         self._ending: dict[str, Any] | BaseException | None = None
@@ -422,10 +266,12 @@ class Exchange:
         self._is_encoded = False
         self._is_over = False
 
+    # The request
+
     @property
     def needs_body(self) -> bool:
         """Whether `start` is to be called, which needs the body of the request."""
-        return bool(self._tapes) or self._refusal is not None
+        return bool(self._tapes) or self.is_answered
 
     def start(self, body: bytes) -> None:
         """Begin the call in each recording, until one has the answer.
@@ -439,112 +285,27 @@ class Exchange:
         token = CURRENT_CALL.set(CURRENT_CALL.get())
         try:
             for tape in self._tapes:
-                settings = tape.http
-                assert settings is not None
-                kind, name, arguments = identity(self._method, self._url, self._headers, body, settings, tape.redaction)
+                kind, name, arguments = identity(
+                    self._method, self._url, self._headers, body, tape.http, tape.redaction
+                )
                 try:
                     call = tape.begin_exchange(endpoint_of(kind, name), arguments)
                 except CassetteError as error:
+                    # The clients of models take any exception for a broken connection, and try again: they get an
+                    # error that they do not retry. The replay raises its own at the end.
                     if kind == "llm" or not _OF_MODEL_CLIENTS.isdisjoint(self._headers):
-                        self._refusal = error
+                        self._refusal, self.is_answered = error, True
                         return
                     self.failed(error)
                     raise
                 CURRENT_CALL.set(call)
                 if call.recorded is not None:
-                    self._answering = tape, call
+                    self._answering, self.is_answered = (tape, call), True
                     return
                 call.exchange = self
                 self._calls.append((tape, call))
         finally:
             leave_call(token)
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether the request is not made: `respond` or `respond_async` has the answer."""
-        return self._answering is not None or self._refusal is not None
-
-    def respond(self) -> Answer:
-        """The answer, in a thread that may wait.
-
-        Raises:
-            BaseException: what the recorded request raised.
-        """
-        if self._refusal is None:
-            tape, call = self._answered_by()
-            outcome = self._outcome_of(call)
-            if "cancelled" in outcome or "unfinished" in outcome:
-                text = f"{call.function.name} had not ended when the recording did"
-                error = tape.broken(call.index, text)
-                tape.answered(call)
-                self.failed(error)
-                raise error
-        return self._respond()
-
-    async def respond_async(self) -> Answer:
-        """The answer, in a task. Other tasks run before, as they did when the request was recorded.
-
-        Raises:
-            BaseException: what the recorded request raised.
-        """
-        if self._refusal is not None:
-            await checkpoint()
-            return self._respond()
-        tape, call = self._answered_by()
-        try:
-            outcome = self._outcome_of(call)
-            response = outcome.get("response")
-            if response is not None and (is_stream(response) or "end" in response):
-                await checkpoint()
-            else:
-                await tape.turn(call)
-            if "cancelled" in outcome or "unfinished" in outcome:
-                await tape.wait_until_cancelled(call)
-        except BaseException as error:
-            tape.answered(call)
-            self.failed(error)
-            raise
-        return self._respond()
-
-    async def wait_until_cancelled(self, *, is_for_ever: bool) -> None:
-        """Wait in the middle of a body, as `Tape.wait_until_cancelled` does."""
-        tape, call = self._answered_by()
-        await tape.wait_until_cancelled(call, is_for_ever=is_for_ever)
-
-    def _answered_by(self) -> tuple[Tape, ActiveCall]:
-        assert self._answering is not None
-        return self._answering
-
-    def _outcome_of(self, call: ActiveCall) -> dict[str, Any]:
-        assert call.recorded is not None
-        return call.recorded.outcome
-
-    def _respond(self) -> Answer:
-        if self._refusal is not None:
-            response = _refusal(self._refusal)
-            self.answer = Answer(self, response, Pieces(response), on_end=_nothing, raise_end=_never)
-            return self.answer
-        tape, call = self._answered_by()
-        outcome = self._outcome_of(call)
-        if "error" in outcome:
-            error = read_error(outcome["error"])
-            tape.answered(call)
-            self.failed(error)
-            raise error
-        try:
-            settings = tape.http
-            self.answer = Answer(
-                self,
-                *_checked_response(outcome, tape, call),
-                on_end=functools.partial(tape.answered, call),
-                raise_end=functools.partial(_raise_end, tape, call),
-                hurry=settings is not None and settings.hurry,
-            )
-        except BaseException as error:
-            tape.answered(call)
-            self.failed(error)
-            raise
-        return self.answer
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -560,27 +321,189 @@ class Exchange:
             IS_CONNECTING.reset(connecting)
             leave_call(token)
 
-    def may_have_body(self, status: int) -> bool:
-        """Whether a response with this status has a body, which may be empty."""
+    # A recorded response
+
+    def respond(self) -> None:
+        """Begin the answer, in a thread that may wait.
+
+        Raises:
+            BaseException: what the recorded request raised.
+        """
+        self._respond(is_awaited=False)
+
+    async def respond_async(self) -> None:
+        """Begin the answer, in a task. Other tasks run before, as they did when the request was recorded.
+
+        Raises:
+            BaseException: what the recorded request raised.
+        """
+        if self._answering is None:
+            await checkpoint()
+        else:
+            tape, call = self._answering
+            outcome = _outcome(call)
+            response = outcome.get("response")
+            try:
+                if response is not None and (is_stream(response) or "end" in response):
+                    await checkpoint()
+                else:
+                    await tape.turn(call)
+                if not _OPEN_ENDED.isdisjoint(outcome):
+                    await tape.wait_until_cancelled(call)
+            except BaseException as error:
+                self._answered()
+                self.failed(error)
+                raise
+        self._respond(is_awaited=True)
+
+    def _respond(self, *, is_awaited: bool) -> None:
+        try:
+            self._begin_answer(is_awaited=is_awaited)
+        except BaseException as error:
+            self._answered()
+            self.failed(error)
+            raise
+
+    def _begin_answer(self, *, is_awaited: bool) -> None:
+        if self._answering is None:
+            assert self._refusal is not None
+            self._play(_refusal(self._refusal), hurry=False)
+            return
+        tape, call = self._answering
+        outcome = _outcome(call)
+        if "error" in outcome:
+            raise read_error(outcome["error"])
+        if not is_awaited and not _OPEN_ENDED.isdisjoint(outcome):
+            raise tape.broken(call.index, f"{call.function.name} had not ended when the recording did")
+        try:
+            self._play(outcome["response"], hurry=tape.http.hurry)
+        except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError) as error:
+            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise tape.broken(call.index, f"has a malformed response: {reason}") from error
+
+    def _play(self, response: Mapping[str, Any], *, hurry: bool) -> None:
+        self._pieces = pieces_of(response)
+        self._recorded_end = response.get("end")
+        self.status = response["status"]
+        self.reason = response.get("reason") or _phrase(self.status)
+        self.is_stream = is_stream(response)
+        self.is_empty = self._recorded_end is None and not self._pieces
+        dropped: tuple[str, ...] = ()
+        added: Pairs = []
+        if hurry and self.status in _RETRIED:
+            dropped, added = ("retry-after", "retry-after-ms"), _HURRY
+        if not self.is_stream and self._recorded_end is None and self._may_have_body(self.status):
+            dropped += ("content-length",)  # of an edited file
+            added = [*added, ("content-length", str(sum(map(len, self._pieces))))]
+        self.headers = [
+            (name, one)
+            for name, value in response.get("headers", {}).items()
+            for one in (value if isinstance(value, list) else [value])
+            if name.lower() not in dropped
+        ] + added
+        self.responded(self.status, self.reason, self.headers)
+        if self.is_empty:
+            self._answered()
+            self.ended()
+
+    def _answered(self) -> None:
+        if self._answering is not None:
+            (tape, call), self._answering = self._answering, None
+            tape.answered(call)
+
+    def pieces(self) -> Iterator[bytes]:
+        """The body. It has ended when its last piece is handed out: the client may know, and not ask for the end.
+
+        Raises:
+            BaseException: what broke the body off.
+        """
+        count = len(self._pieces)
+        try:
+            for number, piece in enumerate(self._pieces, 1):
+                self.add(piece, is_decoded=True)
+                if number == count and self._recorded_end is None:
+                    self._answered()
+                    self.ended()
+                yield piece
+        except GeneratorExit:  # the client has forgotten the response: that ends a recorded one, too
+            self.closed()
+            raise
+        if self._recorded_end is not None:
+            try:
+                self._raise_end(self._recorded_end)
+            except BaseException as error:
+                self.failed(error)
+                raise
+            finally:
+                self._answered()
+
+    async def awaited_pieces(self) -> AsyncIterator[bytes]:
+        """The same. Other tasks run between two pieces.
+
+        Raises:
+            BaseException: what broke the body off.
+        """
+        pieces = self.pieces()
+        end = self._recorded_end or {}
+        for number in range(len(self._pieces) + 1):
+            await checkpoint()
+            if number == len(self._pieces) and not _OPEN_ENDED.isdisjoint(end) and self._answering is not None:
+                tape, call = self._answering
+                try:
+                    await tape.wait_until_cancelled(call, is_for_ever="unfinished" in end)
+                except BaseException as error:
+                    self.failed(error)
+                    raise
+                finally:
+                    self._answered()
+            for piece in pieces:
+                yield piece
+                break
+
+    def _raise_end(self, end: dict[str, Any]) -> None:
+        """Raise what broke a body off.
+
+        Raises:
+            BaseException: that.
+            ReplayExhausted: if the client did not read on here when it was recorded.
+        """
+        if "error" in end:
+            raise read_error(end["error"])
+        assert self._answering is not None
+        tape, call = self._answering
+        shown = call_data(call)
+        text = (
+            f"the response of {call.function.name} was closed before its end when it was recorded, and is read on now"
+        )
+        number = None if call.recorded is None else call.recorded.id
+        raise tape.latch(ReplayExhausted(number, shown, shown, text, tape.source_path))
+
+    # A response that is logged
+
+    def _may_have_body(self, status: int) -> bool:
         return self._method.upper() != "HEAD" and status not in (204, 304)
 
     def responded(self, status: int, reason: str, headers: Pairs) -> None:
         """The head of the response has arrived.
 
         Args:
-            status, reason, headers: of the response. What a client could not read as UTF-8 is taken for Latin-1.
+            status, reason, headers: of the response.
         """
-        reason = _readable(reason)
+        if not self._calls and not self._learners:
+            return
         headers = [(name, _readable(value)) for name, value in headers]
-        by_name = _by_name(headers)
-        self._head = status, reason, headers
+        by_name: dict[str, str] = {}
+        for given, value in headers:
+            name = given.lower()
+            by_name[name] = f"{by_name[name]}, {value}" if name in by_name else value
+        self._head = status, _readable(reason), headers
         self._body = ResponseBody(by_name)
         self._is_encoded = by_name.get("content-encoding", "identity").lower() != "identity"
-        if not self.may_have_body(status):
+        if not self._may_have_body(status):
             self._length = 0
         elif by_name.get("content-length", "").isdecimal():
             self._length = int(by_name["content-length"])
-        if not self._length and self._length is not None:
+        if self._length == 0:
             self._end(None)
 
     def add(self, data: bytes, *, is_decoded: bool = False) -> None:
@@ -589,11 +512,34 @@ class Exchange:
         The exchange ends with the last one, if that is known by the length: the client may not ask for the end.
         A stream does not: all of its events may arrive at once, and a replay hands them out one by one.
         """
-        if not self._is_over and self._body is not None and (self._calls or self._learners):
-            self._body.add(data, is_decoded=is_decoded)
-            is_last = self._length == self._body.size and not (is_decoded and self._is_encoded)
-            if is_last and not self._body.is_stream:
+        body = self._body
+        if not self._is_over and body is not None and data:
+            body.add(data, is_decoded=is_decoded)
+            is_last = self._length == body.size and not (is_decoded and self._is_encoded)
+            if is_last and not body.is_stream:
                 self._end(None)
+
+    def logged(self, source: Iterable[bytes]) -> Iterator[bytes]:
+        """The same pieces of a body; they are added while they are read."""
+        try:
+            for piece in source:
+                self.add(piece)
+                yield piece
+        except BaseException as error:
+            self.failed(error)
+            raise
+        self.ended()
+
+    async def logged_async(self, source: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+        """The same for a body that is awaited."""
+        try:
+            async for piece in source:
+                self.add(piece)
+                yield piece
+        except BaseException as error:
+            self.failed(error)
+            raise
+        self.ended()
 
     def ended(self) -> None:
         """The body has arrived."""
@@ -601,22 +547,18 @@ class Exchange:
 
     def closed(self) -> None:
         """The client does not read on."""
-        if not self._is_over and self._body is not None:
+        self._answered()
+        if self._body is not None:
             self._end({"closed": True})
 
     def failed(self, error: BaseException) -> None:
         """The request or the body has raised this. Any other recorded call ends in the same way."""
-        if self._is_over:
-            return
         if self._head is not None:
-            if isinstance(error, GeneratorExit):
-                self.closed()
-            else:
-                self._end(error)
-            return
-        self._is_over = True
-        for tape, call in self._calls:
-            tape.end_exchange(call, failure_outcome(error, tape.redaction))
+            self._end({"closed": True} if isinstance(error, GeneratorExit) else error)
+        elif not self._is_over:
+            self._is_over = True
+            for tape, call in self._calls:
+                tape.end_exchange(call, failure_outcome(error, tape.redaction))
 
     def unfinished(self, redaction: Redaction) -> dict[str, Any]:
         """The outcome so far, when the recording ends before the exchange."""
@@ -626,7 +568,7 @@ class Exchange:
         return {"response": response_data(*self._head, self._body, redaction, end)}
 
     def whole_outcome(self, redaction: Redaction) -> dict[str, Any]:
-        """The outcome by other rules of redaction, once it has ended with a response."""
+        """The outcome by these rules of redaction, once it has ended with a response."""
         assert self._head is not None
         assert self._body is not None
         end = self._ending
@@ -638,21 +580,17 @@ class Exchange:
             return
         self._is_over = True
         self._ending = end
-        head, body = self._head, self._body
-        if head is None or body is None:
+        body = self._body
+        if body is None:
             return
         for tape, call in self._calls:
-            if not call.id:  # it runs, and nothing is written
-                tape.end_exchange(call, {})
-                continue
-            ended = failure_outcome(end, tape.redaction) if isinstance(end, BaseException) else end
-            data = response_data(*head, body, tape.redaction, ended)
-            if call.usage is not None:
-                _count_tokens(call.usage, data)
+            outcome = self.whole_outcome(tape.redaction) if call.id else {}  # without one it runs, and is not written
+            if call.usage is not None and outcome:
+                _count_tokens(call.usage, outcome["response"])
                 call.usage.complete(call, None)
                 if call.usage.model is None and (found := MODEL_IN_PATH.search(urlsplit(self._url).path)):
                     call.usage.model = unquote(found[1])
-            tape.end_exchange(call, {"response": data})
+            tape.end_exchange(call, outcome)
         if self._learners:
             inside = Usage()
             _count_tokens(inside, body.data(is_whole=end is None))
@@ -660,53 +598,18 @@ class Exchange:
                 usage.join(inside)
 
 
+def _outcome(call: ActiveCall) -> dict[str, Any]:
+    assert call.recorded is not None
+    return call.recorded.outcome
+
+
 def _count_tokens(usage: Usage, data: Mapping[str, Any]) -> None:
     for payload in model_payloads(data):
         usage.add(payload)
 
 
-def _checked_response(outcome: Mapping[str, Any], tape: Tape, call: ActiveCall) -> tuple[Mapping[str, Any], Pieces]:
-    """The response of an outcome, and the pieces of its body.
-
-    Raises:
-        CassetteError: if the file was edited, and it is none.
-    """
-    try:
-        response: Mapping[str, Any] = outcome["response"]
-        return response, Pieces(response)
-    except KeyError as error:
-        reason = f"has a malformed response: {error} is missing"
-    except (msgspec.MsgspecError, TypeError, ValueError, AttributeError) as error:
-        reason = f"has a malformed response: {error}"
-    raise tape.broken(call.index, reason)
-
-
-def _raise_end(tape: Tape, call: ActiveCall, end: dict[str, Any]) -> None:
-    """Raise what broke a body off.
-
-    Raises:
-        BaseException: that.
-        ReplayExhausted: if the client did not read on here when it was recorded.
-    """
-    if "error" in end:
-        raise read_error(end["error"])
-    shown = call_data(call)
-    text = f"the response of {call.function.name} was closed before its end when it was recorded, and is read on now"
-    raise tape.latch(
-        ReplayExhausted(None if call.recorded is None else call.recorded.id, shown, shown, text, tape.source_path)
-    )
-
-
-_OF_MODEL_CLIENTS = frozenset({"amz-sdk-request", "x-goog-api-client", "x-stainless-lang"})
-"""Headers by which the clients of model providers and of AWS are known."""
-
-
 def _refusal(error: CassetteError) -> dict[str, Any]:
-    """A response that no client tries again, with the text where the clients of model providers find it.
-
-    They take any exception of a request for a broken connection, and try again. The replay keeps the error and raises
-    it at its end.
-    """
+    """A response that no client tries again, with the text where the clients of model providers find it."""
     text = str(error)
     return {
         "status": 400,
@@ -721,11 +624,3 @@ def _refusal(error: CassetteError) -> dict[str, Any]:
             "message": text,
         },
     }
-
-
-def _nothing() -> None:
-    """A refusal is over at once."""
-
-
-def _never(end: dict[str, Any]) -> None:
-    raise AssertionError(end)

@@ -6,16 +6,17 @@ Only public names of both are used.
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any
 
-from agent_cache.recording.http.exchange import Answer, Exchange, Pairs, is_intercepted, open_exchange
+from agent_cache.recording.http.exchange import Exchange, is_intercepted, open_exchange
 
-__all__ = ["patches"]
+if TYPE_CHECKING:
+    from agent_cache.recording.http.seams import Patch
 
 
-def patches(library: Any) -> list[tuple[type, str, Callable[[Any], Any]]]:
-    """The methods to replace; see `seams.Patch`.
+def patches(library: Any) -> list[Patch]:
+    """The methods to replace.
 
     Args:
         library: the module httpx or httpx2.
@@ -27,8 +28,6 @@ def patches(library: Any) -> list[tuple[type, str, Callable[[Any], Any]]]:
 
 
 def _handle_request(library: Any, original: Any) -> Any:
-    logged, played = _streams(library)
-
     @functools.wraps(original)
     def handle_request(self: Any, request: Any) -> Any:
         exchange = _opened(request) if is_intercepted() else None
@@ -39,19 +38,16 @@ def _handle_request(library: Any, original: Any) -> Any:
             request.stream = library.ByteStream(body)
             exchange.start(body)
             if exchange.is_answered:
-                return _response(library, exchange.respond(), played)
+                exchange.respond()
+                return _response(library, exchange)
         with exchange.running():
             response = original(self, request)
-        exchange.responded(*_head(response))
-        response.stream = logged(exchange, response.stream)
-        return response
+        return _logged(library, exchange, response)
 
     return handle_request
 
 
 def _handle_async_request(library: Any, original: Any) -> Any:
-    logged, played = _streams(library)
-
     @functools.wraps(original)
     async def handle_async_request(self: Any, request: Any) -> Any:
         exchange = _opened(request) if is_intercepted() else None
@@ -62,12 +58,11 @@ def _handle_async_request(library: Any, original: Any) -> Any:
             request.stream = library.ByteStream(body)
             exchange.start(body)
             if exchange.is_answered:
-                return _response(library, await exchange.respond_async(), played)
+                await exchange.respond_async()
+                return _response(library, exchange)
         with exchange.running():
             response = await original(self, request)
-        exchange.responded(*_head(response))
-        response.stream = logged(exchange, response.stream)
-        return response
+        return _logged(library, exchange, response)
 
     return handle_async_request
 
@@ -76,78 +71,49 @@ def _opened(request: Any) -> Exchange | None:
     return open_exchange(request.method, str(request.url), dict(request.headers))
 
 
-def _head(response: Any) -> tuple[int, str, Pairs]:
-    reason = response.extensions.get("reason_phrase", b"")
-    return response.status_code, reason.decode("latin-1"), response.headers.multi_items()
+def _logged(library: Any, exchange: Exchange, response: Any) -> Any:
+    reason = response.extensions.get("reason_phrase", b"").decode("latin-1")
+    exchange.responded(response.status_code, reason, response.headers.multi_items())
+    response.stream = _stream_class(library)(exchange, response.stream)
+    return response
 
 
-def _response(library: Any, answer: Answer, played: Any) -> Any:
-    extensions = {"http_version": b"HTTP/1.1", "reason_phrase": answer.reason.encode("latin-1", "replace")}
-    headers = [(name.encode(), value.encode()) for name, value in answer.headers]  # a text would have to be ASCII
-    return library.Response(answer.status, headers=headers, stream=played(answer), extensions=extensions)
+def _response(library: Any, exchange: Exchange) -> Any:
+    extensions = {"http_version": b"HTTP/1.1", "reason_phrase": exchange.reason.encode("latin-1", "replace")}
+    headers = [(name.encode(), value.encode()) for name, value in exchange.headers]  # a text would have to be ASCII
+    stream = _stream_class(library)(exchange, None)
+    return library.Response(exchange.status, headers=headers, stream=stream, extensions=extensions)
 
 
 @functools.cache
-def _streams(library: Any) -> tuple[Any, Any]:
-    """The classes of streams for this library: of a response that is logged, and of one that is replayed."""
-
-    class LoggedStream(library.SyncByteStream, library.AsyncByteStream):  # type: ignore[misc]  # its module is not known
-        """The body of a response, logged as it is read."""
+def _stream_class(library: Any) -> Any:
+    class Stream(library.SyncByteStream, library.AsyncByteStream):  # type: ignore[misc]  # its module is not known
+        """The body of a response, logged as it is read; or a recorded one, if there is no source."""
 
         def __init__(self, exchange: Exchange, source: Any) -> None:
             self._exchange = exchange
             self._source = source
 
         def __iter__(self) -> Iterator[bytes]:
-            exchange = self._exchange
-            try:
-                for part in self._source:
-                    exchange.add(part)
-                    yield part
-            except BaseException as error:
-                exchange.failed(error)
-                raise
-            exchange.ended()
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            exchange = self._exchange
-            try:
-                async for part in self._source:
-                    exchange.add(part)
-                    yield part
-            except BaseException as error:
-                exchange.failed(error)
-                raise
-            exchange.ended()
-
-        def close(self) -> None:
-            try:
-                self._source.close()
-            finally:
-                self._exchange.closed()
-
-        async def aclose(self) -> None:
-            try:
-                await self._source.aclose()
-            finally:
-                self._exchange.closed()
-
-    class PlayedStream(library.SyncByteStream, library.AsyncByteStream):  # type: ignore[misc]  # as above
-        """The body of a recorded response."""
-
-        def __init__(self, answer: Answer) -> None:
-            self._answer = answer
-
-        def __iter__(self) -> Iterator[bytes]:
-            return self._answer.pieces()
+            return self._exchange.pieces() if self._source is None else self._exchange.logged(self._source)
 
         def __aiter__(self) -> AsyncIterator[bytes]:
-            return self._answer.awaited_pieces()
+            if self._source is None:
+                return self._exchange.awaited_pieces()
+            return self._exchange.logged_async(self._source)
 
         def close(self) -> None:
-            self._answer.close()
+            try:
+                if self._source is not None:
+                    self._source.close()
+            finally:
+                self._exchange.closed()
 
         async def aclose(self) -> None:
-            self._answer.close()
+            try:
+                if self._source is not None:
+                    await self._source.aclose()
+            finally:
+                self._exchange.closed()
 
-    return LoggedStream, PlayedStream
+    return Stream

@@ -1,14 +1,16 @@
-"""Requests as calls: which of them are recorded, what they are, and what identifies them."""
+"""Requests as calls: which of them are recorded, what they are, and what identifies them, by `requests.toml`."""
 
 from __future__ import annotations
 
 import functools
 import ipaddress
 import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from importlib.resources import files
 from operator import itemgetter
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 from agent_cache.errors import ConfigurationError
@@ -16,41 +18,10 @@ from agent_cache.recording.functions import RecordedFunction
 from agent_cache.recording.http.bodies import pairs_of, request_arguments
 from agent_cache.recording.redaction import Redaction
 
-__all__ = [
-    "MODEL_IN_PATH", "Http", "endpoint_of", "host_and_server", "identity", "is_at", "is_loopback",
-]  # fmt: skip
-
-
-# What is recorded
-
-_NEVER = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "metadata.azure.internal")
-"""Hosts that give credentials to the machine that asks."""
-_RUN_OF_LANGSMITH = f"runs/{'-'.join('?' * length for length in (8, 4, 4, 4, 12))}"
-_LIVE = (
-    "https://api.openai.com/v1/traces/ingest",  # OpenAI Agents SDK
-    *(
-        f"https://{host}.smith.langchain.com/{path}"
-        for host in ("api", "*.api")
-        for path in ("info", "runs", "runs/batch", "runs/multipart", _RUN_OF_LANGSMITH, "otel/v1/traces")
-    ),
-    *(
-        f"https://{host}.langfuse.com/api/public/{path}"
-        for host in ("cloud", "*.cloud")
-        for path in ("ingestion", "otel/v1/traces")
-    ),
-    "https://us.i.posthog.com/batch/",
-    "https://eu.i.posthog.com/batch/",
-    "https://app.posthog.com/batch/",
-    "https://*.ingest.sentry.io/api/*/envelope/",
-    "https://*.ingest.*.sentry.io/api/*/envelope/",
-    "https://telemetry.crewai.com:4319/v1/traces",
-    "https://raw.githubusercontent.com/BerriAI/litellm/*/model_prices_and_context_window.json",
-    "https://openaipublic.blob.core.windows.net/encodings/*.tiktoken",
-    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe",
-    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/encoder.json",
+_KNOWN: Final[dict[str, dict[str, str]]] = tomllib.loads(
+    files("agent_cache.recording.http").joinpath("requests.toml").read_text("utf-8")
 )
-"""Where libraries send what they report about themselves, and tables that they load when they are first used: it is no
-part of a run, and a run may well have it or not."""
+_NEVER, _LIVE = tuple(_KNOWN["never"]), tuple(_KNOWN["live"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,27 +67,26 @@ class Http:
     guard: bool = False
 
     def __post_init__(self) -> None:
+        def check(name: str, expected: str, *, is_right: bool) -> None:
+            if not is_right:
+                raise ConfigurationError(f"Http: {name} {expected}, got {getattr(self, name)!r}")
+
         for name in ("ignore", "live", "models", "only", "headers", "ignore_fields"):
             given: Any = getattr(self, name)
             if given is None and name == "only":
                 continue
-            if isinstance(given, str) or not isinstance(given, Iterable):
-                raise ConfigurationError(f"Http: {name} takes a list of texts, got {given!r}")
-            texts = given if given is _LIVE else (*given,)
-            if not all(isinstance(one, str) and one for one in texts):
-                raise ConfigurationError(f"Http: {name} takes a list of texts, got {given!r}")
+            is_list = isinstance(given, Iterable) and not isinstance(given, str)
+            texts: tuple[Any, ...] = given if given is _LIVE else tuple(given) if is_list else (None,)
+            check(name, "takes a list of texts", is_right=all(isinstance(one, str) and one for one in texts))
             object.__setattr__(self, name, tuple(map(str.lower, texts)) if name == "headers" else texts)
-        for one in self.live:
-            if "://" not in one:
-                raise ConfigurationError(f"Http: live takes full URLs, got {one!r}; a whole host is for ignore")
-        if not isinstance(self.aliases, Mapping) or not all(
-            isinstance(one, str) and isinstance(other, str) for one, other in self.aliases.items()
-        ):
-            raise ConfigurationError(f"Http: aliases maps hosts to hosts, got {self.aliases!r}")
+        is_full = all("://" in one for one in self.live)
+        check("live", "takes full URLs; a whole host is for ignore", is_right=is_full)
+        is_mapping = isinstance(self.aliases, Mapping)
+        texts = (*self.aliases, *self.aliases.values()) if is_mapping else (None,)
+        check("aliases", "maps hosts to hosts", is_right=all(isinstance(one, str) for one in texts))
         object.__setattr__(self, "aliases", dict(self.aliases))
         for name in ("hurry", "guard"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigurationError(f"Http: {name} must be True or False, got {getattr(self, name)!r}")
+            check(name, "must be True or False", is_right=isinstance(getattr(self, name), bool))
 
     @classmethod
     def of(cls, given: Any, caller: str) -> Http | None:
@@ -125,11 +95,9 @@ class Http:
         Raises:
             ConfigurationError: if it is neither a bool nor an `Http`.
         """
-        if isinstance(given, Http):
-            return given
-        if given is None or isinstance(given, bool):
-            return cls() if given else None
-        raise ConfigurationError(f"{caller}: http must be True, False or Http(...), got {given!r}")
+        if given is not None and not isinstance(given, bool | Http):
+            raise ConfigurationError(f"{caller}: http must be True, False or Http(...), got {given!r}")
+        return given if isinstance(given, Http) else cls() if given else None
 
     @classmethod
     def described(cls, data: Mapping[str, Any]) -> Http:
@@ -159,22 +127,24 @@ class Http:
             if (value is not _LIVE if name == "live" else value != getattr(default, name))
         }
 
-    def takes(self, url: str, parts: SplitResult) -> bool:  # noqa: ARG002 - callers have both
+    def takes(self, parts: SplitResult) -> bool:
         """Whether requests to this URL are recorded."""
         if is_at((*_NEVER, *self.ignore), parts) or _is_live(self.live, parts):
             return False
         return self.only is None or is_at(self.only, parts)
 
-    def has_named(self, parts: SplitResult) -> bool:
-        """Whether the user has said that requests to this URL are made as if there were no recording."""
-        return is_at(self.ignore, parts) or (self.live is not _LIVE and _is_live(self.live, parts))
+    def refuses(self, parts: SplitResult) -> bool:
+        """Whether a strict replay makes no request to this URL, which is not recorded: the user has not named it."""
+        is_named = is_at(self.ignore, parts) or (self.live is not _LIVE and _is_live(self.live, parts))
+        return not is_named and (self.only is None or is_at(self.only, parts))
 
 
 def host_and_server(parts: SplitResult) -> tuple[str, str]:
     """The host of a URL, and its server: the host with the port, if that is not the usual one."""
     host = parts.hostname or ""
     shown = f"[{host}]" if ":" in host else host
-    return host, shown if parts.port in (None, _DEFAULT_PORTS.get(parts.scheme)) else f"{shown}:{parts.port}"
+    usual = {"http": 80, "https": 443}.get(parts.scheme)
+    return host, shown if parts.port in (None, usual) else f"{shown}:{parts.port}"
 
 
 @functools.lru_cache(maxsize=100)
@@ -202,65 +172,20 @@ def is_at(given: Sequence[str], parts: SplitResult) -> bool:
 
 def _is_live(given: Sequence[str], parts: SplitResult) -> bool:
     """Whether a URL is one of these, but for its query."""
-    pattern = _any_of(tuple(given))
-    return pattern.fullmatch(f"{parts.scheme}://{host_and_server(parts)[1]}{parts.path or '/'}") is not None
+    url = f"{parts.scheme}://{host_and_server(parts)[1]}{parts.path or '/'}"
+    return _any_of(tuple(given)).fullmatch(url) is not None
 
 
 @functools.lru_cache(maxsize=100)
 def _any_of(given: tuple[str, ...]) -> re.Pattern[str]:
     """Matches each of these URLs, with their wildcards."""
-    texts = (f"{start.lower()}/{path}" for start, path in (_start_and_path(one) for one in given))
-    escaped = (re.escape(text).replace(r"\*", "[^/]*").replace(r"\?", "[^/]") for text in texts)
-    return re.compile("|".join(escaped) or r"(?!)")
-
-
-def _start_and_path(url: str) -> tuple[str, str]:
-    scheme, _, rest = url.partition("://")
-    server, _, path = rest.partition("/")
-    return f"{scheme}://{server}", path
-
-
-# Identity
-
-_IDENTIFYING = ("range", "soapaction", "x-amz-target", "x-http-method-override")
-_KEYS = frozenset({"access_token", "api-key", "api_key", "apikey"})
-_SIGNED = re.compile(
-    r"x-(amz|goog)-(algorithm|credential|date|expires|security-token|signature|signedheaders)", re.IGNORECASE
-)
-_SIGNED_BY = {
-    "sig": frozenset({"se", "sig", "ske", "skoid", "sks", "skt", "sktid", "skv", "sp", "spr", "sr", "st", "sv"}),
-    "Signature": frozenset({"AWSAccessKeyId", "Expires", "GoogleAccessId", "Key-Pair-Id", "Policy", "Signature"}),
-}
-"""Parameters of a signed URL, by the one that has the signature: of Azure, of CloudFront and Cloud Storage."""
-_TOKEN_PATH = re.compile(r"/(o?auth2?|v\d|connect|protocol/openid-connect)?/?((oauth|access)_)?token$", re.IGNORECASE)
-_MODEL_PATH = re.compile(
-    r"/(chat/completions|completions|responses|v\d/messages|embeddings|v\d/chat|v\d/rerank|"
-    r"model/[^/]+/(converse|converse-stream|invoke|invoke-with-response-stream)|"
-    r"api/(chat|generate|embed|embeddings))$|"
-    r":(generateContent|streamGenerateContent|embedContent|batchEmbedContents|predict|rawPredict|streamRawPredict)$"
-)
-_MODEL_HOST = re.compile(
-    r"(.*\.)?("
-    r"api\.openai\.com|(openai|cognitiveservices|services\.ai)\.azure\.com|models\.inference\.ai\.azure\.com|"
-    r"api\.anthropic\.com|generativelanguage\.googleapis\.com|"
-    r"bedrock-runtime(-fips)?\.[a-z0-9-]+\.(amazonaws\.com(\.cn)?|api\.aws)|"
-    r"api\.(cohere\.(com|ai)|mistral\.ai|groq\.com|together\.(xyz|ai)|deepseek\.com|x\.ai|fireworks\.ai|perplexity\.ai|"
-    r"cerebras\.ai|sambanova\.ai|novita\.ai|hyperbolic\.xyz|voyageai\.com|jina\.ai|ai21\.com|moonshot\.(ai|cn)|z\.ai|"
-    r"minimaxi?\.(com|io)|studio\.nebius\.(com|ai)|githubcopilot\.com)|codestral\.mistral\.ai|openrouter\.ai|"
-    r"(router|api-inference)\.huggingface\.co|open\.bigmodel\.cn|dashscope(-intl)?\.aliyuncs\.com|"
-    r"integrate\.api\.nvidia\.com|inference\.baseten\.co|models\.github\.ai|ollama\.com)"
-    r"|([a-z0-9-]+-)?aiplatform\.googleapis\.com"
-)
-"""Hosts of models. A gateway or a server of one's own is named by ``Http(models=)``."""
-_MODEL_CLIENT = re.compile(
-    r"(?:^|[\s;])((async)?(azure)?(openai|anthropic\w*|groq|together|cerebras)/python|agents/python|pydantic-ai/|"
-    r"google-genai-sdk/|mistral-client-python/|cohere/|ollama-python/|hf_hub/|litellm/)",
-    re.IGNORECASE,
-)
-"""How clients of models, and frameworks that use them, name themselves as ``user-agent`` or ``x-goog-api-client``."""
-_SIGNED_FOR_BEDROCK = re.compile(r"Credential=[^,]*/bedrock(-runtime)?/aws4_request", re.IGNORECASE)
-MODEL_IN_PATH = re.compile(r"/(?:models?|deployments)/([^/:]+(?::\d+)?)(?:[/:]|$)")
-_DEFAULT_PORTS = {"http": 80, "https": 443}
+    found = []
+    for one in given:
+        scheme, _, rest = one.partition("://")
+        server, _, path = rest.partition("/")
+        escaped = re.escape(f"{scheme}://{server}".lower() + f"/{path}")
+        found.append(escaped.replace(r"\*", "[^/]*").replace(r"\?", "[^/]"))
+    return re.compile("|".join(found) or r"(?!)")
 
 
 @functools.lru_cache(maxsize=1000)
@@ -272,6 +197,27 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+# Identity
+
+_IDENTIFYING = ("range", "soapaction", "x-amz-target", "x-http-method-override")
+_KEYS = frozenset({"access_token", "api-key", "api_key", "apikey"})
+_HOSTS_WITH_KEY = (".googleapis.com", "qyapi.weixin.qq.com")
+_SIGNED = re.compile(
+    r"x-(amz|goog)-(algorithm|credential|date|expires|security-token|signature|signedheaders)", re.IGNORECASE
+)
+_SIGNED_BY = {
+    "sig": frozenset({"se", "sig", "ske", "skoid", "sks", "skt", "sktid", "skv", "sp", "spr", "sr", "st", "sv"}),
+    "Signature": frozenset({"AWSAccessKeyId", "Expires", "GoogleAccessId", "Key-Pair-Id", "Policy", "Signature"}),
+}
+"""Parameters of a signed URL, by the one that has the signature: of Azure, of CloudFront and Cloud Storage."""
+_TOKEN_PATH = re.compile(r"/(o?auth2?|v\d|connect|protocol/openid-connect)?/?((oauth|access)_)?token$", re.IGNORECASE)
+_MODEL_HOST = re.compile("|".join(_KNOWN["model_hosts"]))
+_MODEL_PATH = re.compile("|".join(_KNOWN["model_paths"]))
+_MODEL_CLIENT = re.compile(rf"(?:^|[\s;])(?:{'|'.join(_KNOWN['model_clients'])})", re.IGNORECASE)
+_SIGNED_FOR_BEDROCK = re.compile(r"Credential=[^,]*/bedrock(-runtime)?/aws4_request", re.IGNORECASE)
+MODEL_IN_PATH = re.compile(r"/(?:models?|deployments)/([^/:]+(?::\d+)?)(?:[/:]|$)")
 
 
 def _is_model(method: str, parts: SplitResult, headers: Mapping[str, str], settings: Http) -> bool:
@@ -286,17 +232,9 @@ def _is_model(method: str, parts: SplitResult, headers: Mapping[str, str], setti
         return True
     if not _MODEL_PATH.search(parts.path):
         return False
-    return _MODEL_HOST.fullmatch(parts.hostname or "") is not None or is_of_model_client(headers)
-
-
-def is_of_model_client(headers: Mapping[str, str]) -> bool:
-    """Whether the client that makes a request is one of models, by what it says of itself.
-
-    Args:
-        headers: with names in lower case.
-    """
     return (
-        any(_MODEL_CLIENT.search(headers.get(name, "")) for name in ("user-agent", "x-goog-api-client"))
+        _MODEL_HOST.fullmatch(parts.hostname or "") is not None
+        or any(_MODEL_CLIENT.search(headers.get(name, "")) for name in ("user-agent", "x-goog-api-client"))
         or headers.get("x-fern-sdk-name", "").lower() in ("cohere", "mistralai")
         or _SIGNED_FOR_BEDROCK.search(headers.get("authorization", "")) is not None
     )
@@ -319,8 +257,9 @@ def identity(
     alias = settings.aliases.get(f"{alone}:{parts.port}") or settings.aliases.get(alone)
     path = parts.path or "/"
     if alias is not None:  # the path may be a secret of either host
-        shown = alias
-        path = _redacted_path(redaction, f"{parts.scheme}://{host}", path)
+        origin, shown = f"{parts.scheme}://{host}", alias
+        cleaned = _redacted_url(redaction, origin + path)
+        path = cleaned.removeprefix(origin) if cleaned.startswith(origin) else path
     name = f"{method.upper()} {_redacted_url(redaction, f'{parts.scheme}://{shown}{path}')}"
     kind = "llm" if _is_model(method, parts, headers, settings) else "http"
     arguments: dict[str, Any] = {}
@@ -343,19 +282,13 @@ def _redacted_url(redaction: Redaction, url: str) -> str:
     return redaction.request_name(url)
 
 
-def _redacted_path(redaction: Redaction, origin: str, path: str) -> str:
-    """The path of a URL, from which the secrets are removed that are known by the host."""
-    cleaned = _redacted_url(redaction, origin + path)
-    return cleaned.removeprefix(origin) if cleaned.startswith(origin) else path
-
-
 def _query_of(parts: SplitResult, host: str) -> dict[str, Any]:
     if not parts.query:
         return {}
     pairs = parse_qsl(parts.query, keep_blank_values=True, errors="backslashreplace")
     names = {name for name, _ in pairs}
     out = set(_KEYS).union(*(those for sign, those in _SIGNED_BY.items() if sign in names))
-    if host.endswith((".googleapis.com", "qyapi.weixin.qq.com")):
+    if host.endswith(_HOSTS_WITH_KEY):
         out.add("key")
     kept = [pair for pair in pairs if pair[0] not in out and not _SIGNED.fullmatch(pair[0])]
     return pairs_of(sorted(kept, key=itemgetter(0)))  # the order of values of one name may matter

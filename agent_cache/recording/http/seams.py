@@ -3,22 +3,29 @@
 A seam replaces one method of a class of a library through which every request passes. The context decides in each call
 whether the request concerns a recording, so clients that were made before, and tasks outside of the recording, need
 nothing. Only libraries that the program has imported get a seam; those that it imports later get theirs then.
+
+What the seams do not know, such as gRPC, WebSockets or bare http.client, would run live in a replay, and miss in a
+recording. `install_guard` refuses it in strict recordings and replays that ask for it by ``Http(guard=True)``.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import logging
+import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
+from agent_cache.engine.scope import PLACE
 from agent_cache.recording.http import aiohttp_seam, http_client_seams, httpx_seam
-
-__all__ = ["Patch", "Seams"]
+from agent_cache.recording.http.exchange import IS_CONNECTING, running_call
+from agent_cache.recording.tape import Tape
 
 _LOG = logging.getLogger("agent_cache")
 
@@ -77,18 +84,13 @@ class Seams(importlib.abc.MetaPathFinder):
                     del self._replaced[name]
 
     def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: ModuleType | None = None,
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec of a library that others find, with a loader that puts the seam in place once it is imported."""
         if fullname not in _SEAMS or fullname in self._replaced:
             return None
         for finder in sys.meta_path:
-            if finder is self:
-                continue
-            spec = finder.find_spec(fullname, path, target)
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
                     spec.loader = _Loader(spec.loader, self._imported)
@@ -111,11 +113,10 @@ class Seams(importlib.abc.MetaPathFinder):
         replaced = self._replaced.setdefault(name, [])
         for owner, attribute, make in patches:
             original = vars(owner)[attribute]
-            if any(original is ours for *_, ours in replaced):
-                continue
-            ours = make(original)
-            setattr(owner, attribute, ours)
-            replaced.append((owner, attribute, original, ours))
+            if not any(original is ours for *_, ours in replaced):
+                ours = make(original)
+                setattr(owner, attribute, ours)
+                replaced.append((owner, attribute, original, ours))
 
 
 class _Loader(importlib.abc.Loader):
@@ -138,3 +139,62 @@ class _Loader(importlib.abc.Loader):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
+
+
+# Connections that no seam has made
+
+_LIBRARIES = frozenset(
+    {"agent_cache", "anyio", "asyncio", "concurrent", "http", "selectors", "socket", "ssl", "uvloop"}
+)
+"""Top-level modules that make connections for others."""
+
+
+@functools.cache
+def install_guard() -> None:
+    """Install the audit hook (PEP 578) by which CPython tells of every connection; it cannot be removed again."""
+    sys.addaudithook(_audit)
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    """Refuse a connection, or the look-up of a host before it.
+
+    Raises:
+        CassetteError: if it is refused.
+    """
+    if event not in ("socket.connect", "socket.getaddrinfo") or IS_CONNECTING.get():
+        return
+    scope: Any = PLACE.get().scope
+    if scope.interceptor is None:
+        return
+    if event == "socket.connect" and arguments[0].family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    host, port = arguments[1][:2] if event == "socket.connect" else arguments[:2]
+    if not host:
+        return
+    if isinstance(host, bytes):
+        host = host.decode("ascii", "replace")
+    parts = urlsplit(f"tcp://[{host}]/" if ":" in host else f"tcp://{host}/")
+    while scope.interceptor is not None:
+        tape, scope = scope.interceptor, scope.outside
+        if (
+            isinstance(tape, Tape)
+            and tape.http is not None
+            and tape.http.guard
+            and tape.is_strict
+            and tape.http.takes(parts)
+            and running_call(tape) is None
+        ):
+            tape.refuse_connection(f"{host}:{port}" if port else host, _caller())
+
+
+def _caller() -> str:
+    """The module that has asked for the connection."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] not in _LIBRARIES:
+            return module
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return "an event loop"

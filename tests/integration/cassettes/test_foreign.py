@@ -13,7 +13,7 @@ import pytest
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording import Cassette, DivergenceError, replay
 from agent_cache.recording.foreign import is_foreign, read_foreign
-from agent_cache.recording.http.bodies import Pieces
+from agent_cache.recording.http.bodies import pieces_of
 
 FOLDER = Path(__file__).parent / "foreign"
 WHOLE = ["vcrpy-httpx.yaml", "vcrpy-requests.yaml", "vcrpy-httpx.decoded.yaml", "cassetter-httpx.yaml"]
@@ -36,7 +36,7 @@ def path(request: pytest.FixtureRequest) -> Path:
 
 
 def body(call: Any) -> bytes:
-    return b"".join(Pieces(call.outcome["response"]))
+    return b"".join(pieces_of(call.outcome["response"]))
 
 
 def written(path: Path, *interactions: dict[str, Any], **more: Any) -> Path:

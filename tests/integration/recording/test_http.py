@@ -622,7 +622,7 @@ def test_what_is_in_flight_at_the_end_keeps_its_pieces(server: HttpServer, path:
     assert first == b'data: {"number":0}\n'
     recorded = calls_of(path)[0].outcome["response"]
     assert recorded["end"] == {"unfinished": True}
-    assert recorded["events"] == [{"text": 'data: {"number":0}\n'}]
+    assert recorded["events"] == [{"json": {"number": 0}}]
 
 
 def test_the_first_piece_does_not_wait_for_the_second(server: HttpServer, path: Path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import inspect
 import io
-import socket
 import urllib.request
 from typing import Any
 
@@ -19,26 +18,6 @@ def test_every_request_of_urllib_passes_one_method():
     assert list(inspect.signature(handler.do_open).parameters)[:3] == ["self", "http_class", "req"]
     for kind, method in ((urllib.request.HTTPHandler, "http_open"), (urllib.request.HTTPSHandler, "https_open")):
         assert "do_open" in inspect.getsource(getattr(kind, method))
-
-
-def test_a_response_of_http_client_calls_methods_that_were_replaced_on_it():
-    ours, theirs = socket.socketpair()
-    with theirs:
-        theirs.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\none\ntwo\nsix\n")
-    response = http.client.HTTPResponse(ours)
-    response.begin()
-    called = []
-    read_line = response.readline
-
-    def readline(*args: Any) -> bytes:
-        called.append("readline")
-        return read_line(*args)
-
-    response.readline = readline  # type: ignore[method-assign,assignment]
-    assert list(response) == [b"one\n", b"two\n", b"six\n"]
-    assert called
-    response.close()
-    ours.close()
 
 
 def test_http_client_reads_a_response_from_what_has_a_file():
@@ -63,7 +42,7 @@ def test_every_request_of_urllib3_passes_one_method():
     for name in ("body", "headers", "status", "version", "reason", "preload_content", "decode_content", "retries",
                  "original_response", "request_method", "request_url"):  # fmt: skip
         assert name in made
-    for name in ("read", "read1", "readinto", "stream", "read_chunked", "drain_conn", "close", "data"):
+    for name in ("read1", "close", "data"):
         assert hasattr(urllib3.HTTPResponse, name)
 
 
