@@ -500,14 +500,15 @@ def _attribution(actual: dict[str, Any], entries: Iterable[Entry]) -> str:
     if not recorded:
         return "What differs is not known: no entry of the fixture says what its key was made of."
     nearest = min(recorded, key=lambda one: sum(one.get(part) != actual[part] for part in actual))
-    lines = [f"The nearest of {len(recorded)} entries differs in"]
-    for part in ("model", "messages", "tool_choice"):
-        if nearest.get(part) != actual[part]:
-            lines.append(f"{part}: {nearest.get(part)!r} -> {actual[part]!r}")
+    lines = [
+        f"{part}: {nearest.get(part)!r} -> {actual[part]!r}"
+        for part in ("model", "messages", "tool_choice")
+        if nearest.get(part) != actual[part]
+    ]
     old, new = dict(nearest.get("tools") or {}), actual["tools"]
     if names := sorted(name for name in {**old, **new} if old.get(name) != new.get(name)):
         lines.append(f"tools: {', '.join(names)}")
-    return "\n  ".join(lines)
+    return "\n  ".join((f"The nearest of {len(recorded)} entries differs in", *lines))
 
 
 # Files
