@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import logging
 import re
+import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -45,33 +47,8 @@ class Tokens(NamedTuple):
 
 NO_TOKENS = Tokens()
 
-_BLOCKS = ("usage", "usage_metadata", "usageMetadata", "token_usage", "meta")
-_DETAILS = ("prompt_tokens_details", "input_tokens_details", "input_token_details")
-_BY_AGE = ("cache_creation", *_DETAILS, "prompt_tokens_details.cache_creation_token_details")
-_COUNTS = {
-    "prompt": ("prompt_tokens", "prompt_token_count", "promptTokenCount"),  # contains what was cached
-    "input": ("input_tokens", "inputTokens", "prompt_eval_count"),
-    "output": ("output_tokens", "completion_tokens", "candidates_token_count", "candidatesTokenCount", "outputTokens",
-               "eval_count"),
-    "thoughts": ("thoughts_token_count", "thoughtsTokenCount"),
-    "tool results": ("tool_use_prompt_token_count", "toolUsePromptTokenCount"),
-    "total": ("total_tokens",),
-    "billed input": ("billed_units.input_tokens", "tokens.input_tokens"),
-    "billed output": ("billed_units.output_tokens", "tokens.output_tokens"),
-    "read beside": ("cache_read_input_tokens", "cacheReadInputTokens"),
-    "written beside": ("cache_creation_input_tokens", "cacheWriteInputTokens"),
-    "read": (*(f"{one}.{name}" for one in _DETAILS for name in ("cached_tokens", "cache_read")), "cache_read_tokens",
-             "cached_content_token_count", "cachedContentTokenCount", "prompt_cache_hit_tokens", "cached_tokens"),
-    "written": (*(f"{one}.{name}" for one in _DETAILS
-                  for name in ("cache_write_tokens", "cache_creation_tokens", "cache_creation")), "cache_write_tokens"),
-    "for an hour": tuple(f"{one}.ephemeral_1h_input_tokens" for one in _BY_AGE),
-    "for minutes": tuple(f"{one}.ephemeral_5m_input_tokens" for one in _BY_AGE),
-}  # fmt: skip
-"""Where the counts stand in such a block of OpenAI, Anthropic, Gemini (JSON and Python), Bedrock's converse, Cohere,
-Ollama, DeepSeek, LiteLLM and LangChain."""
-_NESTED = ("message", "response", "response_metadata", "llm_output", "metadata", "delta")
-"""Where usage may stand one level down: in events of streams, and in messages of LangChain."""
-_MODEL = ("model", "model_version", "modelVersion", "model_name")
+_KNOWN = tomllib.loads(files("agent_cache.recording").joinpath("token_counts.toml").read_text("utf-8"))
+_PLACES, _COUNTS = _KNOWN["places"], _KNOWN["counts"]
 _PLAIN = (str, bytes, int, float, list, tuple, type(None))
 
 
@@ -109,7 +86,7 @@ def _tokens(block: Callable[[str], Any]) -> Tokens:
     else:
         prompt, read_beside, written_beside = count("prompt"), count("read beside"), count("written beside")
         total = (prompt if prompt is not None else count("input") or 0) + (count("tool results") or 0)
-        if prompt is None and all(block(name) is None for name in _DETAILS):
+        if prompt is None and all(block(name) is None for name in _PLACES["details"]):
             total += (read_beside or 0) + (written_beside or 0)
         read = (count("read") or 0) if read_beside is None else read_beside
         hour = count("for an hour") or 0
@@ -178,19 +155,19 @@ class Usage:
         try:
             members = _members(answer)
             self._search(members)
-            for name in _NESTED:
+            for name in _PLACES["nested"]:
                 if (inner := members(name)) is not None:
                     self._search(_members(inner))
         except Exception as error:  # noqa: BLE001 - reading an attribute of the user's object may raise anything
             _LOG.debug("recording: tokens could not be read: %r", error)
 
     def _search(self, answer: Callable[[str], Any]) -> None:
-        for name in _BLOCKS:
+        for name in _PLACES["blocks"]:
             if (block := answer(name)) is not None:
                 self._own = larger(self._own, _tokens(_members(block)))
         if answer("eval_count") is not None:
             self._own = larger(self._own, _tokens(answer))
-        for name in _MODEL:
+        for name in _PLACES["model"]:
             if isinstance(model := answer(name), str) and model:
                 self.model = model
                 return

@@ -189,11 +189,6 @@ def test_pieces_of_a_text_stay_and_letters_stay_whole():
     assert received({"content-type": "text/html"}, *pieces) == {"text": "grün und blau"}
 
 
-def test_text_of_another_charset_is_text():
-    headers = {"content-type": "text/plain; charset=ISO-8859-1"}
-    assert received(headers, "grün".encode("latin-1")) == {"text": "grün", "charset": "iso8859-1"}
-
-
 def test_a_request_is_known_by_its_content():
     as_json = {"content-type": "application/json"}
     assert request_arguments(as_json, b'{"b": [1,\n 2]}') == {"json": {"b": [1, 2]}}

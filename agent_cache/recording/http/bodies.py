@@ -28,17 +28,6 @@ Headers: TypeAlias = Mapping[str, str]
 """Names are in lower case."""
 
 
-def _charset(headers: Headers) -> str:
-    message = Message()
-    message["content-type"] = headers.get("content-type", "")
-    found = message.get_content_charset() or "utf-8"
-    try:
-        "".encode(found)  # there are codecs that are not for text, such as "hex"
-        return codecs.lookup(found).name
-    except (LookupError, ValueError):
-        return "utf-8"
-
-
 # JSON
 
 _LAYOUTS = {"compact": -1, "spaced": 0} | {f"indent{number}": number for number in range(1, 9)}
@@ -195,11 +184,9 @@ def request_arguments(headers: Headers, body: bytes) -> dict[str, Any]:
     try:
         if kind == "application/x-www-form-urlencoded":
             return {"form": pairs_of(parse_qsl(body.decode(), keep_blank_values=True, errors="backslashreplace"))}
-        text = body.decode(_charset(headers))
-        text.encode()  # some codecs give surrogates, which no file can have
-    except UnicodeError:
+        return {"text": body.decode()}
+    except UnicodeDecodeError:
         return _digest(body)
-    return {"text": text}
 
 
 def _digest(body: bytes) -> dict[str, Any]:
@@ -313,21 +300,10 @@ class ResponseBody:
             return {self._field: [_STREAMS[self._field][0](chunk) for chunk in chunks]}
         is_in_pieces = "content-length" not in self._headers and not _IN_ONE_PIECE.fullmatch(self._kind)
         if len(chunks) > 1 and is_in_pieces:
-            return {"chunks": _text_chunks(chunks) or [self._chunk_data(chunk) for chunk in chunks]}
+            return {"chunks": _text_chunks(chunks) or list(map(_text_data, chunks))}
         whole = b"".join(chunks)
         is_json = is_whole and (self._kind.endswith("json") or whole[:1] in b"{[")
-        return (_json_data(whole) if is_json else None) or self._chunk_data(whole)
-
-    def _chunk_data(self, raw: bytes) -> dict[str, Any]:
-        charset = _charset(self._headers)
-        if charset != "utf-8" and "text" not in (data := _text_data(raw)):
-            try:
-                text = raw.decode(charset)
-                text.encode()  # no file can have surrogates
-                return {"text": text, "charset": charset} if text.encode(charset) == raw else data
-            except UnicodeError:
-                pass
-        return _text_data(raw)
+        return (_json_data(whole) if is_json else None) or _text_data(whole)
 
 
 def _text_chunks(chunks: list[bytes]) -> list[dict[str, Any]] | None:
@@ -351,7 +327,7 @@ def _text_bytes(data: Mapping[str, Any]) -> bytes:
     if "bytes" in data:
         return base64.b64decode(data["bytes"], validate=True)
     text: str = data["text"]
-    return text.encode(data.get("charset", "utf-8"))
+    return text.encode()
 
 
 # Streams: server-sent events, event streams of AWS, lines
@@ -482,7 +458,6 @@ class ResponseShape(msgspec.Struct):
     headers: dict[str, str | list[str]] = {}
     json: Any = None
     spelling: str = "compact"
-    charset: str = "utf-8"
     text: str | None = None
     bytes: str | None = None
     events: list[dict[str, Any]] | None = None
