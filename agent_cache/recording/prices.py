@@ -48,7 +48,8 @@ class Tokens(NamedTuple):
 NO_TOKENS = Tokens()
 
 _KNOWN = tomllib.loads(files("agent_cache.recording").joinpath("token_counts.toml").read_text("utf-8"))
-_PLACES, _COUNTS = _KNOWN["places"], _KNOWN["counts"]
+_PLACES = _KNOWN["places"]
+_COUNTS = {name: [path.split(".") for path in paths] for name, paths in _KNOWN["counts"].items()}
 _PLAIN = (str, bytes, int, float, list, tuple, type(None))
 
 
@@ -69,12 +70,14 @@ def _tokens(block: Callable[[str], Any]) -> Tokens:
     """The counts of one block of an answer."""
 
     def count(name: str) -> int | None:
-        for path in _COUNTS[name]:
-            *outer, last = path.split(".")
-            holder = block
+        for *outer, last in _COUNTS[name]:
+            found: Any = block
             for one in outer:
-                holder = _members(holder(one))
-            found = holder(last)
+                inner = found(one)
+                found = None if inner is None else _members(inner)
+                if found is None:
+                    break
+            found = None if found is None else found(last)
             if isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found < 1 << 53:
                 return int(found)
         return None

@@ -261,7 +261,6 @@ class Exchange:
         self._recorded_end: dict[str, Any] | None = None
         self._head: tuple[int, str, Pairs] | None = None
         self._body: ResponseBody | None = None
-        self._ending: dict[str, Any] | BaseException | None = None
         self._length: int | None = None
         self._is_encoded = False
         self._is_over = False
@@ -567,24 +566,18 @@ class Exchange:
             return end
         return {"response": response_data(*self._head, self._body, redaction, end)}
 
-    def whole_outcome(self, redaction: Redaction) -> dict[str, Any]:
-        """The outcome by these rules of redaction, once it has ended with a response."""
-        assert self._head is not None
-        assert self._body is not None
-        end = self._ending
-        ended = failure_outcome(end, redaction) if isinstance(end, BaseException) else end
-        return {"response": response_data(*self._head, self._body, redaction, ended)}
-
     def _end(self, end: dict[str, Any] | BaseException | None) -> None:
         if self._is_over:
             return
         self._is_over = True
-        self._ending = end
-        body = self._body
-        if body is None:
+        head, body = self._head, self._body
+        if head is None or body is None:
             return
         for tape, call in self._calls:
-            outcome = self.whole_outcome(tape.redaction) if call.id else {}  # without one it runs, and is not written
+            outcome: dict[str, Any] = {}
+            if call.id:  # without one it runs, and is not written
+                ended = failure_outcome(end, tape.redaction) if isinstance(end, BaseException) else end
+                outcome = {"response": response_data(*head, body, tape.redaction, ended)}
             if call.usage is not None and outcome:
                 _count_tokens(call.usage, outcome["response"])
                 call.usage.complete(call, None)
