@@ -15,12 +15,9 @@ import importlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from agent_cache.recording.http.exchange import Exchange, is_intercepted, open_exchange
-
-if TYPE_CHECKING:
-    from agent_cache.recording.http.seams import Patch
+from agent_cache.recording.http.exchange import Exchange, Patch, is_intercepted, open_exchange
 
 _UNLIMITED = 2**40
 """Bytes that a reader may hold. It asks for a piece only when it has none."""

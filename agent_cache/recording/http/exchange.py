@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from http import HTTPStatus
@@ -35,6 +35,8 @@ from agent_cache.recording.tape import Tape
 
 Pairs: TypeAlias = list[tuple[str, str]]
 """Names and values of headers, in their order."""
+Patch: TypeAlias = tuple[type, str, Callable[[Any], Any]]
+"""Of a seam: a class, the name of its method, and what makes the new method of the original one."""
 
 _LOG = logging.getLogger("agent_cache")
 

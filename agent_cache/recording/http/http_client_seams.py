@@ -10,12 +10,9 @@ import functools
 import http.client
 import io
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from agent_cache.recording.http.exchange import Exchange, Pairs, is_intercepted, open_exchange
-
-if TYPE_CHECKING:
-    from agent_cache.recording.http.seams import Patch
+from agent_cache.recording.http.exchange import Exchange, Pairs, Patch, is_intercepted, open_exchange
 
 
 def urllib3_patches(library: Any) -> list[Patch]:

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from agent_cache.recording.http.exchange import Exchange, is_intercepted, open_exchange
-
-if TYPE_CHECKING:
-    from agent_cache.recording.http.seams import Patch
+from agent_cache.recording.http.exchange import Exchange, Patch, is_intercepted, open_exchange
 
 
 def patches(library: Any) -> list[Patch]:

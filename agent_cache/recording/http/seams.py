@@ -19,18 +19,15 @@ import threading
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 from urllib.parse import urlsplit
 
 from agent_cache.engine.scope import PLACE
 from agent_cache.recording.http import aiohttp_seam, http_client_seams, httpx_seam
-from agent_cache.recording.http.exchange import IS_CONNECTING, running_call
+from agent_cache.recording.http.exchange import IS_CONNECTING, Patch, running_call
 from agent_cache.recording.tape import Tape
 
 _LOG = logging.getLogger("agent_cache")
-
-Patch: TypeAlias = tuple[type, str, Callable[[Any], Any]]
-"""A class, the name of its method, and what makes the new method of the original one."""
 
 _SEAMS: dict[str, Callable[[Any], list[Patch]]] = {
     "httpx": httpx_seam.patches,
