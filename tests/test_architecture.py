@@ -142,7 +142,7 @@ LINES = {
     "toolbox": 1_280,  # of 1,000: meta-tools, names with a server in front (100) and `version` were no row
     "remote": 5_320,  # of 3,100: `database` with `page` (890), `file` (370) and `redis` (740) have what no prototype
     # had: files that are damaged, replaced or locked, forks, threads and loops that end
-    "recording": 15_495,  # encrypted journals (115) are read by every reader of a cassette
+    "recording": 14_440,  # encrypted journals (115) are read by every reader of a cassette
     "resume": 2_665,  # of 1,250: checkpoints with typed states (580), whose fields are named in errors
     "pytest_plugin": 1_385,
     "service": 900,  # of 520: a restore that may be repeated, on several servers (150), drift of what goes on (60)
