@@ -209,7 +209,7 @@ class _Copies:
                 vary=varied if owner is None else Apart(varied, ["agent", owner]),
                 context=context if heeds_context else None,
                 returns=returns,
-                refused=_Notice,
+                refused=_notice,
             )
 
         return call
@@ -254,10 +254,14 @@ def _passing_loops(kind: type[Agent[Any]]) -> type[Agent[Any]]:
 # Function tools
 
 
-class _Notice(str):
-    """The text of a loop in place of a tool's answer."""
+_IS_NOTICE: ContextVar[bool] = ContextVar("agent_cache_openai_agents_notice", default=False)
+"""Whether the last answer in this context was the text of a loop."""
 
-    __slots__ = ()
+
+def _notice(loop: AgentLoopDetectedError) -> str:
+    """The text of a loop in place of a tool's answer. It is plain text, which a recording keeps."""
+    _IS_NOTICE.set(True)
+    return str(loop)
 
 
 class _Invoker(_FailureHandlingFunctionToolInvoker):
@@ -283,11 +287,11 @@ class _Invoker(_FailureHandlingFunctionToolInvoker):
 
     async def _answer(self, context: Any, raw: str) -> Any:
         if self._through is not None:
+            _IS_NOTICE.set(False)
             answer = await self._through(self._invoke_tool_impl, context, raw)
-            if type(answer) is not _Notice:
-                return answer
-            setattr(context, _DEFAULT_FAILURE_HANDLED_ATTR, True)  # so that the SDK looks for no typed answer in it
-            return str(answer)
+            if _IS_NOTICE.get():  # the SDK is to look for no typed answer in it
+                setattr(context, _DEFAULT_FAILURE_HANDLED_ATTR, True)
+            return answer
         token = _CONTEXT.set(context)
         try:
             return await self._invoke_tool_impl(context, raw)

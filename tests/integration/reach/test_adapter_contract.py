@@ -474,12 +474,20 @@ class TestAdapterContract:
             assert await run(kind(shop, toolbox())) == recorded
         assert shop.runs == []
 
-    async def test_a_loop_is_told_in_the_name_that_the_model_knows(self, kind: type[Adapter]) -> None:
-        adapter = kind(Shop(), toolbox())
-        async with AgentCacheSession(max_tool_repeats=2, on_loop="notice"):
-            await adapter.turn(GET)
-            [notice] = await adapter.turn(GET)
+    async def test_a_loop_is_told_in_the_name_that_the_model_knows(self, kind: type[Adapter], tmp_path: Any) -> None:
+        path = tmp_path / "run.jsonl"
+
+        async def run(adapter: Adapter) -> str:
+            async with AgentCacheSession(max_tool_repeats=2, on_loop="notice"):
+                await adapter.turn(GET)
+                [notice] = await adapter.turn(GET)
+            return notice
+
+        with record(path):
+            notice = await run(kind(Shop(), toolbox()))
         assert notice.startswith("get_order was called 2 times")
+        with replay(path):
+            assert await run(kind(Shop(), toolbox())) == notice
 
     async def test_a_yes_is_asked_for_at_every_call(self, kind: type[Adapter]) -> None:
         adapter = kind(Shop(), toolbox())
