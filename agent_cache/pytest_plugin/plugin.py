@@ -252,6 +252,9 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
     return (yield from _watched(item))
 
 
+pytest_runtest_teardown = pytest_runtest_setup
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     runs = item.stash.get(_RUNS, {}).copy()
@@ -278,11 +281,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
             for run in runs.values():
                 run.end_passed()
     return result
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
-    return (yield from _watched(item))
 
 
 @pytest.hookimpl(wrapper=True)
