@@ -144,7 +144,7 @@ LINES = {
     # had: files that are damaged, replaced or locked, forks, threads and loops that end
     "recording": 14_440,  # encrypted journals (115) are read by every reader of a cassette
     "resume": 2_665,  # of 1,250: checkpoints with typed states (580), whose fields are named in errors
-    "pytest_plugin": 1_385,
+    "pytest_plugin": 1_125,
     "service": 900,  # of 520: a restore that may be repeated, on several servers (150), drift of what goes on (60)
     "testing": 625,  # of 820: the contract of backends is 355
     "integrations": 2_900,  # of 2,070: what says who asks in six frameworks' tools is a third of each adapter
