@@ -69,17 +69,18 @@ def is_encrypted(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def cipher_of(path: Path, key: bytes | None = None) -> LineCipher | None:
+def cipher_of(path: Path, key: bytes | None = None, first: bytes | None = None) -> LineCipher | None:
     """What decrypts an encrypted journal; None for any other file.
 
     Args:
         path: the file.
         key: by default the environment variable `KEY_VARIABLE` has it.
+        first: its first bytes, if they are known.
 
     Raises:
         CassetteError: if it is encrypted, and there is no key.
     """
-    if not is_encrypted(path):
+    if not (is_encrypted(path) if first is None else first.startswith(_FIRST)):
         return None
     return LineCipher(_key_of_environment(path) if key is None else key)
 

@@ -280,7 +280,7 @@ class CheckpointStore:
 
     def _read(self, path: Path, stamp: tuple[int, int, int]) -> _Journal:
         with os.fdopen(open_regular(path, follows=False), "rb") as file:
-            text = decrypted(path, file, cipher_of(path, self._key))
+            text = decrypted(path, file, cipher_of(path, self._key, file.peek(64)))
             try:
                 header = msgspec.json.decode(text.readline(), type=JournalHeader)
             except (msgspec.DecodeError, UnicodeDecodeError):
