@@ -18,7 +18,7 @@ import pytest
 
 from agent_cache import AgentCache, AgentCacheSession, ConfigurationError, invalidate
 from agent_cache.recording import Cassette, intercept
-from agent_cache.resume import CustomState, InDoubtError, Journal, JournalError, NotDone
+from agent_cache.resume import CustomState, Journal, JournalError, NotDone
 from agent_cache.resume.journal import read_journal
 from tests.harness.forks import forks
 from tests.harness.slow import slow
@@ -106,16 +106,6 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 ANSWERS = ["o1 is open", "o1 is paid", "answer to next", "o2 is open", "o2 is paid", "answer to end"]
 
 
-async def test_a_run_that_was_cut_off_goes_on_where_it_was(tmp_path):
-    path = await crash(tmp_path)
-    before = path.read_bytes()
-    assert await run(tmp_path) == ANSWERS
-    assert carried_out == NAMES[4:]
-    assert path.read_bytes().startswith(before)
-    assert read_journal(path).is_sealed
-    assert [call.name for call in Cassette.load(path).steps] == [name.split()[0] for name in NAMES]
-
-
 # Torn lines
 
 
@@ -191,22 +181,6 @@ async def test_a_header_without_calls_is_a_run_that_has_not_made_one(tmp_path):
     assert path.read_bytes().startswith(header)
 
 
-async def test_an_intent_without_its_end_is_in_doubt_and_said_so(tmp_path):
-    path = await crash(tmp_path, until=2)
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:-1]))  # all but the end of the write
-    intent = msgspec.json.decode(lines[-2])["intent"]
-    for _ in range(3):  # as often as it is tried
-        with pytest.raises(InDoubtError) as caught:
-            await run(tmp_path)
-        assert (caught.value.tool, caught.value.arguments) == ("pay", {"order": "o1"})
-        assert caught.value.key == intent["key"]
-        assert carried_out == []
-    assert [one.key for one in read_journal(path).in_doubt] == [intent["key"]]
-    assert await run(tmp_path, on_doubt={"pay": lambda arguments, key: "o1 is paid"}) == ANSWERS
-    assert carried_out == NAMES[2:]
-
-
 @AgentCache("order:{order}", name="status")
 async def status(order: str) -> str:
     return "paid" if f"pay {order}" in carried_out else "open"
@@ -257,19 +231,6 @@ async def refused(directory: Path, match: str | None, session_id: str = "s") -> 
     return caught.value
 
 
-async def test_a_folder_in_the_place_of_the_journal_is_refused(tmp_path):
-    Journal(tmp_path).path("s").mkdir()
-    await refused(tmp_path, None)
-
-
-async def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises((JournalError, ConfigurationError)):
-        await run(tmp_path / "file")
-    assert (tmp_path / "file").read_text() == "mine"
-    assert carried_out == []
-
-
 async def test_a_symbolic_link_is_not_written_through(tmp_path):
     outside = tmp_path / "outside"
     outside.write_bytes(b"mine\n")
@@ -289,22 +250,6 @@ HOSTILE = [
     "X", "x",
     "%", "%2e", "con", "NUL", "a b", "a\nb", "-rf", "~", "x.jsonl", "\u202e", " x", "x ",
 ]  # fmt: skip
-
-
-async def test_each_session_id_has_a_file_of_its_own_in_the_directory(tmp_path):
-    directory = tmp_path / "deep" / "journals"
-    for session_id in HOSTILE:
-        await crash(directory, session_id, until=2)
-    names = [path.name for path in directory.iterdir()]
-    assert len(names) == len(HOSTILE)
-    assert len({name.casefold() for name in names}) == len(HOSTILE), "also where case does not matter"
-    assert all(name.isascii() and len(name) < 256 for name in names)
-    assert sorted(contents(tmp_path)) == sorted(f"deep/journals/{name}" for name in names)
-    for session_id in HOSTILE:
-        carried_out.clear()
-        assert await run(directory, session_id) == ANSWERS
-        assert carried_out == NAMES[2:]
-        assert read_journal(Journal(directory).path(session_id)).session_id == session_id
 
 
 @pytest.mark.parametrize("session_id", ["", 7, b"x", "\ud800"])
