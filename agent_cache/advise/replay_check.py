@@ -104,8 +104,9 @@ def replay_all(
     """Play a log under several policies, in one pass over it. See `replay`."""
     players = {name: _Player(policy, advice) for name, policy in policies.items()}
     for number, call in enumerate(calls, 1):
+        answer = answer_digest(call.result) if call.error is None and call.result is not UNKNOWN else None
         for player in players.values():
-            player.play(call)
+            player.play(call, answer)
         if progress is not None:
             progress(number)
     return {name: player.outcome() for name, player in players.items()}
@@ -250,11 +251,11 @@ class _Player:
         reads, hits, stale = (sum(getattr(one, name) for one in tools) for name in ("reads", "hits", "stale"))
         return Outcome(reads, hits, stale, self.unjudged, self.tools, tuple(self.stale))
 
-    def play(self, call: LoggedCall) -> None:
+    def play(self, call: LoggedCall, answer: bytes | None) -> None:
         self.at += 1
         tool = self.find(call.tool)
         if tool is not None and tool.kind == "read":
-            self._read(call, tool)
+            self._read(call, tool, answer)
         elif tool is not None or call.tool in self.writes:
             paths = frozenset[Hashable]()
             if tool is not None and self.drops:
@@ -266,13 +267,12 @@ class _Player:
                 self.written.update(dict.fromkeys(named, self.at))
             self.recent.append(_Ran(self.at, call, paths))
 
-    def _read(self, call: LoggedCall, tool: _Tool) -> None:
+    def _read(self, call: LoggedCall, tool: _Tool, answer: bytes | None) -> None:
         figures = self.tools.setdefault(call.tool, ToolOutcome())
         figures.reads += 1
         if (own := key_of(call)) is None:
             return
         key = (call.tool, call.run if tool.is_per_session or not self.is_shared else None, own)
-        answer = answer_digest(call.result) if call.error is None and call.result is not UNKNOWN else None
         entry = self.entries.get(key)
         if entry is not None and not self._has_ended(entry, call, tool, answer):
             self._hit(figures, entry, call, answer)
