@@ -63,7 +63,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         options |= {"nargs": "+"} if name == "--advise" else {}
         options |= {"action": "append", "default": []} if name in _SEVERAL else {}
         parser.add_argument(name, help=text, **options)
-    parser.add_argument("--stdin-in-thread", action="store_true", help=argparse.SUPPRESS)  # as Windows needs it
     parser.add_argument("server", metavar="COMMAND", nargs="*", help="after --: the command that starts the server")
 
 
@@ -114,11 +113,10 @@ def _settings(options: argparse.Namespace) -> tuple[Toolbox, RelaySettings]:
 async def _relay(options: argparse.Namespace) -> int:
     box, settings = _settings(options)
     relay = Relay(box, settings, record_to=options.record, replay_from=options.replay, strict=options.strict)
-    in_thread = options.stdin_in_thread
     if options.url is None:
         command = json.dumps([*options.server, str(Path.cwd())])  # a tier may be shared with the processes of others
         who = hashlib.sha256(command.encode("utf-8", "surrogatepass")).hexdigest()
-        code = await serve(relay, partial(Process, options.server), vary=who, reads_in_thread=in_thread)
+        code = await serve(relay, partial(Process, options.server), vary=who)
     else:
         http, upstream, headers = _over_http(options)
         try:
@@ -127,7 +125,7 @@ async def _relay(options: argparse.Namespace) -> int:
             else:
                 who = http.identity_of(headers, url=str(upstream.url))
                 connect = partial(http.HttpServer, upstream, headers, relay.schema_of)
-                code = await serve(relay, connect, vary=who, reads_in_thread=in_thread)
+                code = await serve(relay, connect, vary=who)
         finally:
             await upstream.aclose()
     if options.stats:

@@ -170,33 +170,28 @@ class _Leaves:
     def _cached(self, leaf: AbstractToolset[Any]) -> AbstractToolset[Any]:
         if not isinstance(leaf, DynamicToolset):
             return _CachedLeaf(leaf, self.box, self.vary, self.shared)
-        if isinstance(leaf.toolset_func, _CachedFactory):
+        if hasattr(leaf.toolset_func, "__agent_cache__"):
             return leaf
         made: Any = copy.copy(leaf)
-        made.toolset_func = _CachedFactory(leaf.toolset_func, self)
+        made.toolset_func = self._factory(leaf.toolset_func)
         return cast("AbstractToolset[Any]", made)
 
+    def _factory(self, make: Callable[[Any], Any]) -> Any:
+        """The function of a `DynamicToolset`, which makes a toolset for each run, or each step: with cached leaves."""
+        last: tuple[Any, Any] = (None, None)
 
-class _CachedFactory:
-    """The function of a `DynamicToolset`, which makes a toolset for each run, or each step: with cached leaves."""
+        async def factory(ctx: RunContext[Any]) -> Any:
+            nonlocal last
+            found = make(ctx)
+            if inspect.isawaitable(found):
+                found = await found
+            if found is not None and found is not last[0]:
+                # Else the framework would leave and enter the same toolset at each step
+                last = found, self.cached_in(found)
+            return None if found is None else last[1]
 
-    __slots__ = ("_last", "_leaves", "_make")
-
-    def __init__(self, make: Callable[[Any], Any], leaves: _Leaves) -> None:
-        self._make, self._leaves = make, leaves
-        self._last: tuple[Any, Any] = (None, None)
-
-    async def __call__(self, ctx: RunContext[Any]) -> Any:
-        found = self._make(ctx)
-        if inspect.isawaitable(found):
-            found = await found
-        if found is None:
-            return None
-        known, made = self._last
-        if found is not known:  # else the framework would leave and enter the same toolset at each step
-            made = self._leaves.cached_in(found)
-            self._last = found, made
-        return made
+        factory.__agent_cache__ = self.box  # type: ignore[attr-defined]  # known again by `_cached`
+        return factory
 
 
 @dataclass

@@ -61,14 +61,13 @@ Connect = Callable[[OnLine, OnLost], Any]
 `has_closed` (it takes no more of them), and ``await end(at_once=False)``, which returns its exit code."""
 
 
-async def serve(relay: Relay, connect: Connect, *, vary: str | None = None, reads_in_thread: bool = False) -> int:
+async def serve(relay: Relay, connect: Connect, *, vary: str | None = None) -> int:
     """Carry the messages between the host and a server until one of them ends, or a signal ends this process.
 
     Args:
         relay: what is done with them.
         connect: what connects to the server. It is not used for a replay.
         vary: what distinguishes the entries of this process from those of others: see `Relay.identity`.
-        reads_in_thread: read the host's lines in a thread, as on Windows, also where the event loop could.
 
     Returns:
         The exit code of the server; 128 and the number of a signal that has ended the server or this process.
@@ -78,7 +77,7 @@ async def serve(relay: Relay, connect: Connect, *, vary: str | None = None, read
         OSError: if the server cannot be started.
     """
     relay.identity = vary
-    link = _Link(relay, reads_in_thread=reads_in_thread)
+    link = _Link(relay)
     try:
         async with relay:
             await link.run(connect)
@@ -123,12 +122,12 @@ class _Link:
     it. The requests that the relay answers have one in `_tasks`.
     """
 
-    def __init__(self, relay: Relay, *, reads_in_thread: bool) -> None:
+    def __init__(self, relay: Relay) -> None:
         self.exit_code = 0
         self.forwarded: set[_Request] = set()
         self.numbers = itertools.count(1)
         self._relay = relay
-        self._input = _Reader(0, self._from_host, self._end_host, in_thread=reads_in_thread)
+        self._input = _Reader(0, self._from_host, self._end_host)
         sys.stdout.flush()
         self._output = _Writer(os.dup(1), self._end_host)
         self.write = self._output.write
@@ -362,11 +361,8 @@ class _Reader:
     a thread reads.
     """
 
-    def __init__(self, descriptor: int, on_line: OnLine, on_end: Callable[[], None], *, in_thread: bool) -> None:
-        self._descriptor = descriptor
-        self._on_line = on_line
-        self._on_end = on_end
-        self._in_thread = in_thread
+    def __init__(self, descriptor: int, on_line: OnLine, on_end: Callable[[], None]) -> None:
+        self._descriptor, self._on_line, self._on_end = descriptor, on_line, on_end
         self._is_open = True
         self._is_watched = False
         self._rest: list[bytes] = []
@@ -374,11 +370,10 @@ class _Reader:
 
     def start(self) -> None:
         """Begin to read."""
-        if not self._in_thread:
-            with contextlib.suppress(NotImplementedError, OSError):
-                self._loop.add_reader(self._descriptor, lambda: self._feed(self._read()))
-                self._is_watched = True
-                return
+        with contextlib.suppress(NotImplementedError, OSError):
+            self._loop.add_reader(self._descriptor, lambda: self._feed(self._read()))
+            self._is_watched = True
+            return
         if sys.platform == "win32":
             import msvcrt
 
@@ -429,8 +424,7 @@ class _Writer:
     """
 
     def __init__(self, descriptor: int, on_lost: Callable[[], None]) -> None:
-        self._descriptor = descriptor
-        self._on_lost = on_lost
+        self._descriptor, self._on_lost = descriptor, on_lost
         self._loop = asyncio.get_running_loop()
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._unwritten = 0  # in the queue; only the event loop adds to it, and only the thread takes
@@ -495,7 +489,7 @@ class Process:
         self._process = subprocess.Popen(whole, stdin=-1, stdout=-1, bufsize=0)  # noqa: S603 - the user's own command
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._output = _Reader(self._process.stdout.fileno(), on_line, self._end, in_thread=False)
+        self._output = _Reader(self._process.stdout.fileno(), on_line, self._end)
         self._input = _Writer(os.dup(self._process.stdin.fileno()), lambda: None)
         self.write = self._input.write
         self._process.stdin.close()

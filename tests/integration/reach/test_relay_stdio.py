@@ -386,17 +386,6 @@ async def test_a_file_as_standard_input_is_read_in_a_thread(rules, tmp_path):
     assert text_of(json.loads(found.splitlines()[-1])["result"]) == "tick 1"
 
 
-async def test_the_thread_that_reads_on_windows_does_the_same(rules):
-    async with relayed("--config", rules, "--stdin-in-thread") as host:
-        assert await host.call("get_value", key="a") == "nothing (1)"
-        assert await host.call("get_value", key="a") == "nothing (1)"
-        assert await host.call("set_value", key="a", value="z" * 300_000) == "set (1)"
-        call = host.begin("hold", key="a")
-        await host.call("release")
-        assert text_of((await call)["result"]) == "a released (1)"
-        assert await host.end() == 0
-
-
 # The command itself
 
 
