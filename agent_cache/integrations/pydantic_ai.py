@@ -202,13 +202,10 @@ class AgentCacheCapability(AbstractCapability[Any]):
     See `AgentCacheToolset` for what passes.
 
     Args:
-        box: the rules.
-        vary: called with the `RunContext` of each call; what it returns (JSON) belongs to the key. A tenant, a user.
-            Without it, what can be compared in ``deps`` belongs to the key of a tool that gets the context.
-        shared: whether all users share the answers of tools that get the context.
+        box, vary, shared: as of `AgentCacheToolset`.
 
     Raises:
-        ConfigurationError: if `box` is no toolbox.
+        ConfigurationError: if `box` is no toolbox, or `vary` no function.
     """
 
     box: Toolbox
