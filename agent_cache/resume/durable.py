@@ -539,8 +539,8 @@ class _JournalTape(Tape):
         is_paused = any(self._paused.values())  # LangGraph waits for somebody, and makes a call again then
         with self._lock:
             problem: CassetteError | None = None
-            if error is None and not is_paused:
-                problem = self._failure or self.error or self._undone()
+            if error is None:
+                problem = self._failure or self.error or (None if is_paused else self._undone())
             self.file.finish(error or problem, is_paused=is_paused)
         if problem is not None:
             raise problem.with_traceback(None)
