@@ -696,10 +696,7 @@ def _parsed(tags: tuple[str | Sequence[object], ...], function: str) -> tuple[st
 class Bypass:
     """A block of `bypass`."""
 
-    __slots__ = ("_entered",)
-
-    def __init__(self) -> None:
-        self._entered: tuple[Scope, Scope, Token[Scope]] | None = None
+    _entered: tuple[Scope, Scope, Token[Scope]] | None = None
 
     def __enter__(self) -> Self:
         if self._entered is not None:

@@ -215,19 +215,6 @@ async def test_a_write_that_runs_explains_a_difference_before_its_result_names_t
     assert await shop.get("7") == 2
 
 
-async def test_an_answer_that_was_replaced_meanwhile_is_left_alone(shop: Shop):
-    price, _, gate = slow_price(shop)
-    await price("7")
-    await price("7")
-    await idle()
-    shop.prices["7"] = 2
-    assert await price.fresh("7") == 2
-    gate.set()
-    await idle()
-    assert counts() == (0, 0)
-    assert price.contains("7")
-
-
 async def test_a_write_that_is_lost_explains_a_difference(shop: Shop, clock: Any):
     """It was cancelled while the audit ran, so what it has done is in doubt."""
     price, runs, gate = slow_price(shop)
@@ -313,52 +300,6 @@ async def test_a_run_that_fails_says_nothing(failure: str, caplog: pytest.LogCap
     assert ("says nothing (KeyError: '7')" in caplog.text) == (failure == "raises")
 
 
-@pytest.mark.parametrize("kind", ["async", "def"])
-async def test_a_run_that_wants_to_end_the_program_does_not(kind: str, caplog: pytest.LogCaptureFixture):
-    """Its caller was answered and goes on, as without audits."""
-    runs = []
-
-    def run() -> int:
-        runs.append(1)
-        if len(runs) > 1:
-            raise SystemExit(3)
-        return 1
-
-    async def run_async() -> int:
-        return run()
-
-    function: Any = run_async if kind == "async" else run
-    tool = AgentCache("exit", audit=1.0, name=f"exiting_{kind}")(function)
-    for _ in range(2):
-        answer = tool()
-        assert (await answer if kind == "async" else answer) == 1
-    await idle()
-    until(no_audit_runs)
-    assert (len(runs), counts()) == (2, (0, 0))
-    assert "says nothing (SystemExit: 3)" in caplog.text
-
-
-async def test_an_answer_that_expires_meanwhile_is_not_counted(clock: Any):
-    gate = asyncio.Event()
-    runs: list[int] = []
-
-    @AgentCache("price", ttl=10, audit=1.0, name="expiring_price")
-    async def price() -> int:
-        runs.append(1)
-        if len(runs) == 2:
-            await gate.wait()
-        return len(runs)
-
-    await price()
-    clock.advance(9)
-    assert await price() == 1
-    await idle()
-    clock.advance(2)
-    gate.set()
-    await idle()
-    assert (len(runs), counts()) == (2, (0, 0))
-
-
 async def test_a_function_that_raises_is_logged_and_the_answer_dropped(shop: Shop, caplog: pytest.LogCaptureFixture):
     def fail(hit: StaleHit) -> None:
         raise ValueError("broken")
@@ -419,26 +360,6 @@ async def test_a_hit_does_not_wait_and_one_audit_runs_at_a_time():
     await idle()
     assert runs == ["7", "8", "7", "8"]
     assert counts() == (2, 0)
-
-
-def test_a_hit_of_a_def_does_not_wait_either():
-    gate = threading.Event()
-    runs = []
-
-    @AgentCache("price", audit=1.0, name="gated_price_now")
-    def price() -> int:
-        runs.append(threading.current_thread())
-        if len(runs) > 1:
-            assert gate.wait(100)
-        return 1
-
-    assert [price() for _ in range(20)] == [1] * 20
-    until(lambda: len(runs) == 2)
-    assert runs[1] is not runs[0]
-    assert runs[1].daemon
-    gate.set()
-    until(no_audit_runs)
-    assert counts() == (1, 0)
 
 
 async def test_middleware_do_not_see_audits(shop: Shop):

@@ -17,9 +17,7 @@ from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
     AgentCacheSession,
-    AgentLoopDetectedError,
     ConfigurationError,
-    LoopPolicy,
     Read,
     Toolbox,
     ToolCall,
@@ -233,14 +231,6 @@ async def test_calls_that_are_not_cached_are_seen(seen: Seen, orders: Orders):
     assert seen.calls[0].tags == ("orders", "order:7", "user:ann")
 
 
-async def test_a_call_that_a_session_refuses_is_not_seen(seen: Seen, orders: Orders):
-    async with AgentCacheSession(loop_policy=LoopPolicy(max_execution_depth=1), on_loop="short_circuit"):
-        await orders.save("7")
-        with pytest.raises(AgentLoopDetectedError):
-            await orders.save("8")
-    assert len(seen.calls) == 1
-
-
 async def test_a_hit_of_a_tier_is_seen(seen: Seen):
     tier = MemoryTier(MemoryServer())
 
@@ -373,31 +363,6 @@ async def test_one_that_raises_is_removed_and_logged_once(
     assert line.exc_info is not None
     assert len(seen.calls) == 3
     assert CURRENT.value.middleware == ()
-
-
-async def test_one_that_raises_for_one_tool_is_not_called_again_for_any_and_is_back_when_it_is_configured_anew():
-    calls: list[str] = []
-
-    async def fragile(call: ToolCall, proceed: Proceed) -> None:
-        calls.append(call.tool)
-        raise ValueError
-
-    made = []
-    for name in ("a", "b"):
-
-        async def tool(number: int) -> int:
-            return number
-
-        made.append(AgentCache("order", name=name)(tool))
-    one, other = made
-    with configure(middleware=(fragile,)):
-        await one(1)
-        await other(1)
-        await one(2)
-    assert calls == ["a"]
-    with configure(middleware=(fragile,)):
-        await other(3)
-    assert calls == ["a", "b"]
 
 
 async def test_one_that_awaits_something_else_is_removed_for_def_tools_alone(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import gc
 import inspect
 import logging
@@ -271,24 +270,6 @@ async def test_an_abandoned_stream_is_closed_at_once_and_not_stored(way: str, ta
     await cancelled(again.task)
 
 
-async def test_a_stream_that_was_left_by_break_ends_when_the_loop_closes_it(source: Source):
-    """The event loop closes it in a task of its own, when the garbage collector has found it."""
-
-    async def leave() -> None:
-        async for _ in source.words(1):
-            break
-
-    task = asyncio.ensure_future(leave())
-    await idle()
-    await source.last.yields("a")
-    await task
-    gc.collect()
-    await idle()
-    assert source.last.end == "closed"
-    assert running_tasks() == set()
-    assert library.nothing_in_flight()
-
-
 async def test_closing_waits_for_the_clean_up_of_the_generator():
     released = asyncio.Event()
     steps: list[str] = []
@@ -437,21 +418,6 @@ async def test_a_generator_stays_in_one_task_and_one_context():
         await anext(stream)
     assert len(set(tasks)) == 1
     assert variable.get() == "outside"
-
-
-async def test_a_tool_that_streams_itself_with_the_same_arguments_does_not_wait_for_itself():
-    depth = 0
-
-    @AgentCache("doc")
-    async def words() -> AsyncIterator[int]:
-        nonlocal depth
-        depth += 1
-        if depth < 3:
-            async for chunk in words():
-                yield chunk
-        yield depth
-
-    assert await collected(words()) == [3, 3, 3]
 
 
 # -- Bounds --------------------------------------------------------------------------------------------------
@@ -658,27 +624,6 @@ async def test_a_write_that_fails_ends_as_other_writes_do(error: Exception, *, i
     assert await writer.is_kept()
 
 
-async def test_what_a_write_touches_may_come_from_its_chunks():
-    @AgentCache("doc:{id}")
-    async def get(id: int) -> int:
-        return id
-
-    @AgentCacheInvalidator("doc:{result[0]}", ok=lambda chunks: chunks[-1] == "ok", settle=5.0)
-    async def create(id: int, last: str) -> AsyncIterator[Any]:
-        yield id
-        yield last
-
-    await asyncio.gather(get(1), get(2))
-    await collected(create(1, "not ok"))
-    assert not get.contains(1)
-    await asyncio.gather(get(1), get(2))
-    assert get.contains(1)
-    await collected(create(1, "ok"))
-    await asyncio.gather(get(1), get(2))
-    assert not get.contains(1)
-    assert get.contains(2)
-
-
 async def test_nothing_is_sent_into_a_read(source: Source):
     """Other callers may have the same stream. The caller is told, and the stream is left."""
     stream = source.words(1)
@@ -709,22 +654,6 @@ async def test_who_changes_a_chunk_changes_no_one_elses(source: Source):
     assert hit == [{"words": ["a"]}]
     hit[0]["words"].clear()
     assert await collected(source.words(1)) == [{"words": ["a"]}]
-
-
-async def test_a_generator_may_yield_one_object_again_and_again():
-    @AgentCache("doc")
-    async def growing() -> AsyncIterator[list[int]]:
-        chunk: list[int] = []
-        for number in range(3):
-            chunk.append(number)
-            yield chunk
-
-    async def shapes() -> list[list[int]]:
-        return [list(chunk) async for chunk in growing()]
-
-    expected = [[0], [0, 1], [0, 1, 2]]
-    assert await asyncio.gather(shapes(), shapes()) == [expected] * 2
-    assert await shapes() == expected
 
 
 async def test_copies_of_chunks_are_made_by_the_rule_of_the_tool():
@@ -907,27 +836,6 @@ def test_a_decorated_generator_is_one_with_its_own_signature():
         assert tool.__wrapped__ is words
 
 
-async def test_partials_and_callable_objects_stream():
-    runs: list[int] = []
-
-    async def words(id: int, count: int) -> AsyncIterator[int]:
-        runs.append(id)
-        for _ in range(count):
-            yield id
-
-    class Words:
-        async def __call__(self, id: int) -> AsyncIterator[int]:
-            runs.append(id)
-            yield id
-
-    tool = AgentCache("doc:{id}")(functools.partial(words, count=2))
-    other = AgentCache("doc:{id}", name="streams:words")(Words())
-    for _ in range(2):
-        assert await collected(tool(1)) == [1, 1]
-        assert await collected(other(2)) == [2]
-    assert runs == [1, 2]
-
-
 # -- Calls inside of calls -----------------------------------------------------------------------------------
 
 
@@ -1056,16 +964,6 @@ async def test_repeated_streams_are_a_loop():
         async with AgentCacheSession(on_loop="raise"):
             for _ in range(12):
                 await collected(words())
-
-
-async def test_a_session_may_end_before_the_run_that_one_of_its_calls_leads(source: Source):
-    async with AgentCacheSession():
-        first = await listening(source.words(1))
-        await source.last.yields("a")
-    second = await listening(source.words(1))
-    await cancelled(first.task)
-    await source.last.ends()
-    assert await second.task == ["a"]
 
 
 # -- Tiers and event loops -----------------------------------------------------------------------------------

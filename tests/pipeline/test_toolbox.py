@@ -679,22 +679,6 @@ async def test_an_unknown_tool_invalidates_roots_with_any_characters(root: str):
     assert await Shop(Toolbox({}, namespace="a{b}%")).call("anything") == {"tool": "anything"}
 
 
-async def test_an_argument_called_result_is_an_argument_once_a_schema_names_it():
-    one = Shop(
-        Toolbox({"find": Read("thing:{result}"), "put": Write("thing:{id}")}, namespace="toolshop"), lambda *_: 7
-    )
-    schema = {"properties": {"result": {}}}
-    for options in ({}, {"schema": schema}):
-        for _ in range(2):
-            await one.call("find", {"result": 8}, **options)
-    await one.call("put", {"id": 7})
-    await one.call("find", {"result": 8}, schema=schema)
-    assert one.runs == ["find", "find", "put"]
-    await one.call("put", {"id": 8})
-    await one.call("find", {"result": 8}, schema=schema)
-    assert one.runs == ["find", "find", "put", "put", "find"]
-
-
 def test_threads_that_call_a_tool_first_at_once_share_one_operation():
     box = Toolbox(ORDERS, namespace="toolshop_first")
     compile_tool, entered, together = box._compile, [], threading.Event()
@@ -718,32 +702,6 @@ def test_threads_that_call_a_tool_first_at_once_share_one_operation():
         for one in [pool.submit(call) for _ in range(4)]:
             one.result(60)
     assert (len(entered), len(runs)) == (1, 1)
-
-
-async def test_a_function_of_ones_own_that_answers_with_json_as_text_gives_tags():
-    box = Toolbox(
-        {"own_find": Read("order:{result[id]}", parse="json"), "own_put": Write("order:{result[id]}", parse="json")},
-        namespace="own_json",
-    )
-    runs: list[str] = []
-
-    @box.tool
-    async def own_find() -> str:
-        runs.append("find")
-        return '{"id": 7}'
-
-    @box.tool
-    async def own_put(id: int) -> str:
-        runs.append("put")
-        return json.dumps({"id": id})
-
-    await own_find()
-    await own_put(8)
-    await own_find()
-    assert runs == ["find", "put"]
-    await own_put(7)
-    await own_find()
-    assert runs == ["find", "put", "put", "find"]
 
 
 async def test_the_same_tool_of_two_servers_is_what_the_hint_of_each_call_says():
