@@ -238,15 +238,19 @@ class Decorator:
         else:
             kind = ReadOperation if is_read else WriteOperation
         tags = self.tags(parameters.names, name)
-        self._check_parameters(parameters.positional, parameters.names, name, is_stream=is_stream)
+        if isinstance(self, AgentCache):
+            self._check_parameters(parameters.positional, parameters.names, name, is_stream=is_stream)
         operation: Any = kind(tool, name, parameters, tags, self.policy, self.tiers, is_sync=is_sync)
         make_body: Any = stream_body if is_stream else read_body if is_read else write_body
         body = make_body(operation)
         body.resource, body.scope, body.__agent_cache__ = self._resource, self.policy.scope, operation
+        if is_read:
+            waited: Any = blocking if is_sync else lambda method: method
+            body.invalidate, body.set = waited(operation.invalidate), waited(operation.set)
+            body.fresh = body.refresh = operation.fresh if is_stream else waited(operation.fresh)
+            for attribute in ("cache_key", "clear", "contains", "cache_info"):
+                setattr(body, attribute, getattr(operation, attribute))
         return body
-
-    def _check_parameters(self, positional: Sequence[str], names: Sequence[str], tool: str, *, is_stream: bool) -> None:
-        """Check the options that depend on the parameters of a tool."""
 
 
 @configures
@@ -417,6 +421,7 @@ class AgentCache(Decorator):
             return self._decorate(function)
 
     def _check_parameters(self, positional: Sequence[str], names: Sequence[str], tool: str, *, is_stream: bool) -> None:
+        """Check the options that depend on the parameters of a tool."""
         if self._is_for_streams and not is_stream:
             raise ConfigurationError(
                 f"{tool}: max_stream_bytes is for generators, and has no effect here; leave it out"
@@ -434,16 +439,6 @@ class AgentCache(Decorator):
                     "identity, so calls with another value would share the result; leave it in, or add vary=lambda "
                     "arguments: ..."
                 ) from error
-
-    def _decorate(self, function: Any) -> Any:
-        body = super()._decorate(function)
-        operation: ReadOperation = body.__agent_cache__
-        waited: Any = blocking if operation.is_sync else lambda method: method
-        body.invalidate, body.set = waited(operation.invalidate), waited(operation.set)
-        body.fresh = body.refresh = operation.fresh if operation.is_stream else waited(operation.fresh)
-        for attribute in ("cache_key", "clear", "contains", "cache_info"):
-            setattr(body, attribute, getattr(operation, attribute))
-        return body
 
 
 def _takes_arguments(vary: Callable[..., Any]) -> bool:

@@ -195,16 +195,15 @@ def _advice_for(tool: ReadOperation, max_stale: float) -> Iterator[Recommendatio
         _rate(each, compared, seen.seconds) if compared else 0.0
         for each in (changed, changed - 2 * math.sqrt(changed), _most(changed))
     )
-    counted = f"{changed:,.0f} of {compared:,.0f} reloads had changed"
+    counted = f"{changed:,} of {compared:,} reloads had changed"
     is_found = False
 
     def made(
-        action: _Action, reason: str, evidence: float, current: float | None = None, new: float | None = None
+        action: _Action, reason: str, evidence: int, current: float | None = None, new: float | None = None
     ) -> Recommendation:
         nonlocal is_found
         is_found, between = True, 1 / rate if changed else None
-        numbers = round(changed), round(compared)
-        return Recommendation(tool.name, action, reason, round(evidence), current, new, *numbers, between)
+        return Recommendation(tool.name, action, reason, evidence, current, new, changed, compared, between)
 
     if causes["evicted"] >= _LEAST_COMPARED and shares["evicted"] > _MANY:
         reason = f"{shares['evicted']:.0%} of {calls:,} calls asked for what was evicted"
@@ -255,7 +254,7 @@ def _advice_for(tool: ReadOperation, max_stale: float) -> Iterator[Recommendatio
     if is_needless and shares["invalidated"] > _MANY:
         reason = (
             f"{shares['invalidated']:.0%} of {calls:,} calls asked for what was invalidated, and "
-            f"{seen.dropped_unchanged:,.0f} of {seen.dropped:,.0f} of these results had not changed: the tags "
+            f"{seen.dropped_unchanged:,} of {seen.dropped:,} of these results had not changed: the tags "
             "name more than the writes change, or too much is invalidated"
         )
         yield made("narrow_tags", reason, seen.dropped)

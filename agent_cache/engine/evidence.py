@@ -26,8 +26,6 @@ SHORTEST: Final = 1e-3
 """Seconds. Shorter loads are not looked at: there is little to save, and a comparison would take a good part of it."""
 
 _MAX_CALLS: Final = 128
-_MAX_COMPARED: Final = 4_096
-"""Comparisons after which their sums are halved, so that what was seen lately counts more."""
 
 _LONGEST: Final[dict[Any, int]] = {str: 65_536, bytes: 65_536, dict: 500, list: 500, set: 500, tuple: 500}
 """How long a result is that is compared: 0.1 ms for so many bytes of its copy, 1.5 ms for the members of a flat one."""
@@ -71,7 +69,8 @@ class Evidence:
 
     def restart(self) -> None:
         """Count anew, since the ttl is another one now: a rate is estimated from intervals that are alike."""
-        self.changed = self.unchanged = self.seconds = self.dropped = self.dropped_unchanged = 0.0
+        self.changed = self.unchanged = self.dropped = self.dropped_unchanged = 0
+        self.seconds = 0.0
         self.causes = dict.fromkeys(CAUSES, 0)
         self._former = self._stats.hits + self._stats.shared, self._stats.misses
 
@@ -108,8 +107,6 @@ class Evidence:
                 self.unchanged += is_same
                 self.changed += not is_same
                 self.seconds += interval
-                if self.changed + self.unchanged > _MAX_COMPARED:
-                    self.changed, self.unchanged, self.seconds = self.changed / 2, self.unchanged / 2, self.seconds / 2
             elif cause == "invalidated":
                 self.dropped += 1
                 self.dropped_unchanged += is_same
