@@ -97,15 +97,15 @@ async def _of_server(options: argparse.Namespace, namespace: str) -> AsyncIterat
     deployment = deployment_of_url(options.url, cluster=False, options={})
     async with deployment.connect(options.timeout) as client, asyncio.timeout(options.timeout):
         is_cluster = bool((await client.info("cluster")).get("cluster_enabled"))
-        slots = await client.execute_command("CLUSTER SLOTS") if is_cluster else {}
-    if is_cluster:  # redis-py gives {(first, last): {"primary": (host, port)}}
-        served, slot = sum(last - first + 1 for first, last in slots), key_slot(namespace.encode())
+        slots = await client.execute_command("CLUSTER", "SLOTS") if is_cluster else []
+    if is_cluster:
+        served, slot = sum(last - first + 1 for first, last, *_ in slots), key_slot(namespace.encode())
         says, do = f"{served} of 16384 slots served", "see CLUSTER NODES for what is missing"
         yield _result("cluster", served < 16384, says, do)
-        for (first, last), servers in slots.items():
+        for first, last, (host, port, *_), *_ in slots:
             if first <= slot <= last:
-                host, port, *_ = servers["primary"]
-                deployment = replace(deployment, seeds=((host or deployment.seeds[0][0], int(port)),))
+                name = host.decode() if isinstance(host, bytes) else host
+                deployment = replace(deployment, seeds=((name or deployment.seeds[0][0], int(port)),))
     key = f"{{{namespace}}}:doctor:{os.urandom(6).hex()}"
     async with deployment.connect(options.timeout) as client:
         info = await client.info()

@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 
 from agent_cache.errors import ConfigurationError
 
-__all__ = ["TIER_OPTIONS", "Deployment", "deployment_of_client", "deployment_of_url"]
+__all__ = ["TIER_OPTIONS", "Deployment", "close_client", "deployment_of_client", "deployment_of_url"]
 
 _CONNECTIONS = 16
 """Of each event loop: lookups of one moment share one command, and writes have one each."""
@@ -91,6 +91,13 @@ class Deployment:
         return Redis.from_pool(
             BlockingConnectionPool(connection_class=kind, timeout=timeout, max_connections=_CONNECTIONS, **options)
         )
+
+
+async def close_client(client: Any) -> None:
+    """Close a client that `Deployment.connect` has made, with those of the Sentinels that it has asked."""
+    manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
+    for each in (client, *(() if manager is None else manager.sentinels)):
+        await each.aclose()
 
 
 def deployment_of_client(client: Any) -> Deployment:

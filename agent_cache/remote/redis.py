@@ -55,7 +55,13 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import IDLE, Reading, Refused, State, open_head
 from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
 from agent_cache.remote.codecs import Codec
-from agent_cache.remote.deployments import TIER_OPTIONS, Deployment, deployment_of_client, deployment_of_url
+from agent_cache.remote.deployments import (
+    TIER_OPTIONS,
+    Deployment,
+    close_client,
+    deployment_of_client,
+    deployment_of_url,
+)
 from agent_cache.remote.feed import LOST, News
 from agent_cache.remote.versioned import UNUSABLE, VersionedTier
 
@@ -267,7 +273,7 @@ class _Loop:
         """Close all connections that there are."""
         self.is_closed = True
         with suppress(RedisError, OSError, RuntimeError):
-            await self.client.aclose()
+            await close_client(self.client)
             for _ in range(3):  # a transport that was given up closes its socket in a later step of the loop
                 await asyncio.sleep(0)
 
