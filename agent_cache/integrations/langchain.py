@@ -141,7 +141,7 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
                 self._tools.clear()
             known = self._tools[id(tool)] = _Tool(tool)
             if self._vary is None:
-                note_function(self.box, tool.name, _function_of(tool))
+                note_function(self.box, tool.name, next(iter(_functions_of(tool)), tool._run))
         return known
 
 
@@ -152,30 +152,32 @@ _MAX_TOOLS = 1000
 
 
 class _Tool:
-    """What the toolbox has to know of a tool, worked out once."""
+    """What the toolbox has to know of a tool, worked out once; of one that is registered nowhere, that is nothing."""
+
+    tool: BaseTool | None = None
+    annotations: Any = None
+    schema: Mapping[str, Any] | None = None
+    check: Callable[[dict[str, Any]], BaseModel] | None = None
+    names: frozenset[str] | None = None
+    is_decorated, gets_context, has_session = False, True, False
+    states: tuple[str, ...] = ()
+    server: list[str] | None = None
 
     def __init__(self, tool: BaseTool | None) -> None:
-        self.tool = tool
-        self.annotations: Any = None if tool is None else tool.metadata
-        self.is_decorated = tool is not None and _is_decorated(tool)
-        self.schema: Mapping[str, Any] | None = None
-        self.check: Callable[[dict[str, Any]], BaseModel] | None = None
-        self.names: frozenset[str] | None = None
-        self.gets_context = tool is None or _gets_context(tool)
-        self.states = () if tool is None else _states_in(tool)
-        self.server, self.has_session = (None, False) if tool is None else _server_of(tool)
         if tool is None:
             return
+        self.tool, self.annotations = tool, tool.metadata
+        functions = _functions_of(tool)
+        self.is_decorated = any(hasattr(one, "__agent_cache__") for one in (*functions, tool._arun, tool._run))
+        self.gets_context, self.states = _gets_context(tool, functions), _states_in(tool, functions)
+        self.server, self.has_session = _server_of(tool)
         found = tool.tool_call_schema
-        if isinstance(found, dict):
-            self.schema = found
-        elif issubclass(found, BaseModel):
-            self.schema = found.model_json_schema()
-            self.check = found.model_validate
-            if found.model_config.get("extra") != "allow":
-                self.names = frozenset(self.schema.get("properties", ()))
-        else:  # a model of pydantic 1
-            self.schema = found.schema()
+        if isinstance(found, dict) or not issubclass(found, BaseModel):
+            self.schema = found if isinstance(found, dict) else found.schema()  # of a model of pydantic 1
+            return
+        self.schema, self.check = found.model_json_schema(), found.model_validate
+        if found.model_config.get("extra") != "allow":
+            self.names = frozenset(self.schema.get("properties", ()))
 
     def injected(self, request: Any) -> tuple[Injected, ...] | None:
         """What the framework gives the tool beside the model's arguments; None if that is nothing."""
@@ -208,23 +210,13 @@ class _Tool:
 _UNKNOWN = _Tool(None)
 
 
-def _is_decorated(tool: BaseTool) -> bool:
-    """Whether what runs is a function under `AgentCache` or `AgentCacheInvalidator`, in either way to call it."""
-    functions = (getattr(tool, name, None) for name in ("coroutine", "func", "_arun", "_run"))
-    return any(hasattr(function, "__agent_cache__") for function in functions)
+def _functions_of(tool: BaseTool) -> list[Any]:
+    """The functions that a tool is made of; of a class of the user's own there are none, but its methods."""
+    return [found for name in ("coroutine", "func") if (found := getattr(tool, name, None)) is not None]
 
 
-_FUNCTIONS = ("func", "coroutine")
-
-
-def _function_of(tool: BaseTool) -> Any:
-    """What runs when a tool is called: of a class of the user's, a method."""
-    return getattr(tool, "coroutine", None) or getattr(tool, "func", None) or tool._run
-
-
-def _gets_context(tool: BaseTool) -> bool:
+def _gets_context(tool: BaseTool, functions: list[Any]) -> bool:
     """Whether a tool gets anything injected that may say who asks; True of one whose function is LangChain's own."""
-    functions = [found for name in _FUNCTIONS if (found := getattr(tool, name, None)) is not None]
     if not functions:
         overridden = [name for name in ("_run", "_arun") if getattr(type(tool), name) is not getattr(BaseTool, name)]
         functions = [getattr(tool, name) for name in overridden]  # of which class they are methods
@@ -250,12 +242,12 @@ def _server_of(tool: BaseTool) -> tuple[list[str] | None, bool]:
     return [identity_of_params(connection, function), *map(alone, interceptors)], False
 
 
-def _states_in(tool: BaseTool) -> tuple[str, ...]:
+def _states_in(tool: BaseTool, functions: list[Any]) -> tuple[str, ...]:
     """The fields of the graph's state that a tool gets by `InjectedState("name")`."""
     hints: dict[str, Any] = {}
-    for function in (getattr(tool, name, None) for name in _FUNCTIONS):
-        with suppress(Exception):  # hints are evaluated, and may be anything
-            hints |= get_type_hints(function, include_extras=True) if function is not None else {}
+    with suppress(Exception):  # hints are evaluated, and may be anything
+        for function in functions:
+            hints |= get_type_hints(function, include_extras=True)
     with suppress(Exception):
         hints |= get_all_basemodel_annotations(tool.get_input_schema())
     found = [marker for hint in hints.values() for marker in getattr(hint, "__metadata__", ())]
