@@ -71,7 +71,7 @@ class Redaction:
     """The rules by which secrets are removed from a recording.
 
     Args:
-        names: names of arguments, keys and fields beside `SECRET_NAMES`.
+        names: names of arguments, keys and fields beside those that are known.
         patterns: regular expressions of secret texts, beside the known forms of credentials. With the package `regex`,
             a search is ended that takes more than two seconds: a pattern such as ``(a+)+b`` may need years.
         hook: ``hook(data)`` gets the arguments of each call and each outcome as plain data, redacted already, and

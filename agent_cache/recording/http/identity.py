@@ -139,6 +139,7 @@ class Http:
         return not is_named and (self.only is None or is_at(self.only, parts))
 
 
+@functools.lru_cache(maxsize=1000)
 def host_and_server(parts: SplitResult) -> tuple[str, str]:
     """The host of a URL, and its server: the host with the port, if that is not the usual one."""
     host = parts.hostname or ""
