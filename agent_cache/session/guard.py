@@ -14,7 +14,6 @@ from typing import Any, Final, Literal
 
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.options import checked_choice, checked_function
-from agent_cache.core.parameters import receiver_part
 from agent_cache.core.store import Entry
 from agent_cache.engine.interception import note_answer, note_loop
 from agent_cache.engine.operation import Operation
@@ -24,6 +23,7 @@ from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS, Metrics, Stats
 from agent_cache.session.loop_detector import LoopDetector, ToolHistory, Verdict, digest_of
 from agent_cache.session.loop_policy import ANY_NUMBER
+from agent_cache.session.unkeyed import UnkeyedArguments
 from agent_cache.values.canonical import MISSING
 from agent_cache.values.compare import fingerprint, signature_of
 
@@ -504,10 +504,9 @@ class ToolInSession(LocalTool, ToolHistory):
             return _shortened(parameters.key(call.arguments))
         except Uncacheable:
             pass
-        try:  # an object without identity stands for itself, as long as it lives
-            return _shortened(tuple([receiver_part(value) for _, value in parameters.identities(call.arguments)]))
-        except Uncacheable:
-            return object()
+        if self.detector.unkeyed is None:
+            self.detector.unkeyed = UnkeyedArguments()
+        return _shortened(tuple(map(self.detector.unkeyed.part, dict(parameters.identities(call.arguments)).values())))
 
     def _by_loop_key(self, arguments: Mapping[str, Any], default: Hashable) -> Hashable:
         assert self.hints.loop_key is not None

@@ -28,6 +28,7 @@ from agent_cache.core.options import LoopHints
 from agent_cache.engine.state import forget_oldest
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.session.loop_policy import ANY_NUMBER, LoopPolicy, seconds_of
+from agent_cache.session.unkeyed import UnkeyedArguments
 from agent_cache.values.compare import fingerprint, shown
 from agent_cache.values.copies import packed
 
@@ -222,7 +223,7 @@ class LoopDetector:
     __slots__ = (
         "_error", "_error_at", "_error_clock", "_error_step", "_errors", "acted_cycle", "active", "blocked", "epoch",
         "first_step", "is_mixed", "iteration", "last", "length", "levels", "newest", "noticed_cycle", "pause",
-        "position", "progress", "step", "streak", "task", "tools", "unchanged",
+        "position", "progress", "step", "streak", "task", "tools", "unchanged", "unkeyed",
     )  # fmt: skip
 
     def __init__(self, policy: LoopPolicy, now: float) -> None:
@@ -235,6 +236,7 @@ class LoopDetector:
         self.is_mixed = self.noticed_cycle = self.acted_cycle = False
         self.last: Signature | _Once = _NO_CALL
         self._error: tuple[str, Hashable] | None = None
+        self.unkeyed: UnkeyedArguments | None = None  # made for the first call without a key
         self.streak: list[Signature] = []
         self.blocked: dict[tuple[str, Hashable], AgentLoopDetectedError] = {}
         self.tools: dict[Hashable, dict[Hashable, Signature | _Once]] = {}

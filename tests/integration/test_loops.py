@@ -1399,32 +1399,46 @@ class Client:
 
 
 _CLIENT = Client()
+UNKEYED: dict[str, Callable[[], Any]] = {
+    "one object": lambda: _CLIENT,
+    "another object each time": Client,
+    "no weak reference": object,
+    "in a list": lambda: ["x", _CLIENT],
+    "in a dict": lambda: {"x": [Client()]},
+}
 
 
+@pytest.mark.parametrize("make", UNKEYED.values(), ids=UNKEYED.keys())
 @pytest.mark.parametrize("which", ["read", "write", "error"])
 @pytest.mark.parametrize("times", [300, *slow(2_000)])
-async def test_an_argument_without_a_key_does_not_switch_the_guard_off(which: str, times: int):
+async def test_an_argument_without_a_key_does_not_switch_the_guard_off(make: Callable[[], Any], which: str, times: int):
     shop = Forgetful()
     call = shop.add if which == "write" else shop.get
     if which == "error":
         shop.answers = lambda x: LookupError("down")
     with pytest.raises(STOPPED) as caught:
         async with AgentCacheSession():
-            given = await outcomes(lambda: call(_CLIENT), times)
-    answered, kind = {"read": (4, "repeat"), "write": (10, "repeat"), "error": (5, "error")}[which]
+            given = await outcomes(lambda: call(make()), times)
+    # The frames of an error may keep the object of its call alive until garbage is collected; `any_error` needs none.
+    answered, kinds = {
+        "read": (4, {"repeat"}),
+        "write": (10, {"repeat"}),
+        "error": (5, {"error", "any_error"}),
+    }[which]
     assert given.count(STOPPED) >= times - answered
-    assert caught.value.kind == kind
+    assert caught.value.kind in kinds
 
 
+@pytest.mark.parametrize("make", UNKEYED.values(), ids=UNKEYED.keys())
 @pytest.mark.parametrize("which", ["read", "write"])
-async def test_a_call_without_a_key_in_each_round_hides_no_cycle(which: str):
+async def test_a_call_without_a_key_in_each_round_hides_no_cycle(make: Callable[[], Any], which: str):
     shop = Forgetful()
     with pytest.raises(STOPPED) as caught:
         async with AgentCacheSession(loop_policy=LoopPolicy(repeat=None, write_repeat=None)) as session:
             for _ in range(20):
                 await shop.get("a")
                 await shop.list("b")
-                await (shop.add if which == "write" else shop.get)(_CLIENT)
+                await (shop.add if which == "write" else shop.get)(make())
     assert caught.value.kind == "cycle"
     assert caught.value.period == 3
     assert session.metrics.calls <= 9
