@@ -5,8 +5,7 @@ and nothing says whether it took effect. The next process makes the run again: e
 outcome from the journal, in its place, and nothing of it runs. When it comes to the write it finds the intent, drops
 what the caches have under its tags, and does with it what the user has declared by ``on_doubt=``.
 
-So a write never takes effect twice without anybody being told. That it takes effect exactly once needs the receiver,
-which can compare the idempotency keys that `idempotency_key` gives it.
+So a write never takes effect twice without anybody being told.
 """
 
 from __future__ import annotations
@@ -67,6 +66,7 @@ from agent_cache.resume.checkpoints import Checkpoint, checkpoint_line, checkpoi
 from agent_cache.resume.journal import (
     JournalFile,
     JournalHeader,
+    NotingRedaction,
     StoredJournal,
     is_answer,
     journal_path,
@@ -214,34 +214,6 @@ def idempotency_key() -> str | None:
     return None
 
 
-class _NotingRedaction(Redaction):
-    """Rules of redaction that note, in each thread, whether they have changed anything."""
-
-    def __init__(self, rules: Redaction, noted: threading.local) -> None:
-        self.__dict__.update(vars(rules))
-        self._rules = rules
-        self.noted = noted
-
-    def apply(self, data: Any) -> Any:
-        return self._compared(data, self._rules.apply(data))
-
-    def text(self, text: str) -> str:
-        return str(self._compared(text, self._rules.text(text)))
-
-    def labelled(self, name: str, text: str) -> str:
-        return str(self._compared(text, self._rules.labelled(name, text)))
-
-    def is_secret(self, name: str) -> bool:
-        found = self._rules.is_secret(name)
-        self.noted.is_changed = found or getattr(self.noted, "is_changed", False)
-        return found
-
-    def _compared(self, before: Any, after: Any) -> Any:
-        if after is not before and after != before:
-            self.noted.is_changed = True
-        return after
-
-
 class _JournalTape(Tape):
     """The tape of a run that is written down: the journal answers, and new calls go to its end."""
 
@@ -269,7 +241,7 @@ class _JournalTape(Tape):
         self._lanes_before = max(lanes, default=0)
         self.noted = threading.local()
         # In an encrypted journal all is as the run has seen it; whoever reads it redacts it.
-        rules = _NotingRedaction(journal.redaction, self.noted) if journal.key is None else Redaction(defaults=False)
+        rules = NotingRedaction(journal.redaction, self.noted) if journal.key is None else Redaction(defaults=False)
         answers, log = Matcher(stored.cassette, rules), _JournalLog(self, file, rules, stored)
         super().__init__(file.path, "journal", rules, answers=answers, file=log, http=journal.http)
         if tags := {tuple(map(unescape, tag.split(":"))) for one in self._doubts.values() for tag in one.tags}:
@@ -567,10 +539,8 @@ class _JournalTape(Tape):
 
 
 def _began(doubt: Intent) -> str:
-    return (
-        "had begun when an earlier process of this run ended, and nothing says whether it took effect (idempotency key "
-        f"{doubt.key})"
-    )
+    text = "had begun when an earlier process of this run ended, and nothing says whether it took effect"
+    return f"{text} (idempotency key {doubt.key})"
 
 
 def _content(one: Checkpoint) -> tuple[Any, ...]:
@@ -627,8 +597,7 @@ class _JournalLog(CallLog):
         self._tape = tape
         self._file = file
         ended, begun = {line.id for line in stored.lines}, stored.begun
-        # Calls that had begun in an earlier process and not ended, by place.
-        self._begun = {one.place: one for number, one in begun.items() if number not in ended}
+        self._begun = {one.place: one for number, one in begun.items() if number not in ended}  # and not answered
         self._known = set(begun)  # ids of calls whose place is in the journal
         self._void: set[int] = set()  # of calls in which the run was stopped: they will be made again
         self._cut: list[bytes] = []

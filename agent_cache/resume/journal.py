@@ -145,6 +145,34 @@ def is_answer(outcome: dict[str, Any]) -> bool:
     return not inner.get("end") or is_answer(inner["end"])
 
 
+class NotingRedaction(Redaction):
+    """Rules of redaction that note, in each thread, whether they have changed anything: that cannot be given back."""
+
+    def __init__(self, rules: Redaction, noted: threading.local) -> None:
+        self.__dict__.update(vars(rules))
+        self._rules = rules
+        self.noted = noted
+
+    def apply(self, data: Any) -> Any:
+        return self._compared(data, self._rules.apply(data))
+
+    def text(self, text: str) -> str:
+        return str(self._compared(text, self._rules.text(text)))
+
+    def labelled(self, name: str, text: str) -> str:
+        return str(self._compared(text, self._rules.labelled(name, text)))
+
+    def is_secret(self, name: str) -> bool:
+        found = self._rules.is_secret(name)
+        self.noted.is_changed = found or getattr(self.noted, "is_changed", False)
+        return found
+
+    def _compared(self, before: Any, after: Any) -> Any:
+        if after is not before and after != before:
+            self.noted.is_changed = True
+        return after
+
+
 # Reading
 
 
