@@ -34,22 +34,6 @@ from agent_cache.recording.partial_file import is_being_recorded
 from agent_cache.recording.redaction import Redaction, redaction_of
 from agent_cache.recording.tape import Tape
 
-__all__ = [
-    "MODES",
-    "Block",
-    "LiveCallBlocker",
-    "block_live_calls",
-    "checked_path",
-    "loaded",
-    "now",
-    "observe",
-    "random",
-    "record",
-    "recorded_http",
-    "replay",
-    "uuid4",
-]
-
 MODES = ("none", "once", "new_episodes", "all", "rewrite")
 POLICIES = ("stub", "live", "forbid")
 
@@ -67,15 +51,13 @@ class Block(Generic[H]):
     """A block whose calls are intercepted: ``with`` and ``async with`` alike.
 
     A subclass sets `_path`, if there is a file; its `_open` makes the interceptor, and what ``as`` binds.
-
-    Attributes:
-        is_guarded: whether a replay refuses calls in threads without a context, also if it is not strict.
-        ends_refusal: whether live calls in it are allowed inside of `block_live_calls`.
     """
 
     is_guarded = False
     ends_refusal = True
     _bypasses = False
+    _strict = False
+    _policy: Mapping[str, str] = {}
     _path: Path | None = None
     _tape: Tape | None = None
     _token: Token[Scope] | None = None
@@ -85,6 +67,14 @@ class Block(Generic[H]):
 
     def _open(self) -> tuple[Tape, H]:
         raise NotImplementedError
+
+    def _tape_of(
+        self, mode: str, redaction: Redaction, answers: Matcher | None, file: CassetteLog | None, http: Http | None
+    ) -> tuple[Tape, Tape]:
+        """The tape of `record` or `replay`, twice."""
+        options: dict[str, Any] = {"policy": self._policy, "strict": self._strict, "is_guarded": self.is_guarded}
+        tape = Tape(self._path, mode, redaction, answers=answers, file=file, http=http, **options)
+        return tape, tape
 
     def __enter__(self) -> H:
         if self._tape is not None:
@@ -112,12 +102,6 @@ class Block(Generic[H]):
 
         Until the block is left, calls are answered if they are recorded. Others raise in a replay, and run in a
         recording.
-
-        Args:
-            error: the exception that ended the run.
-
-        Raises:
-            CassetteError: as the end of the block.
         """
         if self._tape is None or self._has_ended:
             raise CassetteError("is not entered, or has ended", self._path or "")
@@ -251,18 +235,7 @@ class record(Block[Tape]):  # noqa: N801 - used as a function, as in vcrpy and a
                     http = recorded
         described = None if http is None else http.describe(redaction)
         file = None if mode == "none" else CassetteLog(self._path, model, redaction, described)
-        tape = Tape(
-            self._path,
-            self._mode,
-            redaction,
-            answers=answers,
-            file=file,
-            policy=self._policy,
-            strict=self._strict,
-            is_guarded=self.is_guarded,
-            http=http,
-        )
-        return tape, tape
+        return self._tape_of(self._mode, redaction, answers, file, http)
 
 
 class replay(Block[Tape]):  # noqa: N801 - as `record`
@@ -309,17 +282,7 @@ class replay(Block[Tape]):  # noqa: N801 - as `record`
         if is_being_recorded(self._path):
             raise CassetteError("is being recorded; replay it when that has ended", self._path)
         cassette, redaction = loaded(self._path, self._redaction)
-        tape = Tape(
-            self._path,
-            "none",
-            redaction,
-            answers=Matcher(cassette, redaction),
-            policy=self._policy,
-            strict=self._strict,
-            is_guarded=self.is_guarded,
-            http=recorded_http(cassette),
-        )
-        return tape, tape
+        return self._tape_of("none", redaction, Matcher(cassette, redaction), None, recorded_http(cassette))
 
 
 class observe(Block[Tape]):  # noqa: N801 - as `record`
@@ -431,45 +394,23 @@ class LiveCallBlocker(Receiver):
         self.error: CassetteError | None = None
         self.thread = threading.get_ident()
 
-    def run(
-        self,
-        function: RecordedFunction,
-        args: tuple[Any, ...],  # noqa: ARG002 - see `FunctionInterceptor`
-        kwargs: dict[str, Any],  # noqa: ARG002 - as above
-        proceed: Callable[[], Any],
-    ) -> Any:
-        """Refuse a call of a wrapped function.
-
-        Raises:
-            CassetteError: unless it may run.
-        """
+    def run(self, function: RecordedFunction, _args: Any, _kwargs: Any, proceed: Callable[[], Any]) -> Any:
+        """Refuse a call of a wrapped function."""
         self.escaped(function)
         return proceed()
 
     def play(self, call: InterceptedCall) -> Awaitable[Any]:
-        """Refuse a call of a cached tool.
-
-        Raises:
-            CassetteError: unless it may run.
-        """
+        """Refuse a call of a cached tool."""
         self.escaped(call.operation)
         return call.proceed()
 
     def play_stream(self, call: InterceptedCall) -> Any:
-        """Refuse a call of a cached streaming tool.
-
-        Raises:
-            CassetteError: unless it may run.
-        """
+        """Refuse a call of a cached streaming tool."""
         self.escaped(call.operation)
         return proceed_stream(call)
 
     def escaped(self, called: Operation[Any] | RecordedFunction) -> None:
-        """Refuse a call, in this context or in a thread without one.
-
-        Raises:
-            CassetteError: unless it may run.
-        """
+        """Raise CassetteError for a call, in this context or in a thread without one, unless it may run."""
         if self.is_lifted or getattr(called, "kind", "tool") == "env":
             return
         error = CassetteError(f"{called.name} was called outside of a recording. {self.advice}")

@@ -2,8 +2,8 @@
 
 Values that JSON represents exactly stand for themselves. Everything else has a tag that names its type,
 ``{"$datetime": "2026-01-01T00:00:00"}``; an object is ``{"$object": ["module:Class", fields]}``. The data is never read
-back. Two values have equal data if and only if they have equal types and equal content; the order of dict and set
-members does not count. There is no address in it, so a value has the same data in every run.
+back. Values of other types or other content have other data, in every run; the order of dict and set members does not
+count.
 
 A value is written by its content or not at all. One whose class does not say what its content is, such as a client, a
 lock or a generator, has no identity: `plain_arguments` refuses it. To know it by its class would give the answer for
@@ -18,15 +18,11 @@ import math
 import sys
 import types
 import typing
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, time, timedelta, timezone
-from decimal import Decimal
-from enum import Enum, Flag
-from io import BytesIO, StringIO
-from re import Pattern
+from enum import Enum
 from typing import Any, Final
-from uuid import UUID
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
 from agent_cache.recording.outcomes import encode, encode_sorted, exact_json, is_utf8
@@ -45,8 +41,6 @@ from agent_cache.values.canonical import (
     text_of_standard_value,
 )
 
-__all__ = ["is_omitted", "plain_arguments"]
-
 _MAX_PARTS = 1_000_000
 """Parts of the arguments of one call. A list that contains another one twice, and so on, has 2**depth parts."""
 
@@ -59,27 +53,17 @@ people."""
 
 
 def plain_arguments(arguments: Mapping[str, Any], *, is_identity: bool = True) -> tuple[dict[str, Any], bytes]:
-    """Arguments by name as plain data, and the JSON of it.
-
-    Args:
-        arguments: the arguments. Those that `is_omitted` are left out.
-        is_identity: whether they identify the call. Else a value without identity is written as its class.
-
-    Raises:
-        UncacheableArgumentsError: if they identify the call, and one of them has no identity.
-    """
+    """Arguments by name as plain data, and the JSON of it."""
     exact = exact_json(arguments)
     if exact is not None and b'"$' not in exact[0]:  # a dict that looks like a tag is written as one
         return exact[1], exact[0]
-    walk = _Walk(is_identity=is_identity)
-    data = {}
+    walk, data = _Walk(is_identity=is_identity), {}
     for name, value in arguments.items():
-        if is_omitted(value):
-            continue
-        try:
-            data[name] = walk.plain(value)
-        except Uncacheable as error:
-            raise Uncacheable(f"argument {name!r}: {error.reason}") from error.__cause__
+        if not is_omitted(value):
+            try:
+                data[name] = walk.plain(value)
+            except Uncacheable as error:
+                raise Uncacheable(f"argument {name!r}: {error.reason}") from error.__cause__
     return data, encode(data)
 
 
@@ -89,35 +73,21 @@ def is_omitted(value: Any) -> bool:
     Such an argument is the same as none. The classes are recognised by their names and by the module that defines them.
     """
     kind = type(value)
-    if kind.__name__ not in _OMITTED:
+    if kind.__name__ not in ("NotGiven", "Omit"):
         return False
     package = (kind.__module__ or "").partition(".")[0]
     return getattr(sys.modules.get(f"{package}._types"), kind.__name__, None) is kind
 
 
-_OMITTED: Final = frozenset({"NotGiven", "Omit"})
-_URL_PACKAGES: Final = frozenset({"httpx", "httpx2", "starlette", "yarl"})
-"""Their URLs keep what was asked of them before beside their text."""
-_ON_HEAP: Final = 1 << 9
-"""The bit of `type.__flags__` of a class that was made at run time."""
-
-
 class _Walk:
     """One walk over the arguments of one call."""
 
-    __slots__ = ("depth", "is_identity", "parts")
-
-    def __init__(self, *, is_identity: bool = True) -> None:
+    def __init__(self, *, is_identity: bool) -> None:
         self.is_identity = is_identity
-        self.depth = 0
-        self.parts = 0
+        self.depth = self.parts = 0
 
     def plain(self, value: Any) -> Any:
-        """The data of a value.
-
-        Raises:
-            UncacheableArgumentsError: if it has no identity, and is to have one.
-        """
+        """The data of a value. Raises UncacheableArgumentsError if it has no identity, and is to have one."""
         self.parts += 1
         kind = type(value)
         if value is None or kind is bool:
@@ -141,8 +111,6 @@ class _Walk:
                 return {"$opaque": full_name(kind)}
             if isinstance(error, Uncacheable):
                 raise
-            if isinstance(error, RecursionError):
-                raise Uncacheable("a value is nested too deeply for the stack that is left") from None
             raise Uncacheable(f"reading a value of type {full_name(kind)} raised {type(error).__name__}") from error
         finally:
             self.depth -= 1
@@ -150,20 +118,19 @@ class _Walk:
     def each(self, values: Iterable[Any]) -> list[Any]:
         return [self.plain(value) for value in values]
 
-    def mapping(self, items: Iterable[tuple[Any, Any]]) -> Any:
-        pairs = [[self.plain(key), self.plain(member)] for key, member in items if not is_omitted(member)]
+    def mapping(self, value: Mapping[Any, Any]) -> Any:
+        pairs = [[self.plain(key), self.plain(member)] for key, member in value.items() if not is_omitted(member)]
         if all(type(key) is str for key, _ in pairs) and not (len(pairs) == 1 and pairs[0][0][:1] == "$"):
             return dict(pairs)
         return {"$dict": sorted(pairs, key=encode_sorted)}
 
     def _object(self, value: Any, kind: Any) -> Any:
         """The data of an object of a class that is not among `_FORMS`."""
+        name, package = _name_of(kind), (kind.__module__ or "").partition(".")[0]
         if object.__getattribute__(value, "__class__") is not kind:
             raise Uncacheable(f"a value of type {full_name(kind)} stands for another one")
-        package = (kind.__module__ or "").partition(".")[0]
         if issubclass(kind, Enum):
-            is_named = value.name is not None and (issubclass(kind, Flag) or is_member(value, kind))
-            return {"$enum": [_name_of(kind), value.name, *([] if is_named else [self.plain(value.value)])]}
+            return {"$enum": [name, value.name, *([] if is_member(value, kind) else [self.plain(value.value)])]}
         if issubclass(kind, type):
             return self._class(value)
         if (text_of := text_of_standard_value(kind)) is not None:
@@ -172,23 +139,23 @@ class _Walk:
             return {f"${kind.__name__}": text}
         if package == "numpy" and (found := self._of_numpy(value, kind)) is not None:
             return found
-        if kind.__name__ == "URL" and package in _URL_PACKAGES:
-            return {"$URL": [_name_of(kind), str(value)]}  # its parts say less: which is a password, what was asked
-        if package in {"types", "typing", "typing_extensions"} and (origin := typing.get_origin(value)) is not None:
+        if kind.__name__ == "URL" and package in ("httpx", "httpx2", "starlette", "yarl"):
+            return {"$URL": [name, str(value)]}  # its parts say less: which is a password, what was asked
+        if package in ("types", "typing", "typing_extensions") and (origin := typing.get_origin(value)) is not None:
             return {"$type": [self.plain(origin), self.each(typing.get_args(value))]}  # list[int], Literal["a"]
         if callable(value) and isinstance(getattr(value, "__qualname__", None), str):
             return self._callable(value, kind)
         if (declared := declared_fields(value, kind)) is not None:
             # Which fields of a model were given does not count: a run that is parsed anew may give more or fewer.
-            return self._fields(kind, {name: each for name, each in declared if name != PYDANTIC_FIELDS_SET})
-        base = next((base for base in kind.__mro__ if base in _CONTENTS), object)
-        attributes = _attributes(value, kind, base)
+            return self._fields(kind, {field: each for field, each in declared if field != PYDANTIC_FIELDS_SET})
+        base = next((each for each in kind.__mro__ if each in _CONTENTS), None)
+        attributes = self._attributes(value, kind)
+        beside = kind.__mro__[: kind.__mro__.index(base)] if base is not None else ()
+        if base is BaseException or (base is not None and all(each.__flags__ & _ON_HEAP for each in beside)):
+            return self._fields(kind, {**attributes, "": _CONTENTS[base](value)})
         is_value = declared_names(kind) is not None or kind.__eq__ is not object.__eq__  # by the word of its class
-        if base is not object or (is_value and not has_native_state(kind)):
-            found = self._fields(kind, attributes)
-            if base is not object:
-                found["$object"][1][""] = self.clock(value) if base is datetime else self.plain(_CONTENTS[base](value))
-            return found
+        if is_value and base is None and not has_native_state(kind):
+            return self._fields(kind, attributes)
         if Default.may_stand_for(value) and not attributes and kind is not object:
             return {"$opaque": full_name(kind)}  # it has no state: its class says all
         raise Uncacheable(
@@ -199,11 +166,24 @@ class _Walk:
     def _fields(self, kind: type, fields: Mapping[str, Any]) -> Any:
         return {"$object": [_name_of(kind), {name: self.plain(each) for name, each in fields.items()}]}
 
-    # Functions and classes
+    @staticmethod
+    def _attributes(value: Any, kind: type) -> dict[str, Any]:
+        """The attributes of an object. What a cached property has computed is none."""
+        computed = functools.cached_property
+        found = dict(object.__getattribute__(value, "__dict__")) if kind.__dictoffset__ else {}
+        for slot in (each for one in kind.__mro__ if one.__flags__ & _ON_HEAP for each in vars(one).values()):
+            if isinstance(slot, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):
+                    found[slot.__name__] = slot.__get__(value)
+        return {name: each for name, each in found.items() if not isinstance(getattr(kind, name, None), computed)}
 
     def _callable(self, value: Any, kind: type) -> Any:
         """A function by its name, and by what it binds if the name does not lead to it."""
-        value = _undecorated(value)
+        while hasattr(value, "__agent_cache__") or hasattr(value, "__agent_cache_recorded__"):
+            inner = getattr(value, "__wrapped__", None)
+            if inner is None or _found(value.__module__, value.__qualname__) is value:
+                break
+            value = inner
         path, owner = value.__qualname__, getattr(value, "__self__", None)
         module = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
         if isinstance(owner, types.ModuleType):  # a function written in C
@@ -213,15 +193,11 @@ class _Walk:
             return {"$function": f"{module}:{path}"}
         if owner is not None:
             return {"$method": [f"{type(owner).__module__}:{path}", self.plain(owner)]}
-        if not isinstance(value, types.FunctionType):
+        if not isinstance(value, types.FunctionType) or value.__name__ == "<lambda>":
             raise Uncacheable(f"a value of type {full_name(kind)} is not known by its name")
-        bound: dict[str, Any] = {}
-        if value.__code__.co_name == "<lambda>":
-            bound["code"] = _digest_of(value.__code__)
-        if value.__closure__:
-            bound["closure"] = self.each(cell.cell_contents for cell in value.__closure__)
-        if value.__defaults__ or value.__kwdefaults__:
-            bound["defaults"] = self.each([*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items()])
+        bound = {"closure": [cell.cell_contents for cell in value.__closure__ or ()]}
+        bound["defaults"] = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items()]
+        bound = {part: self.each(values) for part, values in bound.items() if values}
         return {"$function": [f"{module}:{path}", bound] if bound or "<locals>" not in path else f"{module}:{path}"}
 
     def _class(self, value: Any) -> Any:
@@ -240,46 +216,36 @@ class _Walk:
             return {"$function": name}
         raise Uncacheable(f"the class {full_name(value)} is not what is found under that name")
 
-    # numpy
-
     def _of_numpy(self, value: Any, kind: Any) -> Any:
         numpy: Any = sys.modules["numpy"]
         if issubclass(kind, numpy.dtype):
-            return {"$dtype": _dtype_name(value)}
-        if issubclass(kind, numpy.generic):
-            return {"$numpy": [_dtype_name(value.dtype), self._items(numpy.asarray(value))[0]]}
-        if kind is numpy.ndarray:
-            return {"$ndarray": [_dtype_name(value.dtype), list(value.shape), self._items(value)]}
-        return None
-
-    def _items(self, value: Any) -> Any:
-        """The items of an array, in order; of a long one a digest."""
-        flat, dtype = value.ravel(), value.dtype
-        if dtype.kind in "mM":  # a time is a number of the unit that the name of its type tells
-            flat = flat.view("int64")
-        is_number = dtype.kind in "biufcmM" and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
-        if len(flat) > _MAX_ITEMS and is_number:
-            data = flat.astype(flat.dtype.newbyteorder("<"), copy=False).tobytes()
-        else:  # Python has no number for the long kinds
-            items = self.each(flat.tolist() if is_number or dtype.kind not in "fc" else map(repr, flat))
-            if len(items) <= _MAX_ITEMS:
-                return items
-            data = encode_sorted(items)
-        return f"blake2b:{blake2b(data, digest_size=24).hexdigest()}"
-
-    # Dates
+            return {"$dtype": str(value.descr) if value.kind == "V" else str(value.name)}
+        if kind is not numpy.ndarray and not issubclass(kind, numpy.generic):
+            return None
+        array = numpy.asarray(value)
+        name = str(array.dtype.descr) if array.dtype.kind == "V" else str(array.dtype.name)
+        if array.dtype.kind in "mM":  # a time is a number of the unit that the name of its type tells
+            array = array.view("int64")
+        items: Any = array.ravel().tolist()
+        if items and isinstance(items[0], numpy.generic):  # Python has no number for the long kinds
+            items = list(map(repr, items))
+        items = self.each(items)
+        if kind is not numpy.ndarray:
+            return {"$numpy": [name, items[0]]}
+        if len(items) > _MAX_ITEMS:
+            items = f"blake2b:{blake2b(encode_sorted(items), digest_size=24).hexdigest()}"
+        return {"$ndarray": [name, list(value.shape), items]}
 
     def clock(self, value: Any) -> Any:
         """A date with a time, or a time. One in a zone with a name has more than its offset."""
-        tag, zone = "$datetime" if isinstance(value, datetime) else "$time", value.tzinfo
-        if not value.fold and (zone is None or (type(zone) is timezone and len(_zone_arguments(zone)) == 1)):
-            return {tag: value.isoformat()}
-        if zone is not None and type(zone) is not timezone and text_of_standard_value(type(zone)) is None:
-            name = getattr(zone, "zone", None)  # pytz
-            shown = {"$zone": [_name_of(type(zone)), name if isinstance(name, str) else value.tzname()]}
-        else:
-            shown = self.plain(zone)
-        return {tag: [value.isoformat(), value.fold, shown]}
+        zone, text = value.tzinfo, value.isoformat()
+        if not value.fold and (zone is None or type(zone) is timezone):
+            return {f"${type(value).__name__}": text}
+        return {f"${type(value).__name__}": [text, value.fold, f"{type(zone).__name__} {zone}"]}
+
+
+_ON_HEAP: Final = 1 << 9
+"""The bit of `type.__flags__` of a class that was made at run time."""
 
 
 def _name_of(kind: type) -> str:
@@ -310,86 +276,26 @@ def _bytes(value: bytes) -> str:
     return f"hex:{value.hex()}" if text.startswith("hex:") else text
 
 
-def _zone_arguments(zone: timezone) -> tuple[Any, ...]:
-    """The offset, and the name if it was given one."""
-    arguments: tuple[Any, ...] = zone.__getinitargs__()  # type: ignore[attr-defined]
-    return arguments
-
-
-def _dtype_name(dtype: Any) -> str:
-    return str(dtype.descr) if dtype.kind == "V" else str(dtype.name)
-
-
-def _attributes(value: Any, kind: type, base: type) -> dict[str, Any]:
-    """The attributes of an object, without those of this base. What a cached property has computed is none."""
-    found = dict(object.__getattribute__(value, "__dict__")) if kind.__dictoffset__ else {}
-    for one in kind.__mro__[: kind.__mro__.index(base)]:
-        for slot in vars(one).values():
-            if isinstance(slot, types.MemberDescriptorType):
-                with contextlib.suppress(AttributeError):
-                    found[slot.__name__] = slot.__get__(value)
-    computed = functools.cached_property
-    return {name: each for name, each in found.items() if not isinstance(getattr(kind, name, None), computed)}
-
-
-def _undecorated(function: Any) -> Any:
-    """The user's function, if this is one that agent_cache has decorated."""
-    while hasattr(function, "__agent_cache__") or hasattr(function, "__agent_cache_recorded__"):
-        inner = getattr(function, "__wrapped__", None)
-        if inner is None or _found(function.__module__, function.__qualname__) is function:
-            break
-        function = inner
-    return function
-
-
-def _digest_of(code: types.CodeType) -> str:
-    """Digest of a compiled function, without the place where it stands. Another version of Python compiles another."""
-    constants = [_digest_of(each) if isinstance(each, types.CodeType) else repr(each) for each in code.co_consts]
-    parts = (code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_flags, constants)
-    return blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
-
-
-def _default(walk: _Walk, default: Default) -> Any:
-    """The default object of a parameter, such as ``UNSET = object()``: it is known as such, by its attributes."""
-    kind = full_name(type(default.value))
-    try:
-        attributes = walk.mapping(default.attributes().items())
-    except Uncacheable:  # a client, for instance, which is a constant of the function
-        attributes = {}
-    return {"$default": [kind, attributes]} if attributes else {"$opaque": kind}
-
-
 _FORMS: Final[dict[type, Callable[[_Walk, Any], Any]]] = {
     list: _Walk.each,
     tuple: lambda walk, value: {"$tuple": walk.each(value)},
     set: lambda walk, value: {"$set": sorted(walk.each(value), key=encode_sorted)},
     frozenset: lambda walk, value: {"$frozenset": sorted(walk.each(value), key=encode_sorted)},
-    dict: lambda walk, value: walk.mapping(value.items()),
+    dict: _Walk.mapping,
     bytes: lambda _, value: {"$bytes": _bytes(value)},
     bytearray: lambda _, value: {"$bytearray": _bytes(bytes(value))},
     datetime: _Walk.clock,
     time: _Walk.clock,
     date: lambda _, value: {"$date": value.isoformat()},
     timedelta: lambda _, value: {"$timedelta": [value.days, value.seconds, value.microseconds]},
-    timezone: lambda walk, value: {
-        "$timezone": str(value) if len(_zone_arguments(value)) == 1 else walk.each(_zone_arguments(value))
-    },
+    timezone: lambda _, value: {"$timezone": repr(value).removeprefix("datetime.")},
     complex: lambda walk, value: {"$complex": walk.each((value.real, value.imag))},
     range: lambda _, value: {"$range": [value.start, value.stop, value.step]},
-    slice: lambda walk, value: {"$slice": walk.each((value.start, value.stop, value.step))},
-    deque: lambda walk, value: {"$deque": [walk.each(value), value.maxlen]},
-    OrderedDict: lambda walk, value: {"$OrderedDict": [walk.each(pair) for pair in value.items()]},
-    defaultdict: lambda walk, value: {"$defaultdict": [walk.plain(value.default_factory), walk.mapping(value.items())]},
-    Counter: lambda walk, value: {"$Counter": walk.mapping(value.items())},
-    types.MappingProxyType: lambda walk, value: {"$mappingproxy": walk.plain(value | {})},
-    types.SimpleNamespace: lambda walk, value: {"$SimpleNamespace": walk.mapping(vars(value).items())},
-    Pattern: lambda walk, value: {"$Pattern": [walk.plain(value.pattern), value.flags]},
+    types.MappingProxyType: lambda walk, value: {"$mappingproxy": walk.mapping(value)},
+    types.SimpleNamespace: lambda walk, value: {"$SimpleNamespace": walk.mapping(vars(value))},
     functools.partial: lambda walk, value: {
-        "$partial": [walk.plain(value.func), walk.each(value.args), walk.mapping(value.keywords.items())]
+        "$partial": [walk.plain(value.func), walk.each(value.args), walk.mapping(value.keywords)]
     },
-    BytesIO: lambda _, value: {"$BytesIO": [_bytes(value.getvalue()), value.tell()]},
-    StringIO: lambda walk, value: {"$StringIO": [walk.plain(value.getvalue()), value.tell()]},
-    Default: _default,
 }
 """Data of the values of exactly these types."""
 
@@ -403,13 +309,9 @@ _CONTENTS: Final[dict[type, Callable[[Any], Any]]] = {
     tuple: lambda value: tuple(tuple.__iter__(value)),
     set: lambda value: set(set.__iter__(value)),
     frozenset: lambda value: frozenset(frozenset.__iter__(value)),
-    OrderedDict: lambda value: OrderedDict(OrderedDict.items(value)),
     dict: lambda value: dict(dict.items(value)),
-    Decimal: lambda value: Decimal(Decimal.__str__(value)),
-    UUID: lambda value: UUID(int=value.int),
+    deque: lambda value: [*value, value.maxlen],
     datetime: datetime.isoformat,
-    date: lambda value: date.fromisoformat(value.isoformat()),
-    OSError: lambda value: OSError.__reduce__(value)[1],
     BaseException: BaseException.args.__get__,  # type: ignore[attr-defined]
 }
 """What an object holds as one of these, of which its class is a subclass. The methods of the base are called."""

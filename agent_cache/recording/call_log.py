@@ -19,8 +19,6 @@ from agent_cache.recording.outcomes import decode, encode
 from agent_cache.recording.partial_file import PartialFile
 from agent_cache.recording.redaction import Redaction
 
-__all__ = ["CallListener", "CallLog", "CassetteLog", "ObservedCalls"]
-
 _LOG = logging.getLogger("agent_cache")
 
 
@@ -28,10 +26,6 @@ class CallLog:
     """The calls of a run while they are made: numbers each that starts, and makes the recorded call when it has ended.
 
     The tape calls it under its lock. A subclass keeps the calls (`keep`).
-
-    Attributes:
-        is_closed: whether nothing is kept any more.
-        needs_identity: whether a call is refused whose arguments do not tell it from others.
     """
 
     needs_identity = True
@@ -116,11 +110,7 @@ class CallLog:
             self.end(call, outcome, "", [])
 
     def finish(self, error: BaseException | None) -> None:  # noqa: ARG002 - a file has it
-        """End the calls that have not ended, and close.
-
-        Args:
-            error: the exception that ended the run, or None.
-        """
+        """End the calls that have not ended, and close."""
         self.end_open_calls()
         self.is_closed = True
 
@@ -133,17 +123,6 @@ class CassetteLog(CallLog):
     """The file of a recording while it grows.
 
     If the disk does not take a line, writing stops and the run goes on; `finish` raises the error.
-
-    Args:
-        path: where the cassette will be.
-        model: the label.
-        redaction: of the recording.
-        http: what of the run's HTTP is recorded, described.
-        forked_from: of a branch, as in the header.
-        like: an earlier recording: tasks are in its order, where only chance decides. By default what is at `path`.
-
-    Raises:
-        CassetteError: if the file cannot be written, or is being recorded.
     """
 
     def __init__(
@@ -194,7 +173,7 @@ class CassetteLog(CallLog):
         self.keep(
             msgspec.structs.replace(
                 call.recorded, id=call.id, parent=parent, after=call.after, lane=call.lane, forked=call.forked,
-                until=0, form="", digest=call.digest.hex(), name=call.function.name, arguments=call.arguments,
+                form="", digest=call.digest.hex(), name=call.function.name, arguments=call.arguments,
             )
         )  # fmt: skip
 
@@ -203,14 +182,7 @@ class CassetteLog(CallLog):
         self._copy(list(answers.left_over()), {0: 0}, 0, answers)
 
     def finish(self, error: BaseException | None) -> None:
-        """Write the calls that have not ended and the trailer, and put the calls in the place of the old file.
-
-        Args:
-            error: the exception that ended the run, or None.
-
-        Raises:
-            CassetteError: if the disk did not take all of it.
-        """
+        """Write the calls that have not ended and the trailer, and put the calls in the place of the old file."""
         super().finish(error)
         ended = "returned" if error is None else f"raised {type(error).__qualname__}"
         duration = _milliseconds(time.perf_counter() - self._began)
@@ -229,14 +201,7 @@ class CassetteLog(CallLog):
         self._file.discard()
 
     def _copy(self, indices: Sequence[int], lanes: dict[int, int], forked: int, answers: Matcher) -> None:
-        """Write calls of the old recording again, which overlap as they did.
-
-        Args:
-            indices: of the calls.
-            lanes: lanes of this recording by those of the old one. Others get negative numbers, which are free.
-            forked: the lane that lanes were forked from whose origin is not known.
-            answers: the old recording.
-        """
+        """Write calls of the old recording again, which overlap as they did."""
         after: dict[int, int] = {}
         for event in answers.events_of(indices):
             if event >= 0:
@@ -251,7 +216,7 @@ class CassetteLog(CallLog):
             self.keep(
                 msgspec.structs.replace(
                     call, id=self._copied_ids[~event], parent=self._copied_ids.get(answers.parent(~event)),
-                    after=after[~event], lane=lanes[call.lane], forked=lanes.get(call.forked, forked), until=0,
+                    after=after[~event], lane=lanes[call.lane], forked=lanes.get(call.forked, forked),
                 )
             )  # fmt: skip
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from agent_cache.recording.file import RecordedCall
 
-__all__ = ["arguments_text", "call_text", "duration_text", "has_error", "outcome_text"]
-
 _SHORT = 60
 _ARGUMENTS = 400
 
@@ -30,7 +28,10 @@ def arguments_text(call: RecordedCall, each: int = _SHORT, most: int = _ARGUMENT
         call: the call.
         each, most: characters up to which one of them, and all together, are shown.
     """
-    text = ", ".join(f"{name}={_cut(repr(value), each)}" for name, value in call.arguments.items())
+    shown = call.arguments
+    if call.kind == "llm" and {"json", "messages"} & shown.keys() and (message := _last_text(shown)) is not None:
+        shown = {"...": message}  # all requests to a model begin alike
+    text = ", ".join(f"{name}={_cut(repr(value), each)}" for name, value in shown.items())
     return text if len(text) <= most else text[:most] + "..."
 
 
@@ -63,12 +64,30 @@ def duration_text(ms: float) -> str:
     return f"{ms / 1000:.1f} s" if ms < 120_000 else f"{ms / 60_000:.1f} min"
 
 
+_HOLDERS = ("json", "messages", "contents", "input", "prompt", "choices", "candidates", "message", "output", "content",
+            "parts", "text")  # fmt: skip
+"""Where the texts of requests to models and of their answers stand, the outer ones first."""
+
+
+def _last_text(value: Any) -> str | None:
+    """The text of the last message in a request to a model or in its answer; None if there is none."""
+    while not isinstance(value, str):
+        if isinstance(value, list) and value:
+            value = value[-1]
+        elif isinstance(value, dict):
+            value = next((value[name] for name in _HOLDERS if value.get(name)), None)
+        else:
+            return None
+    return value
+
+
 def _response_text(response: dict[str, Any], most: int) -> str:
     pieces = {field: response.get(field) for field in ("events", "frames", "lines", "chunks")}
     parts = [str(response.get("status", ""))]
     parts += [_counted(one, field.removesuffix("s")) for field, one in pieces.items() if isinstance(one, list)]
     if "json" in response or "text" in response:
-        parts.append(_cut(repr(response.get("json", response.get("text"))), most))
+        body = response.get("json", response.get("text"))
+        parts.append(_cut(repr(_last_text(body) or body), most))
     if isinstance(response.get("end"), dict):
         parts.append(_result_text(response["end"], most))
     return ", ".join(parts)

@@ -1,17 +1,16 @@
-"""Cassettes in memory: `Cassette`, a recording to inspect, change and save; the order of its calls, and its lines.
+"""Cassettes: `Cassette`, a recording to inspect, change and save; the order of its calls, and its lines.
 
 While a recording runs its lines are a *log*: in the order in which calls ended, numbered by the order in which they
 started. Both depend on how long each call took. In a finished cassette they do not: the calls of one lane stand in
-their order, and a lane stands behind the call after which it was forked (`order_of_lines`), so that the same run gives
-the same lines however its tasks were interleaved. How they were interleaved is a table in the trailer, the *events*:
-the index of a call where it started, and its complement ``~index`` where it ended.
+their order, and a lane stands behind the call after which it was forked (`Outline.order_of_lines`), so that the same
+run gives the same lines however its tasks were interleaved. How they were interleaved is a table in the trailer, the
+*events*: the index of a call where it started, and its complement ``~index`` where it ended.
 """
 
 from __future__ import annotations
 
 import os
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -21,13 +20,14 @@ import msgspec
 from agent_cache.errors import CassetteError
 from agent_cache.recording.encryption import is_encrypted
 from agent_cache.recording.file import (
-    LEAST_SHARED,
     NO_TIME,
     VERSION,
     CallHead,
     CallLine,
     Header,
     Intent,
+    Lines,
+    Note,
     Prefixes,
     PrefixWriter,
     RecordedCall,
@@ -36,19 +36,12 @@ from agent_cache.recording.file import (
     call_line,
     digest_of,
     digest_of_key,
-    header_line,
     read_file,
     with_asker,
 )
-from agent_cache.recording.http.bodies import ResponseShape
-from agent_cache.recording.outcomes import encode, redact_chunks, redact_payload, redact_response
+from agent_cache.recording.outcomes import encode, redact_call_outcome
 from agent_cache.recording.partial_file import replace_file
 from agent_cache.recording.redaction import Redaction, redact_key
-
-__all__ = [
-    "Cassette", "apply_rules", "recorded_rules", "redact_call", "redacted_header", "redacted_identity",
-    "redacted_name",
-]  # fmt: skip
 
 
 class Cassette:
@@ -97,7 +90,7 @@ class Cassette:
 
         Raises:
             CassetteNotFound: if there is no such file.
-            CassetteError: if it is broken, in conflict, of a newer version, or another file, with the line.
+            CassetteError: if it is broken, in conflict, of another version, or another file, with the line.
         """
         found = cls.of_lines(path, lambda note: read_file(Path(path), note, progress))
         if is_encrypted(path):  # it is as the run has seen it
@@ -105,11 +98,7 @@ class Cassette:
         return found
 
     @classmethod
-    def of_lines(
-        cls,
-        path: str | os.PathLike[str],
-        read: Callable[[Callable[[CallHead], object]], tuple[Header, StoredCalls, Trailer | None] | bytes],
-    ) -> Self:
+    def of_lines(cls, path: str | os.PathLike[str], read: Callable[[Note], Lines | bytes]) -> Self:
         """The cassette that is in a file.
 
         Args:
@@ -152,26 +141,19 @@ class Cassette:
         if isinstance(data, dict) and "steps" in data and "agent_cache_cassette" not in data:
             return cls._converted(data)
         try:
-            version = data["agent_cache_cassette"]
-            if type(version) is not int or version != VERSION:
-                raise CassetteError(f"has the format version {version!r}; this agent-cache reads {VERSION}")
+            if data["agent_cache_cassette"] != VERSION:
+                raise CassetteError(f"has format version {data['agent_cache_cassette']!r}; this one reads {VERSION}")
             calls = msgspec.convert(data.get("calls", []), list[RecordedCall])
-            header = msgspec.convert({name: data[name] for name in Header.__struct_fields__ if name in data}, Header)
             trailer = msgspec.convert(data.get("trailer"), Trailer | None)
-            order = msgspec.convert(data.get("order", []), list[int])
+            cassette = cls._of(msgspec.convert(data, Header), calls, trailer)
+            cassette._order = msgspec.convert(data.get("order", []), list[int])
         except (KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
             raise CassetteError(f"is not a result of Cassette.to_dict: {error}") from error
-        cassette = cls._of(header, calls, trailer)
-        cassette._order = order
         return cassette
 
     @classmethod
     def _of(
-        cls,
-        header: Header,
-        calls: Sequence[RecordedCall],
-        trailer: Trailer | None,
-        path: str | os.PathLike[str] = "",
+        cls, header: Header, calls: Sequence[RecordedCall], trailer: Trailer | None, path: str | os.PathLike[str] = ""
     ) -> Self:
         cassette = cls(calls, path=path)
         cassette.header, cassette.trailer = header, trailer
@@ -186,17 +168,32 @@ class Cassette:
         them to the signature of the function that is called.
 
         Raises:
-            CassetteError: if it is not such a document, or of a version that was never published.
+            CassetteError: if it is not such a document.
         """
-        if not isinstance(document, dict) or not isinstance(document.get("steps"), list):
-            raise CassetteError("is JSON, but no cassette of agent-cache or agentcassette", path, 1)
-        if document.get("version", 1) != 1:
+        try:
+            found = msgspec.convert(document, _Document)
+        except msgspec.ValidationError as error:
             raise CassetteError(
-                f"is a cassette of agentcassette of version {document['version']!r}; only 1 is known", path, 1
+                f"is JSON, but no cassette of agent-cache or agentcassette: {error}", path, 1
+            ) from error
+        calls = [
+            RecordedCall(
+                id=number,
+                kind=step.type or "call",
+                name=step.name,
+                arguments=msgspec.to_builtins(step.arguments),
+                digest=digest_of(step.name, msgspec.to_builtins(step.arguments)).hex(),
+                after=number - 1,  # it does not record concurrency: calls are in the order in which they ended
+                outcome={"value": step.result},
+                duration_ms=step.duration_ms or 0.0,
+                input_tokens=int(step.input_tokens or 0),
+                output_tokens=int(step.output_tokens or 0),
+                form="agentcassette",
             )
-        calls = [_converted_step(step, number, path) for number, step in enumerate(document["steps"], 1)]
-        header = Header(recorded_at=_text(document.get("recorded_at")), model=_text(document.get("model")), log=True)
-        return cls._of(header, calls, Trailer(calls=len(calls), duration_ms=_number(document.get("duration_ms"))), path)
+            for number, step in enumerate(found.steps, 1)
+        ]
+        header = Header(recorded_at=found.recorded_at, model=found.model, log=True)
+        return cls._of(header, calls, Trailer(calls=len(calls), duration_ms=found.duration_ms or 0.0), path)
 
     def to_dict(self) -> dict[str, Any]:
         """The whole cassette as plain data, for JSON."""
@@ -268,7 +265,7 @@ class Cassette:
     @property
     def total_tokens(self) -> int:
         """Tokens sent and received, as far as they are known."""
-        return sum(call.input_tokens + call.output_tokens for call in self.steps)
+        return self.total_input_tokens + self.total_output_tokens
 
     def redact(self, *names: str, replacement: str = "[redacted]") -> Self:
         """Remove the values of these names from arguments and outcomes, at any depth. Returns the cassette.
@@ -290,8 +287,7 @@ class Cassette:
             CassetteError: if a call cannot be read.
         """
         if self.trailer is None:
-            log = self.header.log
-            yield header_line(msgspec.structs.replace(self.header, agent_cache_cassette=VERSION, log=log))
+            yield call_line(msgspec.structs.replace(self.header, agent_cache_cassette=VERSION))
             yield from map(call_line, self.steps)
             return
         outline, earlier = self.outline, None
@@ -315,33 +311,35 @@ class Cassette:
         return f"<Cassette of {len(self)} calls{f' from {self.path}' if self.path else ''}>"
 
 
-def _converted_step(step: Any, number: int, path: str | os.PathLike[str]) -> RecordedCall:
-    arguments = step.get("arguments") if isinstance(step, dict) else None
-    if not isinstance(step, dict) or not isinstance(step.get("name"), str) or not isinstance(arguments, dict):
-        raise CassetteError(f"step {number} has no name or no arguments", path)
-    if not isinstance(arguments.get("args", []), list) or not isinstance(arguments.get("kwargs", {}), dict):
-        raise CassetteError(f"the arguments of step {number} are not args and kwargs", path)
-    return RecordedCall(
-        id=number,
-        kind=_text(step.get("type")) or "call",
-        name=step["name"],
-        arguments=arguments,
-        digest=digest_of(step["name"], arguments).hex(),
-        after=number - 1,  # it does not record concurrency: calls are in the order in which they ended
-        outcome={"value": step.get("result")},
-        duration_ms=_number(step.get("duration_ms")),
-        input_tokens=int(_number(step.get("input_tokens"))),
-        output_tokens=int(_number(step.get("output_tokens"))),
-        form="agentcassette",
-    )
+class _Passed(msgspec.Struct, omit_defaults=True):
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
 
 
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+class _Step(msgspec.Struct):
+    """One call in a document of agentcassette."""
+
+    name: str
+    arguments: _Passed
+    type: str | None = None
+    result: Any = None
+    duration_ms: float | None = None
+    input_tokens: float | None = None
+    output_tokens: float | None = None
 
 
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+class _Document(msgspec.Struct):
+    """A cassette of agentcassette."""
+
+    steps: list[_Step]
+    recorded_at: str | None = None
+    model: str | None = None
+    duration_ms: float | None = None
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        if self.version != 1:
+            raise ValueError(f"version {self.version}, where only 1 is known")
 
 
 # Redaction
@@ -370,13 +368,6 @@ def redacted_header(header: Header, rules: Redaction, described: dict[str, Any])
 def redact_call(call: RecordedCall, rules: Redaction) -> RecordedCall:
     """The same call without its secrets, with the digest of its new arguments or key."""
     arguments, key, digest = redacted_identity(call, rules)
-    if "response" in call.outcome:
-        outcome = {**call.outcome, "response": _redacted_response(call.outcome["response"], rules)}
-    else:
-        outcome = redact_payload(call.outcome, rules)
-    if "stream" in outcome:
-        chunks = redact_chunks(call.outcome["stream"]["chunks"], rules)
-        outcome["stream"] = {**outcome["stream"], "chunks": chunks}
     return msgspec.structs.replace(
         call,
         name=redacted_name(call.name, rules),
@@ -384,17 +375,8 @@ def redact_call(call: RecordedCall, rules: Redaction) -> RecordedCall:
         key=key,
         digest=digest.hex(),
         model=None if call.model is None else rules.labelled("model", call.model),
-        outcome=outcome,
+        outcome=redact_call_outcome(call.outcome, rules),
     )
-
-
-def _redacted_response(response: Any, rules: Redaction) -> Any:
-    try:
-        msgspec.convert(response, ResponseShape)
-        redacted = redact_response(response, rules)
-    except (msgspec.ValidationError, ValueError):  # the file was edited, and this is no response
-        return rules.apply(response)
-    return {**redacted, "end": redact_payload(redacted["end"], rules)} if "end" in redacted else redacted
 
 
 def redacted_name(name: str, rules: Redaction) -> str:
@@ -414,31 +396,12 @@ def redacted_identity(call: RecordedCall, rules: Redaction) -> tuple[Any, str | 
 
 
 class Outline:
-    """The order of the calls of a cassette, and the fields by which a replay finds them.
-
-    Args:
-        calls: in the order of the cassette.
-        is_log: whether that is the order in which they ended.
-        order: as in `file.TrailerLine`.
-
-    Attributes:
-        ids, parents, after, lanes, forked: as in `RecordedCall`, by index; -1 for no parent.
-        until: likewise, where there is one.
-        digests: likewise, as bytes, each with the asker (`with_asker`).
-        names: indices by name.
-        foreign: indices of the calls from a cassette of another package, by name.
-        of_models: indices of the calls of kind ``llm``.
-        is_log, order: as given.
-
-    Raises:
-        ValueError: if a digest is not hexadecimal.
-    """
+    """The order of the calls of a cassette, and the fields by which a replay finds them."""
 
     def __init__(
         self, calls: Iterable[RecordedCall | CallHead] = (), *, is_log: bool = False, order: Sequence[int] = ()
     ) -> None:
         self.ids, self.parents, self.after, self.lanes, self.forked = (array("q") for _ in range(5))
-        self.until: dict[int, int] = {}
         self.digests: list[bytes] = []
         self.names: dict[str, list[int]] = {}
         self.foreign: dict[str, list[int]] = {}
@@ -458,8 +421,6 @@ class Outline:
         self.forked.append(call.forked)
         self.digests.append(with_asker(bytes.fromhex(call.digest), call.asker))
         self.names.setdefault(call.name, []).append(index)
-        if call.until:
-            self.until[index] = call.until
         if call.kind == "llm":
             self.of_models.append(index)
         if call.form:
@@ -489,11 +450,17 @@ class Outline:
 
     def events(self) -> list[int]:
         """The index of each call where it started, and ``~index`` where it ended."""
-        if self.is_log:
-            return _events_of_log(self.ids, self.after)
-        if not self.order:
-            return list(_nested_events(self.starts(), self.enclosing()))
         index_of = self.index_of()
+        if self.is_log:
+            begun: dict[int, list[int]] = {}  # by the index of the last call that had ended then
+            for index in sorted(range(len(self)), key=self.ids.__getitem__):
+                begun.setdefault(max(-1, index_of(self.after[index])), []).append(index)
+            found = begun.get(-1, [])
+            for index in range(len(self)):
+                found += (~index, *begun.get(index, ()))
+            return found
+        if not self.order:
+            return _nested_events(self.starts(), self.enclosing())
         events: dict[int, None] = {}  # each at its first place
         for event in self.order:
             if (index := index_of(abs(event))) >= 0 and (event > 0 or index in events):
@@ -513,208 +480,104 @@ class Outline:
     def order_of_lines(self, like: Outline | None = None) -> Sequence[int]:
         """Indices of the calls in the order in which a finished cassette has them.
 
-        Args:
-            like: of an earlier recording. Lanes that both have are in its order, if nothing else determines that.
+        The calls of a lane keep their order. The calls of another lane that was forked from it stand behind the last
+        call that it had started by then; several such lanes in the order of their first calls.
         """
-        firsts: dict[bytes, deque[int]] = {}  # of the first calls of lanes: several tasks may begin with the same call
-        ranks: dict[bytes, int] = {}
-        lanes: set[int] = set()
+        starts = self.starts()
+        if len(set(self.lanes)) < 2:
+            return starts
+        firsts: dict[bytes, list[int]] = {}  # places of the first calls of the earlier lanes, the first one at the end
+        seen = set[int]()
         for place, index in enumerate([] if like is None else like.order_of_lines()):
             assert like is not None
-            ranks.setdefault(like.digests[index], place)
-            if like.lanes[index] not in lanes:
-                lanes.add(like.lanes[index])
-                firsts.setdefault(like.digests[index], deque()).append(place)
+            if like.lanes[index] not in seen:
+                seen.add(like.lanes[index])
+                firsts.setdefault(like.digests[index], []).insert(0, place)
+        calls: dict[int, list[int]] = {}
+        forks: dict[int, list[int]] = {-1: []}  # lanes, by the call behind which they stand
+        for index in starts:
+            lane = self.lanes[index]
+            if lane not in calls:
+                before = calls.get(self.forked[index], [-1])[-1] if self.forked[index] != lane else -1
+                forks.setdefault(before, []).append(lane)
+                calls[lane] = []
+            calls[lane].append(index)
 
-        def rank(index: int) -> int:
+        def rank(lane: int) -> int:
+            first = calls[lane][0]
             if not self.is_log:
-                return index  # a finished file keeps its order
-            if places := firsts.get(self.digests[index]):
-                return places.popleft()
-            return ranks.get(self.digests[index], len(ranks))
+                return first  # a finished file keeps its order
+            places = firsts.get(self.digests[first])
+            return places.pop() if places else len(starts)
 
-        return _order_of_lines(self.enclosing(), self.lanes, self.forked, self.events(), rank)
+        found: list[int] = []
+        rest = [iter([-1])]
+        while rest:
+            call = next(rest[-1], None)
+            if call is None:
+                rest.pop()
+                continue
+            found += [call] if call >= 0 else []
+            rest += [iter(calls[lane]) for lane in sorted(forks.get(call, ()), key=rank)[::-1]]
+        places = {index: place for place, index in enumerate(found)}
+        # A call stands behind the one that encloses it, wherever its lane came from.
+        if any(parent >= 0 and places[parent] > places[index] for index, parent in enumerate(self.enclosing())):
+            return starts
+        return found
 
     @property
     def is_concurrent(self) -> bool:
         """Whether calls may have been in flight at the same time: in several lanes, or one before another's end."""
         return self.is_log or bool(self.order) or len(set(self.lanes)) > 1
 
-    def last_overlapping(self) -> dict[int, int]:
-        """By index, the index of the call that `RecordedCall.until` names."""
-        if self.is_log:
-            return _last_overlapping(self.enclosing(), self.lanes, self.events())
-        index_of = self.index_of()
-        return {index: found for index, number in self.until.items() if (found := index_of(number)) >= 0}
-
     def __len__(self) -> int:
         return len(self.ids)
 
 
-def _events_of_log(ids: Sequence[int], after: Sequence[int]) -> list[int]:
-    """The events of a log.
-
-    Args:
-        ids: numbers of the calls, in the order in which they ended.
-        after: for each call, the number of the last call that had ended when it started; another number if none had.
-    """
-    index_of = {number: index for index, number in enumerate(ids)}
-    starts: dict[int, list[int]] = {}
-    for index in sorted(range(len(ids)), key=ids.__getitem__):
-        starts.setdefault(index_of.get(after[index], -1), []).append(index)
-    events = starts.get(-1, [])
-    for index in range(len(ids)):
-        events.append(~index)
-        events += starts.get(index, ())
-    return events
-
-
-def _nested_events(starts: Iterable[int], parents: Sequence[int]) -> Iterator[int]:
-    """The events of calls that do not overlap, except with those that enclose them.
-
-    Args:
-        starts: indices of the calls in the order in which they started.
-        parents: by index, the index of the call that encloses it, or a negative number.
-    """
+def _nested_events(starts: Iterable[int], parents: Sequence[int]) -> list[int]:
+    """The events of calls that do not overlap, except with those that enclose them."""
+    found: list[int] = []
     running: list[int] = []
     for index in starts:
         while running and running[-1] != parents[index]:
-            yield ~running.pop()
-        yield index
-        running.append(index)
-    while running:
-        yield ~running.pop()
-
-
-def _last_overlapping(parents: Sequence[int], lanes: Sequence[int], events: Sequence[int]) -> dict[int, int]:
-    """By call, the last call of its lane that started before it ended, other than those that it encloses.
-
-    Calls without one are left out. So it takes one number a call, also if all of them are in flight at once.
-    """
-    found: dict[int, int] = {}
-    started: dict[int, list[int]] = {}  # by lane
-    places: dict[int, int] = {}
-    inside: dict[int, int] = {}  # how many calls of its lane each call encloses
-    for event in events:
-        if event >= 0:
-            calls = started.setdefault(lanes[event], [])
-            places[event] = len(calls)
-            calls.append(event)
-            for each in _enclosing(event, parents):
-                if lanes[each] == lanes[event]:
-                    inside[each] = inside.get(each, 0) + 1
-        elif ~event in places:
-            index = ~event
-            calls = started[lanes[index]]
-            if len(calls) - places[index] - 1 > inside.get(index, 0):
-                found[index] = next(each for each in reversed(calls) if index not in _enclosing(each, parents))
-    return found
-
-
-def _enclosing(index: int, parents: Sequence[int]) -> Iterator[int]:
-    """The calls that enclose a call."""
-    while (index := parents[index]) >= 0:
-        yield index
-
-
-def _order_of_lines(
-    parents: Sequence[int],
-    lanes: Sequence[int],
-    forked: Sequence[int],
-    events: Sequence[int],
-    rank: Callable[[int], int],
-) -> Sequence[int]:
-    """Indices of the calls in the order in which a finished cassette has them.
-
-    The calls of a lane keep their order. The calls of another lane that was forked from it stand behind the last call
-    that it had started by then, and before its next one; several such lanes in the order of their first calls, or as
-    `rank` says: which of several tasks is the first to make a call may depend on what they do before it.
-
-    Args:
-        parents: for each call, the index of the call that encloses it, or a negative number.
-        lanes: for each call, the number of its lane.
-        forked: for each call, the number of the lane that its lane was forked from.
-        events: the start and the end of each call, in their order.
-        rank: gives a number for the first call of a lane. Lanes with a lower one stand first.
-    """
-    starts = [event for event in events if event >= 0]
-    if len(set(lanes)) < 2:
-        return starts
-    calls: dict[int, list[int]] = {}
-    forks: dict[int, list[int]] = {}  # by the call behind which they stand
-    outermost: list[int] = []
-    for index in starts:
-        lane = lanes[index]
-        if lane not in calls:
-            calls[lane] = []
-            before = calls.get(forked[index]) if forked[index] != lane else None
-            (forks.setdefault(before[-1], []) if before else outermost).append(lane)
-        calls[lane].append(index)
-    for group in (outermost, *forks.values()):
-        group.sort(key=lambda lane: rank(calls[lane][0]))
-    found: list[int] = []
-    rest = [iter(calls[lane]) for lane in reversed(outermost)]
-    while rest:
-        index = next(rest[-1], -1)
-        if index < 0:
-            rest.pop()
-            continue
+            found.append(~running.pop())
         found.append(index)
-        rest += [iter(calls[lane]) for lane in reversed(forks.get(index, ()))]
-    places = {index: place for place, index in enumerate(found)}
-    # A call stands behind the one that encloses it, wherever its lane came from.
-    if any(parent >= 0 and places[parent] > places[index] for index, parent in enumerate(parents)):
-        return starts
-    return found
+        running.append(index)
+    return found + [~index for index in reversed(running)]
 
 
 # Lines
 
-_set = msgspec.structs.force_setattr  # of lines that were just decoded, and that nobody else has
 _line_decoder = msgspec.json.Decoder(CallLine)
 
 
 def _finished_lines(cassette: Cassette, trailer: Trailer, outline: Outline, like: Outline | None) -> Iterator[bytes]:
-    """The lines of a finished cassette, one by one.
-
-    Args:
-        cassette: its calls may be in any order.
-        trailer: is written with the number of these calls.
-        outline: of the calls.
-        like: as `Outline.order_of_lines`.
-    """
-    calls = cassette.steps
-    enclosing, events, until = outline.enclosing(), outline.events(), outline.last_overlapping()
-    indices = outline.order_of_lines(like)
+    """The lines of a finished cassette, one by one."""
+    enclosing, events, indices = outline.enclosing(), outline.events(), outline.order_of_lines(like)
     numbers = {index: number for number, index in enumerate(indices, 1)}
     lanes = {0: 0}
     for index in indices:
         lanes.setdefault(outline.lanes[index], len(lanes))
-    yield header_line(msgspec.structs.replace(cassette.header, agent_cache_cassette=VERSION, log=msgspec.UNSET))
-    writer, times = PrefixWriter(), []
+    yield call_line(msgspec.structs.replace(cassette.header, agent_cache_cassette=VERSION, log=msgspec.UNSET))
+    writer, times, calls = PrefixWriter(), [], cassette.steps
     for index in indices:
         line = calls.line(index) if isinstance(calls, StoredCalls) else _line_decoder.decode(encode(calls[index]))
         times.append((round(line.started_ms * 1000), round(line.duration_ms * 1000)))
-        parent, prefix = enclosing[index], Prefixes()
-        changed: dict[str, Any] = {
-            "id": numbers[index],
-            "parent": None if line.parent is None else numbers.get(parent, 0),
-            "until": numbers.get(until.get(index, -1), 0),
-            "prefix": prefix,
-            "after": 0,
-            "started_ms": NO_TIME,
-            "duration_ms": NO_TIME,
-        }
-        if line.lane:
-            changed |= {"lane": lanes[line.lane], "forked": lanes.get(line.forked, 0)}
-        for part in ("arguments", "outcome"):
-            data = bytes(getattr(line, part))
-            if len(data) >= LEAST_SHARED:
-                changed[part] = msgspec.Raw(writer.share(numbers[index], line.name, f"/{part}", data, prefix))
-        for name, value in changed.items():
-            _set(line, name, value)
+        prefix = Prefixes()
+        line = msgspec.structs.replace(
+            line,
+            id=numbers[index],
+            parent=None if line.parent is None else numbers.get(enclosing[index], 0),
+            lane=lanes[line.lane],
+            forked=lanes.get(line.forked, 0) if line.lane else line.forked,
+            after=0,
+            started_ms=NO_TIME,
+            duration_ms=NO_TIME,
+            arguments=msgspec.Raw(writer.share(numbers[index], line.name, bytes(line.arguments), prefix)),
+            prefix=prefix,
+        )
         yield call_line(line)
     last: dict[str, Any] = {"trailer": msgspec.structs.replace(trailer, calls=len(indices))}
-    if events != list(_nested_events(indices, enclosing)):
+    if events != _nested_events(indices, enclosing):
         last["order"] = [numbers[event] if event >= 0 else -numbers[~event] for event in events]
     yield encode({**last, "times": times}) + b"\n"

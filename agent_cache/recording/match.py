@@ -7,7 +7,6 @@ calls come does not matter, unless the replay is strict.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -46,11 +45,9 @@ class Matcher:
         self._rules = redaction.without_hook()
         self._index_of: dict[bytes, int] = {}
         self._parents = self.outline.enclosing()
-        self._until = self.outline.last_overlapping()
         self._children: dict[int, list[int]] = {}
         self._adopted: set[str] = set()
         self._is_covered = bytearray(len(cassette))
-        self._is_over = bytearray(len(cassette))
         self._first_unmade = 0  # in the order of ends
         self.remaining = len(cassette)
         self.has_foreign = bool(self.outline.foreign)
@@ -107,14 +104,6 @@ class Matcher:
         """Whether a call was played or made again."""
         return bool(self._is_covered[index])
 
-    def end(self, index: int) -> None:
-        """Mark a call as ended."""
-        self._is_over[index] = 1
-
-    def is_over(self, index: int) -> bool:
-        """Whether a call has ended."""
-        return bool(self._is_over[index])
-
     def rank_of_end(self, index: int) -> int:
         """The position of a call among all calls, by their ends."""
         return self._places[~index]
@@ -126,23 +115,15 @@ class Matcher:
             self._first_unmade += 1
         return self._first_unmade == len(ends) or places[~ends[self._first_unmade]] >= rank
 
-    def until(self, index: int) -> int:
-        """Index of the last call of its lane that started before it ended, other than those that it encloses."""
-        return self._until.get(index, index)
-
     def left_over(self) -> Iterator[int]:
         """Indices of the calls that were not played."""
         return (index for index, covered in enumerate(self._is_covered) if not covered)
 
-    def children(self, index: int) -> Sequence[int]:
-        """Indices of the calls that a call encloses, in the order in which they started."""
-        return self._children.get(index, ())
-
     def inside(self, index: int) -> list[int]:
         """Indices of the calls that a call encloses, and of those that these enclose."""
-        found = list(self.children(index))
+        found = list(self._children.get(index, ()))
         for each in found:
-            found += self.children(each)
+            found += self._children.get(each, ())
         return found
 
     def forget_inside(self, index: int) -> None:
@@ -203,100 +184,55 @@ class Matcher:
         return None
 
 
-# Order
-
-
 class Order:
-    """Judges the order of calls in a strict replay: of those of one recorded lane that are made in one lane again.
+    """Judges the order of calls in a strict replay: what one task of this run makes of what one task had made then.
 
-    Workers that take their work from a queue share it in another way in each run. So if one lane now makes calls of two
-    recorded lanes that were forked from the same one, or two lanes that were forked from the same one make calls of one
-    recorded lane, these lanes are not judged. Nor are calls that several lanes have made with equal arguments: each of
-    them may get the outcome of any other.
-
-    All this is known at the end. Before, a call is refused only in the block's own task, and only if no other task had
-    made calls in the same place.
+    The order between tasks does not count, nor that of tasks which share their work in another way than when they were
+    recorded, as workers on a queue do: if one makes calls of two recorded tasks, or two make calls of one. That is
+    known at the end. Calls that several tasks have made with equal arguments are not judged, since each of them may get
+    the outcome of any other.
     """
 
     def __init__(self, matcher: Matcher) -> None:
-        self._matcher = matcher
         outline = matcher.outline
-        self._lanes, self._forked = outline.lanes, outline.forked
-        self._calls: dict[tuple[int, int], list[int]] = {}  # by parent and lane, sorted by `Matcher.until`
-        self._first_running: dict[tuple[int, int], int] = {}
-        self._places = [0] * len(outline)  # of their starts among all
-        self._ambiguous: set[int] = set()
-        self._made_in: dict[int, int] = {}
-        self._recorded_in: dict[tuple[int, int], int] = {}
-        self._made_again_in: dict[tuple[int, int], int] = {}
-        self._shared: set[tuple[int, int]] = set()  # parent, and group of lanes
-        self._early: list[tuple[int, int]] = []
+        self._lanes = outline.lanes
+        self._places = {index: place for place, index in enumerate(outline.starts())}
+        keys = [(matcher.parent(index), digest) for index, digest in enumerate(outline.digests)]
         lanes: dict[tuple[int, bytes], set[int]] = {}
-        for index, lane in enumerate(self._lanes):
-            lanes.setdefault((matcher.parent(index), outline.digests[index]), set()).add(lane)
-        for place, index in enumerate(outline.starts()):
-            self._places[index] = place
-            parent = matcher.parent(index)
-            calls = self._calls.setdefault((parent, self._lanes[index]), [])
-            if len(lanes[parent, outline.digests[index]]) > 1:
-                self._ambiguous.add(index)
-            else:
-                calls.append(index)
-        for calls in self._calls.values():
-            calls.sort(key=lambda index: self._places[matcher.until(index)])
-        self._lanes_in = Counter(parent for parent, _ in self._calls)
+        for key, lane in zip(keys, self._lanes, strict=True):
+            lanes.setdefault(key, set()).add(lane)
+        self._parents = [key[0] for key in keys]
+        self._is_ambiguous = [len(lanes[key]) > 1 for key in keys]
+        self._last: dict[tuple[int, int, int], int] = {}  # by parent, lane of the run and lane of the recording
+        self._others: dict[tuple[str, int], set[int]] = {}  # lanes of the recording by those of the run, and conversely
+        self._reversed: list[tuple[int, int, int]] = []
 
-    def start(self, index: int, call: ActiveCall, *, is_judged: bool = True) -> int | None:
-        """Note that a recorded call is made again. Returns a call that had to be made before, if that is certain."""
-        self._made_in[index] = call.lane
-        parent, lane = self._matcher.parent(index), self._lanes[index]
-        if index in self._ambiguous:
+    def start(self, index: int, lane: int) -> int | None:
+        """Note that this lane makes a recorded call. Returns a later call that the block's own task has made before."""
+        if self._is_ambiguous[index]:
             return None
-        group, made_group = _group(lane, self._forked[index]), _group(call.lane, call.forked)
-        if (
-            self._recorded_in.setdefault((call.lane, group), lane) != lane
-            or self._made_again_in.setdefault((lane, made_group), call.lane) != call.lane
-        ):
-            self._shared.add((parent, group))
-        missing = self._late(parent, lane, index) if is_judged else None
-        if missing is not None and (call.lane or self._lanes_in[parent] > 1):
-            self._early.append((index, missing))
+        recorded = self._lanes[index]
+        self._others.setdefault(("run", lane), set()).add(recorded)
+        self._others.setdefault(("recording", recorded), set()).add(lane)
+        key = self._parents[index], lane, recorded
+        later = self._last.setdefault(key, index)
+        if self._places[later] <= self._places[index]:
+            self._last[key] = index
             return None
-        return missing
+        self._reversed.append((later, index, lane))
+        return None if lane or recorded else later
 
     def first_reversal(self) -> tuple[int, int] | None:
-        """The first call that its lane made before one that had ended when it was recorded, and that one."""
-        for index, missing in self._early:
-            shared = self._matcher.parent(index), _group(self._lanes[index], self._forked[index])
-            if self._made_in.get(missing) == self._made_in[index] and shared not in self._shared:
-                return index, missing
+        """The first call that its task made before one that came before it when it was recorded, and that one."""
+        for later, index, lane in self._reversed:
+            if len(self._others["run", lane]) == len(self._others["recording", self._lanes[index]]) == 1:
+                return later, index
         return None
-
-    def _late(self, parent: int, lane: int, index: int) -> int | None:
-        """A call of the same lane that had ended before this one started, and has not ended now."""
-        calls = self._calls[parent, lane]
-        first = self._first_running.get((parent, lane), 0)
-        while first < len(calls) and self._matcher.is_over(calls[first]):
-            first += 1
-        self._first_running[parent, lane] = first
-        missing = calls[first] if first < len(calls) else index
-        return missing if self._places[self._matcher.until(missing)] < self._places[index] else None
-
-
-_NOWHERE = -(1 << 62)
-"""The number of no lane. Those of calls that were copied from another recording are negative."""
-
-
-def _group(lane: int, forked: int) -> int:
-    """The number of the lane from which this and its siblings were forked. Lane 0 has none."""
-    return forked if lane else _NOWHERE
 
 
 # The nearest recorded call, for errors
 
 _MAX_CANDIDATES = 200
-_MAX_COMPARED = 20_000_000
-"""Bytes of arguments, which are read and compared in 0.1 s."""
 _MAX_TEXT = 400
 _SHORT = 60
 _ABSENT = object()
@@ -320,7 +256,7 @@ def described(name: str, arguments: dict[str, Any]) -> str:
 def nearest_to(matcher: Matcher, call: ActiveCall) -> int | None:
     """Index of the recorded call of the same name with the most equal arguments, preferably one that was not played.
 
-    None if no call of that name was recorded. Of many or long calls, only the first ones are compared.
+    None if no call of that name was recorded. Of many calls, only the first ones are compared.
     """
     names = matcher.outline.names
     candidates = names.get(call.function.name)
@@ -330,16 +266,12 @@ def nearest_to(matcher: Matcher, call: ActiveCall) -> int | None:
         unplayed = [index for index in candidates if not matcher.is_covered(index)]
         candidates = (unplayed or candidates)[:_MAX_CANDIDATES]
     texts = {name: encode_sorted(value) for name, value in call.arguments.items()}
-    nearest, best, left = None, (-1.0, False), _MAX_COMPARED
-    for index in candidates:
-        others = {name: encode_sorted(value) for name, value in matcher.cassette.steps[index].arguments.items()}
-        found = _similarity(others, texts), not matcher.is_covered(index)
-        if found > best:
-            nearest, best = index, found
-        left -= sum(map(len, others.values()))
-        if left < 0:
-            break
-    return nearest
+
+    def similarity(index: int) -> tuple[float, bool]:
+        was = {name: encode_sorted(value) for name, value in matcher.cassette.steps[index].arguments.items()}
+        return _similarity(was, texts), not matcher.is_covered(index)
+
+    return max(candidates, key=similarity, default=None)
 
 
 def _similarity(was: dict[str, bytes], now: dict[str, bytes]) -> float:
@@ -360,11 +292,10 @@ def differences(recorded: RecordedCall, call: ActiveCall) -> str:
     lines = [] if shown == shown_now else [f"    recorded: {shown}", f"    called:   {shown_now}"]
     for name in dict.fromkeys((*recorded.arguments, *call.arguments)):
         was, now = recorded.arguments.get(name, _ABSENT), call.arguments.get(name, _ABSENT)
-        if was != now:
-            if was is _ABSENT or now is _ABSENT or len(repr(was)) + len(repr(now)) <= _MAX_TEXT:
-                lines.append(f"      {name}: {_short(was, _MAX_TEXT)} -> {_short(now, _MAX_TEXT)}")
-            else:
-                lines += [f"      {line}" for line in changes(was, now, name)]
+        if was is _ABSENT or now is _ABSENT or (was != now and len(repr(was)) + len(repr(now)) <= _MAX_TEXT):
+            lines.append(f"      {name}: {_short(was, _MAX_TEXT)} -> {_short(now, _MAX_TEXT)}")
+        elif was != now:
+            lines += [f"      {line}" for line in changes(was, now, name)]
     if recorded.arguments == call.arguments and recorded.key == call.key:
         if recorded.asker != call.asker:
             lines.append(f"      {_ANOTHER_ASKER}")
@@ -385,13 +316,7 @@ def _short(value: Any, limit: int = _SHORT) -> str:
 def missing(
     matcher: Matcher, call: ActiveCall, rule: str = ""
 ) -> tuple[int, str, type[DivergenceError | ReplayExhausted]]:
-    """The error for a call that has no recorded answer: the nearest recorded call, -1 for none, its text and its class.
-
-    Args:
-        matcher: of the recording.
-        call: the call.
-        rule: why it may not be answered, if that is not because it was not recorded.
-    """
+    """The error for a call without a recorded answer: the nearest recorded call or -1, its text and its class."""
     enclosing = ROOT_PLACE if call.parent is None else call.parent.place
     shown = described(call.function.name, call.arguments)
     if not rule and call.occurrence and (last := matcher.find_last(enclosing, call.matched)) >= 0:

@@ -1,20 +1,19 @@
 """Outcomes of calls as plain data and back: a value, an exception, the chunks of a stream, the parts of a response.
 
-A value that JSON represents exactly is written as it is. Any other one is written by the return annotation of its
-function (`agent_cache.values.typed`), of a registered class by its fields. What was written is read again at once, and
-must be the same value. If no form gives it back, its fields are written for people, and the log says so.
+An outcome is a dict with one of these: ``value`` (JSON itself), ``typed`` (read by the return annotation), ``any``
+(with tags), ``object`` (of a registered class), ``error``, ``stream`` (``chunks`` and ``end``), ``response``,
+``cancelled``, ``unencodable`` and ``unfinished``. What was written is read again at once, and must be the same value.
+If no form gives it back, its fields are written for people, and the log says so.
 """
 
 from __future__ import annotations
 
 import collections.abc
-import contextlib
 import inspect
 import marshal
-import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
@@ -24,7 +23,7 @@ from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.http.bodies import ResponseShape, map_response
 from agent_cache.recording.redaction import Redaction, is_positional, redact_error, without_secret_fields
 from agent_cache.values import typed
-from agent_cache.values.canonical import declared_names, full_name, is_model
+from agent_cache.values.canonical import full_name, is_model
 from agent_cache.values.typed import JSON, Returns, Undecodable, Unencodable
 
 T = TypeVar("T")
@@ -50,8 +49,7 @@ def is_utf8(text: str) -> bool:
 def exact_json(value: Any) -> tuple[bytes, Any] | None:
     """JSON of a value, and what is read from it; None if that is not the same value, types included.
 
-    marshal refuses subclasses, in C, and JSON tells numbers apart, so what is equal then is of equal types. A walk in
-    Python takes five times as long.
+    marshal refuses subclasses, in C, and JSON tells numbers apart, so what is equal then is of equal types.
     """
     try:
         raw = encode(value)
@@ -98,14 +96,7 @@ _TAGGED: Final = "$typed"
 
 
 class PlainSchema(typed.Schema):
-    """Writes the values of an annotation as plain data that JSON carries exactly, and reads them.
-
-    A class may have changed since: an object of it is read by the names of its fields, or is refused.
-
-    Args:
-        annotation: what it is made from, names resolved.
-        beside: classes of objects that the annotation cannot name, because the caller passes them.
-    """
+    """Writes the values of an annotation as plain data that JSON carries exactly, and reads them."""
 
     def __init__(self, annotation: Any, beside: tuple[type, ...] = ()) -> None:
         self.beside = beside
@@ -114,85 +105,35 @@ class PlainSchema(typed.Schema):
         self._omits_defaults |= any(map(is_positional, self._texts))
 
     def to_plain(self, value: Any) -> Any:
-        """Write a value.
-
-        Raises:
-            Unencodable: if it would not come back as it is.
-        """
+        """Write a value."""
         data, is_tagged = self.dump(value, JSON)
         plain = decode(data)
-        if is_tagged and type(plain) in _SCALARS:
-            try:
-                _check_type(plain, self.annotation)
-            except msgspec.ValidationError as error:
-                raise Unencodable(f"it does not fit its annotation: {error}") from None
         if not is_tagged and _is_tagged(plain):
             raise Unencodable(f"a value of type {full_name(type(value))} looks like the data of another one")
         return {_TAGGED: plain} if is_tagged else plain
 
     def from_plain(self, plain: Any) -> Any:
-        """Read what `to_plain` wrote for the same annotation. Data that a person edited will do if its types do.
-
-        Raises:
-            Undecodable: for any other data, and for a field that its class does not have any more.
-        """
+        """Read what `to_plain` wrote for the same annotation. Data that a person edited will do if its types do."""
         is_tagged = _is_tagged(plain)
         try:
-            value = self.load(encode(plain[_TAGGED] if is_tagged else plain), JSON, is_tagged=is_tagged)
-            if not is_tagged:
-                _check_nothing_is_lost(plain, value)
-        except Undecodable as error:
-            if error.__cause__ is None or isinstance(error.__cause__, Undecodable):
-                raise
-            raise Undecodable(f"not the data of such a value ({_why(error.__cause__)})") from error
+            return self.load(encode(plain[_TAGGED] if is_tagged else plain), JSON, is_tagged=is_tagged)
         except Exception as error:
             raise Undecodable(f"not the data of such a value ({_why(error)})") from error
-        return value
 
     @staticmethod
     def made(kind: Any, fields: dict[str, Any], state: list[Any]) -> Any:
-        """An object of a class from what it had.
-
-        A new field of a model has its default, as if the server had not sent it; one that is gone is kept beside the
-        fields if the class allows that.
-        """
+        """An object of a class from what it had. A new field of a model has its default."""
         if is_model(kind):
-            return typed.Schema.made(kind, *_as_declared(kind, fields, state))
-        if others := fields.keys() ^ {*(declared_names(kind) or ())}:
-            raise Undecodable(f"an object has other fields than its class {full_name(kind)} declares: {min(others)}")
-        for name, hint in typed.hints_of(kind).items():
-            if name in fields and type(fields[name]) in _SCALARS:
-                _check_type(fields[name], hint)
+            new = {name: one for name, one in kind.__pydantic_fields__.items() if name not in fields}
+            fields = {
+                **{
+                    name: one.get_default(call_default_factory=True)
+                    for name, one in new.items()
+                    if not one.is_required()
+                },
+                **fields,
+            }
         return typed.Schema.made(kind, fields, state)
-
-
-_SCALARS: Final = frozenset({type(None), bool, int, float, str})
-
-
-def _check_type(value: Any, annotation: Any) -> None:
-    """Raise ValidationError if an annotation that msgspec knows does not allow a value."""
-    with contextlib.suppress(TypeError):
-        msgspec.convert(value, annotation)
-
-
-def _as_declared(kind: Any, fields: dict[str, Any], state: list[Any]) -> tuple[dict[str, Any], list[Any]]:
-    """Fields and state of a model as its class declares them now."""
-    extra, private, given = state
-    declared = kind.__pydantic_fields__
-    # A client that makes its models by itself, without validation, lets the server leave out what it wants.
-    is_validated = kind.model_construct.__func__ is sys.modules["pydantic"].BaseModel.model_construct.__func__
-    fields = dict(fields)
-    if is_validated:
-        for name in [each for each in fields.keys() - declared.keys() if not each.startswith("_")]:
-            if kind.model_config.get("extra") != "allow":
-                raise Undecodable(f"the class {full_name(kind)} does not have the field {name!r} any more")
-            extra = {**(extra or {}), name: fields.pop(name)}
-    for name in declared.keys() - fields.keys():
-        if not declared[name].is_required():
-            fields[name] = declared[name].get_default(call_default_factory=True)
-        elif is_validated:
-            raise Undecodable(f"the class {full_name(kind)} requires a field {name!r}, which it did not have")
-    return fields, [extra, private, set(given)]
 
 
 def _is_tagged(plain: Any) -> bool:
@@ -200,35 +141,17 @@ def _is_tagged(plain: Any) -> bool:
 
 
 def _why(error: BaseException) -> str:
-    """What is wrong with data, by the names of fields and types: a class that has changed is found by them."""
-    cause: Any = error.__cause__
-    if cause is not None and type(cause).__module__.startswith("pydantic_core"):
-        first = cause.errors(include_url=False, include_context=False, include_input=False)[0]
-        return f"{cause.title}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-    is_shown = isinstance(error, Undecodable | msgspec.ValidationError) and cause is None
-    return str(error) if is_shown else type(error).__name__
-
-
-def _check_nothing_is_lost(plain: Any, value: Any) -> None:
-    """Check that a value has every field of the data that it was read from: msgspec and pydantic skip unknown ones.
-
-    Raises:
-        Undecodable: if it has not.
-    """
-    written = msgspec.to_builtins(value, str_keys=True, enc_hook=_all_of_model)
-    if written != plain and (lost := _fields_in(plain) - _fields_in(written)):
-        raise Undecodable(f"its class does not have the field {'.'.join(min(lost))!r} any more")
-
-
-def _all_of_model(value: Any) -> Any:
-    return {**vars(value), **(value.__pydantic_extra__ or {})} if is_model(type(value)) else None
-
-
-def _fields_in(plain: Any, path: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
-    """The keys in plain data, each with those above it. The order of lists does not count: they may be sets."""
-    if type(plain) is dict:
-        return {place for key, each in plain.items() for place in ((*path, key), *_fields_in(each, (*path, key)))}
-    return {place for each in plain for place in _fields_in(each, path)} if type(plain) in (list, tuple) else set()
+    """What is wrong with data, by the names of fields and types, and never a value."""
+    cause: Any = error
+    while cause is not None and not isinstance(cause, msgspec.ValidationError):
+        cause = cause.__cause__
+    if cause is None:
+        return str(error)
+    inner: Any = cause.__cause__
+    if inner is None or not type(inner).__module__.startswith("pydantic_core"):
+        return str(cause) if inner is None else type(inner).__name__
+    first = inner.errors(include_url=False, include_context=False, include_input=False)[0]
+    return f"{inner.title}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 @lru_cache(maxsize=1024, typed=True)
@@ -248,23 +171,20 @@ def schema_of(returns: Any, beside: tuple[type, ...] = ()) -> PlainSchema:
         return PlainSchema(annotation, beside)
 
 
-def _without_streams(annotation: Any) -> Any:
-    """An annotation such as ``Answer | Stream[Chunk]`` without the streams: their chunks are written, not they.
-
-    A class of an answer and one of a chunk may have the same name.
-    """
-    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
-        return annotation
-    members = typing.get_args(annotation)
-    kept = [each for each in members if typing.get_origin(each) in _ITERATORS or annotation_of_chunks(each) is Any]
-    return typing.Union[tuple(kept or members)]  # noqa: UP007 - the members are known only here
-
-
 _ITERATORS: Final = frozenset(
     getattr(collections.abc, f"{prefix}{name}")
     for prefix in ("", "Async")
     for name in ("Generator", "Iterable", "Iterator")
 )
+
+
+def _without_streams(annotation: Any) -> Any:
+    """An annotation such as ``Answer | Stream[Chunk]`` without the streams: their chunks are written, not they."""
+    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
+        return annotation
+    members = typing.get_args(annotation)
+    kept = [each for each in members if typing.get_origin(each) in _ITERATORS or annotation_of_chunks(each) is Any]
+    return typing.Union[tuple(kept or members)]  # noqa: UP007 - the members are known only here
 
 
 def annotation_of_chunks(annotation: Any) -> Any:
@@ -287,16 +207,12 @@ def annotation_of_chunks(annotation: Any) -> Any:
         if inspect.isfunction(method):
             hint = Returns(method).resolve()
             chunks = annotation_of_chunks(hint) if name == "__aiter__" else hint
-            return _with_types(chunks, dict(zip(getattr(kind, "__parameters__", ()), arguments, strict=False)))
+            bound = dict(zip(getattr(kind, "__parameters__", ()), arguments, strict=False))
+            if isinstance(chunks, TypeVar):
+                return bound.get(chunks, Any)
+            parameters = getattr(chunks, "__parameters__", ())
+            return chunks[tuple(bound.get(each, Any) for each in parameters)] if parameters else chunks
     return Any
-
-
-def _with_types(annotation: Any, bound: Mapping[Any, Any]) -> Any:
-    """An annotation with types in place of its type variables."""
-    if isinstance(annotation, TypeVar):
-        return bound.get(annotation, Any)
-    parameters = getattr(annotation, "__parameters__", ())
-    return annotation[tuple(bound.get(each, Any) for each in parameters)] if parameters else annotation
 
 
 _ANY: Final = schema_of(Any)
@@ -316,19 +232,21 @@ def value_outcome(value: Any, schema: PlainSchema, redaction: Redaction, *, is_c
         is_clean = is_chunk or not redaction.may_change(raw)
         return {"value": msgspec.Raw(raw) if is_clean else redaction.apply(read)}
     form, plain, marks = _written(without_secret_fields(value, redaction), schema)
+    if is_chunk or form == "unencodable" or not redaction.may_change(encode(plain)):
+        return {form: plain, **marks}
+    clean = [plain[0], redaction.apply(plain[1])] if form == "object" else redaction.apply(plain)
+    if clean != plain and not _fits(form, clean, schema, marks):
+        marks["redacted"] = True
+    return {form: clean, **marks}
+
+
+def _fits(form: str, plain: Any, schema: PlainSchema, marks: dict[str, Any]) -> bool:
+    """Whether redacted data still makes a value."""
+    if "made" in marks:
+        return _is_made(marks["made"], plain)
     if form == "object":
-        written = {form: [plain[0], redaction.apply(plain[1])]} if not is_chunk else {form: plain}
-    elif is_chunk or form == "unencodable" or not redaction.may_change(encode(plain)):
-        written = {form: plain}
-    else:
-        written = {form: redaction.apply(plain)}
-        if "made" in marks:
-            fits = _is_made(marks["made"], written[form])
-        else:
-            fits = written == {form: plain} or is_readable(written[form], _ANY if form == "any" else schema)
-        if not fits:
-            marks["redacted"] = True
-    return {**written, **marks}
+        return is_readable(plain[1], schema_of(REGISTERED[plain[0]]))
+    return is_readable(plain, _ANY if form == "any" else schema)
 
 
 def is_readable(plain: Any, schema: PlainSchema) -> bool:
@@ -341,32 +259,21 @@ def is_readable(plain: Any, schema: PlainSchema) -> bool:
 
 
 def read_value(outcome: Outcome, schema: PlainSchema, path: str, line: int) -> Any:
-    """The value that `value_outcome` wrote for the same annotation, unless it is JSON itself.
-
-    Raises:
-        CassetteError: if it cannot be rebuilt.
-    """
-    if "made" in outcome:
-        try:
-            return _class_of_litellm(outcome["made"])(**outcome["value"])
-        except Exception as error:  # whatever the library raises for a file that was edited
-            raise CassetteError(f"its value does not make a {outcome['made']}: {error}", path, line) from error
+    """The value that `value_outcome` wrote for the same annotation, unless it is JSON itself."""
+    reason = f"has an outcome of an unknown kind: {', '.join(outcome) or 'none'}"
     try:
+        if "made" in outcome:
+            return _class_of_litellm(outcome["made"])(**outcome["value"])
         if "typed" in outcome:
             return schema.from_plain(outcome["typed"])
         if "any" in outcome:
             return _ANY.from_plain(outcome["any"])
         if "object" in outcome:
             name, plain = outcome["object"]
-            kind = REGISTERED.get(name)
-            if kind is None:
-                raise CassetteError(
-                    f"names the class {name}, which is not registered here; see agent_cache.recording.register",
-                    path,
-                    line,
-                )
-            return schema_of(kind).from_plain(plain)
-    except (Undecodable, ValueError, TypeError) as error:
+            if name in REGISTERED:
+                return schema_of(REGISTERED[name]).from_plain(plain)
+            reason = f"names the class {name}, which is not registered here; see agent_cache.recording.register"
+    except Exception as error:  # whatever a class raises for a file that was edited
         raise CassetteError(
             f"its value does not fit the return annotation ({error}); the function has changed, or redaction removed "
             "a part that its type needs. Record it again, or give it another annotation",
@@ -374,58 +281,31 @@ def read_value(outcome: Outcome, schema: PlainSchema, path: str, line: int) -> A
             line,
         ) from error
     if "unencodable" in outcome:
-        raise CassetteError(
+        reason = (
             f"its value was a {outcome['unencodable']}, which could not be written{_advice(outcome)}, or run it with "
-            'policy={...: "live"}',
-            path,
-            line,
+            'policy={...: "live"}'
         )
-    raise CassetteError(f"has an outcome of an unknown kind: {', '.join(outcome) or 'none'}", path, line)
-
-
-def redact_payload(outcome: Outcome, rules: Redaction) -> Outcome:
-    """The same outcome with its values, messages and chunks redacted, and the rest left alone."""
-    for form in ("value", "typed", "any"):
-        if form in outcome:
-            return {**outcome, form: rules.apply(outcome[form])}
-    if "object" in outcome:
-        name, plain = outcome["object"]
-        return {**outcome, "object": [name, rules.apply(plain)]}
-    if "error" in outcome:
-        return {**outcome, "error": redact_error(outcome["error"], rules)}
-    if "response" in outcome:
-        response = map_response(outcome["response"], rules.apply)
-        if "end" in response:
-            response["end"] = redact_payload(response["end"], rules)
-        return {**outcome, "response": response}
-    if "stream" in outcome:
-        stream = outcome["stream"]
-        chunks = [redact_payload(chunk, rules) for chunk in stream["chunks"]]
-        return {**outcome, "stream": {**stream, "chunks": chunks, "end": redact_payload(stream["end"], rules)}}
-    return outcome
+    raise CassetteError(reason, path, line)
 
 
 def _written(value: Any, schema: PlainSchema) -> tuple[str, Any, dict[str, Any]]:
     """The form of a value that is not JSON, its plain data, and marks for `problems_of`."""
-    reason = ""
-    for form, writer in (("typed", schema), ("any", _ANY)):
-        if form == "typed" and schema.annotation is Any and not schema.beside:
-            continue
+    kind, reason = type(value), ""
+    name = name_of(kind)
+    writers = [("any", _ANY)] if schema.annotation is Any and not schema.beside else [("typed", schema), ("any", _ANY)]
+    if REGISTERED.get(name) is kind:
+        writers.append(("object", schema_of(kind)))
+    for form, writer in writers:
         try:
-            return form, writer.to_plain(value), {}
+            plain = writer.to_plain(value)
         except Unencodable as error:
             reason = reason or str(error)
-    kind = type(value)
-    name = name_of(kind)
-    if REGISTERED.get(name) is kind:
-        try:
-            return "object", [name, schema_of(kind).to_plain(value)], {}
-        except Unencodable:
-            pass
+        else:
+            return form, [name, plain] if form == "object" else plain, {}
     try:
         if name in _OF_LITELLM and _is_made(name, plain := value.model_dump(mode="json")):
             return "value", plain, {"made": name}
-        plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_fields)
+        plain = msgspec.to_builtins(value, str_keys=True, enc_hook=lambda inner: inner.model_dump(mode="json"))
         encode(plain)
     except Exception:  # noqa: BLE001 - reading a user's object may raise anything; then it cannot be written
         opens = hasattr(kind, "__enter__") or hasattr(kind, "__aenter__")
@@ -453,38 +333,17 @@ def _class_of_litellm(name: str) -> Any:
 def _is_made(name: str, plain: Any) -> bool:
     """Whether the class makes the same of its own plain data."""
     try:
-        made = _class_of_litellm(name)(**plain).model_dump(mode="json")
         encode(plain)
+        return bool(_class_of_litellm(name)(**plain).model_dump(mode="json") == plain)
     except Exception:  # noqa: BLE001 - whatever the library raises
         return False
-    return bool(made == plain)
-
-
-def _fields(value: Any) -> Any:
-    if hasattr(type(value), "model_dump"):
-        return value.model_dump(mode="json")
-    raise NotImplementedError
 
 
 # What does not come back
 
 
-def problems_of(outcome: Outcome) -> Iterator[str]:
+def problems_of(outcome: Outcome, verb: str = "returned") -> Iterator[str]:
     """What a replay of this outcome will not do as the recorded call did, and what helps. The texts name types only."""
-    yield from _value_problems(outcome, "returned")
-    if "error" in outcome:
-        yield from _error_problems(outcome["error"])
-    stream = outcome.get("stream")
-    if stream is not None:
-        for chunk in stream.get("chunks", ()):
-            yield from _value_problems(chunk, "yielded")
-        yield from problems_of(stream.get("end", {}))
-    response = outcome.get("response")
-    if response is not None:
-        yield from problems_of(response.get("end", {}))
-
-
-def _value_problems(outcome: Outcome, verb: str) -> Iterator[str]:
     if "unencodable" in outcome:
         yield f"{verb} a {outcome['unencodable']}, which cannot be replayed{_advice(outcome)}"
     elif "class" in outcome:
@@ -494,16 +353,19 @@ def _value_problems(outcome: Outcome, verb: str) -> Iterator[str]:
         )
     elif "redacted" in outcome:
         yield f"{verb} a value that does not fit its annotation without its secrets; give it one that does"
-
-
-def _error_problems(data: dict[str, Any]) -> Iterator[str]:
-    if data.get("unknown"):
+    error = outcome.get("error", {})
+    if error.get("unknown"):
         yield (
-            f"raised {data.get('type')}, which a replay raises as RecordedError or without parts of it; register the "
-            "class with agent_cache.recording.register, or raise one that is made of plain values"
+            f"raised {error.get('type')}, which a replay raises as RecordedError or without parts of it; "
+            "register the class with agent_cache.recording.register, or raise one that is made of plain values"
         )
-    for member in data.get("group", ()):
-        yield from _error_problems(member)
+    for member in error.get("group", ()):
+        yield from problems_of({"error": member})
+    for chunk in outcome.get("stream", {}).get("chunks", ()):
+        yield from problems_of(chunk, "yielded")
+    for part in ("stream", "response"):
+        if "end" in outcome.get(part, ()):
+            yield from problems_of(outcome[part]["end"])
 
 
 def _reason(outcome: Outcome) -> str:
@@ -520,10 +382,40 @@ def _advice(outcome: Outcome) -> str:
     return f"{_reason(outcome)}; give the function a return annotation of plain fields"
 
 
-# Chunks of streams
+# Redaction of what was written
 
-_Place: TypeAlias = tuple[Any, str | int]
-"""The container of a text, and its key or index there."""
+
+def redact_call_outcome(outcome: Outcome, rules: Redaction) -> Outcome:
+    """An outcome of a file without secrets, also without those that go over several chunks of its stream."""
+    if "response" in outcome:
+        try:
+            msgspec.convert(outcome["response"], ResponseShape)
+            response = redact_response(outcome["response"], rules)
+        except (msgspec.ValidationError, ValueError):  # the file was edited, and this is no response
+            return {**outcome, "response": rules.apply(outcome["response"])}
+        return {**outcome, "response": _with_clean_end(response, rules)}
+    if "stream" in outcome:
+        stream = _with_clean_end(outcome["stream"], rules)
+        chunks = [_clean(chunk, rules) for chunk in _redact_joined(stream["chunks"], rules)]
+        return {**outcome, "stream": {**stream, "chunks": chunks}}
+    return _clean(outcome, rules)
+
+
+def _with_clean_end(data: dict[str, Any], rules: Redaction) -> dict[str, Any]:
+    return {**data, "end": _clean(data["end"], rules)} if "end" in data else data
+
+
+def _clean(outcome: Outcome, rules: Redaction) -> Outcome:
+    """The same value or exception, redacted, and the rest left alone."""
+    for form in ("value", "typed", "any"):
+        if form in outcome:
+            return {**outcome, form: rules.apply(outcome[form])}
+    if "object" in outcome:
+        name, plain = outcome["object"]
+        return {**outcome, "object": [name, rules.apply(plain)]}
+    if "error" in outcome:
+        return {**outcome, "error": redact_error(outcome["error"], rules)}
+    return outcome
 
 
 def redact_chunks(chunks: list[Outcome], redaction: Redaction) -> list[Outcome]:
@@ -532,22 +424,21 @@ def redact_chunks(chunks: list[Outcome], redaction: Redaction) -> list[Outcome]:
     Texts in the same place of each chunk, such as the words of an answer, are read as one. The replacement of a secret
     stands in the first chunk that has a part of it; the other parts are removed.
     """
-    if len(chunks) > 1:
-        chunks = _redact_joined(chunks, redaction)
-    return [_redact_chunk(chunk, redaction) for chunk in chunks]
+    joined = _redact_joined(chunks, redaction)
+    raws = [encode(chunk) for chunk in joined]
+    return [
+        _clean(decode(raw), redaction) if redaction.may_change(raw) else chunk
+        for raw, chunk in zip(raws, joined, strict=True)
+    ]
 
 
 _STREAMS = ("events", "frames", "lines", "chunks")
 
 
 def redact_response(response: Outcome, redaction: Redaction) -> Outcome:
-    """A response of HTTP without secrets, also without those that go over several events.
-
-    Raises:
-        ConfigurationError: if the redaction hook did not return the parts of the response as a dict.
-    """
+    """A response of HTTP without secrets, also without those that go over several events."""
     field = next((one for one in _STREAMS if one in response), None)
-    if field is not None and len(response[field]) > 1:
+    if field is not None:
         events = _redact_joined([{"value": one} for one in response[field]], redaction)
         response = {**response, field: [one["value"] for one in events]}
     if "bytes" not in response and field not in ("frames", "chunks") and not redaction.may_change(encode(response)):
@@ -560,12 +451,14 @@ def redact_response(response: Outcome, redaction: Redaction) -> Outcome:
         ) from error
 
 
-def _redact_chunk(chunk: Outcome, redaction: Redaction) -> Outcome:
-    raw = encode(chunk)
-    return redact_payload(decode(raw), redaction) if redaction.may_change(raw) else chunk
+_Place: TypeAlias = tuple[Any, str | int]
+"""The container of a text, and its key or index there."""
 
 
 def _redact_joined(chunks: list[Outcome], redaction: Redaction) -> list[Outcome]:
+    """Redact the texts that stand in the same place of each chunk as one text."""
+    if len(chunks) < 2:
+        return chunks
     read: list[Outcome] = [decode(encode(chunk)) for chunk in chunks]
     texts: dict[tuple[str | int, ...], list[_Place]] = {}
     for chunk in read:
@@ -577,6 +470,15 @@ def _redact_joined(chunks: list[Outcome], redaction: Redaction) -> list[Outcome]
         if len(set(parts)) > 1 and _redact_parts(places, parts, redaction):
             is_changed = True
     return read if is_changed else chunks
+
+
+def _texts(data: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], _Place]]:
+    pairs = data.items() if type(data) is dict else enumerate(data) if type(data) is list else ()
+    for name, value in pairs:
+        if type(value) is str:
+            yield (*path, name), (data, name)
+        else:
+            yield from _texts(value, (*path, name))
 
 
 def common_length(ones: Sequence[Any], others: Sequence[Any]) -> int:
@@ -609,33 +511,11 @@ def _redact_parts(places: list[_Place], parts: list[str], redaction: Redaction) 
     return True
 
 
-def _texts(data: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], _Place]]:
-    pairs = data.items() if type(data) is dict else enumerate(data) if type(data) is list else ()
-    for name, value in pairs:
-        if type(value) is str:
-            yield (*path, name), (data, name)
-        else:
-            yield from _texts(value, (*path, name))
-
-
 # Shape of an outcome in a file, which may have been edited
 
 
 class Failure(msgspec.Struct):
-    """An exception under ``error``.
-
-    Attributes:
-        type: ``module:qualname`` of its class.
-        base: the nearest builtin class that it derives from; ``Exception`` if it is left out.
-        unknown: whether it does not come back as its class with its text and attributes, as far as the recording could
-            tell.
-        message: its text.
-        args: arguments of its constructor; ``{"$any": ...}`` if they are not JSON.
-        state: its attributes.
-        notes: of `BaseException.add_note`.
-        cause: the exception it was raised from.
-        group: members of an exception group.
-    """
+    """An exception under ``error``."""
 
     type: str = ""
     base: str = "Exception"
@@ -649,13 +529,7 @@ class Failure(msgspec.Struct):
 
 
 class Stream(msgspec.Struct):
-    """The chunks of a generator, or of a function that returned one, under ``stream``.
-
-    Attributes:
-        chunks: an outcome each.
-        end: the outcome of its end.
-        plain: whether it was not awaited.
-    """
+    """The chunks of a generator, or of a function that returned one, under ``stream``."""
 
     chunks: list[dict[str, Any]]
     end: dict[str, Any]
@@ -673,11 +547,7 @@ class _Parts(msgspec.Struct):
 
 
 def check_outcome(outcome: Outcome) -> None:
-    """Check that an outcome can be taken apart. Values are checked when they are read.
-
-    Raises:
-        msgspec.ValidationError: if it cannot, with the place in the line.
-    """
+    """Check that an outcome can be taken apart. Values are checked when they are read."""
     parts = msgspec.convert(outcome, _Parts)
     if parts.stream is not None:
         check_outcome(parts.stream.end)

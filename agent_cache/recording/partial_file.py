@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -36,9 +34,6 @@ class PartialFile:
 
     Each line is handed to the operating system at once, so that it survives a killed process. A forked child writes
     nothing to the file. If the path is a symbolic link, the file that it leads to is written.
-
-    Raises:
-        CassetteError: if the path is being recorded, or cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,7 +45,7 @@ class PartialFile:
             self._check_target()
             with _lock:
                 if str(self._target) in _open_paths:
-                    raise _taken(path)
+                    raise BlockingIOError  # noqa: TRY301 - as the lock of another process
                 _open_paths.add(str(self._target))
             try:
                 self.partial.parent.mkdir(parents=True, exist_ok=True)
@@ -59,25 +54,19 @@ class PartialFile:
                 _open_paths.discard(str(self._target))
                 raise
         except BlockingIOError:
-            raise _taken(path) from None
+            raise CassetteError(
+                "is being recorded by another recorder; only one at a time can record to a path", path
+            ) from None
         except (OSError, ValueError) as error:  # the latter for a name that has a null in it
             raise CassetteError(f"cannot be written: {getattr(error, 'strerror', None) or error}", path) from error
 
     def append(self, line: bytes) -> None:
-        """Write a line.
-
-        Raises:
-            OSError: if it cannot be written, such as on a full disk.
-        """
+        """Write a line."""
         if os.getpid() == self._process:
             write_whole(self._descriptor, line)
 
     def finish(self) -> None:
-        """Replace the old file.
-
-        Raises:
-            CassetteError: if that is not possible. The lines remain in the partial file.
-        """
+        """Replace the old file."""
         with self._closing() as is_own:
             if is_own:
                 os.fsync(self._descriptor)
@@ -87,17 +76,13 @@ class PartialFile:
         """Replace the old file by these lines in the place of the written ones.
 
         An old file that has the same calls stays as it is, with its times.
-
-        Raises:
-            CassetteError: if that is not possible. The written lines remain in the partial file.
         """
         with self._closing() as is_own:
             if not is_own:
                 return
             finished = self.partial.with_name(self.partial.name + ".sorted")
-            finished.unlink(missing_ok=True)  # of a process that was killed here
             try:
-                with open(finished, "xb", opener=partial(os.open, mode=0o644)) as file:
+                with finished.open("wb") as file:
                     file.writelines(lines())
                     file.flush()
                     os.fsync(file.fileno())
@@ -132,6 +117,8 @@ class PartialFile:
             os.close(self._descriptor)
 
     def _check_target(self) -> None:
+        if self.partial.is_symlink() or (self.partial.exists() and not self.partial.is_file()):
+            raise CassetteError(f"cannot be written: {self.partial.name} is not a regular file; remove it", self.path)
         if not self._target.exists():
             return
         if not self._target.is_file():
@@ -144,32 +131,22 @@ class PartialFile:
                 raise CassetteError("cannot be written: it is a journal, by which a run is resumed", self.path)
 
     def _open(self) -> int:
-        """Open the partial file under its lock, and never a link or device in its place.
-
-        That of a killed recording is moved aside; only the latest is kept.
-        """
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
+        """Open the partial file under its lock. That of a killed recording is moved aside; only the latest is kept."""
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
         while True:
-            if self.partial.is_symlink():
-                raise CassetteError(f"cannot be written: {self.partial.name} is a symbolic link; remove it", self.path)
-            descriptor = os.open(self.partial, flags | getattr(os, "O_NONBLOCK", 0), 0o644)
+            descriptor = os.open(self.partial, flags, 0o644)
             try:
-                self._check_partial(descriptor)
                 is_locked = lock_file(descriptor, self.partial)
                 if is_locked and not os.fstat(descriptor).st_size:
                     return descriptor
-                if is_locked and fcntl is not None:
-                    self._keep_remains()
             except BaseException:
                 os.close(descriptor)
                 raise
-            os.close(descriptor)
-            if is_locked and fcntl is None:  # Windows does not rename an open file
+            if is_locked and fcntl is not None:  # while it is locked; Windows does not rename an open file
                 self._keep_remains()
-
-    def _check_partial(self, descriptor: int) -> None:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise CassetteError(f"cannot be written: {self.partial.name} is not a regular file; remove it", self.path)
+            os.close(descriptor)
+            if is_locked and fcntl is None:
+                self._keep_remains()
 
     def _keep_remains(self) -> None:
         remains = self.partial.with_name(self.partial.name + ".old")
@@ -202,11 +179,7 @@ def _without_times(line: bytes) -> Any:
 
 
 def lock_file(descriptor: int, path: Path) -> bool:
-    """Take the lock of a file without waiting. False if its owner has renamed it since it was opened by this path.
-
-    Raises:
-        BlockingIOError: if another process has it. Any other error is of a file system without locks.
-    """
+    """Take the lock of a file without waiting. False if its owner has renamed it since it was opened by this path."""
     if fcntl is None:
         return True
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -232,22 +205,16 @@ def is_idle(partial: Path) -> bool:
     """Whether no tape of any process is writing this partial file. Always True on Windows."""
     if fcntl is None:
         return True
-    descriptor = os.open(partial, os.O_RDWR)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+    with partial.open("r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
     return True
 
 
 def replace_file(path: Path, lines: Iterable[bytes]) -> None:
-    """Write a file in one step: a reader sees the old one or the new one.
-
-    Raises:
-        CassetteError: if it cannot be written, or is being recorded.
-    """
+    """Write a file in one step: a reader sees the old one or the new one."""
     file = PartialFile(path)
     try:
         for line in lines:
@@ -258,7 +225,3 @@ def replace_file(path: Path, lines: Iterable[bytes]) -> None:
             raise CassetteError(f"cannot be written: {error.strerror}", path) from error
         raise
     file.finish()
-
-
-def _taken(path: Path) -> CassetteError:
-    return CassetteError("is being recorded by another recorder; only one at a time can record to a path", path)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import aclosing, closing
+from collections.abc import Mapping
 from itertools import takewhile
 from typing import Any
 
@@ -54,7 +52,7 @@ def asker_of_tool(function: RecordedFunction, call: InterceptedCall, arguments: 
         asker = None
     if asker is not None:
         parts["asker"] = asker
-    if (key := function.asker_by_key(arguments)) is not None:
+    if (key := function.tool_key(arguments)) is not None:
         parts["key"] = key
     return parts
 
@@ -105,36 +103,3 @@ def show_in_sessions(call: ActiveCall, value: Any, error: BaseException | None) 
     if outer is not None:
         outer.source, outer.replaced, outer.loops = tool_call.source, tool_call.replaced, tool_call.loops
     replay_into_sessions(tool_call, value, error, recorded.duration_ms / 1000)
-
-
-async def shown_in_sessions(call: ActiveCall, stream: Any) -> AsyncGenerator[Any, Any]:
-    """A replayed stream of a tool, which sessions trace and count when it ends."""
-    chunks: list[Any] = []
-    try:
-        async with aclosing(stream):
-            async for chunk in stream:
-                chunks.append(chunk)
-                yield chunk
-    except BaseException as error:
-        _show_end_in_sessions(call, error)
-        raise
-    show_in_sessions(call, tuple(chunks), None)
-
-
-def shown_in_sessions_of_thread(call: ActiveCall, stream: Any) -> Generator[Any, Any, None]:
-    """The same for a synchronous one."""
-    chunks: list[Any] = []
-    try:
-        with closing(stream):
-            for chunk in stream:
-                chunks.append(chunk)
-                yield chunk
-    except BaseException as error:
-        _show_end_in_sessions(call, error)
-        raise
-    show_in_sessions(call, tuple(chunks), None)
-
-
-def _show_end_in_sessions(call: ActiveCall, error: BaseException) -> None:
-    """A stream that its consumer leaves ends as if it were cancelled."""
-    show_in_sessions(call, None, asyncio.CancelledError() if isinstance(error, GeneratorExit) else error)

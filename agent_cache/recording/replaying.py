@@ -93,8 +93,8 @@ class Replaying:
             raise self.latch(error) from error.__cause__
         except msgspec.ValidationError as error:
             raise self.broken(index, f"has a malformed outcome: {error}") from error
-        if self._order is not None and (first := self._order.start(index, call)) is not None:
-            raise self._too_early(answers, index, first)
+        if self._order is not None and (later := self._order.start(index, call.lane)) is not None:
+            raise self._too_early(answers, later, index)
         answers.cover(index)
         self._answered.add(index)
         self.cursor += 1
@@ -103,8 +103,6 @@ class Replaying:
         """Note a call that runs although it was recorded."""
         call.index = index
         answers.cover_alone(index)
-        if self._order is not None:
-            self._order.start(index, call, is_judged=False)
 
     def read(self, call: ActiveCall, outcome: dict[str, Any], *, is_chunk: bool = False) -> Any:
         """A recorded value or chunk, as the annotation of the function describes it."""
@@ -186,7 +184,7 @@ class Replaying:
         call, first = answers.shown(index), answers.shown(other)
         text = (
             f"{described(call.name, call.arguments)} was called too early: call {first.id}, "
-            f"{described(first.name, first.arguments)}, had ended before it was called when this was recorded"
+            f"{described(first.name, first.arguments)}, came before it in the same task when this was recorded"
         )
         return self.diverged(other, {"name": call.name, "arguments": call.arguments}, text)
 

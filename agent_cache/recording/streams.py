@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextvars import Token
 from types import GeneratorType
 from typing import Any, Self, TypeAlias
@@ -22,9 +22,8 @@ from agent_cache.recording.outcomes import schema_of, value_outcome
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.replaying import Replaying
 
-__all__ = ["failure_outcome", "is_stream", "leave_call", "recorded_stream", "replayed_stream"]
-
 OnEnd: TypeAlias = Callable[[ActiveCall, dict[str, Any], list[Any] | None], None]
+OnReplayed: TypeAlias = Callable[[ActiveCall, list[Any], BaseException | None], None]
 
 _NO_STREAMS = frozenset({dict, list, tuple, set, str, bytes, int, float, bool, type(None)})
 
@@ -32,9 +31,9 @@ _NO_STREAMS = frozenset({dict, list, tuple, set, str, bytes, int, float, bool, t
 def is_stream(value: Any) -> bool:
     """Whether a value is a generator, another iterator, or something iterable that can be closed: an SDK's stream."""
     kind = type(value)
-    if kind in _NO_STREAMS:
-        return False
-    return issubclass(kind, GeneratorType) or _is_async_stream(value) or _is_plain_stream(value)
+    return kind not in _NO_STREAMS and (
+        issubclass(kind, GeneratorType) or _is_async_stream(value) or _is_plain_stream(value)
+    )
 
 
 def _is_plain_stream(value: Any) -> bool:
@@ -49,40 +48,11 @@ def _is_async_stream(value: Any) -> bool:
     return hasattr(kind, "__aiter__") and any(hasattr(kind, name) for name in ("__anext__", "aclose", "close"))
 
 
-def recorded_stream(call: ActiveCall, stream: Any, redaction: Redaction, on_end: OnEnd) -> Any:
-    """The stream that the caller gets in place of one that is recorded.
-
-    Args:
-        call: the call that returned it.
-        stream: the real stream.
-        redaction: of the chunks.
-        on_end: is called once, with how it ended and with its chunks, if an extractor of the user wants them.
-    """
-    log = _StreamLog(call, stream, redaction, on_end)
-    if _is_async_stream(stream):
-        if _is_plain_stream(stream):
-            call.is_plain_stream = not (call.is_awaited or call.function.form == "async")
-            return _DualStreamProxy(None, log)
-        return _record_async(log) if inspect.isasyncgen(stream) else _AsyncStreamProxy(_record_async(log), log)
-    call.is_plain_stream = True
-    return _record_plain(log) if inspect.isgenerator(stream) else _StreamProxy(_record_plain(log), log)
-
-
-def replayed_stream(call: ActiveCall, tape: Replaying, on_end: Callable[[ActiveCall], None]) -> Any:
-    """A recorded stream, to be read again. `on_end` is called when it ends, or when its consumer stops reading it."""
-    assert call.recorded is not None
-    if call.recorded.outcome["stream"].get("plain"):
-        return _StreamProxy(_replay_plain(call, tape, on_end))
-    return _AsyncStreamProxy(_replay_async(call, tape, on_end))
-
-
 def failure_outcome(error: BaseException, redaction: Redaction) -> dict[str, Any]:
     """The outcome of a call or a stream that an exception has left."""
     if isinstance(error, GeneratorExit):
         return {"unfinished": True}
-    if is_cancellation(error):
-        return {"cancelled": True}
-    return error_outcome(error, redaction)
+    return {"cancelled": True} if is_cancellation(error) else error_outcome(error, redaction)
 
 
 def leave_call(token: Token[ActiveCall | None]) -> None:
@@ -96,6 +66,19 @@ def leave_call(token: Token[ActiveCall | None]) -> None:
 # Recording
 
 
+def recorded_stream(call: ActiveCall, stream: Any, redaction: Redaction, on_end: OnEnd) -> Any:
+    """The stream that the caller gets in place of one that is recorded."""
+    log = _StreamLog(call, stream, redaction, on_end)
+    is_plain, is_async = _is_plain_stream(stream), _is_async_stream(stream)
+    if is_plain and is_async:
+        call.is_plain_stream = not (call.is_awaited or call.function.form == "async")
+        return _DualProxy(None, log)
+    call.is_plain_stream = not is_async
+    if is_async:
+        return _record_async(log) if inspect.isasyncgen(stream) else _AwaitedProxy(_record_async(log), log)
+    return _record_plain(log) if inspect.isgenerator(stream) else _PlainProxy(_record_plain(log), log)
+
+
 class _StreamLog:
     """Writes the chunks of one running stream to its call, and reports its end once."""
 
@@ -103,9 +86,8 @@ class _StreamLog:
         self.call = call
         self.source = source
         self._redaction = redaction
-        self._on_end = on_end
+        self._on_end: OnEnd | None = on_end
         self._chunks: list[Any] | None = [] if call.function.has_extractors else None
-        self._is_over = False
         self._is_closed = False
         self._outcomes = call.chunks = []
 
@@ -130,9 +112,9 @@ class _StreamLog:
 
     def end(self, outcome: dict[str, Any]) -> None:
         """Record how it ended; only the first end counts."""
-        if not self._is_over:
-            self._is_over = True
-            self._on_end(self.call, outcome, self._chunks)
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end(self.call, outcome, self._chunks)
 
     def close(self) -> None:
         """Close the stream once, also if it was not read to its end."""
@@ -162,17 +144,13 @@ def _record_plain(log: _StreamLog) -> Generator[Any, Any, Any]:
     """A generator over a running stream. What a step calls is inside of the recorded call."""
     source = log.source
     chunks: Any = None
-
-    def receive() -> Any:
-        return next(chunks)
-
-    step: Callable[[], Any] = receive
+    step: Callable[[], Any] | None = None
     while True:
         token = CURRENT_CALL.set(log.call)
         try:
             if chunks is None:
                 chunks = source if hasattr(type(source), "__next__") else iter(source)
-            chunk = step()
+            chunk = next(chunks) if step is None else step()
         except StopIteration as stop:
             log.returned(stop.value)
             return stop.value
@@ -190,26 +168,22 @@ def _record_plain(log: _StreamLog) -> Generator[Any, Any, Any]:
         except BaseException as error:  # noqa: BLE001 - thrown in by the consumer
             step = functools.partial(_throw, source, "throw", error)
         else:
-            step = receive if sent is None else functools.partial(chunks.send, sent)
+            step = None if sent is None else functools.partial(chunks.send, sent)
 
 
 async def _record_async(log: _StreamLog) -> AsyncGenerator[Any, Any]:
     """The same for a stream whose chunks are awaited."""
     source = log.source
     chunks: Any = None
-
-    def receive() -> Any:
-        return anext(chunks)
-
-    step: Callable[[], Any] = receive
+    step: Callable[[], Any] | None = None
     while True:
         token = CURRENT_CALL.set(log.call)
         try:
             if chunks is None:
                 chunks = source if hasattr(type(source), "__anext__") else aiter(source)
-            chunk = await step()
+            chunk = await (anext(chunks) if step is None else step())
         except StopAsyncIteration:
-            log.end({"value": None})
+            log.returned(None)
             return
         except BaseException as error:
             log.failed(error)
@@ -225,7 +199,7 @@ async def _record_async(log: _StreamLog) -> AsyncGenerator[Any, Any]:
         except BaseException as error:  # noqa: BLE001 - thrown in by the consumer
             step = functools.partial(_throw, source, "athrow", error)
         else:
-            step = receive if sent is None else functools.partial(chunks.asend, sent)
+            step = None if sent is None else functools.partial(chunks.asend, sent)
 
 
 def _throw(source: Any, method: str, error: BaseException) -> Any:
@@ -239,43 +213,53 @@ def _throw(source: Any, method: str, error: BaseException) -> Any:
 # Replay
 
 
-def _replay_plain(call: ActiveCall, tape: Replaying, on_end: Callable[[ActiveCall], None]) -> Generator[Any, Any, Any]:
-    """A generator over recorded chunks. What is sent into it is ignored."""
+def replayed_stream(call: ActiveCall, tape: Replaying, on_end: OnReplayed) -> Any:
+    """A recorded stream, to be read again. `on_end` is given its chunks, and what has ended it otherwise."""
     assert call.recorded is not None
     stream = call.recorded.outcome["stream"]
+    if stream.get("plain"):
+        return _PlainProxy(_replay_plain(call, stream, tape, on_end))
+    return _AwaitedProxy(_replay_async(call, stream, tape, on_end))
+
+
+def _replay_plain(
+    call: ActiveCall, stream: dict[str, Any], tape: Replaying, on_end: OnReplayed
+) -> Generator[Any, Any, Any]:
+    chunks: list[Any] = []
     try:
         for chunk in stream["chunks"]:
-            yield tape.read(call, chunk, is_chunk=True)
-        return _replay_end(call, tape, stream)
-    finally:
-        on_end(call)
+            chunks.append(tape.read(call, chunk, is_chunk=True))
+            yield chunks[-1]
+        returned = _replay_end(call, stream, tape)
+    except BaseException as error:
+        on_end(call, chunks, error)
+        raise
+    on_end(call, chunks, None)
+    return returned
 
 
 async def _replay_async(
-    call: ActiveCall, tape: Replaying, on_end: Callable[[ActiveCall], None]
+    call: ActiveCall, stream: dict[str, Any], tape: Replaying, on_end: OnReplayed
 ) -> AsyncGenerator[Any, Any]:
     """The same for chunks that are awaited. Other tasks run between two chunks."""
-    assert call.recorded is not None
-    stream = call.recorded.outcome["stream"]
+    chunks: list[Any] = []
     try:
         for chunk in stream["chunks"]:
             await checkpoint()
-            yield tape.read(call, chunk, is_chunk=True)
+            chunks.append(tape.read(call, chunk, is_chunk=True))
+            yield chunks[-1]
         await checkpoint()
         if "cancelled" in stream["end"]:
             await tape.wait_until_cancelled(call)
-        _replay_end(call, tape, stream)
-    finally:
-        on_end(call)
+        _replay_end(call, stream, tape)
+    except BaseException as error:
+        on_end(call, chunks, error)
+        raise
+    on_end(call, chunks, None)
 
 
-def _replay_end(call: ActiveCall, tape: Replaying, stream: dict[str, Any]) -> Any:
-    """The end after the last chunk: the value that a generator returned, or an exception.
-
-    Raises:
-        BaseException: what the stream raised.
-        ReplayExhausted: if its consumer stopped here when it was recorded, and wants another chunk now.
-    """
+def _replay_end(call: ActiveCall, stream: dict[str, Any], tape: Replaying) -> Any:
+    """The end after the last chunk: the value that a generator returned, or what it raised."""
     end = stream["end"]
     if "error" in end:
         raise read_error(end["error"])
@@ -303,55 +287,63 @@ class _Proxy:
             raise AttributeError(f"a replayed stream has its chunks only, and no attribute {name!r}")
         return getattr(self._log.source, name)
 
+    def _read(self, *, is_plain: bool) -> Any:
+        if self._chunks is None and self._log is not None:
+            self._log.call.is_plain_stream = is_plain
+            self._chunks = (_record_plain if is_plain else _record_async)(self._log)
+        elif inspect.isgenerator(self._chunks) is not is_plain:
+            raise TypeError(f"this stream is read with `{'async for' if is_plain else 'for'}` already")
+        return self._chunks
 
-class _StreamProxy(_Proxy):
+
+class _PlainProxy(_Proxy):
     """Iterates over chunks."""
 
-    def __iter__(self) -> Iterator[Any]:
-        return self._chunks  # type: ignore[no-any-return]  # a generator
+    def __iter__(self) -> Any:
+        return self._read(is_plain=True)
 
     def __next__(self) -> Any:
-        return next(self._chunks)
+        return next(self._read(is_plain=True))
 
-    def close(self) -> None:
-        self._chunks.close()
+    def close(self) -> Any:
+        self._read(is_plain=True).close()
         if self._log is not None:  # also a stream that was not begun, or was read to its end
             self._log.close()
 
     def send(self, value: Any) -> Any:
-        return self._chunks.send(value)
+        return self._read(is_plain=True).send(value)
 
     def throw(self, error: BaseException) -> Any:
-        return self._chunks.throw(error)
+        return self._read(is_plain=True).throw(error)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        _PlainProxy.close(self)
 
 
-class _AsyncStreamProxy(_Proxy):
+class _AwaitedProxy(_Proxy):
     """Iterates over chunks that are awaited."""
 
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return self._chunks  # type: ignore[no-any-return]  # as above
+    def __aiter__(self) -> Any:
+        return self._read(is_plain=False)
 
     async def __anext__(self) -> Any:
-        return await self._chunks.__anext__()
+        return await self._read(is_plain=False).__anext__()
 
     async def aclose(self) -> None:
-        await self._chunks.aclose()
+        await self._read(is_plain=False).aclose()
         if self._log is not None:  # as above
             await self._log.aclose()
 
+    close: Any = aclose
+
     async def asend(self, value: Any) -> Any:
-        return await self._chunks.asend(value)
+        return await self._read(is_plain=False).asend(value)
 
     async def athrow(self, error: BaseException) -> Any:
-        return await self._chunks.athrow(error)
-
-    close = aclose
+        return await self._read(is_plain=False).athrow(error)
 
     async def __aenter__(self) -> Self:
         return self
@@ -360,57 +352,12 @@ class _AsyncStreamProxy(_Proxy):
         await self.aclose()
 
 
-class _DualStreamProxy(_Proxy):
+class _DualProxy(_PlainProxy, _AwaitedProxy):
     """A stream object that can be read in both ways, as LiteLLM's. Its first use decides how it is recorded."""
-
-    _log: _StreamLog
-    _proxy: _StreamProxy | _AsyncStreamProxy | None = None
-
-    def _plain(self) -> _StreamProxy:
-        if self._proxy is None:
-            self._log.call.is_plain_stream = True
-            self._proxy = _StreamProxy(_record_plain(self._log), self._log)
-        if not isinstance(self._proxy, _StreamProxy):
-            raise TypeError("this stream is read with `async for` already")
-        return self._proxy
-
-    def _awaited(self) -> _AsyncStreamProxy:
-        if self._proxy is None:
-            self._log.call.is_plain_stream = False
-            self._proxy = _AsyncStreamProxy(_record_async(self._log), self._log)
-        if not isinstance(self._proxy, _AsyncStreamProxy):
-            raise TypeError("this stream is read with `for` already")
-        return self._proxy
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._plain())
-
-    def __next__(self) -> Any:
-        return next(self._plain())
-
-    def __enter__(self) -> _StreamProxy:
-        return self._plain()
-
-    def __exit__(self, *_: object) -> None:
-        self._plain().close()
-
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return aiter(self._awaited())
-
-    async def __anext__(self) -> Any:
-        return await anext(self._awaited())
-
-    async def __aenter__(self) -> _AsyncStreamProxy:
-        return self._awaited()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._awaited().aclose()
-
-    async def aclose(self) -> None:
-        await self._awaited().aclose()
 
     def close(self) -> Any:
         """Close it as it was read. If it was not read, this returns a coroutine where the stream's own close does."""
-        if self._proxy is None and inspect.iscoroutinefunction(getattr(self._log.source, "close", None)):
-            self._awaited()
-        return self._plain().close() if self._proxy is None else self._proxy.close()
+        if self._chunks is None:
+            source = None if self._log is None else self._log.source
+            self._read(is_plain=not inspect.iscoroutinefunction(getattr(source, "close", None)))
+        return super().close() if inspect.isgenerator(self._chunks) else self.aclose()

@@ -9,6 +9,7 @@ A tape has *answers*, the calls of a recording, a *file* where new calls are wri
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -21,11 +22,7 @@ from agent_cache.core.asker import UnknownAsker
 from agent_cache.engine.interception import InterceptedCall, Receiver
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.streaming import proceed_stream
-from agent_cache.errors import (
-    CassetteError,
-    ConfigurationError,
-    UncacheableArgumentsError,
-)
+from agent_cache.errors import CassetteError, ConfigurationError, UncacheableArgumentsError
 from agent_cache.recording.arguments import plain_arguments
 from agent_cache.recording.call_log import CallLog
 from agent_cache.recording.cassette import Cassette
@@ -37,16 +34,10 @@ from agent_cache.recording.file import (
     digest_of_asker,
     digest_of_key,
     partial_of,
-    with_asker,
 )
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction
 from agent_cache.recording.lanes import cancellations
-from agent_cache.recording.match import (
-    ROOT_PLACE,
-    Matcher,
-    by_nobody,
-    place_of,
-)
+from agent_cache.recording.match import ROOT_PLACE, Matcher, by_nobody, place_of
 from agent_cache.recording.outcomes import problems_of, value_outcome
 from agent_cache.recording.recorded_tools import (
     asker_of_function,
@@ -54,14 +45,10 @@ from agent_cache.recording.recorded_tools import (
     function_of,
     redacted_tags,
     show_in_sessions,
-    shown_in_sessions,
-    shown_in_sessions_of_thread,
 )
 from agent_cache.recording.redaction import Redaction, redact_key
 from agent_cache.recording.replaying import Replaying
 from agent_cache.recording.streams import failure_outcome, is_stream, leave_call, recorded_stream, replayed_stream
-
-__all__ = ["NO_CONTEXT", "Tape"]
 
 _LOG = logging.getLogger("agent_cache")
 
@@ -75,22 +62,7 @@ NO_CONTEXT = (
 
 
 class Tape(Replaying, Receiver):
-    """A running or finished recording or replay.
-
-    Args:
-        path: the file; None if there is none.
-        mode: as it was given.
-        redaction: the rules by which secrets are removed.
-        answers: the recorded calls; None if all calls run.
-        file: where new calls go; None if none are written.
-        policy: by name of a function, ``"stub"``, ``"live"`` or ``"forbid"``.
-        strict: whether the order of calls counts, and each must be made; problems of a recording are errors.
-        is_guarded: whether a replay refuses calls in threads without a context, also if it is not strict.
-        http: what of the run's HTTP is recorded or answered: an `http.exchange.Http`, or None.
-
-    Attributes:
-        path, mode, redaction, file, http: as given.
-    """
+    """A running or finished recording or replay."""
 
     def __init__(
         self,
@@ -126,11 +98,7 @@ class Tape(Replaying, Receiver):
 
     @property
     def cassette(self) -> Cassette:
-        """The recorded calls: of a replay those that answer, of a recording those that have ended so far.
-
-        Raises:
-            CassetteError: if it cannot be read, or there is no file.
-        """
+        """The recorded calls: of a replay those that answer, of a recording those that have ended so far."""
         if self.file is None and self.answers is not None:
             return self.answers.cassette
         if self.path is None:
@@ -151,11 +119,7 @@ class Tape(Replaying, Receiver):
     def run(
         self, function: RecordedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], proceed: Callable[[], Any]
     ) -> Any:
-        """Answer a call of a wrapped function, or make it. See `FunctionInterceptor`.
-
-        Raises:
-            CassetteError: if it is not recorded, and may not run.
-        """
+        """Answer a call of a wrapped function, or make it. See `FunctionInterceptor`."""
         try:
             arguments = function.bind(args, kwargs)
         except TypeError:  # the function refuses these arguments itself
@@ -170,27 +134,15 @@ class Tape(Replaying, Receiver):
         return self._run_stream(call, proceed)
 
     async def play(self, call: InterceptedCall) -> Any:
-        """Answer a call of a cached tool, or make it.
-
-        Raises:
-            CassetteError: if it is not recorded, and may not run.
-        """
+        """Answer a call of a cached tool, or make it."""
         return await self._run_async(self._begin_tool(call), call.proceed)
 
     def play_stream(self, call: InterceptedCall) -> Any:
-        """Answer a call of a cached streaming tool, or make it.
-
-        Raises:
-            CassetteError: if it is not recorded, and may not run.
-        """
+        """Answer a call of a cached streaming tool, or make it."""
         return self._run_stream(self._begin_tool(call), partial(proceed_stream, call))
 
     def escaped(self, called: Operation[Any] | RecordedFunction) -> None:
-        """Warn, once a function, of a call in a thread without a context: it may belong to this run.
-
-        Raises:
-            CassetteError: if it may not run then: by its policy, in a strict replay, or in a guarded one.
-        """
+        """Warn, once a function, of a call in a thread without a context: it may belong to this run."""
         function = called if isinstance(called, RecordedFunction) else function_of(called)
         thread = threading.current_thread().name
         if self.answers is not None:
@@ -211,7 +163,6 @@ class Tape(Replaying, Receiver):
     # The beginning of a call
 
     def _begin_tool(self, call: InterceptedCall) -> ActiveCall:
-        """`_begin` for a call of a cached tool."""
         function = function_of(call.operation)
         asker = self._asker(function, asker_of_tool, call, call.arguments)
         active = self._begin(function, call.recorded_arguments, asker=asker)
@@ -219,16 +170,7 @@ class Tape(Replaying, Receiver):
         return active
 
     def _asker(self, function: RecordedFunction, parts: Callable[..., dict[str, Any]], *call: Any) -> str:
-        """Digest of who makes a call.
-
-        Args:
-            function: what is called.
-            parts: gives what tells callers apart, by name, from the function and the call.
-            call: the call.
-
-        Raises:
-            CassetteError: if that cannot be said, and the call must not be taken for another one.
-        """
+        """Digest of who makes a call, of `parts(function, *call)`."""
         try:
             found = parts(function, *call)
             return digest_of_asker(found) if found else ""
@@ -245,24 +187,14 @@ class Tape(Replaying, Receiver):
     def _begin(
         self, function: RecordedFunction, arguments: Mapping[str, Any], key: str | None = None, *, asker: str = ""
     ) -> ActiveCall:
-        """Find the recorded call that answers a call, or number it as a new one.
-
-        Args:
-            function, arguments: what is called.
-            key: what ``cache_key=`` returned.
-            asker: digest of who asks.
-
-        Raises:
-            CassetteError: if it is not recorded, and may not run.
-            ConfigurationError: if the redaction hook did not return arguments.
-        """
+        """Find the recorded call that answers a call, or number it as a new one. `key` is what ``cache_key=`` made."""
         if self._functions.get(function.name) is not function:
             self._check_name(function)
         identifying = function.recorded_arguments(arguments)
         try:
             data, raw = plain_arguments(identifying, is_identity=key is None)
         except UncacheableArgumentsError as error:
-            key = function.key_instead(arguments)
+            key = function.tool_key(arguments, warns=True)
             if key is None and not self._needs_no_identity(function):
                 raise self._unidentified(
                     function,
@@ -273,7 +205,12 @@ class Tape(Replaying, Receiver):
             data, raw = plain_arguments(identifying, is_identity=False)
         given, given_key = data, key
         if self.redaction.may_change(raw):
-            data = self._redacted(function, data)
+            data = self.redaction.apply(data)
+            if type(data) is not dict:
+                raise ConfigurationError(
+                    f"{function.name}: the redaction hook must return the arguments of a call as a dict, as it was "
+                    f"given them; it returned {type(data).__name__}"
+                )
         if key is not None:
             key = redact_key(key, given, data, self.redaction)
         digest = digest_of(function.name, data) if key is None else digest_of_key(function.name, key)
@@ -314,15 +251,6 @@ class Tape(Replaying, Receiver):
             _shared_names.add(function.name)
             _LOG.warning("recording: %s", text)
 
-    def _redacted(self, function: RecordedFunction, data: dict[str, Any]) -> dict[str, Any]:
-        redacted: Any = self.redaction.apply(data)
-        if type(redacted) is not dict:
-            raise ConfigurationError(
-                f"{function.name}: the redaction hook must return the arguments of a call as a dict, as it was "
-                f"given them; it returned {type(redacted).__name__}"
-            )
-        return redacted
-
     def _needs_no_identity(self, function: RecordedFunction) -> bool:
         """Whether a call of this function just runs, or is only observed."""
         if self.file is not None:
@@ -335,7 +263,12 @@ class Tape(Replaying, Receiver):
         self._failure = self._failure or failure
         return failure
 
-    def _place(self, call: ActiveCall, arguments: Mapping[str, Any], answers: Matcher) -> int | None:
+    def _place(
+        self,
+        call: ActiveCall,
+        arguments: Mapping[str, Any],  # noqa: ARG002 - those of the function, for a branch
+        answers: Matcher,
+    ) -> int | None:
         """Find the place of a call in the recording. Returns the index of the recorded call there."""
         parent = call.parent
         counts, enclosing = (self._counts, ROOT_PLACE) if parent is None else (parent.counts, parent.place)
@@ -344,35 +277,16 @@ class Tape(Replaying, Receiver):
         if answers.has_foreign:
             answers.adopt(call.function)
         index = answers.find(call.place)
-        if index is None and not occurrence and not call.function.has_cache_key:
-            for digest, is_foreign in self._other_digests(call, arguments, answers):
-                index = answers.find(place_of(enclosing, digest, 0))
-                if index is not None and (not is_foreign or answers.is_foreign(index)):
-                    call.matched, occurrence = digest, counts.get(digest, 0)
-                    call.place = place_of(enclosing, digest, occurrence)
-                    index = answers.find(call.place)
-                    break
-                index = None
+        if index is None and not occurrence and call.asker and answers.has_foreign:  # its package knew no askers
+            occurrence = counts.get(call.digest, 0)
+            found = answers.find(place_of(enclosing, call.digest, occurrence))
+            if found is not None and answers.is_foreign(found):
+                index, call.matched, call.place = found, call.digest, place_of(enclosing, call.digest, occurrence)
+            else:
+                occurrence = 0
         call.occurrence = occurrence
         counts[call.matched] = occurrence + 1
         return index
-
-    def _other_digests(
-        self, call: ActiveCall, arguments: Mapping[str, Any], answers: Matcher
-    ) -> Iterator[tuple[bytes, bool]]:
-        """The digests that the same call has in a recording that was made elsewhere, or by another package, which did
-        not know who asked. With each, whether it is of such a package.
-        """
-        function = call.function
-        try:
-            other = function.other_arguments(arguments)
-            if other is not None:
-                digest = digest_of(function.name, self._redacted(function, plain_arguments(other)[0]))
-                yield with_asker(digest, call.asker), False
-        except UncacheableArgumentsError:  # a default has no identity
-            pass
-        if call.asker and answers.has_foreign:
-            yield call.digest, True
 
     def _look_up(self, call: ActiveCall, index: int | None, answers: Matcher) -> None:
         policy = self._policy_of(call.function) if self._policy else "stub"
@@ -448,8 +362,6 @@ class Tape(Replaying, Receiver):
     def _returned(self, call: ActiveCall, value: Any) -> Any:
         if is_stream(value):
             return recorded_stream(call, value, self.redaction, self._stream_ended)
-        if call.index is not None:
-            self._ended(call)
         if self.file is not None:
             if call.usage is not None:
                 call.usage.add(value)
@@ -458,22 +370,14 @@ class Tape(Replaying, Receiver):
         return value
 
     def _raised(self, call: ActiveCall, error: BaseException) -> None:
-        self._ended(call)
         if self.file is not None:
             self._write(call, failure_outcome(error, self.redaction))
 
     def _stream_ended(self, call: ActiveCall, end: dict[str, Any], chunks: list[Any] | None) -> None:
-        self._ended(call)
         if self.file is not None:
             if call.usage is not None:
                 call.usage.complete(call, chunks or [])
             self._write(call, call.stream_outcome(end, self.redaction))
-
-    def _ended(self, call: ActiveCall) -> None:
-        """A recorded call that ran again has ended: in a strict replay those behind it may start now."""
-        if call.index is not None and self.answers is not None:
-            with self._lock:
-                self.answers.end(call.index)
 
     def _write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
         source = ""
@@ -504,11 +408,7 @@ class Tape(Replaying, Receiver):
     # Requests: the exchange with a server makes them, or has the answer, between these two
 
     def begin_exchange(self, endpoint: RecordedFunction, arguments: Mapping[str, Any]) -> ActiveCall:
-        """Find the recorded call that answers a request, or number it as a new one.
-
-        Raises:
-            CassetteError: if it is not recorded, and may not be made.
-        """
+        """Find the recorded call that answers a request, or number it as a new one."""
         try:
             return self._begin(endpoint, arguments, asker=self._asker(endpoint, asker_of_function, (), {}))
         finally:
@@ -516,7 +416,6 @@ class Tape(Replaying, Receiver):
 
     def end_exchange(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
         """A request that was made has this outcome, redacted."""
-        self._ended(call)
         if self.file is not None:
             self._write(call, outcome)
 
@@ -526,11 +425,7 @@ class Tape(Replaying, Receiver):
         return self.file is None and self.answers is not None and self.is_strict
 
     def refuse_connection(self, address: str, module: str) -> None:
-        """Refuse a connection that is no request of a known client.
-
-        Raises:
-            CassetteError: always, and again at the end.
-        """
+        """Refuse a connection that is no request of a known client."""
         error = CassetteError(
             f"{module} has opened a connection to {address}, which is neither recorded nor replayed; record a function "
             "that does so, or name the host in Http(ignore=...)",
@@ -585,29 +480,26 @@ class Tape(Replaying, Receiver):
         if "stream" not in recorded.outcome:
             text = f"{recorded.name} returned a value when it was recorded, and is a stream now: record it again"
             raise self.broken(call.index, text)
-        stream = replayed_stream(call, self, self.answered)
-        if call.tool_call is None:
-            return stream
-        return (shown_in_sessions_of_thread if call.is_sync_tool else shown_in_sessions)(call, stream)
+        return replayed_stream(call, self, self._stream_answered)
+
+    def _stream_answered(self, call: ActiveCall, chunks: list[Any], error: BaseException | None) -> None:
+        """A stream that its consumer leaves ends in the sessions as if it were cancelled."""
+        self.answered(call)
+        if isinstance(error, GeneratorExit):
+            error = asyncio.CancelledError()
+        show_in_sessions(call, None if error else tuple(chunks), error)
 
     def answered(self, call: ActiveCall) -> None:
         """A call has ended that was answered from the old recording."""
-        with self._lock:
-            assert self.answers is not None
-            assert call.index is not None
-            self.answers.end(call.index)
-            if self.file is not None:
+        if self.file is not None and self.answers is not None:
+            with self._lock:
                 self.file.repeat(call, self.answers)
 
     # The end
 
     @contextmanager
     def in_this_task(self) -> Iterator[None]:
-        """Make the running task the block's own for a while: lane 0, and the one that ends by a divergence elsewhere.
-
-        Raises:
-            CassetteError: that divergence.
-        """
+        """Make the running task the block's own for a while: lane 0, and what ends by a divergence in another task."""
         with self.lanes.continued():
             try:
                 yield
@@ -625,12 +517,7 @@ class Tape(Replaying, Receiver):
                 self.file.discard()
 
     def finish(self, error: BaseException | None) -> None:
-        """Close the file, and raise an error that the run has swallowed. One that leaves the run takes precedence.
-
-        Raises:
-            CassetteError: if an error was swallowed, a call could not be recorded, or was not made in a strict replay,
-                a line was not written, or a call was recorded under `strict` that cannot be replayed.
-        """
+        """Close the file, and raise an error that the run has swallowed. One that leaves the run takes precedence."""
         self.lanes.is_over = True
         answers, file = self.answers, self.file
         with self._lock:

@@ -61,32 +61,12 @@ def log_of(choices: list[int]) -> tuple[list[RecordedCall], list[str]]:
     return log, events
 
 
-def facts(cassette: Cassette) -> tuple[list[str], dict[str, str], dict[str, str]]:
-    """Events, by name the last call of the lane that was started before a call ended, and the enclosing calls."""
+def facts(cassette: Cassette) -> tuple[list[str], dict[str, str]]:
+    """Events, and the enclosing calls by name."""
     outline = cassette.outline
     names = [call.name for call in cassette]
     events = [f"+{names[event]}" if event >= 0 else f"-{names[~event]}" for event in outline.events()]
-    until = {names[index]: names[last] for index, last in outline.last_overlapping().items()}
-    parents = {names[index]: names[parent] for index, parent in enumerate(outline.enclosing()) if parent >= 0}
-    return events, until, parents
-
-
-def overlapping(events: list[str], parents: dict[str, str]) -> dict[str, str]:
-    """What `facts` says of overlaps, found call by call."""
-    found: dict[str, str] = {}
-    running: list[str] = []
-    for event in events:
-        name = event[1:]
-        if event[0] == "-":
-            running.remove(name)
-            continue
-        enclosing = [name]
-        while enclosing[-1] in parents:
-            enclosing.append(parents[enclosing[-1]])
-        lane = name.split(" call")[0]
-        found |= {one: name for one in running if one not in enclosing and one.split(" call")[0] == lane}
-        running.append(name)
-    return found
+    return events, {names[index]: names[parent] for index, parent in enumerate(outline.enclosing()) if parent >= 0}
 
 
 @searched(10, 60, st.lists(st.integers(0, 7), max_size=60))
@@ -98,7 +78,6 @@ def test_a_log_becomes_a_file_that_says_the_same(choices):
         old.write_bytes(b'{"agent_cache_cassette":2,"log":true}\n' + b"".join(map(call_line, log)) + trailer)
         before = Cassette.load(old)
         assert facts(before)[0] == events
-        assert facts(before)[1] == overlapping(events, facts(before)[2])
         before.save(new)
         after = Cassette.load(new)
         assert facts(after) == facts(before)
@@ -137,10 +116,9 @@ def test_the_lines_of_a_lane_do_not_depend_on_when_it_ran(choices, chooser):
             old.write_bytes(b"".join(lines))
             Cassette.load(old).save(new)
             after = Cassette.load(new)
-            names = {call.id: call.name for call in after}
-            texts.append([(call.name, names.get(call.until)) for call in after])
+            texts.append([call.name for call in after])
     for lane in by_lane:
-        one, other = ([each for each in text if each[0].startswith(f"lane {lane} ")] for text in texts)
+        one, other = ([name for name in text if name.startswith(f"lane {lane} ")] for text in texts)
         assert one == other
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import agent_cache
 from agent_cache.recording import Cassette, cached_llm_call, intercept, record, replay
 
 SECRET = "sk-" + "a1b2c3d4" * 4
@@ -192,74 +191,3 @@ def test_a_fixture_of_reyn_is_converted_and_back(of_reyn, command, tmp_path):
 def test_only_calls_of_litellm_become_a_fixture(theirs, command):
     code, _, err = command("convert", theirs, "--to", "reyn")
     assert (code, "no call of litellm" in err) == (2, True)
-
-
-# prune
-
-TESTS = """
-import pytest
-
-@pytest.mark.agent_cassette
-def test_it():
-    pass
-"""
-
-
-@pytest.fixture
-def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of tests with a cassette that is used, one that is not, and what a killed recording has left."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(agent_cache.__file__).parents[1]))
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # most of the time of a run is that of other plugins
-    monkeypatch.setenv("PYTEST_ADDOPTS", "-p agent_cache.pytest_plugin.plugin")
-    folder = tmp_path / "tests"
-    folder.mkdir()
-    (folder / "pytest.ini").write_text("[pytest]\n")
-    (folder / "test_pay.py").write_text(TESTS)
-    for name in ("test_it", "test_gone"):
-        paid(folder / "cassettes" / "test_pay" / f"{name}.jsonl", "1")
-    for name in ("test_it.jsonl.partial", "test_it.jsonl.partial.sorted"):
-        (folder / "cassettes" / "test_pay" / name).write_text("{")
-    return folder
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "cassettes").rglob("*.*"))
-
-
-@pytest.mark.slow
-def test_prune_asks_before_it_deletes(suite, command, document):
-    before = files(suite)
-    code, out, _ = command("prune", suite)
-    assert (code, files(suite)) == (1, before)
-    assert out.splitlines()[-1] == "Nothing was deleted; --yes does it."
-    code, data = document("prune", suite, "--yes")
-    assert code == 0
-    assert [(Path(one["path"]).name, one["reason"]) for one in data["cassettes"]] == [
-        ("test_gone.jsonl", "no test uses it"),
-        ("test_it.jsonl.partial", "left by a killed recording"),
-        ("test_it.jsonl.partial.sorted", "left by a killed recording"),
-    ]
-    assert files(suite) == ["test_it.jsonl"]
-    assert command("prune", suite)[:2] == (0, "There is nothing to prune.\n")
-
-
-@pytest.mark.slow
-def test_prune_spares_what_is_being_recorded(suite, document):
-    with record(suite / "cassettes" / "test_pay" / "test_it.jsonl"):
-        names = [Path(one["path"]).name for one in document("prune", suite, "--yes")[1]["cassettes"]]
-    assert not [name for name in names if name.startswith("test_it.jsonl.partial") and not name.endswith(".old")]
-
-
-@pytest.mark.slow
-def test_where_tests_cannot_be_collected_nothing_is_deleted(suite, command):
-    (suite / "test_broken.py").write_text("import nothing_like_that")
-    before = files(suite)
-    code, out, err = command("prune", suite, "--yes")
-    assert (code, out, files(suite)) == (2, "", before)
-    assert "nothing was deleted" in err
-    assert "nothing_like_that" in err
-
-
-def test_prune_wants_folders(cassette, command):
-    path = cassette("a.jsonl", "x")
-    assert command("prune", path)[0] == 2

@@ -13,12 +13,10 @@ import ipaddress
 import logging
 import operator
 import pathlib
-import re
 import threading
-import types
 import typing
 import weakref
-from collections import ChainMap, Counter, OrderedDict, defaultdict, deque
+from collections import ChainMap, OrderedDict, deque
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from typing import Any, Literal, NamedTuple
@@ -27,6 +25,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator
+from agent_cache.errors import UncacheableArgumentsError
 from agent_cache.recording import Cassette, CassetteError, DivergenceError, cached_llm_call, intercept, record, replay
 from agent_cache.recording.arguments import plain_arguments
 from agent_cache.recording.outcomes import encode_sorted
@@ -34,9 +33,6 @@ from tests.harness.slow import slow
 
 BERLIN, PARIS = ZoneInfo("Europe/Berlin"), ZoneInfo("Europe/Paris")
 NOON = datetime(2026, 7, 1, 12)  # noqa: DTZ001 - without a zone
-
-
-AB = [("a", 1), ("b", 2)]
 
 
 class Text(str):
@@ -113,11 +109,6 @@ class Order:
     id: str
 
 
-@dataclass
-class Refused(Exception):
-    reason: str
-
-
 class Size(enum.Enum):
     SMALL = 1
 
@@ -133,10 +124,6 @@ class Other:
     Order.__module__ = "elsewhere"
 
     Size = enum.Enum("Size", {"SMALL": 1}, module="elsewhere", qualname="Size")
-
-
-class Answer(typing.TypedDict):
-    text: str
 
 
 def text(value: str, note: str = "") -> Text:
@@ -171,39 +158,20 @@ PAIRS: dict[str, Any] = {
     "complex": lambda: (1 + 2j, 1 + 3j),
     "complex and real": lambda: (1 + 0j, 1.0),
     "ranges": lambda: (range(3), range(4)),
-    "ranges of other steps": lambda: (range(0, 4, 2), range(0, 4, 3)),
     "deques": lambda: (deque([1]), deque([2])),
-    "deques of other lengths": lambda: (deque([1], 1), deque([1], 2)),
-    "slices": lambda: (slice(1, 2), slice(1, 3)),
-    "patterns": lambda: (re.compile("a"), re.compile("b")),
-    "patterns of other flags": lambda: (re.compile("a"), re.compile("a", re.IGNORECASE)),
-    "patterns of texts and bytes": lambda: (re.compile("a"), re.compile(b"a")),
-    "ordered dicts": lambda: (OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)),
     "an ordered dict and a dict": lambda: (OrderedDict(a=1), {"a": 1}),
-    "default dicts": lambda: (defaultdict(list, a=1), defaultdict(int, a=1)),
-    "counters": lambda: (Counter("aab"), Counter("abb")),
-    "a counter and a dict": lambda: (Counter("a"), {"a": 1}),
-    "proxies of dicts": lambda: (types.MappingProxyType({"a": 1}), types.MappingProxyType({"a": 2})),
-    "a proxy and a dict": lambda: (types.MappingProxyType({"a": 1}), {"a": 1}),
-    "namespaces": lambda: (types.SimpleNamespace(a=1), types.SimpleNamespace(a=2)),
-    "buffers": lambda: (io.BytesIO(b"a"), io.BytesIO(b"b")),
-    "buffers of texts": lambda: (io.StringIO("a"), io.StringIO("b")),
     "partials": lambda: (functools.partial(int, base=2), functools.partial(int, base=3)),
     "methods of builtins": lambda: (str.upper, str.lower),
     "bound methods": lambda: (Point(1, 2).count, Point(1, 3).count),
     "bound methods of objects": lambda: (Order("a").__repr__, Order("b").__repr__),
-    "lambdas": lambda: (lambda number: number + 1, lambda number: number - 1),
-    "lambdas with defaults": lambda: tuple(lambda a, n=number: a + n for number in range(2)),
     "closures": lambda: (closure(1), closure(2)),
     "generics": lambda: (list[int], list[str]),
-    "generics of typing": lambda: (typing.List[int], typing.List[str]),  # noqa: UP006 - the older spelling
     "unions": lambda: (int | str, int | None),
     "literals": lambda: (Literal["a"], Literal["b"]),
     "classes of one name": lambda: (made_class(a=int), made_class(b=int)),
     "values of a class without fields": lambda: (Several(1, 2), Several(1, 3)),
     "interfaces": lambda: (ipaddress.ip_interface("10.0.0.1/8"), ipaddress.ip_interface("10.0.0.1/16")),
     "chained maps": lambda: (ChainMap({"a": 1}), ChainMap({"a": 2})),
-    "proxies of ordered dicts": lambda: tuple(types.MappingProxyType(OrderedDict(a)) for a in (AB, AB[::-1])),
     "numbers of many digits": lambda: (10**5000, 10**5000 + 1),
     "exceptions": lambda: (ValueError("a"), ValueError("b")),
     "exceptions of two classes": lambda: (ValueError("a"), TypeError("a")),
@@ -278,60 +246,37 @@ def cyclic(value: Any) -> Any:
     return made
 
 
+def identity(value: Any) -> bytes | None:
+    """The data of an argument; None if its call is not recorded."""
+    try:
+        return encode_sorted(plain(value))
+    except UncacheableArgumentsError:
+        return None
+
+
 @pytest.mark.parametrize("case", [case if case != MANY_PARTS else slow(case)[0] for case in PAIRS])
-@pytest.mark.parametrize("is_inside", [False, *slow(True)], ids=["alone", "in a list"])
-def test_another_argument_is_another_call(case, is_inside, path):
-    def pair() -> Any:
-        return [[each] for each in PAIRS[case]()] if is_inside else PAIRS[case]()
+@pytest.mark.parametrize("is_inside", [False, True], ids=["alone", "in a list"])
+def test_another_argument_is_another_call_or_none(case, is_inside):
+    one, other = (identity([each] if is_inside else each) for each in PAIRS[case]())
+    assert one is None or one != other
 
+
+def test_another_argument_is_not_answered(path):
     refund = intercept(lambda amount: amounts.append(amount) or len(amounts), name="refund")
-    for at in range(2):
-        amounts: list[Any] = []
-        with record(path):
-            assert refund(pair()[at]) == 1
-        with pytest.raises(DivergenceError), replay(path, strict=True):
-            refund(pair()[1 - at])
-        with replay(path, strict=True):
-            assert refund(pair()[at]) == 1
-        assert len(amounts) == 1, "the function ran in a replay"
-
-
-@pytest.mark.slow
-def test_values_of_many_parts_are_told_apart():
-    one, other = PAIRS[MANY_PARTS]()
-    assert encode_sorted(plain(one)) != encode_sorted(plain(other))
-
-
-def test_both_of_two_arguments_get_their_own_answer(path):
-    each_gets_its_own_answer(path, [make for case, make in PAIRS.items() if case != MANY_PARTS])
-
-
-def test_both_of_two_arguments_in_lists_get_their_own_answer(path):
-    pairs = [make for case, make in PAIRS.items() if case != MANY_PARTS]
-    each_gets_its_own_answer(path, [lambda make=make: [[each] for each in make()] for make in pairs])
-
-
-@pytest.mark.slow
-def test_both_of_two_arguments_of_many_parts_get_their_own_answer(path):
-    each_gets_its_own_answer(path, [PAIRS[MANY_PARTS]])
-
-
-def each_gets_its_own_answer(path, pairs):
-    echo = intercept(lambda value: answers.pop(0), name="echo")
-    answers = list(range(2 * len(pairs)))
+    amounts: list[Any] = []
     with record(path):
-        for make in pairs:
-            assert echo(make()[0]) + 1 == echo(make()[1])
-    with replay(path):
-        for number, make in enumerate(pairs):
-            assert [echo(make()[1]), echo(make()[0])] == [2 * number + 1, 2 * number]
+        assert refund(Order("a")) == 1
+    with pytest.raises(DivergenceError), replay(path, strict=True):
+        refund(Order("b"))
+    with replay(path, strict=True):
+        assert refund(Order("a")) == 1
+    assert len(amounts) == 1, "the function ran in a replay"
 
 
 SAME: dict[str, Any] = {
     "sets in any order": lambda: ({"b", "a", 3, (1,)}, {(1,), "a", 3, "b"}),
     "dicts in any order": lambda: ({1: "a", "b": (2,)}, {"b": (2,), 1: "a"}),
     "not a number": lambda: (float("nan"), -float("nan")),
-    "patterns": lambda: (re.compile("a", re.ASCII), re.compile("a", re.ASCII)),
     "an utc of two spellings": lambda: (NOON.replace(tzinfo=UTC), NOON.replace(tzinfo=timezone(timedelta()))),
 }
 
@@ -483,26 +428,6 @@ async def test_a_tool_whose_argument_has_no_content_is_not_recorded(path):
             await refund(Client("a"), 1)
 
 
-def test_a_key_that_is_no_text_is_known_by_its_content(path):
-    @dataclass
-    class Shown:
-        number: int
-
-        def __repr__(self) -> str:
-            return "Shown"
-
-    ask = intercept(lambda key: 1, name="ask", cache_key=lambda key: key)
-    with record(path) as recorder:
-        for key in ("a", ("a", 1), Shown(1)):
-            ask(key)
-    assert [call.key for call in recorder.steps][:2] == ["a", "('a', 1)"]
-    with replay(path, strict=True):
-        for key in ("a", ("a", 1), Shown(1)):
-            ask(key)
-    with pytest.raises(DivergenceError), replay(path):
-        ask(Shown(2))
-
-
 async def test_what_the_user_names_identifies_a_call_instead(path):
     @AgentCache("order", name="get", skip_args=1)
     async def get(client: Client, number: int) -> int:
@@ -547,14 +472,6 @@ async def test_what_the_user_names_identifies_a_call_instead(path):
     assert [call.name for call in Cassette.load(path) if "client" in call.arguments] == ["tell", "look"] * 2
 
 
-def test_in_a_replay_a_function_that_runs_takes_any_argument(path):
-    ask = intercept(lambda client: client.host, name="ask")
-    with record(path):
-        pass
-    with replay(path, policy={"ask": "live"}):
-        assert ask(Client("a")) == "a"
-
-
 def test_an_object_without_content_is_known_by_its_class(path):
     class Unset: ...
 
@@ -576,41 +493,3 @@ def test_functions_and_classes_are_known_by_their_names():
     assert plain(typing.Any)["$function"] == "typing:Any"
     assert plain(Order.__repr__)["$function"]
     assert plain(str.upper) == {"$function": "builtins:str.upper"}
-
-
-def test_a_decorated_tool_is_the_function_that_was_decorated():
-    @intercept
-    def local(number: int) -> int:
-        return number
-
-    @AgentCache("order")
-    async def tool(number: int) -> int:
-        return number
-
-    for one in (local, tool):
-        assert plain(one) == {"$function": f"{__name__}:{one.__qualname__}"}
-
-
-def test_a_lambda_is_known_by_its_code():
-    first, second = (lambda x: x + 1), (lambda x: x + 2)
-    outer = lambda x: lambda y: x
-    assert plain(first)["$function"][1] != plain(second)["$function"][1] != plain(outer)["$function"][1]
-    assert plain(outer(1)) == plain(outer(1)) != plain(outer(2))
-    unknown = [plain(eval(text, {"__name__": "nowhere"})) for text in ("lambda x: x", "lambda x: -x", "lambda x: x")]
-    assert unknown[0] == unknown[2] != unknown[1]
-
-
-def test_a_named_tuple_that_was_made_at_run_time_is_known_by_its_fields():
-    one, same, other = (collections.namedtuple("Row", fields) for fields in ("a b", "a b", "a c"))
-    assert plain_arguments({"kind": one}) == plain_arguments({"kind": same})
-    assert plain_arguments({"kind": one}) != plain_arguments({"kind": other})
-
-
-def test_an_enum_that_was_made_at_run_time_is_known_by_its_members(path):
-    choose = intercept(lambda options: [one.name for one in options], name="choose")
-    with record(path):
-        choose(enum.Enum("Size", ["SMALL", "LARGE"]))
-    with replay(path):
-        assert choose(enum.Enum("Size", ["SMALL", "LARGE"])) == ["SMALL", "LARGE"]
-    with pytest.raises(DivergenceError), replay(path):
-        choose(enum.Enum("Size", ["SMALL", "HUGE"]))

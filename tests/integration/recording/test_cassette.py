@@ -119,18 +119,6 @@ def test_a_dict_that_is_none_is_refused(data):
         Cassette.from_dict(data)
 
 
-def test_a_cassette_is_a_sequence_of_calls(path):
-    with record(path):
-        for number in range(3):
-            intercept(lambda number: number, name="f")(number)
-    cassette = Cassette.load(path)
-    assert [call.arguments["number"] for call in cassette] == [0, 1, 2]
-    assert cassette[1].outcome == {"value": 1}
-    assert cassette[-1].arguments == {"number": 2}
-    assert [call.id for call in cassette.steps[1:]] == [2, 3]
-    assert repr(cassette) == f"<Cassette of 3 calls from {path}>"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1_500, *slow(5_000)])
 def test_a_large_cassette_is_loaded_and_replayed_in_half_the_memory_of_its_file(path, count):
@@ -148,22 +136,6 @@ def test_a_large_cassette_is_loaded_and_replayed_in_half_the_memory_of_its_file(
     tracemalloc.stop()
     assert size > 2_000 * count
     assert peak < size / 2 + 1_000_000
-
-
-@pytest.mark.parametrize("count", [2, 600])  # in memory, and on the disk
-def test_a_loaded_cassette_keeps_its_calls_when_its_file_is_replaced(path, count):
-    echo = intercept(lambda number: {"text": "x" * 2_000, "number": number}, name="echo")
-
-    def run(first):
-        with record(path):
-            for number in range(first, first + count):
-                echo(number)
-
-    run(0)
-    cassette = Cassette.load(path)
-    run(count)
-    assert [call.arguments["number"] for call in cassette] == list(range(count))
-    assert Cassette.load(path)[0].arguments == {"number": count}
 
 
 @pytest.mark.slow
@@ -199,15 +171,6 @@ def test_errors_survive_being_pickled_and_copied(error):
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
         assert type(again) is type(error)
         assert (again.args, str(again), vars(again)) == (error.args, str(error), vars(error))
-
-
-def test_progress_is_told_to_the_end(path):
-    with record(path):
-        intercept(lambda: 1, name="f")()
-    told: list[int] = []
-    Cassette.load(path, progress=told.append)
-    assert told == sorted(told)
-    assert told[-1] == path.stat().st_size
 
 
 def test_a_cassette_of_ones_own_calls_can_be_replayed(path):

@@ -1,7 +1,6 @@
 """What becomes of a file, whatever happens; and files that are no cassettes."""
 
 import asyncio
-import errno
 import json
 import os
 import signal
@@ -10,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_cache.engine.scope import PLACE
-from agent_cache.recording import Cassette, CassetteError, CassetteNotFound, intercept, record, register, replay
+from agent_cache.recording import Cassette, CassetteError, CassetteNotFound, intercept, record, replay
 from tests.harness.forks import forks
 
 
@@ -113,27 +111,6 @@ def test_a_second_recorder_on_one_path_is_refused(path):
     assert Cassette.load(path).num_steps == 1
 
 
-async def test_a_second_recorder_elsewhere_in_the_process_is_refused(path):
-    entered, done = asyncio.Event(), asyncio.Event()
-
-    async def first() -> None:
-        with record(path):
-            ask("a")
-            entered.set()
-            await done.wait()
-
-    task = asyncio.create_task(first())
-    await entered.wait()
-    for block in (record(path), record(path.parent / "." / path.name), replay(path)):
-        with pytest.raises(CassetteError, match=r"being recorded|no cassette"), block:
-            pass
-    with pytest.raises(CassetteError, match="being recorded"):
-        Cassette([]).save(path)
-    done.set()
-    await task
-    assert Cassette.load(path).num_steps == 1
-
-
 def test_a_second_recorder_in_another_process_is_refused(path):
     script = f"from agent_cache.recording import record\nwith record({str(path)!r}): pass"
     with record(path):
@@ -143,17 +120,6 @@ def test_a_second_recorder_in_another_process_is_refused(path):
     assert Cassette.load(path).num_steps == 1
 
 
-def test_a_file_system_without_locks_is_named_as_the_reason(path, monkeypatch):
-    fcntl = pytest.importorskip("fcntl")
-
-    def refuse(_descriptor: int, _operation: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(CassetteError, match="cannot be written: No locks available"), record(path):
-        pass
-
-
 def test_recording_inside_of_a_replay_of_the_same_path_is_refused(path):
     before = b"".join(a_recording(path, "a"))
     with replay(path):
@@ -161,13 +127,6 @@ def test_recording_inside_of_a_replay_of_the_same_path_is_refused(path):
             pass
         assert ask("a") == "a?"
     assert path.read_bytes() == before
-
-
-def test_a_path_is_free_again_after_an_error(path):
-    with pytest.raises(ZeroDivisionError), record(path):
-        raise ZeroDivisionError
-    a_recording(path, "a")
-    assert Cassette.load(path).num_steps == 1
 
 
 def test_a_block_is_entered_once(path):
@@ -188,23 +147,6 @@ def test_a_directory_is_no_cassette(tmp_path):
         pass
 
 
-def test_a_path_below_a_file_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(CassetteError, match="cannot be written"), record(tmp_path / "file" / "run.jsonl"):
-        pass
-    assert (tmp_path / "file").read_text() == "x"
-
-
-@pytest.mark.parametrize("name", ["x" * 300, "pipe", "pipe/run.jsonl"])
-def test_what_can_be_no_file_is_neither_written_nor_read(name, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for kind in (record, replay):
-        with pytest.raises(CassetteError), kind(tmp_path / name):
-            pass
-    assert (tmp_path / "pipe").is_fifo(), "it would be lost"
-    assert list(tmp_path.iterdir()) == [tmp_path / "pipe"]
-
-
 def test_where_a_link_leads_to_is_recorded_and_the_link_stays(tmp_path):
     link, file = tmp_path / "link.jsonl", tmp_path / "there" / "run.jsonl"
     link.symlink_to(file)
@@ -217,43 +159,6 @@ def test_where_a_link_leads_to_is_recorded_and_the_link_stays(tmp_path):
     assert len(Cassette.load(file)) == 1
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_a_link_in_the_place_of_the_partial_file_leads_nowhere(is_there, tmp_path):
-    victim, path = tmp_path / "victim.txt", tmp_path / "run.jsonl"
-    if is_there:
-        victim.write_text("precious")
-    path.with_name("run.jsonl.partial").symlink_to(victim)
-    with pytest.raises(CassetteError, match="symbolic link"):
-        record(path).__enter__()
-    with pytest.raises(CassetteError, match="symbolic link"):
-        Cassette().save(path)
-    assert victim.exists() == is_there
-    assert not is_there or victim.read_text() == "precious"
-    assert not path.exists()
-
-
-def test_a_link_in_the_place_of_what_is_kept_leads_nowhere(tmp_path):
-    victim, path = tmp_path / "victim.txt", tmp_path / "run.jsonl"
-    victim.write_text("precious")
-    partial = path.with_name("run.jsonl.partial")
-    partial.write_text("what a killed recording left")
-    old = path.with_name("run.jsonl.partial.old")
-    old.symlink_to(victim)
-    with record(path):
-        ask("a")
-    assert victim.read_text() == "precious"
-    assert old.read_text() == "what a killed recording left"
-    assert not old.is_symlink()
-    assert len(Cassette.load(path)) == 1
-
-
-def test_a_pipe_in_the_place_of_the_partial_file_is_not_written_to(tmp_path):
-    path = tmp_path / "run.jsonl"
-    os.mkfifo(path.with_name("run.jsonl.partial"))
-    with pytest.raises(CassetteError, match="not a regular file"):
-        record(path).__enter__()
-
-
 def test_a_child_that_was_forked_adds_nothing_to_the_recording(path):
     with record(path):
         ask("a")
@@ -264,21 +169,6 @@ def test_a_child_that_was_forked_adds_nothing_to_the_recording(path):
         os.waitpid(child, 0)
         ask("b")
     assert [call.arguments["question"] for call in Cassette.load(path)] == ["a", "b"]
-
-
-def test_a_child_that_leaves_the_recording_leaves_it_to_the_parent(path):
-    with record(path):
-        ask("a")
-        child = os.fork()
-        if not child:
-            try:
-                PLACE.get().scope.interceptor.finish(None)
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-        assert not path.exists()
-        ask("b")
-    assert len(Cassette.load(path)) == 2
 
 
 def test_a_full_disk_stops_the_recording_and_not_the_agent(path, monkeypatch):
@@ -325,7 +215,7 @@ BROKEN = {
     "more after the end": (HEADER + b'{"trailer":{"calls":0}}\n' + CALL, "follows the trailer", 3),
     "agentcassette, of the future": (b'{"version": 999, "steps": []}', "version 999", 1),
     "agentcassette, broken off": (b'{"version": 1, "steps": [', "no JSON document", 1),
-    "agentcassette, without a name": (b'{"version": 1, "steps": [{"arguments": {}}]}', "step 1", 0),
+    "agentcassette, without a name": (b'{"version": 1, "steps": [{"arguments": {}}]}', "`name`", 1),
 }
 
 
@@ -357,31 +247,6 @@ def test_a_digest_that_is_none_is_refused_with_its_line(path):
     assert caught.value.line == 2
 
 
-def test_a_class_that_is_not_registered_is_refused_with_its_line(path):
-    class Odd:
-        __slots__ = ()
-
-    import dataclasses
-
-    @register
-    @dataclasses.dataclass
-    class Known:
-        a: int
-
-    @intercept(name="make")
-    def make():
-        return Known(3)
-
-    with record(path):
-        make()
-    with replay(path):
-        assert make() == Known(3)
-    path.write_text(path.read_text().replace(":test_a_class", ":another_class"))
-    with pytest.raises(CassetteError, match="names the class") as caught, replay(path):
-        make()
-    assert caught.value.line == 2
-
-
 def test_a_file_that_is_replaced_while_it_is_replayed_is_replayed_as_it_was(path):
     a_recording(path, "a")
     with replay(path):
@@ -395,28 +260,6 @@ def test_a_cassette_may_be_edited_by_hand(path):
     path.write_bytes(lines[0] + lines[1] + lines[3].replace(b"c?", b"new") + b"\n" + lines[4])
     with replay(path, strict=True):
         assert [ask("a"), ask("c")] == ["a?", "new"]
-
-
-@pytest.mark.parametrize(
-    ("was", "edited"),
-    [(b'"value":"a?"', b'"value":1e999'), (b'"question":"a"', b'"question":1e999'), (b'"source":""', b'"source":[1]')],
-    ids=["an answer", "an argument", "a description"],
-)
-def test_what_a_load_does_not_read_is_refused_with_its_line_when_it_is_read(was, edited, path):
-    """A load reads who was called, in what, and that the rest is JSON; answers are read when they are wanted."""
-    first, _, call, *rest = a_recording(path, "b", "a")
-    edited_call = call.replace(was, edited) if was in call else call.replace(b'{"id"', b'{"source":[1],"id"')
-    assert edited_call != call
-    path.write_bytes(b"".join([first, b"\n", edited_call, *rest]))
-    with pytest.raises(CassetteError, match="broken") as caught:
-        list(Cassette.load(path))
-    assert (caught.value.path, caught.value.line) == (str(path), 3)
-    block = replay(path)
-    with pytest.raises(CassetteError, match="broken"), block:
-        try:
-            ask("a")
-        except CassetteError:
-            pass
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,10 @@ import asyncio
 import functools
 import inspect
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from agent_cache import AgentCache, ConfigurationError
+from agent_cache import ConfigurationError
 from agent_cache.recording import CassetteError, DivergenceError, ReplayExhausted, intercept, record, replay
 
 
@@ -96,24 +95,6 @@ async def test_every_spelling_of_a_call_is_the_same_call(path):
         assert await greet(name="ann", loud=False) == "ann"
 
 
-def test_a_call_that_the_function_would_refuse_is_refused_in_a_replay_too(path):
-    @intercept
-    def area(width: int, height: int = 2) -> int:
-        return width * height
-
-    @intercept
-    def half(number: int, /) -> int:
-        return number // 2
-
-    with record(path):
-        assert (area(3, height=4), area(height=4, width=3), half(8)) == (12, 12, 4)
-    with replay(path):
-        for wrong in (lambda: area(3, width=3), lambda: area(3, depth=4), lambda: half(number=8)):
-            with pytest.raises(TypeError):
-                wrong()
-        assert (area(height=4, width=3), area(3, 4), half(8)) == (12, 12, 4)
-
-
 async def test_what_is_called_may_be_an_object_a_bound_method_or_a_partial(path):
     ask = intercept(Ask(), name="ask")
     bound = intercept(Client("k").ask)
@@ -162,19 +143,6 @@ async def test_replaying_an_outer_call_never_runs_the_inner_ones(path):
     with off_and(path, strict=True) as player:
         assert await outer(2) == 9
     assert player.remaining == 0
-
-
-async def test_an_outer_call_that_runs_live_has_its_inner_ones_answered(path):
-    @intercept(name="outer")
-    async def outer(number: int) -> int:
-        return double(number) + 1
-
-    with record(path):
-        double(5)
-        await outer(5)
-    with off_and(path, policy={"outer": "live"}, strict=True):
-        assert double(5) == 10
-        assert await outer(5) == 11
 
 
 async def test_an_inner_call_is_not_taken_for_the_same_call_outside(path):
@@ -265,12 +233,13 @@ def test_strict_refuses_what_is_left_over(path):
         double(1)
 
 
-def test_strict_refuses_another_order_of_calls_that_did_not_overlap(path):
+def test_strict_refuses_another_order_of_calls(path):
     with record(path):
         double(1)
         double(2)
     with pytest.raises(DivergenceError, match="too early"), off_and(path, strict=True):
         double(2)
+        double(1)
 
 
 async def test_strict_has_nothing_against_an_agent_that_gathers(path):
@@ -310,24 +279,6 @@ async def test_strict_knows_the_order_within_a_task(path):
     with pytest.raises(DivergenceError, match=r"double\(.*4.*too early"):
         async with off_and(path, strict=True):
             await asyncio.gather(agent(1, 2), agent(4, 3))
-
-
-async def test_strict_lets_overlapping_calls_come_in_any_order(path):
-    gate = asyncio.Event()
-
-    @intercept(name="wait")
-    async def wait(number: int) -> int:
-        real()
-        await gate.wait()
-        return number
-
-    with record(path):
-        tasks = [asyncio.create_task(wait(number)) for number in range(3)]
-        await asyncio.sleep(0)
-        gate.set()
-        await asyncio.gather(*tasks)
-    with off_and(path, strict=True):
-        assert [await wait(number) for number in (2, 0, 1)] == [2, 0, 1]
 
 
 async def test_two_recordings_in_one_loop_do_not_see_each_other(tmp_path):
@@ -405,68 +356,6 @@ async def test_a_thread_without_the_context_is_refused_where_nothing_may_run(fun
     Switch.is_on = True
     with pytest.raises(DivergenceError, match="not made"), replay(path, strict=True, policy={"alone": "live"}):
         await asyncio.get_running_loop().run_in_executor(None, run)
-
-
-@pytest.mark.parametrize("options", [{"strict": True}, {"policy": {"alone": "forbid"}}], ids=["strict", "forbid"])
-@pytest.mark.parametrize("kind", ["coroutine", "stream", "tool"])
-def test_a_loop_in_another_thread_is_refused_where_nothing_may_run(kind, options, path):
-    """A loop of its own does not tell a thread whose run it belongs to."""
-    ran = []
-
-    async def answer(number: int) -> int:
-        ran.append(number)
-        return number
-
-    async def numbers(number: int):
-        ran.append(number)
-        yield number
-
-    if kind == "tool":
-        alone = AgentCache(resource="alone", name="alone")(answer)
-    else:
-        alone = intercept(numbers if kind == "stream" else answer, name="alone")
-
-    async def run() -> None:
-        if kind == "stream":
-            assert [one async for one in alone(1)] == [1]
-        else:
-            assert await alone(1) == 1
-
-    def apart() -> None:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(lambda: asyncio.run(run())).result()
-
-    with record(path):
-        double(1)
-    with pytest.raises(CassetteError, match="copy_context"), replay(path, **options):
-        try:
-            apart()
-        except CassetteError:
-            pass
-    assert ran == []
-    with replay(path, policy={"alone": "live"}):
-        double(1)
-        apart()
-    assert ran == [1]
-
-
-@pytest.mark.parametrize(
-    "given",
-    [3, staticmethod(double.__wrapped__), classmethod(double.__wrapped__), double],
-    ids=["3", "static", "class", "twice"],
-)
-def test_what_cannot_be_recorded_is_refused_at_once(given):
-    with pytest.raises(ConfigurationError):
-        intercept(given)
-
-
-def test_a_cached_tool_is_recorded_already():
-    @AgentCache(resource="x")
-    async def tool() -> int:
-        return 1
-
-    with pytest.raises(ConfigurationError, match="recorded already"):
-        intercept(tool)
 
 
 @pytest.mark.parametrize("options", [{"kind": "robot"}, {"name": ""}, {"name": 3}])

@@ -1,13 +1,11 @@
 """Lanes: what one task does in order, or one context that a thread runs in. A strict replay compares order in them."""
 
 import asyncio
-import contextvars
-import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from agent_cache.recording import Cassette, DivergenceError, ReplayExhausted, intercept, record, replay
+from agent_cache.recording import Cassette, DivergenceError, intercept, record, replay
 
 is_live = True
 
@@ -73,49 +71,6 @@ async def test_a_lane_belongs_to_a_context_and_not_to_the_thread_of_a_pool(path)
         with replay(path, strict=True):
             assert await asyncio.gather(*(asyncio.to_thread(look, number) for number in (3, 2, 1))) == [3, 2, 1]
             look(0)
-
-
-async def test_a_copy_of_a_context_that_outlives_its_task_is_another_lane(path):
-    copies = []
-
-    async def first() -> None:
-        await fetch(1)
-        copies.append(contextvars.copy_context())
-
-    with record(path):
-        await asyncio.create_task(first())
-        await asyncio.sleep(0)  # the loop forgets the task
-        gc.collect()
-        await asyncio.get_running_loop().run_in_executor(None, copies.pop().run, look, 2)
-    assert lanes(path) == {1: (1, 0), 2: (2, 1)}
-
-
-def test_a_copy_of_the_context_that_runs_inside_of_the_block_is_the_same_lane(path):
-    """As frameworks do around each step: the block waits for it."""
-
-    def run(*numbers: int) -> None:
-        for number in numbers:
-            contextvars.copy_context().run(look, number)
-
-    with record(path):
-        run(1, 2)
-    assert lanes(path) == {1: (0, 0), 2: (0, 0)}
-    off()
-    with pytest.raises(DivergenceError, match="too early"), replay(path, strict=True):
-        run(2, 1)
-
-
-async def test_tasks_that_share_a_context_have_lanes_of_their_own(path):
-    async def work(first: int) -> None:
-        for number in range(first, first + 3):
-            await fetch(number)
-
-    with record(path):
-        context = contextvars.copy_context()
-        loop = asyncio.get_running_loop()
-        await asyncio.gather(*(loop.create_task(work(first), context=context) for first in (10, 20)))
-    found = lanes(path)
-    assert [found[number][0] for number in (10, 11, 12, 20, 21, 22)] == [1, 1, 1, 2, 2, 2]
 
 
 async def test_recordings_inside_of_each_other_number_their_own_lanes(tmp_path):
@@ -283,87 +238,6 @@ async def test_the_order_of_tasks_that_share_their_work_in_another_way_is_not_ju
         await in_tasks(*replayed)
 
 
-async def test_a_call_is_too_early_while_the_one_before_it_is_under_way(path):
-    with record(path):
-        await fetch(1)
-        await fetch(2)
-    off()
-    with pytest.raises(DivergenceError, match=r"fetch\(number=2\) was called too early"), replay(path, strict=True):
-        first = fetch(1)
-        first.send(None)
-        try:
-            await fetch(2)
-        finally:
-            first.close()
-
-
-async def test_the_block_may_leave_a_call_to_a_task_if_other_tasks_made_calls_beside_it(path):
-    with record(path):
-        await in_tasks((3,))
-        await fetch(1)
-        await fetch(2)
-    off()
-    with replay(path, strict=True):
-        await fetch(2)
-        await in_tasks((1,), (3,))
-
-
-async def test_the_order_of_calls_that_run_is_not_judged(path):
-    with record(path):
-        await in_tasks((1, 2))
-    with replay(path, strict=True, policy={"fetch": "live"}):
-        await in_tasks((2, 1))
-
-
-async def test_tasks_inside_of_a_call_are_judged_beside_others_that_share_their_work(path):
-    outer = intercept(in_tasks, name="outer", cache_key=lambda *shares: "")
-    with record(path):
-        await in_tasks((1, 2), (3, 4))
-        await outer((5, 6))
-    off()
-    with (
-        pytest.raises(DivergenceError, match=r"fetch\(number=6\) was called too early"),
-        replay(path, strict=True, policy={"outer": "live"}),
-    ):
-        await in_tasks((2, 1, 3, 4))
-        await outer((6, 5))
-
-
-async def test_the_order_of_two_calls_is_not_judged_that_two_lanes_make_now(path):
-    with record(path):
-        await in_tasks((1, 2))
-    off()
-    with replay(path, strict=True):
-        await in_tasks((2,))
-        await fetch(1)
-
-
-async def test_a_task_is_judged_beside_the_block_that_does_a_part_of_its_work(path):
-    with record(path):
-        await in_tasks((1, 2, 3))
-    off()
-    with pytest.raises(DivergenceError, match=r"fetch\(number=2\) was called too early"), replay(path, strict=True):
-        await in_tasks((2, 1))
-        await fetch(3)
-
-
-async def test_a_task_is_judged_that_does_a_part_of_the_blocks_work(path):
-    with record(path):
-        await in_tasks((1, 2))
-        await fetch(3)
-    off()
-    with pytest.raises(DivergenceError, match=r"fetch\(number=2\) was called too early"), replay(path, strict=True):
-        await in_tasks((3, 2, 1))
-
-
-async def test_tasks_are_judged_that_make_an_equal_call_in_another_order(path):
-    with record(path):
-        await in_tasks((7, 1, 3), (7, 2))
-    off()
-    with pytest.raises(DivergenceError, match=r"fetch\(number=3\) was called too early"), replay(path, strict=True):
-        await in_tasks((7, 2), (7, 3, 1))
-
-
 async def test_the_blocks_own_order_is_judged_beside_workers_that_share_their_work(path):
     async def agent(*last: int) -> None:
         await run_pool(fetch, range(10, 18))
@@ -406,28 +280,6 @@ async def test_who_takes_what_comes_first_gets_the_same_first(is_strict, path):
         assert await agent() == [1, 3, 2, 0]
 
 
-async def test_answers_come_in_their_order_also_if_no_two_calls_were_in_flight_at_once(path):
-    @intercept(name="step")
-    async def step(number: int) -> int:
-        assert is_live, "ran in a replay"
-        return number
-
-    async def agent(*numbers: int) -> list[int]:
-        seen: list[int] = []
-
-        async def one(number: int) -> None:
-            seen.append(await step(number))
-
-        await asyncio.gather(*map(one, numbers))
-        return seen
-
-    with record(path):
-        assert await agent(1, 2, 0) == [1, 2, 0]
-    off()
-    with replay(path):
-        assert await agent(0, 1, 2) == [1, 2, 0]
-
-
 async def test_an_answer_that_nobody_waits_for_any_more_holds_up_no_other(path):
     gate = Gate()
 
@@ -446,18 +298,6 @@ async def test_an_answer_that_nobody_waits_for_any_more_holds_up_no_other(path):
         tasks[2].cancel()
         async with asyncio.timeout(100):
             assert await tasks[0] == 2
-
-
-async def test_calls_in_two_event_loops_do_not_wait_for_each_other(path):
-    with record(path):
-        await asyncio.gather(fetch(1), fetch(2))
-    off()
-    with replay(path):
-        first = fetch(1)
-        first.send(None)  # its answer is under way, and nobody goes on with it
-        async with asyncio.timeout(100):
-            assert await asyncio.to_thread(lambda: asyncio.run(fetch(2))) == 2
-        first.close()
 
 
 # A divergence in a task that nobody waits for
@@ -588,13 +428,3 @@ async def test_a_cancellation_from_outside_stays_one(shorter):
     async with asyncio.timeout(100):
         await asyncio.wait([task])
     assert task.cancelled()
-
-
-async def test_a_divergence_by_repetition_ends_the_block_too(path):
-    async with record(path):
-        await run_pool(fetch, [1, 2])
-    off()
-    async with asyncio.timeout(100):
-        with pytest.raises(ReplayExhausted):
-            async with replay(path):
-                await run_pool(fetch, [1, 2, 1])

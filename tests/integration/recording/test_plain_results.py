@@ -20,7 +20,6 @@ import msgspec
 import pytest
 
 from agent_cache.recording.outcomes import annotation_of_chunks, schema_of
-from agent_cache.values.canonical import MAX_DEPTH
 from agent_cache.values.typed import Undecodable, Unencodable
 from tests.harness.searches import searched
 from tests.harness.typed import ANNOTATED, Frozen, Line, Parcel, Rights, Row, Spot, Status, Tree, same
@@ -127,11 +126,6 @@ def test_classes_come_back_where_the_annotation_names_them(value, returns):
     assert same(roundtrip(value, returns), value)
 
 
-def test_the_order_of_a_dict_is_kept():
-    value = {"b": 1, "a": (1,), "c": 2}
-    assert list(roundtrip(value, Any)) == ["b", "a", "c"]
-
-
 def test_a_plain_result_stays_readable_json():
     assert schema_of(list[Line]).to_plain([Line("a", 1.5)]) == [{"sku": "a", "price": 1.5, "extra": None}]
 
@@ -147,48 +141,6 @@ def stateful() -> Stateful:
     line = Stateful("a", 1.0)
     line.note = "beside the fields"
     return line
-
-
-@dataclasses.dataclass
-class Totalled:
-    a: int
-    b: int
-
-    @functools.cached_property
-    def total(self) -> int:
-        return self.a + self.b
-
-
-def test_what_a_property_has_cached_is_computed_again():
-    pair = Totalled(1, 2)
-    assert pair.total == 3  # from now on beside the fields
-    back = roundtrip(pair, Totalled)
-    assert same(back, Totalled(1, 2))
-    assert "total" not in vars(back)
-    assert back.total == 3
-
-
-@dataclasses.dataclass
-class Restless:
-    count: int
-
-    def __post_init__(self) -> None:
-        self.count += 1
-        if self.count > 10:
-            raise RuntimeError
-
-
-@dataclasses.dataclass
-class Lazy:
-    """As a mapper of objects to tables has them."""
-
-    a: int
-    b: int
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "b":
-            raise RuntimeError("detached from its session")
-        return super().__getattribute__(name)
 
 
 class Bare:
@@ -215,7 +167,6 @@ REFUSED = [
     (threading.Lock(), Any),
     (object(), object),
     ({"a": Bare()}, Any),
-    (True, Literal[1]),
     (Ellipsis, Any),
 ]
 
@@ -224,56 +175,6 @@ REFUSED = [
 def test_what_would_come_back_as_something_else_is_refused(value, returns):
     with pytest.raises(Unencodable):
         schema_of(returns).to_plain(value)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # msgspec asks for it in C as well
-def test_an_object_whose_fields_raise_is_refused():
-    with pytest.raises(Unencodable):
-        schema_of(Lazy).to_plain(Lazy(1, 2))
-
-
-class Counter(msgspec.Struct):
-    count: int
-
-    def __post_init__(self) -> None:
-        self.count += 1
-
-
-def test_an_object_that_cannot_be_made_as_it_was_is_refused():
-    with pytest.raises(Unencodable, match="come back"):
-        schema_of(Counter).to_plain(Counter(1))
-
-
-def test_a_class_whose_making_changes_it_comes_back_as_it_was():
-    assert roundtrip(Restless(1), Restless).count == 2
-    assert roundtrip(Restless(10 - 1), Restless).count == 10
-
-
-@pytest.mark.parametrize("depth", [MAX_DEPTH, MAX_DEPTH + 1])
-def test_values_are_written_down_to_the_depth_that_is_promised(depth):
-    value: Any = 1
-    for _ in range(depth):
-        value = [value]
-    if depth == MAX_DEPTH:
-        assert roundtrip(value, Any) == value
-    else:
-        with pytest.raises(Unencodable, match="levels deep"):
-            schema_of(Any).to_plain(value)
-
-
-def test_a_value_that_contains_itself_is_refused():
-    value: list[Any] = []
-    value.append(value)
-    with pytest.raises(Unencodable):
-        schema_of(Any).to_plain(value)
-
-
-def test_a_value_that_shares_its_parts_a_million_fold_is_refused_at_once():
-    value: Any = [0]
-    for _ in range(60):
-        value = [value, value]
-    with pytest.raises(Unencodable, match="parts"):
-        schema_of(Any).to_plain(value)
 
 
 def test_reasons_name_types_and_no_values():
@@ -335,7 +236,6 @@ WRONG = [
     ({"$object": ["Line", {"sku": "a", "price": 1.0, "extra": None}]}, Any),
     ({"$object": ["os.system", {}]}, Line),
     ({"$object": ["Line", {"sku": "a"}]}, Line),
-    ({"$object": ["Line", {"sku": 1, "price": 1.0, "extra": 0}]}, Line),
     ({"$enum": ["Status", "NONE", None]}, Status),
     ({"$enum": ["Line", "OPEN", None]}, Line),
     ({"$enum": []}, Status),
@@ -366,13 +266,6 @@ def test_data_that_no_encoder_wrote_is_undecodable(data, returns):
     assert {
         name for name in set(sys.modules) - loaded if not name.startswith(("zoneinfo", "tzdata", "importlib"))
     } == set()
-
-
-def test_what_is_innermost_may_be_tagged_too():
-    value: Any = 2**70
-    for _ in range(MAX_DEPTH):
-        value = {1: value}
-    assert same(roundtrip(value, Any), value)
 
 
 # -- Streams ----------------------------------------------------------------------------------------------------------
@@ -430,42 +323,6 @@ def test_the_annotation_of_a_stream_tells_what_its_chunks_are(annotation, chunks
 # -- pydantic ---------------------------------------------------------------------------------------------------------
 
 
-def test_pydantic_models_come_back_with_what_was_set_and_what_is_private():
-    pydantic = pytest.importorskip("pydantic")
-
-    class Inner(pydantic.BaseModel):
-        at: datetime
-        price: Decimal
-
-    class Outer(pydantic.BaseModel):
-        model_config = pydantic.ConfigDict(extra="allow")
-        inner: list[Inner]
-        label: str = pydantic.Field("x", alias="Label")
-        anything: Any = None
-        _secret: int = pydantic.PrivateAttr(1)
-
-    class Root(pydantic.RootModel[list[Inner]]):
-        pass
-
-    inner = Inner(at=WHEN, price=Decimal("1.10"))
-    outer = Outer(inner=[inner], Label="y", more=(1, 2))
-    outer._secret = 7
-    unset = Outer(inner=[])
-    cases = [
-        (inner, Inner),
-        (outer, Outer),
-        (unset, Outer),
-        ([outer, inner], list[Outer | Inner]),
-        (Root([inner]), Root),
-    ]
-    for value, returns in cases:
-        back = roundtrip(value, returns)
-        assert same(back, value)
-        assert back == value  # pydantic compares private attributes and the set of fields set as well
-    assert roundtrip(unset, Outer).model_fields_set == {"inner"}
-    assert roundtrip(outer, Outer)._secret == 7
-
-
 def model_cases(pydantic: Any) -> list[tuple[Any, Any]]:
     """Models with state beside their fields, each with its annotation."""
 
@@ -516,26 +373,6 @@ def test_models_come_back_with_all_their_state(number):
         assert (back.length, back.inner) == (3, value.inner)
 
 
-def test_data_gives_a_model_no_attributes_that_its_class_has():
-    pydantic = pytest.importorskip("pydantic")
-
-    class Query(pydantic.BaseModel):
-        text: str
-        _private: int = pydantic.PrivateAttr(default=0)
-
-    schema = schema_of(Query)
-    for name in ("model_dump", "text", "_private", "__class__", "__pydantic_private__"):
-        value = Query(text="a")
-        vars(value)[name] = 1
-        if name != "text":
-            with pytest.raises(Unencodable):
-                schema.to_plain(value)
-        forged = {"$object": [Query.__qualname__, {"text": "a", name: 1}, None, {"_private": 0}, {"$set": ["text"]}]}
-        if name != "text":
-            with pytest.raises(Undecodable):
-                schema.from_plain({"$typed": forged})
-
-
 def test_a_model_of_a_class_that_does_not_validate_comes_back_with_what_it_holds():
     pydantic = pytest.importorskip("pydantic")
 
@@ -567,20 +404,3 @@ def test_a_model_with_a_secret_in_it_is_not_written():
 
     with pytest.raises(Unencodable):
         schema_of(Login).to_plain(Login(password="hunter2"))
-
-
-def test_dataclasses_of_pydantic_are_dataclasses():
-    pydantic = pytest.importorskip("pydantic")
-
-    @pydantic.dataclasses.dataclass
-    class Order:
-        id: str
-
-    @pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
-    class Cart:
-        at: datetime
-        total: Decimal = Decimal(0)
-
-    values = [Order("a"), Cart(at=WHEN)]
-    assert same(roundtrip(values, list[Order | Cart]), values)
-    assert same(roundtrip(values[0], Order), values[0])

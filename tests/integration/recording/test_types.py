@@ -10,7 +10,6 @@ from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import pytest
 
-from agent_cache import AgentCache
 from agent_cache.recording import (
     Cassette,
     CassetteError,
@@ -22,8 +21,6 @@ from agent_cache.recording import (
     replay,
 )
 from agent_cache.recording.arguments import plain_arguments
-from agent_cache.recording.outcomes import schema_of
-from agent_cache.values.typed import Unencodable
 from tests.harness.slow import crossed
 
 pydantic = pytest.importorskip("pydantic")
@@ -137,14 +134,6 @@ def test_builtin_values_need_no_annotation(value, path):
     assert same(recorded, replayed), (recorded, replayed)
 
 
-def test_not_a_number_comes_back_and_matches(path):
-    echo = intercept(lambda number: number, name="echo")
-    with record(path):
-        echo(float("nan"))
-    with replay(path):
-        assert repr(echo(float("nan"))) == "nan"
-
-
 @dataclass
 class Deadline(datetime):
     """A dataclass that has a date which none of its fields declares."""
@@ -156,17 +145,6 @@ class Deadline(datetime):
 
     def __init__(self, *date, reason):
         self.reason = reason
-
-
-@dataclass
-class Price(Decimal):
-    currency: str
-
-    def __new__(cls, amount, currency):
-        return Decimal.__new__(cls, amount)
-
-    def __init__(self, amount, currency):
-        self.currency = currency
 
 
 @dataclass(eq=False)
@@ -199,10 +177,7 @@ def plain(value):
 def test_arguments_with_more_than_their_fields_are_told_apart():
     """What a base of the standard library holds is written beside the fields."""
     assert plain(Deadline(2026, 1, 2, reason="a")) == {
-        "$object": [f"{__name__}:Deadline", {"reason": "a", "": {"$datetime": "2026-01-02T00:00:00"}}]
-    }
-    assert plain(Price("1.50", "EUR")) == {
-        "$object": [f"{__name__}:Price", {"currency": "EUR", "": {"$Decimal": "1.50"}}]
+        "$object": [f"{__name__}:Deadline", {"reason": "a", "": "2026-01-02T00:00:00"}]
     }
     assert plain(Refused("no")) == {"$object": [f"{__name__}:Refused", {"reason": "no", "": {"$tuple": ["no"]}}]}
     assert plain(refused("a")) == {"$object": [f"{__name__}:Refused", {"reason": "no", "": {"$tuple": ["a"]}}]}
@@ -215,44 +190,6 @@ def test_a_proxy_in_arguments_is_not_what_it_stands_for():
     for value in (Colour.RED, Order("7", Decimal(1)), len, list[int], 1):
         with pytest.raises(TypeError, match="ObjectProxy stands for another one"):
             plain(wrapt.ObjectProxy(value))
-
-
-def test_a_model_in_arguments_is_known_by_its_values():
-    """A cassette stays valid where a run gives a field that it had left at its default."""
-    given = Model(name="a", when=NOW, inner=[])
-    assert plain(Model(name="a", when=NOW)) == plain(given) == plain(given.model_copy())
-
-
-async def test_a_call_with_a_sentinel_for_a_default_is_recorded_and_found_again(path, clock):
-    runs = []
-    unset = object()
-
-    @AgentCache("order", name="get")
-    async def get(query: str, limit: Any = unset) -> str:
-        runs.append(query)
-        return f"{query} {limit is unset}"
-
-    async def run():
-        return [await get("a"), await get("a", unset), await get("a", 1), await get("b")]
-
-    async with record(path) as recorder:
-        recorded = await run()
-    assert len(runs) == 3
-    assert [call.arguments["limit"] for call in recorder.steps] == [
-        *[{"$opaque": "builtins.object"}] * 2,
-        1,
-        {"$opaque": "builtins.object"},
-    ]
-    async with replay(path, strict=True):
-        assert await run() == recorded == ["a True", "a True", "a False", "b True"]
-    assert len(runs) == 3
-
-
-@pytest.mark.parametrize("value", [Price("1", "EUR"), Deadline(2026, 1, 2, reason="a"), refused("a")], ids=repr)
-def test_a_result_with_more_than_its_fields_is_not_written_by_these_alone(value):
-    """It could not be read back: no constructor makes it from its fields."""
-    with pytest.raises(Unencodable):
-        schema_of(type(value)).to_plain(value)
 
 
 def test_each_answer_is_a_value_of_its_own(path):
@@ -382,13 +319,6 @@ def test_what_cannot_be_replayed_is_said_while_recording(function, said, is_stri
     assert Cassette.load(path).trailer is not None, "it is written all the same"
 
 
-def test_what_the_run_raises_takes_precedence(path):
-    with pytest.raises(KeyError), record(path, strict=True):
-        with pytest.raises(LocalError):
-            intercept(fail)()
-        raise KeyError
-
-
 def test_what_can_be_replayed_is_not_warned_of(path, caplog):
     def get() -> Order:
         return Order("7", Decimal("1.50"))
@@ -397,15 +327,6 @@ def test_what_can_be_replayed_is_not_warned_of(path, caplog):
         with record(path, strict=True):
             intercept(function, name="get")()
     assert not caplog.records
-
-
-def test_numbers_of_numpy_in_a_result_are_said_while_recording(path, caplog):
-    numpy = pytest.importorskip("numpy")
-    get = intercept(lambda: {"mean": numpy.float64(1.5)}, name="get")
-    with record(path):
-        get()
-    [entry] = caplog.records
-    assert "numpy.float64" in entry.getMessage()
 
 
 KINDS_OF_CLASSES = {
@@ -417,8 +338,6 @@ KINDS_OF_CLASSES = {
         "Answer", __base__=WithState, **{name: given(each) for name, each in fields.items()}
     ),
     "struct": lambda **fields: msgspec.defstruct("Answer", [*fields.items()]),
-    "struct that is a list": lambda **fields: msgspec.defstruct("Answer", [*fields.items()], array_like=True),
-    "named tuple": lambda **fields: NamedTuple("Answer", [*fields.items()]),  # type: ignore[misc]  # made at run time
 }
 
 
@@ -432,9 +351,7 @@ def given(annotation: Any) -> Any:
 
 CHANGES = {
     "requires a new field": ({"x": int, "y": str, "new": int}, "new"),
-    "lost a field": ({"x": int}, "y"),
     "renamed a field": ({"x": int, "other": str}, "other|y"),
-    "has another type": ({"x": str, "y": str}, "x|int"),
 }
 
 
@@ -485,26 +402,6 @@ def test_a_model_of_a_later_version_has_the_defaults_of_its_new_fields(path):
     assert (back, back.model_fields_set, back._state) == (new(x=1), {"x"}, 7)
 
 
-def test_a_field_that_a_later_version_does_not_know_is_kept_beside_the_fields_where_these_allow_it(path):
-    class Open(WithState):
-        model_config = {"extra": "allow"}
-
-    old = pydantic.create_model("Answer", __base__=Open, x=(int, ...), gone=(list[int], ...))
-    new = pydantic.create_model("Answer", __base__=Open, x=(int, ...))
-
-    def answer():
-        return old(x=1, gone=[1])
-
-    answer.__annotations__["return"] = old
-    with record(path, strict=True):
-        intercept(answer, name="answer")()
-    answer.__annotations__["return"] = new
-    with replay(path, strict=True):
-        back = intercept(answer, name="answer")()
-    assert type(back) is new
-    assert back == new(x=1, gone=[1])
-
-
 def test_a_function_that_has_changed_its_type_says_so(path):
     def make():
         return Order("7", Decimal("1.50"))
@@ -517,59 +414,9 @@ def test_a_function_that_has_changed_its_type_says_so(path):
         intercept(make, name="make")()
 
 
-ARGUMENTS = [
-    1,
-    True,
-    1.0,
-    "1",
-    b"1",
-    (1,),
-    [1],
-    {1},
-    None,
-    {"1": 1},
-    {1: 1},
-    Colour.RED,
-    {"$tuple": [1]},
-    Point(1, 1.0),
-]
-
-
-def test_different_arguments_are_different_calls(path):
-    echo = intercept(lambda value: repr(value), name="echo")
-    with record(path):
-        recorded = [echo(value) for value in ARGUMENTS]
-    with replay(path, strict=False):
-        assert [echo(value) for value in reversed(ARGUMENTS)] == recorded[::-1]
-
-
-def test_arguments_without_identity_match_by_their_class(path):
-    class Client:
-        pass
-
-    echo = intercept(lambda client, number: number, name="echo")
-    with record(path):
-        echo(Client(), 1)
-    assert "0x" not in path.read_text()
-    with replay(path):
-        assert echo(Client(), 1) == 1
-
-
 class Prompt:
     def __init__(self, text: str) -> None:
         self.text = text
-
-
-class Handle:
-    __slots__ = ()
-
-
-def test_arguments_that_are_not_told_apart_are_refused(path):
-    ask = intercept(lambda prompt: 1, name="ask")
-    with pytest.raises(CassetteError, match=r"test_types.Prompt.*cache_key="), record(path):
-        ask(Handle())
-        ask([Prompt("delete")])
-    assert len(Cassette.load(path)) == 1
 
 
 class Other(Prompt): ...
