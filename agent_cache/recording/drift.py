@@ -165,7 +165,9 @@ class _Rule:
 
     def findings(self, steps: Sequence[Step], path: object = "") -> tuple[list[_Finding], Pairing]:
         """All drifts of a run that has ended, in its order; what is missing comes last."""
-        run = self.keyed(steps)
+        names = {step.call.name for step in steps}
+        has_own_keys = any("arguments" in places.pattern for places in map(self.free_places, names) if places)
+        run = self.keyed(steps) if has_own_keys else steps
         pairing = pair_runs(self.steps, run, lambda one, other: len(self.changes(one.call, other.call)))
         self._check_comparable(run, pairing, path)
         learned, found = self.learned, list[_Finding]()
@@ -262,7 +264,8 @@ class _Rule:
 
     def events(self, findings: Sequence[_Finding], run: Sequence[Step]) -> Iterator[DriftEvent]:
         """The events of a whole run, with those of its tokens."""
-        made = {(step.chain, self.digest(step.call)) for step in run}
+        has_missing = any(one.kind == "missing" for one in findings)
+        made = {(step.chain, self.digest(step.call)) for step in run} if has_missing else set()
         few = [one for one in findings if one.is_of_number and not self.is_write(one.shown)]
         accepted = {id(one) for one in few} if len(few) <= self.tolerance.calls else set()
         for one in findings:

@@ -6,7 +6,7 @@ A *lane* is what one task does in order. Lanes that make the same calls belong t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from hashlib import blake2b
@@ -93,7 +93,7 @@ _MAX_COMPARED = 900
 _MAX_MOVED = 64
 
 
-def pair_runs(base: list[Step], new: list[Step], count_changes: Callable[[Step, Step], int]) -> Pairing:
+def pair_runs(base: Sequence[Step], new: Sequence[Step], count_changes: Callable[[Step, Step], int]) -> Pairing:
     """Pair the calls of two runs."""
     found, taken = Pairing(), set[Step]()
 
@@ -103,7 +103,7 @@ def pair_runs(base: list[Step], new: list[Step], count_changes: Callable[[Step, 
         taken.update(step for pair in pairs for step in pair)
         return pairs
 
-    def match(ones: list[Step], others: list[Step]) -> list[Pair]:
+    def match(ones: Sequence[Step], others: Sequence[Step]) -> list[Pair]:
         pairs = take(_by(_outcome, _rest(ones, taken), _rest(others, taken)))
         return pairs + take(_by(_key, _rest(ones, taken), _rest(others, taken)))
 
@@ -191,7 +191,7 @@ def _nearest(
             yield one, other, changes
 
 
-def _twin_lanes(base: list[Step], new: list[Step]) -> dict[int, int]:
+def _twin_lanes(base: Sequence[Step], new: Sequence[Step]) -> dict[int, int]:
     """By lane of the new run, the lane that it belongs together with: both make the same calls, or are left over."""
     ones, others = (_grouped(steps, lambda step: step.lane) for steps in (base, new))
     twins: dict[int, int] = {}
