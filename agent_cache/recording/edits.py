@@ -117,7 +117,7 @@ def _written(
             f"is a {type(edit).__name__}, which cannot be written down ({written.get('reason', 'it has a secret')}); "
             "give what the function is annotated to return, or register the class",
         )
-    if "made" in was and written.keys() == {"value"} and type(written["value"]) is dict:
+    if "made" in was and written.keys() == {"value"} and (isinstance(edit, dict) or type(written["value"]) is dict):
         written["made"] = was["made"]  # read as a response of LiteLLM, too
     return written
 
