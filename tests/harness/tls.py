@@ -123,7 +123,8 @@ class Terminator:
         # One that was cancelled on its way to the server behind would be found later, unclosed.
         for transport in [*getattr(self._loop, "_transports", {}).values()]:
             transport.abort()
-        await asyncio.sleep(0)
+        for _ in range(5):  # an accepted socket whose handshake was cut short is closed some steps later
+            await asyncio.sleep(0)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
