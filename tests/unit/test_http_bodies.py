@@ -249,6 +249,14 @@ def test_a_change_reaches_headers_and_bodies_and_no_cookie():
         map_response(response, lambda data: None)
 
 
+@pytest.mark.parametrize("charset", ["utf-16", "utf-16-be", "utf-32-le"])
+def test_a_secret_in_a_body_of_another_charset_is_redacted(charset: str):
+    body = base64.b64encode('{"password": "secret"}'.encode(charset)).decode()
+    response = {"status": 200, "bytes": body}
+    changed = map_response(response, lambda data: data.replace("secret", "-") if isinstance(data, str) else data)
+    assert base64.b64decode(changed["bytes"]).decode(charset).endswith('{"password": "-"}')
+
+
 EDITED: list[Any] = [
     {"json": 1, "spelling": "curly"},
     {"json": 1, "spelling": ["compact"]},

@@ -17,6 +17,7 @@ import struct
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from email.message import Message
 from email.parser import BytesParser
 from typing import Any, TypeAlias
@@ -509,11 +510,15 @@ def map_response(response: dict[str, Any], change: Callable[[Any], Any]) -> dict
     def with_bytes(holder: dict[str, Any]) -> dict[str, Any]:
         if "bytes" not in holder:
             return holder
-        text = base64.b64decode(holder["bytes"], validate=True).decode("latin-1")
-        changed = change(text)
+        content, charset = base64.b64decode(holder["bytes"], validate=True), "latin-1"
+        if (found := json.detect_encoding(content)).startswith(("utf-16", "utf-32")):
+            with suppress(ValueError):
+                content.decode(found)
+                charset = found
+        changed = change(text := content.decode(charset))
         if changed == text or not isinstance(changed, str):
             return holder
-        return {**holder, "bytes": base64.b64encode(changed.encode("latin-1", "replace")).decode()}
+        return {**holder, "bytes": base64.b64encode(changed.encode(charset, "replace")).decode()}
 
     payload = {name: response[name] for name in ("headers", "json", "text", *_STREAMS) if name in response}
     cookies = payload.get("headers", {}).get(_COOKIE)
