@@ -15,7 +15,7 @@ import pytest
 
 import agent_cache
 from agent_cache.cli.main import main
-from agent_cache.recording import Cassette, intercept, prices, record
+from agent_cache.recording import Cassette, intercept, record
 from tests.harness.forks import forks
 from tests.harness.slow import slow, slow_rows
 
@@ -458,11 +458,7 @@ def test_show_sums_the_model_calls_and_says_what_they_cost(cassette, capsys):
 
 def test_show_says_what_to_install_to_see_money(cassette, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "genai_prices", None)
-    prices._pricing.cache_clear()
-    try:
-        assert main(["cassette", "show", str(cassette("run.jsonl", "model:first"))]) == 0
-    finally:
-        prices._pricing.cache_clear()
+    assert main(["cassette", "show", str(cassette("run.jsonl", "model:first"))]) == 0
     line = capsys.readouterr().out.splitlines()[-2]
     assert line == '1 model call, 120+30 tokens, pip install "agent-cache[prices]" to see money'
 
