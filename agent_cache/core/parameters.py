@@ -83,6 +83,7 @@ class Parameters:
 
     Attributes:
         is_positional: whether a call in its canonical spelling is one value for each name, in order.
+        is_plain: whether each of these values identifies the call, by itself.
         surplus: the name of the parameter that takes surplus keywords, if there is one.
         owner: the qualified name of the class that a method was defined in; empty for any other function.
         contexts: the parameters that a framework fills in with what may say who asks, and what that is.
@@ -104,6 +105,8 @@ class Parameters:
         self.positional = tuple(one.name for one in all if one.kind in POSITIONAL)
         self.positional_only = tuple(one.name for one in all if one.kind is inspect.Parameter.POSITIONAL_ONLY)
         self.is_positional = len(self.positional) == len(signature.parameters)
+        is_special = any(not one.in_key or one.is_receiver or one.is_sentinel for one in all)
+        self.is_plain = self.is_positional and not is_special
         self.surplus = next((one.name for one in all if one.kind is inspect.Parameter.VAR_KEYWORD), None)
 
     @classmethod

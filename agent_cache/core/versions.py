@@ -39,6 +39,7 @@ __all__ = [
     "Hold",
     "Versions",
     "Written",
+    "all_paths",
     "entry_tag",
     "paths_of",
     "paths_read",
@@ -92,7 +93,8 @@ def paths_written(tag: Tag | EntryTag) -> tuple[Path, ...]:
     return tag, *[above + ":*" for above in ancestors(tag)]
 
 
-def _all_paths(tags: Iterable[Tag | EntryTag], bare: Iterable[str]) -> tuple[Path, ...]:
+def all_paths(tags: Iterable[Tag | EntryTag], bare: Iterable[str]) -> tuple[Path, ...]:
+    """The paths that a write of these tags gives a version, and of what depends on the whole of these roots."""
     paths = dict.fromkeys([path for tag in tags for path in paths_written(tag)])
     paths.update(dict.fromkeys([root + ":*" for root in bare]))
     return tuple(paths)
@@ -122,7 +124,7 @@ class Hold:
         scopes: Sequence[Written] | None = None,
         late: tuple[str, ...] = (),
     ) -> None:
-        self.paths = paths_written(tags[0]) if len(tags) == 1 and not bare else _all_paths(tags, bare)
+        self.paths = paths_written(tags[0]) if len(tags) == 1 and not bare else all_paths(tags, bare)
         self.scopes = (VERSIONS,) if scopes is None else scopes
         self.late = late
         self.since = 0
@@ -249,7 +251,7 @@ class Versions(Written):
             The version.
         """
         if tags or bare:
-            hold.paths = tuple(dict.fromkeys(hold.paths + _all_paths(tags, bare)))
+            hold.paths = tuple(dict.fromkeys(hold.paths + all_paths(tags, bare)))
         paths, scopes = hold.paths, hold.scopes
         freed: object = None  # after the lock
         with self.lock:

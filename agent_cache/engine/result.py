@@ -261,7 +261,10 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
                     for stats in local.stats:
                         stats.evictions += 1
             flight.is_cached = is_stored or call.operation.policy.remote.is_strong
-        flight.finish()
+        flight.joinable = False  # as `Flight.finish`, without its frame
+        if store.flights.get(flight.id) is flight:
+            store.flights.pop(flight.id, None)
+        flight.is_open = False
     finally:
         try:
             VERSIONS.lock.release()

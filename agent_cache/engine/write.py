@@ -21,7 +21,7 @@ from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.options import WritePolicy
 from agent_cache.core.store import Entry
 from agent_cache.core.tags import MANY_PATHS, Tag, every_key_of, root_of, within_limit
-from agent_cache.core.versions import VERSIONS, EntryTag, Hold, paths_read
+from agent_cache.core.versions import VERSIONS, EntryTag, Hold, all_paths, paths_read, paths_written
 from agent_cache.engine.audit import note_write, notes_writes
 from agent_cache.engine.call import run_tool
 from agent_cache.engine.interception import InterceptedCall
@@ -259,8 +259,12 @@ class Write(Hold):
         if keys:
             keys = keys if len(keys) <= MANY_PATHS else every_key_of(keys)
             self.tags += tuple(tags_of_keys(keys))
-        scopes = None if owners is None else [VERSIONS.of_session(owner) for owner in owners]
-        super().__init__(self.tags, bare, scopes, () if keys else writer.late_roots)
+        # As `Hold` does, without a frame.
+        self.paths = paths_written(self.tags[0]) if len(self.tags) == 1 and not bare else all_paths(self.tags, bare)
+        self.scopes = (VERSIONS,) if owners is None else [VERSIONS.of_session(owner) for owner in owners]
+        self.late = () if keys else writer.late_roots
+        self.since = 0
+        self.until = None
         self.bare = bare
         self.keys = keys
         self.entries = entries

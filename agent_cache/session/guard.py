@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Literal
 
-from agent_cache.core.keys import Uncacheable, key_part
+from agent_cache.core.keys import PLAIN, Uncacheable, key_part
 from agent_cache.core.options import checked_choice, checked_function
 from agent_cache.core.store import Entry
 from agent_cache.engine.interception import note_answer, note_loop
@@ -418,7 +418,8 @@ class ToolInSession(LocalTool, ToolHistory):
                         found, store = flight.result, flight.store
                         if found is not None and (store.newest is found or store.peek(call.key) is found):
                             entry, digest = found, found.digest
-                has_failed = entry is None and not self._operation.is_successful(value)
+                is_fine = entry is not None or (self.is_write and self._operation.policy.ok is None)
+                has_failed = not is_fine and not self._operation.is_successful(value)
                 if digest is None:
                     digest = digest_of(value) if self.hints.outcome_key is None else self._digest(value)
                     if entry is not None:
@@ -489,10 +490,20 @@ class ToolInSession(LocalTool, ToolHistory):
 
     def _set_key(self, call: Call) -> None:
         """Give a write the key of its arguments, for the trace and the loop detector. It has none for the cache."""
+        parameters, parts, length = self._operation.parameters, list[Hashable](), 0
         try:
-            call.key = _shortened(self._operation.parameters.key(call.arguments))
+            if not parameters.is_plain:
+                call.key = _shortened(parameters.key(call.arguments))
+                return
+            for value in call.args:  # as `Parameters.key` and `_shortened`, without their frames
+                part: Any = value if type(value) in PLAIN else key_part(value)
+                if type(part) in _TEXTS:
+                    length += len(part)
+                parts.append(part)
         except Uncacheable:
-            pass
+            return
+        key = parts[0] if len(parts) == 1 else tuple(parts)
+        call.key = key if length <= _LONG_KEY else fingerprint(key) or key
 
     def _key_of(self, call: Call) -> Hashable:
         """The identity of a miss or a write."""
