@@ -6,8 +6,6 @@ first test that records, replays or blocks live calls (`cassette_run`), or has a
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,7 +71,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--agent-orphans", choices=_ON_ORPHANS, help="what to do about cassettes that no test uses (default: report)"
     )
-    group.addoption("--agent-orphans-file", help=argparse.SUPPRESS)  # for `agent-cache cassette prune`
     parser.addini("agent_record_mode", "default of --agent-record-mode", default="none")
     parser.addini("agent_cassette_dir", "folder of cassettes, from that of the test file", default="cassettes")
     parser.addini("agent_baseline_dir", "folder of baselines, from that of the test file", default="baselines")
@@ -142,8 +139,6 @@ def pytest_collection_modifyitems(
     if (config.getoption("agent_orphans") or config.getini("agent_orphans")) != "ignore" and not session.testsfailed:
         orphans = list(map(str, find_orphans(config, cassettes, {item.path for item in items})))
         config.stash[_FACTS]["orphans"] = orphans
-        if (answer := config.getoption("agent_orphans_file")) is not None:
-            Path(answer).write_text(json.dumps(orphans), "utf-8")
     return (yield)
 
 
