@@ -257,9 +257,13 @@ def _name_of(kind: type) -> str:
 
 def _written(value: Any, schema: PlainSchema, name: str) -> Any:
     try:
+        if value is None or type(value) in (str, int, float, bool):
+            msgspec.convert(value, schema.annotation, strict=True)
         return schema.to_plain(value)
     except Unencodable as error:
         raise CheckpointError(f"{error}; pass plain values, or a class given to register_state", name) from None
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"it does not fit its annotation: {error}", name) from None
 
 
 def _read(plain: Any, schema: PlainSchema, name: str) -> Any:

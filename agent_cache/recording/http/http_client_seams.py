@@ -69,10 +69,24 @@ class _Connection(io.RawIOBase):
 def _wire(status: int, reason: str, headers: Pairs, pieces: Iterator[bytes], *, is_chunked: bool) -> Iterator[bytes]:
     lines = [f"HTTP/1.1 {status} {reason}", *(f"{name}: {value}" for name, value in headers)]
     yield ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
-    for piece in pieces:
-        yield b"%x\r\n%b\r\n" % (len(piece), piece) if is_chunked else piece
+    try:
+        for piece in pieces:
+            yield b"%x\r\n%b\r\n" % (len(piece), piece) if is_chunked else piece
+    except http.client.IncompleteRead:
+        if is_chunked:
+            raise
+        return  # the parser finds by itself that something is missing, and says what has come
     if is_chunked:
         yield b"0\r\n\r\n"
+
+
+def _read(response: Any, **options: Any) -> Iterator[bytes]:
+    """The pieces of a live response, by `read1`, which says nothing of an end that has come too early."""
+    while piece := response.read1(_AT_ONCE, **options):
+        yield piece
+    missing = getattr(response, "length_remaining", getattr(response, "length", None))
+    if missing:
+        raise http.client.IncompleteRead(b"", missing)
 
 
 def _parsed(connection: Any, method: str) -> http.client.HTTPResponse:
@@ -95,9 +109,8 @@ def _logged(exchange: Exchange, response: Any, method: str, **options: Any) -> h
     """The response of http.client for a live one, which is logged while it is read, by `read1` with these options."""
     headers = list(response.headers.items())
     exchange.responded(response.status, response.reason or "", headers)
-    source = iter(functools.partial(response.read1, _AT_ONCE, **options), b"")
     is_chunked = any(name.lower() == "transfer-encoding" and value.lower() == "chunked" for name, value in headers)
-    pieces = exchange.logged(source)
+    pieces = exchange.logged(_read(response, **options))
     wire = _wire(response.status, response.reason or "", headers, pieces, is_chunked=is_chunked)
 
     def close() -> None:

@@ -4,10 +4,12 @@ The first half is about decorators that replay by position through a server, the
 """
 
 import asyncio
+import contextvars
 import os
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ import pytest
 import agent_cache
 from agent_cache import AgentCache, AgentCacheInvalidator
 from agent_cache.engine.scope import PLACE, ROOT
-from agent_cache.recording import Cassette, DivergenceError, cached_llm_call, intercept, record, replay
+from agent_cache.recording import Cassette, DivergenceError, cached_llm_call, diff_cassettes, intercept, record, replay
 from tests.harness.slow import slow
 
 
@@ -50,6 +52,13 @@ async def test_a_write_with_other_arguments_never_runs_in_a_replay(strict, path)
     with pytest.raises(DivergenceError, match="amount: 10 -> 1000"), replay(path, strict=strict):
         await refund("7", 1000)
     assert World.runs == []
+
+
+async def test_an_answer_is_never_served_to_other_arguments(path):
+    with record(path):
+        await fetch("a")
+    with pytest.raises(DivergenceError), replay(path):
+        assert await fetch("b") != "answer a"
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -103,6 +112,25 @@ async def test_what_cannot_be_recorded_does_not_stop_the_agent(path):
     assert len(recorder.steps) == 1
 
 
+async def test_a_divergence_says_where_and_what(path):
+    with record(path):
+        await fetch("x")
+    with pytest.raises(DivergenceError) as caught, replay(path):
+        await fetch("y")
+    assert caught.value.call_id == 1
+    assert (caught.value.expected, caught.value.actual) == (
+        {"name": "fetch", "arguments": {"name": "x"}}, {"name": "fetch", "arguments": {"name": "y"}}
+    )  # fmt: skip
+
+
+async def test_an_executor_belongs_to_the_run_if_it_is_given_the_context(path):
+    work = intercept(lambda number: number * 2, name="work")
+    loop = asyncio.get_running_loop()
+    with record(path) as recorder, ThreadPoolExecutor() as pool:
+        await loop.run_in_executor(pool, contextvars.copy_context().run, work, 4)
+    assert len(recorder.steps) == 1
+
+
 async def test_a_cancelled_run_leaves_a_whole_cassette(path):
     async def agent() -> None:
         with record(path):
@@ -118,6 +146,15 @@ async def test_a_cancelled_run_leaves_a_whole_cassette(path):
         await task
     cassette = Cassette.load(path)
     assert (cassette.num_steps, cassette.trailer.ended) == (1, "raised CancelledError")
+
+
+async def test_an_inner_recording_does_not_end_the_outer_one(tmp_path):
+    with record(tmp_path / "outer"):
+        with record(tmp_path / "inner"):
+            await fetch("x")
+        await fetch("y")
+    assert Cassette.load(tmp_path / "outer").num_steps == 2
+    assert Cassette.load(tmp_path / "inner").num_steps == 1
 
 
 async def test_ten_concurrent_identical_reads_run_once_while_they_are_recorded(path):
@@ -156,3 +193,54 @@ def test_digests_are_the_same_in_every_process(tmp_path, seeds):
         for seed in seeds
     }  # fmt: skip
     assert len(digests) == 1
+
+
+def test_functions_of_one_name_in_two_modules_are_two(path):
+    made = []
+    for module, answer in (("one", 1), ("two", 2)):
+        namespace = {"__name__": module, "answer": answer}
+        exec("def get(): return answer", namespace)
+        made.append(intercept(namespace["get"]))
+    with record(path):
+        assert [get() for get in made] == [1, 2]
+    with replay(path):
+        assert [get() for get in reversed(made)] == [2, 1]
+
+
+async def test_a_second_run_that_saw_something_else_is_no_longer_the_same(tmp_path):
+    answers = iter(["old", "new"])
+    ask = cached_llm_call(name="ask")(lambda prompt: {"text": next(answers), "usage": {"output_tokens": len(prompt)}})
+    for name in ("a", "b"):
+        with record(tmp_path / name):
+            ask("hi")
+    diff = diff_cassettes(tmp_path / "a", tmp_path / "b")
+    assert not diff.identical
+    assert diff.changed_calls[0]["changed"] == ["outcome"]
+
+
+def test_a_name_that_is_redacted_is_not_that_of_the_call(path):
+    with record(path, redact=["name", "value", "type", "args"]):
+        intercept(lambda name: {"value": name}, name="f")("Ann")
+    [call] = Cassette.load(path)
+    assert (call.name, call.arguments, call.outcome) == (
+        "f",
+        {"name": "[redacted]"},
+        {"value": {"value": "[redacted]"}},
+    )
+
+
+def test_a_save_that_fails_leaves_the_old_file(path, monkeypatch):
+    with record(path):
+        intercept(lambda: 1, name="f")()
+    before = path.read_bytes()
+    from agent_cache.recording.partial_file import PartialFile
+
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    cassette = Cassette.load(path)
+    monkeypatch.setattr(PartialFile, "append", fails)
+    with pytest.raises(agent_cache.errors.CassetteError, match="No space left"):
+        cassette.save(path)
+    assert path.read_bytes() == before
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
