@@ -18,6 +18,7 @@ from agent_cache.errors import RecordedError, recorded_error
 from agent_cache.recording.outcomes import REGISTERED, encode, exact_json, name_of, schema_of
 from agent_cache.recording.redaction import Redaction, redact_error
 from agent_cache.values.compare import utf8_text
+from agent_cache.values.typed import Unencodable, hints_of
 
 _ANY = schema_of(Any)
 _MAX_DEPTH = 8
@@ -77,7 +78,9 @@ def _write_parts(error: BaseException, data: dict[str, Any], depth: int) -> None
             arguments = error.__reduce__()[1]
     if (written := _written(list(arguments), depth)) is not None:
         data["args"] = written
-    state = {name: _written(value, depth) for name, value in vars(error).items() if name != "__notes__"}
+    hints = hints_of(type(error))
+    kept = [(name, value) for name, value in vars(error).items() if name != "__notes__"]
+    state = {name: _written(value, depth, hints.get(name, Any)) for name, value in kept}
     if found := {name: part for name, part in state.items() if part is not None}:
         data["state"] = found
     if len(found) < len(state):
@@ -152,7 +155,8 @@ def _rebuilt(kind: type[BaseException], data: dict[str, Any]) -> BaseException:
         base.__init__(error, *arguments)
         if not isinstance(error, OSError):  # its constructor keeps two of its arguments
             _set_args(error, arguments)
-    vars(error).update({name: _read(part) for name, part in state.items()})
+    hints = hints_of(kind)
+    vars(error).update({name: _read(part, hints.get(name, Any)) for name, part in state.items()})
     return error
 
 
@@ -163,8 +167,10 @@ def _set_args(error: BaseException, arguments: tuple[Any, ...]) -> None:
 # Arguments and attributes
 
 
-def _written(value: Any, depth: int = 0) -> Any:
-    """An argument or attribute as plain data, with a tag unless it is JSON. None if it cannot be written."""
+def _written(value: Any, depth: int = 0, hint: Any = Any) -> Any:
+    """An argument or attribute as plain data, with a tag unless it is JSON. None if it cannot be written, neither as it
+    is nor as its class annotates it.
+    """
     exact = exact_json(value)
     if exact is not None and b'"$' not in exact[0] and value is not None:
         return exact[1]
@@ -174,18 +180,25 @@ def _written(value: Any, depth: int = 0) -> Any:
         if type(value) is list and any(isinstance(each, BaseException) for each in value):
             parts = [_written(each, depth) for each in value]
             return None if None in parts else {"$list": parts}
-        return _http_data(value) or {"$any": _ANY.to_plain(value)}
-    except Exception:  # noqa: BLE001 - reading a user's object may raise anything; then it is left out
-        return None
+        if (found := _http_data(value)) is not None:
+            return found
+        for tag, schema in (("$any", _ANY), ("$typed", schema_of(hint))):
+            with contextlib.suppress(Unencodable):
+                return {tag: schema.to_plain(value)}
+    except Exception:  # noqa: BLE001, S110 - reading a user's object may raise anything; then it is left out
+        pass
+    return None
 
 
-def _read(data: Any) -> Any:
+def _read(data: Any, hint: Any = Any) -> Any:
     if not isinstance(data, dict) or len(data) != 1:
         return data
     [(tag, content)] = data.items()
     match tag:
         case "$any":
             return _ANY.from_plain(content)
+        case "$typed":
+            return schema_of(hint).from_plain(content)
         case "$error":
             return read_error(content)
         case "$list":
