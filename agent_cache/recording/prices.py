@@ -95,7 +95,7 @@ def _tokens(block: Callable[[str], Any]) -> Tokens:
         hour = count("for an hour") or 0
         of_any_age = hour + (count("for minutes") or 0)
         if entries := block("cacheDetails"):  # Bedrock's
-            ages = [(one.get("ttl"), one.get("inputTokens") or 0) for one in entries]
+            ages = [(one("ttl"), one("inputTokens") or 0) for one in map(_members, entries)]
             hour, of_any_age = sum(number for age, number in ages if age == "1h"), sum(number for _, number in ages)
         written = (count("written") or of_any_age) if written_beside is None else written_beside
         output = (count("output") or 0) + (count("thoughts") or 0)
