@@ -211,7 +211,7 @@ def test_tools_without_a_kind_are_told_apart_by_what_changes_after_them() -> Non
         ("canvas_delete_user", "write"),
         ("notion.retrievePage", "read"),
         ("order_status", None),
-        ("comment_list", "read"),
+        ("comment_list", "write"),
         ("issue_comment_get", "write"),
     ],
 )
