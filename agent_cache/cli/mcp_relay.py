@@ -145,13 +145,13 @@ def _over_http(options: argparse.Namespace) -> tuple[Any, Any, list[tuple[bytes,
     try:
         from agent_cache.relay import http_server
     except ModuleNotFoundError as error:
-        needed = f'--url needs {error.name}: pip install "agent-cache[mcp-http]"'
-        raise ModuleNotFoundError(needed, name=error.name) from error
+        raise ModuleNotFoundError(f'--url needs {error.name}: pip install "agent-cache[mcp-http]"') from error
     return http_server, http_server.Upstream(options.url), [_header(text) for text in options.header]
 
 
 async def _listen(relay: Relay, upstream: Any, headers: Any, options: argparse.Namespace) -> int:
-    from agent_cache.relay.http_proxy import HttpListener, address_of, is_loopback, listen
+    from agent_cache.recording.http.identity import is_loopback
+    from agent_cache.relay.http_proxy import HttpListener, address_of, listen
 
     host, port = address_of(options.listen)
     if not is_loopback(host):

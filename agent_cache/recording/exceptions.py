@@ -174,7 +174,7 @@ def _written(value: Any, depth: int = 0, hint: Any = Any) -> Any:
     exact = exact_json(value)
     if exact is not None and b'"$' not in exact[0] and value is not None:
         return exact[1]
-    try:
+    with contextlib.suppress(Exception):  # reading a user's object may raise anything; then it is left out
         if isinstance(value, BaseException):
             return {"$error": error_data(value, depth + 1)} if depth < _MAX_DEPTH else None
         if type(value) is list and any(isinstance(each, BaseException) for each in value):
@@ -185,8 +185,6 @@ def _written(value: Any, depth: int = 0, hint: Any = Any) -> Any:
         for tag, schema in (("$any", _ANY), ("$typed", schema_of(hint))):
             with contextlib.suppress(Unencodable):
                 return {tag: schema.to_plain(value)}
-    except Exception:  # noqa: BLE001, S110 - reading a user's object may raise anything; then it is left out
-        pass
     return None
 
 

@@ -13,7 +13,6 @@ to its end, unless the host can resume the stream of events: then the server mus
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import socket
 import uuid
@@ -28,6 +27,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from agent_cache.errors import ConfigurationError
+from agent_cache.recording.http.identity import is_loopback
 from agent_cache.relay.http_server import (
     Headers,
     Upstream,
@@ -484,16 +484,6 @@ async def _ends_before_its_host(work: asyncio.Task[None], incoming: _Incoming) -
         return work.done()
     finally:
         gone.cancel()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address is always this machine."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _host_in(url: str) -> str:

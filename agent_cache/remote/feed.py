@@ -141,19 +141,6 @@ class FeedLease(Lease):
         return owner is not None and bool(owner.is_complete())
 
 
-class _Written(Versions):
-    """The versions of what was written in a tier."""
-
-    __slots__ = ()
-
-    def write_everything(self) -> None:
-        """Give everything a new version: nobody knows what was written."""
-        with self.lock:
-            self.known = {}, {}, self.now + 1
-            self._rotated = self.now
-            self.now += 1
-
-
 class Feed:
     """Applies the feed of a tier in this process.
 
@@ -177,7 +164,7 @@ class Feed:
         self.ttls_are_old = True
         self.ttl_changes = 0
         self.entries = KnownEntries()
-        self.versions = _Written()
+        self.versions = Versions()
         self.number: int | None = None
         self.received = self.losses = 0
         self.origin = os.urandom(8).hex()
@@ -289,7 +276,7 @@ class Feed:
         """The child is another process: it knows nothing of the feed."""
         self.origin = os.urandom(8).hex()
         self.number = None
-        self.versions = _Written()
+        self.versions = Versions()
         self.versions.write_everything()
 
 

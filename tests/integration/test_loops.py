@@ -1558,3 +1558,25 @@ async def test_calls_that_a_tool_makes_begin_no_turn(clock: Any):
     with pytest.raises(STOPPED):
         async with AgentCacheSession(loop_policy=LoopPolicy(new_turn_after=60)):
             assert await outcomes(report.fresh, 5) == ["same"] * 4 + [STOPPED]
+
+
+async def test_a_task_that_made_the_last_call_before_may_make_the_same_as_another_one_in_the_next_iteration():
+    """Two tasks that ask the same in one iteration of the event loop are one round, whoever was the last before."""
+    shop = Shop()
+    await shop.get("x")
+
+    async def ask(times: int) -> None:
+        for _ in range(times):
+            await shop.get("x")
+            await asyncio.sleep(0)
+
+    async def later() -> None:
+        await asyncio.sleep(0)
+        await ask(2)
+
+    session = AgentCacheSession(max_tool_repeats=4)
+    with pytest.raises(STOPPED):
+        async with session:
+            await asyncio.gather(ask(3), later())
+            await shop.get("x")
+    assert session.metrics.calls == 5, "the last one was refused, as the fourth round"

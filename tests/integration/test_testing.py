@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import pytest
 
+from agent_cache import AgentCache, testing
 from tests.harness.forks import forks
 from tests.harness.processes import run_python
 
@@ -122,3 +124,24 @@ def test_a_name_that_does_not_exist_is_an_attribute_error():
     with pytest.raises(AttributeError, match="Nonsense"):
         agent_cache.testing.Nonsense  # noqa: B018 - to look is the test
     assert all(hasattr(agent_cache.testing, name) for name in agent_cache.testing.__all__)
+
+
+async def test_a_load_that_runs_while_the_cache_is_emptied_is_neither_stored_nor_joined():
+    gate, runs = asyncio.Event(), []
+
+    @AgentCache("order")
+    async def get_orders() -> int:
+        runs.append(1)
+        await gate.wait()
+        return len(runs)
+
+    early = asyncio.create_task(get_orders())
+    await asyncio.sleep(0)
+    testing.reset()
+    late = asyncio.create_task(get_orders())
+    await asyncio.sleep(0)
+    gate.set()
+    assert (await early, await late, len(runs)) == (2, 2, 2)
+    assert await get_orders() == 2
+    testing.reset()
+    assert await get_orders() == 3

@@ -522,21 +522,22 @@ class Exchange:
 
     def logged(self, source: Iterable[bytes]) -> Iterator[bytes]:
         """The same pieces of a body; they are added while they are read."""
-        try:
+        with self._until_its_end():
             for piece in source:
                 self.add(piece)
                 yield piece
-        except BaseException as error:
-            self.failed(error)
-            raise
-        self.ended()
 
     async def logged_async(self, source: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
         """The same for a body that is awaited."""
-        try:
+        with self._until_its_end():
             async for piece in source:
                 self.add(piece)
                 yield piece
+
+    @contextmanager
+    def _until_its_end(self) -> Iterator[None]:
+        try:
+            yield
         except BaseException as error:
             self.failed(error)
             raise
