@@ -559,8 +559,10 @@ def _reading(
     states: dict[Cell, State] = {
         cell: (version, int(mode)) for cell, version, mode in zip(cells, words[::2], words[1::2], strict=bool(cells))
     }
-    if more:
-        states.update({cell: (version, mode) for cell, version, mode in msgspec.json.decode(more)})
+    try:
+        states.update({cell: (version, mode) for cell, version, mode in msgspec.json.decode(more or b"[]")})
+    except (msgspec.DecodeError, UnicodeDecodeError):  # its head, which names them, is damaged
+        value = None
     states[STORE] = store, IDLE
     raw_head, _, payload = (value or b"").partition(b"\n")
     head = open_head(raw_head) if raw_head else None

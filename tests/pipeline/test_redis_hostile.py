@@ -130,6 +130,8 @@ async def _damage(valkey: Server, codec: Codec, examples: int) -> None:
             def attack(spoil: Callable[[bytes], bytes]) -> None:
                 asyncio.run_coroutine_threadsafe(look(spoil(good)), loop).result(60)
 
+            for at in range(good.index(b"\n")):  # each byte of the header, as no text in UTF-8
+                await look(_flipped(good, at, 7))
             await asyncio.to_thread(attack)
             assert tier.stats()["bad_values"] > examples / 6
             raw.set(key, good)
