@@ -116,6 +116,7 @@ class Terminator:
 
     async def _end(self) -> None:
         self._server.close()
+        await asyncio.sleep(0)  # a task that is cancelled before its first step never closes what was accepted for it
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
