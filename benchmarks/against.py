@@ -28,7 +28,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from benchmarks.commands import write_facts
 from benchmarks.table import format_figure, markdown
 from benchmarks.timing import Spread, progress
 
@@ -178,19 +177,6 @@ class Comparison:
         verdict = "ok" if statistics.median(self.after) <= self.limit else "MISSED"
         return (format_figure(self.limit, self.unit), verdict)
 
-    def as_json(self) -> dict[str, object]:
-        ratio = self.ratio
-        return {
-            "group": self.group,
-            "what": self.what,
-            "unit": self.unit,
-            "limit": self.limit,
-            "before": self.before,
-            "after": self.after,
-            "ratio": None if ratio is None else {"median": ratio.median, "low": ratio.low, "high": ratio.high},
-            "is_slower": self.is_slower,
-        }
-
 
 def compare(old: Path, new: Path, groups: Sequence[str] = (), *, quick: bool = False) -> list[Comparison]:
     """Measure the rows of both checkouts in alternation. Without `groups`, all that the new one has."""
@@ -226,11 +212,10 @@ def _compare_group(before: Checkout, after: Checkout, group: str, *, quick: bool
     ]
 
 
-def print_comparison(old: Path, groups: Sequence[str], *, quick: bool, facts: Path | None) -> int:
+def print_comparison(old: Path, groups: Sequence[str], *, quick: bool) -> int:
     """Compare another checkout with this one, and return the exit code of the command: 1 if a row is slower."""
     table = compare(old, ROOT, groups, quick=quick)
     print(report(table))
-    write_facts(facts, [row.as_json() for row in table])
     return 1 if any(row.is_slower for row in table) else 0
 
 

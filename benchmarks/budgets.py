@@ -14,22 +14,9 @@ from pathlib import Path
 
 from agent_cache import testing
 from benchmarks import against
-from benchmarks.commands import describe_machine, put_table, write_facts
-from benchmarks.rows import (
-    calls,
-    invalidation,
-    journals,
-    observers,
-    process,
-    recording,
-    requests_of_clients,
-    scale,
-    sync_tools,
-    toolbox,
-    typed,
-    writes,
-)
-from benchmarks.table import HEADINGS, SHOWN, Row, markdown
+from benchmarks.commands import describe_machine
+from benchmarks.rows import calls, invalidation, journals, process, recording, sessions, tiers, writes
+from benchmarks.table import HEADINGS, Row, markdown
 from benchmarks.timing import QUICK, Effort
 from benchmarks.trace import runs as trace
 
@@ -38,25 +25,17 @@ GROUPS: dict[str, Callable[[Effort], Awaitable[list[Row]]]] = {
     "miss": calls.misses,
     "single-flight": calls.single_flight,
     "session": calls.sessions,
-    "toolbox": toolbox.rows,
-    "observe": observers.rows,
-    "memory": process.memory,
-    "import": process.imports,
-    "invalidation": invalidation.rows,
-    "recording": recording.rows,
-    "journal": journals.rows,
-    "requests": requests_of_clients.rows,
-    "trace": trace.rows,
+    "sessions": sessions.rows,
+    "nested": calls.nested_calls,
     "write": writes.writes,
     "named": writes.named,
-    "sessions": scale.sessions,
-    "typed": typed.rows,
-    "nested": calls.nested_calls,
-    "tools": scale.tools,
-    "threads": scale.threads,
-    "sync": sync_tools.rows,
-    "collection": scale.collection,
-    "faces": process.faces,
+    "invalidation": invalidation.rows,
+    "memory": process.memory,
+    "import": process.imports,
+    "tiers": tiers.rows,
+    "recording": recording.rows,
+    "journal": journals.rows,
+    "trace": trace.rows,
 }
 
 
@@ -80,9 +59,6 @@ def main(argv: list[str] | None = None) -> int:
         action="store_true",
         help="fewer, shorter rounds and a tenth of the entries: not exact",
     )
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write every figure with its quartiles to PATH")
-    parser.add_argument("--markdown", action="store_true", help="print the table of the documentation: no budgets")
-    parser.add_argument("--page", action="store_true", help="put that table into docs/benchmarks.md; needs all groups")
     parser.add_argument(
         "--against", type=Path, metavar="PATH",
         help="compare with the checkout at PATH in this process; exit code 1 if a row is more than 5 %% slower",
@@ -91,26 +67,16 @@ def main(argv: list[str] | None = None) -> int:
     if unknown := [group for group in options.groups if group not in GROUPS]:
         parser.error(f"unknown group: {', '.join(unknown)}; choose from {', '.join(GROUPS)}")
     if options.against is not None:
-        return _compared(parser, options)
+        try:
+            return against.print_comparison(options.against, options.groups, quick=options.quick)
+        except ValueError as error:
+            parser.error(str(error))
     table = asyncio.run(measured(options.groups or list(GROUPS), QUICK if options.quick else Effort()))
-    shown = describe_machine(["agent-cache"]) + "\n\n" + markdown(SHOWN, [row.shown() for row in table])
-    print(shown if options.markdown else markdown(HEADINGS, [row.cells() for row in table]))
-    write_facts(options.json, [row.as_json() for row in table])
-    if options.page:
-        put_table("budgets", shown)
+    print(describe_machine(["agent-cache"]), markdown(HEADINGS, [row.cells() for row in table]), sep="\n\n")
     missed = [row.what for row in table if not row.holds]
     if missed:
         print(f"{len(missed)} missed: {'; '.join(missed)}", file=sys.stderr)
     return 1 if missed else 0
-
-
-def _compared(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    if options.page or options.markdown:
-        parser.error("--against prints a table of its own: leave out --page and --markdown")
-    try:
-        return against.print_comparison(options.against, options.groups, quick=options.quick, facts=options.json)
-    except ValueError as error:
-        parser.error(str(error))
 
 
 if __name__ == "__main__":

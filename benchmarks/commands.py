@@ -1,10 +1,9 @@
-"""Shared by the benchmark commands: options, progress, the machine's description, and tables in the documentation."""
+"""Shared by the benchmark commands: options, progress, and the machine's description."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import platform
 import sys
@@ -12,25 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from importlib import metadata
-from pathlib import Path
 from typing import ParamSpec
 
 from benchmarks.timing import progress
 
 P = ParamSpec("P")
 
-DOCS = Path(__file__).parent.parent / "docs"
-OTHER_CACHES = DOCS / "explanation" / "other-caches.md"
-BENCHMARKS = DOCS / "benchmarks.md"
-LOOPS = DOCS / "explanation" / "loops.md"
-FLEET = DOCS / "explanation" / "fleet.md"
-
 
 def command_parser(module: str, description: str | None) -> argparse.ArgumentParser:
     """A parser with the options of every command that reads recorded runs."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N runs of each set")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser
 
 
@@ -89,34 +80,3 @@ def installed_version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-def write_facts(path: Path | None, facts: object) -> None:
-    """Write facts as JSON, if the command was given a path."""
-    if path is not None:
-        path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-
-
-def put_table(name: str, text: str, page: Path = BENCHMARKS) -> None:
-    """Replace the text between the comments `<!-- name: begin -->` and `<!-- name: end -->` of a page.
-
-    Tables of measured figures get into the documentation this way and never by hand.
-    """
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
-    old, _, after = rest.partition(end)
-    if not old:
-        message = f"{page.name} has no place for {name!r}: it needs the lines {begin!r} and {end!r}"
-        raise SystemExit(message)
-    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
-
-
-def put_row(first: str, cells: Sequence[str], page: Path) -> None:
-    """Replace the cells of a table's row that begins with `first`."""
-    lines = page.read_text(encoding="utf-8").splitlines()
-    found = [number for number, line in enumerate(lines) if line.startswith(f"| {first} |")]
-    if len(found) != 1:
-        message = f"{page.name} has {len(found)} rows that begin with {first!r}"
-        raise SystemExit(message)
-    lines[found[0]] = "| " + " | ".join((first, *cells)) + " |"
-    page.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -8,7 +8,6 @@ before the fork were answered but not made.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -17,7 +16,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -25,7 +24,7 @@ from typing import Any, Final, Literal, TypeAlias
 from agent_cache import AgentCacheSession
 from agent_cache.recording import Cassette, diff_cassettes, fork, record
 from agent_cache.testing import reset
-from benchmarks.commands import command_parser, exits_without, put_table, run_progress
+from benchmarks.commands import command_parser, exits_without, run_progress
 from benchmarks.recorded_runs import DataAbsentError, RecordedCall, Run, data_directory, load_retail_runs
 from benchmarks.retail.policies import tags_from_results
 from benchmarks.retail.store import READ_TOOLS, WRITE_TOOLS, RetailStore, load_store
@@ -209,16 +208,11 @@ def _numbers_before(cassette: Cassette, calls: Sequence[RecordedCall], at: int) 
 @exits_without(DataAbsentError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print. Exit code 0: sandboxes were equal, and nothing was read again; 1: not so; 2: no data."""
-    options = _parser().parse_args(arguments)
+    options = command_parser("benchmarks.forks", __doc__).parse_args(arguments)
     directory = data_directory()
     runs = load_retail_runs(directory, options.limit)
     outcomes = asyncio.run(_measured(runs, load_store(directory)))
-    if options.json:
-        print(json.dumps([asdict(one) | {"is_perfect": one.is_perfect} for one in outcomes], indent=1))
-    else:
-        print(_table(outcomes))
-    if options.page:
-        put_table("forks", _table(outcomes))
+    print(markdown(_COLUMNS, map(_row, outcomes)))
     return 0 if all(one.is_perfect for one in outcomes) else 1
 
 
@@ -229,16 +223,6 @@ async def _measured(runs: list[Run], store: RetailStore) -> list[Outcome]:
             with run_progress(f"{way}, {world}", len(runs)) as advance:
                 outcomes.append(await fork_all(runs, store, way, world, advance))
     return outcomes
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("benchmarks.forks", __doc__)
-    parser.add_argument("--page", action="store_true", help="also put the table into docs/benchmarks.md")
-    return parser
-
-
-def _table(outcomes: Iterable[Outcome]) -> str:
-    return markdown(_COLUMNS, map(_row, outcomes))
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:

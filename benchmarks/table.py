@@ -37,38 +37,11 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         show = _FORMAT[self.unit].format
         spread = f"{show(self.measured.low)} to {show(self.measured.high)}"
-        if self.limit is None:
-            return (self.what, show(self.measured.median), spread, "", "", self.note)
-        return (
-            self.what,
-            show(self.measured.median),
-            spread,
-            show(self.limit),
-            "ok" if self.holds else "MISSED",
-            self.note,
-        )
-
-    def shown(self) -> tuple[str, ...]:
-        """The cells of the table in the documentation."""
-        what, measured, spread, _, _, note = self.cells()
-        return (self.group, what, measured, spread, note)
-
-    def as_json(self) -> dict[str, object]:
-        return {
-            "group": self.group,
-            "what": self.what,
-            "unit": self.unit,
-            "median": self.measured.median,
-            "low": self.measured.low,
-            "high": self.measured.high,
-            "limit": self.limit,
-            "holds": self.holds,
-            "note": self.note,
-        }
+        judged = ("", "") if self.limit is None else (show(self.limit), "ok" if self.holds else "MISSED")
+        return (self.group, self.what, show(self.measured.median), spread, *judged, self.note)
 
 
-HEADINGS = ("what", "measured", "quartiles", "budget", "", "note")
-SHOWN = ("", "what", "measured", "quartiles", "note")
+HEADINGS = ("", "what", "measured", "quartiles", "budget", "", "note")
 
 
 def markdown(headings: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> str:

@@ -3,8 +3,8 @@
 ``python -m benchmarks.advise`` prints two tables: hits and stale answers without invalidation, with whole roots, with
 the advised tags, with those written by hand, and of an oracle. Each figure is the sum over several logs that were
 learned from, since one log may happen to show what another one does not. Rules that were learned from runs which begin
-anew are replayed on such runs, and also in one world that all share. ``--page`` puts the tables into
-docs/benchmarks.md. The exit code is 1 if an advised tag left an answer stale, and 2 if the recorded runs are absent.
+anew are replayed on such runs, and also in one world that all share. The exit code is 1 if an advised tag left an
+answer stale, and 2 if the recorded runs are absent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agent_cache.advise.tag_rules import Advice, rules_of
 from benchmarks.advise.many_servers import LogShape, play_servers
 from benchmarks.advise.retail_log import first_quarter, interleave, rules_by_hand
 from benchmarks.advise.worlds import WORLDS, play
-from benchmarks.commands import describe_machine, exits_without, put_table, run_progress
+from benchmarks.commands import exits_without, run_progress
 from benchmarks.recorded_runs import DataAbsentError, data_directory, load_retail_runs
 from benchmarks.retail.store import load_store
 from benchmarks.table import markdown
@@ -43,21 +43,12 @@ Line = tuple[str, ...]
 @exits_without(DataAbsentError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print both tables."""
-    options = _parser().parse_args(arguments)
+    argparse.ArgumentParser(prog="python -m benchmarks.advise", description=__doc__).parse_args(arguments)
     retail, retail_stale = _retail_table()
     worlds, worlds_stale = _worlds_table()
     speed = _speed()
     print(retail, worlds, speed, sep="\n\n")
-    if options.page:
-        machine = describe_machine(["agent-cache"])
-        put_table("advise", f"{machine}\n\n{retail}\n\n{worlds}\n\n{speed}")
     return 1 if retail_stale or worlds_stale else 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.advise", description=__doc__)
-    parser.add_argument("--page", action="store_true", help="put the tables into docs/benchmarks.md")
-    return parser
 
 
 def _retail_table() -> tuple[str, int]:

@@ -13,20 +13,17 @@ DBOS runs where `--dbos-python` or this Python has it.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
-import json
 import sys
 import tempfile
 import threading
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.commands import BENCHMARKS, describe_machine, positive, put_table
-from benchmarks.crashes.kills import ROOT, Killer, Row, Verdict
+from benchmarks.commands import positive
+from benchmarks.crashes.kills import Killer, Row, Verdict
 from benchmarks.crashes.receiver import Receiver
 from benchmarks.table import markdown
 from benchmarks.timing import progress
@@ -52,10 +49,9 @@ def recording_is_there(folder: Path, run: str) -> bool:
 
 
 JOURNAL = ("raise", "rerun", "check", "notice")
-_TRIED = Path("benchmarks", "crashes", "dbos_worker.py")
 
 
-def rows(dbos_python: str) -> dict[str, Row]:
+def rows() -> dict[str, Row]:
     """By name."""
     found = (
         Row("raise", "raise an error", is_over=journal_is_sealed),
@@ -63,7 +59,6 @@ def rows(dbos_python: str) -> dict[str, Row]:
         Row("check", "ask the receiver by the key", is_over=journal_is_sealed),
         Row("notice", "tell the model", is_over=journal_is_sealed),
         Row("new_episodes", '`record(mode="new_episodes")` over the partial file', is_over=recording_is_there),
-        Row("dbos", "DBOS, steps on SQLite", command=(dbos_python, str(ROOT / _TRIED))),
     )
     return {row.name: row for row in found}
 
@@ -129,43 +124,22 @@ def is_kept(verdicts: Sequence[Verdict]) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: every promise was kept; 1: one was not."""
     options = _parser().parse_args(arguments)
-    known = rows(options.dbos_python)
+    known = rows()
     kills = options.kills or (QUICK if options.quick else KILLS)
-    has_dbos = options.dbos_python != sys.executable or importlib.util.find_spec("dbos") is not None
-    lines: dict[str, tuple[str, ...]] = {}
-    facts: dict[str, list[dict[str, object]]] = {}
+    lines: list[tuple[str, ...]] = []
     broken = False
     for name in options.rows:
         row = known[name]
-        if name == "dbos" and not has_dbos:
-            lines[row.label] = (row.label, "not installed", *[""] * (len(HEADINGS) - 2))
-            continue
         with tempfile.TemporaryDirectory() as folder:
             verdicts = verdicts_of(row, kills, Path(folder), options.jobs, options.first)
-        lines[row.label] = line_of(row, verdicts)
-        facts[name] = [asdict(verdict) for verdict in verdicts]
+        lines.append(line_of(row, verdicts))
         broken = broken or (name in JOURNAL and not is_kept(verdicts))
-    print(json.dumps(facts, indent=2) if options.json else markdown(HEADINGS, lines.values()))
-    if options.page:
-        shown = {**_lines_of_page(), **lines}
-        table = markdown(HEADINGS, [shown[row.label] for row in known.values() if row.label in shown])
-        put_table("crashes", f"{describe_machine(['agent-cache'])}\n\n{table}")
+    print(markdown(HEADINGS, lines))
     return int(broken)
 
 
-def _lines_of_page() -> dict[str, tuple[str, ...]]:
-    """The rows of the page by their first cell: those that are not made anew stay."""
-    text = (
-        BENCHMARKS.read_text(encoding="utf-8").partition("<!-- crashes: begin -->")[2].partition("<!-- crashes: end")[0]
-    )
-    cells = [
-        tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in text.splitlines() if line.startswith("| ")
-    ]
-    return {line[0]: line for line in cells if len(line) == len(HEADINGS)}
-
-
 def _parser() -> argparse.ArgumentParser:
-    names = list(rows(""))
+    names = list(rows())
     parser = argparse.ArgumentParser(prog="python -m benchmarks.crashes", description=__doc__)
     parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--kills", type=positive, metavar="N", help=f"of each row; by default {KILLS}")
@@ -174,9 +148,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--first", type=int, default=0, metavar="N", help="number of the first run, which seeds its kills"
     )
-    parser.add_argument("--dbos-python", default=sys.executable, metavar="PATH", help="a Python that has DBOS")
-    parser.add_argument("--json", action="store_true", help="the facts of each run in place of the table")
-    parser.add_argument("--page", action="store_true", help="also put these rows into docs/benchmarks.md")
     return parser
 
 

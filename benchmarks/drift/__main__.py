@@ -1,19 +1,16 @@
-"""`python -m benchmarks.drift`: false alarms in repeats of retail runs, changes that are found, and what it costs."""
+"""`python -m benchmarks.drift`: false alarms in repeats of retail runs, changes that are found."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
-from benchmarks.commands import command_parser, describe_machine, exits_without, positive, put_table, run_progress
-from benchmarks.drift.cost import SIZES, Cost, measured
+from benchmarks.commands import command_parser, exits_without, positive, run_progress
 from benchmarks.drift.measure import REPEATS, Counts, Measurement, Natural, RawRun, natural, raw_runs
 from benchmarks.drift.runs import SHAPES, Injector
 from benchmarks.recorded_runs import DataAbsentError, Run, data_directory, load_retail_runs
@@ -31,13 +28,11 @@ class Results:
         shapes: by shape of the runs.
         volatile: with one recording as the baseline, and with two.
         natural: with the arguments as they are, and with `same_arguments`.
-        costs: in microseconds.
     """
 
     shapes: dict[str, Counts] = field(default_factory=dict)
     volatile: tuple[Counts, Counts] = field(default_factory=lambda: (Counts(), Counts()))
     natural: tuple[Natural, Natural] = field(default_factory=lambda: (Natural(), Natural()))
-    costs: list[Cost] = field(default_factory=list)
 
     @property
     def is_perfect(self) -> bool:
@@ -56,17 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs = load_retail_runs(directory, options.limit)
     raw = raw_runs(directory, options.limit)
     results = asyncio.run(_measured(runs, raw, store, options.repeats))
-    with run_progress("cost", 2 * len(SIZES)) as advance:
-        results.costs = measured(advance)
-    if options.json:
-        print(json.dumps(_facts(results), indent=1))
-    else:
-        print(*_tables(results).values(), sep="\n\n")
+    print(_shapes_table(results), _changes_table(results), _varying_table(results), sep="\n\n")
     for counts in (*results.shapes.values(), *results.volatile[1:]):
         print(*counts.examples[:5], sep="\n", file=sys.stderr)
-    if options.page:
-        for name, table in _tables(results).items():
-            put_table(f"drift: {name}", table)
     return 0 if results.is_perfect else 1
 
 
@@ -93,20 +80,10 @@ async def _measured(runs: Sequence[Run], raw: Sequence[RawRun], store: RetailSto
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("benchmarks.drift", __doc__)
     parser.add_argument("--repeats", type=positive, default=REPEATS, metavar="N", help=f"of each run; {REPEATS}")
-    parser.add_argument("--page", action="store_true", help="also put the tables into docs/benchmarks.md")
     return parser
 
 
 # Tables
-
-
-def _tables(results: Results) -> dict[str, str]:
-    return {
-        "shapes": _shapes_table(results),
-        "changes": _changes_table(results),
-        "varying": _varying_table(results),
-        "cost": f"{describe_machine(['agent-cache'])}\n\n{_cost_table(results)}",
-    }
 
 
 def _of(part: int, whole: int) -> str:
@@ -182,27 +159,6 @@ def _varying_table(results: Results) -> str:
             ),
         ),
     )
-
-
-def _cost_table(results: Results) -> str:
-    return markdown(
-        ("run", "calls", "detector, a call", "at the end, a call", "`Baseline.compare`, a call"),
-        (
-            (one.what, f"{one.calls:,}", f"{one.online:.1f} us", f"{one.at_end:.1f} us", f"{one.compared:.1f} us")
-            for one in results.costs
-        ),
-    )
-
-
-def _facts(results: Results) -> dict[str, Any]:
-    """For `--json`."""
-    return {
-        "shapes": {shape: asdict(one) | {"missed": one.missed} for shape, one in results.shapes.items()},
-        "volatile": [asdict(one) for one in results.volatile],
-        "natural": [asdict(one) for one in results.natural],
-        "costs": [asdict(one) for one in results.costs],
-        "is_perfect": results.is_perfect,
-    }
 
 
 if __name__ == "__main__":

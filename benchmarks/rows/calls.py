@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from time import perf_counter, thread_time
 
 from agent_cache import AgentCache, AgentCacheSession
-from benchmarks.rows import tiers
 from benchmarks.table import Row
 from benchmarks.timing import Effort, Sample, calling, calling_each, hitting, measure
 from benchmarks.workload import (
@@ -36,13 +35,12 @@ WITHOUT_LIMITS = 10**9
 
 
 async def hits(effort: Effort) -> list[Row]:
-    """Hits: scalar and nested arguments, mutable results, outside a session and inside one, and copies of tiers."""
+    """Hits: scalar and nested arguments, mutable results, outside a session and inside one."""
     return [
         *await _scalar(effort),
         *await _flatness(effort),
         *await _nested(effort),
         *await _mutable(effort),
-        *await tiers.hits(effort),
     ]
 
 

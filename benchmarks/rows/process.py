@@ -119,15 +119,3 @@ async def imports(effort: Effort) -> list[Row]:
         ),
         Row("import", "the same, asyncio already there", figures["ours"].above(figures["asyncio"]), "s", IMPORT_LIMIT),
     ]
-
-
-FACES = "AgentCache, AgentCacheInvalidator, AgentCacheSession"
-FACES_LIMIT = 0.025
-
-
-async def faces(effort: Effort) -> list[Row]:
-    """Importing the names that every program uses; `import agent_cache` alone loads nothing before it is asked for."""
-    statements = {"asyncio": "import asyncio", "ours": f"import asyncio; from agent_cache import {FACES}"}
-    figures = _import_figures(statements, effort)
-    spread = figures["ours"].above(figures["asyncio"])
-    return [Row("faces", f"from agent_cache import {FACES}", spread, "s", FACES_LIMIT, "processor time over asyncio")]

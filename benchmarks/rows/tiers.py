@@ -1,123 +1,94 @@
-"""Rows of hits on local copies of tools that have a tier, over a hit of the same tool without one."""
+"""Rows of tiers: a hit on a local copy, an answer from the tier, and a write, with a file and with a server."""
 
 from __future__ import annotations
 
-import asyncio
-import mmap
-from collections.abc import Callable, Sequence
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+from time import perf_counter, thread_time
 from typing import Any
 
-from agent_cache import AgentCache
-from agent_cache.core.lease import Lease
-from agent_cache.remote import Found, Request, WriteIntent
-from agent_cache.remote.protocol import Ticket, Versions
+from agent_cache import AgentCache, AgentCacheInvalidator
+from agent_cache.remote.file import FileTier
 from benchmarks.table import Row
-from benchmarks.timing import Effort, Sample, hitting, measure
-from benchmarks.workload import TTL, USER, scalar_tool
+from benchmarks.timing import Effort, Sample, calling, hitting, measure
+from benchmarks.workload import TTL, USER
 from tests.harness.binaries import ServerUnavailableError
 from tests.harness.servers import Server
 
-ONE_WORD = 1.25
-REDIS = 1.6
+VALUE = "v" * 1000
+_LIMITS = {"FileTier": (1.25, 150.0), "RedisTier": (1.6, None)}
+"""Of a hit, as a multiple of one without a tier, and of a write in microseconds."""
 
 
-class WordTicket:
-    """A ticket whose copies are valid while one word of shared memory stays as it is."""
+async def rows(effort: Effort) -> list[Row]:
+    """Nothing of a server where none can be started."""
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        tiers: dict[str, Any] = {"none": None, "FileTier": FileTier(Path(folder) / "cache")}
+        try:
+            from agent_cache.remote.redis import RedisTier
 
-    lasts = None
-    versions: Versions | None = None
-
-    def __init__(self, lease: Lease) -> None:
-        self.lease = lease
-
-    def is_clean(self) -> bool:
-        return True
-
-    def is_joinable(self) -> bool:
-        return True
-
-    def agrees_with(self, other: Ticket) -> bool:
-        return True
+            tiers["RedisTier"] = RedisTier.from_url(stack.enter_context(Server.start()).url)
+        except (ImportError, ServerUnavailableError):
+            pass
+        for tier in tiers.values():
+            if tier is not None:
+                await stack.enter_async_context(tier)
+        return await _measured(tiers, effort)
 
 
-class WordTier:
-    """A tier that holds nothing: what is measured is the local copy."""
+async def _measured(tiers: dict[str, Any], effort: Effort) -> list[Row]:
+    hits: dict[str, Sample] = {}
+    answers: dict[str, Sample] = {}
+    writes: dict[str, Sample] = {}
+    for name, tier in tiers.items():
+        clock = perf_counter if name == "RedisTier" else thread_time  # the server works in a process of its own
 
-    lease = 10.0
+        async def get_order(order_id: str) -> str:
+            return VALUE
 
-    def __init__(self) -> None:
-        self._page = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q")
-        self._page[0] = 1_000_000  # it has changed often
+        async def cancel_order(order_id: str) -> None: ...
 
-    async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
-        return None, WordTicket(Lease(self._page, self._page[0]))
-
-    async def store(self, ticket: Ticket, value: Any, tags: tuple[str, ...], cost: float, **_: Any) -> None: ...
-
-    async def discard(self, request: Request) -> bool:
-        return False
-
-    async def begin(self, write: WriteIntent) -> None: ...
-
-    async def renew(self, write: WriteIntent) -> None: ...
-
-    async def commit(self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> None: ...
-
-    def trusted_until(self) -> float:
-        return float("-inf")  # its tickets know better
-
-    def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:
-        return lambda: None
-
-    async def aclose(self) -> None: ...
-
-
-async def hits(effort: Effort) -> list[Row]:
-    """With a tier whose trust is one word, and with `RedisTier`; without that where it cannot be used."""
-    subjects: dict[str, Sample] = {"none": _hit("benchmarks.rows.tiers:none", None)}
-    subjects["one word"] = _hit("benchmarks.rows.tiers:word", WordTier())
-    try:
-        from agent_cache.remote.redis import RedisTier
-
-        server = await asyncio.to_thread(Server.start)
-    except (ImportError, ServerUnavailableError):
-        return await _measured(subjects, effort)
-    with server:
-        async with RedisTier.from_url(server.url, namespace="hits") as tier:
-            subjects["RedisTier"] = _hit("benchmarks.rows.tiers:redis", tier)
-            await subjects["RedisTier"](1)
+        # A write goes to all tiers of its root, so each has a root of its own.
+        read = AgentCache(f"{name}:{{order_id}}", ttl=TTL, name=f"{name}:get_order", remote_cache=tier)(get_order)
+        hits[name] = hitting(read, USER)
+        writes[name] = calling(AgentCacheInvalidator(f"{name}:{{order_id}}", remote_cache=tier)(cancel_order), USER)
+        if tier is not None:
+            answers[name] = _from_tier(read, clock)
+            await answers[name](1)
             await tier.caught_up()
-            return await _measured(subjects, effort)
+    hit = await measure(hits, effort, title="hits, with tiers")
+    answer = await measure(answers, effort, title="answers from tiers")
+    wrote = await measure(writes, effort, title="writes, with tiers")
+    table = []
+    for name in answers:
+        most, longest = _LIMITS[name]
+        table += [
+            Row("tiers", f"{name}: hit on a local copy", hit[name].over(hit["none"]), "x", most, "over one without"),
+            Row("tiers", f"{name}: answer of 1 KB", answer[name].spread.scaled(1e6), "us", None, "no local copy"),
+            Row(
+                "tiers",
+                f"{name}: write",
+                wrote[name].above(wrote["none"]).scaled(1e6),
+                "us",
+                longest,
+                "over one without",
+            ),
+        ]
+    return table
 
 
-def _hit(name: str, tier: Any) -> Sample:
-    """A sample of hits, which fails if one of the calls was none."""
-    tool, runs = scalar_tool(), 0
-
-    async def get_card(user_id: str) -> str:
-        nonlocal runs
-        runs += 1
-        return await tool(user_id)
-
-    sample = hitting(AgentCache(resource="card", ttl=TTL, name=name, remote_cache=tier)(get_card), USER)
+def _from_tier(read: Any, clock: Any) -> Sample:
+    """Calls after each of which the local copy is dropped."""
 
     async def run(n: int) -> float:
-        seconds = await sample(n)
-        assert runs == 1, f"{name} ran more than once"
+        seconds = 0.0
+        for _ in range(n):
+            start = clock()
+            await read(USER)
+            seconds += clock() - start
+            read.clear()
         return seconds
 
     return run
-
-
-async def _measured(subjects: dict[str, Sample], effort: Effort) -> list[Row]:
-    figures = await measure(subjects, effort, title="hits, with tiers")
-    base = figures["none"]
-    rows: Sequence[tuple[str, str, float]] = (
-        ("one word", "a copy of a tier whose trust is one word", ONE_WORD),
-        ("RedisTier", "a copy of RedisTier", REDIS),
-    )
-    return [
-        Row("hit", what, figures[name].over(base), "x", limit, f"{figures[name].spread.median * 1e9:.0f} ns; over none")
-        for name, what, limit in rows
-        if name in figures
-    ]

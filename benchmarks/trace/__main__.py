@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import against
-from benchmarks.commands import OTHER_CACHES, describe_machine, exits_without, positive, put_row, put_table, write_facts
+from benchmarks.commands import describe_machine, exits_without, positive
 from benchmarks.recorded_runs import DataAbsentError, data_directory
 from benchmarks.retail.store import RetailStore, load_store
 from benchmarks.table import format_figure, markdown
@@ -31,11 +31,6 @@ HEADINGS = (
     "coherent",
     "note",
 )
-OTHER_CACHES_ROW = (
-    "ms of processor time per 1,000 calls of [recorded agents](../benchmarks.md#recorded-agents); the others have "
-    "neither coherence nor sessions, and are told after each write which keys to delete"
-)
-SHOWN = tuple(heading for heading in HEADINGS if heading not in ("budget", ""))
 
 
 @exits_without(DataAbsentError)
@@ -43,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     """Exit code 0; 1 if a budget of ours is missed, or one of our answers is wrong; 2 without the recorded runs."""
     options = _parser().parse_args(argv)
     if options.against is not None:
-        return against.print_comparison(options.against, ["trace"], quick=options.quick, facts=options.json)
+        return against.print_comparison(options.against, ["trace"], quick=options.quick)
     directory = data_directory()
     trace, store = load_trace(directory, options.limit), load_store(directory)
     contenders = _present()
@@ -51,11 +46,6 @@ def main(argv: list[str] | None = None) -> int:
     costs, judgements = asyncio.run(_measured(contenders, trace, store, rounds))
     print(_introduction(contenders, trace, costs, rounds), end="\n\n")
     print(markdown(HEADINGS, [_line(one, costs[one.name], judgements[one.name]) for one in contenders]))
-    write_facts(options.json, {one.name: _facts(one, costs[one.name], judgements[one.name]) for one in contenders})
-    if options.page:
-        lines = [_shown(_line(one, costs[one.name], judgements[one.name])) for one in contenders]
-        put_table("trace", f"{_introduction(contenders, trace, costs, rounds)}\n\n{markdown(SHOWN, lines)}")
-        _put_row_beside_peers({name: cost.per_thousand.median for name, cost in costs.items()})
     missed = [one.name for one in OURS if not _holds(one, costs[one.name])]
     wrong = [one.name for one in OURS if not judgements[one.name].is_right]
     for text, names in (("over the budget", missed), ("WRONG ANSWERS", wrong)):
@@ -71,12 +61,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=positive, metavar="N", help=f"default: {ROUNDS}")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds: not exact")
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N runs of each set")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write every figure to PATH")
-    parser.add_argument(
-        "--page",
-        action="store_true",
-        help="also put the tables into the pages of docs/",
-    )
     parser.add_argument(
         "--against", type=Path, metavar="PATH",
         help="only ours, beside that of the checkout at PATH; exit code 1 if a row is more than 5 %% slower",
@@ -128,42 +112,6 @@ def _line(contender: Contender, cost: Cost, judgement: Judgement) -> tuple[str, 
         "yes" if contender.is_coherent else "no",
         contender.note,
     )
-
-
-def _shown(line: tuple[str, ...]) -> tuple[str, ...]:
-    return line[:3] + line[5:]
-
-
-def _facts(contender: Contender, cost: Cost, judgement: Judgement) -> dict[str, object]:
-    spread = cost.per_thousand
-    return {
-        "version": contender.version,
-        "ms_per_1000_calls": {"median": spread.median, "low": spread.low, "high": spread.high},
-        "bare_ms": cost.bare.spread.median * 1e6,
-        "limit": contender.limit,
-        "calls": judgement.calls,
-        "different": judgement.different,
-        "reads": judgement.reads,
-        "executions": judgement.executions,
-        "stale": judgement.stale,
-    }
-
-
-def _put_row_beside_peers(ms: dict[str, float]) -> None:
-    """The row beside the peers in docs/explanation/other-caches.md, if those that have a column there were measured."""
-    columns = {
-        "agent_cache": "{:.0f}; {:.0f} in sessions",
-        "async-lru": "{:.0f}",
-        "cachebox": "{:.0f}; {:.0f} with deep copies",
-        "async-cache": "{:.0f}",
-        "cashews": "{:.0f}",
-    }
-    second = {"agent_cache": OURS[0].name, "cachebox": "cachebox, deep copies"}
-    if any(name not in ms for name in columns):
-        print("other-caches.md is left as it is: a cache of its table is not installed", file=sys.stderr)
-        return
-    cells = [shown.format(max(ms[name], 0.0), ms[second.get(name, name)]) for name, shown in columns.items()]
-    put_row(OTHER_CACHES_ROW, cells, OTHER_CACHES)
 
 
 if __name__ == "__main__":

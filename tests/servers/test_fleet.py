@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +89,10 @@ def test_every_fault_leaves_the_stage_as_soon_as_the_run_is_over():
     assert not over.wait(60)
 
 
-def test_the_command_prints_facts(capsys: pytest.CaptureFixture[str]):
+def test_the_command_prints_a_row_of_each_run(capsys: pytest.CaptureFixture[str]):
     sizes = ["--processes", "1", "--operations", "500"]
-    status = command.main(["--faults", "none", "--consistency", "bounded", "--in-memory", "--json", *sizes])
-    (facts,) = json.loads(capsys.readouterr().out)
+    status = command.main(["--faults", "none", "--consistency", "bounded", "--in-memory", *sizes])
+    *_, row = capsys.readouterr().out.splitlines()
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
     assert status == 0
-    assert facts["operations"] == 500
-    assert facts["stale"] == 0
+    assert (cells[2], cells[5], cells[-1]) == ("500", "0", "ok")

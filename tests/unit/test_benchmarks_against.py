@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -156,13 +155,9 @@ def test_a_folder_that_is_no_checkout_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / "agent_cache").is_dir(), reason="the tests run without the source beside them")
-def test_the_command_compares_this_checkout_with_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    facts = tmp_path / "facts.json"
-    status = main(["session", "--quick", "--against", str(ROOT), "--json", str(facts)])
-    (row,) = json.loads(facts.read_text())
+def test_the_command_compares_this_checkout_with_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["session", "--quick", "--against", str(ROOT)])
     out = capsys.readouterr().out
-    assert status == int(row["is_slower"])
-    assert (row["group"], row["what"]) == ("session", "opening and closing a session")
-    assert len(row["before"]) == len(row["after"]) == against.QUICK_ROUNDS
+    assert status == int("SLOWER" in out)
     assert "opening and closing a session" in out
     assert "lower quartile above 1.05" in out

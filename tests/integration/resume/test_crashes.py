@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL"),
 ]
 
-ROWS = rows(sys.executable)
+ROWS = rows()
 SEED = 0
 WRITES, ASKED = operations(SEED)
 """Of the run with this number."""
