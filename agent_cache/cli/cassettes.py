@@ -22,13 +22,13 @@ from typing import Any
 import msgspec
 
 from agent_cache.cli import forks
-from agent_cache.cli.output import Printer, escaped, json_text, plural, print_json, progress
+from agent_cache.cli.output import Printer, escaped, json_text, plural, print_json
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording import Cassette, RecordedCall, Redaction, Savings, diff_cassettes
 from agent_cache.recording.call_text import call_text, duration_text, has_error, outcome_text
 from agent_cache.recording.cassette import recorded_rules, redact_call, redacted_header, redacted_name
 from agent_cache.recording.differences import changes
-from agent_cache.recording.file import StoredCalls, digest_of, digest_of_key
+from agent_cache.recording.file import digest_of, digest_of_key
 from agent_cache.recording.foreign import is_foreign, read_foreign
 from agent_cache.recording.functions import RecordedFunction
 from agent_cache.recording.http.bodies import pieces_of
@@ -39,7 +39,6 @@ from agent_cache.recording.prices import model_calls, savings_of
 from agent_cache.recording.recorded_tools import recorded_function
 
 _BAR = 16
-_LEAST_FOR_A_PROGRESS_BAR = 1_000_000  # bytes
 _ONE_LINE = 80
 _STYLES = {"hit": "green", "shared": "green", "miss": "yellow", "write": "magenta", "blocked": "red", "llm": "cyan"}
 _KINDS = frozenset({"tool", "llm", "call", "write", "env", "http"})
@@ -120,14 +119,7 @@ def _count(text: str) -> int:
     return number
 
 
-def load_cassette(path: Path) -> Cassette:
-    """Load a cassette, with a progress bar if it is large. Raises CassetteError as `Cassette.load`."""
-    try:
-        size = path.stat().st_size
-    except (OSError, ValueError):  # ValueError: a null character in the name
-        size = 0
-    with progress(f"reading {path.name}", size, least=_LEAST_FOR_A_PROGRESS_BAR) as update:
-        return Cassette.load(path, progress=update)
+load_cassette = Cassette.load
 
 
 def _cassettes_in(paths: list[Path]) -> list[Path]:
@@ -279,7 +271,7 @@ def _text_lines(cassette: Cassette) -> Iterator[str]:
             yield f"ended: {line['trailer']['ended']}"
         else:
             depths[line["id"]] = depth = depths.get(line.get("parent", 0), -1) + 1
-            margin, prefix = "  " * depth, line.get("prefix", {})
+            margin = "  " * depth
             if line.get("lane", 0) != lane:
                 lane = line.get("lane", 0)
                 yield f"{margin}({'another task' if lane else 'the first task'})"
@@ -288,7 +280,7 @@ def _text_lines(cassette: Cassette) -> Iterator[str]:
             if "key" in line:
                 yield from _rows("key", line["key"], margin)
             for name, value in line.get("arguments", {}).items():
-                yield from _rows(name, value, margin, prefix, f"/arguments/{name}")
+                yield from _rows(name, value, margin)
             for name, value in line["outcome"].items():
                 yield from _rows(f"-> {name}", value, margin)
             for name in ("asker", "source", "model", *_TOKENS, "form"):
@@ -296,29 +288,18 @@ def _text_lines(cassette: Cassette) -> Iterator[str]:
                     yield f"{margin}{name}: {line[name]}"
 
 
-def _rows(
-    name: str, value: Any, margin: str = "", prefix: dict[str, list[int]] | None = None, pointer: str = ""
-) -> Iterator[str]:
+def _rows(name: str, value: Any, margin: str = "") -> Iterator[str]:
     """A named value as lines: a short one on one, a text line by line, and other ones part by part."""
-    prefix = prefix or {}
     plain = json.dumps(value, ensure_ascii=False)
-    is_whole = not any(each == pointer or each.startswith(f"{pointer}/") for each in prefix)
     if isinstance(value, str) and "\n" in value:
         yield f"{margin}{name}:"
         yield from (f"{margin}  | {each}" for each in value.split("\n"))
-    elif is_whole and (not isinstance(value, dict | list) or not value or len(plain) <= _ONE_LINE):
+    elif not isinstance(value, dict | list) or not value or len(plain) <= _ONE_LINE:
         yield f"{margin}{name}: {plain}"
-    elif isinstance(value, dict):
-        yield f"{margin}{name}:"
-        for key, each in value.items():
-            escaped_key = key.replace("~", "~0").replace("/", "~1")
-            yield from _rows(key, each, f"{margin}  ", prefix, f"{pointer}/{escaped_key}")
     else:
         yield f"{margin}{name}:"
-        if pointer in prefix:
-            yield f"{margin}  ... {plural(prefix[pointer][1], 'element')} as in an earlier call"
-        for each in value:
-            yield from _rows("-", each, f"{margin}  ")
+        for key, each in value.items() if isinstance(value, dict) else (("-", each) for each in value):
+            yield from _rows(key, each, f"{margin}  ")
 
 
 # diff
@@ -557,8 +538,6 @@ def _findings(cassette: Cassette, path: Path, functions: dict[str, RecordedFunct
     elif cassette.trailer is not None and cassette.trailer.calls != len(cassette):
         text = f"the trailer counts {cassette.trailer.calls} calls, but the file has {len(cassette)}"
         yield "structure", 0, text
-    if isinstance(cassette.steps, StoredCalls):
-        yield from (("structure", 0, message) for message in cassette.steps.table_problems())
     rules = redaction_rules(cassette)
     if redacted_header(cassette.header, rules, cassette.header.redact) != cassette.header:
         yield "secret", 1, "the label of the recording contains a secret"

@@ -34,6 +34,7 @@ class CallLog:
         self.is_closed = False
         self._redaction = redaction
         self._began = time.perf_counter()
+        self._last_time = 0
         self._next_id = 1
         self._last_id = 0
         self._open: dict[int, ActiveCall] = {}
@@ -41,9 +42,14 @@ class CallLog:
     def start(self, call: ActiveCall) -> None:
         """Number a call that starts."""
         call.id, call.after = self._next_id, self._last_id
-        call.started = time.perf_counter()
+        call.started = self.now()
         self._next_id += 1
         self._open[call.id] = call
+
+    def now(self) -> int:
+        """Microseconds since the beginning. No two are the same, so that they tell the order of starts and ends."""
+        self._last_time = max(self._last_time + 1, int((time.perf_counter() - self._began) * 1e6))
+        return self._last_time
 
     def end(self, call: ActiveCall, outcome: dict[str, Any], source: str, tags: list[str]) -> None:
         """Keep a call that has ended."""
@@ -54,7 +60,7 @@ class CallLog:
         self, call: ActiveCall, outcome: dict[str, Any], source: str = "", tags: Sequence[str] = ()
     ) -> RecordedCall:
         """A call with this outcome, as a line of a log has it."""
-        now = time.perf_counter()
+        now = self.now()
         if call.is_awaited:
             outcome["awaited"] = True
         line = RecordedCall(
@@ -70,8 +76,8 @@ class CallLog:
             forked=call.forked,
             outcome=outcome,
             source=source,
-            started_ms=_milliseconds(call.started - self._began),
-            duration_ms=_milliseconds(now - call.started),
+            started_ms=call.started / 1000,
+            duration_ms=(now - call.started) / 1000,
         )
         if tags or call.asker:
             line = msgspec.structs.replace(line, tags=list(tags), asker=call.asker)
@@ -163,30 +169,39 @@ class CassetteLog(CallLog):
         self._written += 1
 
     def repeat(self, call: ActiveCall, answers: Matcher) -> None:
-        """Write a call again that was answered from the old recording, and the calls that it enclosed."""
+        """Write a call again that was answered from the old recording, and the calls that it enclosed.
+
+        They have the times that they had, as if the run had taken them now.
+        """
         if self.is_closed or self._open.pop(call.id, None) is None or call.index is None:
             return
         assert call.recorded is not None
+        recorded = msgspec.structs.replace(call.recorded, form="", name=call.function.name, arguments=call.arguments)
         self._copied_ids[call.index] = call.id
-        self._copy(answers.inside(call.index), {call.recorded.lane: call.lane}, call.lane, answers)
-        parent = None if call.parent is None else call.parent.id
+        shift = call.started - round(recorded.started_ms * 1000)
+        lanes = {recorded.lane: call.lane}
+        self._copy(answers.inside(call.index), shift, lanes, call.lane, answers)
+        self._pass_time(call.started + round(recorded.duration_ms * 1000))
         self.keep(
             msgspec.structs.replace(
-                call.recorded, id=call.id, parent=parent, after=call.after, lane=call.lane, forked=call.forked,
-                form="", digest=call.digest.hex(), name=call.function.name, arguments=call.arguments,
+                recorded, id=call.id, parent=None if call.parent is None else call.parent.id, after=call.after,
+                lane=call.lane, forked=call.forked, digest=call.digest.hex(), started_ms=call.started / 1000,
+                duration_ms=(self.now() - call.started) / 1000,
             )
         )  # fmt: skip
 
     def keep_rest(self, answers: Matcher) -> None:
         """Write the calls of the old recording that this run has not made."""
-        self._copy(list(answers.left_over()), {0: 0}, 0, answers)
+        left = sorted(answers.left_over(), key=answers.outline.starts().index)
+        if left:
+            shift = self.now() - round(answers.cassette.steps[left[0]].started_ms * 1000)
+            self._copy(left, shift, {0: 0}, 0, answers)
 
     def finish(self, error: BaseException | None) -> None:
         """Write the calls that have not ended and the trailer, and put the calls in the place of the old file."""
         super().finish(error)
         ended = "returned" if error is None else f"raised {type(error).__qualname__}"
-        duration = _milliseconds(time.perf_counter() - self._began)
-        self._append(trailer_line(Trailer(calls=self._written, duration_ms=duration, ended=ended)))
+        self._append(trailer_line(Trailer(calls=self._written, duration_ms=self.now() / 1000, ended=ended)))
         if self._failure is not None:
             self._file.leave()
             raise CassetteError(
@@ -200,25 +215,28 @@ class CassetteLog(CallLog):
         super().discard()
         self._file.discard()
 
-    def _copy(self, indices: Sequence[int], lanes: dict[int, int], forked: int, answers: Matcher) -> None:
-        """Write calls of the old recording again, which overlap as they did."""
-        after: dict[int, int] = {}
-        for event in answers.events_of(indices):
-            if event >= 0:
-                self._copied_ids[event], after[event] = self._next_id, self._last_id
-                self._next_id += 1
-                continue
-            call = answers.cassette.steps[~event]
-            answers.cover_alone(~event)
+    def _copy(self, indices: Sequence[int], shift: int, lanes: dict[int, int], forked: int, answers: Matcher) -> None:
+        """Write calls of the old recording again, this many microseconds later; a call is behind what encloses it."""
+        for index in indices:
+            call = answers.cassette.steps[index]
+            answers.cover_alone(index)
             if call.lane not in lanes:
                 self._copied_lanes += 1
                 lanes[call.lane] = -self._copied_lanes
+            self._copied_ids[index], started = self._next_id, round(call.started_ms * 1000) + shift
+            self._next_id += 1
+            self._pass_time(started + round(call.duration_ms * 1000))
             self.keep(
                 msgspec.structs.replace(
-                    call, id=self._copied_ids[~event], parent=self._copied_ids.get(answers.parent(~event)),
-                    after=after[~event], lane=lanes[call.lane], forked=lanes.get(call.forked, forked),
+                    call, id=self._copied_ids[index], parent=self._copied_ids.get(answers.parent(index)), after=0,
+                    lane=lanes[call.lane], forked=lanes.get(call.forked, forked), started_ms=started / 1000,
                 )
             )  # fmt: skip
+
+    def _pass_time(self, until: int) -> None:
+        """Let the clock of the recording show this many microseconds, at least."""
+        if (ahead := until - self.now()) > 0:
+            self._began -= ahead / 1e6
 
     def _append(self, line: bytes) -> None:
         if self._failure is not None:
@@ -228,11 +246,6 @@ class CassetteLog(CallLog):
         except OSError as error:
             self._failure = error
             _LOG.error("recording to %s stopped: %s; the run goes on", self.path, error)
-
-
-def _milliseconds(seconds: float) -> float:
-    """Rounded down to the microsecond."""
-    return int(seconds * 1e6) / 1000
 
 
 # Listeners

@@ -3,15 +3,13 @@
 While a recording runs its lines are a *log*: in the order in which calls ended, numbered by the order in which they
 started. Both depend on how long each call took. In a finished cassette they do not: the calls of one lane stand in
 their order, and a lane stands behind the call after which it was forked (`Outline.order_of_lines`), so that the same
-run gives the same lines however its tasks were interleaved. How they were interleaved is a table in the trailer, the
-*events*: the index of a call where it started, and its complement ``~index`` where it ended.
+run gives the same lines however its tasks were interleaved. How they were, their times say.
 """
 
 from __future__ import annotations
 
 import os
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,21 +20,16 @@ from agent_cache.recording.encryption import is_encrypted
 from agent_cache.recording.file import (
     NO_TIME,
     VERSION,
-    CallHead,
-    CallLine,
+    Content,
     Header,
     Intent,
-    Lines,
-    Note,
-    Prefixes,
-    PrefixWriter,
     RecordedCall,
-    StoredCalls,
     Trailer,
     call_line,
     digest_of,
     digest_of_key,
-    read_file,
+    read_bytes,
+    read_lines,
     with_asker,
 )
 from agent_cache.recording.outcomes import encode, redact_call_outcome
@@ -46,8 +39,6 @@ from agent_cache.recording.redaction import Redaction, redact_key
 
 class Cassette:
     """A recording: each `RecordedCall`, in the order of their numbers; of one that was killed, as they ended.
-
-    A loaded cassette decodes each call when it is accessed.
 
     Args:
         steps: the calls.
@@ -61,6 +52,7 @@ class Cassette:
         header: the first line of the file.
         trailer: the last line; None if the recording was killed.
         is_partial: whether the recording was killed, so that calls may be missing.
+        intents: of a loaded journal, the writes that have begun, in their order.
     """
 
     def __init__(
@@ -77,51 +69,35 @@ class Cassette:
         self.trailer: Trailer | None = Trailer(calls=len(self.steps), duration_ms=duration_ms)
         self.path = os.fspath(path)
         self.is_partial = False
-        self._order: Sequence[int] = ()
-        self._outline: Outline | None = None
+        self.intents: list[Intent] = []
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, progress: Callable[[int], None] | None = None) -> Self:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a cassette, of agent_cache or agentcassette, and check every line.
-
-        Args:
-            path: the file.
-            progress: is called with the number of bytes read so far.
 
         Raises:
             CassetteNotFound: if there is no such file.
             CassetteError: if it is broken, in conflict, of another version, or another file, with the line.
         """
-        found = cls.of_lines(path, lambda note: read_file(Path(path), note, progress))
+        text = read_bytes(Path(path))
+        content = read_lines(Path(path), text)
+        if content is not None:
+            found = cls.of(content, path)
+        else:
+            try:
+                found = cls._converted(msgspec.json.decode(text), path)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise CassetteError(f"is no cassette, and no JSON document either: {error}", path, 1) from error
         if is_encrypted(path):  # it is as the run has seen it
             apply_rules(found, Redaction().joined(recorded_rules(found)))
         return found
 
     @classmethod
-    def of_lines(cls, path: str | os.PathLike[str], read: Callable[[Note], Lines | bytes]) -> Self:
-        """The cassette that is in a file.
-
-        Args:
-            path: of the file.
-            read: `read_file` or `read_lines`, but for their `note`.
-
-        Raises:
-            CassetteError: as `load`.
-        """
-        outline = Outline()
-        found = read(outline.add)
-        if isinstance(found, bytes):
-            try:
-                document = msgspec.json.decode(found)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise CassetteError(f"is no cassette, and no JSON document either: {error}", path, 1) from error
-            return cls._converted(document, path)
-        header, calls, trailer = found
-        cassette = cls._of(header, calls, trailer, path)
-        cassette._order = outline.order = calls.order or ()
-        outline.is_log = header.is_log
-        cassette._outline = outline
-        return cassette
+    def of(cls, content: Content, path: str | os.PathLike[str]) -> Self:
+        """The cassette that a file has."""
+        found = cls._of(content.header, content.calls, content.trailer, path)
+        found.intents = [line.intent for _, line in content.others if line.intent is not None]
+        return found
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the cassette in one step. Directories are created.
@@ -145,11 +121,9 @@ class Cassette:
                 raise CassetteError(f"has format version {data['agent_cache_cassette']!r}; this one reads {VERSION}")
             calls = msgspec.convert(data.get("calls", []), list[RecordedCall])
             trailer = msgspec.convert(data.get("trailer"), Trailer | None)
-            cassette = cls._of(msgspec.convert(data, Header), calls, trailer)
-            cassette._order = msgspec.convert(data.get("order", []), list[int])
+            return cls._of(msgspec.convert(data, Header), calls, trailer)
         except (KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
             raise CassetteError(f"is not a result of Cassette.to_dict: {error}") from error
-        return cassette
 
     @classmethod
     def _of(
@@ -200,35 +174,19 @@ class Cassette:
         data: dict[str, Any] = msgspec.to_builtins(self.header)
         data["calls"] = [msgspec.to_builtins(call) for call in self.steps]
         data["trailer"] = None if self.trailer is None else msgspec.to_builtins(self.trailer)
-        if self._order:
-            data["order"] = list(self._order)
         return data
 
     @property
     def outline(self) -> Outline:
-        """The fields of all calls that a replay needs to find them.
+        """The order of its calls, and the fields by which a replay finds them.
 
         Raises:
             CassetteError: if a digest of a call is invalid.
         """
-        if self._outline is not None and isinstance(self.steps, StoredCalls):
-            return self._outline
         try:
-            return Outline(self.steps, is_log=self.header.is_log, order=self._order)
-        except (ValueError, OverflowError) as error:
-            raise CassetteError(
-                "the digest of a call is not a hexadecimal number, or a number too large", self.path
-            ) from error
-
-    @property
-    def intents(self) -> list[Intent]:
-        """Of a loaded journal, the writes that have begun, in their order.
-
-        Raises:
-            CassetteError: if the line of one is broken.
-        """
-        others = self.steps.others() if isinstance(self.steps, StoredCalls) else ()
-        return [line.intent for _, line in others if line.intent is not None]
+            return Outline(self.steps)
+        except ValueError as error:
+            raise CassetteError("the digest of a call is not a hexadecimal number", self.path) from error
 
     @property
     def model(self) -> str | None:
@@ -290,13 +248,28 @@ class Cassette:
             yield call_line(msgspec.structs.replace(self.header, agent_cache_cassette=VERSION))
             yield from map(call_line, self.steps)
             return
-        outline, earlier = self.outline, None
-        if like is not None and any(outline.lanes):
-            try:
-                earlier = Cassette.load(like).outline
-            except CassetteError:  # none, or broken: it is replaced anyway
-                pass
-        yield from _finished_lines(self, self.trailer, outline, earlier)
+        outline = self.outline
+        indices: Sequence[int] = range(len(self))
+        if self.header.is_log:
+            indices = outline.order_of_lines(_outline_of(like) if any(outline.lanes) else None)
+        numbers = {index: number for number, index in enumerate(indices, 1)}
+        enclosing, times = outline.enclosing(), []
+        lanes = {0: 0}
+        for index in indices:
+            lanes.setdefault(outline.lanes[index], len(lanes))
+        yield call_line(msgspec.structs.replace(self.header, agent_cache_cassette=VERSION, log=msgspec.UNSET))
+        for index in indices:
+            call = self.steps[index]
+            times.append((round(call.started_ms * 1000), round(call.duration_ms * 1000)))
+            parent = None if call.parent is None else numbers.get(enclosing[index], 0)
+            forked = lanes.get(call.forked, 0) if call.lane else call.forked
+            yield call_line(
+                msgspec.structs.replace(
+                    call, id=numbers[index], parent=parent, lane=lanes[call.lane], forked=forked, after=0,
+                    started_ms=NO_TIME, duration_ms=NO_TIME, place="", hidden=False,
+                )
+            )  # fmt: skip
+        yield encode({"trailer": msgspec.structs.replace(self.trailer, calls=len(indices)), "times": times}) + b"\n"
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -396,35 +369,20 @@ def redacted_identity(call: RecordedCall, rules: Redaction) -> tuple[Any, str | 
 
 
 class Outline:
-    """The order of the calls of a cassette, and the fields by which a replay finds them."""
+    """The order of the calls of a cassette, and the fields by which a replay finds them, each by index."""
 
-    def __init__(
-        self, calls: Iterable[RecordedCall | CallHead] = (), *, is_log: bool = False, order: Sequence[int] = ()
-    ) -> None:
-        self.ids, self.parents, self.after, self.lanes, self.forked = (array("q") for _ in range(5))
-        self.digests: list[bytes] = []
+    def __init__(self, calls: Sequence[RecordedCall]) -> None:
+        self._calls = calls
+        self.ids = [call.id for call in calls]
+        self.lanes = [call.lane for call in calls]
+        self.digests = [with_asker(bytes.fromhex(call.digest), call.asker) for call in calls]
+        self.of_models = [index for index, call in enumerate(calls) if call.kind == "llm"]
         self.names: dict[str, list[int]] = {}
-        self.foreign: dict[str, list[int]] = {}
-        self.of_models: list[int] = []
-        self.is_log = is_log
-        self.order = order
-        for call in calls:
-            self.add(call)
-
-    def add(self, call: RecordedCall | CallHead) -> None:
-        """Add the next call."""
-        index = len(self.ids)
-        self.ids.append(call.id)
-        self.parents.append(-1 if call.parent is None else call.parent)
-        self.after.append(call.after)
-        self.lanes.append(call.lane)
-        self.forked.append(call.forked)
-        self.digests.append(with_asker(bytes.fromhex(call.digest), call.asker))
-        self.names.setdefault(call.name, []).append(index)
-        if call.kind == "llm":
-            self.of_models.append(index)
-        if call.form:
-            self.foreign.setdefault(call.name, []).append(index)
+        self.foreign: dict[str, list[int]] = {}  # of other packages, by name
+        for index, call in enumerate(calls):
+            self.names.setdefault(call.name, []).append(index)
+            if call.form:
+                self.foreign.setdefault(call.name, []).append(index)
 
     def index_of(self) -> Callable[[int], int]:
         """A function that gives the index of the call of a number, -2 if there is none."""
@@ -438,37 +396,34 @@ class Outline:
         """
         index_of = self.index_of()
         return [
-            -1 if parent == -1 else index_of(parent) if parent < number else -2
-            for number, parent in zip(self.ids, self.parents, strict=True)
+            -1 if call.parent is None else index_of(call.parent) if call.parent < call.id else -2
+            for call in self._calls
         ]
 
-    def starts(self) -> Sequence[int]:
+    def starts(self) -> list[int]:
         """Indices of the calls in the order in which they started."""
-        if self.order and not self.is_log:
-            return [event for event in self.events() if event >= 0]
-        return sorted(range(len(self)), key=self.ids.__getitem__)
+        return sorted(range(len(self)), key=lambda index: (self._calls[index].started_ms, self.ids[index]))
 
     def events(self) -> list[int]:
-        """The index of each call where it started, and ``~index`` where it ended."""
-        index_of = self.index_of()
-        if self.is_log:
-            begun: dict[int, list[int]] = {}  # by the index of the last call that had ended then
-            for index in sorted(range(len(self)), key=self.ids.__getitem__):
-                begun.setdefault(max(-1, index_of(self.after[index])), []).append(index)
-            found = begun.get(-1, [])
-            for index in range(len(self)):
-                found += (~index, *begun.get(index, ()))
-            return found
-        if not self.order:
-            return _nested_events(self.starts(), self.enclosing())
-        events: dict[int, None] = {}  # each at its first place
-        for event in self.order:
-            if (index := index_of(abs(event))) >= 0 and (event > 0 or index in events):
-                events[index if event > 0 else ~index] = None
-        for index in range(len(self)):  # of calls that were added by hand
-            events.setdefault(index)
-            events.setdefault(~index)
-        return list(events)
+        """The index of each call where it started, and ``~index`` where it ended.
+
+        Calls without times do not overlap, except with those that enclose them.
+        """
+        found: list[int] = []
+        if any(call.started_ms for call in self._calls):
+            times = {}
+            for index, call in enumerate(self._calls):
+                times[index] = call.started_ms, call.id, False
+                times[~index] = round(call.started_ms + call.duration_ms, 3), call.id, True
+            return sorted(times, key=times.__getitem__)
+        running: list[int] = []
+        enclosing = self.enclosing()
+        for index in self.starts():
+            while running and running[-1] != enclosing[index]:
+                found.append(~running.pop())
+            found.append(index)
+            running.append(index)
+        return found + [~index for index in reversed(running)]
 
     def places(self) -> list[int]:
         """The positions of calls among all starts and ends: by index that of its start, by ``~index`` of its end."""
@@ -477,48 +432,40 @@ class Outline:
             found[event] = place
         return found
 
-    def order_of_lines(self, like: Outline | None = None) -> Sequence[int]:
-        """Indices of the calls in the order in which a finished cassette has them.
+    def order_of_lines(self, like: Outline | None = None) -> list[int]:
+        """Indices of the calls of a log in the order in which a finished cassette has them.
 
         The calls of a lane keep their order. The calls of another lane that was forked from it stand behind the last
-        call that it had started by then; several such lanes in the order of their first calls.
+        call that it had started by then; several such lanes in the order of their first calls, or as in `like`.
         """
         starts = self.starts()
-        if len(set(self.lanes)) < 2:
-            return starts
-        firsts: dict[bytes, list[int]] = {}  # places of the first calls of the earlier lanes, the first one at the end
-        seen = set[int]()
-        for place, index in enumerate([] if like is None else like.order_of_lines()):
-            assert like is not None
-            if like.lanes[index] not in seen:
-                seen.add(like.lanes[index])
-                firsts.setdefault(like.digests[index], []).insert(0, place)
         calls: dict[int, list[int]] = {}
         forks: dict[int, list[int]] = {-1: []}  # lanes, by the call behind which they stand
         for index in starts:
-            lane = self.lanes[index]
+            lane, forked = self.lanes[index], self._calls[index].forked
             if lane not in calls:
-                before = calls.get(self.forked[index], [-1])[-1] if self.forked[index] != lane else -1
+                before = calls.get(forked, [-1])[-1] if forked != lane else -1
                 forks.setdefault(before, []).append(lane)
                 calls[lane] = []
             calls[lane].append(index)
+        firsts: dict[bytes, list[int]] = {}  # places of the first calls of the lanes of `like`, the first at the end
+        seen = set[int]()
+        for place, lane in enumerate([] if like is None else like.lanes):
+            if like is not None and lane not in seen:
+                seen.add(lane)
+                firsts.setdefault(like.digests[place], []).insert(0, place)
 
         def rank(lane: int) -> int:
-            first = calls[lane][0]
-            if not self.is_log:
-                return first  # a finished file keeps its order
-            places = firsts.get(self.digests[first])
+            places = firsts.get(self.digests[calls[lane][0]])
             return places.pop() if places else len(starts)
 
         found: list[int] = []
-        rest = [iter([-1])]
+        rest = [-1]
         while rest:
-            call = next(rest[-1], None)
-            if call is None:
-                rest.pop()
-                continue
-            found += [call] if call >= 0 else []
-            rest += [iter(calls[lane]) for lane in sorted(forks.get(call, ()), key=rank)[::-1]]
+            index = rest.pop()
+            found += [index] if index >= 0 else []
+            for lane in sorted(forks.get(index, ()), key=rank)[::-1]:
+                rest += calls[lane][::-1]
         places = {index: place for place, index in enumerate(found)}
         # A call stands behind the one that encloses it, wherever its lane came from.
         if any(parent >= 0 and places[parent] > places[index] for index, parent in enumerate(self.enclosing())):
@@ -528,56 +475,19 @@ class Outline:
     @property
     def is_concurrent(self) -> bool:
         """Whether calls may have been in flight at the same time: in several lanes, or one before another's end."""
-        return self.is_log or bool(self.order) or len(set(self.lanes)) > 1
+        enclosing, running = self.enclosing(), [-1]
+        for event in self.events():
+            if (running.pop() != ~event) if event < 0 else (running[-1] != enclosing[event]):
+                return True
+            running += [event] if event >= 0 else []
+        return len(set(self.lanes)) > 1
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
-def _nested_events(starts: Iterable[int], parents: Sequence[int]) -> list[int]:
-    """The events of calls that do not overlap, except with those that enclose them."""
-    found: list[int] = []
-    running: list[int] = []
-    for index in starts:
-        while running and running[-1] != parents[index]:
-            found.append(~running.pop())
-        found.append(index)
-        running.append(index)
-    return found + [~index for index in reversed(running)]
-
-
-# Lines
-
-_line_decoder = msgspec.json.Decoder(CallLine)
-
-
-def _finished_lines(cassette: Cassette, trailer: Trailer, outline: Outline, like: Outline | None) -> Iterator[bytes]:
-    """The lines of a finished cassette, one by one."""
-    enclosing, events, indices = outline.enclosing(), outline.events(), outline.order_of_lines(like)
-    numbers = {index: number for number, index in enumerate(indices, 1)}
-    lanes = {0: 0}
-    for index in indices:
-        lanes.setdefault(outline.lanes[index], len(lanes))
-    yield call_line(msgspec.structs.replace(cassette.header, agent_cache_cassette=VERSION, log=msgspec.UNSET))
-    writer, times, calls = PrefixWriter(), [], cassette.steps
-    for index in indices:
-        line = calls.line(index) if isinstance(calls, StoredCalls) else _line_decoder.decode(encode(calls[index]))
-        times.append((round(line.started_ms * 1000), round(line.duration_ms * 1000)))
-        prefix = Prefixes()
-        line = msgspec.structs.replace(
-            line,
-            id=numbers[index],
-            parent=None if line.parent is None else numbers.get(enclosing[index], 0),
-            lane=lanes[line.lane],
-            forked=lanes.get(line.forked, 0) if line.lane else line.forked,
-            after=0,
-            started_ms=NO_TIME,
-            duration_ms=NO_TIME,
-            arguments=msgspec.Raw(writer.share(numbers[index], line.name, bytes(line.arguments), prefix)),
-            prefix=prefix,
-        )
-        yield call_line(line)
-    last: dict[str, Any] = {"trailer": msgspec.structs.replace(trailer, calls=len(indices))}
-    if events != _nested_events(indices, enclosing):
-        last["order"] = [numbers[event] if event >= 0 else -numbers[~event] for event in events]
-    yield encode({**last, "times": times}) + b"\n"
+def _outline_of(path: str | os.PathLike[str] | None) -> Outline | None:
+    try:
+        return None if path is None else Cassette.load(path).outline
+    except CassetteError:  # none, or broken: it is replaced anyway
+        return None

@@ -292,7 +292,7 @@ class ActiveCall:
         self.recorded: RecordedCall | None = None
         self.index: int | None = None
         self.id = self.after = self.lane = self.forked = 0
-        self.started = 0.0
+        self.started = 0
         self.tool_call: InterceptedCall | None = None
         self.passed = _NOTHING_PASSED
         self.usage = Usage() if function.kind == "llm" else None

@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +38,13 @@ class PartialFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._process = os.getpid()
-        try:
+        with self._reported():
             self._target = Path(os.path.realpath(path))
             self.partial = partial_of(path)
             self._check_target()
             with _lock:
                 if str(self._target) in _open_paths:
-                    raise BlockingIOError  # noqa: TRY301 - as the lock of another process
+                    raise _taken(path)
                 _open_paths.add(str(self._target))
             try:
                 self.partial.parent.mkdir(parents=True, exist_ok=True)
@@ -53,12 +52,6 @@ class PartialFile:
             except BaseException:
                 _open_paths.discard(str(self._target))
                 raise
-        except BlockingIOError:
-            raise CassetteError(
-                "is being recorded by another recorder; only one at a time can record to a path", path
-            ) from None
-        except (OSError, ValueError) as error:  # the latter for a name that has a null in it
-            raise CassetteError(f"cannot be written: {getattr(error, 'strerror', None) or error}", path) from error
 
     def append(self, line: bytes) -> None:
         """Write a line."""
@@ -80,16 +73,18 @@ class PartialFile:
         with self._closing() as is_own:
             if not is_own:
                 return
-            finished = self.partial.with_name(self.partial.name + ".sorted")
-            try:
-                with finished.open("wb") as file:
-                    file.writelines(lines())
-                    file.flush()
-                    os.fsync(file.fileno())
-                if not _has_same_calls(finished, self._target):
+            text = list(lines())
+            old = self._target.read_bytes().splitlines(keepends=True) if self._target.exists() else []
+            if list(map(_without_times, text)) != list(map(_without_times, old)):
+                finished = self.partial.with_name(self.partial.name + ".sorted")
+                try:
+                    with finished.open("wb") as file:
+                        file.writelines(text)
+                        file.flush()
+                        os.fsync(file.fileno())
                     finished.replace(self._target)
-            finally:
-                finished.unlink(missing_ok=True)
+                finally:
+                    finished.unlink(missing_ok=True)
             self.partial.unlink()
 
     def discard(self) -> None:
@@ -107,23 +102,27 @@ class PartialFile:
     def _closing(self) -> Iterator[bool]:
         """Close the file behind what is done. False in a forked child, which leaves the files to its parent."""
         try:
-            yield os.getpid() == self._process
-        except OSError as error:
-            raise CassetteError(
-                f"cannot be written: {error.strerror}; the recording is in {self.partial.name}", self.path
-            ) from error
+            with self._reported(f"; the recording is in {self.partial.name}"):
+                yield os.getpid() == self._process
         finally:
             _open_paths.discard(str(self._target))
             os.close(self._descriptor)
 
+    @contextmanager
+    def _reported(self, advice: str = "") -> Iterator[None]:
+        """Report errors of the system as ours."""
+        try:
+            yield
+        except (OSError, ValueError) as error:  # the latter for a name that has a null in it
+            reason = getattr(error, "strerror", None) or error
+            raise CassetteError(f"cannot be written: {reason}{advice}", self.path) from error
+
     def _check_target(self) -> None:
-        if self.partial.is_symlink() or (self.partial.exists() and not self.partial.is_file()):
-            raise CassetteError(f"cannot be written: {self.partial.name} is not a regular file; remove it", self.path)
+        for path in (self.partial, self._target):
+            if (path.exists() and not path.is_file()) or (path is self.partial and path.is_symlink()):
+                raise CassetteError(f"cannot be written: {path.name} is not a regular file", self.path)
         if not self._target.exists():
             return
-        if not self._target.is_file():
-            kind = "a directory" if self._target.is_dir() else "not a regular file"
-            raise CassetteError(f"cannot be written: it is {kind}", self.path)
         if not os.access(self._target, os.W_OK):
             raise CassetteError("cannot be written: it is read-only", self.path)
         with self._target.open("rb") as file:
@@ -139,11 +138,13 @@ class PartialFile:
                 is_locked = lock_file(descriptor, self.partial)
                 if is_locked and not os.fstat(descriptor).st_size:
                     return descriptor
-            except BaseException:
+                if is_locked and fcntl is not None:  # while it is locked; Windows does not rename an open file
+                    self._keep_remains()
+            except BaseException as error:
                 os.close(descriptor)
+                if isinstance(error, BlockingIOError):
+                    raise _taken(self.path) from None
                 raise
-            if is_locked and fcntl is not None:  # while it is locked; Windows does not rename an open file
-                self._keep_remains()
             os.close(descriptor)
             if is_locked and fcntl is None:
                 self._keep_remains()
@@ -154,16 +155,8 @@ class PartialFile:
         _LOG.warning("%s was left by a recording that was killed; it is kept as %s", self.partial, remains.name)
 
 
-def _has_same_calls(path: Path, other: Path) -> bool:
-    """Whether two files differ in times at most."""
-    try:
-        with path.open("rb") as one, other.open("rb") as two:
-            return all(
-                mine == theirs or (mine and theirs and _without_times(mine) == _without_times(theirs))
-                for mine, theirs in zip_longest(one, two)
-            )
-    except FileNotFoundError:
-        return False
+def _taken(path: Path) -> CassetteError:
+    return CassetteError("is being recorded by another recorder; only one at a time can record to a path", path)
 
 
 def _without_times(line: bytes) -> Any:
@@ -217,11 +210,10 @@ def replace_file(path: Path, lines: Iterable[bytes]) -> None:
     """Write a file in one step: a reader sees the old one or the new one."""
     file = PartialFile(path)
     try:
-        for line in lines:
-            file.append(line)
-    except BaseException as error:
+        with file._reported():
+            for line in lines:
+                file.append(line)
+    except BaseException:
         file.discard()
-        if isinstance(error, OSError):
-            raise CassetteError(f"cannot be written: {error.strerror}", path) from error
         raise
     file.finish()

@@ -22,7 +22,6 @@ import stat
 import threading
 from functools import cached_property
 from hashlib import blake2b
-from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -33,12 +32,9 @@ from agent_cache.recording.cassette import Cassette, apply_rules, recorded_rules
 from agent_cache.recording.encryption import LineCipher, cipher_of, decrypted, is_encrypted
 from agent_cache.recording.file import (
     JOURNAL_VERSION,
-    LARGEST_IN_MEMORY,
-    CallHead,
     Intent,
     OpenCall,
     RecordedCall,
-    StoredCalls,
     check_version,
     is_inside,
     now_text,
@@ -107,21 +103,17 @@ class JournalLine(NamedTuple):
     is_lost: bool
 
 
-def _line_of(head: CallHead) -> JournalLine:
-    if not head.place:
-        raise ValueError("a call of a journal has a place")
-    outcome = head.outcome
-    is_value = not outcome.keys().isdisjoint(("value", "typed", "any"))
+def _line_of(call: RecordedCall) -> JournalLine:
     return JournalLine(
-        head.id,
-        head.parent,
-        head.name,
-        head.lane,
-        RecordedCall(id=head.id, kind=head.kind, name=head.name, outcome={}, source=head.source).is_write,
-        bytes.fromhex(head.place),
-        head.started_ms + head.duration_ms,
-        is_cut=not is_value and not is_answer(msgspec.json.decode(encode(outcome))),
-        is_lost=head.hidden or "unencodable" in outcome or "redacted" in outcome,
+        call.id,
+        call.parent,
+        call.name,
+        call.lane,
+        call.is_write,
+        bytes.fromhex(call.place),
+        call.started_ms + call.duration_ms,
+        is_cut=not is_answer(call.outcome),
+        is_lost=call.hidden or "unencodable" in call.outcome or "redacted" in call.outcome,
     )
 
 
@@ -192,25 +184,20 @@ class StoredJournal:
     def __init__(self, path: Path, header: JournalHeader, file: BinaryIO) -> None:
         self.path = path
         self.header = header
-        self.lines: list[JournalLine] = []
         self.intents: dict[int, Intent] = {}
         self.opened: dict[int, OpenCall] = {}
         self._checkpoints: list[tuple[int, msgspec.Raw]] = []
 
-        def read(note: Any) -> Any:
-            def note_both(head: CallHead) -> None:
-                self.lines.append(_line_of(head))
-                note(head)
-
-            return read_lines(path, file, note_both)
-
-        self.cassette = Cassette.of_lines(path, read)
+        content = read_lines(path, file.read())
+        assert content is not None
+        self.lines = list(map(_line_of, content.calls))
+        if not all(line.place for line in self.lines):
+            raise JournalError("has a call without a place", path)
+        self.cassette = Cassette.of(content, path)
         self.trailer = self.cassette.trailer
         self.cassette.is_partial = False  # it is resumed, and not replayed as it is
-        steps = self.cassette.steps
-        assert isinstance(steps, StoredCalls)
-        self.is_torn = steps.is_torn
-        for number, line in steps.others():
+        self.is_torn = content.is_torn
+        for number, line in content.others:
             if line.intent is not None:
                 self.intents[line.intent.id] = line.intent
             elif line.open is not None:
@@ -314,10 +301,7 @@ def _read(path: Path, file: BinaryIO, cipher: LineCipher | None, *, is_resumed: 
     if header is None:
         return None
     text.seek(0)
-    is_long = text is file and hasattr(os, "pread") and os.fstat(file.fileno()).st_size > LARGEST_IN_MEMORY
-    return stored_journal(
-        path, header, text if is_long else BytesIO(text.read()), redacts=text is not file and not is_resumed
-    )
+    return stored_journal(path, header, text, redacts=text is not file and not is_resumed)
 
 
 def stored_journal(path: Path, header: JournalHeader, text: BinaryIO, *, redacts: bool) -> StoredJournal:
@@ -587,7 +571,7 @@ def branched_lines(
 
 def _is_kept(line: bytes) -> bool:
     """Whether a line belongs to a journal that can be resumed: calls that were cut off have none there."""
-    return not line.startswith(b'{"id":') or not _line_of(msgspec.json.decode(line, type=CallHead)).is_cut
+    return not line.startswith(b'{"id":') or is_answer(msgspec.json.decode(line)["outcome"])
 
 
 def write_new(target: Path, lines: list[bytes], cipher: LineCipher | None) -> None:

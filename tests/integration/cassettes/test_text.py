@@ -54,7 +54,10 @@ def test_text_has_each_value_on_lines_of_its_own(tmp_path, command):
             -> value: "answer 2"
         llm model
             messages:
-              ... 2 elements as in an earlier call
+              -:
+                role: "system"
+                content: "{RULES}"
+              -: {{"role": "user", "content": "Where?"}}
               -: {{"role": "assistant", "content": "answer 2"}}
               -: {{"role": "user", "content": "When?"}}
             -> value: "answer 4"
@@ -124,7 +127,7 @@ def test_git_shows_what_has_changed_and_nothing_else(tmp_path, is_whole):
         assert git("diff") == ""
     talk(tmp_path / "a.jsonl", "Where?", "How?", "Why?", more=("Dear A\nBye",))
     changed = [line for line in git("diff", "-U0").splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
-    assert changed == [
+    assert changed == 2 * [
         '-      -: {"role": "user", "content": "When?"}',
         '+      -: {"role": "user", "content": "How?"}',
     ]

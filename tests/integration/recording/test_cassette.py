@@ -3,7 +3,6 @@
 import copy
 import json
 import pickle
-import tracemalloc
 
 import pytest
 
@@ -20,7 +19,6 @@ from agent_cache.recording import (
     replay,
 )
 from agent_cache.recording.file import RecordedCall
-from tests.harness.slow import slow
 
 LEGACY = {
     "version": 1,
@@ -117,42 +115,6 @@ def test_a_cassette_goes_to_a_dict_and_back(path):
 def test_a_dict_that_is_none_is_refused(data):
     with pytest.raises(CassetteError):
         Cassette.from_dict(data)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [1_500, *slow(5_000)])
-def test_a_large_cassette_is_loaded_and_replayed_in_half_the_memory_of_its_file(path, count):
-    filler = "x" * 2_000
-    echo = intercept(lambda number: {"text": filler, "number": number}, name="echo")
-    with record(path):
-        for number in range(count):
-            echo(number)
-    size = path.stat().st_size
-    tracemalloc.start()
-    with replay(path, strict=True):
-        for number in range(count):
-            assert echo(number)["number"] == number
-        _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert size > 2_000 * count
-    assert peak < size / 2 + 1_000_000
-
-
-@pytest.mark.slow
-def test_a_large_cassette_is_saved_in_little_memory(path):
-    echo = intercept(lambda number: {"text": "x" * 2_000, "number": number}, name="echo")
-    with record(path):
-        for number in range(3_000):
-            echo(number)
-    cassette, other = Cassette.load(path), path.with_name("copy.jsonl")
-    tracemalloc.start()
-    cassette.save(other)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert other.read_bytes() == path.read_bytes()
-    assert peak < path.stat().st_size / 5
-    cassette.save(path)
-    assert other.read_bytes() == path.read_bytes(), "over itself, too"
 
 
 @pytest.mark.parametrize(
