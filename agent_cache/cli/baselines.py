@@ -80,7 +80,7 @@ def _check(options: argparse.Namespace) -> int:
         severity = DriftSeverity.WARNING if _ending(new) == "returned" else DriftSeverity.CRITICAL
         text = f"the run {_ending(new)}, and the baseline {accepted}"
         drifts.append(DriftEvent(severity, "error", "", text, accepted, _ending(new), event_type="run"))
-    has_failed, fail_on = tolerance.fails(drifts), DriftSeverity.of(tolerance.fail_on).name.lower()
+    has_failed, fail_on = tolerance.fails(drifts), tolerance.fail_on
     if options.format == "json":
         print_json({
             "baseline": [run.path for run in runs], "new": new.path, "fail_on": fail_on, "has_drifted": has_failed,

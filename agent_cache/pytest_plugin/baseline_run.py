@@ -14,7 +14,7 @@ from agent_cache.engine.state import clear_everything
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError, MissingFixture
 from agent_cache.pytest_plugin.cassette_run import tapes_of
 from agent_cache.pytest_plugin.markers import Settings
-from agent_cache.recording import Baseline, Cassette, DriftReport, DriftSeverity, Tolerance, record
+from agent_cache.recording import Baseline, Cassette, DriftReport, Tolerance, record
 from agent_cache.recording.accepted_runs import accepted_runs, is_folder_of_runs, store_run
 from agent_cache.recording.redaction import redaction_of
 
@@ -150,10 +150,9 @@ class BaselineRun:
         self._record.__exit__(None, None, None)
 
     def _text(self, report: DriftReport) -> str:
-        fail_on = DriftSeverity.of(self._tolerance.fail_on).name.lower()
         paths = list(map(self._shown, self._paths))
         lines = [
-            f"The run has drifted from its baseline {', '.join(paths)} (the test fails on {fail_on}):",
+            f"The run has drifted from its baseline {', '.join(paths)} (the test fails on {self._tolerance.fail_on}):",
             f"{report}\nThe run is in {self._new}",
         ]
         if len(paths) == 1:

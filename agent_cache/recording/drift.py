@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -22,7 +23,8 @@ from agent_cache.core.tags import meet
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.accepted_runs import accepted_runs
 from agent_cache.recording.api import observe, recorded_http
-from agent_cache.recording.cassette import Cassette, recorded_rules, redact_call
+from agent_cache.recording.cassette import Cassette, recorded_rules
+from agent_cache.recording.differences import changes
 from agent_cache.recording.drift_events import (
     DriftEvent,
     DriftReport,
@@ -30,45 +32,36 @@ from agent_cache.recording.drift_events import (
     Places,
     Tolerance,
     is_named,
-    listed,
     outcome_of,
     places_of,
     places_pattern,
     pruned,
-    shown_call,
-    shown_paths,
-    shown_places,
-    shown_value,
 )
 from agent_cache.recording.file import Header, RecordedCall
+from agent_cache.recording.match import described
 from agent_cache.recording.outcomes import encode_sorted
-from agent_cache.recording.pairing import Pairing, Step, fingerprint, pair_runs, read_run
+from agent_cache.recording.pairing import Pairing, Step, pair_runs, read_run, step_of
 from agent_cache.recording.redaction import Redaction
 
 _LOG = logging.getLogger("agent_cache")
 
+_INFO, _WARNING, _CRITICAL = DriftSeverity
+_SEVERITIES = {
+    "arguments": (_WARNING, _CRITICAL),
+    "missing": (_WARNING, _CRITICAL),
+    "less often": (_INFO, _CRITICAL),
+    "extra": (_WARNING, _CRITICAL),
+    "repeated": (_INFO, _CRITICAL),
+    "result": (_WARNING, _CRITICAL),
+    "error": (_CRITICAL, _CRITICAL),
+    "no error": (_WARNING, _CRITICAL),
+}
+"""How much a drift matters: of a read or a model call, and of a write."""
+_NUMBERS = ("missing", "less often", "extra", "repeated")
 _MAX_PLACES = 20
 """Changed places of arguments up to which they are counted."""
 _PASSES = 6
-_MORE = 1_000
-"""Calls and drifts beside those of the baseline that a detector keeps."""
-
-
-@dataclass(slots=True)
-class _Learned:
-    """What varies between the recordings of a baseline.
-
-    Attributes:
-        places: by name of a function, places in its arguments, results and errors.
-        optional: numbers of the calls that not all of them make.
-        any_outcome: numbers of the calls that raise in some and not in others.
-        free: numbers of the calls that are not always in one order.
-    """
-
-    places: dict[str, set[str]] = field(default_factory=dict)
-    optional: set[int] = field(default_factory=set)
-    any_outcome: set[int] = field(default_factory=set)
-    free: set[int] = field(default_factory=set)
+_LONG = 80
 
 
 class _Finding(NamedTuple):
@@ -82,74 +75,62 @@ class _Finding(NamedTuple):
 
     @property
     def shown(self) -> Step:
-        found = self.other or self.step
-        assert found is not None
-        return found
+        return self.other or self.step  # type: ignore[return-value]  # there is one of them
 
-    @property
-    def is_of_number(self) -> bool:
-        return self.kind in ("missing", "extra", "repeated")
+
+@dataclass(slots=True)
+class _Learned:
+    """What varies between the recordings of a baseline: places by name of a function; calls by their numbers."""
+
+    places: dict[str, set[str]] = field(default_factory=dict)
+    optional: set[int] = field(default_factory=set)
+    any_outcome: set[int] = field(default_factory=set)
+    free: set[int] = field(default_factory=set)  # of any order
+    extra: set[Hashable] = field(default_factory=set)  # keys of calls that only others than the first have
 
 
 class _Rule:
-    """Finds the drifts of a run from one baseline, with one tolerance, and says how much they matter.
+    """Finds the drifts of a run from one baseline, with one tolerance, and says how much they matter."""
 
-    Args:
-        baseline, tolerance: these two.
-        is_lenient: a function of `same_arguments` that raises is logged and not asked again, since a run goes on.
-    """
-
-    def __init__(self, baseline: Baseline, tolerance: Tolerance, *, is_lenient: bool = False) -> None:
-        self.baseline = baseline
-        self.tolerance = tolerance
-        self.learned = baseline._learned
-        self.names = {step.call.name for step in baseline._steps}
-        self.writes = {step.call.name for step in baseline._steps if step.call.is_write}
-        self._is_lenient = is_lenient
+    def __init__(self, baseline: Baseline, tolerance: Tolerance) -> None:
+        self.tolerance, self.learned, self._tokens = tolerance, baseline._learned, baseline._tokens
+        self._names = {step.call.name for step in baseline._steps}
+        self._writes = {step.call.name for step in baseline._steps if step.call.is_write}
         self._patterns: dict[str, re.Pattern[str] | None] = {}
-        self._same = dict(tolerance.same_arguments)
-        self.steps = self.keyed(baseline._steps)
+        self.steps = self._keyed(baseline._steps)
         self.asked: dict[Hashable, list[Step]] = {}
         for step in self.steps:
             self.asked.setdefault(step.key, []).append(step)
 
-    def free_places(self, name: str) -> re.Pattern[str] | None:
+    def _free_places(self, name: str) -> re.Pattern[str] | None:
         """Matches the places that may differ in the calls of a function."""
-        if name not in self.names:  # of other names there may be any number
+        if name not in self._names:  # of other names there may be any number
             return None
         if name not in self._patterns:
             paths = [*self.learned.places.get(name, ()), *self.tolerance.ignored(name)]
             self._patterns[name] = places_pattern(paths)
         return self._patterns[name]
 
-    def digest(self, call: RecordedCall) -> Hashable:
-        """What identifies a call beside its chain."""
-        places = self.free_places(call.name)
+    def key(self, step: Step) -> Hashable:
+        """What makes a call the same call as another, where only places differ that may."""
+        call, places = step.call, self._free_places(step.call.name)
         if places is None or call.key is not None or "arguments" not in places.pattern:
-            return call.digest + call.asker
+            return step.key
         identity = [call.name, pruned(call.arguments, "arguments", places), call.asker]
-        return blake2b(encode_sorted(identity)).digest()
+        return step.chain, blake2b(encode_sorted(identity)).digest()
 
-    def keyed(self, steps: Sequence[Step]) -> list[Step]:
-        """Copies of these steps that are the same call where only places differ that may."""
-        return [replace(step, key=(step.chain, self.digest(step.call))) for step in steps]
+    def _keyed(self, steps: Sequence[Step]) -> list[Step]:
+        return [replace(step, key=self.key(step)) for step in steps]
 
-    def is_write(self, step: Step) -> bool:
+    def is_write(self, step: Step | None) -> bool:
         """Whether a call is a write, also one that has not ended, or was refused."""
-        return step.call.is_write or step.call.name in self.writes
+        return step is not None and (step.call.is_write or step.call.name in self._writes)
 
     def changes(self, was: RecordedCall, now: RecordedCall) -> Places:
         """Where the arguments of two calls of one function differ; nowhere if they are the same call."""
-        pattern = next((one for one in self._same if is_named(was.name, one)), None)
-        if pattern is not None and was.asker == now.asker:
-            try:
-                if self._same[pattern](was.arguments, now.arguments):
-                    return {}
-            except Exception as error:
-                if not self._is_lenient:
-                    raise ConfigurationError(f"Tolerance: same_arguments of {was.name!r} raised {error!r}") from error
-                del self._same[pattern]
-                _LOG.exception("same_arguments of %s raised, and is not asked again", was.name)
+        same = next((one for name, one in self.tolerance.same_arguments.items() if is_named(was.name, name)), None)
+        if same is not None and was.asker == now.asker and same(was.arguments, now.arguments):
+            return {}
         found = places_of(was.arguments, now.arguments, "arguments", _MAX_PLACES)
         if was.key != now.key and not found:
             found["arguments"] = was.key, now.key
@@ -158,120 +139,109 @@ class _Rule:
         return self._counted(was.name, found)
 
     def _counted(self, name: str, where: Places) -> Places:
-        places = self.free_places(name)
+        places = self._free_places(name)
         return where if places is None else {at: one for at, one in where.items() if not places.match(at)}
 
     # The drifts of a run
 
     def findings(self, steps: Sequence[Step], path: object = "") -> tuple[list[_Finding], Pairing]:
         """All drifts of a run that has ended, in its order; what is missing comes last."""
-        names = {step.call.name for step in steps}
-        has_own_keys = any("arguments" in places.pattern for places in map(self.free_places, names) if places)
-        run = self.keyed(steps) if has_own_keys else steps
+        run = self._keyed(steps)
         pairing = pair_runs(self.steps, run, lambda one, other: len(self.changes(one.call, other.call)))
-        self._check_comparable(run, pairing, path)
+        if run and not pairing.same and not pairing.changed:
+            text = (
+                "has no call in common with its baseline, so it is of another agent: it calls {}, and the baseline {}"
+            )
+            raise CassetteError(text.format(_listed(run), _listed(self.steps)), str(path))
         learned, found = self.learned, list[_Finding]()
         for one, other in pairing.changed:
+            if other.key in learned.extra and one.number in learned.optional:
+                continue
             found.append(_Finding("arguments", one, other, self.changes(one.call, other.call)))
-            if (finding := self.outcome(one, other)) is not None and finding.kind == "error":
-                found.append(finding)
+            found += [finding for finding in self.outcome(one, other) if "error" in finding.kind]
         for other in pairing.right:
-            found.append(_Finding("repeated" if other.key in self.asked else "extra", None, other))
-            if (error := outcome_of(other.call.outcome))[0] == "error":
-                found.append(_Finding("error", None, other, {"error": (None, error[1])}))
+            if other.key not in learned.extra:
+                found += self.new("repeated" if other.key in self.asked else "extra", other)
         for one, other in pairing.same:
-            if one.outcome != other.outcome and (finding := self.outcome(one, other)) is not None:
-                found.append(finding)
+            if one.outcome != other.outcome:
+                found += self.outcome(one, other)
         for one, other, over in pairing.moved:
             judged = [step for step in over if step.number not in learned.free]
             if judged and one.number not in learned.free:
                 found.append(_Finding("order", one, other, {}, judged))
         found.sort(key=lambda finding: finding.shown.number)
-        found += [_Finding("missing", one, None) for one in pairing.left if one.number not in learned.optional]
+        made = {step.key for step in run}
+        for one in pairing.left:
+            if one.number not in learned.optional:
+                found.append(_Finding("less often" if one.key in made else "missing", one, None))
         return found, pairing
 
-    def outcome(self, step: Step, other: Step) -> _Finding | None:
+    def new(self, kind: str, step: Step) -> Iterator[_Finding]:
+        """A call that the baseline does not have, or not so often."""
+        yield _Finding(kind, None, step)
+        state, error = outcome_of(step.call.outcome)
+        if state == "error":
+            yield _Finding("error", None, step, {"error": (None, error)})
+
+    def outcome(self, step: Step, other: Step) -> Iterator[_Finding]:
         """How the outcome of a call differs."""
         was_state, was = outcome_of(step.call.outcome)
         state, now = outcome_of(other.call.outcome)
         if step.number in self.learned.any_outcome or was_state == "unfinished":
-            return None
+            return
+        kind = "result"
         if "error" in (state, was_state) and (state != was_state or _type_of(was) != _type_of(now)):
-            both = was if was_state == "error" else None, now if state == "error" else None
-            where = self._counted(step.call.name, {"error": both})
-            return _Finding("error", step, other, where) if where else None
-        if state != was_state:
+            kind = "error" if state == "error" else "no error"
+            where = {"error": (was if was_state == "error" else None, now if state == "error" else None)}
+        elif state != was_state:
             where = {"result": (was_state, state)}
         else:
             where = places_of(was, now, "error" if state == "error" else "result")
-        where = self._counted(step.call.name, where)
-        return _Finding("result", step, other, where) if where else None
-
-    def _check_comparable(self, run: Sequence[Step], pairing: Pairing, path: object) -> None:
-        if run and not pairing.same and all(one.call.kind == "llm" for one, _ in pairing.changed):
-            names = {step.call.name for step in self.steps if step.call.kind != "llm"}
-            names_new = {step.call.name for step in run if step.call.kind != "llm"}
-            if names.isdisjoint(names_new) and ((names and names_new) or not pairing.changed):
-                raise CassetteError(
-                    "has no call in common with its baseline, so it is of another agent: it calls "
-                    f"{listed(step.call.name for step in run)}, and the baseline "
-                    f"{listed(step.call.name for step in self.steps)}",
-                    str(path),
-                )
+        if where := self._counted(step.call.name, where):
+            yield _Finding(kind, step, other, where)
 
     # Events
 
-    def event(self, finding: _Finding, *, again: bool = False) -> DriftEvent:
-        """The event of a finding; `again`: the new run makes a call that is missing another time."""
+    def event(self, finding: _Finding) -> DriftEvent:
+        """The event of a finding."""
         kind, step, _, where, over = finding
         call = finding.shown.call
-        shown = shown_call(call)
-        is_write = self.is_write(finding.shown) or (step is not None and self.is_write(step))
-        severity = DriftSeverity.CRITICAL if is_write else DriftSeverity.WARNING
+        shown = _shown_call(call)
+        is_write = self.is_write(finding.shown) or self.is_write(step)
+        severity = max(_of_order(call, one.call) for one in over) if over else _SEVERITIES[kind][is_write]
         was: Any = {at: one for at, (one, _) in where.items()}
         now: Any = {at: one for at, (_, one) in where.items()}
         if len(where) < 2:
             was, now = next(iter(where.values()), (None, None))
         match kind:
             case "arguments":
-                text = f"{shown} was called with other arguments: {shown_places(where)}"
-            case "missing":
-                severity = DriftSeverity.INFO if again and not is_write else severity
-                text = f"{shown} was {'made less often' if again else 'not made'}"
-                was = call.arguments
-            case "extra":
-                text = f"{shown} was made, and is not in the baseline"
-                now = call.arguments
-            case "repeated":
-                severity = severity if is_write else DriftSeverity.INFO
-                text = f"{shown} was made more often than in the baseline"
+                text = f"{shown} was called with other arguments: {_shown_places(where)}"
+            case "missing" | "less often":
+                text = f"{shown} was {'not made' if kind == 'missing' else 'made less often'}"
+                was, kind = call.arguments, "missing"
+            case "extra" | "repeated":
+                text = f"{shown} was made{', and is not in' if kind == 'extra' else ' more often than in'} the baseline"
                 now = call.arguments
             case "order":
                 assert step is not None
-                severity = max(_severity_of_order(step.call, one.call) for one in over)
                 sides = ("before", "after") if step.number < over[0].number else ("after", "before")
-                was, now = (f"{side} {shown_call(over[0].call)}" for side in sides)
+                was, now = (f"{side} {_shown_call(over[0].call)}" for side in sides)
                 text = f"{shown} came {now}, and in the baseline {sides[0]} it"
-            case "error" if now is None:
-                text = f"{shown} no longer raises {shown_value(was)}"
+            case "no error":
+                text, kind = f"{shown} no longer raises {_shown_error(was)}", "error"
             case "error":
-                severity = DriftSeverity.CRITICAL
-                before = "did not" if was is None else shown_value(was)
-                text = f"{shown} raised {shown_value(now)}, and in the baseline {before}"
+                before = "did not" if was is None else _shown_error(was)
+                text = f"{shown} raised {_shown_error(now)}, and in the baseline {before}"
             case _:
-                text = f"{shown} had another outcome: {shown_places(where)}"
-        return DriftEvent(severity, kind, call.name, text, was, now, call.kind, call.id, shown_paths(where))
+                text = f"{shown} had another outcome: {_shown_places(where)}"
+        return DriftEvent(severity, kind, call.name, text, was, now, call.kind, call.id, ", ".join(islice(where, 5)))
 
     def events(self, findings: Sequence[_Finding], run: Sequence[Step]) -> Iterator[DriftEvent]:
         """The events of a whole run, with those of its tokens."""
-        has_missing = any(one.kind == "missing" for one in findings)
-        made = {(step.chain, self.digest(step.call)) for step in run} if has_missing else set()
-        few = [one for one in findings if one.is_of_number and not self.is_write(one.shown)]
-        accepted = {id(one) for one in few} if len(few) <= self.tolerance.calls else set()
-        for one in findings:
-            if id(one) not in accepted:
-                yield self.event(one, again=one.step is not None and one.step.key in made)
-        part, tokens, (least, most) = self.tolerance.tokens, _tokens_of(run), self.baseline._tokens
+        few = [one for one in findings if one.kind in _NUMBERS and not self.is_write(one.shown)]
+        accepted = few if len(few) <= self.tolerance.calls else []
+        yield from (self.event(one) for one in findings if not any(one is other for other in accepted))
+        part, tokens, (least, most) = self.tolerance.tokens, _tokens_of(run), self._tokens
         if part is None or not tokens or not least or least * (1 - part) <= tokens <= most * (1 + part):
             return
         was = most if tokens > most else least
@@ -279,8 +249,7 @@ class _Rule:
             f"the model calls of the run took {tokens:,} tokens, and in the baseline {was:,}: {tokens / was - 1:+.0%}, "
             f"of which {part:.0%} are accepted"
         )
-        severity = DriftSeverity.WARNING if tokens > was else DriftSeverity.INFO
-        yield DriftEvent(severity, "tokens", "", text, was, tokens, "run")
+        yield DriftEvent(_WARNING if tokens > was else _INFO, "tokens", "", text, was, tokens, "run")
 
 
 def _type_of(error: Any) -> Any:
@@ -291,12 +260,43 @@ def _tokens_of(run: Sequence[Step]) -> int:
     return sum(step.call.input_tokens + step.call.output_tokens for step in run)
 
 
-def _severity_of_order(one: RecordedCall, other: RecordedCall) -> DriftSeverity:
+def _of_order(one: RecordedCall, other: RecordedCall) -> DriftSeverity:
     if one.is_write and other.is_write:
-        if not one.tags or not other.tags or any(meet(tag, tag2) for tag in one.tags for tag2 in other.tags):
-            return DriftSeverity.CRITICAL
-        return DriftSeverity.INFO
-    return DriftSeverity.WARNING if one.is_write or other.is_write else DriftSeverity.INFO
+        are_apart = one.tags and other.tags and not any(meet(tag, tag2) for tag in one.tags for tag2 in other.tags)
+        return _INFO if are_apart else _CRITICAL
+    return _WARNING if one.is_write or other.is_write else _INFO
+
+
+# Texts
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONG else f"{text[: _LONG - 3]}..."
+
+
+def _short_name(name: str) -> str:
+    return name if " " in name else name.rpartition(":")[2]
+
+
+def _listed(steps: Sequence[Step]) -> str:
+    return ", ".join(islice(dict.fromkeys(_short_name(step.call.name) for step in steps), 5))
+
+
+def _shown_call(call: RecordedCall) -> str:
+    return call.name if " " in call.name else described(_short_name(call.name), call.arguments)  # a request
+
+
+def _shown_error(error: Any) -> str:
+    """An error as it would be raised."""
+    if not isinstance(error, dict) or "type" not in error:
+        return _shortened(repr(error))
+    message = f"({error['message']!r})" if error.get("message") else ""
+    return _shortened(f"{_short_name(str(error['type']))}{message}")
+
+
+def _shown_places(where: Places) -> str:
+    lines = [line for path, (was, now) in islice(where.items(), 3) for line in changes(was, now, path)]
+    return "; ".join(lines) + (f"; and {len(where) - 3} more" if len(where) > 3 else "")
 
 
 class Baseline:
@@ -315,29 +315,24 @@ class Baseline:
     """
 
     def __init__(self, *cassettes: Cassette) -> None:
-        if not cassettes:
-            raise ConfigurationError("Baseline: needs a recording")
-        self._paths: list[str] = []
+        if not cassettes or not all(isinstance(cassette, Cassette) for cassette in cassettes):
+            raise ConfigurationError(f"Baseline takes cassettes, and Baseline.load paths; got {cassettes!r}")
+        self._paths = [cassette.path for cassette in cassettes]
         self.redaction = Redaction()
         for cassette in cassettes:
-            if not isinstance(cassette, Cassette):
-                raise ConfigurationError(f"Baseline: takes cassettes, got {cassette!r}; Baseline.load takes paths")
             if cassette.is_partial:
                 raise CassetteError("is partial, so calls may be missing in it; record it again", cassette.path)
-            self._paths.append(cassette.path)
             self.redaction = self.redaction.joined(recorded_rules(cassette))
         self.http = next(filter(None, map(recorded_http, cassettes)), None)
-        runs = [self._read(cassette) for cassette in cassettes]
+        runs = [_counting(cassette) for cassette in cassettes]
         for run, path in zip(runs, self._paths, strict=True):
             if not run:
                 raise CassetteError("has no calls, so nothing can be compared with it", path)
         self._steps = [replace(step, number=number) for number, step in enumerate(runs[0])]
-        self._first = len(self._steps)
         self._tokens = min(map(_tokens_of, runs)), max(map(_tokens_of, runs))
         self._learned = _Learned()
         if len(runs) > 1:
             self._learn(runs)
-        self._rule: _Rule | None = None
 
     @classmethod
     def load(cls, *paths: str | os.PathLike[str]) -> Self:
@@ -365,33 +360,17 @@ class Baseline:
     ) -> tuple[list[DriftEvent], list[tuple[int, int]]]:
         """The drifts of another recording, as `compare` gives them, and which of its calls is which."""
         other = new if isinstance(new, Cassette) else Cassette.load(new)
-        rule = self._rule
-        if rule is None or (tolerance is not None and rule.tolerance is not tolerance):
-            rule = self._rule = _Rule(self, tolerance or Tolerance())
-        run = self._read(other)
+        rule, run = _Rule(self, tolerance or Tolerance()), _counting(other)
         findings, pairing = rule.findings(run, other.path)
-        both = [*pairing.same, *pairing.changed]
-        pairs = sorted((step.index, mine.index) for step, mine in both if step.number < self._first)
+        pairs = sorted((step.index, mine.index) for step, mine in (*pairing.same, *pairing.changed))
         return list(rule.events(findings, run)), pairs
-
-    def _read(self, cassette: Cassette) -> list[Step]:
-        """The calls that count, redacted as the baseline is if they were recorded with fewer rules."""
-        own = Redaction().joined(recorded_rules(cassette))
-        rules = self.redaction.joined(recorded_rules(cassette))
-        is_same = rules.describe() == own.describe()
-        steps = read_run(cassette, (lambda call: call) if is_same else (lambda call: redact_call(call, rules)))
-        return [step for step in steps if step.call.kind != "env"]
 
     def _learn(self, runs: Sequence[Sequence[Step]]) -> None:
         """Accept what varies: judge each recording, and accept what is found, until nothing is."""
         for _ in range(_PASSES):
             is_settled = True
             for run, path in zip(runs, self._paths, strict=True):
-                try:
-                    findings, pairing = _Rule(self, Tolerance(tokens=None)).findings(run)
-                except CassetteError as error:
-                    text = f"cannot be a baseline together with the others: it {error.reason}"
-                    raise CassetteError(text, path) from error
+                findings, pairing = _Rule(self, Tolerance(tokens=None)).findings(run, path)
                 is_settled &= not findings
                 for finding in findings:
                     self._accept(finding, pairing)
@@ -400,30 +379,19 @@ class Baseline:
 
     def _accept(self, finding: _Finding, pairing: Pairing) -> None:
         learned, (kind, step, other, where, _) = self._learned, finding
+        is_another = kind == "arguments" and any(one.call.name == finding.shown.call.name for one, _ in pairing.same)
+        if other is not None and (is_another or kind in _NUMBERS):
+            learned.extra.add(other.key)
         if step is None:
-            if kind != "error":
-                assert other is not None
-                self._add(other, pairing)
-        elif kind == "missing":
+            return
+        if is_another or kind in _NUMBERS:  # of a function that is called with the same arguments, too
             learned.optional.add(step.number)
         elif kind == "order":
             learned.free.add(step.number)
-        elif kind == "error":
+        elif "error" in kind:
             learned.any_outcome.add(step.number)
-        elif kind == "arguments" and any(_is_constant(step.call.name, place, pairing) for place in where):
-            assert other is not None
-            learned.optional.add(step.number)
-            self._add(other, pairing)
         else:
             learned.places.setdefault(step.call.name, set()).update(where)
-
-    def _add(self, other: Step, pairing: Pairing) -> None:
-        """Accept a call that only a later recording makes."""
-        lanes = {mine.lane: step.lane for step, mine in pairing.same}
-        number = len(self._steps)
-        self._steps.append(replace(other, number=number, lane=lanes.get(other.lane, -1 - number)))
-        self._learned.optional.add(number)
-        self._learned.free.add(number)
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -432,15 +400,9 @@ class Baseline:
         return f"<Baseline of {', '.join(path or 'a cassette' for path in self._paths)}>"
 
 
-def _is_constant(name: str, place: str, pairing: Pairing) -> bool:
-    """Whether another call of the function has the same value there in both runs: then it is no volatile field."""
-    pattern, none = places_pattern([place]), re.compile(r"(?!)")
-    assert pattern is not None
-    calls = (step.call.arguments for step, _ in pairing.same if step.call.name == name)
-    return any(pruned(one, "arguments", pattern) != pruned(one, "arguments", none) for one in calls)
-
-
-# Runs that go on
+def _counting(cassette: Cassette) -> list[Step]:
+    """The calls that count: times and random values do not."""
+    return [step for step in read_run(cassette) if step.call.kind != "env"]
 
 
 class DriftDetector:
@@ -449,7 +411,7 @@ class DriftDetector:
     Without a session, it is a listener: ``with observe(detector)``. It serves one run after another; its drifts are
     those of the latest. It is certain that a call is new if the baseline has none of its arguments that was not made
     yet, and that its outcome is another one if no call of the baseline with its arguments has it. The rest is known at
-    the end of the run. Of calls that are new, and of their drifts, it keeps as many as the baseline has, and 1,000.
+    the end of the run, up to which it keeps the calls.
 
     Args:
         baseline: the approved runs, or the path of one.
@@ -477,8 +439,7 @@ class DriftDetector:
         if tolerance is not None and not isinstance(tolerance, Tolerance):
             raise ConfigurationError(f"DriftDetector: tolerance must be a Tolerance, got {tolerance!r}")
         found = baseline if isinstance(baseline, Baseline) else Baseline.load(baseline)
-        self._rule = _Rule(found, tolerance or Tolerance(), is_lenient=True)
-        self._limit = len(self._rule.steps) + _MORE
+        self._rule = _Rule(found, tolerance or Tolerance())
         self._given_on_drift = on_drift
         self.redaction, self.http = found.redaction, found.http
         self._begin()
@@ -489,16 +450,12 @@ class DriftDetector:
         self._is_running = True
         self._on_drift = self._given_on_drift
         self._drifts: list[DriftEvent] = []
-        self._omitted: Counter[DriftSeverity] = Counter()
-        self._problem: CassetteError | None = None
-        self._count = self._new = self._few = 0
+        self._problem: Exception | None = None
+        self._count = 0
         self._calls: list[RecordedCall] = []
-        self._chains: dict[int, tuple[str, ...]] = {}
+        self._chains: dict[int | None, tuple[str, ...]] = {None: ()}
         self._made: Counter[Hashable] = Counter()
-        self._told: set[tuple[Any, ...]] = set()
-        self._unmade: dict[Hashable, list[Step]] = {}  # calls of the baseline that no new one was shown beside
-        for step in reversed(self._rule.steps):
-            self._unmade.setdefault((step.chain, step.call.name), []).append(step)
+        self._shown: set[tuple[Any, ...]] = set()
 
     @property
     def drifts(self) -> list[DriftEvent]:
@@ -509,12 +466,13 @@ class DriftDetector:
         """The drifts with their counts.
 
         Raises:
-            CassetteError: if the run has ended and has nothing in common with the baseline, so nothing can be said.
+            CassetteError: if the run has ended and has nothing in common with the baseline, so nothing can be said. If
+                a function of the tolerance has raised, its error is raised.
         """
         run = self._latest
         if run._problem is not None:
             raise run._problem.with_traceback(None)
-        return DriftReport(tuple(run._drifts), run._count, dict(run._omitted))
+        return DriftReport(tuple(run._drifts), run._count)
 
     def attach(self, session_id: str) -> AbstractContextManager[Any]:  # noqa: ARG002 - whatever the name of the run is
         """The block around a session."""
@@ -528,34 +486,19 @@ class DriftDetector:
             self._begin()
         if call.kind != "env":
             self._count += 1
-            chain = () if call.parent is None else self._chains.get(call.parent, ("",))
-            self._chains[call.id] = (*chain, call.name)
-            if len(self._chains) > 2 * self._limit:
-                del self._chains[next(iter(self._chains))]
+            self._chains[call.id] = (*self._chains.get(call.parent, ("",)), call.name)
 
     def on_end(self, call: RecordedCall) -> None:
         """A call has ended: tell what is certain of it."""
         if call.kind == "env":
             return
-        rule, chain = self._rule, self._chains.get(call.id, ("",))[:-1]
-        key = chain, rule.digest(call)
-        step = Step(call, self._count, 0, chain, key, call.lane, 0, 0, fingerprint(call.outcome))
-        same = rule.asked.get(key, [])
-        self._made[key] += bool(same)
-        is_new = self._made[key] > len(same) or not same
-        self._new += is_new
-        if not same:
-            self._tell_new(step)
-        elif is_new:
-            self._tell(_Finding("repeated", None, step))
-        if not any(one.outcome == step.outcome for one in same):
-            found = [rule.outcome(one, step) for one in same]
-            if same and all(found) and found[0] is not None:
-                self._tell(found[0])
-            elif not same and (error := outcome_of(call.outcome))[0] == "error":
-                self._tell(_Finding("error", None, step, {"error": (None, error[1])}))
-        if not is_new or self._new <= self._limit:
-            self._calls.append(call)
+        self._calls.append(call)
+        try:
+            for finding in self._certain(step_of(call, self._chains.pop(call.id, ("",))[:-1])):
+                self._tell(finding)
+        except Exception as problem:
+            self._problem = problem
+            raise
 
     def on_close(self, error: BaseException | None) -> None:  # noqa: ARG002 - however it ended
         """The run has ended: judge all of it, as its recording would be."""
@@ -564,48 +507,44 @@ class DriftDetector:
         self._is_running = False
         cassette = Cassette(self._calls)
         cassette.header = Header(log=True)
-        run = read_run(cassette)
-        self._calls = []
+        run, self._calls = read_run(cassette), []
         try:
             findings, _ = self._rule.findings(run)
-        except CassetteError as problem:
+        except Exception as problem:  # noqa: BLE001 - `report` raises it
             self._problem = problem
             return
         self._drifts = list(self._rule.events(findings, run))
         for event in self._drifts:
             self._show(event)
 
-    def _tell_new(self, step: Step) -> None:
-        rule, call = self._rule, step.call
-        unmade = self._unmade.get((step.chain, call.name), [])
-        while unmade and self._made[unmade[-1].key] >= len(rule.asked[unmade[-1].key]):
-            unmade.pop()
-        if not unmade:
-            self._tell(_Finding("extra", None, step))
-            return
-        other = unmade.pop()
-        if where := rule.changes(other.call, call):
-            self._tell(_Finding("arguments", other, step, where))
+    def _certain(self, step: Step) -> Iterator[_Finding]:
+        rule, key = self._rule, self._rule.key(step)
+        same = rule.asked.get(key, [])
+        self._made[key] += 1
+        if not same and key not in rule.learned.extra:
+            others = [one for one in rule.steps if one.call.name == step.call.name and one.chain == step.chain]
+            if all(rule.changes(one.call, step.call) for one in others):
+                yield from rule.new("extra", step)
+        elif self._made[key] > len(same):
+            yield from rule.new("repeated", step)
+        elif not any(one.outcome == step.outcome for one in same):
+            found = [list(rule.outcome(one, step)) for one in same]
+            yield from found[0] if all(found) else ()
 
     def _tell(self, finding: _Finding) -> None:
-        if finding.is_of_number and not self._rule.is_write(finding.shown):
-            self._few += 1
-            if self._few <= self._rule.tolerance.calls:  # the end says whether they are too many
-                return
+        if finding.kind in _NUMBERS and self._rule.tolerance.calls and not self._rule.is_write(finding.shown):
+            return  # the end says whether they are too many
         event = self._rule.event(finding)
-        if finding.step is None and self._new > self._limit:
-            self._omitted[event.severity] += 1
-        else:
-            self._drifts.append(event)
+        self._drifts.append(event)
         self._show(event)
 
     def _show(self, event: DriftEvent) -> None:
         """Pass an event on, unless it was."""
-        identity = event.severity, event.kind, event.name, event.call_id, event.path, event.description
-        if self._on_drift is None or identity in self._told:
+        kind = "extra" if event.kind == "arguments" else event.kind  # which of the two is known at the end
+        identity = kind, event.call_id, event.path if kind != "extra" else ""
+        if self._on_drift is None or identity in self._shown:
             return
-        if len(self._told) < 2 * self._limit:
-            self._told.add(identity)
+        self._shown.add(identity)
         try:
             self._on_drift(event)
         except Exception:  # noqa: BLE001 - the user's; a detector changes nothing for the run

@@ -1,4 +1,4 @@
-"""Drifts as a user sees them: events with a severity, the report of a run, what is accepted, and their texts."""
+"""Drifts as a user sees them: events with a severity, the report of a run, what is accepted; and places in values."""
 
 from __future__ import annotations
 
@@ -16,17 +16,14 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 import msgspec
 
 from agent_cache.errors import ConfigurationError
-from agent_cache.recording.differences import ABSENT, changes, differences, joined, read_json
-from agent_cache.recording.file import RecordedCall
+from agent_cache.recording.differences import ABSENT, differences, joined, read_json
 
 Places: TypeAlias = dict[str, tuple[Any, Any]]
 """By path, ``result.items[*].price``: the value in the baseline and in the new run; None if it is not there."""
 
 _ELEMENT = re.compile(r"\[\d+\](?: \([^)]*\))?")
 _KEY = r'(?:\.[^\s.:\[\]"]+|\["(?:[^"\\]|\\.)*"\])'
-_IGNORED = re.compile(rf"(.+?):((?:arguments|result|error)(?:{_KEY}|\[\*\])*)")
-_LONG = 80
-_MAX_SHOWN = 5
+_IGNORED = rf"(.+?):((?:arguments|result|error)(?:{_KEY}|\[\*\])*)"
 
 
 class DriftSeverity(enum.IntEnum):
@@ -35,15 +32,6 @@ class DriftSeverity(enum.IntEnum):
     INFO = 1
     WARNING = 2
     CRITICAL = 3
-
-    @classmethod
-    def of(cls, given: Any, caller: str = "severity") -> DriftSeverity:
-        """The severity of this name, in any case, or this severity."""
-        if isinstance(given, cls):
-            return given
-        if isinstance(given, str) and given.upper() in cls.__members__:
-            return cls[given.upper()]
-        raise ConfigurationError(f"{caller} must be 'info', 'warning' or 'critical', got {given!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +59,6 @@ class DriftEvent:
     event_type: str = "call"
     call_id: int | None = None
     path: str = ""
-
-    @property
-    def expected(self) -> Any:
-        """The same as `original_value`."""
-        return self.original_value
-
-    @property
-    def actual(self) -> Any:
-        """The same as `restored_value`."""
-        return self.restored_value
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, with the severity in lower case."""
@@ -123,24 +101,20 @@ class Tolerance:
     same_arguments: Mapping[str, Callable[[dict[str, Any], dict[str, Any]], bool]] = field(default_factory=dict)
     tokens: float | None = 0.2
     calls: int = 0
-    fail_on: DriftSeverity | str = DriftSeverity.WARNING
+    fail_on: Literal["info", "warning", "critical"] = "warning"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fail_on", DriftSeverity.of(self.fail_on, "Tolerance: fail_on"))
         same = self.same_arguments
         if not isinstance(same, Mapping) or not all(isinstance(one, str) and callable(same[one]) for one in same):
             raise ConfigurationError(f"Tolerance: same_arguments takes functions by name of a function, got {same!r}")
+        given = {"ignore": self.ignore, "tokens": self.tokens, "calls": self.calls, "fail_on": self.fail_on}
         try:
-            given = {"ignore": self.ignore, "tokens": self.tokens, "calls": self.calls}
             checked = msgspec.convert(given, _Checked)
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"Tolerance: {error}") from error
         for one in checked.ignore:
-            if _IGNORED.fullmatch(one) is None:
-                raise ConfigurationError(
-                    f"Tolerance: ignore: {one!r} is not a function and a path, as 'get_order:result.request_id' or "
-                    "'*:arguments.items[*].id'"
-                )
+            if re.fullmatch(_IGNORED, one) is None:
+                raise ConfigurationError(f"Tolerance: ignore: {one!r} is not as 'get_order:result.items[*].id'")
         object.__setattr__(self, "ignore", tuple(checked.ignore))
 
     @classmethod
@@ -154,17 +128,17 @@ class Tolerance:
         decode = msgspec.json.decode if source.suffix.lower() == ".json" else msgspec.toml.decode
         try:
             return cls(**msgspec.structs.asdict(decode(source.read_bytes(), type=_Checked)))
-        except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigurationError(f"Tolerance: {source} cannot be read: {reason}") from error
 
     def fails(self, drifts: Iterable[DriftEvent]) -> bool:
         """Whether one of them is as severe as `fail_on`."""
-        return any(one.severity >= DriftSeverity.of(self.fail_on) for one in drifts)
+        return any(one.severity >= DriftSeverity[self.fail_on.upper()] for one in drifts)
 
     def ignored(self, name: str) -> list[str]:
         """The places that may differ in calls of a function."""
-        found = filter(None, map(_IGNORED.fullmatch, self.ignore))
+        found = filter(None, (re.fullmatch(_IGNORED, one) for one in self.ignore))
         return [one[2] for one in found if is_named(name, one[1])]
 
 
@@ -175,23 +149,20 @@ class DriftReport:
     Attributes:
         drifts: each of them, in the order of the run; what is missing comes last.
         calls: number of calls of the run.
-        omitted: by severity, how many drifts are counted and not kept: a run that makes calls for ever must not fill
-            the memory.
     """
 
     drifts: tuple[DriftEvent, ...] = ()
     calls: int = 0
-    omitted: Mapping[DriftSeverity, int] = field(default_factory=dict)
 
     @property
     def worst(self) -> DriftSeverity | None:
         """The greatest severity; None without drifts."""
-        return max((severity for severity, count in self.counts.items() if count), default=None)
+        return max((one.severity for one in self.drifts), default=None)
 
     @property
     def counts(self) -> dict[DriftSeverity, int]:
         """How many drifts there are of each severity."""
-        found = Counter(one.severity for one in self.drifts) + Counter(dict(self.omitted))
+        found = Counter(one.severity for one in self.drifts)
         return {severity: found[severity] for severity in reversed(DriftSeverity)}
 
     def to_dict(self) -> dict[str, Any]:
@@ -204,16 +175,20 @@ class DriftReport:
         }
 
     def __str__(self) -> str:
-        counts = self.counts
-        number, run = sum(counts.values()), f"{self.calls} call{'' if self.calls == 1 else 's'}"
+        number, run = len(self.drifts), f"{self.calls} call{'' if self.calls == 1 else 's'}"
         if not number:
             return f"no drift in {run}"
-        total = ", ".join(f"{count} {severity.name.lower()}" for severity, count in counts.items() if count)
+        total = ", ".join(f"{count} {severity.name.lower()}" for severity, count in self.counts.items() if count)
         head = f"{number} drift{'' if number == 1 else 's'} in {run}: {total}"
         return "\n".join([head, *map(str, self.drifts)])
 
 
-# Places
+# Places in arguments and outcomes
+
+
+def is_named(name: str, pattern: str) -> bool:
+    """Whether a pattern is for the function of this name, with or without its module."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name.rpartition(":")[2], pattern)
 
 
 def places_of(was: Any, now: Any, root: str, most: int = 1_000) -> Places:
@@ -244,28 +219,22 @@ def pruned(value: Any, path: str, places: re.Pattern[str]) -> Any:
     return value
 
 
-# Outcomes
-
-
 def outcome_of(outcome: Mapping[str, Any]) -> tuple[str, Any]:
     """How a call ended, ``ok``, ``error``, ``cancelled`` or ``unfinished``, and with what.
 
-    Of a response, the status and the body count; one of a status from 400 is an error. Headers do not: most change with
-    each request.
+    Of a response, the status and the body count; one of a status from 400 is an error (RFC 9110, 15.5). Headers do not:
+    most change with each request.
     """
-    if "response" in outcome:
-        without = ("headers", "spelling", "reason", "charset")
-        response = {name: one for name, one in outcome["response"].items() if name not in without}
-        end = outcome_of(response.pop("end", {"value": None}))
-        status = response.get("status")
-        if end[0] != "error" and isinstance(status, int) and status >= 400:  # RFC 9110, 15.5
-            return "error", {"type": f"HTTP {status}", **response}
-        return end if end[0] == "error" else (end[0], response)
-    if "stream" in outcome:
-        stream = outcome["stream"]
-        state, end = outcome_of(stream.get("end", {"value": None}))
-        chunks = [outcome_of(chunk)[1] for chunk in stream.get("chunks", ())]
-        return (state, end) if state == "error" else (state, {"chunks": chunks, "end": end})
+    inner = outcome.get("stream") or outcome.get("response")
+    if inner is not None:
+        shown = {name: one for name, one in inner.items() if name not in ("headers", "spelling", "reason", "charset")}
+        state, end = outcome_of(shown.pop("end", None) or {"value": None})
+        status = shown.get("status")
+        if state != "error" and isinstance(status, int) and status >= 400:
+            return "error", {"type": f"HTTP {status}", **shown}
+        if "stream" in outcome:
+            shown = {"chunks": [outcome_of(chunk)[1] for chunk in inner.get("chunks", ())], "end": end}
+        return state, end if state == "error" else shown
     for name in ("error", "cancelled", "unfinished"):
         if name in outcome:
             return name, outcome["error"] if name == "error" else None
@@ -273,57 +242,3 @@ def outcome_of(outcome: Mapping[str, Any]) -> tuple[str, Any]:
         if name in outcome:
             return "ok", outcome[name]
     return "ok", {name: one for name, one in outcome.items() if name not in ("instead", "loops", "awaited")}
-
-
-# Texts
-
-
-def is_named(name: str, pattern: str) -> bool:
-    """Whether a pattern is for the function of this name, with or without its module."""
-    return fnmatchcase(name, pattern) or fnmatchcase(_short_name(name), pattern)
-
-
-def _short_name(name: str) -> str:
-    return name if " " in name else name.rpartition(":")[2]
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONG else f"{text[: _LONG - 3]}..."
-
-
-def shown_value(value: Any) -> str:
-    """A value as text, shortened; an error as it would be raised."""
-    if isinstance(value, dict) and "type" in value and ("message" in value or str(value["type"]).startswith("HTTP ")):
-        message = f"({value['message']!r})" if value.get("message") else ""
-        return _shortened(f"{_short_name(str(value['type']))}{message}")
-    return _shortened(repr(value))
-
-
-def shown_places(where: Places) -> str:
-    """The first places that differ, as text."""
-    parts: list[str] = []
-    for path, (was, now) in islice(where.items(), 3):
-        if isinstance(was, str) and isinstance(now, str) and max(len(was), len(now)) > _LONG:  # a prompt
-            parts += changes(was, now, path)
-        else:
-            parts.append(f"{path} was {shown_value(was)} and is {shown_value(now)}")
-    return "; ".join(parts) + (f"; and {len(where) - 3} more" if len(where) > 3 else "")
-
-
-def shown_paths(where: Places) -> str:
-    """The first paths, as text."""
-    return ", ".join(islice(where, _MAX_SHOWN))
-
-
-def shown_call(call: RecordedCall) -> str:
-    """A call as text, shortened."""
-    name = _short_name(call.name)
-    if call.kind == "http" or " " in name:
-        return name
-    return f"{name}({_shortened(', '.join(f'{one}={value!r}' for one, value in call.arguments.items()))})"
-
-
-def listed(names: Iterable[str]) -> str:
-    """The first of some names of functions, as text."""
-    found = list(dict.fromkeys(map(_short_name, names)))
-    return ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from agent_cache.recording import Baseline, Cassette, DriftSeverity, Tolerance
+from agent_cache.recording import Baseline, Cassette, Tolerance
 from benchmarks.drift.runs import LEAST_CALLS, SHAPES, Call, Injector, RunRecorder, Scene, calls_of
 from benchmarks.recorded_runs import RETAIL_SETS, Run, load_rows
 from benchmarks.retail.store import READ_TOOLS, WRITE_TOOLS, RetailStore
@@ -233,7 +233,7 @@ async def natural(
         async for task, success, cassette in _recorded(runs, store, Path(folder)):
             tasks[task].append((success, cassette))
             advance()
-        plain = Tolerance(fail_on=DriftSeverity.CRITICAL)
+        plain = Tolerance(fail_on="critical")
         same = Tolerance(
             same_arguments={
                 "modify_pending_order_items": same_items,

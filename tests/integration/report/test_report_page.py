@@ -382,7 +382,7 @@ def test_two_runs_are_side_by_side_with_their_drifts(written: Callable[..., Path
     drifts = shown.locator(".drifts tbody tr")
     assert drifts.count() == 2
     assert drifts.nth(0).locator("td").all_inner_texts()[:2] == ["critical", "arguments"]
-    assert "amount was 40 and is 45" in drifts.nth(0).inner_text()
+    assert "amount: 40 -> 45" in drifts.nth(0).inner_text()
     rows = shown.locator(".calls tbody tr")
     assert rows.count() == 15  # one of which only the first run has
     alone = shown.locator(".calls tr.alone")
