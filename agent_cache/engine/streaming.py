@@ -1,13 +1,11 @@
 """Streaming tools: generators whose chunks pass to their callers while they run, and are stored when they have ended.
 
-A `Stream` is one run of a generator. Its chunks are a linked list, as in `itertools.tee`: each caller goes along it at
-its own speed, and what all have passed is freed. The beginning is kept, up to ``max_stream_bytes``, for callers that
-join and to be stored. The generator goes on when a caller wants a chunk that is not there.
-
-A `Cursor` is one call: what its caller iterates over. It makes that call as other tools are called, with the tuple of
-the chunks as the result. Of an `async def` the call is a task, since a generator with timeouts or context variables has
-to stay in one; it goes on when its own caller has left, and is cancelled with the last one that follows it. Of a `def`
-it is a coroutine that its caller continues by hand, in its thread, and nobody else follows it.
+A `Stream` is one run of a generator with its chunks so far, which is read on when a caller wants a chunk that is not
+there. A `Cursor` is one call: what its caller iterates over, and where it is in the chunks of the run that answers it.
+It makes that call as other tools are called, with the tuple of the chunks as the result. Of an `async def` the call is
+a task, since a generator with timeouts or context variables has to stay in one. It goes on when its own caller has
+left, and is cancelled with the last one that follows it. Of a `def` it is a coroutine that its caller continues by
+hand, in its thread, and nobody else follows it.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable, 
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, replace
 from functools import partial
-from sys import getsizeof
 from types import coroutine
 from typing import Any, Final
 
@@ -47,11 +44,6 @@ END: Final = object()
 WAIT: Final = object()
 """What a cursor gives if the next chunk is not there yet."""
 
-_NO_SIZE: Final = size_of()
-
-_MOST_BEHIND: Final = 10
-"""How many times ``max_stream_bytes`` a caller may be behind another one of the same run."""
-
 _NOT_SHARED: Final = UnsharedEntry(None, 0.0, 0.0)
 """Lets a call that waits for a load run the tool by itself."""
 
@@ -61,28 +53,27 @@ _NOT_SHARED: Final = UnsharedEntry(None, 0.0, 0.0)
 
 @dataclass(slots=True, eq=False)
 class _Chunk:
-    """One chunk of a run."""
+    """One chunk of a run, or its beginning. Linked, as in `itertools.tee`: what all have passed is freed."""
 
-    value: Any  # for the call that leads, and for others if it may be shared
-    copier: Callable[[], Any] | None  # makes what others get and what is stored; None if it may be shared
-    end: int  # bytes of all chunks up to this one
+    value: Any = None  # for the call that leads, and for others if it may be shared
+    copier: Callable[[], Any] | None = None  # makes what others get and what is stored
     next: _Chunk | None = None
 
 
 class Stream:
-    """One run of a generator, and the chunks that its callers follow.
+    """One run of a generator, and who follows its chunks: that is changed under the lock of the versions.
 
-    Who follows it is changed under the lock of the versions, in which callers join. Chunks are taken without a lock.
-    The call of `leader` runs the generator; there is none for a reload in the background, and no `flight` where the run
-    is not shared. `seconds` are those that the generator took, without what its callers took between the chunks.
+    The call of `leader` runs it; none does for a reload in the background. There is no `flight` where the run is not
+    shared. Its beginning is kept until the chunks are too long to be stored. `seconds` are those of the generator
+    alone, without what its callers took between the chunks.
     """
 
     def __init__(self, operation: Any, leader: Cursor | None, flight: Flight | None = None) -> None:
         self._operation, self._flight = operation, flight
-        self._limit: int = operation.policy.max_stream_bytes if operation.is_read else DEFAULT_STREAM_BYTES
+        self._room: int = operation.policy.max_stream_bytes if operation.is_read else DEFAULT_STREAM_BYTES
         self._rule: CopyRule | None = None if flight is None else operation.chunk_rule
-        self._last = _Chunk(None, None, 0)
-        self._kept: list[_Chunk] | None = [self._last]
+        self._last = _Chunk()
+        self._beginning: _Chunk | None = self._last
         self._cursors: list[Cursor] = []
         self.leader, self.seconds, self.wanted = leader, 0.0, asyncio.Event()
         self.error: Exception | None = None
@@ -96,7 +87,7 @@ class Stream:
         is_sync = self._operation.is_sync
         end = StopIteration if is_sync else StopAsyncIteration
         try:
-            while self.leader is not None or self._cursors or self._kept is not None:
+            while self.leader is not None or self._cursors or self._beginning is not None:
                 began = CLOCK.now()
                 try:
                     value = next(generator) if is_sync else await anext(generator)
@@ -118,44 +109,39 @@ class Stream:
                 generator.close()
             else:
                 await generator.aclose()
-        if self._kept is None:
-            return TOO_LONG
-        return tuple([chunk.value if chunk.copier is None else chunk.copier() for chunk in self._kept[1:]])
+        chunk, chunks = self._beginning, []
+        while chunk is not None and (chunk := chunk.next) is not None:
+            chunks.append(chunk.value if chunk.copier is None else chunk.copier())
+        return TOO_LONG if self._beginning is None else tuple(chunks)
 
     def _add(self, value: Any) -> None:
-        copier, flight, is_immutable = None, self._flight, type(value) in IMMUTABLE
-        if self._rule is not None and not is_immutable:
+        copier, flight = None, self._flight
+        if self._rule is not None and type(value) not in IMMUTABLE:
             try:
                 copier = self._rule.snapshot(value)
             except UncopyableError as error:
-                self.unshare(f"it has a chunk that cannot be copied: {error}")
-                self._rule = self._kept = None
+                self.unshare("it has a chunk that cannot be copied")
+                self._rule = self._beginning = None
                 warn_once("a chunk could not be copied, so its stream was not cached", self._operation.name, error)
         if flight is not None and flight.inherited is not None:
-            call: Any = flight.leader
-            if not flight.inherited.belongs_to(flight.store.owner, call.local.tenant):
+            leader: Any = flight.leader
+            if not flight.inherited.belongs_to(flight.store.owner, leader.local.tenant):
                 self.unshare("it depends on a session or a tenant, whose data other callers must not get")
-        size = getsizeof(value) if is_immutable else size_of(value) - _NO_SIZE  # `size_of` takes 1 us
-        last, self._last = self._last, _Chunk(value, copier, self._last.end + size)
-        if self._kept is not None and self._last.end <= self._limit:
-            self._kept.append(self._last)
-        elif self._kept is not None:
+        self._last.next = self._last = _Chunk(value, copier)
+        self._room -= size_of(value) if self._beginning is not None else 0
+        if self._beginning is not None and self._room < 0:
             with VERSIONS.lock:
-                self._kept = None
+                self._beginning = None
                 if flight is not None:
                     flight.detach()
             if flight is not None:
                 warn_once("a stream was longer than max_stream_bytes, so it was not cached", self._operation.name)
-        last.next = self._last
         for cursor in tuple(self._cursors):
-            if cursor.at is not None and last.end - cursor.at.end > _MOST_BEHIND * self._limit:
-                hint = "read it faster, close it, or give the tool a larger max_stream_bytes"
-                cursor.error, cursor.at = RuntimeError(f"this stream is too far ahead of this caller: {hint}"), None
             cursor.wake()
 
     def admit(self, cursor: Cursor) -> None:
         """Let a call follow it from its beginning. If it is shared, the caller holds the lock."""
-        cursor.at, cursor.stream = self._kept[0] if self._kept else None, self
+        cursor.at, cursor.stream = self._beginning, self
         self._cursors.append(cursor)
         cursor.wake()
 
@@ -170,24 +156,21 @@ class Stream:
         return is_last
 
     def unshare(self, reason: str) -> None:
-        """Leave it to the call that leads: it was interrupted, or has a chunk now that others must not get. These run
-        the tool by themselves, or raise if they have chunks already.
-        """
+        """Leave it to the call that leads. The others run the tool by themselves, or raise if they have chunks."""
         flight, self._flight = self._flight, None
         with VERSIONS.lock:
             for cursor in tuple(self._cursors):
                 if cursor is not self.leader:
                     self._cursors.remove(cursor)
                     cursor.at = cursor.stream = None
-                    if cursor.count:
-                        cursor.error = RuntimeError(f"this stream was shared with another caller, and now {reason}")
+                    cursor.lost = reason
             if flight is not None:
                 flight.land(_NOT_SHARED)
 
 
 class StreamFlight(Flight):
-    """The load of a streaming tool. Whoever joins it follows its stream. If it is interrupted, nobody else leads it.
-    That of a `def` is not joined: a generator would go on in the threads of others.
+    """The load of a streaming tool: whoever joins it follows its stream, and nobody else leads it. That of a `def` is
+    not joined: a generator would go on in the threads of others.
     """
 
     __slots__ = ("stream",)
@@ -197,7 +180,6 @@ class StreamFlight(Flight):
         self.stream = Stream(self.store.tool, _cursor_here(), self)
 
     def is_current(self) -> bool:
-        """Whether it may be joined, as far as writes and threads are concerned."""
         return not self.store.tool.is_sync and super().is_current()
 
     def join(self) -> Any:
@@ -216,24 +198,28 @@ class StreamFlight(Flight):
 
 
 class Cursor:
-    """One call of a streaming tool, and where its caller is in the chunks of the run that answers it.
+    """One call of a streaming tool: `answer` makes it, or `value` has answered it already.
 
-    Args:
-        answer: makes the call, and returns what it returns; None if it has been answered by `value`.
+    Attributes:
+        stream, at: the run that it follows, and the last chunk of it that was taken; None until there is one.
+        count: how many chunks were taken.
+        call: its `Call`, once there is one.
+        lost: why it cannot follow its run any more.
+        on_end: called when its caller has stopped reading.
+        outcome: what the call has returned, or raised.
     """
 
     def __init__(
         self, operation: Operation[Any], answer: Callable[[], Awaitable[Any]] | None = None, value: Any = None
     ) -> None:
-        self.stream: Stream | None = None  # that it follows, once there is one
-        self.at: _Chunk | None = None  # the last one that was taken, or the beginning
-        self.count = 0  # of the chunks that were taken
-        self.call: Call | None = None  # once there is one
-        self.error: Exception | None = None  # what its caller gets, since it cannot follow its run any more
-        self.on_end: Callable[[], object] = int  # called when its caller has stopped reading
+        self.stream: Stream | None = None
+        self.at: _Chunk | None = None
+        self.count, self.lost = 0, ""
+        self.call: Call | None = None
+        self.on_end: Callable[[], object] = int
         self.outcome: tuple[Any, BaseException | None] | None = (value, None) if answer is None else None
         if answer is not None:
-            self._start(operation, answer)
+            self._start(operation, self._make_call(answer))
 
     async def _make_call(self, answer: Callable[[], Awaitable[Any]]) -> None:
         _CURSOR.set(self)
@@ -245,8 +231,6 @@ class Cursor:
 
     def take(self) -> Any:
         """The next chunk, `WAIT`, or `END`. Raises what the call has raised, after its chunks."""
-        if self.error is not None:
-            raise self.error
         at, stream = self.at, self.stream
         if at is not None and stream is not None and (chunk := at.next) is not None:
             self.at = chunk
@@ -267,18 +251,14 @@ class Cursor:
         return next(rest, END)
 
     def refuse(self) -> None:
-        """Refuse a value that is sent into the stream."""
-        raise TypeError(
-            "no value can be sent into the stream of a decorated tool, since other callers may have the same one; make "
-            "it an argument of the tool, or leave the tool undecorated"
-        )
+        """Refuse a value that is sent into the stream: other callers may have the same one."""
+        raise TypeError("no value can be sent into a cached stream; make it an argument of the tool")
 
     # What differs for a `def`: see `ThreadCursor`
 
-    def _start(self, operation: Operation[Any], answer: Callable[[], Awaitable[Any]]) -> None:
+    def _start(self, operation: Operation[Any], work: Any) -> None:
         self._news = asyncio.Event()
-        name = f"agent_cache streams {operation.name}"
-        self._task = event_loop(operation.name).create_task(self._make_call(answer), name=name)
+        self._task = event_loop(operation.name).create_task(work, name=f"agent_cache streams {operation.name}")
 
     async def wait(self) -> None:
         """Wait until there may be another chunk."""
@@ -333,14 +313,15 @@ def _pause() -> Generator[object, None, None]:
 class ThreadCursor(Cursor):
     """The call of a synchronous generator, which its caller continues, in a context of its own."""
 
-    def _start(self, operation: Operation[Any], answer: Callable[[], Awaitable[Any]]) -> None:  # noqa: ARG002 - as `Cursor` has it
-        self._context, self._coroutine = copy_context(), self._make_call(answer)
+    def _start(self, operation: Operation[Any], work: Any) -> None:  # noqa: ARG002 - as `Cursor` has it
+        self._context, self._work = copy_context(), work
 
     def wait(self) -> None:  # type: ignore[override]  # nothing is to be awaited
+        """Go on to the next chunk, or to the end."""
         self._go_on()
 
     def wake(self) -> None:
-        """Nothing waits: see `wait`."""
+        """Nothing waits."""
 
     def leave(self) -> None:  # type: ignore[override]  # nothing is to be awaited
         try:
@@ -355,16 +336,16 @@ class ThreadCursor(Cursor):
             self.on_end()
 
     def _go_on(self, interruption: BaseException | None = None) -> None:
-        """Go on to the next chunk, or to the end. What interrupts this thread is raised inside of the run."""
+        """What interrupts this thread is raised inside of the run."""
         while self.outcome is None:
-            step: Any = self._coroutine.send if interruption is None else self._coroutine.throw
+            step: Any = self._work.send if interruption is None else self._work.throw
             argument, interruption = interruption, None
             try:
                 awaited = self._context.run(step, argument)
             except StopIteration:
                 return
             except BaseException as error:  # it has met the call before its first step, or after its last one
-                self._coroutine.close()
+                self._work.close()
                 self.outcome = None, error
                 raise
             if awaited is _pause:
@@ -426,7 +407,7 @@ class _Streaming(Operation[Any]):
         """Run the tool where its run is not shared: uncached, or as a write."""
         cursor = _cursor_here()
         if cursor is not None and cursor.count:
-            raise RuntimeError("the run of this stream is not shared any more, and another one would begin anew")
+            raise RuntimeError(f"this stream was shared with another caller, and now {cursor.lost}")
         return await Stream(self, cursor).run(self.function(*args, **kwargs))
 
     def cursor(self, answer: Callable[[], Awaitable[Any]] | None = None, value: Any = None) -> Cursor:
@@ -464,10 +445,7 @@ class StreamingRead(_Streaming, ReadOperation):
 
     __slots__ = ("chunk_rule", "iterate")
 
-    def __init__(
-        self, function: Callable[..., Any], name: str, parameters: Any, tags: Any, policy: Any, *rest: Any,
-        **options: Any,
-    ) -> None:  # fmt: skip
+    def __init__(self, function: Any, name: str, parameters: Any, tags: Any, policy: Any, *rest: Any, **options: Any):
         self.chunk_rule: CopyRule = policy.copy_rule
         policy = replace(policy, copy_rule=_of_chunks(policy.copy_rule))
         super().__init__(function, name, parameters, tags, policy, *rest, **options)
@@ -543,14 +521,9 @@ def proceed_stream(call: InterceptedCall) -> Any:
 
 def _of_chunks(rule: CopyRule) -> CopyRule:
     """The rule for tuples of chunks, by the rule for chunks."""
-    if rule.name in ("auto", "never"):
-        return rule
 
-    def snapshot(chunks: Sequence[Any]) -> Callable[[], Any] | None:
-        copiers = [None if type(chunk) in IMMUTABLE else rule.snapshot(chunk) for chunk in chunks]
-        if not any(copiers):
-            return None
-        pairs = list(zip(chunks, copiers, strict=True))
+    def snapshot(chunks: Sequence[Any]) -> Callable[[], Any]:
+        pairs = [(chunk, None if type(chunk) in IMMUTABLE else rule.snapshot(chunk)) for chunk in chunks]
         return lambda: tuple([chunk if copier is None else copier() for chunk, copier in pairs])
 
-    return CopyRule(rule.name, snapshot)
+    return rule if rule.name in ("auto", "never") else CopyRule(rule.name, snapshot)

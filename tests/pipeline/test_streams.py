@@ -483,23 +483,6 @@ async def test_nobody_waits_for_a_slow_caller_and_it_gets_all_chunks():
     assert await slow.task == [BIG] * 40
 
 
-@pytest.mark.parametrize("slow", [0, 1])
-async def test_a_caller_that_is_ten_times_the_bound_behind_is_told(slow: int):
-    """Its chunks are not kept for ever, and the other one goes on, whoever was first."""
-    source = Source(max_stream_bytes=1_000)
-    listeners = [await listening(source.words(1)) for _ in range(2)]
-    listeners[slow].gate.clear()
-    await source.last.yields(*[BIG] * 20)
-    listeners[slow].gate.set()
-    with pytest.raises(RuntimeError, match="max_stream_bytes"):
-        await listeners[slow].task
-    await source.last.yields(BIG)
-    await source.last.ends()
-    assert await listeners[1 - slow].task == [BIG] * 21
-    assert source.last.end == "ended"
-    assert len(source.runs) == 1
-
-
 def test_a_bound_on_what_is_no_stream_is_refused():
     async def get_order() -> str:
         return ""
