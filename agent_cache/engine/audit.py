@@ -2,7 +2,7 @@
 
 The lookups of an audited tool find nothing in that share of the calls, drawn at random, so that these reach
 `engine.call.run`. There the same lookup is made again, the caller gets its hit as ever, and `begin_audit` starts the
-tool in a task of its own, or in a thread for a `def`. The lookups of other tools know nothing of this.
+tool in a task of its own, or in a thread for a `def`.
 
 A difference proves that a tag is missing only if no write has touched the entry since the hit. That is asked in the
 same step in which the entry is looked up again and dropped. In a fleet the messages of other processes may still be
@@ -14,13 +14,12 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextvars import copy_context
 from copy import copy
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
@@ -29,9 +28,9 @@ from agent_cache.core.tags import Tag, root_of
 from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.blocking import in_background, run_blocking, start_thread
 from agent_cache.engine.middleware import shown_arguments
-from agent_cache.engine.operation import TOO_LONG, Operation, Proceed
+from agent_cache.engine.operation import TOO_LONG, Operation
 from agent_cache.engine.scope import INTERCEPTORS, PLACE, ROOT, Call, LocalTool, Participant, Scope
-from agent_cache.engine.state import LOG, READERS, warn_once, write_now
+from agent_cache.engine.state import LOG, READERS, keep, live_tools, warn_once, write_now
 from agent_cache.engine.tiers import request_of
 from agent_cache.values.canonical import MISSING
 from agent_cache.values.compare import fingerprint
@@ -41,8 +40,7 @@ if TYPE_CHECKING:
     from random import Random
 
 __all__ = [
-    "StaleHit", "begin_audit", "chooses", "forget_audits", "note_tool", "note_write", "notes_writes", "sampled_lookup",
-    "sampling",
+    "StaleHit", "audits_running", "begin_audit", "chooses", "forget_audits", "sampled_lookup", "sampling",
 ]  # fmt: skip
 
 
@@ -56,8 +54,6 @@ class StaleHit:
         cached: the answer that it got.
         fresh: what the tool has returned since.
         tags: what the cached answer depends on.
-        writes: the last 100 runs of write tools in this process, the oldest first, and the tags that each has touched:
-            the one that is missing a tag is often among them. Those before the first audited tool are not known.
         session: the id of the innermost session of the call, None outside of sessions.
     """
 
@@ -66,7 +62,6 @@ class StaleHit:
     cached: Any
     fresh: Any
     tags: tuple[Tag, ...]
-    writes: tuple[tuple[str, tuple[Tag, ...]], ...]
     session: str | None
 
     def __repr__(self) -> str:
@@ -108,59 +103,16 @@ def _apply(old: Configuration, new: Configuration) -> None:
 CURRENT.listeners.append(_apply)
 
 
-# The writes that have run last
-
-_Ran = tuple[Operation[Any], tuple[Tag, ...]]
-"""A write tool, and the tags that a call of it has touched."""
-
-_writing: dict[Call, None] = {}
-"""The write tools that run."""
-
-_written: deque[_Ran] = deque(maxlen=100)
-"""The last ones that have ended."""
-
-_audited: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
-"""Tools with a share of their own."""
-
-
-def note_tool(operation: Operation[Any]) -> None:
-    """Note a tool with a share of its own. From the first one on, write tools note that they have run."""
-    is_first = not _audited
-    _audited.add(operation)
-    if is_first:
-        CURRENT.compile_anew()
-
-
-def notes_writes(configuration: Configuration) -> bool:
-    """Whether any tool is audited, so that writes are to be noted."""
-    return configuration.audit > 0 or bool(_audited)
-
-
-async def note_write(proceed: Proceed, call: Call) -> Any:
-    """Note that a write tool runs, and has run, while any tool is audited."""
-    _writing[call] = None
-    try:
-        return await proceed(call)
-    finally:
-        _writing.pop(call, None)  # here: an interrupt on the way to a function of ours would leave it there
-        _written.append(_ran(call))
-
-
-def _ran(call: Call) -> _Ran:
-    return call.operation, tuple(dict.fromkeys((*call.operation.tags.static, *call.tags)))
-
-
 # Audits
 
 _running: dict[Operation[Any], _Audit] = {}
 """The one audit of each tool."""
 
 _excluded: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
-"""Tools that have written while they were audited."""
-
 _logged: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
-_MAX_LOGGED: Final = 10
-"""Write tools that the line in the log names."""
+"""Tools that have written while they were audited; tools whose stale answers were logged."""
+
+os.register_at_fork(after_in_child=_running.clear)  # they go on in the parent
 
 
 def audits_running() -> int:
@@ -169,21 +121,17 @@ def audits_running() -> int:
 
 
 def forget_audits() -> None:
-    """Forget the audits that run, what writes have noted, and which tools cannot be audited."""
-    for known in (_running, _writing, _written, _excluded, _logged):
+    """Forget the audits that run, and which tools cannot be audited."""
+    for known in (_running, _excluded, _logged):
         known.clear()
-
-
-for _of_parent in (_running, _writing):
-    os.register_at_fork(after_in_child=_of_parent.clear)  # they go on in the parent
 
 
 def begin_audit(
     operation: Operation[Any], local: LocalTool, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Audit a call that was just answered by a local hit, unless its tool is being audited already."""
-    store, qualified = local.store, local.qualify(key)
-    found = store.find(qualified)
+    since, qualified = VERSIONS.now, local.qualify(key)
+    found = local.store.find(qualified)
     # To a recorder, a call of a thread of ours would be one that has lost its context.
     if found is None or operation in _excluded or (operation.is_sync and INTERCEPTORS):
         return
@@ -191,14 +139,17 @@ def begin_audit(
         call = Call(operation, local, qualified, *_copied(operation.parameters, args, kwargs), "write")
     except UncopyableError:
         return
-    audit = _Audit(call, key, found)
+    audit = _Audit(call, key, found, since)
     with VERSIONS.lock:
-        other = _running.get(operation)
-        if other is not None and not (other.loop is not None and other.loop.is_closed()):
+        if operation in _running:
             return
         _running[operation] = audit
-        is_there = store.find(qualified) is found  # else a write was faster
-    if not is_there or not audit.begin():
+    name = f"agent_cache audits {operation.name}"
+    if not operation.is_sync:
+        task = asyncio.get_running_loop().create_task(audit.run(), name=name)
+        task.add_done_callback(lambda _: audit.end())  # also if it is cancelled before its first step
+        keep(task)
+    elif not start_thread(partial(copy_context().run, run_blocking, audit.run()), name):
         audit.end()
 
 
@@ -242,32 +193,16 @@ class _AuditScope(Scope):
 
 
 class _Audit:
-    """One run of a tool beside a hit. The call, with copies of its arguments, is not made: it tells tiers which one is
-    meant. The key is without a tenant.
+    """One run of a tool beside a hit, whose entry was found at the version `since`. The call, with copies of its
+    arguments, is not made: it tells tiers which one is meant. The key is without a tenant.
     """
 
-    def __init__(self, call: Call, key: Hashable, found: Entry) -> None:
-        self._call, self._key, self._found = call, key, found
+    def __init__(self, call: Call, key: Hashable, found: Entry, since: int) -> None:
+        self._call, self._key, self._found, self._since = call, key, found, since
         self._operation, self._local = call.operation, call.local
-        self._since = VERSIONS.now  # a write after that explains a difference
-        participants = PLACE.get().scope.participants
+        participants = call.scope.participants
         self._session = participants[0].session_id if participants else None
-        self.loop: asyncio.AbstractEventLoop | None = None  # that it runs in; None in a thread
         self.has_written = False  # whether the tool wanted to write: an audit must not have any effect
-
-    def begin(self) -> bool:
-        """Start it after the hit. Returns whether it will run."""
-        name = f"agent_cache audits {self._operation.name}"
-        if self._operation.is_sync:
-            context = copy_context()
-            return start_thread(lambda: context.run(run_blocking, self._check()), name)
-        self.loop = asyncio.get_running_loop()
-        self.loop.call_soon(self._begin_task, name)  # a task might start at once, and hold up the hit
-        return True
-
-    def _begin_task(self, name: str) -> None:
-        self._task = asyncio.create_task(self._check(), name=name)
-        self._task.add_done_callback(lambda _: self.end())
 
     def end(self) -> None:
         """Let the tool be audited again."""
@@ -275,21 +210,22 @@ class _Audit:
             if _running.get(self._operation) is self:
                 del _running[self._operation]
 
-    async def _check(self) -> None:
+    async def run(self) -> None:
+        """Run the tool, compare, and end."""
         PLACE.set(_AuditScope(self, tenant=self._local.tenant))
-        operation = self._operation
+        name = self._operation.name
         try:
             await self._compare()
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # noqa: BLE001 - the tool's own, SystemExit too; the caller has its answer
             if not self.has_written:
-                warn_once("an audit of a hit failed, so it says nothing", operation.name, error)
+                warn_once("an audit of a hit failed, so it says nothing", name, error)
         finally:
             self.end()
         if self.has_written:
-            _excluded.add(operation)
-            warn_once("the tool writes, so its hits cannot be audited", operation.name)
+            _excluded.add(self._operation)
+            warn_once("the tool writes, so its hits cannot be audited", name)
 
     async def _compare(self) -> None:
         operation, call = self._operation, self._call
@@ -313,11 +249,9 @@ class _Audit:
             stats.audits += 1
             stats.stale_found += is_stale
         if is_stale:
-            try:
-                self._report(cached, fresh)
-            finally:
-                if tiers := operation.possible_tiers():
-                    await self._of_tier(operation.discard, tiers, call.key, self._request())
+            self._report(cached, fresh)
+            if tiers := operation.possible_tiers():
+                await self._of_tier(operation.discard, tiers, call.key, self._request())
 
     def _identity(self, value: Any) -> bytes | None:
         outcome_key = self._operation.policy.loop.outcome_key
@@ -348,11 +282,10 @@ class _Audit:
         with VERSIONS.lock:
             VERSIONS.expire(now)
             is_unexplained = (
-                _running.get(self._operation) is self
-                and store.is_open
+                store.is_open
                 and store.find(key) is found
                 and store.may_take(key, found, self._since)
-                and all(roots.isdisjoint(call.operation.late_roots) for call in tuple(_writing))
+                and all(roots.isdisjoint(write.late) for write in VERSIONS.running)
                 and found.is_valid_at(now)
             )
             if is_unexplained:
@@ -361,20 +294,17 @@ class _Audit:
 
     def _report(self, cached: Any, fresh: Any) -> None:
         operation, call, on_stale = self._operation, self._call, CURRENT.value.on_stale
-        writes = [*tuple(_written), *map(_ran, tuple(_writing))]
         if operation not in _logged:
             _logged.add(operation)
-            _log_stale(operation, writes)
+            _log_stale(operation)
         if on_stale is None:
             return
         arguments = shown_arguments(operation, operation.parameters.named(call.args, call.kwargs))
         tags = tuple([tag for tag in dict.fromkeys(self._found.tags) if isinstance(tag, str)])
-        ran = tuple([(write.name, touched) for write, touched in writes])
-        hit = StaleHit(operation.name, arguments, cached, fresh, tags, ran, self._session)
         outside = copy_context()  # what it calls is neither audited nor a call of the session
         outside.run(PLACE.set, ROOT)
         try:
-            outside.run(on_stale, hit)
+            outside.run(on_stale, StaleHit(operation.name, arguments, cached, fresh, tags, self._session))
         except Exception as error:  # noqa: BLE001 - the user's function; the entry is dropped all the same
             warn_once("on_stale raised", operation.name, error)
 
@@ -390,21 +320,20 @@ def _copied(parameters: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     return (args, arguments) if is_by_name else parameters.split(arguments)
 
 
-def _log_stale(operation: Any, writes: list[_Ran]) -> None:
+def _log_stale(operation: Any) -> None:
     """Log that a stale answer of a tool was found. Tags are logged without the values in them."""
 
-    def templates(tool: Operation[Any]) -> str:
+    def templates(tool: Any) -> str:
         rules = tool.tags
         return ", ".join((*rules.static, *[rule.source for rule in (*rules.early, *rules.late)])) or "nothing"
 
-    ran = list(dict.fromkeys(f"{tool.name} ({templates(tool)})" for tool, _ in writes))[-_MAX_LOGGED:]
+    ran = [f"{tool.name} ({templates(tool)})" for tool in live_tools() if not tool.is_read and tool.stats.writes]
     LOG.warning(
         "%s: an audit has found a stale answer: the tool returns another one now, and no write of its tags explains "
-        "it. It depends on %s; the write tools that have run last: %s. A tag is missing, or something changes it "
-        "without a write. If its answers differ by themselves, give it loop=LoopHints(outcome_key=...), which names "
-        "what to compare",
+        "it. It depends on %s; write tools that have run: %s. A tag is missing, or something changes it without a "
+        "write. If its answers differ by themselves, name what to compare: loop=LoopHints(outcome_key=...)",
         operation.name,
         templates(operation),
-        ", ".join(ran) or "none in this process",
+        ", ".join(ran[:10]) or "none in this process",
         extra={"agent_cache_event": "a stale answer", "agent_cache_tool": operation.name},
     )

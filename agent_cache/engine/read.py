@@ -20,7 +20,7 @@ from agent_cache.core.store import Store
 from agent_cache.core.tags import Tag, root_of
 from agent_cache.core.versions import VERSIONS, EntryTag
 from agent_cache.core.wrappers import are_one_tool, location_of
-from agent_cache.engine.audit import note_tool, sampled_lookup
+from agent_cache.engine.audit import sampled_lookup
 from agent_cache.engine.blocking import THREADS, in_background
 from agent_cache.engine.call import load, run, run_uncached
 from agent_cache.engine.evidence import Evidence
@@ -123,8 +123,6 @@ class ReadOperation(Operation[ReadPolicy]):
         share = self.audit_share(CURRENT.value)
         if share:
             self.store.sample(sampled_lookup(share))
-        if self.policy.audit:
-            note_tool(self)
 
     def check_name(self) -> None:
         """Refuse a tool that would be answered from another function's entries.

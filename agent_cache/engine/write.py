@@ -22,7 +22,6 @@ from agent_cache.core.options import WritePolicy
 from agent_cache.core.store import Entry
 from agent_cache.core.tags import MANY_PATHS, Tag, every_key_of, root_of, within_limit
 from agent_cache.core.versions import VERSIONS, EntryTag, Hold, all_paths, paths_read, paths_written
-from agent_cache.engine.audit import note_write, notes_writes
 from agent_cache.engine.call import run_tool
 from agent_cache.engine.interception import InterceptedCall
 from agent_cache.engine.middleware import observed
@@ -65,9 +64,9 @@ class WriteOperation(Operation[WritePolicy]):
         uses_of(self.tags.roots, writer=self)
 
     def make_setup(self, configuration: Configuration) -> Setup:
-        """What stands around its calls: the note for audits, middleware, then the write."""
+        """What stands around its calls: middleware, then the write."""
         run = observed(self, run_write, configuration)
-        return Setup(configuration, partial(note_write, run) if notes_writes(configuration) else run, run)
+        return Setup(configuration, run, run)
 
     def store_in(self, scope: Scope) -> tuple[None, Hashable | None]:
         return None, scope.tenant
