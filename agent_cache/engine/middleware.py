@@ -56,7 +56,7 @@ class ToolCall:
     _operation: Any
     _arguments: Mapping[str, Any]
     source: str | None = None
-    _tags: tuple[Tag, ...] | None = None
+    _late: tuple[Tag, ...] = ()
 
     def __repr__(self) -> str:
         return f"<ToolCall of {self.tool}>"
@@ -75,22 +75,18 @@ class ToolCall:
         what the result names. Where a tag could not be computed, its root. Tags that a read inherits from the reads
         that its tool makes are not among them.
         """
-        return self._known_tags() if self._tags is None else self._tags
-
-    def _known_tags(self, result: Any = MISSING) -> tuple[Tag, ...]:
         rules = self._operation.tags
-        tags: tuple[Tag, ...] = (*rules.static, *_rendered(rules.early, self._arguments, None))
-        if result is not MISSING and result is not TOO_LONG:
-            tags += _rendered(rules.late, self._arguments, result)
-        return tuple(dict.fromkeys(tags))
+        return tuple(dict.fromkeys((*rules.static, *_rendered(rules.early, self._arguments, None), *self._late)))
 
     def _end(self, call: Call, result: Any = MISSING) -> None:
         """Note how the call was answered, and nothing that a middleware would keep alive with this."""
-        object.__setattr__(self, "source", call.source)
+        late: tuple[Tag, ...] = ()
         if not self.is_read_only and self._operation.policy.key_fn is not None:
-            object.__setattr__(self, "_tags", call.tags)
-        elif self._operation.tags.late:
-            object.__setattr__(self, "_tags", self._known_tags(result))
+            late = call.tags
+        elif result is not MISSING and result is not TOO_LONG:
+            late = _rendered(self._operation.tags.late, self._arguments, result)
+        object.__setattr__(self, "source", call.source)
+        object.__setattr__(self, "_late", late)
 
 
 def shown_arguments(operation: Operation[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,69 +116,54 @@ def observed(operation: Operation[Any], run: Proceed, configuration: Configurati
     return run if operation.around is None else partial(operation.around, run)
 
 
-def _observe(middleware: tuple[Installed, ...], proceed: Proceed, call: Call) -> Awaitable[Any]:
+async def _observe(middleware: tuple[Installed, ...], proceed: Proceed, call: Call) -> Any:
     """Run a call inside of these middleware, the first one outermost."""
     operation, participants = call.operation, call.scope.participants
     session = participants[0].session_id if participants else None
     kind = operation.is_read, operation.is_sync, operation.is_stream
     shown = ToolCall(operation.name, session, *kind, operation, call.arguments)
-    begin: Callable[[], Awaitable[Any]] = partial(_run_shown, shown, proceed, call)
+
+    async def run() -> Any:
+        try:
+            value = await proceed(call)
+        except BaseException:
+            shown._end(call)
+            raise
+        shown._end(call, value)
+        return value
+
+    begin: Callable[[], Awaitable[Any]] = run
     for one in reversed(middleware):
         if one.observes(is_sync=shown.is_sync):
             begin = partial(_run_inside, one, shown, begin)
-    return begin()
-
-
-async def _run_shown(shown: ToolCall, proceed: Proceed, call: Call) -> Any:
-    try:
-        value = await proceed(call)
-    except BaseException:
-        shown._end(call)
-        raise
-    shown._end(call, value)
-    return value
+    return await begin()
 
 
 async def _run_inside(middleware: Installed, shown: ToolCall, begin: Callable[[], Awaitable[Any]]) -> Any:
     """Run the rest of a call inside of one middleware."""
     rest = _Rest(begin)
-    failure: Exception | None = None
     try:
-        try:
-            await middleware.function(shown, rest)
-        except Exception as error:
-            if error is rest.error:
-                raise
-            failure = error
-        if rest.was_cancelled and not _is_cancelled():
-            # A timeout of the middleware has cancelled the tool, so there is no other outcome. The caller is not
-            # cancelled, and would end as if it were.
-            failure = failure or RuntimeError(f"the middleware {middleware.name} has cancelled the call and gone on")
-            _remove(middleware, failure, is_sync=shown.is_sync)
-            raise failure
-        if failure is not None:
-            _remove(middleware, failure, is_sync=shown.is_sync)
-        if not rest.is_begun:
-            return await rest.run()
-        if rest.error is not None:
-            raise rest.error
-        return rest.value
-    finally:
-        rest.is_begun, rest.error, failure = True, None, None  # their tracebacks refer to this frame
+        await middleware.function(shown, rest)
+    except Exception as error:
+        if error is rest.error:
+            raise
+        _remove(middleware, error, is_sync=shown.is_sync)
+        if isinstance(rest.error, asyncio.CancelledError):  # by a timeout of its own: the caller is not cancelled
+            raise
+    if not rest.is_begun:
+        return await rest.run()
+    if rest.error is not None:
+        raise rest.error
+    return rest.value
 
 
 class _Rest:
-    """The `proceed` of one middleware: the rest of its call, which is awaited once.
-
-    Attributes:
-        value, error: the outcome, once there is one.
-        was_cancelled: whether something has cancelled the task that it ran in, not the tool itself.
-    """
+    """The `proceed` of one middleware: the rest of its call, which is awaited once; and its outcome."""
 
     def __init__(self, begin: Callable[[], Awaitable[Any]]) -> None:
         self._begin = begin
         self._task = _task_here()
-        self.is_begun = self.was_cancelled = False
+        self.is_begun = False
         self.value: Any = None
         self.error: BaseException | None = None
 
@@ -199,19 +180,12 @@ class _Rest:
             self.value = await self._begin()
         except BaseException as error:
             self.error = error
-            self.was_cancelled = isinstance(error, asyncio.CancelledError) and _is_cancelled()
             raise
         return self.value
 
 
 def _task_here() -> asyncio.Task[Any] | None:
     return None if running_loop() is None else asyncio.current_task()
-
-
-def _is_cancelled() -> bool:
-    """Whether something has cancelled the task that this runs in. Without a task: True."""
-    task = _task_here()
-    return task is None or task.cancelling() > 0
 
 
 def _remove(middleware: Installed, error: Exception, *, is_sync: bool) -> None:
