@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from marshal import dumps
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
 
 from agent_cache.config import Configuration
-from agent_cache.core.asker import Apart, UnknownAsker, asker_in, fields_in
+from agent_cache.core.asker import Apart, UnknownAsker, asker_in
 from agent_cache.core.contexts import Injected
 from agent_cache.core.keys import ALIASES, Uncacheable, key_part
 from agent_cache.core.options import (
@@ -74,19 +74,6 @@ _PASS: Final = Pass()
 _WATCH: Final = Watch()
 
 
-class _CallOptions(TypedDict, total=False):
-    """Those of `Toolbox.call`."""
-
-    schema: Mapping[str, Any] | None
-    annotations: Any
-    vary: Any
-    returns: Any
-    failed: Callable[[Any], bool] | None
-    store_if: Callable[[Any], bool] | None
-    refused: Callable[[AgentLoopDetectedError], Any] | None
-    context: Any
-
-
 @configures
 class Toolbox:
     """Rules for tools that are known by name: of a framework, of an MCP server, of a loop of one's own.
@@ -134,7 +121,6 @@ class Toolbox:
         self._roots = roots_of(self._rules, namespace)
         self._every_root = Write(templates_of(self._roots))
         self._tier: Any = None
-        self._fields: dict[str, str] = {}  # what counts of the contexts of a tool, by its name, for `explain`
         self._tools: dict[Any, _Tool] = {}
         self._sync_tools: dict[Any, _Tool] = {}
         self._lock = RLock()  # a handler of the log may call the toolbox
@@ -194,13 +180,9 @@ class Toolbox:
         Raises:
             TypeError: if one of them is neither a name nor a `ToolInfo`.
         """
-        if isinstance(tools, str):
-            raise TypeError(f"explain takes several tools, got the text {tools!r}; write [{tools!r}]")
         infos = [ToolInfo(tool) if isinstance(tool, str) else tool for tool in tools]
-        for info in infos:
-            if not isinstance(info, ToolInfo):
-                raise TypeError(f"explain takes names of tools and ToolInfo(...), got {info!r}")
-        names = [info.name for info in infos]
+        if isinstance(tools, str) or not all(isinstance(info, ToolInfo) for info in infos):
+            raise TypeError(f"explain takes a list of names of tools and ToolInfo(...), got {tools!r}")
         read, written = (
             {root for rule in self._rules.values() if isinstance(rule, kind) for root in roots_of({"": rule}, "")}
             for kind in (Read, Write)
@@ -212,22 +194,22 @@ class Toolbox:
         if unlisted:
             servers = "1 server" if unlisted == 1 else f"{unlisted} servers"
             problems.append(f"the tools of {servers} are not known yet: explain again after a run")
+        names = [info.name for info in infos]
         for name in self._rules if infos and not unlisted else ():
             if not any(one == name or find_rule({name: _PASS}, one) for one in names):
                 problems.append(f"the rule {name!r} is of no tool; there are {', '.join(names)}")
                 warn_once(f"the rule {name!r} is of no tool of the agent", self.namespace)
         with self._lock:
-            compiled = [tool.read for tools in (self._tools, self._sync_tools) for tool in tools.values()]
-        unknown = {read.name for read in compiled if read is not None and read.has_unknown_askers}
+            compiled = [tool.operation for tools in (self._tools, self._sync_tools) for tool in tools.values()]
+        unknown = {one.name for one in compiled if isinstance(one, ReadOperation) and one.has_unknown_askers}
         rows = []
-        for info in infos if infos or unlisted else [ToolInfo(name) for name in self._rules]:
-            full_name = f"{self.namespace}:{info.name}"
+        for info in infos if infos or unlisted else map(ToolInfo, self._rules):
             if info.is_decorated:
                 rows.append(ToolRow(info.name, "decorated", "", "", "its decorator"))
                 continue
             found = self._find(info.name, info.annotations)
-            rows.append(row_of(info, found, self._fields.get(full_name)))
-            if full_name in unknown:
+            rows.append(row_of(info, found))
+            if f"{self.namespace}:{info.name}" in unknown:
                 problems.append(
                     f"{info.name!r} ran uncached: its context may say who asks in a form that cannot be compared; give "
                     "its rule vary= to say what of the context counts, or shared=True if nothing does"
@@ -236,7 +218,7 @@ class Toolbox:
                 self._tags_of(found.rule, info.name, info.schema)
             except ConfigurationError as error:
                 problems.append(str(error))
-        return ToolTable(rows, problems)
+        return ToolTable.of(rows, problems)
 
     def _tags_of(self, rule: Rule, name: str, schema: Mapping[str, Any] | None) -> TagSet:
         if isinstance(rule, Read | Write):
@@ -290,44 +272,25 @@ class Toolbox:
             ConfigurationError: if a template names no property of `schema`; the tool has not run then.
             AgentLoopDetectedError: if a session refuses the call.
         """
-        operation, key, given, vary = self._identified(
-            self._tools, name, arguments, schema, annotations, vary, returns, failed, store_if, refused, context
+        value, work = self._begin(
+            self._tools, name, arguments, run, schema, annotations, vary, returns, failed, store_if, refused, context
         )
-        if operation is None:
-            return await run()
-        here = PLACE.get()
-        if key is not UNKEYED:
-            value = hit(operation, here, key, given)
-            if value is not MISSING:
-                return value
-        return await run_call(operation, here, *_named_by_text(key, given, (run, vary)))
+        return value if work is None else await work
 
-    def call_sync(
-        self,
-        name: str,
-        arguments: Mapping[str, Any],
-        run: Callable[[], Any],
-        **options: Unpack[_CallOptions],
-    ) -> Any:
-        """The same from synchronous code: `run` is a plain function, and runs in this thread.
+    def call_sync(self, name: str, arguments: Mapping[str, Any], run: Callable[[], Any], **options: Any) -> Any:
+        """The same from synchronous code, with the same options: `run` is a plain function, and runs in this thread.
 
         Identical calls of several threads share one run. Calls by `call` share tags with them and no entries.
         """
-        operation, key, given, vary = self._identified(self._sync_tools, name, arguments, **options)
-        if operation is None:
-            return run()
-        here = PLACE.get()
-        if key is not UNKEYED:
-            value = hit(operation, here, key, given)
-            if value is not MISSING:
-                return value
-        return run_blocking(run_call(operation, here, *_named_by_text(key, given, (run, vary))))
+        value, work = self._begin(self._sync_tools, name, arguments, run, **options)
+        return value if work is None else run_blocking(work)
 
-    def _identified(
+    def _begin(
         self,
         tools: dict[Any, _Tool],
         name: str,
         arguments: Mapping[str, Any],
+        run: Callable[[], Any],
         schema: Mapping[str, Any] | None = None,
         annotations: Any = None,
         vary: Any = None,
@@ -336,11 +299,9 @@ class Toolbox:
         store_if: Any = None,
         refused: Any = None,
         context: Any = None,
-    ) -> tuple[Any, Any, dict[str, Any], Any]:
-        """The operation of a tool, None for `Pass`, and what identifies the call: its key, its arguments as a dict with
-        defaults, and what it varies by.
-        """
-        form = None if returns is failed is store_if is refused is None else (returns, failed, store_if, refused)
+    ) -> tuple[Any, Any]:
+        """Identify a call, and look for its answer. Returns that, and None; or what else answers it, to be awaited."""
+        form = None if returns is failed is store_if is refused is None else _Form(returns, failed, store_if, refused)
         tool = tools.get(name if form is None else (name, form))
         if (
             tool is None
@@ -348,23 +309,21 @@ class Toolbox:
             or (annotations is not None and annotations is not tool.annotations)
         ):
             tool = self._compiled(tools, name, schema, annotations, form)
-        if tool.operation is None:
-            if not isinstance(tool.rule, Inner):
-                return None, UNKEYED, {}, vary
-            inner = tool.rule.of(name, arguments) or (name + _UNNAMED, arguments)
-            where = ["inner", name]
-            vary = Apart(vary.who, [*where, vary.where]) if type(vary) is Apart else Apart(vary, where)
-            return self._identified(
-                tools, inner[0], inner[1], None, None, vary, returns, failed, store_if, refused, context
-            )
-        key, read = UNKEYED, tool.read
+        while isinstance(tool.rule, Inner):
+            vary = Apart(vary.who, ["inner", name, vary.where]) if type(vary) is Apart else Apart(vary, ["inner", name])
+            name, arguments = tool.rule.of(name, arguments) or (name + _UNNAMED, arguments)
+            tool = tools.get(name if form is None else (name, form)) or self._compiled(tools, name, None, None, form)
+        operation = tool.operation
+        if operation is None:
+            return (run(), None) if tools is self._sync_tools else (None, run())
+        key: Any = UNKEYED
         given: dict[str, Any] = {}
         try:
             given = arguments if type(arguments) is dict else dict(arguments)
             if tool.defaults is not None:
                 given = tool.defaults | given
-            if context is not None and tool.operation.policy.heeds_contexts:
-                vary = self._with_asker(tool.operation, vary, context)
+            if context is not None and operation.policy.heeds_contexts:
+                vary = _with_asker(operation, vary, context)
             if tool.has_plain_key:
                 try:  # as `key_part`, one call less
                     key = ALIASES.get(dumps(given, 4))
@@ -372,38 +331,25 @@ class Toolbox:
                     key = None
                 if key is None:
                     key = key_part(given)
-                if vary is not None or tool.form is not None:
+                if vary is not None or form is not None:
                     key = JsonArguments.key_of(key, vary, tool.form)
-            elif read is not None:
-                key = read.key_of(Named(given, vary))
+            elif isinstance(operation, ReadOperation):
+                key = operation.key_of(Named(given, vary))
         except (Uncacheable, TypeError, ValueError) as error:
-            plain_result(vary.who if type(vary) is Apart else vary, f"{tool.operation.name}: vary")
+            plain_result(vary.who if type(vary) is Apart else vary, f"{operation.name}: vary")
             if not isinstance(error, Uncacheable):
                 given, error = {"arguments": arguments}, Uncacheable("the arguments are no JSON object")
-            if read is not None:
-                key = read.unkeyed(error)
+            if isinstance(operation, ReadOperation):
+                key = operation.unkeyed(error)
             vary = error if type(error) is UnknownAsker else vary
-        return tool.operation, key, given, vary
-
-    def _with_asker(self, operation: ReadOperation | WriteOperation, vary: Any, context: Any) -> Any:
-        """What a call varies by, and who asks by its contexts. Raises `UnknownAsker`, for a read, if none can tell."""
-        is_several = type(context) is tuple and all(type(one) is Injected for one in context)
-        contexts = context if is_several else (Injected("object", context),)
-        try:
-            asker = asker_in(contexts)
-            if operation.name not in self._fields:
-                self._fields[operation.name] = fields_in(contexts)
-        except UnknownAsker as unknown:
-            if PLACE.get().scope.tenant is not None:
-                return vary
-            if operation.is_read:
-                raise
-            return unknown
-        if asker is None:
-            return vary
-        if type(vary) is Apart:
-            return vary._replace(who=[asker, vary.who])
-        return asker if vary is None else [asker, vary]
+        here = PLACE.get()
+        if key is not UNKEYED:
+            value = hit(operation, here, key, given)
+            if value is not MISSING:
+                return value, None
+        if not all(type(name) is str for name in given):  # such names cannot be passed, and are no JSON
+            key, given = UNKEYED, {"arguments": given}
+        return None, run_call(operation, here, key, (run, vary), given)
 
     async def aclose(self) -> None:
         """Close the tier that its file has named as ``remote``, which delivers the invalidations that are pending."""
@@ -419,28 +365,22 @@ class Toolbox:
             self._tools.clear()
             self._sync_tools.clear()
         for tool in forgotten:
-            if tool.read is not None:
-                tool.read.clear()
+            if isinstance(tool.operation, ReadOperation):
+                tool.operation.clear()
 
     def _compiled(
-        self,
-        tools: dict[Any, _Tool],
-        name: str,
-        schema: Mapping[str, Any] | None,
-        annotations: Any,
-        form: tuple[Any, ...] | None,
+        self, tools: dict[Any, _Tool], name: str, schema: Mapping[str, Any] | None, annotations: Any, form: _Form | None
     ) -> _Tool:
+        """A tool that is called first, or with another schema or hints."""
         key = name if form is None else (name, form)
         found = self._find(name, annotations)
         with self._lock:  # threads that call it first at once share one operation, and so one run
-            if schema is None and key in tools:
-                schema = tools[key].schema
-            exact = key, _image_of(schema)  # two servers may each have a tool of this name
-            tool = tools.get(exact)
-            if tool is None or tool.rule is not found.rule:  # another hint makes it another one
-                made = _NO_FORM if form is None else _Form(*form)
-                tool = self._compile(name, found, schema, made, is_sync=tools is self._sync_tools)
-            tools[exact] = tools[key] = tool = tool._replace(schema=schema, annotations=annotations)
+            tool = tools.get(key)
+            if tool is not None and schema is None:
+                schema = tool.schema
+            if tool is None or tool.rule is not found.rule or schema != tool.schema:
+                tool = self._compile(name, found, schema, form or _NO_FORM, is_sync=tools is self._sync_tools)
+            tools[key] = tool = tool._replace(schema=schema, annotations=annotations)
             forget_oldest(tools, _MAX_TOOLS)
         return tool
 
@@ -451,26 +391,25 @@ class Toolbox:
         self._warn_of_unknown(found, full_name)
         if isinstance(rule, Pass | Inner):
             return _Tool(None, rule, schema)
-        tags, function = self._tags_of(rule, name, schema), _runner(name, form.returns)
-        parameters = JsonArguments(is_read=not isinstance(rule, Write), form=form.label)
-        defaults = {
-            name: described["default"]
-            for name, described in (_properties_in(schema) or {}).items()
-            if isinstance(described, Mapping) and "default" in described
-        }
-        # Either warns of roots that no tool writes or reads, if it is new: that tool may not have been called yet.
-        if isinstance(rule, Write):
-            write = _NamedWrite(
-                function, full_name, parameters, tags, form.of_write(rule), rule.decorator.tiers, is_sync=is_sync
-            )
-            write.form, write.is_new = form, False
-            return _Tool(write, rule, schema, defaults or None)
-        policy = form.of_read(rule)
-        read = _NamedRead(function, full_name, parameters, tags, policy, rule.decorator.tiers, is_sync=is_sync)
-        read.form, read.is_new = form, False
-        read.cache_if = rule.decorator.policy.cache_if
-        has_plain_key = policy.key is None and policy.vary is None
-        return _Tool(read, rule, schema, defaults or None, read, has_plain_key, form.label)
+        is_write = isinstance(rule, Write)
+        kind, policy = (
+            (_NamedWrite, form.of_write(rule)) if isinstance(rule, Write) else (_NamedRead, form.of_read(rule))
+        )
+        operation: Any = kind(
+            _runner(name, form.returns),
+            full_name,
+            JsonArguments(is_read=not is_write, form=form.label),
+            self._tags_of(rule, name, schema),
+            policy,
+            rule.decorator.tiers,
+            is_sync=is_sync,
+        )
+        # If it was new, it would warn of roots that no tool writes or reads: that tool may not have been called yet.
+        operation.form, operation.rule, operation.is_new = form, rule, False
+        described = (_properties_in(schema) or {}).items()
+        defaults = {name: one["default"] for name, one in described if isinstance(one, Mapping) and "default" in one}
+        has_plain_key = not is_write and operation.policy.key is None and operation.policy.vary is None
+        return _Tool(operation, rule, schema, defaults or None, has_plain_key, form.label)
 
     def _warn_of_unknown(self, found: Found, full_name: str) -> None:
         if found.is_unknown:
@@ -524,8 +463,7 @@ class _Tool(NamedTuple):
     rule: Rule
     schema: Mapping[str, Any] | None  # as the caller gave it
     defaults: dict[str, Any] | None = None  # in the schema
-    read: _NamedRead | None = None  # the same operation if it is a read, or a watch
-    has_plain_key: bool = False  # whether the rule adds nothing to the key
+    has_plain_key: bool = False  # whether its calls have a key, to which the rule adds nothing
     form: str | None = None  # the label of the callers' form of answers
     annotations: Any = None  # as the caller gave them
 
@@ -547,15 +485,10 @@ class _Form(NamedTuple):
         names = [f"{getattr(one, '__module__', '')}.{name}" for one, name in zip(self[1:], functions, strict=True)]
         return ",".join([repr(self.returns), *names])
 
-    def notice(self, loop: AgentLoopDetectedError) -> Any:
-        """What a caller gets in place of an answer."""
-        return str(loop) if self.refused is None else self.refused(loop)
-
     def of_read(self, rule: Read | Watch) -> ReadPolicy:
         """The policy of a read whose answers have this form."""
         policy: ReadPolicy = rule.decorator.policy
-        failed, store_if = self.failed, self.store_if
-        own, key, label = policy.cache_if, policy.key, self.label
+        failed, store_if, own, key, label = self.failed, self.store_if, policy.cache_if, policy.key, self.label
 
         def may_be_stored(answer: Any) -> bool:
             return (
@@ -584,23 +517,30 @@ class _Form(NamedTuple):
 _NO_FORM: Final = _Form(None, None, None, None)
 
 
-class _NamedRead(ReadOperation):
-    """A read or a watch of a toolbox."""
+class _Named:
+    """What reads and writes of a toolbox have in common."""
 
-    __slots__ = ("cache_if", "form")
+    __slots__ = ()
 
-    cache_if: Callable[[Any], bool] | None
     form: _Form
+    rule: Any
 
     def notice(self, loop: AgentLoopDetectedError) -> Any:
-        return self.form.notice(loop)
+        refused = self.form.refused
+        return str(loop) if refused is None else refused(loop)
+
+
+class _NamedRead(_Named, ReadOperation):
+    """A read or a watch of a toolbox."""
+
+    __slots__ = ("form", "rule")
 
     def audit_share(self, configuration: Configuration) -> float:
         """By its rule alone: an audit calls once more what runs the tool for one call."""
         return super().audit_share(configuration) if self.policy.audit is not None else 0.0
 
     def is_successful(self, value: Any) -> bool:
-        failed, cache_if = self.form.failed, self.cache_if
+        failed, cache_if = self.form.failed, self.rule.decorator.policy.cache_if
         try:
             if failed is not None and failed(value):
                 return False
@@ -609,24 +549,28 @@ class _NamedRead(ReadOperation):
             return True
 
 
-class _NamedWrite(WriteOperation):
+class _NamedWrite(_Named, WriteOperation):
     """A write of a toolbox."""
 
-    __slots__ = ("form",)
-
-    form: _Form
-
-    def notice(self, loop: AgentLoopDetectedError) -> Any:
-        return self.form.notice(loop)
+    __slots__ = ("form", "rule")
 
 
-def _named_by_text(
-    key: Any, given: dict[str, Any], args: tuple[Any, Any]
-) -> tuple[Any, tuple[Any, Any], dict[str, Any]]:
-    """A call as an operation takes it. Names that are no text cannot be passed, and are no JSON."""
-    if all(type(name) is str for name in given):
-        return key, args, given
-    return UNKEYED, args, {"arguments": given}
+def _with_asker(operation: ReadOperation | WriteOperation, vary: Any, context: Any) -> Any:
+    """What a call varies by, and who asks by its contexts. Raises `UnknownAsker`, for a read, if none can tell."""
+    is_several = type(context) is tuple and all(type(one) is Injected for one in context)
+    try:
+        asker = asker_in(context if is_several else (Injected("object", context),))
+    except UnknownAsker as unknown:
+        if PLACE.get().scope.tenant is not None:
+            return vary
+        if operation.is_read:
+            raise
+        return unknown
+    if asker is None:
+        return vary
+    if type(vary) is Apart:
+        return vary._replace(who=[asker, vary.who])
+    return asker if vary is None else [asker, vary]
 
 
 def _runner(name: str, returns: Any) -> Callable[..., Any]:
@@ -644,14 +588,6 @@ def _properties_in(schema: Any) -> Mapping[str, Any] | None:
     """The arguments that a schema describes. It comes from a server, and may be anything."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     return properties if isinstance(properties, Mapping) else None
-
-
-def _image_of(schema: Mapping[str, Any] | None) -> Any:
-    """What is equal for equal schemas."""
-    try:
-        return None if schema is None else key_part(dict(schema))
-    except (Uncacheable, TypeError, ValueError):
-        return repr(schema)
 
 
 def _names_in(schema: Mapping[str, Any] | None) -> tuple[str, ...] | None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from typing import Any, Literal, NamedTuple
 
 from agent_cache.core.options import (
     NO_HINTS,
     LoopHints,
-    RemotePolicy,
     checked_choice,
     checked_hints,
     checked_text,
@@ -28,56 +28,10 @@ from agent_cache.tool_types import Resource
 from agent_cache.tools import AgentCache, AgentCacheInvalidator, Decorator
 from agent_cache.values.compare import escaped
 
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-    from datetime import timedelta
-
-    from agent_cache.remote.protocol import Tier
-
 __all__ = [
     "AnyName", "Found", "Inner", "Pass", "Read", "Rule", "ToolInfo", "ToolRow", "ToolTable", "Watch", "Write",
     "compiled_tags", "find_rule", "is_shared", "roots_of", "row_of", "templates_of",
 ]  # fmt: skip
-
-
-class ReadOptions(TypedDict, total=False):
-    """The options of a read: those of `agent_cache.AgentCache`."""
-
-    scope: Literal["global", "session"]
-    ttl: float | timedelta | Callable[[Any], float | timedelta | None] | None
-    maxsize: int | None
-    backup: Tier | Sequence[Tier] | None
-    remote_cache: Tier | None
-    key: Callable[..., Any] | None
-    vary: Callable[[Mapping[str, Any]], Hashable] | Callable[[], Hashable] | None
-    cache_if: Callable[[Any], bool] | None
-    copy: Literal["auto", "never"] | Callable[[Any], Any]
-    uncacheable: Literal["bypass", "raise"]
-    loop: LoopHints
-    jitter: float
-    grace: float | timedelta
-    stale_if_error: float | timedelta
-    remote: RemotePolicy | None
-    inherit: bool
-    audit: float | None
-    shared: bool
-    version: str | None
-
-
-class WriteOptions(TypedDict, total=False):
-    """The options of a write: those of `agent_cache.AgentCacheInvalidator`."""
-
-    scope: Literal["global", "session"]
-    settle: float | timedelta
-    doubt: float | timedelta
-    in_doubt: Sequence[type[BaseException]]
-    no_effect: Sequence[type[BaseException]]
-    ok: Callable[[Any], bool] | None
-    loop: LoopHints
-    remote_cache: Tier | None
-    backup: Tier | Sequence[Tier] | None
-    remote: RemotePolicy | None
-    shared: bool
 
 
 Parse = Literal["json"] | None
@@ -89,19 +43,21 @@ class TaggedRule:
     __slots__ = ("decorator", "resource", "shared")
 
     kind: str
+    _made_by: type[AgentCache | AgentCacheInvalidator]
+    _without: tuple[str, ...]
+    """Options of the decorator that a rule has not, beside those that say how a function is called."""
 
-    def _set(
-        self, decorator: type[Decorator], resource: Resource, parse: Parse, known: type, options: Mapping[str, Any]
-    ) -> None:
-        kind = type(self).__name__
+    def __init__(self, resource: Resource, *, parse: Parse = None, **options: Any) -> None:
+        kind, make = type(self).__name__, self._made_by
+        without = ("resource", "skip_args", "ignore", "name", *self._without)
+        known = [name for name in signature(make).parameters if name not in without]
         for option in options:
-            if option not in known.__annotations__:
+            if option not in known:
                 raise ConfigurationError(
-                    f"{kind}: {option!r} is not an option of it; use one of {', '.join(known.__annotations__)}, parse"
+                    f"{kind}: {option!r} is not an option of it; use one of {', '.join(known)}, parse"
                 )
         if parse is not None:
             checked_choice(parse, ("json",), f"{kind}: parse", or_else="None")
-        make: Any = decorator
         self.decorator: Decorator = make(resource, **options).by_name(None if parse is None else parsed)
         self.resource = resource
         self.shared: bool = options.get("shared", False)
@@ -128,10 +84,8 @@ class Read(TaggedRule):
 
     __slots__ = ()
 
-    kind = "read"
-
-    def __init__(self, resource: Resource, *, parse: Parse = None, **options: Unpack[ReadOptions]) -> None:
-        self._set(AgentCache, resource, parse, ReadOptions, options)
+    kind, _made_by = "read", AgentCache
+    _without = ("max_stream_bytes",)
 
 
 @configures
@@ -151,10 +105,8 @@ class Write(TaggedRule):
 
     __slots__ = ()
 
-    kind = "write"
-
-    def __init__(self, resource: Resource, *, parse: Parse = None, **options: Unpack[WriteOptions]) -> None:
-        self._set(AgentCacheInvalidator, resource, parse, WriteOptions, options)
+    kind, _made_by = "write", AgentCacheInvalidator
+    _without = ("clear_all", "key_fn")
 
 
 @configures
@@ -374,32 +326,28 @@ class ToolRow(NamedTuple):
     why: str
 
 
-class ToolTable(Sequence[ToolRow]):
-    """The rows of `Toolbox.explain`; its text is a table, in which what a terminal would interpret is escaped.
+class ToolTable(tuple[ToolRow, ...]):  # noqa: SLOT001 - a tuple cannot have slots
+    """The rows of `Toolbox.explain`, one for each tool; its text is a table, in which what a terminal would interpret
+    is escaped.
 
     Attributes:
-        rows: one for each tool.
         problems: sentences on rules that cannot work, or never apply.
     """
 
-    def __init__(self, rows: Sequence[ToolRow], problems: Sequence[str]) -> None:
-        self.rows = tuple(rows)
-        self.problems = tuple(problems)
+    problems: tuple[str, ...]
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Iterator[ToolRow]:
-        return iter(self.rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.rows[index]
+    @classmethod
+    def of(cls, rows: Sequence[ToolRow], problems: Sequence[str]) -> ToolTable:
+        """The table of these rows."""
+        made = cls(rows)
+        made.problems = tuple(problems)
+        return made
 
     def __repr__(self) -> str:
-        return f"<ToolTable of {len(self.rows)} tools, {len(self.problems)} problems>"
+        return f"<ToolTable of {len(self)} tools, {len(self.problems)} problems>"
 
     def __str__(self) -> str:
-        lines = [tuple(map(escaped, row)) for row in (("tool", "kind", "tags", "ttl", "why"), *self.rows)]
+        lines = [tuple(map(escaped, row)) for row in (("tool", "kind", "tags", "ttl", "why"), *self)]
         widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
         text = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
@@ -407,8 +355,8 @@ class ToolTable(Sequence[ToolRow]):
         return "\n".join([*text, *(f"problem: {escaped(problem)}" for problem in self.problems)])
 
 
-def row_of(info: ToolInfo, found: Found, fields: str | None) -> ToolRow:
-    """The row of a tool by its rule, and by what counts of its contexts, if that is known."""
+def row_of(info: ToolInfo, found: Found) -> ToolRow:
+    """The row of a tool by its rule."""
     rule, why = found.rule, found.why
     tags = ttl = ""
     if isinstance(rule, Read | Write):
@@ -420,5 +368,5 @@ def row_of(info: ToolInfo, found: Found, fields: str | None) -> ToolRow:
         life = rule.decorator.policy.ttl
         ttl = "" if life is None else "by result" if callable(life) else f"{life:.12g} s"
         if info.takes_context and rule.decorator.policy.heeds_contexts:
-            why += f"; by who asks, as its context says{f' ({fields})' if fields else ''}"
+            why += "; by who asks, as its context says"
     return ToolRow(info.name, rule.kind, tags, ttl, why)

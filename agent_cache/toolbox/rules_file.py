@@ -65,102 +65,95 @@ def read_rules(path: str | os.PathLike[str], *, hints: Literal["off", "kind"] = 
     """
     where = os.fspath(path)
     try:
-        data = tomllib.loads(Path(path).read_text("utf-8-sig"))
+        return _read(tomllib.loads(Path(path).read_text("utf-8-sig")), Path(path).absolute().parent, hints)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{where}: the file of rules cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{where}: the file of rules is no TOML: {error}") from None
-    _refuse_unknown(data, (*_TOP, *_RELAY), where)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from error.__cause__
+
+
+def _read(data: Mapping[str, Any], directory: Path, hints: str) -> RulesFile:
+    _refuse_unknown(data, (*_TOP, *_RELAY))
     namespace, remote, tools = data.get("namespace"), data.get("remote"), data.get("tools", {})
     if not isinstance(namespace, str) or not namespace or ":" in namespace:
         raise ConfigurationError(
-            f'{where}: namespace must be a name without a colon, for example namespace = "shop"; got {namespace!r}'
+            f'namespace must be a name without a colon, for example namespace = "shop"; got {namespace!r}'
         )
     if remote is not None and (not isinstance(remote, str) or not remote):
-        raise ConfigurationError(f"{where}: remote must be the address of a tier, got {remote!r}")
-    if not isinstance(tools, Mapping):
-        raise ConfigurationError(f"{where}: tools must be tables, [tools.NAME]; got {tools!r}")
-    if "" in tools:
-        raise ConfigurationError(f'{where}: [tools.""] is of no tool: write its name, or "*" for every other')
-    tier = None if remote is None else _tier_at(remote, where)
+        raise ConfigurationError(f"remote must be the address of a tier, got {remote!r}")
+    unknown: Any = checked_choice(data.get("unknown", "write"), ("write", "watch", "pass"), "unknown")
+    checked_hints: Any = checked_choice(data.get("hints", hints), ("off", "kind"), "hints")
+    tier = None if remote is None else _tier_at(remote, directory)
     of_writes: dict[str, Any] = {} if tier is None else {"remote_cache": tier}
-    varied = _vary_of(data.get("vary", []), where)
+    varied = _vary_of(data.get("vary", []))
     of_reads = of_writes if varied is None else {**of_writes, "vary": _OfProcess(varied)}
-    return RulesFile(
-        namespace,
-        {name: _rule_of(said, f"{where}: tools.{name}", of_reads, of_writes) for name, said in tools.items()},
-        checked_choice(data.get("unknown", "write"), ("write", "watch", "pass"), f"{where}: unknown"),
-        checked_choice(data.get("hints", hints), ("off", "kind"), f"{where}: hints"),
-        tier,
-    )
+    rules: dict[str, Rule] = {}
+    for name, said in _table(tools, "tools").items():
+        if not name:
+            raise ConfigurationError('[tools.""] is of no tool: write its name, or "*" for every other')
+        try:
+            rules[name] = _rule_of(said, of_reads, of_writes)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"tools.{name}: {error}") from None
+    return RulesFile(namespace, rules, unknown, checked_hints, tier)
 
 
-def _refuse_unknown(given: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+def _refuse_unknown(given: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for key in given:
         if key not in known:
             from difflib import get_close_matches  # for an error alone
 
             near = get_close_matches(key, known, 1)
             fix = f"is {near[0]!r} meant?" if near else f"use one of {', '.join(known) or 'none'}"
-            raise ConfigurationError(f"{where}: {key!r} is not known here; {fix}")
+            raise ConfigurationError(f"{key!r} is not known here; {fix}")
 
 
-def _rule_of(said: Any, where: str, of_reads: Mapping[str, Any], of_writes: Mapping[str, Any]) -> Rule:
+def _table(said: Any, key: str) -> Mapping[str, Any]:
     if not isinstance(said, Mapping):
-        raise ConfigurationError(f'{where} must be a table with a kind, for example kind = "read"; got {said!r}')
-    if "kind" not in said and "inner" not in said:
-        raise ConfigurationError(f'{where}: kind is missing; add kind = "read", "write", "watch" or "pass"')
-    kinds = ("read", "write", "watch", "pass")
-    kind: str = "inner" if "inner" in said else checked_choice(said["kind"], kinds, f"{where}: kind")
-    _refuse_unknown(said, ("kind", *_OPTIONS[kind]) if kind != "inner" else _OPTIONS[kind], where)
-    if isinstance(hints := said.get("loop"), Mapping):
-        _refuse_unknown(hints, _LOOP, f"{where}: loop")
-    try:
-        return _made_rule(kind, {key: value for key, value in said.items() if key != "kind"}, of_reads, of_writes)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{where}: {error}") from None
+        raise ConfigurationError(f"{key} must be a table, got {said!r}")
+    return said
 
 
-def _made_rule(kind: str, given: dict[str, Any], of_reads: Mapping[str, Any], of_writes: Mapping[str, Any]) -> Rule:
+def _rule_of(said: Any, of_reads: Mapping[str, Any], of_writes: Mapping[str, Any]) -> Rule:
+    if not isinstance(said, Mapping) or not {"kind", "inner"} & said.keys():
+        raise ConfigurationError(f'a tool must be a table with a kind, for example kind = "read"; got {said!r}')
+    kind: str = "inner"
+    given = dict(said)
+    if "inner" not in given:
+        kind = checked_choice(given.pop("kind"), ("read", "write", "watch", "pass"), "kind")
+    _refuse_unknown(given, _OPTIONS[kind])
     if kind == "inner":
-        inner = given["inner"]
-        if not isinstance(inner, Mapping) or set(inner) != {"tool", "arguments"}:
-            example = 'inner = { tool = "name", arguments = "params" }'
-            raise ConfigurationError(f"inner must name two arguments, as in {example}; got {inner!r}")
-        return Inner(**inner)
+        inner: Any = _table(given["inner"], "inner")
+        _refuse_unknown(inner, ("tool", "arguments"))
+        return Inner(tool=inner.get("tool"), arguments=inner.get("arguments"))
     if "loop" in given:
-        if not isinstance(given["loop"], Mapping):
-            raise ConfigurationError(f"loop must be a table, for example {{ poll = true }}; got {given['loop']!r}")
-        given["loop"] = LoopHints(**given["loop"])
-    if kind == "watch":
-        return Watch(**given)
-    if kind == "pass":
-        return Pass()
+        loop = _table(given["loop"], "loop")
+        _refuse_unknown(loop, _LOOP)
+        given["loop"] = LoopHints(**loop)
+    if kind in ("watch", "pass"):
+        return Watch(**given) if kind == "watch" else Pass()
     tags = given.pop("tags", None)
     if not isinstance(tags, list) or not tags:
-        raise ConfigurationError(
-            f'tags must be a list of what it {kind}s, for example tags = ["order:{{order_id}}"]; got {tags!r}'
-        )
+        raise ConfigurationError(f'tags must be a list, for example tags = ["order:{{order_id}}"]; got {tags!r}')
     return Read(tags, **given, **of_reads) if kind == "read" else Write(tags, **given, **of_writes)
 
 
-def _vary_of(names: Any, where: str) -> str | None:
+def _vary_of(names: Any) -> str | None:
     """A hash of the environment variables that distinguish the entries of this process."""
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigurationError(f'{where}: vary must be a list such as ["env:GITHUB_TOKEN"]; got {names!r}')
+    if not isinstance(names, list) or not all(isinstance(one, str) and one[:4] == "env:" and one[4:] for one in names):
+        raise ConfigurationError(f'vary must be a list such as ["env:GITHUB_TOKEN"]; got {names!r}')
     if not names:
         return None
     digest = hashlib.sha256()
     for name in names:
-        source, _, variable = name.partition(":")
-        if source != "env" or not variable:
-            raise ConfigurationError(f'{where}: vary: write {name!r} as "env:NAME", the name of a variable')
-        value = os.environ.get(variable)
+        value = os.environ.get(name.removeprefix("env:"))
         digest.update(b"\0absent" if value is None else b"\1" + os.fsencode(value) + b"\0")
     return digest.hexdigest()
 
 
-def _tier_at(address: str, where: str) -> Any:
+def _tier_at(address: str, directory: Path) -> Any:
     """The tier at an address. The path of a file is relative to that of the rules: hosts start programs anywhere."""
     from agent_cache.remote.addresses import from_url, path_of_url
 
@@ -169,9 +162,9 @@ def _tier_at(address: str, where: str) -> Any:
         if path is not None:
             from agent_cache.remote.file import FileTier
 
-            return FileTier(Path(where).absolute().parent / Path(path).expanduser())
+            return FileTier(directory / Path(path).expanduser())
         return from_url(address)
     except ImportError as error:
-        raise ConfigurationError(f'{where}: remote needs redis: pip install "agent-cache[redis]"') from error
+        raise ConfigurationError('remote needs redis: pip install "agent-cache[redis]"') from error
     except ValueError as error:
-        raise ConfigurationError(f"{where}: remote is no address of a tier: {error}") from error
+        raise ConfigurationError(f"remote is no address of a tier: {error}") from error

@@ -828,8 +828,6 @@ async def calls_by_name(box: Toolbox) -> None:
 
 
 Toolbox({"get": Read("a", ttl=1), "put": Write("a", doubt=1), "now": Watch(), "hand": Pass()}, namespace="x")
-Read("a", tll=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-Write("a", ttl=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 @Toolbox(namespace="x").tool
