@@ -1,30 +1,59 @@
-"""Who asks: what an injected context says of the caller of a tool.
+"""Who asks: which parameters of a tool a framework fills in, and what of them says who its user is.
 
-Who asks is part of the key, and what cannot be told apart is not shared:
+Contexts and dependencies of frameworks are recognised by class name *and* defining package: nothing is imported. A
+class of the user's own that is called ``Context`` is an argument like any other.
 
-- Of what the user passes for a run everything counts that has values in it. Of what holds other things as well, states
-  and metadata, the *fields named for someone* do.
-- *Clients* are passed over: objects of other packages that hold more than values, functions, classes and modules. What
-  a field named for someone has is none. Ids of runs are passed over beside anything that counts.
-- The class of what is looked into counts as its content does.
-- Whatever else there is, and a context of which nothing counts, makes the asker unknown: `UnknownAsker`.
+Who asks is part of the key. One rule says what of a context counts:
+
+- It is looked into along mappings and declared fields (dataclass, attrs, msgspec, pydantic, NamedTuple), and along the
+  attributes of what the user passes for a run, and of what a field that is *named for someone* holds (`user_id`).
+- All that can be compared counts: values, and objects that consist of values. Of a state and of metadata, which hold
+  other things as well, only fields named for someone do. Ids of runs do not count.
+- What cannot be compared, such as a client, is passed over if a field is named for someone. If none is, or if what that
+  one holds cannot be compared, nobody knows who asks: `UnknownAsker`.
+
+Of the functions by which a tool may ask for its context in place of taking it (`GETTERS`), what those return counts
+that its body names, or one that this names.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
-from collections.abc import Iterable, Mapping, Set
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import lru_cache
-from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
-from agent_cache.core.contexts import Injected, Place, places_in, sent_by
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
-from agent_cache.values.canonical import MAX_DEPTH, blake2b, full_name, has_native_state
-from agent_cache.values.contents import BUILTINS, FUNCTIONS, attributes_of, data_of, inside, is_own, shape_of
+from agent_cache.values.canonical import (
+    StableEncoder,
+    attributes_of,
+    blake2b,
+    declared_names,
+    full_name,
+    is_model,
+)
 
-__all__ = ["Apart", "UnknownAsker", "asker_in", "fields_in"]
+__all__ = [
+    "GETTERS", "TRANSPORT", "Apart", "Injected", "Role", "UnknownAsker", "asker_in", "getters_of", "got_by",
+    "injected_role",
+]  # fmt: skip
+
+Role = Literal["context", "config", "state", "none"]
+"""What an injected parameter is: something that may say who asks, the config of a runnable, the state of a graph, or
+nothing of the asker."""
+
+
+class Injected(NamedTuple):
+    """A value that a framework injects."""
+
+    role: Role
+    value: Any
 
 
 class UnknownAsker(Uncacheable):
@@ -48,61 +77,241 @@ class Apart(NamedTuple):
     where: Any
 
 
+# Parameters that a framework fills in
+
+_CONTEXTS: Final[dict[str, tuple[Role, tuple[str, ...]]]] = {
+    "RunContext": ("context", ("pydantic_ai", "agno")),
+    "RunContextWrapper": ("context", ("agents",)),
+    "ToolContext": ("context", ("agents", "google.adk", "strands")),
+    "CallbackContext": ("context", ("google.adk",)),
+    "InvocationContext": ("context", ("google.adk",)),
+    "ReadonlyContext": ("context", ("google.adk",)),
+    "CancellationToken": ("none", ("autogen_core",)),
+    "ToolRuntime": ("context", ("langchain", "langgraph")),
+    "Runtime": ("context", ("langgraph",)),
+    "RunnableConfig": ("config", ("langchain_core",)),
+    "InjectedToolArg": ("context", ("langchain_core",)),
+    "InjectedToolCallId": ("none", ("langchain_core",)),
+    "InjectedState": ("state", ("langchain", "langgraph")),
+    "InjectedStore": ("none", ("langchain", "langgraph")),
+    "Context": ("context", ("fastmcp", "mcp", "google.adk", "llama_index", "workflows.context.context")),
+}
+"""The role of each context, and the packages and modules that define it. LlamaIndex's is defined in its package
+`workflows`, a name that others use, too."""
+
+_DEPENDENCIES: Final = frozenset({"docket", "fastapi", "fast_depends", "fastmcp", "mcp", "uncalled_for"})
+_NOBODY: Final = frozenset({
+    "_CurrentDocket", "_CurrentFastMCP", "_CurrentWorker", "InMemoryProgress", "Progress", "TaskLogger", "_TaskLogger",
+})  # fmt: skip
+"""FastMCP's dependencies that say nothing of who asks. Every other one provides a value that may."""
+
+
+def injected_role(annotation: Any, default: Any, function: Callable[..., Any]) -> Role | None:
+    """What a framework, and not the model, provides as the value of this parameter; None for an argument."""
+    return _role_of_dependency(default) or _role_of_hint(annotation, function)
+
+
+def _role_of_hint(hint: Any, function: Callable[..., Any]) -> Role | None:
+    if isinstance(hint, str | typing.ForwardRef):
+        text = hint if isinstance(hint, str) else hint.__forward_arg__
+        try:
+            hint = eval(text, dict(getattr(function, "__globals__", {})))  # noqa: S307 - as `get_type_hints` does
+        except Exception:  # noqa: BLE001 - it means nothing at run time: an argument like any other
+            return None
+        if isinstance(hint, str):  # quoted in a module whose annotations are text anyway
+            return _role_of_hint(hint, function) if text.strip()[:1] in ("'", '"') else None
+    origin, members = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        members = hint.__origin__, *[one for one in hint.__metadata__ if not isinstance(one, str)]
+    elif origin is not typing.Union and origin is not types.UnionType:
+        return _role_of_object(origin or hint)
+    return next((role for one in members if (role := _role_of_hint(one, function)) is not None), None)
+
+
+def _role_of_object(found: Any) -> Role | None:
+    """The role of a class, or of a marker in `Annotated`."""
+    role = _role_of_dependency(found)
+    if role is not None:
+        return role
+    context = _context_of(found if isinstance(found, type) else type(found))
+    if context is None:
+        return None
+    role = _CONTEXTS[context.__name__][0]
+    return "context" if role == "state" and getattr(found, "field", None) is not None else role
+
+
+def _role_of_dependency(value: Any) -> Role | None:
+    """The role of ``Depends(f)``, as a default or in `Annotated`, or of the function that makes one."""
+    kinds = [
+        kind
+        for kind in (*type(value).__mro__, value)
+        if isinstance(getattr(kind, "__qualname__", None), str)
+        and (getattr(kind, "__module__", None) or "").partition(".")[0] in _DEPENDENCIES
+    ]
+    if not any("Depend" in kind.__qualname__ for kind in kinds):
+        return None
+    return "none" if any(kind.__name__ in _NOBODY for kind in kinds) else "context"
+
+
+@lru_cache(maxsize=1024)
+def _context_of(kind: Any) -> Any:
+    """The framework's class that this one is, or derives from."""
+    for base in getattr(kind, "__mro__", ()):
+        _, packages = _CONTEXTS.get(base.__name__, ("none", ()))
+        if any(f"{base.__module__}.".startswith(f"{package}.") for package in packages):
+            return base
+    return None
+
+
+# Functions by which a tool asks for its context in place of taking it
+
+GETTERS: Final[dict[str, tuple[str, ...]]] = {
+    "get_access_token": ("fastmcp.server.dependencies", "mcp.server.auth.middleware.auth_context"),
+    "get_http_headers": ("fastmcp.server.dependencies",),
+    "get_http_request": ("fastmcp.server.dependencies",),
+    "get_context": ("fastmcp.server.dependencies",),
+    "get_runtime": ("langgraph.runtime",),
+    "get_config": ("langgraph.config",),
+    "ensure_config": ("langchain_core.runnables.config",),
+    "get_current_run_context": ("pydantic_ai._run_context",),
+}
+"""Their names, and the modules that have them."""
+
+_MAX_BODIES: Final = 200
+_LIBRARY: Final = inspect.__file__.removesuffix("inspect.py")
+
+
+def getters_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The functions of `GETTERS` that the body of a tool names, or one that this names, and so on. Of objects and
+    classes that it names, all methods count. Installed packages are not looked into.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    receiver, called = getattr(function, "__self__", None), inspect.unwrap(function)
+    found: set[str] = set()
+    pending: list[Any] = [called if inspect.isroutine(called) else type(called).__call__]
+    for number, body in enumerate(pending):
+        code = getattr(body, "__code__", None)
+        if code is None or number >= _MAX_BODIES:
+            continue
+        names, cells = _names_in(code), zip(code.co_freevars, body.__closure__ or (), strict=False)
+        within = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+        meant = [receiver, *(within.get(name, body.__globals__.get(name)) for name in names)]
+        kinds = [one if isinstance(one, type) else type(one) for one in meant]
+        meant += [member for kind in kinds for base in kind.__mro__ for member in vars(base).values()]
+        # of a property, of a cached property and a partial function, of a class method
+        functions = [getattr(one, "fget", getattr(one, "func", getattr(one, "__func__", one))) for one in meant]
+        functions = [inspect.unwrap(one) for one in functions if isinstance(one, types.FunctionType)]
+        found |= names | {one.__name__ for one in functions}
+        pending += [one for one in functions if one not in pending and not _is_installed(one)]
+    return tuple(sorted(found & GETTERS.keys()))
+
+
+def _is_installed(function: Any) -> bool:
+    path: str = function.__code__.co_filename
+    return "site-packages" in path or path.startswith((_LIBRARY, "<"))
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return {*code.co_names, *code.co_freevars}.union(*inner)
+
+
+def got_by(getter: str) -> list[Injected]:
+    """What a tool gets that calls a function of `GETTERS` now."""
+    name, found = "get_http_request" if getter == "get_http_headers" else getter, []
+    for module in GETTERS[getter]:
+        try:
+            found.append(Injected("context", getattr(sys.modules.get(module), name)()))
+        except Exception:  # noqa: BLE001, S112 - there is no run, or no request, here
+            continue
+    return [one for one in found if one.value is not None]
+
+
+# Who asks
+
+
 def asker_in(contexts: Iterable[Injected]) -> str | None:
     """A digest of who asks: equal in every process for equal fields. None if the contexts say nothing about it.
-
-    Args:
-        contexts: what the framework has injected into the call.
 
     Raises:
         UnknownAsker: if something there may say who asks, and cannot be compared.
     """
-    found = _fields_of(contexts).found
-    return blake2b(repr(found).encode(), digest_size=16).hexdigest() if found else None
-
-
-def fields_in(contexts: Iterable[Injected]) -> str:
-    """The names of the fields that count, and of those that do not, for `explain`.
-
-    Raises:
-        UnknownAsker: as `asker_in`.
-    """
-    fields = _fields_of(contexts)
-    pairs = [pair for _, node in fields.found if isinstance(node, list) for pair in node]
-    counted = [name for name, node in pairs if name != _CLASS and not _is_class(node)]
-    counted += [place or "its value" for place, node in fields.found if not isinstance(node, list)]
-    return f"{', '.join(counted) or 'nothing'}{'; not: ' if fields.passed else ''}{', '.join(fields.passed)}"
-
-
-def _fields_of(contexts: Iterable[Injected]) -> _Fields:
-    fields = _Fields()
-    doubtful = None
+    found: list[tuple[Path, bytes]] = []
     try:
         for injected in contexts:
-            fields.doubtful, fields.is_named = None, False  # what one says of the asker settles nothing about another
-            for place in places_in(injected):
-                fields.add(place)
-            doubtful = doubtful or (None if fields.is_named else fields.doubtful)
+            fields = _Fields()  # what one says of the asker settles nothing about another
+            for place in _places_in(injected):
+                fields.add_place(place)
+            fields.check()
+            found += sorted(fields.found)
     except UnknownAsker:
         raise
     except Exception as error:
         raise UnknownAsker(f"reading its context raised {type(error).__name__}") from error
-    if doubtful is not None:
-        raise UnknownAsker(f"nothing in {doubtful} says who asks in a form that can be compared")
-    return fields
+    return blake2b(repr(found).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() if found else None
 
 
-def _is_class(node: Any) -> bool:
-    return isinstance(node, list) and [name for name, _ in node] == [_CLASS]
+Path = tuple[str, ...]
 
 
-def _unreadable(value: Any) -> UnknownAsker:
-    return UnknownAsker(f" is a {full_name(type(value))}, which cannot be compared")
+class _Place(NamedTuple):
+    """A value that may say who asks.
+
+    Attributes:
+        is_whole: whether everything in it counts, or only fields that are named for someone.
+        has_ids: whether a framework puts ids of its own there.
+    """
+
+    name: str
+    value: Any
+    is_whole: bool = True
+    has_ids: bool = False
 
 
-def _within(name: str, error: Uncacheable) -> UnknownAsker:
-    """The same error, of a field around it."""
-    return UnknownAsker(f"{name}{error.reason}" if error.reason[0] in " ." else f"{name}.{error.reason}")
+_PLACES: Final = {
+    **dict.fromkeys(("deps", "context", "dependencies", "user_id", "tenant_id", "client_id", "server_info.user"), True),
+    **dict.fromkeys(("validation_context", "request_context.request"), True),
+    **dict.fromkeys(("state", "session.state", "session_state", "invocation_state", "tool_input"), False),
+    **dict.fromkeys(("metadata", "custom_metadata", "request_context.meta", "run_config.trace_metadata"), False),
+}
+"""Attributes of contexts that may say who asks: with everything in them, or with the fields named for someone."""
+
+_ABSENT: Final = object()
+
+
+def _at(context: Any, path: str) -> Any:
+    try:
+        for name in path.split("."):
+            context = getattr(context, name, _ABSENT)
+    except Exception:  # noqa: BLE001 - a property of a framework, which may need a request
+        return _ABSENT
+    return context
+
+
+def _places_in(injected: Injected) -> Iterator[_Place]:
+    role, value = injected
+    kind: Any = type(value)
+    if role == "state":
+        yield _Place("state", value, is_whole=False)
+    elif isinstance(value, Mapping) and (role == "config" or "configurable" in value):
+        yield _Place("configurable", value.get("configurable"), has_ids=True)
+        yield _Place("metadata", value.get("metadata"), is_whole=False)
+    elif role != "none" and (context := _context_of(kind)) is None:
+        yield _Place("its value", value)
+    elif role != "none":
+        found = {name: one for name in _PLACES if (one := _at(value, name)) is not _ABSENT}
+        is_of_mcp = context.__module__.partition(".")[0] in ("fastmcp", "mcp")
+        if not found and not is_of_mcp:
+            yield _Place("its value", value)
+        yield from (_Place(name, one, _PLACES[name]) for name, one in found.items())
+        if context is not kind:  # a subclass of the user's may have more
+            known = {*_PLACES, *(name for base in context.__mro__ for name in inspect.get_annotations(base))}
+            added = {name: one for name, one in attributes_of(value).items() if name not in known}
+            yield from (_Place(name, one) for name, one in added.items() if _meaning_of(name) == "someone")
+        if isinstance(config := _at(value, "config"), Mapping):
+            yield from _places_in(Injected("config", config))
+        yield from (_Place("token", one.value) for one in (got_by("get_access_token") if is_of_mcp else ()))
 
 
 # Names
@@ -123,199 +332,133 @@ _NAMES: Final = re.compile(
 def _meaning_of(name: str) -> str:
     """What a name may mean: an id of a ``run``, ``someone``, a ``session`` of someone or a connection; else nothing."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", name).lower().strip("_")
-    if name.startswith("__pregel") or words.removeprefix("langgraph_") in _IDS:
+    if words.removeprefix("langgraph_") in _IDS:
         return "run"
     if not name.startswith("user:") and _NAMES.search(words) is None:  # the state that ADK keeps for each user
         return ""
     return "session" if words.endswith("session") else "someone"
 
 
-def _is_named(name: str) -> bool:
-    return _meaning_of(name) in ("someone", "session")
+# Requests
+
+TRANSPORT: Final = frozenset({
+    "accept", "accept-encoding", "b3", "cf-ray", "connection", "date", "host", "last-event-id", "mcp-method",
+    "mcp-name", "mcp-protocol-version", "mcp-session-id", "sentry-trace", "te", "traceparent", "tracestate",
+    "transfer-encoding", "user-agent", "x-amz-cf-id", "x-amzn-trace-id", "x-b3-flags", "x-b3-parentspanid",
+    "x-b3-sampled", "x-b3-spanid", "x-b3-traceid", "x-cloud-trace-context", "x-correlation-id", "x-request-id",
+})  # fmt: skip
+"""Headers that say how a request travels, besides ``content-*``. Every other one may say who sends it."""
 
 
-# The fields of a call
+def _sent_by(request: Any) -> dict[str, Any]:
+    """What a request says of its sender: headers that are not of the transport, the query and parts of its path."""
+    named = {str(name).lower(): str(value) for name, value in request.headers.items()}
+    found = {name: named[name] for name in named if name not in TRANSPORT and not name.startswith("content-")}
+    query = str(getattr(getattr(request, "url", None), "query", ""))
+    return {"headers": found, "query": query, "path_params": getattr(request, "path_params", None)}
 
-_NOTHING: Final = object()
-_CLASS: Final = "(class)"
+
+# Fields
+
 _MAX_FIELDS: Final = 10_000
 _MAX_SMALL: Final = 256
-"""Fields of a mapping in a state, and of an object of another package. What is larger is data in which nobody is named,
-and a client."""
+"""Fields of a mapping in a state. What is larger is data in which nobody is named."""
 
 
-@lru_cache(maxsize=1024)
-def _is_request(kind: Any) -> bool:
-    return "Request" in kind.__name__ and not is_own(kind)
+class _Encoder(StableEncoder):
+    """Writes objects that consist of values, of any class, by their attributes. Classes are known by their names."""
+
+    __slots__ = ()
+
+    def class_code(self, kind: type) -> bytes:
+        return full_name(kind).encode()
+
+    def fields_of(self, value: Any, kind: Any) -> list[tuple[str, Any]]:
+        try:
+            return super().fields_of(value, kind)
+        except Uncacheable:
+            within = [("", base(value)) for base in (str, int, float, bytes, list, dict) if issubclass(kind, base)]
+            found = [*within, *attributes_of(value).items()]
+            if not found:
+                raise
+            return found
 
 
-def _sent_with(request: Any) -> list[tuple[str, Any]]:
-    """What a request says of its sender, with what a framework of the web has added to it."""
-    around = {**(request if isinstance(request, Mapping) else {}), **vars(request)}
-    added = ("COOKIES", "auth", "path_params", "session", "state", "user")
-    return [*sent_by(request).items(), *((name, around[name]) for name in added if name in around)]
+def _fields_within(value: Any, *, is_opened: bool) -> Mapping[str, Any] | None:
+    """The fields along which a value is looked into; None if it counts as a whole, or not at all."""
+    kind: Any = type(value)
+    if "Request" in kind.__name__ and hasattr(getattr(value, "headers", None), "items"):
+        return _sent_by(value)
+    if isinstance(value, Mapping):
+        return value if all(isinstance(name, str) for name in value) else None
+    if declared_names(kind) is not None or is_model(kind) or kind is types.SimpleNamespace:
+        return attributes_of(value)
+    if kind.__name__ == "State" and kind.__module__.partition(".")[0] in ("google", "starlette"):
+        found: Mapping[str, Any] = value.to_dict() if hasattr(value, "to_dict") else value._state
+        return found
+    can_open = is_opened and hasattr(value, "__dict__") and not isinstance(value, Enum)
+    return (attributes_of(value) or None) if can_open else None
 
 
 class _Fields:
-    """The fields of all contexts of one call.
-
-    What counts of a value is a *node*: builtins with one `repr` in every process, or `_NOTHING`. Of a *whole* value all
-    counts, of another one the fields named for someone. An *opened* object is looked into though a package defines it.
-    """
+    """What says who asks in one context."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[str, Any]] = []
-        self.passed: list[str] = []  # the names of fields of which nothing counts
-        self.doubtful: str | None = None
+        self.found: list[tuple[Path, bytes]] = []  # what counts, with the classes of what it was found in
+        self.opaque: Path | None = None  # what cannot be compared, and may say it
         self.is_named = False  # whether a field that is named for someone has a value
-        self._values = self._clients = self._ids = self._nodes = 0
-        self._limit = _MAX_FIELDS
-        self._is_strict = False  # in an object of another package, which is a client if one is in it
-        self._path: set[int] = set()
+        self._has_ids = False
+        self._around: set[int] = set()
 
-    def add(self, place: Place) -> None:
-        """Take what says who asks of a value that may say it."""
-        value, whole = place.value, place.is_whole
-        kind: Any = type(value)
-        if value is None:
+    def add_place(self, place: _Place) -> None:
+        """Take what counts of a value that may say who asks."""
+        if place.value is None:
             return
-        self._values = self._clients = self._ids = 0
+        before, self._has_ids = len(self.found), False
+        self._add_field((place.name,), place.value, whole=place.is_whole, is_opened=True)
+        if place.is_whole and self._has_ids and not place.has_ids and len(self.found) == before:
+            self.opaque = self.opaque or (place.name,)
+
+    def check(self) -> None:
+        """Raise `UnknownAsker` if something may say who asks, and no field is named for someone."""
+        if self.opaque is not None and not self.is_named:
+            raise UnknownAsker(f"{'.'.join(self.opaque)} cannot be compared, and no field is named for who asks")
+
+    def _add_field(self, path: Path, value: Any, *, whole: bool, is_opened: bool = False) -> bool:
+        """Take what counts of a field. Returns whether it is comparable."""
+        meaning = _meaning_of(path[-1])
+        is_someone = meaning == "someone"
+        if path[-1].startswith("__pregel") or (meaning == "run" and _fields_within(value, is_opened=False) is None):
+            self._has_ids = True
+            return True
+        counts = meaning in ("someone", "session") or (whole and meaning == "")
+        is_comparable = self._add(path, value, whole=counts, is_opened=is_opened or is_someone)
+        if is_someone and not is_comparable:
+            raise UnknownAsker(f"{'.'.join(path)} is a {full_name(type(value))}, which cannot be compared")
+        if not is_comparable and whole and meaning != "run":
+            self.opaque = self.opaque or path
+        self.is_named |= is_comparable and meaning in ("someone", "session") and value is not None
+        return is_comparable
+
+    def _add(self, path: Path, value: Any, *, whole: bool, is_opened: bool) -> bool:
+        if id(value) in self._around:
+            return True  # what it is found in counts already
+        if len(self.found) > _MAX_FIELDS:
+            raise UnknownAsker(f"{path[0]} has more than {_MAX_FIELDS} fields")
+        fields = _fields_within(value, is_opened=is_opened)
+        if fields is None or (not whole and len(fields) > _MAX_SMALL):
+            return whole and self._add_value(path, value)
+        self._around.add(id(value))
+        before = len(self.found)
+        results = [self._add_field((*path, name), one, whole=whole) for name, one in fields.items()]
+        self._around.discard(id(value))
+        if len(self.found) > before and not isinstance(value, Mapping):
+            self.found.append(((*path, "(class)"), full_name(type(value)).encode()))
+        return any(results) or (isinstance(value, Mapping) and not fields)
+
+    def _add_value(self, path: Path, value: Any) -> bool:
         try:
-            node = self._node(value, whole=whole, opened=True)
-        except Uncacheable as error:
-            raise _within(place.name or "its context", error) from error.__cause__
-        if node is not _NOTHING:
-            self.found.append((place.name, node))
-        is_empty = not self._values and (self._clients or (self._ids and not place.has_ids))
-        if whole and (is_empty or (self._clients and not shape_of(kind).is_data and not _is_request(kind))):
-            self.doubtful = f"{place.name or 'its context'}, a {full_name(kind)},"
-
-    def _node(self, value: Any, *, whole: bool, opened: bool = False) -> Any:
-        self._nodes += 1
-        if not whole and type(value) in BUILTINS:
-            return _NOTHING
-        if self._nodes > self._limit or len(self._path) >= MAX_DEPTH:
-            if whole:
-                raise UnknownAsker(f" has more than {_MAX_FIELDS} fields, or {MAX_DEPTH} levels")
-            return _NOTHING
-        kind: Any = type(value)
-        if kind in BUILTINS:
-            self._values += 1
-            return value
-        if value.__class__ is not kind and isinstance(value.__class__, type):  # a proxy: what it stands for
-            kind = value.__class__
-            value = kind(value) if kind in BUILTINS else value
-        shape = shape_of(kind)
-        if shape.leaf is not None or id(value) in self._path:  # what is around it counts already
-            self._values += whole
-            if shape.leaf is None or not whole:
-                return _NOTHING
-            node = shape.leaf(value)
-            return self._with_attributes((kind.__qualname__, node), value, kind) if is_own(kind) else node
-        self._path.add(id(value))
-        try:
-            if shape.is_container:
-                return self._members(value, kind, opened=opened) if whole else _NOTHING
-            read = _sent_with if _is_request(kind) else shape.read
-            if read is None:
-                return self._object(value, kind, whole=whole, opened=opened)
-            items = read(value)
-            if not whole and len(items) > _MAX_SMALL:
-                return _NOTHING
-            self._values += whole and not items  # what is empty can be compared
-            return self._pairs(items, kind, whole=whole)
-        finally:
-            self._path.discard(id(value))
-
-    def _members(self, value: Any, kind: Any, *, opened: bool) -> Any:
-        nodes = [self._node(one, whole=True, opened=opened) for one in value]
-        self._values += not nodes
-        kept = tuple(node for node in nodes if node is not _NOTHING)
-        if kept and isinstance(value, Set):
-            kept = ("set", *sorted(map(repr, kept)))
-        return self._with_attributes(kept or _NOTHING, value, kind)
-
-    def _with_attributes(self, node: Any, value: Any, kind: Any) -> Any:
-        """The same with what an object of a class of the user's own has beside its value."""
-        found = inside(value, kind) if is_own(kind) and not issubclass(kind, Enum) else None
-        return (node, self._pairs(list(found.items()), kind, whole=True)) if found else node
-
-    def _object(self, value: Any, kind: Any, *, whole: bool, opened: bool) -> Any:
-        """What counts of an object that is no data by its class."""
-        if isinstance(value, FUNCTIONS):
-            self._clients += 1
-            return _NOTHING
-        if not opened and not is_own(kind):
-            return self._of_another_package(value, kind, whole=whole)
-        before, shape = self._values, shape_of(kind)
-        items = attributes_of(value, kind, [name for name in shape.properties if _meaning_of(name) == "someone"])
-        if not whole:
-            items = [pair for pair in items if _is_named(pair[0])]
-        node = self._pairs(items, kind, whole=whole)
-        # Data may be behind descriptors, as in a row of a database, or behind what computes attributes.
-        is_computed = shape.descriptors or (not items and shape.properties)
-        is_lazy = hasattr(kind, "__getattr__") and all(one is None or isinstance(one, FUNCTIONS) for _, one in items)
-        if whole and (is_lazy or (self._values == before and is_computed)):
-            raise _unreadable(value)
-        if not items or has_native_state(kind):
-            self._client()
-        return [(_CLASS, kind.__qualname__)] if node is _NOTHING and whole and is_own(kind) else node
-
-    def _of_another_package(self, value: Any, kind: Any, *, whole: bool) -> Any:
-        """All of an object that holds nothing but values; of a client, what it says of its user."""
-        items, shape = attributes_of(value, kind), shape_of(kind)
-        if whole and not items and shape.is_compared:
-            raise _unreadable(value)
-        if whole and items and (shape.is_compared or not shape.is_standard):
-            before = self._values, self._ids, self.is_named
-            outer = self._is_strict, self._nodes, self._limit
-            self._is_strict, self._limit = True, min(self._limit, self._nodes + _MAX_SMALL)
-            try:  # what may be a client first
-                return self._pairs(sorted(items, key=lambda pair: shape_of(type(pair[1])).is_data), kind, whole=True)
-            except Uncacheable:
-                self._values, self._ids, self.is_named = before
-            finally:
-                self._is_strict, self._nodes, self._limit = outer
-        self._client()
-        texts = [pair for pair in items if pair[1] is not None and shape_of(type(pair[1])).leaf and _is_named(pair[0])]
-        return self._pairs(texts, kind, whole=False)
-
-    def _client(self) -> None:
-        if self._is_strict:
-            raise UnknownAsker(" is a client")
-        self._clients += 1
-
-    def _pairs(self, items: list[tuple[Any, Any]], kind: Any, *, whole: bool) -> Any:
-        kept: list[tuple[str, Any]] = []
-        for key, item in items:
-            name = key if isinstance(key, str) else f"key {self._key(key)!r}"
-            meaning, before, node = _meaning_of(name), self._values, _NOTHING
-            if meaning == "run":
-                self._ids += 1
-                if shape_of(type(item)).read is not None and not name.startswith("__pregel"):
-                    node = self._node(item, whole=False)  # no id, whatever its name
-            else:
-                try:
-                    node = self._node(item, whole=whole or meaning != "", opened=meaning == "someone")
-                    if meaning == "someone" and self._values == before:
-                        raise _unreadable(item)
-                except Uncacheable as error:
-                    raise _within(name, error) from error.__cause__
-            if node is not _NOTHING:
-                self.is_named |= meaning != "" and item is not None
-                kept.append((name, node))
-            if len(self._path) == 1 and (node is _NOTHING or _is_class(node)):
-                self.passed.append(name)
-        if whole and kind is not dict and is_own(kind) and not issubclass(kind, tuple):  # the data of the class counts
-            before, names = self._values, {name for name, _ in items}
-            data = [(name, getattr(kind, name)) for name in data_of(kind) if name not in names]
-            node = self._pairs(data, dict, whole=True)
-            self._values = before  # it makes no object comparable
-            kept += [] if node is _NOTHING else node
-        if kept and not issubclass(kind, Mapping):
-            kept.append((_CLASS, kind.__qualname__))
-        return sorted(kept, key=itemgetter(0)) or _NOTHING
-
-    def _key(self, key: Any) -> Any:
-        found = self._node(key, whole=True)
-        return full_name(type(key)) if found is _NOTHING else found
+            self.found.append((path, _Encoder(_MAX_FIELDS).encode(value)))
+        except Uncacheable:
+            return False
+        return True

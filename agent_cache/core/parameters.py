@@ -13,15 +13,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from agent_cache.core.asker import Apart, UnknownAsker, asker_in
-from agent_cache.core.contexts import GETTERS, Injected, Role, getters_of, got_by, injected_role, may_read_request
+from agent_cache.core.asker import Apart, Injected, Role, UnknownAsker, asker_in, getters_of, got_by, injected_role
 from agent_cache.core.keys import PLAIN, Part, Uncacheable, key_part
 from agent_cache.errors import ConfigurationError
 from agent_cache.values.canonical import Default, serial_of
 
 __all__ = [
-    "OMITTED", "OMITTED_PART", "POSITIONAL", "JsonArguments", "Named", "Parameter", "Parameters", "default_part",
-    "injected_role", "reads_request", "receiver_part", "takes_context",
+    "POSITIONAL", "JsonArguments", "Named", "Parameter", "Parameters", "default_part", "injected_role", "receiver_part",
+    "takes_context",
 ]  # fmt: skip
 
 POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -72,12 +71,6 @@ def default_part(value: Any) -> Part:
     return key_part(Default(value))
 
 
-OMITTED: Final = object()
-"""The default of what a caller may leave out for a decorator below to fill in."""
-
-OMITTED_PART: Final = default_part(OMITTED)
-
-
 class Parameters:
     """All parameters of a tool, in order.
 
@@ -118,7 +111,6 @@ class Parameters:
         ignore: Sequence[str] = (),
         *,
         signature: inspect.Signature | None = None,
-        hinted: Any = None,
     ) -> Parameters:
         """Inspect the signature of a tool.
 
@@ -128,7 +120,6 @@ class Parameters:
             tool: its name, for errors.
             ignore: names of others that do not. What such a context says of the asker does not count either.
             signature: by which it is called; None for the one that frameworks see.
-            hinted: the function whose module its annotations are texts of, if that is another one.
 
         Raises:
             ConfigurationError: if there are fewer parameters than `skip_args`, or none of a name in `ignore`.
@@ -142,15 +133,13 @@ class Parameters:
         if unknown := [name for name in ignore if name not in every]:
             known = ", ".join(every) or "none"
             raise ConfigurationError(f"{tool}: ignore names {unknown[0]!r}; the parameters of the tool are: {known}")
-        roles = {name: injected_role(one.annotation, one.default, hinted or function) for name, one in every.items()}
+        within = inspect.unwrap(function)
+        roles = {name: injected_role(one.annotation, one.default, within) for name, one in every.items()}
         left_out = {*positional[:skip_args], *ignore, *(name for name, role in roles.items() if role is not None)}
         owner = getattr(function, "__qualname__", "").rpartition(".")[0]
         if owner.endswith("<locals>") or not positional or positional[0] not in ("self", "cls", "mcs"):
             owner = ""
-        contexts: dict[str, Role] = {}
-        for name, role in roles.items():
-            if role is not None and role != "none" and name not in ignore:
-                contexts[name] = "request" if role == "object" and may_read_request(function, name) else role
+        contexts = {name: role for name, role in roles.items() if role not in (None, "none") and name not in ignore}
         return cls(
             tuple(
                 Parameter(
@@ -164,11 +153,6 @@ class Parameters:
             contexts,
             getters_of(function),
         )  # fmt: skip
-
-    @property
-    def shown(self) -> Parameters:
-        """Those that frameworks see, for recordings."""
-        return self
 
     @property
     def may_say_who_asks(self) -> bool:
@@ -212,12 +196,6 @@ class Parameters:
         bound.apply_defaults()
         return bound.arguments
 
-    def recorded(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        return self.named(args, kwargs)
-
-    def for_functions(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return arguments
-
     # The spelling of a call
 
     def split(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -237,10 +215,6 @@ class Parameters:
             else:
                 kwargs[one.name] = value
         return tuple(args), kwargs
-
-    def canonical(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The spelling that functions of the user are given."""
-        return args, kwargs
 
     def has_receiver(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tool: object) -> bool:
         """Whether a call of a method is given an object of its class, or of one that has borrowed this `tool`.
@@ -268,31 +242,18 @@ class Parameters:
         """The part of its one argument, or a tuple of several. Raises `Uncacheable` if one has no identity."""
         parts: list[Part] = []
         for one in self._in_key:
-            value = arguments.get(one.name, OMITTED)
+            value = arguments[one.name]
             # What stands for itself takes no frame: each write in a session has a key.
-            parts.append(value if type(value) in PLAIN else OMITTED_PART if value is OMITTED else one.part(value))
+            parts.append(value if type(value) in PLAIN else one.part(value))
         return parts[0] if len(parts) == 1 else tuple(parts)
 
 
 def takes_context(function: Callable[..., Any]) -> bool:
     """Whether a function gets anything from its framework that may say who asks; True if that cannot be known."""
-    parameters = _readable(function)
-    return parameters is None or parameters.may_say_who_asks
-
-
-def reads_request(function: Callable[..., Any]) -> bool:
-    """Whether a tool of a server may read the request of its client: its headers, or what a dependency makes of it."""
-    parameters = _readable(function)
-    if parameters is None or not {"headers", "request", "value"}.isdisjoint(parameters.contexts.values()):
-        return True
-    return any(GETTERS[one][0] in ("headers", "request") for one in parameters.getters)
-
-
-def _readable(function: Callable[..., Any]) -> Parameters | None:
     try:
-        return Parameters.of(function)
+        return Parameters.of(function).may_say_who_asks
     except (TypeError, ValueError):  # a builtin
-        return None
+        return True
 
 
 def _is_sentinel(default: Any) -> bool:
@@ -322,7 +283,7 @@ class Named(dict[str, Any]):
         vary: what else identifies the call, None without. An `UnknownAsker` if that cannot be told.
         is_read: whether one that is not there is None to a template, which stands for the whole root then. To a write,
             None names nothing below the root, and an argument that is not there may name anything.
-        spelled: how many were passed by position, and the names of the others, in order.
+        spelled: what was passed by position and by name, where the call is passed on as it was made.
     """
 
     __slots__ = ("is_read", "spelled", "vary")
@@ -333,7 +294,7 @@ class Named(dict[str, Any]):
         vary: Any = None,
         *,
         is_read: bool = True,
-        spelled: tuple[int, tuple[str, ...]] = (0, ()),
+        spelled: tuple[tuple[Any, ...], Mapping[str, Any]] = ((), {}),
     ) -> None:
         super().__init__(arguments)
         self.vary, self.is_read, self.spelled = vary, is_read, spelled

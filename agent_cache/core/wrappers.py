@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from agent_cache.core.asker import UnknownAsker
-from agent_cache.core.keys import key_part
-from agent_cache.core.parameters import OMITTED, OMITTED_PART, POSITIONAL, Named, Parameters
-from agent_cache.values.contents import note_program
+from agent_cache.core.keys import Part, key_part
+from agent_cache.core.parameters import Named, Parameters
 
-__all__ = ["OMITTED_PART", "PassedOn", "are_one_tool", "called_by", "location_of", "parameters_of"]
+__all__ = ["PassedOn", "are_one_tool", "called_by", "location_of", "parameters_of"]
 
 _RESTS: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_READABLE: Final = (types.FunctionType, types.MethodType, functools.partial)
 
 
 def parameters_of(
@@ -31,93 +31,29 @@ def parameters_of(
     """The parameters of a tool, the function that is run, with the signature that frameworks see. `decorated` is the
     same, or an object that it calls. The other arguments, and what is raised, are those of `Parameters.of`.
     """
-    note_program(getattr(tool, "__module__", None) or "")
-    if tool is decorated and not hasattr(tool, "__wrapped__") and not hasattr(tool, "__signature__"):
-        return Parameters.of(tool, skip_args, name, ignore)
-    inspected = functools.partial(Parameters.of, tool, tool=name, hinted=called_by(decorated))
-    own, shown = _own_signature(decorated), inspect.signature(tool)
-    mine, theirs = ([(one.name, one.kind, id(one.default)) for one in of.parameters.values()] for of in (own, shown))
-    if mine == theirs:
-        return inspected(skip_args, ignore=ignore)
-    passed = inspected(skip_args, ignore=ignore, signature=_visible(own, shown))
-    if all(one.default is not OMITTED for one in passed.all):  # it names all that it takes
-        return passed
-    left_out = [one for one in (*passed.positional[:skip_args], *ignore) if one in shown.parameters]
-    return PassedOn(passed, inspected(0, ignore=left_out), is_read=is_read)
-
-
-def _own_signature(function: Any) -> inspect.Signature:
-    """The signature of an object, without what it shows of others."""
-    try:
-        return inspect.signature(_bare(function), follow_wrapped=False)
-    except (TypeError, ValueError):  # it cannot be looked into, and may take anything
-        return inspect.signature(lambda *_args, **_kwargs: None)
-
-
-def _bare(function: Any) -> Any:
-    """The same to call, and nothing to be seen of what it wraps; None for a proxy that is no function of Python's."""
-    kind = type(function)  # that of a proxy, and not what it stands for
-    if kind is types.FunctionType:
-        bare = types.FunctionType(function.__code__, {}, None, function.__defaults__, function.__closure__)
-        bare.__kwdefaults__ = function.__kwdefaults__
-        return bare
-    if kind is functools.partial:
-        return functools.partial(_bare(function.func), *function.args, **function.keywords)
-    if kind is types.MethodType:
-        return types.MethodType(_bare(function.__func__), function.__self__)
-    called = getattr(kind, "__call__", None)  # noqa: B004 - it is looked into, and not asked for
-    if type(called) is types.FunctionType:
-        return types.MethodType(_bare(called), function)
-    return None if hasattr(function, "__wrapped__") else function
-
-
-def _visible(own: inspect.Signature, shown: inspect.Signature) -> inspect.Signature:
-    """The parameters that a wrapper names, and behind them what it passes on, as far as that is shown.
-
-    Those have `OMITTED` for a default. Positional arguments that it passes on belong to the shown parameters in their
-    order, if its own positional ones are the first of them. Parameters that are not shown take what is left.
-    """
-    hints = {name: one.annotation for name, one in shown.parameters.items()}  # of the function inside
-    every = [one.replace(annotation=hints.get(name, one.annotation)) for name, one in own.parameters.items()]
-    rests = {one.kind: one for one in every if one.kind in _RESTS}
-    named = {one.name: one for one in every if one.kind not in rests}
-    others = [one for name, one in shown.parameters.items() if name not in named]
-    positional = [name for name, one in named.items() if one.kind in POSITIONAL]
-    first = [name for name, one in shown.parameters.items() if one.kind in POSITIONAL][: len(positional)]
-    by_position = POSITIONAL if _RESTS[0] in rests and positional == first else ()
-    longest = max((*own.parameters, *shown.parameters), key=len)
-    found = list(named.values())
-    found += [
-        one.replace(kind=POSITIONAL[1] if one.kind in by_position else inspect.Parameter.KEYWORD_ONLY, default=OMITTED)
-        for one in others
-        if one.kind not in _RESTS and (one.kind in by_position or _RESTS[1] in rests)
-    ]
-    found += [
-        next((other for other in others if other.kind is kind), one.replace(name=f"{longest}_{one.name}"))
-        for kind, one in rests.items()
-    ]
-    return inspect.Signature(sorted(found, key=lambda one: one.kind))
+    shown, of = inspect.signature(tool), functools.partial(Parameters.of, tool, skip_args, name, ignore)
+    called = type(decorated).__call__
+    if type(decorated) in _READABLE or type(called) is types.FunctionType:
+        own = inspect.signature(decorated, follow_wrapped=False)
+        if own == shown or not any(one.kind in _RESTS for one in own.parameters.values()):
+            hints = {each: one.annotation for each, one in shown.parameters.items()}  # of the function inside
+            every = own.parameters.values()
+            named = [one.replace(annotation=hints.get(one.name, one.annotation)) for one in every]
+            return of(signature=own.replace(parameters=named))
+    elif not hasattr(decorated, "__wrapped__"):
+        return of()
+    return PassedOn(of(), is_read=is_read)
 
 
 class PassedOn(Parameters):
     """The parameters of a tool that passes on what it gets: see the module. The arguments of a call are those that its
-    caller has passed, by name, with the defaults of the wrapper itself. The default of those that it passes on is
-    `OMITTED`; `shown` are those that frameworks see.
+    caller has passed, without defaults. Those that are not shown have the names ``*`` and ``**``.
     """
 
-    def __init__(self, visible: Parameters, shown: Parameters, *, is_read: bool) -> None:
-        extra = {one.name for one in visible.all if one.kind in _RESTS and one.name not in shown.names}
-        injected = {one.name for one in shown.all if not one.in_key}
-        parameters = [one._replace(in_key=one.in_key and one.name not in injected) for one in visible.all]
-        parameters = [one._replace(is_sentinel=one.is_sentinel or one.name in extra) for one in parameters]
-        contexts = {**shown.contexts, **visible.contexts}
-        super().__init__(tuple(parameters), visible.signature, visible.owner, contexts, visible.getters)
-        self.names = tuple(name for name in visible.names if name not in extra)
-        self._extra, self._shown, self._is_read = extra, shown, is_read
-
-    @property
-    def shown(self) -> Parameters:
-        return self._shown
+    def __init__(self, shown: Parameters, *, is_read: bool) -> None:
+        super().__init__(shown.all, shown.signature, shown.owner, shown.contexts, shown.getters)
+        self.is_positional = self.is_plain = False
+        self._is_read = is_read
 
     def asker(self, arguments: Mapping[str, Any]) -> str | None:
         if not self.contexts.keys() <= arguments.keys():
@@ -125,31 +61,30 @@ class PassedOn(Parameters):
         return super().asker(arguments)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, with_defaults: bool = True) -> dict[str, Any]:  # noqa: ARG002 - as Parameters has it
-        bound = super().bind(args, kwargs).items()
-        given = {name: value for name, value in bound if value is not OMITTED and (name not in self._extra or value)}
-        return Named(given, is_read=self._is_read, spelled=(len(args), tuple(kwargs)))
+        known = {name: value for name, value in kwargs.items() if name in self.signature.parameters}
+        others = {name: value for name, value in kwargs.items() if name not in known}
+        try:
+            found = self.signature.bind_partial(*args, **known).arguments
+        except TypeError:  # the tool raises it, or its wrapper takes more than it shows
+            found = {**known, "*": args}
+        return Named(found | ({"**": others} if others else {}), is_read=self._is_read, spelled=(args, kwargs))
 
-    def recorded(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """As the shown signature has them, with its defaults: so a recording is the same whatever is in between."""
-        arguments, names = self.named(args, kwargs), self._shown.names
-        filled = self._shown.filled({name: arguments[name] for name in names if name in arguments})
-        return {name: filled.get(name) for name in names}
-
-    def for_functions(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    def filled(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return dict(arguments)
 
     def split(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The call as it was spelled."""
-        assert isinstance(arguments, Named)
-        count, keywords = arguments.spelled
-        args = [arguments[name] for name in self.positional[:count]]
-        if count > len(args):
-            args += next(arguments[one.name] for one in self.all if one.kind is _RESTS[0])
-        surplus = {} if self.surplus is None else arguments.get(self.surplus, {})
-        return tuple(args), {name: surplus[name] if name in surplus else arguments[name] for name in keywords}
+        if not isinstance(arguments, Named):  # those of a recording
+            return super().split(arguments)
+        return arguments.spelled[0], dict(arguments.spelled[1])
 
-    def canonical(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return super().split(self.named(args, kwargs))
+    def identities(self, arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        others = [(name, arguments[name]) for name in ("*", "**") if name in arguments]
+        return [*super().identities(arguments), *others]
+
+    def key(self, arguments: Mapping[str, Any]) -> Part:
+        given = [(one.name, one.part(arguments[one.name])) for one in self.all if one.in_key and one.name in arguments]
+        return (*given, *((name, key_part(arguments[name])) for name in ("*", "**") if name in arguments))
 
 
 # Whether two functions of one name are one tool

@@ -54,7 +54,7 @@ from agent_cache.core.options import ReadPolicy
 from agent_cache.core.parameters import POSITIONAL, Parameter, Parameters, default_part, receiver_part
 from agent_cache.core.store import NEVER
 from agent_cache.core.versions import VERSIONS
-from agent_cache.core.wrappers import OMITTED_PART, PassedOn
+from agent_cache.core.wrappers import PassedOn
 from agent_cache.engine.blocking import run_blocking
 from agent_cache.engine.call import hit, run
 from agent_cache.engine.operation import Operation
@@ -91,8 +91,8 @@ def read_body(operation: ReadOperation) -> Body:
     header, passed, call = _spelled(parameters)
     key, mapping = _key_expression(operation, passed), _mapping_of(parameters.names)
     if isinstance(parameters, PassedOn):
-        names |= {"key_of": _key_function(operation, header, key), "named": parameters.named}
-        header, call, key, mapping = _EVERYTHING, "$args, $kwargs", f"$key_of({_EVERYTHING})", "$named($args, $kwargs)"
+        names |= {"key_of": operation.key_of_call, "bind": parameters.bind}
+        header, call, key, mapping = _EVERYTHING, "$args, $kwargs", f"$key_of({_EVERYTHING})", "$bind($args, $kwargs)"
     lines = [
         "$here = $place()",
         "try:",
@@ -106,16 +106,6 @@ def read_body(operation: ReadOperation) -> Body:
     body = _body(operation, header, lines, names)
     operation.store.show_in(body.__globals__, _prefix(parameters) + "lookup")
     return body
-
-
-def _key_function(operation: ReadOperation, header: str, key: str) -> Callable[..., Any]:
-    """Make the function that gives the key of a call in any spelling. It has the parameters that its body has not."""
-    if operation.policy.key is not None or operation.policy.vary is not None or operation.heeds_contexts:
-        return operation.key_of_call
-    generated = _compiled(_prefix(operation.parameters), header, (f"return {key}",), is_sync=True)
-    made = _made(generated, {}, operation.parameters.all, f"<agent_cache key of {operation.name}>")
-    made.__qualname__ = made.__name__ = getattr(operation.function, "__name__", operation.name)
-    return made
 
 
 def write_body(operation: WriteOperation) -> Body:
@@ -245,8 +235,6 @@ def _part_expression(parameter: Parameter) -> str:
         part = f'{name} if $type({name}) in $PLAIN else b"N" if {name} is None else $part({name})'
     if not parameter.is_sentinel:
         return part
-    if parameter.kind in _STARS:
-        return f"{part} if {name} else {OMITTED_PART!r}"
     is_settled = type(parameter.default) is object  # it never gets an attribute
     constant = repr(default_part(parameter.default)) if is_settled else f"$part_of_default({name})"
     return f"{constant} if {name} is $default_{name} else {part}"

@@ -79,11 +79,6 @@ class InterceptedCall:
         return self.operation.parameters.named(self.args, self.kwargs)
 
     @property
-    def recorded_arguments(self) -> dict[str, Any]:
-        """The same as recordings have them."""
-        return self.operation.parameters.recorded(self.args, self.kwargs)
-
-    @property
     def outside(self) -> Scope:
         """Its scope without the interceptor."""
         assert self.scope.outside is not None

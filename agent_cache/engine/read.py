@@ -19,7 +19,7 @@ from agent_cache.core.options import ReadPolicy, no_life, plain_result
 from agent_cache.core.store import Store
 from agent_cache.core.tags import Tag, root_of
 from agent_cache.core.versions import VERSIONS, EntryTag
-from agent_cache.core.wrappers import are_one_tool, location_of
+from agent_cache.core.wrappers import PassedOn, are_one_tool, location_of
 from agent_cache.engine.audit import sampled_lookup
 from agent_cache.engine.blocking import THREADS, in_background
 from agent_cache.engine.call import load, run, run_uncached
@@ -470,13 +470,13 @@ class ReadOperation(Operation[ReadPolicy]):
         if self.policy.key is None:
             key: Hashable = self.parameters.key(arguments)
         else:
-            args, kwargs = self.parameters.canonical(*self.parameters.split(arguments))
+            args, kwargs = self.parameters.split(arguments)
             key = self.part_by_key(*args, **kwargs)
         if self.heeds_contexts:
             return self.part_by_contexts(arguments), key
         if self.policy.vary is None:
             return key
-        return self.part_by_vary(self.parameters.for_functions(arguments)), key
+        return self.part_by_vary(arguments), key
 
     def key_of_call(self, /, *args: Any, **kwargs: Any) -> Hashable:
         """The same by the arguments of a call in any spelling."""
@@ -527,7 +527,7 @@ class ReadOperation(Operation[ReadPolicy]):
         given, vary = super().asker_of(arguments), self.policy.vary
         if vary is None:
             return given
-        own = self.varied(self.parameters.for_functions(arguments))
+        own = self.varied(arguments)
         return own if given is None else (own, given)
 
     def varied(self, arguments: Mapping[str, Any]) -> Any:
@@ -535,7 +535,9 @@ class ReadOperation(Operation[ReadPolicy]):
         vary = self.policy.vary
         assert vary is not None
         try:
-            found = vary(arguments) if self.policy.vary_takes_arguments else vary()
+            # Of a call that is passed on, what was left out is not there: a decorator of the tool may fill it in.
+            given = dict(arguments) if isinstance(self.parameters, PassedOn) else arguments
+            found = vary(given) if self.policy.vary_takes_arguments else vary()
         except Uncacheable:
             raise
         except Exception as error:

@@ -381,10 +381,9 @@ def _identity(call: Call) -> tuple[tuple[str, Any], ...]:
     if policy.key is None:
         parts = operation.parameters.identities(call.arguments)
     else:
-        args, kwargs = operation.parameters.canonical(call.args, call.kwargs)
-        parts = [("key=", policy.key(*args, **kwargs))]
+        parts = [("key=", policy.key(*call.args, **call.kwargs))]
     if policy.vary is not None:
-        parts.append(("vary=", operation.varied(operation.parameters.for_functions(call.arguments))))
+        parts.append(("vary=", operation.varied(call.arguments)))
     if policy.version is not None:
         parts.append(("version=", policy.version))
     if operation.heeds_contexts and (asker := operation.part_by_contexts(call.arguments)) is not None:

@@ -90,7 +90,7 @@ class WriteOperation(Operation[WritePolicy]):
         """
         key_fn = self.policy.key_fn
         assert key_fn is not None
-        named = key_fn(*self.parameters.canonical(call.args, call.kwargs))
+        named = key_fn(call.args, call.kwargs)
         is_collection = isinstance(named, Iterable) and not isinstance(named, str | bytes)
         keys = tuple(named) if is_collection else (named,)
         for key in keys:

@@ -3,8 +3,8 @@
 ``FastMCP("shop", middleware=[AgentCacheMiddleware(box)])``. Tested with fastmcp 4.1.2 on mcp 2.3.0.
 
 A hit is given only to a client that may call the tool: the server is asked for the tool again, as for a call. Answers
-differ by access token, of which a hash is kept, by version of the tool, and of a tool that reads the request itself, or
-passes it on as a proxy does, by the request's headers.
+differ by access token, of which a hash is kept, by version of the tool, and of a tool that gets a context, or passes
+the request on as a proxy does, by the request's headers.
 
 These attributes of FastMCP are private, and each is pinned by a test: ``FastMCPProviderTool._server`` and
 ``._original_name`` (which tool of a mounted server is meant), and ``Context._request_state`` (whether a tool has used
@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from agent_cache import AgentLoopDetectedError, Toolbox
 from agent_cache.clock import CLOCK
-from agent_cache.core.asker import Apart, asker_in
-from agent_cache.core.contexts import Injected, got_by, may_provide_user
-from agent_cache.core.parameters import reads_request, takes_context
+from agent_cache.core.asker import Apart, Injected, asker_in, got_by
+from agent_cache.core.parameters import takes_context
 from agent_cache.integrations.shared import (
     PRIVATE,
     Answer,
@@ -175,7 +174,7 @@ class AgentCacheMiddleware(Middleware):
         if not tool.is_shared:
             token = get_access_token()
             holder = None if token is None else hashlib.sha256(token.token.encode()).hexdigest()
-            sent = _sent_by_client() if tool.reads_request and self._vary is None else None
+            sent = _sent_by_client() if tool.gets_context and self._vary is None else None
             here = context.fastmcp_context
             named = said = None
             if tool.gets_context and here is not None:
@@ -185,16 +184,6 @@ class AgentCacheMiddleware(Middleware):
             who += [one for one in (holder, sent, named, said) if one is not None]
         where = [one for one in (tool.version, tool.forwarded) if one is not None]
         return Apart(who or None, where or None) if who or where else None
-
-    def _unread(self, tool: _Tool) -> Any:
-        """What may say who asks and is not known before the tool runs; None if nothing does."""
-        if not tool.depends_on_user or tool.is_shared or self._vary is not None or got_by("get_http_request"):
-            return None
-        return (Injected("value", _ValueOfDependency()),)
-
-
-class _ValueOfDependency:
-    """Stands for what a dependency of a tool will make of a context variable."""
 
 
 def _sent_by_client() -> str | None:
@@ -247,9 +236,7 @@ class _Tool:
     Attributes:
         forwarded: the version that a client asks for, where another server decides which one that is.
         is_shared: whether all clients share its answers.
-        gets_context: whether it may ask its context for the name of the client.
-        reads_request: whether the request of the client may decide the answer.
-        depends_on_user: whether a context variable may decide it, by a dependency.
+        gets_context: whether it may ask its context for its client, or for the request of this.
         check: what its arguments are to its function, None where that cannot be known.
         passes: whether it caches its own calls, or a server below does.
         may_be_task: whether a call may be answered with a task that goes on.
@@ -263,8 +250,6 @@ class _Tool:
         self.requested, self.forwarded = requested, requested if function is None else None
         self.is_shared = shared
         self.gets_context = function is None or takes_context(function)
-        self.reads_request = function is None or reads_request(function)
-        self.depends_on_user = function is not None and may_provide_user(function)
         self.check = check
         self.passes = passes or hasattr(function, "__agent_cache__")
         self.may_be_task = tool.task_config.supports_tasks()
@@ -306,7 +291,6 @@ class _Call:
                 schema=tool.schema,
                 annotations=tool.annotations,
                 vary=self.middleware._identity(self.context, tool),
-                context=self.middleware._unread(tool),
             )
         except AgentLoopDetectedError as loop:
             raise LoopInTool(*loop.args) from loop

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias, get_type_hints
 
 from agent_cache import AgentLoopDetectedError, Toolbox
-from agent_cache.core.asker import Apart
-from agent_cache.core.contexts import Injected
+from agent_cache.core.asker import Apart, Injected
 from agent_cache.core.parameters import injected_role, takes_context
 from agent_cache.integrations.shared import alone, as_checked, checked_box, identity_of_params, note_function
 from agent_cache.toolbox import ToolInfo
@@ -183,11 +182,11 @@ class _Tool:
         """What the framework gives the tool beside the model's arguments; None if that is nothing."""
         if not self.gets_context:
             return None
-        found = [Injected("object", request.runtime)]
+        found = [Injected("context", request.runtime)]
         state = request.state
         for name in self.states:
             value = state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
-            found.append(Injected("value", value))
+            found.append(Injected("context", value))
         return tuple(found)
 
     def varied(self, vary: Any) -> Any:

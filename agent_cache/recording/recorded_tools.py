@@ -22,9 +22,7 @@ def function_of(operation: Operation[Any]) -> RecordedFunction:
     found: RecordedFunction | None = operation.recorded
     if found is None:
         key = getattr(operation.policy, "key", None)  # a write has none
-        found = RecordedFunction(
-            operation.function, operation.name, "tool", parameters=operation.parameters.shown, key=key
-        )
+        found = RecordedFunction(operation.function, operation.name, "tool", parameters=operation.parameters, key=key)
         found.is_read = operation.is_read
         operation.recorded = found
     return found

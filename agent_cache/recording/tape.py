@@ -165,7 +165,7 @@ class Tape(Replaying, Receiver):
     def _begin_tool(self, call: InterceptedCall) -> ActiveCall:
         function = function_of(call.operation)
         asker = self._asker(function, asker_of_tool, call, call.arguments)
-        active = self._begin(function, call.recorded_arguments, asker=asker)
+        active = self._begin(function, call.arguments, asker=asker)
         active.tool_call = call
         return active
 

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 import httpx2
 import msgspec
 
-from agent_cache.core.contexts import TRANSPORT
+from agent_cache.core.asker import TRANSPORT
 from agent_cache.errors import ConfigurationError
 from agent_cache.relay.messages import (
     ConnectionLost,

@@ -558,7 +558,7 @@ def _given_arguments(call: ActiveCall) -> dict[str, Any]:
     """The arguments of a call as the program has passed them; of a request, as data."""
     args, kwargs = call.passed
     if call.tool_call is not None:
-        return dict(call.function.recorded_arguments(call.tool_call.recorded_arguments))
+        return dict(call.function.recorded_arguments(call.tool_call.arguments))
     if args or kwargs:
         return dict(call.function.recorded_arguments(call.function.bind(args, kwargs)))
     return call.arguments if call.given is None else call.given

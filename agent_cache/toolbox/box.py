@@ -13,8 +13,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
 
 from agent_cache.config import Configuration
-from agent_cache.core.asker import Apart, UnknownAsker, asker_in
-from agent_cache.core.contexts import Injected
+from agent_cache.core.asker import Apart, Injected, UnknownAsker, asker_in
 from agent_cache.core.keys import ALIASES, Uncacheable, key_part
 from agent_cache.core.options import (
     ReadPolicy,
@@ -559,7 +558,7 @@ def _with_asker(operation: ReadOperation | WriteOperation, vary: Any, context: A
     """What a call varies by, and who asks by its contexts. Raises `UnknownAsker`, for a read, if none can tell."""
     is_several = type(context) is tuple and all(type(one) is Injected for one in context)
     try:
-        asker = asker_in(context if is_several else (Injected("object", context),))
+        asker = asker_in(context if is_several else (Injected("context", context),))
     except UnknownAsker as unknown:
         if PLACE.get().scope.tenant is not None:
             return vary

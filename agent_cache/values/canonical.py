@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_DEPTH", "MISSING", "PYDANTIC_FIELDS_SET", "PYDANTIC_STATE", "STANDARD", "Default", "Encoder", "Missing",
-    "blake2b", "canonical", "declared_fields", "declared_names", "full_name", "has_native_state", "is_large",
-    "is_member", "is_model", "lasting_digest", "make_room", "segment_digest", "serial_of", "size_of",
-    "text_of_standard_value",
+    "StableEncoder", "attributes_of", "blake2b", "canonical", "declared_fields", "declared_names", "full_name",
+    "has_native_state", "is_large", "is_member", "is_model", "lasting_digest", "make_room", "segment_digest",
+    "serial_of", "size_of", "text_of_standard_value",
 ]  # fmt: skip
 
 
@@ -245,6 +245,19 @@ def _layout_of(kind: type) -> tuple[Any, Any, Any] | None:
     return layout
 
 
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Name and value of every attribute that an object has; empty for a class and a module."""
+    kind = type(value)
+    if isinstance(value, type | types.ModuleType):
+        return {}
+    if is_model(kind):
+        return dict(value.__dict__) | {k: v for name in PYDANTIC_STATE for k, v in (getattr(value, name) or {}).items()}
+    names = declared_names(kind) or ()
+    found = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    slots = [slot for slot in _slots_beside(kind, names) if "__slots__" in vars(slot.__objclass__)]
+    return found | getattr(value, "__dict__", {}) | _slots_set(value, slots)
+
+
 # Default objects
 
 
@@ -367,17 +380,21 @@ class Encoder:
         elif issubclass(kind, type):
             return b"Y%b;" % self.class_code(value)
         else:
-            declared = declared_fields(value, kind)
-            if declared is None:
-                raise Uncacheable(
-                    f"a value of type {full_name(kind)} declares no fields to be known by, as a dataclass, NamedTuple, "
-                    "Enum, attrs, msgspec or pydantic class does, or has state beside them"
-                )
-            tag, is_ordered, parts = b"o", True, [self.class_code(kind), *self._pairs(declared)]
+            tag, is_ordered, parts = b"o", True, [self.class_code(kind), *self._pairs(self.fields_of(value, kind))]
         return _sized(tag, b"".join(parts if is_ordered else sorted(parts)))
 
     def _pairs(self, items: Iterable[tuple[Any, Any]]) -> list[bytes]:
         return [self.encode(key) + self.encode(item) for key, item in items]
+
+    def fields_of(self, value: Any, kind: type) -> list[tuple[str, Any]]:
+        """Name and value of everything by which an object is known."""
+        declared = declared_fields(value, kind)
+        if declared is None:
+            raise Uncacheable(
+                f"a value of type {full_name(kind)} declares no fields to be known by, as a dataclass, NamedTuple, "
+                "Enum, attrs, msgspec or pydantic class does, or has state beside them"
+            )
+        return declared
 
     def class_code(self, kind: type) -> bytes:
         """Identity of a class, in this process."""
@@ -471,7 +488,7 @@ def lasting_digest(tool: str, identity: tuple[Any, ...], *, namespace: str, vers
         namespace: keeps the fleets on one server apart.
         version: of everything that the fleet shares.
     """
-    encoder = _StableEncoder()
+    encoder = StableEncoder()
     try:
         parts = [encoder.encode(part) for part in (version, _portable_name(tool), *identity)]
     except Uncacheable:
@@ -491,15 +508,15 @@ def _key(namespace: str) -> bytes:
     return blake2b(namespace.encode("utf-8", "surrogatepass"), digest_size=32).digest()
 
 
-class _StableEncoder(Encoder):
+class StableEncoder(Encoder):
     """Writes classes by module and name, if these lead to them, and refuses functions."""
 
     __slots__ = ("names_classes",)
 
     leaves: ClassVar = {kind: code for kind, code in Encoder.leaves.items() if kind not in {types.FunctionType, type}}
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, max_nodes: int = 100_000) -> None:
+        super().__init__(max_nodes)
         self.names_classes = False
 
     def class_code(self, kind: type) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import sys
 import textwrap
@@ -10,7 +9,6 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -141,12 +139,8 @@ def module(imports: str, hint: str, *, text: bool, default: str = "") -> str:
 
 INJECTED = {
     "pydantic_ai": ("from pydantic_ai import RunContext", "RunContext"),
-    "pydantic_ai with its dependencies": ("from pydantic_ai import RunContext", "RunContext[int]"),
-    "imported from elsewhere": ("from pydantic_ai.tools import RunContext", "RunContext[str]"),
     "under another name": ("from pydantic_ai import RunContext as RC", "RC[int]"),
     "by its module": ("import pydantic_ai", "pydantic_ai.RunContext[int]"),
-    "by its module under another name": ("import pydantic_ai as ai", "ai.RunContext"),
-    "agents": ("from agents import RunContextWrapper", "RunContextWrapper[int]"),
     "agents, a subclass": ("from agents.tool_context import ToolContext", "ToolContext[int]"),
     "langchain runtime": ("from langchain.tools import ToolRuntime", "ToolRuntime"),
     "langgraph runtime": ("from langgraph.prebuilt import ToolRuntime", "ToolRuntime"),
@@ -158,33 +152,20 @@ INJECTED = {
         "Annotated[object, 'doc', InjectedStore()]",
     ),
     "fastmcp": ("from fastmcp import Context", "Context"),
-    "fastmcp by its module": ("import fastmcp", "fastmcp.Context"),
     "mcp": ("from mcp.server.fastmcp import Context", "Context"),
-    "mcp by its module": ("import mcp.server.fastmcp", "mcp.server.fastmcp.Context"),
     "adk": ("from google.adk.tools import ToolContext", "ToolContext"),
-    "adk, where it is defined": ("from google.adk.agents.context import Context", "Context"),
-    "adk by its module": ("import google.adk.tools", "google.adk.tools.ToolContext"),
-    "adk by its module under another name": ("from google.adk import tools as t", "t.ToolContext"),
     "adk, of a callback": ("from google.adk.agents.callback_context import CallbackContext", "CallbackContext"),
     "adk, read-only": ("from google.adk.agents.readonly_context import ReadonlyContext", "ReadonlyContext"),
     "adk, of a run": ("from google.adk.agents.invocation_context import InvocationContext", "InvocationContext"),
     "llama-index": ("from llama_index.core.workflow import Context", "Context"),
-    "llama-index workflows": ("import llama_index.core.workflow\nfrom workflows import Context", "Context[int]"),
     "autogen": ("from autogen_core import CancellationToken", "CancellationToken"),
     "strands": ("from strands import ToolContext", "ToolContext"),
     "agno": ("from agno.run import RunContext", "RunContext"),
-    "agno, where it is defined": ("from agno.run.base import RunContext", "RunContext"),
     "optional": ("from fastmcp import Context", "Optional[Context]"),
-    "optional by its module": ("from fastmcp import Context", "typing.Optional[Context]"),
     "union": ("from fastmcp import Context", "Context | None"),
-    "union, the other way round": ("from fastmcp import Context", "None | Context"),
-    "old union": ("from pydantic_ai import RunContext", "Union[RunContext[int], None]"),
-    "annotated": ("from fastmcp import Context", "Annotated[Context, 'the context']"),
     "annotated optional": ("from fastmcp import Context", "Annotated[Optional[Context], 'the context']"),
-    "quoted": ("from fastmcp import Context", "'Context'"),
-    "quoted optional": ("from fastmcp import Context", "'Context | None'"),
+    "quoted": ("from fastmcp import Context", "'Context | None'"),
     "quoted inside": ("from fastmcp import Context", "Optional['Context']"),
-    "quoted inside annotated": ("from pydantic_ai import RunContext", "Annotated['RunContext[int]', 'the context']"),
     "an alias of one's own": ("from pydantic_ai import RunContext\nCtx = RunContext[int]", "Ctx"),
     "a subclass of one's own": (
         "from pydantic_ai import RunContext\nclass MyContext(RunContext[int]): pass",
@@ -206,66 +187,11 @@ async def test_a_context_is_no_part_of_the_key(load: Any, name: str, text: bool)
     assert get_metrics()["uncached"] == 0
 
 
-TYPING_ONLY = {
-    "by name": ("from fastmcp import Context", "Context"),
-    "by another name": ("from pydantic_ai import RunContext as RC", "RC[int]"),
-    "by its module": ("import fastmcp", "fastmcp.Context"),
-    "by its deep module": ("import mcp.server.fastmcp", "mcp.server.fastmcp.Context"),
-    "by its module under another name": ("import mcp.server.fastmcp as fast", "fast.Context"),
-    "from a deep module": ("from mcp.server.fastmcp import Context", "Context | None"),
-    "annotated": ("from langchain_core.tools import InjectedToolCallId", "Annotated[str, InjectedToolCallId]"),
-    "marker instance": ("from langgraph.prebuilt import InjectedState", "Annotated[dict, InjectedState('x')]"),
-    "adk": ("from google.adk.tools import ToolContext", "ToolContext"),
-    "adk by its deep module": ("import google.adk.tools\n    import google.genai", "google.adk.tools.ToolContext"),
-    "adk by its module": ("from google import adk", "adk.tools.ToolContext"),
-    "llama-index": ("from llama_index.core.workflow import Context", "Context"),
-    "autogen": ("from autogen_core import CancellationToken", "CancellationToken | None"),
-    "strands": ("from strands import ToolContext", "ToolContext"),
-    "agno": ("from agno.run import RunContext", "RunContext"),
-}
-
-
-@pytest.mark.parametrize("name", TYPING_ONLY)
-@pytest.mark.parametrize("installed", [True, False])
-async def test_a_context_imported_for_typing_alone_is_recognised_from_the_text(
-    load: Any, name: str, installed: bool, request: pytest.FixtureRequest
-):
-    """Nothing is imported for it: the framework need not even be there."""
-    if installed:
-        request.getfixturevalue("frameworks")
-    imports, hint = TYPING_ONLY[name]
-    tool = load(module(f"if TYPE_CHECKING:\n    {imports}", hint, text=True))
-    answer = await tool(object(), "tea")
-    assert await tool(object(), "tea") == answer
-
-
-@pytest.mark.usefixtures("frameworks")
-async def test_a_context_imported_for_typing_from_elsewhere_is_recognised_if_that_is_loaded(load: Any):
-    """LlamaIndex's context is defined in a package with a common name, which tells nothing by itself."""
-    tool = load(module("if TYPE_CHECKING:\n    from workflows import Context", "Context", text=True))
-    assert await tool(object(), "tea") == await tool(object(), "tea")
-    tool = load(module("if TYPE_CHECKING:\n    import workflows", "workflows.Context", text=True))
-    assert await tool(object(), "tea") == await tool(object(), "tea")
-
-
-@pytest.mark.usefixtures("frameworks")
-async def test_a_context_imported_inside_the_function_that_makes_the_tool_is_recognised(load: Any):
-    tool = load(
-        """
-        from __future__ import annotations
-
-        def make():
-            from agents import RunContextWrapper
-
-            async def tool(ctx: RunContextWrapper[int], query: str):
-                return next(runs)
-
-            return tool
-
-        tool = make()
-        """
-    )
-    assert await tool(object(), "tea") == await tool(object(), "tea")
+async def test_a_context_that_is_imported_for_typing_alone_is_an_argument_without_identity(load: Any):
+    """No framework could fill it in by that hint."""
+    tool = load(module("if TYPE_CHECKING:\n    from fastmcp import Context", "Context", text=True))
+    assert await tool(object(), "tea") != await tool(object(), "tea")
+    assert get_metrics()["uncached"] == 2
 
 
 @pytest.mark.parametrize("imported", ["from fastapi import Depends", "from fastmcp.dependencies import Depends"])
@@ -279,12 +205,8 @@ async def test_what_a_dependency_provides_is_no_part_of_the_key(load: Any, impor
 
 OWN = {
     "a class of the module": ("class Context:\n    def __init__(self, shop): self.shop = shop", "Context"),
-    "imported": ("from shop import Context", "Context"),
     "of another context's name": ("from shop import RunContext as Context", "Context"),
-    "by its module": ("import shop\nContext = shop.Context", "shop.Context"),
     "of another package of google's": ("from google.genai import Context", "Context"),
-    "quoted": ("from shop import Context", "'Context'"),
-    "optional": ("from shop import Context", "Optional[Context]"),
     "annotated": ("from shop import Context", "Annotated[Context, 'InjectedState']"),
 }
 
@@ -298,28 +220,7 @@ async def test_a_class_of_the_users_own_that_is_called_context_is_an_argument(lo
     assert await tool("one", "tea") == await tool("one", "tea")
 
 
-@pytest.mark.usefixtures("frameworks")
-async def test_a_users_context_imported_for_typing_alone_is_an_argument(load: Any):
-    tool = load(module("if TYPE_CHECKING:\n    from shop import Context", "Context", text=True))
-    assert await tool("one", "tea") != await tool("other", "tea")
-    tool = load(module("if TYPE_CHECKING:\n    from .shop import Context", "Context", text=True))
-    assert await tool("one", "tea") != await tool("other", "tea")
-    tool = load(module("if TYPE_CHECKING:\n    from somebodys.workflows import Context", "Context", text=True))
-    assert await tool("one", "tea") != await tool("other", "tea")
-    tool = load(module("if TYPE_CHECKING:\n    from google.genai import Context", "Context", text=True))
-    assert await tool("one", "tea") != await tool("other", "tea")
-
-
-UNREADABLE = {
-    "unknown name": "Nowhere",
-    "no expression": "'this is no (expression'",
-    "a number": "1",
-    "call of nothing": "'nothing()'",
-    "subscript of a call": "'f()[1]'",
-    "empty": "''",
-    "attribute of nothing": "'nothing.Context'",
-    "lambda": "'lambda: 1'",
-}
+UNREADABLE = {"unknown name": "Nowhere", "no expression": "'this is no (expression'", "a number": "1", "empty": "''"}
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
@@ -356,27 +257,6 @@ async def test_no_framework_is_imported_to_recognise_its_context(load: Any, monk
     monkeypatch.setattr("builtins.__import__", refuse)
     tool = AgentCache("again")(source)
     monkeypatch.undo()
-    assert [one.name for one in tool.__agent_cache__.parameters.all if one.in_key] == ["query"]
-
-
-def test_a_module_is_read_once_for_the_hints_of_all_its_tools(load: Any):
-    tools = "\n".join(f"async def tool_{number}(ctx: Context, other: Order): ..." for number in range(50))
-    source = module(
-        "if TYPE_CHECKING:\n    from fastmcp import Context\n    from shop import Order", "Context", text=True
-    )
-    functions = vars(sys.modules[load(f"{source}\n{tools}\n").__module__])
-    with mock.patch("ast.parse", wraps=ast.parse) as parsed:
-        decorated = [AgentCache("r")(functions[f"tool_{number}"]) for number in range(50)]
-    assert not parsed.called
-    keyed = {tuple(one.name for one in tool.__agent_cache__.parameters.all if one.in_key) for tool in decorated}
-    assert keyed == {("other",)}
-
-
-def test_a_module_that_has_changed_is_read_again(load: Any):
-    source = module("if TYPE_CHECKING:\n    from shop import Context", "Context", text=True)
-    function = load(source).__wrapped__
-    Path(function.__code__.co_filename).write_text(source.replace("shop", "fastmcp"), encoding="utf-8")
-    tool = AgentCache("r", name="changed")(function)
     assert [one.name for one in tool.__agent_cache__.parameters.all if one.in_key] == ["query"]
 
 

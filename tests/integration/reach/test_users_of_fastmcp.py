@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import itertools
 import types
@@ -138,7 +137,7 @@ class Service:
         return get_http_headers().get("x-user", "")
 
 
-SERVICE, PARTIAL, TABLE, headers_of = Service(), functools.partial(get_http_headers), {"h": who}, get_http_headers
+SERVICE, PARTIAL, headers_of = Service(), functools.partial(get_http_headers), get_http_headers
 
 
 async def by_method() -> str:
@@ -171,11 +170,6 @@ async def by_partial() -> str:
     return f"{next(RUNS)}{str(PARTIAL())[:0]}"
 
 
-async def by_table() -> str:
-    """Tickets of the current user."""
-    return f"{next(RUNS)}{TABLE['h']()[:0]}"
-
-
 async def by_another_name() -> str:
     """Tickets of the current user."""
     return f"{next(RUNS)}{str(headers_of())[:0]}"
@@ -191,12 +185,6 @@ async def by_context_of_a_call() -> str:
 async def by_opaque_call(ctx: Context) -> str:
     """Tickets of the current user."""
     return f"{next(RUNS)}{repr(ctx)[:0]}"
-
-
-async def by_messages_alone(ctx: Context) -> str:
-    """Tickets of everybody."""
-    await ctx.report_progress(1, 2)
-    return str(next(RUNS))
 
 
 async def by_dependency(user: str = Depends(who)) -> str:
@@ -266,7 +254,6 @@ async def test_users_by_their_access_tokens(function: Any, decorated: bool):
                 by_constructor,
                 by_property,
                 by_partial,
-                by_table,
                 by_another_name,
                 by_context_of_a_call,
                 by_opaque_call,
@@ -298,9 +285,8 @@ async def test_one_client_has_its_hits_in_memory_and_over_http(function: Any, de
 
 
 @WAYS
-@pytest.mark.parametrize("function", [of_all, by_messages_alone], ids=lambda one: one.__name__)
-async def test_a_tool_that_takes_nothing_of_a_client_is_shared(function: Any, decorated: bool):
-    with over_http(server_of(function, decorated=decorated)) as url:
+async def test_a_tool_that_takes_nothing_of_a_client_is_shared(decorated: bool):
+    with over_http(server_of(of_all, decorated=decorated)) as url:
         assert [await ask(url, headers={"x-user": user}) for user in ("ada", "bob")] == ["0", "0"]
 
 
@@ -332,50 +318,13 @@ async def test_clients_that_name_themselves_are_apart(decorated: bool):
     assert answers == ["0", "1", "0"]
 
 
-USER = contextvars.ContextVar("user", default="nobody")
-
-
-def user_of_variable() -> str:
-    return USER.get()
-
-
-class OfVariable:
-    def __init__(self) -> None:
-        self.user = user_of_variable()
-
-
 def of_settings() -> str:
     return "settings"
-
-
-async def by_variable(user: str = Depends(user_of_variable)) -> str:
-    """Tickets of the current user."""
-    return str(next(RUNS))
-
-
-async def by_object_of_variable(user: Any = Depends(OfVariable)) -> str:
-    """Tickets of the current user."""
-    return str(next(RUNS))
 
 
 async def by_settings(settings: str = Depends(of_settings)) -> str:
     """Tickets of everybody."""
     return str(next(RUNS))
-
-
-@pytest.mark.parametrize("function", [by_variable, by_object_of_variable], ids=lambda one: one.__name__)
-async def test_a_dependency_of_a_context_variable_is_nobody_where_there_is_no_request(
-    function: Any, caplog: pytest.LogCaptureFixture
-):
-    async with Client(server_of(function, decorated=False)) as client:
-        answers = [(await client.call_tool("my_tickets")).data for _ in range(2)]
-    assert answers == ["0", "1"]
-    (warning,) = [message for message in caplog.messages if "vary=" in message]
-    assert "my_tickets" in warning
-    options: list[dict[str, Any]] = [{"shared": True}, {"vary": lambda context: USER.get()}]
-    for one in options:
-        async with Client(server_of(function, decorated=False, **one)) as client:
-            assert len({(await client.call_tool("my_tickets")).data for _ in range(2)}) == 1
 
 
 async def test_another_dependency_costs_no_hit():

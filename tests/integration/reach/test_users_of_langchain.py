@@ -152,7 +152,7 @@ CONTEXTS: dict[str, Callable[[str], Any]] = {
     "dataclass": Context,
     "dict": lambda name: {"user": name},
     "pydantic model": lambda name: Nested(session={"user": {"id": name}}),
-    "dict with a client": lambda name: {"handle": name, "client": object()},
+    "dict with a client": lambda name: {"user_name": name, "client": object()},
 }
 
 
