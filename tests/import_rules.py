@@ -62,7 +62,6 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("prometheus",),
     "pytest": ("pytest_plugin", "testing.fixtures"),
     "redis": ("remote.redis", "remote.deployments", "cli"),
-    "regex": ("recording.redaction",),
     "rich": ("cli",),
     "starlette": ("relay", "service"),
     "uvicorn": ("relay",),

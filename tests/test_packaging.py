@@ -108,7 +108,6 @@ def test_the_extras_bring_what_they_are_named_after(metadata: Message):
     assert names_required(requirements, "crypto") == {"cryptography"}
     assert names_required(requirements, "service") == {"starlette"}
     assert names_required(requirements, "cli") == {"rich"}
-    assert names_required(requirements, "redact") == {"regex"}
 
 
 def test_the_wheel_puts_one_command_on_the_path_and_one_plugin_into_pytest(wheel: zipfile.ZipFile):

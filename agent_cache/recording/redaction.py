@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -45,14 +44,16 @@ _PART_KEYS = _CONTENT_KEYS | {"name", "filename", "type"}
 """Those of a part of a multipart body."""
 # Of OAuth. What they are called is no name of a secret, so other parameters must stand beside them.
 _OAUTH = frozenset(WORDS["oauth"])
-_GRANTED = frozenset({"code", "assertion", "sig", "user_code"})
-_SIGNED = frozenset({"se", "sp", "sr", "sv"})
 _WITH_STATE = frozenset({"state", "session_state", "client_id"})
-_WITH_DEVICE = frozenset({"device_code", "verification_uri", "verification_url"})
-_GRANTED_BYTES = frozenset(map(str.encode, _GRANTED))
-_BESIDE_GRANTED = frozenset(map(str.encode, _OAUTH | _WITH_STATE | _SIGNED | _WITH_DEVICE))
+_BESIDE = {
+    "code": _OAUTH | _WITH_STATE,
+    "assertion": _OAUTH,
+    "sig": frozenset({"se", "sp", "sr", "sv"}),
+    "user_code": frozenset({"device_code", "verification_uri", "verification_url"}),
+}
 _NETLOC = "netloc"
 """The name that the standard library has for the part of a URL in which the password is."""
+_WITH_OTHERS = _BYTES.union(_BESIDE, {_NETLOC})
 _TYPES_IN_SCHEMAS = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 _VALUES_IN_SCHEMAS = frozenset({"const", "default", "example", "examples"})
 
@@ -64,7 +65,6 @@ _MAX_REMEMBERED_LENGTH = 2_000
 _ORIGIN = re.compile(r"(?:[A-Z]+ )?[a-z]+://[^/?#@]*(?=[/?#]|\Z)", re.IGNORECASE)
 # Shorter texts may be part of other words by chance.
 _MIN_SUBSTRING = 4
-_PATTERN_SECONDS = 2.0
 
 
 class Redaction:
@@ -72,8 +72,7 @@ class Redaction:
 
     Args:
         names: names of arguments, keys and fields beside those that are known.
-        patterns: regular expressions of secret texts, beside the known forms of credentials. With the package `regex`,
-            a search is ended that takes more than two seconds: a pattern such as ``(a+)+b`` may need years.
+        patterns: regular expressions of secret texts, beside the known forms of credentials.
         hook: ``hook(data)`` gets the arguments of each call and each outcome as plain data, redacted already, and
             returns what is written. It must be a pure function: a replay calls it again.
         replacement: the text that stands for a secret.
@@ -100,22 +99,22 @@ class Redaction:
         self.defaults = defaults
         self.replacement = replacement
         self._own_names = frozenset(map(squash, self.names))
-        parts = tuple(_parts_of_names(self._own_names))
+        # The lower case of another letter may depend on its neighbours: then names are looked for in every text.
+        parts = tuple(one if one.isascii() else "" for one in self._own_names)
         self._search = TextSearch(replacement, self._kind_of, self._inside, parts, has_forms=defaults)
-        self._own = list(map(_own_pattern, self.patterns))
+        try:
+            self._own = list(map(re.compile, self.patterns))
+        except re.error as error:
+            raise ConfigurationError(f"redact: {error.pattern!r} is no regular expression: {error}") from error
         self._clean_strings: set[bytes] = set()
 
     def describe(self) -> dict[str, Any]:
         """The rules beside the defaults, as a cassette's header has them for its replay. A hook is only noted."""
-        described = {
-            "names": list(self.names),
-            "patterns": list(self.patterns),
-            "replacement": "" if self.replacement == REDACTED else self.replacement,
-            "hook": self.hook is not None,
-        }
-        return {name: value for name, value in described.items() if value} | (
-            {} if self.defaults else {"defaults": False}
-        )
+        described: dict[str, Any] = {"names": list(self.names), "patterns": list(self.patterns)}
+        described |= {"replacement": self.replacement} if self.replacement != REDACTED else {}
+        described |= {"hook": True} if self.hook is not None else {}
+        found = {name: value for name, value in described.items() if value}
+        return found if self.defaults else {**found, "defaults": False}
 
     def joined(self, described: dict[str, Any]) -> Redaction:
         """These rules and those that a cassette's header has.
@@ -143,26 +142,19 @@ class Redaction:
         """Whether `apply` may change the data that this JSON stands for. False only if it leaves it as it is.
 
         `apply` changes names and texts one by one, and a value only under the name of a secret. So data stays as it is
-        if each string in it, taken as a text and as a name, does. Encoded bytes, the names of commands that take
-        secrets and of the part of a URL with the password always count as changed.
+        if each string in it, taken as a text and as a name, does. Encoded bytes, and names that say something together
+        with others, always count as changed.
         """
         if self.hook is not None:
             return True
         has_escapes = b"\\" in raw
         strings = _STRING.findall(raw) if has_escapes else raw.split(b'"')[1::2]
         clean = self._clean_strings
-        if clean.issuperset(strings):
-            return False
         for string in strings:
             if string in clean:
                 continue
-            if string in _GRANTED_BYTES:
-                if not _BESIDE_GRANTED.isdisjoint(strings):
-                    return True
-                continue
             text = msgspec.json.decode(b'"%b"' % string) if has_escapes else string.decode()
-            needs_neighbours = self.defaults and (text == _NETLOC or names_command(text))
-            if text in _BYTES or self._kind_of(text) or self._inside(text, 0) != text or needs_neighbours:
+            if text in _WITH_OTHERS or self._kind_of(text) or names_command(text) or self._inside(text, 0) != text:
                 return True
             if len(clean) >= _MAX_REMEMBERED:
                 clean.clear()
@@ -179,7 +171,9 @@ class Redaction:
         """A single text under this name, without secrets."""
         if self.is_secret(name):
             return self.replacement
-        return self._search.without_login(text) if self.defaults and name == _NETLOC else self.text(text)
+        if self.defaults and name == _NETLOC and "@" in text:
+            return self.text(f"netloc='{text}'")[8:-1]
+        return self.text(text)
 
     def request_name(self, name: str) -> str:
         """The name of a request, ``POST https://host/path``, without secrets.
@@ -214,8 +208,8 @@ class Redaction:
                 return text if cleaned == data else msgspec.json.encode(cleaned).decode()
             except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
                 pass
-        for without in self._own:
-            text = without(text, self.replacement)
+        for pattern in self._own:
+            text = pattern.sub(self.replacement, text)
         return self._search.without_credentials(text, depth)
 
     def _kind_of(self, name: str) -> NameKind:
@@ -273,7 +267,7 @@ class Redaction:
                 cleaned[name] = value
             elif named and key in at:
                 cleaned[name] = self._clean_named(named, value)
-            elif key in _GRANTED and self.defaults and _is_granted(key, value, data):
+            elif key in _BESIDE and self.defaults and _is_granted(key, value, data):
                 cleaned[name] = self._hide(value)
             else:
                 cleaned[name] = self._clean_named(key, value)
@@ -290,10 +284,9 @@ class Redaction:
             if type(name) is str and self._kind_of(name):
                 return name, (_VALUE_KEYS | _CONTENT_KEYS if data.keys() <= _PART_KEYS else _VALUE_KEYS)
         place = data.get("loc") if "input" in data else None
-        if type(place) is dict and len(place) == 1:
-            place = place.get("$tuple")
-        name = next((one for one in reversed(place) if type(one) is str), "") if type(place) is list else ""
-        return (name, frozenset({"input"})) if self._kind_of(name) else ("", _VALUE_KEYS)
+        place = place.get("$tuple") if type(place) is dict else place
+        names = [one for one in place if type(one) is str] if type(place) is list else []
+        return (names[-1], frozenset({"input"})) if names and self._kind_of(names[-1]) else ("", _VALUE_KEYS)
 
     def _clean_named(self, name: str, value: Any) -> Any:
         """A value under this name."""
@@ -305,27 +298,30 @@ class Redaction:
                 key: self._hide(inner) if key in _VALUES_IN_SCHEMAS else self._clean(inner)
                 for key, inner in value.items()
             }
-        if secret is NameKind.SECRET:
-            return value if kind is str and not is_secret_value(secret, name, value) else self._hide(value)
         if kind is str:
-            return self.replacement if is_secret_value(secret, name, value) else self.text(value)
+            is_one = is_secret_value(secret, name, value)
+            return self.replacement if is_one else value if secret is NameKind.SECRET else self.text(value)
+        if secret is NameKind.SECRET:
+            return self._hide(value)
         if kind is list and all(type(one) is str for one in value):
             return [self._clean_named(name, one) for one in value]
-        is_several = names_several(name)
-        if kind is dict:
-            [(tag, inner), *others] = value.items() or [("", None)]
-            if not others and tag in _SEVERAL:
+        if kind is dict and len(value) == 1:
+            [(tag, inner)] = value.items()
+            if tag in _SEVERAL:
                 return {tag: self._clean_named(name, inner)}
-            if not others and tag in _BYTES and any(is_secret_value(secret, name, one) for one in _spellings(value)):
+            if tag in _BYTES and any(is_secret_value(secret, name, one) for one in _spellings(value)):
                 return self._hide(value)
-            if is_several:  # settings may stand beside the secrets: ``{"api_keys": {"prod": "...", "count": 3}}``
-                value = {
+        if kind is dict and names_several(name):
+            # Settings may stand beside the secrets: ``{"api_keys": {"prod": "...", "count": 3}}``.
+            return self._clean(
+                {
                     key: self.replacement
                     if type(one) is str and looks_random(one) and is_secret_value(secret, name, one)
                     else one
                     for key, one in value.items()
                 }
-        if (kind is int or kind is float) and not is_several:
+            )
+        if (kind is int or kind is float) and not names_several(name):
             is_code = names_code(name) and is_secret_value(secret, name, str(value))
             return kind(0) if is_code or secret is NameKind.ENDING else value
         return self._clean(value)
@@ -369,66 +365,21 @@ def redaction_of(given: Any) -> Redaction:
     return Redaction(names, [one for one in listed if isinstance(one, re.Pattern)])
 
 
-def _own_pattern(pattern: str) -> Callable[[str, str], str]:
-    """A function that removes from a text what the user's own regular expression matches.
-
-    Raises:
-        ConfigurationError: if the pattern is invalid.
-    """
-    try:
-        compiled: Any = re.compile(pattern)
-    except re.error as error:
-        raise ConfigurationError(f"redact: {pattern!r} is no regular expression: {error}") from error
-    limit: dict[str, float] = {}
-    with suppress(ImportError):
-        import regex  # type: ignore[import-untyped]  # it has no hints
-
-        with suppress(regex.error):  # it knows other escapes than `re`
-            compiled, limit = regex.compile(pattern), {"timeout": _PATTERN_SECONDS}
-
-    def without(text: str, replacement: str) -> str:
-        try:
-            cleaned: str = compiled.sub(lambda _: replacement, text, **limit)
-        except TimeoutError as error:
-            raise ConfigurationError(
-                f"redact: the pattern {pattern!r} takes more than {_PATTERN_SECONDS:g} s for a text of "
-                f"{len(text)} characters; make it simpler"
-            ) from error
-        return cleaned
-
-    return without
-
-
 def _with_flags(pattern: re.Pattern[str]) -> str:
     known = (("i", re.IGNORECASE), ("m", re.MULTILINE), ("s", re.DOTALL), ("x", re.VERBOSE))
     flags = "".join(letter for letter, flag in known if pattern.flags & flag)
     return f"(?{flags}:{pattern.pattern})" if flags else pattern.pattern
 
 
-def _parts_of_names(names: Iterable[str]) -> list[str]:
-    """The fewest names such that each name has one of them in it."""
-    parts: list[str] = []
-    for name in sorted(names, key=len):
-        if not name.isascii():
-            return [""]  # the lower case of a letter may depend on its neighbours: look at every text
-        if not any(part in name for part in parts):
-            parts.append(name)
-    return parts
-
-
 def _is_granted(name: str, value: Any, data: dict[str, Any]) -> bool:
     """Whether this value is one that OAuth grants, by the parameters of the query or form in which it stands."""
     if type(value) is list:  # as `parse_qs` has it
         return bool(value) and all(_is_granted(name, one, data) for one in value)
-    if type(value) is not str:
+    if type(value) is not str or _BESIDE[name].isdisjoint(data):
         return False
-    if name == "sig":  # of a signed URL of Azure
-        return looks_random(value) and not _SIGNED.isdisjoint(data)
-    if name == "user_code":
-        return not _WITH_DEVICE.isdisjoint(data)
-    is_certain = not _OAUTH.isdisjoint(data)
-    has_state = name == "code" and not _WITH_STATE.isdisjoint(data)
-    return (is_certain or has_state) and is_granted(value, is_certain=is_certain)
+    if name in ("sig", "user_code"):
+        return name == "user_code" or looks_random(value)
+    return is_granted(value, is_certain=not _OAUTH.isdisjoint(data))
 
 
 def _is_pair(data: Any) -> bool:
@@ -479,44 +430,30 @@ def redact_error(data: dict[str, Any], rules: Redaction) -> dict[str, Any]:
     Its text repeats what its arguments and attributes hold, or those of its cause and members, where a name may be far
     from its value. So these are redacted first, and what that has changed is changed in all texts.
     """
-    changed: dict[str, str] = {}
+    errors: list[dict[str, Any]] = []
 
-    def without_secrets(error: dict[str, Any]) -> dict[str, Any]:
-        cleaned = dict(error)
-        for part in ("args", "state"):
-            if part in error:
-                cleaned[part] = rules.apply(error[part])
-                for before, after in _changes(error[part], cleaned[part], rules.replacement):
-                    changed.update(_spelled(before, after))
+    def copied(error: dict[str, Any]) -> dict[str, Any]:
+        errors.append(error := dict(error))
         if "cause" in error:
-            cleaned["cause"] = without_secrets(error["cause"])
+            error["cause"] = copied(error["cause"])
         if "group" in error:
-            cleaned["group"] = list(map(without_secrets, error["group"]))
-        return cleaned
-
-    def change(part: Any) -> Any:
-        if type(part) is str:
-            for before, after in longest_first:
-                part = _replaced_in(part, before, after)
-            return part
-        if type(part) is list:
-            return list(map(change, part))
-        return {name: change(one) for name, one in part.items()} if type(part) is dict else part
-
-    def with_changed_texts(error: dict[str, Any]) -> dict[str, Any]:
-        error["message"] = rules.apply(change(error.get("message", "")))
-        if "notes" in error:
-            error["notes"] = rules.apply(change(error["notes"]))
-        for part in ("args", "state"):  # an argument may repeat what another has lost
-            if part in error and changed:
-                error[part] = change(error[part])
-        for inner in ([error["cause"]] if "cause" in error else []) + error.get("group", []):
-            with_changed_texts(inner)
+            error["group"] = list(map(copied, error["group"]))
         return error
 
-    cleaned = without_secrets(data)
+    cleaned = copied(data)
+    changed: dict[str, str] = {}
+    for error in errors:
+        for part in error.keys() & {"args", "state"}:
+            before, error[part] = error[part], rules.apply(error[part])
+            for change in _changes(before, error[part], rules.replacement):
+                changed |= _spelled(*change)
     longest_first = sorted(changed.items(), key=lambda pair: len(pair[0]), reverse=True)
-    return with_changed_texts(cleaned)
+    for error in errors:
+        for part in error.keys() & {"message", "notes"}:
+            error[part] = rules.apply(_replaced_in(error[part], longest_first))
+        for part in error.keys() & {"args", "state"}:  # an argument may repeat what another has lost
+            error[part] = _replaced_in(error[part], longest_first)
+    return cleaned
 
 
 def _changes(before: Any, after: Any, replacement: str) -> Iterator[tuple[str, str]]:
@@ -524,12 +461,12 @@ def _changes(before: Any, after: Any, replacement: str) -> Iterator[tuple[str, s
     if before == after or before is None or isinstance(before, bool):
         return
     if isinstance(before, dict | list):
-        is_same = type(before) is type(after) and len(before) == len(after)  # else a hook has changed more
-        if isinstance(before, dict):
-            befores = [one for pair in before.items() for one in pair]
-            afters = [one for pair in after.items() for one in pair] if is_same else [None] * len(befores)
-        else:
-            befores, afters = before, after if is_same else [None] * len(before)
+        befores, afters = (
+            [one for pair in each.items() for one in pair] if isinstance(each, dict) else each
+            for each in (before, after)
+        )
+        if type(before) is not type(after) or len(befores) != len(afters):  # a hook has changed more
+            afters = [None] * len(befores)
         for value, other in zip(befores, afters, strict=True):
             yield from _changes(value, other, replacement)
     elif str(before):
@@ -547,11 +484,18 @@ def _spelled(before: str, after: str) -> dict[str, str]:
     return found | {repr(plain)[2:-1]: repr(cleaned)[2:-1]}
 
 
-def _replaced_in(text: str, before: str, after: str) -> str:
-    """The same text with one in the place of the other. A short one may be a part of words: in quotes only."""
-    if len(before) >= _MIN_SUBSTRING:
-        return text.replace(before, after)
-    return re.sub(rf"(['\"]){re.escape(before)}(?=['\"])", lambda match: match[1] + after, text) if before else text
+def _replaced_in(data: Any, changes: list[tuple[str, str]]) -> Any:
+    """The same data with others in the place of these texts. A short one may be a part of words: in quotes only."""
+    if type(data) is list:
+        return [_replaced_in(one, changes) for one in data]
+    if type(data) is dict:
+        return {name: _replaced_in(one, changes) for name, one in data.items()}
+    for before, after in changes if type(data) is str else ():
+        if len(before) >= _MIN_SUBSTRING:
+            data = data.replace(before, after)
+        elif before:
+            data = re.sub(rf"(?<=['\"]){re.escape(before)}(?=['\"])", after.replace("\\", r"\\"), data)
+    return data
 
 
 def is_positional(kind: Any) -> bool:
@@ -583,15 +527,14 @@ def without_secret_fields(value: Any, redaction: Redaction, path: tuple[int, ...
     changes = {}
     for name in (declared_names(kind) or ()) if is_positional(kind) else ():
         member = getattr(value, name)
-        if not redaction.is_secret(name):
-            is_text = type(member) is str
-            clean = redaction.labelled(name, member) if is_text else without_secret_fields(member, redaction, path)
-        elif type(member) is int or type(member) is float:
-            clean = type(member)(0)
-        elif member is None or type(member) is bool:
-            clean = member
+        if redaction.is_secret(name):
+            hidden = redaction.replacement.encode() if type(member) is bytes else redaction.replacement
+            is_number = type(member) is int or type(member) is float
+            clean = member if member is None or type(member) is bool else type(member)(0) if is_number else hidden
+        elif type(member) is str:
+            clean = redaction.labelled(name, member)
         else:
-            clean = redaction.replacement.encode() if type(member) is bytes else redaction.replacement
+            clean = without_secret_fields(member, redaction, path)
         if clean is not member:
             changes[name] = clean
     if not changes:

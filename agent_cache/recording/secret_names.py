@@ -9,19 +9,27 @@ import tomllib
 from importlib.resources import files
 from typing import Any, Final
 
+DATA: Final[dict[str, Any]] = tomllib.loads(
+    files("agent_cache.recording").joinpath("credentials.toml").read_text("utf-8")
+)
+
+
+@functools.cache
+def compiled(pattern: str, flags: int = 0) -> re.Pattern[str]:
+    """A regular expression of `credentials.toml`, in which ``<<x>>`` stands for another one."""
+    while "<<" in pattern:
+        pattern = re.sub("<<(\\w+)>>", lambda match: DATA["patterns"][match[1]], pattern)
+    return re.compile(pattern, flags)
+
 
 class _Patterns:
     """The regular expressions of `credentials.toml`, each compiled when it is used first."""
 
     def __getattr__(self, name: str) -> re.Pattern[str]:
-        compiled = re.compile(DATA["patterns"][name])
-        setattr(self, name, compiled)
-        return compiled
+        setattr(self, name, pattern := compiled(DATA["patterns"][name]))
+        return pattern
 
 
-DATA: Final[dict[str, Any]] = tomllib.loads(
-    files("agent_cache.recording").joinpath("credentials.toml").read_text("utf-8")
-)
 RE: Final = _Patterns()
 WORDS: Final = {name: tuple(words) for name, words in DATA["words"].items()}
 

@@ -6,7 +6,6 @@ import json
 import re
 import string
 import subprocess
-import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlparse, urlsplit
@@ -766,28 +765,6 @@ def test_no_divergence_shows_a_secret_that_was_recorded_when_fewer_were_known(pa
     for error in (other.value, missing.value, known.value):
         assert "hunter2" not in f"{error} {error.expected} {error.actual}"
         assert "[redacted]" in str(error)
-
-
-HOPELESS = r"(a+)+b"
-
-
-def test_a_pattern_that_takes_too_long_ends_the_call_and_not_the_day(path, monkeypatch):
-    pytest.importorskip("regex")
-    monkeypatch.setattr("agent_cache.recording.redaction._PATTERN_SECONDS", 0.01)
-    with record(path, redact=[re.compile(HOPELESS)]), pytest.raises(ConfigurationError, match="takes more than"):
-        call("a" * 200 + "c")
-    assert "aaaa" not in path.read_text()
-
-
-@pytest.mark.parametrize("is_installed", [True, False])
-def test_patterns_mean_the_same_with_and_without_the_package_regex(is_installed, monkeypatch):
-    if not is_installed:
-        monkeypatch.setitem(sys.modules, "regex", None)
-    else:
-        pytest.importorskip("regex")
-    patterns = [r"order-\d+", re.compile(r"pin\s\d{4}", re.IGNORECASE), r"(?P<a>x)y\Z", r"[\[]q"]
-    redaction = Redaction(patterns=patterns)
-    assert redaction.text("order-77, PIN 1234, [q, xy") == ", ".join(["[redacted]"] * 4)
 
 
 # Objects that hold secrets
