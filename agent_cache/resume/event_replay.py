@@ -9,9 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias
-
-import msgspec
+from typing import Any, TypeAlias
 
 from agent_cache.errors import CheckpointError, ConfigurationError
 from agent_cache.recording.file import RecordedCall
@@ -59,8 +57,7 @@ class AutoReplayManager:
     the drift detector of a session, goes on when the replay is stopped.
 
     Args:
-        events: the calls and checkpoints of the run, the calls in the order in which they ended; or what has them as
-            ``calls`` or ``steps`` and as ``checkpoints``: a journal that was read, or its cassette.
+        events: a journal that was read, or calls and checkpoints of one, the calls in the order in which they ended.
         after: the checkpoint. Calls that had ended when it was made are left out; one that was under way is replayed.
         where: ``where(event)`` says whether an event is replayed; may be a coroutine function.
         min_importance: events of less importance are left out; see `importance_of`.
@@ -71,7 +68,7 @@ class AutoReplayManager:
         replayed: the events that have been replayed so far.
 
     Raises:
-        CheckpointError: if the checkpoint is not of this run, or the calls are not in the order in which they ended.
+        CheckpointError: if the checkpoint is not of this run.
         ConfigurationError: if an argument cannot work.
     """
 
@@ -86,13 +83,10 @@ class AutoReplayManager:
     ) -> None:
         if not isinstance(after, Checkpoint):
             raise ConfigurationError(f"AutoReplayManager: after must be a Checkpoint, got {after!r}")
-        for name, function in {"where": where, "on_event": on_event}.items():
-            if function is not None and not callable(function):
-                raise ConfigurationError(f"AutoReplayManager: {name} must be a function of an event, got {function!r}")
-        try:
-            msgspec.convert(min_importance, Annotated[float, msgspec.Meta(ge=0, le=1)])
-        except msgspec.ValidationError as error:
-            raise ConfigurationError(f"AutoReplayManager: min_importance is from 0 to 1: {error}") from None
+        if not (where is None or callable(where)) or not (on_event is None or callable(on_event)):
+            raise ConfigurationError("AutoReplayManager: where and on_event must be functions of an event")
+        if not isinstance(min_importance, int | float) or not 0 <= min_importance <= 1:
+            raise ConfigurationError(f"AutoReplayManager: min_importance is from 0 to 1, got {min_importance!r}")
         self._events = events_after(events, after)
         self._where = where
         self._min_importance = min_importance
@@ -126,28 +120,22 @@ def events_after(source: Any, after: Checkpoint) -> list[Event]:
     """The events behind a checkpoint, each checkpoint behind the last call that had ended when it was made.
 
     Raises:
-        CheckpointError: if they are not of one run, or not those of a journal.
-        ConfigurationError: if there are other things among them.
+        CheckpointError: if the checkpoint is not of this run.
+        ConfigurationError: if there are other things among the events.
     """
-    if getattr(getattr(source, "header", None), "is_log", True) is False:
-        raise CheckpointError("the calls of a cassette have other numbers; give the journal of the run", "events")
-    events = [*getattr(source, "calls", getattr(source, "steps", source)), *getattr(source, "checkpoints", ())]
+    events = [*source.calls, *source.checkpoints] if hasattr(source, "checkpoints") else list(source)
     calls = [event for event in events if isinstance(event, RecordedCall)]
     checkpoints = [event for event in events if isinstance(event, Checkpoint)]
     if len(calls) + len(checkpoints) < len(events):
-        raise ConfigurationError("AutoReplayManager: events are recorded calls and checkpoints")
-    places = {call.id: index for index, call in enumerate(calls)} | {0: -1}
-    if len(places) <= len(calls) or any(places.get(call.after, -1) >= places[call.id] for call in calls):
-        raise CheckpointError("these are not the calls of one run in the order in which they ended", "events")
+        raise ConfigurationError("AutoReplayManager: events are a journal, or its calls and checkpoints")
+    places = {0: -1} | {call.id: index for index, call in enumerate(calls)}
     if after.after not in places:
         raise CheckpointError(f"there is no call {after.after}, after which the checkpoint was made", "after")
-    known = {checkpoint.id for checkpoint in checkpoints}
-    if any(one.session_id != after.session_id for one in checkpoints) or (
-        hasattr(source, "checkpoints") and after.id not in known
-    ):
+    is_there = not hasattr(source, "checkpoints") or after.id in {one.id for one in checkpoints}
+    if not is_there or any(one.session_id != after.session_id for one in checkpoints):
         raise CheckpointError("the checkpoint is of another run", "id")
     begin = places[after.after]
-    behind = [(max(places.get(one.after, -1), begin), one.sequence, one) for one in checkpoints]
-    later = [(place, sequence, one) for place, sequence, one in behind if sequence > after.sequence]
     found: list[tuple[int, int, Event]] = [(index, 0, calls[index]) for index in range(begin + 1, len(calls))]
-    return [event for _, _, event in sorted([*found, *later], key=lambda each: each[:2])]
+    later = [one for one in checkpoints if one.sequence > after.sequence]
+    found += [(max(places.get(one.after, -1), begin), one.sequence, one) for one in later]
+    return [event for _, _, event in sorted(found, key=lambda each: each[:2])]

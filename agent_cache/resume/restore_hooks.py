@@ -1,14 +1,19 @@
-"""Putting a checkpoint's state into an agent: hooks for frameworks, and `restore`, which changes all or nothing."""
+"""Putting a checkpoint's state into an agent: hooks for frameworks, and `restore`, which changes all or nothing.
+
+Threads of LangGraph and sessions of OpenAI Agents are kept in databases, and written by the frameworks' own functions.
+What fails or is cancelled there is written back; what reads the database in between sees the writes.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import dataclasses
 import inspect
 import threading
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final, TypeVar, cast
 
@@ -24,7 +29,6 @@ from agent_cache.resume.checkpoints import (
     framework_of,
     typed_state,
 )
-from agent_cache.resume.frameworks import is_graph, is_session, messages_of, restore_session, restore_thread
 from agent_cache.values.canonical import declared_names, full_name, has_native_state
 
 __all__ = ["register_restore_hook", "restore"]
@@ -55,10 +59,10 @@ def register_restore_hook(framework: str, hook: _Hook) -> Callable[[], None]:
     Raises:
         ConfigurationError: if the framework is no text, or the hook cannot be called.
     """
-    if not isinstance(framework, str) or not framework:
-        raise ConfigurationError(f"register_restore_hook: framework must be a name, got {framework!r}")
-    if not callable(hook):
-        raise ConfigurationError(f"register_restore_hook: hook must be a function of state and target, got {hook!r}")
+    if not isinstance(framework, str) or not framework or not callable(hook):
+        raise ConfigurationError(
+            f"register_restore_hook takes a name and a function of state and target, got {framework!r} and {hook!r}"
+        )
     with _lock:
         _hooks[framework] = [*_hooks.get(framework, ()), hook]
 
@@ -95,8 +99,7 @@ async def restore(checkpoint: Checkpoint, target: T, *, accept_redacted: bool = 
         The target, or the object that a hook returned in its place; the target is then as it was.
 
     Raises:
-        CheckpointError: if the state does not fit the class of its framework, has fields that could not be read, or
-            lacks what redaction has removed.
+        CheckpointError: if the state does not fit the class of its framework, or lacks what redaction has removed.
         RestoreError: if a hook raised, with the errors of all hooks; if the target keeps state that could not be put
             back; if another restore of this target is running.
     """
@@ -115,10 +118,10 @@ async def restore(checkpoint: Checkpoint, target: T, *, accept_redacted: bool = 
             raise RestoreError(f"another restore of this {type(target).__qualname__} is running")
         _busy.add(id(target))
     try:
-        if not hooks and isinstance(state, LangChainState) and is_graph(target):
-            await restore_thread(state, target)
-        elif not hooks and isinstance(state, OpenAIAgentsState) and is_session(target):
-            await restore_session(state, target)
+        if not hooks and isinstance(state, LangChainState) and hasattr(type(target), "aupdate_state"):
+            await _restore_thread(state, target)
+        elif not hooks and isinstance(state, OpenAIAgentsState) and hasattr(type(target), "clear_session"):
+            await _restore_session(state, target)
         else:
             return cast("T", await _restored(state, target, hooks or (_assign_fields,)))
         return target
@@ -133,7 +136,9 @@ async def _restored(state: Any, target: Any, hooks: tuple[_Hook, ...]) -> Any:
     try:
         for hook in hooks:
             try:
-                returned = await _called(hook, state, given)
+                returned = hook(state, given)
+                if returned is not given and inspect.isawaitable(returned):
+                    returned = await returned
             except CheckpointError:
                 raise
             except Exception as error:  # noqa: BLE001 - a hook is the user's, and the errors of all are raised below
@@ -150,19 +155,6 @@ async def _restored(state: Any, target: Any, hooks: tuple[_Hook, ...]) -> Any:
     finally:
         if not is_done:
             before.put_back()
-
-
-async def _called(hook: _Hook, state: Any, given: Any) -> Any:
-    returned = hook(state, given)
-    if returned is not given and inspect.isawaitable(returned):
-        returned = await returned
-    is_builtin = type(returned).__module__ == "builtins" and type(returned) is not type(given)
-    if isinstance(returned, bool) or (is_builtin and returned is not None and given is not None):
-        raise TypeError(
-            f"the hook {getattr(hook, '__qualname__', hook)!s} returned {returned!r}; a hook returns None, what it was "
-            "given, or the object that takes its place"
-        )
-    return returned
 
 
 # What a target has, to be put back
@@ -184,10 +176,7 @@ class _Snapshot:
         self._target = target
         self._has_attributes = not (kind in _CONTAINERS or kind in _SCALARS or isinstance(target, tuple))
         if self._has_attributes and kind is not types.SimpleNamespace and has_native_state(kind):
-            raise RestoreError(
-                f"the target is a {full_name(kind)}, which keeps state that cannot be put back; give restore the "
-                "object that your hook changes, or None if it makes a new one"
-            )
+            raise RestoreError(f"the target is a {full_name(kind)}, which keeps state that cannot be put back")
         self._attributes = _attributes(target) if self._has_attributes else {}
         self._contents: dict[int, tuple[Any, Any]] = {}  # containers and their copies
         pending: list[Any] = [target, *self._attributes.values()]
@@ -258,11 +247,7 @@ def _assign_fields(state: Any, target: Any) -> Any:
     kind: Any = type(target)
     declared = declared_names(kind)
     if unknown := sorted(name for name in fields if declared and name not in declared and not hasattr(kind, name)):
-        raise AttributeError(
-            f"{kind.__qualname__} has no field {', '.join(unknown)}; register a hook that says where they belong"
-        )
-    if isinstance(target, tuple):
-        return cast("Any", target)._replace(**fields)
+        raise AttributeError(f"{kind.__qualname__} has no field {', '.join(unknown)}; a hook can say where they belong")
     if dataclasses.is_dataclass(target) and kind.__dataclass_params__.frozen:
         return dataclasses.replace(cast("Any", target), **fields)
     if isinstance(target, msgspec.Struct) and target.__struct_config__.frozen:
@@ -274,13 +259,9 @@ def _assign_fields(state: Any, target: Any) -> Any:
 
 def _fields_of(state: Any, target: Any) -> dict[str, Any]:
     if isinstance(state, CustomState):
-        for name in state.unread:
-            raise CheckpointError(
-                "its class is not known here; import the module that gives it to register_state", name
-            )
         return dict(state.data)
     if isinstance(state, LangChainState):
-        fields = {"messages": messages_of(state), **state.values}
+        fields = {"messages": _messages_of(state), **state.values}
         if state.intermediate_steps or _has(target, "intermediate_steps"):
             fields["intermediate_steps"] = list(state.intermediate_steps)
         return fields
@@ -292,3 +273,150 @@ def _fields_of(state: Any, target: Any) -> dict[str, Any]:
 
 def _has(target: Any, name: str) -> bool:
     return name in target if isinstance(target, dict) else hasattr(target, name)
+
+
+# LangChain and LangGraph
+
+
+async def _all_or_nothing(write: Awaitable[Any], undo: Callable[[], Awaitable[Any]], what: str) -> None:
+    """Write, and undo what fails, also while the task is being cancelled."""
+    try:
+        await write
+    except BaseException as error:
+        task = asyncio.ensure_future(undo())
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        failed = None if task.cancelled() else task.exception()
+        if failed is not None:
+            text = f"{what} was not restored ({error}), and is not as it was: {failed!r}"
+            raise RestoreError(text, (error, failed)) from error
+        if isinstance(error, RestoreError) or not isinstance(error, Exception):
+            raise
+        raise RestoreError(f"{what} was not restored, and is as it was: {error!r}", (error,)) from error
+
+
+def _messages_of(state: LangChainState, *, only_objects: bool = False) -> list[Any]:
+    """The messages of a state: those that LangChain wrote as objects of its classes, others as they are if they may."""
+    found: list[Any] = []
+    for index, message in enumerate(state.messages):
+        is_of_langchain = message.keys() == {"type", "data"} and isinstance(message["data"], dict)
+        if not is_of_langchain and not only_objects:
+            found.append(message)
+            continue
+        try:
+            from langchain_core.messages import convert_to_messages, messages_from_dict
+
+            found += messages_from_dict([message]) if is_of_langchain else convert_to_messages([message])
+        except Exception as error:
+            raise CheckpointError(f"LangChain cannot read it: {error}", f"messages[{index}]") from error
+    return found
+
+
+async def _restore_thread(state: LangChainState, graph: Any) -> None:
+    """Give a thread of LangGraph the messages, the other values and the next nodes of a state.
+
+    The thread's history is kept: what is restored is one more state at its end. If the history still has the state
+    itself, it is continued from there, as LangGraph's own time travel does it.
+    """
+    thread = dict((getattr(graph, "config", None) or {}).get("configurable", {}))
+    if "thread_id" not in thread:
+        raise RestoreError('the graph has no thread; give graph.with_config({"configurable": {"thread_id": ...}})')
+    thread.pop("checkpoint_id", None)
+    values = dict(state.values)
+    if state.messages or "messages" in graph.channels:
+        values["messages"] = _messages_of(state, only_objects=True)
+    unknown = [f"channel {name!r}" for name in values if name not in graph.channels]
+    unknown += [f"node {name!r}" for name in state.next if name not in graph.nodes]
+    if unknown:
+        raise RestoreError(f"the graph has no {', no '.join(unknown)}, which the checkpoint has")
+    try:
+        before = await graph.aget_state({"configurable": thread})
+    except Exception as error:  # it has no checkpointer, or one without asynchronous methods
+        raise RestoreError(f"the thread cannot be read: {error!r}", (error,)) from error
+
+    async def undo() -> None:
+        if "checkpoint_id" in before.config["configurable"]:
+            await graph.aupdate_state(before.config, None)
+        else:
+            await graph.checkpointer.adelete_thread(thread["thread_id"])
+
+    write = _write_thread(state, graph, thread, before.config, values)
+    await _all_or_nothing(write, undo, f"the thread {thread['thread_id']!r}")
+
+
+async def _write_thread(
+    state: LangChainState, graph: Any, thread: dict[str, Any], before: Any, values: dict[str, Any]
+) -> None:
+    from langgraph.channels import BinaryOperatorAggregate
+    from langgraph.graph import END, START
+    from langgraph.types import Overwrite
+
+    def differences(found: Any) -> list[str]:
+        # A channel that was never written may be left out, or empty.
+        names = [name for name in {**values, **found.values} if values.get(name, []) != found.values.get(name, [])]
+        return names if tuple(state.next) == tuple(found.next) else [*names, "next"]
+
+    if state.metadata.get("thread_id") == thread["thread_id"] and "checkpoint_id" in state.metadata:
+        itself = {"configurable": {"checkpoint_ns": "", **thread, "checkpoint_id": state.metadata["checkpoint_id"]}}
+        found = await graph.aget_state(itself)
+        if not differences(found):
+            await graph.aupdate_state(found.config, None)
+            return
+    update = {
+        name: Overwrite(value) if isinstance(graph.channels[name], BinaryOperatorAggregate) else value
+        for name, value in values.items()
+    }
+    # The graph decides what is next by the node that has written a state, so each is tried.
+    nodes = [name for name in graph.nodes if name != START]
+    left: list[str] = []
+    for name in [START, *nodes] if state.next else nodes:
+        try:
+            written = await graph.aupdate_state(before, update, as_node=name)
+            found = await graph.aget_state(written)
+            if found.next and not state.next:
+                found = await graph.aget_state(await graph.aupdate_state(written, None, as_node=END))
+        except Exception as error:  # noqa: BLE001 - an edge of the graph is a function of the user's
+            left = [f"{type(error).__name__} in {name}: {error}"]
+            continue
+        left = differences(found)
+        if not left:
+            return
+        if left != ["next"]:
+            break
+    raise RestoreError(
+        f"the graph cannot be given the state: {', '.join(left)} would differ. A channel that was written after the "
+        "checkpoint cannot be emptied; restore into a new thread"
+    )
+
+
+# OpenAI Agents
+
+
+async def _restore_session(state: OpenAIAgentsState, session: Any) -> None:
+    """Give a session of OpenAI Agents the items of a state.
+
+    Only what differs is removed and added: going back in a conversation takes its last items away one by one, and at no
+    time is the session empty.
+    """
+
+    async def items_now() -> list[Any]:
+        limit = getattr(getattr(session, "session_settings", None), "limit", None)
+        found: list[Any] = await session.get_items(None if limit is None else 2**31 - 1)
+        return found
+
+    async def write(items: list[Any]) -> None:
+        before = await items_now()
+        common = 0
+        while common < min(len(before), len(items)) and before[common] == items[common]:
+            common += 1
+        for _ in before[common:]:
+            await session.pop_item()
+        if items[common:]:
+            await session.add_items(items[common:])
+        if await items_now() != items:
+            raise RestoreError("the session does not keep items as they are")
+
+    before = await items_now()
+    name = f"the session {getattr(session, 'session_id', '')!r}"
+    await _all_or_nothing(write(state.items), lambda: write(before), name)

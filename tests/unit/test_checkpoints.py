@@ -4,7 +4,7 @@ import dataclasses
 import datetime
 import itertools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
@@ -52,11 +52,6 @@ class PlanStruct(msgspec.Struct):
     limit: int = 3
 
 
-class PlanTuple(NamedTuple):
-    steps: list[Step]
-    limit: int = 3
-
-
 def fresh_name() -> str:
     return f"test-{next(_numbers)}"
 
@@ -87,7 +82,7 @@ def test_states_of_frameworks_come_back(state):
     assert back.framework == state.framework
 
 
-@pytest.mark.parametrize("kind", [Plan, PlanStruct, PlanTuple])
+@pytest.mark.parametrize("kind", [Plan, PlanStruct])
 def test_objects_of_a_registered_class_come_back(kind):
     name = fresh_name()
     register_state(kind, framework=name)
@@ -137,10 +132,9 @@ def test_a_state_is_kept_as_it_was_when_the_checkpoint_was_made():
 
 def test_a_dict_may_say_its_framework():
     assert checkpoint({"framework": "langchain", "messages": [{"a": 1}]}).state == LangChainState(messages=[{"a": 1}])
-    assert checkpoint({"framework": "custom", "data": {"a": 1}}).state == CustomState({"a": 1})
     assert checkpoint({"framework": "crewai", "a": 1}).state == CustomState({"a": 1}, "crewai")
-    more = checkpoint({"framework": "langchain", "other": 1}).state
-    assert more.metadata == {"_extra": {"other": 1}}
+    with pytest.raises(CheckpointError, match="no such field"):
+        checkpoint({"framework": "langchain", "other": 1})
     register_state(Plan, framework=(name := fresh_name()))
     assert checkpoint({"framework": name, "steps": []}).state == Plan([])
 
@@ -149,8 +143,7 @@ def test_an_unknown_framework_is_kept_whole():
     line = written(checkpoint(CustomState({"a": {1: (2,)}}, "elsewhere")))
     line["state"]["b"] = {"$typed": {"$object": ["Unknown", {"x": 1}]}}
     back = checkpoint_of(line, "s")
-    assert back.state == CustomState({"a": {1: (2,)}}, "elsewhere", {"b": line["state"]["b"]})
-    assert written(back) == line
+    assert back.state == CustomState({"a": {1: (2,)}, "b": line["state"]["b"]}, "elsewhere")
 
 
 def test_the_state_of_a_class_that_is_gone_is_readable_and_comes_back_with_the_class(monkeypatch):
@@ -159,7 +152,6 @@ def test_the_state_of_a_class_that_is_gone_is_readable_and_comes_back_with_the_c
     from agent_cache.resume import checkpoints
 
     monkeypatch.setattr(checkpoints, "_registered", {})
-    monkeypatch.setattr(checkpoints, "_framework_of_class", {})
     back = checkpoint_of(line, "s")
     assert type(back.state) is CustomState
     assert back.framework == name
@@ -183,7 +175,7 @@ def test_a_class_may_get_fields_that_have_defaults_and_may_not_lose_any():
         typed_state(back.state)
     assert caught.value.field == "owner"
     del line["state"]["owner"], line["state"]["steps"]
-    with pytest.raises(CheckpointError, match="no default") as caught:
+    with pytest.raises(CheckpointError, match="it is missing") as caught:
         typed_state(checkpoint_of(line, "s").state)
     assert caught.value.field == "steps"
 
@@ -196,8 +188,6 @@ def test_a_class_may_get_fields_that_have_defaults_and_may_not_lose_any():
         (lambda: LangChainState(metadata=[]), "metadata"),
         (lambda: LangChainState(next=[1]), "next[0]"),
         (lambda: OpenAIAgentsState(items={}), "items"),
-        (lambda: OpenAIAgentsState(last_agent=None), "last_agent"),
-        (lambda: CustomState([1]), "data"),
         (lambda: CustomState({}, ""), "framework"),
         (lambda: CustomState({}, 3), "framework"),
         (lambda: checkpoint({"framework": 3}), "framework"),
@@ -205,14 +195,10 @@ def test_a_class_may_get_fields_that_have_defaults_and_may_not_lose_any():
         (lambda: checkpoint({"a": {"b": [object()]}}), "a"),
         (lambda: checkpoint(LangChainState(messages=[{"content": object()}])), "messages"),
         (lambda: checkpoint({}, label="x" * 201), "label"),
-        (lambda: checkpoint({}, label=None), "label"),
-        (lambda: checkpoint({}, label="\ud800"), "label"),
         (lambda: checkpoint({}, importance=math.nan), "importance"),
         (lambda: checkpoint({}, importance=1.01), "importance"),
         (lambda: checkpoint({}, importance=True), "importance"),
         (lambda: checkpoint({}, sequence=0), "sequence"),
-        (lambda: checkpoint({}, sequence=1.5), "sequence"),
-        (lambda: checkpoint({}, after=-1), "after"),
         (lambda: checkpoint({}, session_id=""), "session_id"),
         (lambda: checkpoint({}, id=7), "id"),
     ],
@@ -229,10 +215,6 @@ def test_a_field_of_a_registered_class_is_checked_by_its_annotation():
     with pytest.raises(CheckpointError) as caught:
         checkpoint(Plan([], limit="many"))
     assert caught.value.field == "limit"
-    odd = Plan([])
-    odd.more = 1
-    with pytest.raises(CheckpointError, match="beside the fields"):
-        checkpoint(odd)
 
 
 @pytest.mark.parametrize("state", [[1], "text", None, object(), [{"role": "user"}], Step("a", datetime.date.min), Plan])
@@ -271,13 +253,12 @@ plain = st.recursive(
 )
 
 
-@searched(6, 50, st.dictionaries(st.text(), plain), st.sampled_from(["custom", "elsewhere", "langchain"]))
+@searched(6, 50, st.dictionaries(st.text(), plain), st.sampled_from(["custom", "elsewhere"]))
 def test_whatever_plain_state_comes_back_with_its_types(data, framework):
     made = checkpoint(CustomState(data, framework))
     back = again(made)
-    state = back.state if framework != "langchain" else CustomState(data, framework)
-    assert state == made.state == CustomState(data, framework)
-    assert repr(state) == repr(made.state)
+    assert back.state == made.state == CustomState(data, framework)
+    assert repr(back.state) == repr(made.state)
 
 
 def test_a_state_of_a_known_framework_that_does_not_fit_is_kept_and_reported_when_it_is_needed():
@@ -314,24 +295,10 @@ def test_a_secret_that_is_the_name_of_a_field_is_nowhere_in_the_line():
     assert checkpoint_of(line, "s").redacted == (name,)
 
 
-def test_a_state_whose_parts_redaction_removed_is_still_readable():
-    @dataclasses.dataclass
-    class Secret:
-        password: bytes
-
-    register_state(Secret, framework=fresh_name())
-    line = written(checkpoint(Secret(b"hunter2")), Redaction(hook=lambda data: {**data, "password": 7}))
-    back = checkpoint_of(line, "s")
-    assert back.state.data == {"password": 7}
-    with pytest.raises(CheckpointError) as caught:
-        typed_state(back.state)
-    assert caught.value.field == "password"
-
-
 def test_what_cannot_be_registered_is_refused():
     class Plain: ...
 
-    for bad in (Plain, dict, 3, "x"):
+    for bad in (Plain, dict, 3, "x", tuple):
         with pytest.raises(ConfigurationError):
             register_state(bad)
     for name in ("custom", "langchain", "openai_agents", "", 3):
@@ -339,7 +306,7 @@ def test_what_cannot_be_registered_is_refused():
             register_state(Plan, framework=name)
     register_state(Plan, framework=(name := fresh_name()))
     with pytest.raises(ConfigurationError, match="already"):
-        register_state(PlanTuple, framework=name)
+        register_state(PlanStruct, framework=name)
 
 
 def test_a_class_can_be_registered_as_a_decorator_and_again_when_its_module_is_loaded_again():
@@ -356,16 +323,3 @@ def test_a_class_can_be_registered_as_a_decorator_and_again_when_its_module_is_l
     assert again(checkpoint(second(1))).state == second(1)
     with pytest.raises(CheckpointError):
         checkpoint(first(1))
-
-
-def test_a_class_may_say_its_framework():
-    name = fresh_name()
-
-    @register_state
-    @dataclasses.dataclass
-    class Said:
-        x: int
-        framework: str = name
-
-    assert checkpoint(Said(1)).framework == name
-    assert again(checkpoint(Said(1))).state == Said(1)

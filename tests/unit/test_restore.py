@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import types
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
@@ -261,11 +261,6 @@ class Frozen:
     plan: str = "old"
 
 
-class Pair(NamedTuple):
-    messages: list[str]
-    plan: str = "old"
-
-
 class Struct(msgspec.Struct):
     messages: list[str]
     plan: str = "old"
@@ -276,7 +271,7 @@ class FrozenStruct(msgspec.Struct, frozen=True):
     plan: str = "old"
 
 
-@pytest.mark.parametrize("kind", [Frozen, Pair, FrozenStruct])
+@pytest.mark.parametrize("kind", [Frozen, FrozenStruct])
 async def test_what_cannot_be_changed_is_replaced(hooked, kind):
     target = kind(["old"])
     found = await restore(checkpoint({"plan": "new"}), target)
@@ -393,7 +388,6 @@ async def test_builtin_containers_of_every_kind_are_put_back_and_changed_in_plac
             collections.OrderedDict(b=1, a=2),
             collections.defaultdict(list, a=[1]),
             ([1],),
-            Pair([1]),
         ]
 
     def change(state, target):
@@ -406,7 +400,6 @@ async def test_builtin_containers_of_every_kind_are_put_back_and_changed_in_plac
         target.values[6].move_to_end("b")
         target.values[7]["new"].append(1)
         target.values[8][0].append(2)
-        target.values[9].messages.append(2)
 
     def fails(state, target):
         change(state, target)
@@ -434,29 +427,6 @@ async def test_a_target_that_could_not_be_put_back_is_refused_before_a_hook_runs
     with pytest.raises(RestoreError, match="keeps state that cannot be put back"):
         await hooked(target, lambda state, target: ran.append(1))
     assert ran == []
-
-
-async def yields(state, target):
-    target.messages.append("new")
-    yield target
-
-
-@pytest.mark.parametrize(
-    "hook",
-    [
-        lambda state, target: True,
-        lambda state, target: target.messages.pop(),
-        lambda state, target: target.steps,
-        lambda state, target: Agent,
-        yields,
-    ],
-)
-async def test_a_hook_that_returns_what_can_be_no_target_is_a_mistake(hooked, hook):
-    target = Agent()
-    before = contents(target)
-    with pytest.raises(RestoreError, match="returned"):
-        await hooked(target, hook)
-    assert contents(target) == before
 
 
 def test_hooks_are_checked_when_they_are_registered():
@@ -513,15 +483,6 @@ async def test_a_state_that_does_not_fit_its_class_is_an_error_that_names_the_fi
     with pytest.raises(CheckpointError) as caught:
         await restore(checkpoint(CustomState({"messages": "x"}, "langchain")), Agent())
     assert caught.value.field == "messages"
-
-
-async def test_fields_whose_class_is_not_known_are_not_left_out_silently():
-    state = CustomState({"plan": "new"}, "gone", {"more": {"$typed": {"$object": ["Unknown", {}]}}})
-    target = Agent()
-    with pytest.raises(CheckpointError, match="register_state") as caught:
-        await restore(checkpoint(state), target)
-    assert caught.value.field == "more"
-    assert target.plan == "old"
 
 
 async def test_messages_and_items_are_restored_into_plain_targets():

@@ -88,7 +88,7 @@ async def snapshot(target: Any) -> Any:
 
 
 async def test_messages_come_back_as_objects_of_their_classes():
-    made = checkpoint(MESSAGES)
+    made = checkpoint(LangChainState(messages=MESSAGES))
     assert made.framework == "langchain"
     agent = types.SimpleNamespace(messages=[HumanMessage("old")])
     assert await restore(made, agent) is agent
@@ -262,7 +262,7 @@ async def test_a_thread_that_cannot_be_put_back_is_said():
 
 
 async def test_a_graph_without_a_thread_or_a_checkpointer_is_refused():
-    made = checkpoint(MESSAGES)
+    made = checkpoint(LangChainState(messages=MESSAGES))
     plain = StateGraph(State).add_node("a", lambda state: {}).add_edge(START, "a")
     with pytest.raises(RestoreError, match="with_config"):
         await restore(made, plain.compile(checkpointer=InMemorySaver()))
