@@ -41,8 +41,8 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "genai_prices": ("recording.prices",),
     "httpx2": ("relay",),
     "jinja2": ("report.page",),
-    "langchain_core": ("resume.frameworks",),
-    "langgraph": ("resume.frameworks",),
+    "langchain_core": ("resume.restore_hooks",),
+    "langgraph": ("resume.restore_hooks",),
     "litellm": ("recording.litellm", "recording.outcomes"),
     "markupsafe": ("report.page",),
     "msgspec": (
