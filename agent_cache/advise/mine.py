@@ -447,7 +447,6 @@ class _Conclusion:
             read_path=candidate.read_path if candidate else "",
             origin=chosen.origin,
             changes=chosen.changes,
-            exposed=chosen.changes + chosen.unchanged,
             unchanged=chosen.unchanged,
         )
 
@@ -490,6 +489,6 @@ class _Conclusion:
             kind, why, reason = "pass", "evidence", "no answer changes after it"
         return ToolAdvice(
             tool, kind, why, reason,
-            calls=facts.calls, errors=facts.errors, repeats=self.evidence.repeats[tool],
+            calls=facts.calls, repeats=self.evidence.repeats[tool],
             parameters=dict(facts.parameters), parse=facts.text,
         )  # fmt: skip

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.machinery
-import importlib.util
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -26,7 +25,7 @@ from agent_cache.advise.calls import UNKNOWN, LoggedCall, answer_digest, is_fail
 from agent_cache.advise.tag_rules import Advice, needs_parsing, rules_of
 from agent_cache.core.options import ReadPolicy
 from agent_cache.core.parameters import Named
-from agent_cache.core.tags import Tag, TagSet, meet, root_of
+from agent_cache.core.tags import Tag, TagSet, meet
 from agent_cache.core.versions import paths_read, paths_written
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.state import live_tools
@@ -328,23 +327,31 @@ class _Player:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The tools of a log, and what is in use for each."""
+    """The tools of a log: what is in use for each, what happens to those without a rule, those that may be several in
+    use, and what is in use and not in the log.
+    """
 
     policy: dict[str, Tags] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)
     without_rule: dict[str, str] = field(default_factory=dict)
     ambiguous: dict[str, tuple[str, ...]] = field(default_factory=dict)
     without_calls: list[str] = field(default_factory=list)
 
 
 class TagsInUse:
-    """What is in use: toolboxes, and the operations of decorated tools, by name."""
+    """What is in use: toolboxes, and the operations of decorated tools, by name.
+
+    A toolbox that has decorated functions is checked by these.
+    """
 
     def __init__(self, boxes: Mapping[str, Toolbox], tools: Mapping[str, ReadOperation | WriteOperation]) -> None:
-        self.boxes: Final = dict(boxes)
-        self.tools: Final = dict(tools)
+        self._tools = dict(tools)
+        self._boxes = {
+            where: box
+            for where, box in boxes.items()
+            if not any(name.startswith(f"{box.namespace}:") for name in tools)
+        }
         self._rules = {
-            where: {row.tool: box.rule(row.tool) for row in box.explain()} for where, box in self.boxes.items()
+            where: {row.tool: box.rule(row.tool) for row in box.explain()} for where, box in self._boxes.items()
         }
 
     def match(self, tools: Mapping[str, Mapping[str, bool]]) -> Match:
@@ -356,64 +363,45 @@ class TagsInUse:
             if len(candidates) > 1:
                 found.ambiguous[tool] = tuple(sorted(candidates))
             elif candidates:
-                [(found.names[tool], found.policy[tool])] = candidates.items()
-            elif len(self.boxes) != 1 or self.tools:
+                [found.policy[tool]] = candidates.values()
+            elif len(self._boxes) != 1 or self._tools:
                 found.without_rule[tool] = "it is not decorated"
             else:
                 self._by_default(tool, hints, found)
-        for where, rules in self._rules.items():  # what `Toolbox.tool` has decorated is among the tools
-            begin = f"{self.boxes[where].namespace}:"
-            decorated = [name.removeprefix(begin) for name in self.tools if name.startswith(begin)]
-            used |= {self._name(where, rule) for rule in rules for one in decorated if _fits(rules, rule, one)}
-        every = [*self.tools, *(self._name(where, rule) for where, rules in self._rules.items() for rule in rules)]
+        every = [*self._tools, *(self._name(where, rule) for where, rules in self._rules.items() for rule in rules)]
         found.without_calls.extend(sorted({*every} - used))
         return found
 
     def _name(self, where: str, rule: str) -> str:
         """What a rule is called: also by its toolbox, if there are several."""
-        return rule if len(self.boxes) == 1 and not self.tools else f"{where}[{rule!r}]"
+        return rule if len(self._boxes) == 1 and not self._tools else f"{where}[{rule!r}]"
 
     def _candidates(self, tool: str) -> dict[str, Tags]:
-        """What may be in use for a tool: by its whole name, else without the first part of it, else by the last."""
+        """What may be in use for a tool: by its whole name, else by what follows the first colon, else the last dot."""
+        if tool in self._tools:
+            return {tool: self._tools[tool]}
         prefix, _, short = tool.partition(":")
         short = short or tool
+        found: dict[str, Tags] = {name: one for name, one in self._tools.items() if name.partition(":")[2] == short}
+        for where in [one for one, box in self._boxes.items() if box.namespace == prefix] or self._boxes:
+            if not found or len(self._boxes) > 1:
+                rule = find_rule(self._rules[where], short)
+                found |= {
+                    self._name(where, name): one
+                    for name, one in self._rules[where].items()
+                    if rule and one is rule.rule
+                }
         last = short.rpartition(".")[2]
-        return (
-            {name: one for name, one in self.tools.items() if name == tool}
-            or self._of_boxes(short, prefix)
-            or self._of_boxes(tool, has_patterns=False)
-            or {name: one for name, one in self.tools.items() if name.partition(":")[2] == short}
-            or self._of_boxes(short)
-            or {name: one for name, one in self.tools.items() if name.rpartition(":")[2].rpartition(".")[2] == last}
-        )
-
-    def _of_boxes(self, name: str, namespace: str | None = None, *, has_patterns: bool = True) -> dict[str, Tags]:
-        """The rules for a tool of this name, of toolboxes with this namespace; None is that of any."""
-        found: dict[str, Tags] = {}
-        for where, box in self.boxes.items():
-            rules, function = self._rules[where], f"{box.namespace}:{name}"
-            if namespace in (None, box.namespace) and function in self.tools:  # by `Toolbox.tool`
-                found[function] = self.tools[function]
-            elif namespace in (None, box.namespace):
-                patterns = [name] if name in rules else rules if has_patterns else []
-                if pattern := next((one for one in patterns if _fits(rules, one, name)), None):
-                    found[self._name(where, pattern)] = rules[pattern]
-        return found
+        return found or {name: one for name, one in self._tools.items() if re.split("[:.]", name)[-1] == last}
 
     def _by_default(self, tool: str, hints: Mapping[str, bool], found: Match) -> None:
         """What the only toolbox does with a tool that has no rule."""
-        [box] = self.boxes.values()
+        [box] = self._boxes.values()
         [row] = box.explain([tool])
         rule = found.policy[tool] = box.rule(tool, dict(hints) or None)
-        if rule is not box.rule(tool):
-            found.names[tool] = "hint"
-            return
-        instead = {"write": f"each call drops {row.tags}", "watch": "it is not stored", "pass": "it is left alone"}
-        found.without_rule[tool] = instead[row.kind]
-
-
-def _fits(rules: Mapping[str, Rule], pattern: str, name: str) -> bool:
-    return find_rule({pattern: rules[pattern]}, name) is not None
+        if rule is box.rule(tool):
+            instead = {"write": f"each call drops {row.tags}", "watch": "it is not stored", "pass": "it is left alone"}
+            found.without_rule[tool] = instead[row.kind]
 
 
 def tags_in_use(target: str) -> TagsInUse:
@@ -421,13 +409,11 @@ def tags_in_use(target: str) -> TagsInUse:
     path, colon, attribute = target.rpartition(":")
     if not colon or "/" in attribute or "\\" in attribute:  # the colon of a drive
         path, attribute = target, ""
-    if not attribute and not path.endswith(".py") and (path.endswith(".toml") or Path(path).is_file()):
+    if not attribute and path.endswith(".toml"):
         return TagsInUse({path: Toolbox.from_file(path, hints="kind")}, {})
     module = _imported(path)
     if attribute:
-        found: Any = module
-        for name in attribute.split("."):
-            found = getattr(found, name, None)
+        found = getattr(module, attribute, None)
         if not isinstance(found, Toolbox):
             raise ConfigurationError(f"{target}: {attribute} is no Toolbox of {module.__name__}")
         return TagsInUse({target: found}, {})
@@ -445,28 +431,22 @@ def tags_in_use(target: str) -> TagsInUse:
 
 def _imported(target: str) -> ModuleType:
     """Import a module by its name or its file, as a program in this folder would. What it prints goes to stderr."""
-    folders = [str(Path(target).absolute().parent), str(Path.cwd())] if target.endswith(".py") else [str(Path.cwd())]
-    sys.path[:0] = [folder for folder in folders if folder not in sys.path]  # for good: modules may import later
+    is_file = target.endswith(".py")
+    folders = [str(Path(target).absolute().parent)] if is_file else []
+    sys.path[:0] = [folder for folder in [*folders, str(Path.cwd())] if folder not in sys.path]  # later imports, too
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            if not target.endswith(".py"):
-                return importlib.import_module(target)
-            loader = importlib.machinery.SourceFileLoader(Path(target).stem, target)
-            spec = importlib.util.spec_from_loader(loader.name, loader)
-            module = importlib.util.module_from_spec(cast("importlib.machinery.ModuleSpec", spec))
-            sys.modules[module.__name__] = module  # for what needs the module of a class by its name
-            loader.exec_module(module)
+            return importlib.import_module(Path(target).stem if is_file else target)
         except (Exception, SystemExit) as error:  # the user's code, which may raise anything
             text = " ".join(str(error).split())
             raise ConfigurationError(f"{target} cannot be imported: {type(error).__name__}: {text}") from error
-        return module
 
 
 # Why an answer would have been stale
 
 
 class Cause(NamedTuple):
-    """Why a cache would have given a stale answer."""
+    """Why a cache would have given a stale answer: the write, if no other can be it, and tags to add to both."""
 
     write: LoggedCall | None = None
     is_certain: bool = False
@@ -475,33 +455,20 @@ class Cause(NamedTuple):
 
 
 def cause_of(stale: StaleAnswer, in_use: Mapping[str, Tags], advice: Advice) -> Cause:
-    """Find the write that made an answer stale, and the tags that would have dropped it."""
+    """Find the write that made an answer stale, and the tags of both that would have dropped it."""
     if not stale.writes:
         return Cause()
     needed = _templates(advice, stale.loaded)
+    present = tags_of(in_use[stale.loaded.tool], stale.loaded) if stale.loaded.tool in in_use else ()
     for write in reversed(stale.writes):  # the last one made the answer what it was
         for write_template, write_tags in _templates(advice, write).items():
             for read_template, read_tags in needed.items():
-                if not any(meet(one, other) for one in read_tags for other in write_tags):
-                    continue
-                if root := _root_in_use(read_tags, in_use, stale.loaded):
-                    return Cause(write, is_certain=True, write_tag=":".join([root, *write_template.split(":")[1:]]))
-                if root := _root_in_use(write_tags, in_use, write):
-                    return Cause(write, is_certain=True, read_tag=":".join([root, *read_template.split(":")[1:]]))
-                return Cause(write, is_certain=True, read_tag=read_template, write_tag=write_template)
+                if any(meet(one, other) for one in read_tags for other in write_tags):
+                    has_tag = not {*read_tags}.isdisjoint(present)
+                    return Cause(
+                        write, is_certain=True, read_tag=None if has_tag else read_template, write_tag=write_template
+                    )
     return Cause(stale.writes[-1], is_certain=len(stale.writes) == 1)
-
-
-def _root_in_use(wanted: tuple[str, ...], in_use: Mapping[str, Tags], call: LoggedCall) -> str | None:
-    """The root under which the tags in use of a call name the same entity."""
-    present = tags_of(in_use[call.tool], call) if call.tool in in_use else ()
-    alike = [
-        root_of(one)
-        for tag in wanted
-        for one in present
-        if one == tag or (":" in tag and one.partition(":")[2] == tag.partition(":")[2])
-    ]
-    return alike[0] if alike else None
 
 
 def _templates(advice: Advice, call: LoggedCall) -> dict[str, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""The rules that a log shows to be needed, and their text: Python, TOML and JSON, each with its evidence.
+"""The rules that a log shows to be needed, and their text: Python and TOML, each with its evidence.
 
 Reads that the same writes change through the same values share a root, and no others do: so a write drops what it was
 seen to change, and nothing beside it. A read with several such sets of writes has a tag for each.
@@ -15,7 +15,7 @@ import textwrap
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from agent_cache.advise.paths import server_of
@@ -53,7 +53,6 @@ class ToolAdvice:
     why: Why
     reason: str
     calls: int = 0
-    errors: int = 0
     repeats: int = 0
     parameters: Mapping[str, bool] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
@@ -69,8 +68,7 @@ class Link:
             ``"result[orders][][id]"``. Several that must all meet are joined by colons. Empty: whatever the call.
         origin: ``"evidence"``: it explains changes. ``"same entity"``: nothing contradicts it. ``"whole root"``: it is
             not known what the write leaves unchanged.
-        changes: how many changes of answers it explains.
-        exposed, unchanged: how many intervals it met, and how many of them did not change.
+        changes, unchanged: how many changes of answers it explains, and how many intervals it met that did not change.
         root: the root of the tag that both have.
     """
 
@@ -80,7 +78,6 @@ class Link:
     read_path: str
     origin: Origin
     changes: int
-    exposed: int
     unchanged: int
     root: str = ""
 
@@ -133,20 +130,17 @@ def needs_parsing(tool: ToolAdvice) -> bool:
     return tool.parse and any("{result[" in tag for tag in tool.tags)
 
 
-Path = str
-
-
 def tag_templates(
-    links: Sequence[tuple[str, Path, str, Path]],
+    links: Sequence[tuple[str, str, str, str]],
     *,
     reads: Sequence[str],
     writes: Sequence[str],
     names: Mapping[str, Sequence[str]],
-    entity: Callable[[str, Path], Sequence[str]],
+    entity: Callable[[str, str], Sequence[str]],
 ) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     """Templates for tools, from links between them. Returns those of each tool, and the root of each link."""
-    writers: dict[tuple[str, Path], set[tuple[str, Path]]] = defaultdict(set)
-    paths: dict[str, list[Path]] = {read: [] for read in reads}
+    writers: dict[tuple[str, str], set[tuple[str, str]]] = defaultdict(set)
+    paths: dict[str, list[str]] = {read: [] for read in reads}
     for write, write_path, read, read_path in links:
         if read_path:
             writers[read, read_path].add((write, write_path))
@@ -159,11 +153,11 @@ def tag_templates(
     for write, _, read, read_path in links:
         if not read_path:
             writers[read, paths[read][0]].add((write, ""))
-    roots: dict[frozenset[tuple[str, Path]], str] = {}
+    roots: dict[frozenset[tuple[str, str]], str] = {}
     taken: set[str] = set()
     tags: dict[str, dict[str, None]] = defaultdict(dict)
 
-    def root_for(read: str, path: Path) -> str:
+    def root_for(read: str, path: str) -> str:
         group = frozenset(writers[read, path]) or frozenset({(read, path)})  # what nothing writes has its own root
         if group not in roots:
             words = entity(read, path) if path and ":" not in path else names.get(read, ())
@@ -188,7 +182,7 @@ def tag_templates(
     return kept, of_links
 
 
-def _template(root: str, path: Path) -> str:
+def _template(root: str, path: str) -> str:
     """The template of the tag that a path becomes. One that is empty is that of the whole root."""
     return ":".join([root, *(f"{{{one}}}" for one in path.split(":") if one)])
 
@@ -210,9 +204,8 @@ def _free_name(wishes: Sequence[str], taken: set[str]) -> str:
 _UNNAMED: Final = "tools"
 """The namespace where the log gives none."""
 _WIDTH: Final = 100
-_FEW: Final = 3
 _MOST_NAMES: Final = 8
-"""Names of tools that a comment has in a row, before it only counts them."""
+"""Names that a comment has in a row, before it only counts them."""
 _DECORATORS: Final = {"read": "AgentCache", "write": "AgentCacheInvalidator"}
 _MISSING: Final = {
     "never": "never seen between two equal answers",
@@ -262,7 +255,7 @@ def _short(tool: str) -> str:
 
 
 class RuleText:
-    """The rules of an advice as text, with its evidence as comments."""
+    """The rules of an advice as text, with its evidence as comments. `outcomes` are of `replay_all`."""
 
     def __init__(
         self,
@@ -270,13 +263,12 @@ class RuleText:
         outcomes: Mapping[str, Any],
         *,
         sources: Iterable[str],
-        notes: Iterable[str] = (),
         has_hints: bool = False,
         redaction: Redaction,
     ) -> None:
         self.names: Final = Names(advice.tools, redaction)
         self.advice, self.outcomes, self.redaction = advice, outcomes, redaction
-        self._sources, self._notes = list(map(self._text, sources)), list(map(self._text, notes))
+        self._sources = ", ".join(map(self._text, sources))
         self._has_hints = has_hints
         self._scope = ', scope="session"' if advice.resets else ""
         tools = advice.tools.values()
@@ -289,8 +281,6 @@ class RuleText:
 
     def _text(self, text: str) -> str:
         return escaped(self.redaction.text(text))
-
-    # What is known
 
     def unknown(self) -> list[str]:
         """What the log cannot tell, a sentence each: first what has to be decided by somebody."""
@@ -309,8 +299,8 @@ class RuleText:
             if (several := by_kind[f"{kind} by name"])
         ]
         found += [
-            f"{names.shown(tool)} is not to be cached: {self._text(advice.tools[tool].reason)}"
-            for tool in by_kind["watch"]
+            f"{names.shown(one)} is not to be cached: {self._text(advice.tools[one].reason)}"
+            for one in by_kind["watch"]
         ]
         for reason, text in _MISSING.items():
             if several := [read for read, why in advice.lacking.items() if reason in why.values()]:
@@ -320,67 +310,59 @@ class RuleText:
                     f"({text}): {names.several(several)}"
                 )
         if advice.resets:
-            found.append(
-                f"runs begin anew: {plural(advice.resets, 'answer')} of later runs were as before a change that an"
-                " earlier one had made. Nothing was concluded across runs, and the rules hold within a session"
-            )
+            found.append("runs begin anew: nothing was concluded across runs, and the rules hold within a session")
         elif not advice.is_shared:
             found.append("the log does not show that its runs share one state: nothing was concluded across runs")
         if more := advice.changes - advice.explained:
             found.append(f"{plural(more, 'change')} of answers have no explanation, or are of tools that are no reads")
         found += [
-            f"{names.shown(tool)} calls the tools that its {names.shown(name)} names, with its {names.shown(inside)}: "
-            "the rules are of these"
-            for tool, (name, inside) in advice.inner.items()
+            f"{names.shown(one)} calls other tools, which its {names.shown(name)} names: the rules are theirs"
+            for one, (name, _) in advice.inner.items()
         ]
         if advice.ignored:
             found.append(f"left out: {names.several(advice.ignored)}")
-        without = [tool for tool in advice.tools if tool not in names.of or tool in self._secret]
-        return [
-            *found,
-            *(
-                f"{names.shown(tool)!r} has no rule: it is no name, or redaction finds a secret in it"
-                for tool in without
-            ),
+        return found + [
+            f"{names.shown(one)!r} has no rule: it is no name, or redaction finds a secret in it"
+            for one in advice.tools
+            if one not in names.of or one in self._secret
         ]
 
     def _evidence(self, tool: ToolAdvice) -> Iterator[str]:
-        errors = f", {plural(tool.errors, 'error')}" if tool.errors else ""
-        repeats = f", {plural(tool.repeats, 'repeat')}" if tool.kind in ("read", "watch") else ""
+        """A line of figures, and one of evidence for each tag."""
         found = self.outcomes["advised"].tools.get(tool.tool) if tool.kind == "read" else None
-        hits = f", {plural(found.hits, 'hit')} expected" if found else ""
-        yield f"{self.names.shown(tool.tool)}: {plural(tool.calls, 'call')}{errors}{repeats}{hits}"
-        yield f"a {'read, not to be stored' if tool.kind == 'watch' else tool.kind}: {self._text(tool.reason)}"
+        figures = [plural(tool.calls, "call")]
+        figures += [plural(tool.repeats, "repeat")] if tool.kind in ("read", "watch") else []
+        figures += [f"{found.hits:,} hits expected"] if found else []
+        yield f"{self.names.shown(tool.tool)}: {', '.join(figures)}; {tool.kind}: {self._text(tool.reason)}"
         for tag in tool.tags:
-            text, links = self._text(tag), [one for one in self.advice.links if self._stands_for(tool, tag, one)]
-            for link in sorted((link for link in links if link.changes), key=lambda one: -one.changes)[:_MOST_NAMES]:
-                verb = "changed by" if tool.kind == "read" else "changes"
-                yield f"{text}: {verb} {self._other(tool, link)}, {link.changes} of {plural(link.exposed, 'time')}"
-            if alike := [self._other(tool, one) for one in links if one.origin == "same entity" and not one.changes]:
-                more = f" and {len(alike) - _MOST_NAMES} more" if len(alike) > _MOST_NAMES else ""
-                yield f"{text}: without evidence, both name it: {', '.join(alike[:_MOST_NAMES])}{more}"
-            unseen = {link.write for link in links if link.origin == "whole root" and not link.changes}
-            if tool.kind == "read" and unseen:
-                few = f" ({self.names.several(unseen)})" if len(unseen) <= _FEW else ""
-                yield f"{text}: dropped whole by {plural(len(unseen), 'tool')}{few}, too little was seen"
+            links = sorted(self._links_of(tool, tag), key=lambda one: -one.changes)
+            if links:
+                reasons = "; ".join(self._because(tool, link) for link in links[:3])
+                yield f"{self._text(tag)}: {reasons}{f'; and {len(links) - 3} more' if len(links) > 3 else ''}"
 
-    def _stands_for(self, tool: ToolAdvice, tag: str, link: Link) -> bool:
-        own, path = (link.read, link.read_path) if tool.kind == "read" else (link.write, link.write_path)
+    def _links_of(self, tool: ToolAdvice, tag: str) -> Iterator[Link]:
         root = tag.partition(":")[0]
-        return own == tool.tool and link.root == root and (not path or tag in (root, _template(root, path)))
+        for link in self.advice.links:
+            own, path = (link.read, link.read_path) if tool.kind == "read" else (link.write, link.write_path)
+            if own == tool.tool and link.root == root and (not path or tag in (root, _template(root, path))):
+                yield link
 
-    def _other(self, tool: ToolAdvice, link: Link) -> str:
-        """The tool at the other end of a link, and the path there."""
-        other, path = (link.write, link.write_path) if tool.kind == "read" else (link.read, link.read_path)
-        return f"{self.names.shown(_short(other))}{f' ({shortened(self._text(path), 60)})' if path else ''}"
+    def _because(self, tool: ToolAdvice, link: Link) -> str:
+        is_read = tool.kind == "read"
+        other, path = (link.write, link.write_path) if is_read else (link.read, link.read_path)
+        shown = f"{self.names.shown(_short(other))}{f' ({shortened(self._text(path), 60)})' if path else ''}"
+        if link.changes:
+            seen = plural(link.changes + link.unchanged, "time")
+            return f"{'changed by' if is_read else 'changes'} {shown}, {link.changes} of {seen}"
+        return f"{shown} names it, too" if link.origin == "same entity" else f"too little was seen of {shown}"
 
     def _head(self, *more: str) -> list[str]:
         advised = self.outcomes["advised"]
         share = f"{100 * advised.hits / advised.reads:.0f} %" if advised.reads else "-"
         return _comments([
-            f"Rules for the tools of {shortened(', '.join(self._sources), 200)}, by `agent-cache advise`.",
+            f"Rules for the tools of {shortened(self._sources, 200)}, by `agent-cache advise`.",
             f"Replayed: {plural(advised.reads, 'read')}, {advised.hits:,} hits ({share}), {advised.stale} stale.",
-            *(f"- {self._text(line)}" for line in self.unknown()),
+            *(f"- {line}" for line in self.unknown()),
             *more,
         ])  # fmt: skip
 
@@ -422,11 +404,7 @@ class RuleText:
         return "\n".join([*lines, f"async def {name}({', '.join(needed)}): ..."])
 
     def toml(
-        self,
-        *,
-        relay: str | None = None,
-        has_rule: Callable[[str], bool] = lambda _name: False,
-        is_new: bool = True,
+        self, *, relay: str | None = None, has_rule: Callable[[str], bool] = lambda _name: False, is_new: bool = True
     ) -> str:
         """A file that `Toolbox.from_file` and `agent-cache mcp --config` read."""
         head = self._head()
@@ -450,28 +428,6 @@ class RuleText:
                 lines += ['parse = "json"'] if needs_parsing(tool) else []
             blocks.append("\n".join(lines))
         return "\n\n".join(blocks) + "\n"
-
-    def document(self) -> dict[str, Any]:
-        """Every figure, as data."""
-        advice, tools = self.advice, []
-        for tool in advice.tools.values():
-            found = self.outcomes["advised"].tools.get(tool.tool)
-            row = asdict(tool) | {"parse": needs_parsing(tool), "rule": self.names.of.get(tool.tool)}
-            row |= {"tags": list(tool.tags) if tool in self._written else [], "hits": found.hits if found else 0}
-            row |= {"stale": found.stale if found else 0, "seconds_saved": found.seconds if found else None}
-            tools.append({name: value for name, value in row.items() if name != "parameters"})
-        figures = {name: getattr(advice, name) for name in ("is_shared", "resets", "changes", "explained")}
-        document: dict[str, Any] = {
-            "sources": self._sources,
-            "namespace": self.names.namespace,
-            "notes": self._notes,
-            "tools": tools,
-        }
-        document |= {"links": list(map(asdict, advice.links)), **figures, "ignored": list(advice.ignored)}
-        outcomes = self.outcomes.items()
-        document["outcomes"] = {of: {"reads": one.reads, "hits": one.hits, "stale": one.stale} for of, one in outcomes}
-        redacted: dict[str, Any] = self.redaction.apply(document | {"unknown": self.unknown()})
-        return redacted
 
 
 def _is_parameter(name: str) -> bool:

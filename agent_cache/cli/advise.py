@@ -21,21 +21,11 @@ from typing import Any, Final, Literal, NamedTuple
 
 from agent_cache import AgentCacheError, ConfigurationError
 from agent_cache.advise.calls import LoggedCall
-from agent_cache.advise.forms import FORMS, Form
 from agent_cache.advise.logs import files_of, read_log
 from agent_cache.advise.mine import mine, unwrapped
 from agent_cache.advise.replay_check import Cause, Match, Outcome, StaleAnswer, cause_of, replay_all, tags_in_use
 from agent_cache.advise.tag_rules import Advice, Names, RuleText, plural
-from agent_cache.cli.output import (
-    Printer,
-    escaped,
-    is_same_file,
-    json_text,
-    print_json,
-    progress,
-    shortened,
-    write_file,
-)
+from agent_cache.cli.output import Printer, escaped, progress, shortened, write_file
 from agent_cache.recording import Redaction
 
 __all__ = ["add_options", "advised_rules", "print_summary", "refusal_of", "run"]
@@ -43,7 +33,7 @@ __all__ = ["add_options", "advised_rules", "print_summary", "refusal_of", "run"]
 _LEAST: Final = 20_000
 """From how many calls on a progress bar is drawn: what takes longer than a second."""
 _SHOWN: Final = 5
-"""Stale answers of one cause that are shown as text."""
+"""Stale answers of one cause that are shown."""
 _MOST_TOOLS: Final = 40
 Kind = Literal["read", "write"]
 Given = Sequence[tuple[str, Kind]]
@@ -52,8 +42,8 @@ Given = Sequence[tuple[str, Kind]]
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.usage = (
-        "agent-cache advise RUNS... [--format python|toml|json] [-o FILE]\n"
-        "       agent-cache advise --check TARGET RUNS... [--fail-on any|stale] [--format text|json]"
+        "agent-cache advise RUNS... [--format python|toml] [-o FILE]\n"
+        "       agent-cache advise --check TARGET RUNS... [--fail-on any|stale]"
     )
     parser.description = (
         "Find the tags of tools in recorded runs. Exit codes: 0 fine, 1 --check has found something, 2 usage, or "
@@ -65,17 +55,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("runs", nargs="+", metavar="RUNS", help="recordings and other logs of calls, or folders of them")
     targets = "rules.toml, package.module, module:toolbox, file.py"
     add("--check", metavar="TARGET", help=f"compare the rules in use: {targets}")
-    formats = "decorators (default), a file of rules, every figure; of --check: text, json"
-    add("--format", choices=("python", "toml", "json", "text"), help=formats)
-    add("-o", "--output", metavar="FILE", help="write the rules into a file, in place of stdout")
-    add("--force", action="store_true", help="with -o: replace an existing file")
+    add("--format", choices=("python", "toml"), default="python", help="decorators (default), or a file of rules")
+    add("-o", "--output", type=Path, metavar="FILE", help="write the rules into a file that is not there yet")
     what = "of --check: what exit code 1 is for (default: any)"
     add("--fail-on", choices=("any", "stale"), default="any", help=what)
     for kind in ("read", "write"):
         says = f"what the log does not say: this tool {kind}s; may have * in it, and be repeated"
         add(f"--{kind}", dest="kinds", type=partial(_of_kind, kind), help=says, **several)
     add("--ignore", help="this tool does neither; likewise", **several)
-    add("--form", choices=FORMS, help="of the logs, where it is not recognised")
     add("--redact", help="redact arguments of this name, too", **several)
 
 
@@ -87,49 +74,27 @@ def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
     redaction = Redaction(options.redact)
     try:
-        if mistake := _mistake_in(options):
-            raise ConfigurationError(mistake)
         return _advise(options, redaction) if options.check is None else _check(options, redaction)
     except BrokenPipeError:
         raise
     except (AgentCacheError, OSError) as error:
-        line = refusal_of(error, redaction)
-        if options.check is not None and options.format == "json":
-            print_json({"error": line})
-        print(f"agent-cache advise: {line}", file=sys.stderr)
+        print(f"agent-cache advise: {refusal_of(error, redaction)}", file=sys.stderr)
         return 2
 
 
-def refusal_of(error: Exception | str, redaction: Redaction) -> str:
+def refusal_of(error: Exception, redaction: Redaction) -> str:
     """What cannot be done, and why, in one line."""
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        error = f"{error.filename}: {error.strerror}"
-    return escaped(redaction.text(str(error)))
-
-
-def _mistake_in(options: argparse.Namespace) -> str:
-    is_check = options.check is not None
-    mistakes = {
-        "--check has the formats text and json": is_check and options.format not in (None, "text", "json"),
-        "--check writes no rules, so -o and --force are not for it": is_check and (options.output or options.force),
-        "--format text and --fail-on are for --check": not is_check
-        and (options.format == "text" or options.fail_on != "any"),
-        "--force is for -o": options.force and options.output is None,
-        f"{options.output} exists; --force replaces it": options.output is not None
-        and Path(options.output).exists()
-        and not options.force,
-    }
-    return next((text for text, is_one in mistakes.items() if is_one), "")
+    is_of_file = isinstance(error, OSError) and error.strerror and error.filename is not None
+    return escaped(redaction.text(f"{error.filename}: {error.strerror}" if is_of_file else str(error)))  # type: ignore[attr-defined]
 
 
 # The log
 
 
 class _Study(NamedTuple):
-    """The calls of a log, a line each of what was read and is missing, and what is to be learned from it."""
+    """The calls of a log, and what is to be learned from it."""
 
     calls: list[LoggedCall]
-    notes: list[str]
     advice: Advice
 
     def hints(self) -> dict[str, Mapping[str, bool]]:
@@ -140,22 +105,19 @@ class _Study(NamedTuple):
         return found
 
 
-def _studied(
-    runs: Sequence[str], redaction: Redaction, form: Form | None, kinds: Given = (), ignore: Sequence[str] = ()
-) -> _Study:
+def _studied(runs: Sequence[str], redaction: Redaction, kinds: Given = (), ignore: Sequence[str] = ()) -> _Study:
     """Read a log, say what was read, and mine it."""
     size = sum(path.stat().st_size for _, path in files_of(runs) if path is not None)
     with progress("reading", size, least=5_000_000) as draw:
-        log = read_log(runs, form=form, progress=draw)
-    notes = [escaped(redaction.text(note)) for note in (*log.notes, *log.problems)]
-    for note in notes:
-        print(note, file=sys.stderr)
+        log = read_log(runs, progress=draw)
+    for note in (*log.notes, *log.problems):
+        print(escaped(redaction.text(note)), file=sys.stderr)
     if not log.calls:
         raise AgentCacheError(f"there is no call of a tool in {', '.join(runs)}")
     given = {tool: kind for tool in {call.tool for call in log.calls} if (kind := _given(tool, kinds))}
     calls = [replace(call, kind=given[call.tool]) if call.tool in given else call for call in log.calls]
     with progress("mining", 2 * len(calls), least=_LEAST) as draw:
-        return _Study(unwrapped(calls)[0], notes, mine(calls, ignore=ignore, progress=draw))
+        return _Study(unwrapped(calls)[0], mine(calls, ignore=ignore, progress=draw))
 
 
 def _given(tool: str, kinds: Given) -> Kind | None:
@@ -166,38 +128,30 @@ def _given(tool: str, kinds: Given) -> Kind | None:
 
 
 def advised_rules(
-    runs: Sequence[str],
-    redaction: Redaction,
-    *,
-    form: Form | None = None,
-    kinds: Given = (),
-    ignore: Sequence[str] = (),
+    runs: Sequence[str], redaction: Redaction, *, kinds: Given = (), ignore: Sequence[str] = ()
 ) -> RuleText:
     """The rules that a log shows to be needed. What is read of it is said on stderr."""
-    study = _studied(runs, redaction, form, kinds, ignore)
+    study = _studied(runs, redaction, kinds, ignore)
     with progress("replaying", len(study.calls), least=_LEAST) as draw:
         policies: dict[str, Any] = {name: name for name in ("none", "roots", "advised", "oracle")}
         outcomes = replay_all(study.calls, policies, advice=study.advice, progress=draw)
     has_hints = any(study.hints().values())
-    return RuleText(study.advice, outcomes, sources=runs, notes=study.notes, has_hints=has_hints, redaction=redaction)
+    return RuleText(study.advice, outcomes, sources=runs, has_hints=has_hints, redaction=redaction)
 
 
 def _advise(options: argparse.Namespace, redaction: Redaction) -> int:
     output = options.output
-    if output is not None and any(path and is_same_file(Path(output), path) for _, path in files_of(options.runs)):
-        raise ConfigurationError(f"{output} is among the logs that are read: choose another name with -o")
-    rules = advised_rules(options.runs, redaction, form=options.form, kinds=options.kinds, ignore=options.ignore)
-    if options.format == "json":
-        text = json_text(rules.document(), indent=2) + "\n"
-    else:
-        text = rules.toml() if options.format == "toml" else rules.python()
+    if output is not None and output.exists():
+        raise ConfigurationError(f"{output} is there already: remove it, or choose another name")
+    rules = advised_rules(options.runs, redaction, kinds=options.kinds, ignore=options.ignore)
+    text = rules.toml() if options.format == "toml" else rules.python()
     if output is None:
         print(text, end="", flush=True)
     else:
-        write_file(Path(output), [text])
+        write_file(output, [text])
     print_summary(rules)
     if output is not None:
-        print(f"written: {escaped(redaction.text(output))}", file=sys.stderr)
+        print(f"written: {escaped(redaction.text(str(output)))}", file=sys.stderr)
     return 0
 
 
@@ -220,14 +174,14 @@ def print_summary(rules: RuleText) -> None:
     for tool in tools[:_MOST_TOOLS]:
         own = found.get(tool.tool)
         repeats = f"{tool.repeats:,}" if tool.kind in ("read", "watch") else ""
-        hits = (f"{own.hits:,}", _percent(own.hits, tool.calls), _saved(own.seconds)) if own else ("", "", "")
-        rows.append(
-            (shortened(names.shown(tool.tool), max(20, width - 46)), tool.kind, f"{tool.calls:,}", repeats, *hits)
-        )
+        saved = f"{own.seconds:,.1f} s" if own and own.seconds else ""
+        hits = (f"{own.hits:,}", _percent(own.hits, tool.calls), saved) if own else ("", "", "")
+        name = shortened(names.shown(tool.tool), max(20, width - 46))
+        rows.append((name, tool.kind, f"{tool.calls:,}", repeats, *hits))
     printer.line()
     printer.table(("tool", "kind", "calls", "repeats", "hits", "rate", "saved"), rows, left=2)
     if (more := len(tools) - _MOST_TOOLS) > 0:
-        printer.line(f"and {plural(more, 'tool')} more: see --format json")
+        printer.line(f"and {plural(more, 'tool')} more")
 
 
 def _percent(part: int, whole: int) -> str:
@@ -238,62 +192,20 @@ def _percent(part: int, whole: int) -> str:
     return f"{min(99, max(1, round(share))) if 0 < part < whole else share:.0f} %"
 
 
-def _saved(seconds: float | None) -> str:
-    return "" if not seconds else f"{seconds:,.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
-
-
 # Check
 
 
 def _check(options: argparse.Namespace, redaction: Redaction) -> int:
     in_use = tags_in_use(options.check)
-    study = _studied(options.runs, redaction, options.form, options.kinds, options.ignore)
+    study = _studied(options.runs, redaction, options.kinds, options.ignore)
     match = in_use.match({tool: hints for tool, hints in study.hints().items() if tool not in study.advice.ignored})
     with progress("replaying", len(study.calls), least=_LEAST) as draw:
         outcome = replay_all(study.calls, {"": match.policy}, advice=study.advice, progress=draw)[""]
-    causes = [(stale, cause_of(stale, match.policy, study.advice)) for stale in outcome.stale_answers]
     has_failed = bool(outcome.stale or outcome.proves_little or match.ambiguous)
     has_failed |= options.fail_on == "any" and bool(match.without_rule or match.without_calls)
-    if options.format == "json":
-        document = _document(match, outcome, causes, study)
-        head = {"target": options.check, "sources": options.runs, "fail_on": options.fail_on, "has_failed": has_failed}
-        print_json(redaction.apply(head | document))
-    else:
-        _print_check(options.check, match, outcome, causes, study, redaction, has_failed=has_failed)
-    return int(has_failed)
-
-
-def _print_check(
-    target: str,
-    match: Match,
-    outcome: Outcome,
-    causes: list[tuple[StaleAnswer, Cause]],
-    study: _Study,
-    redaction: Redaction,
-    *,
-    has_failed: bool,
-) -> None:
-    calls = Counter(call.tool for call in study.calls)
-    printer, shown = Printer(), Names(calls, redaction).shown
-    groups: dict[tuple[Any, ...], list[tuple[StaleAnswer, Cause]]] = {}
-    for stale, cause in causes:
-        write = None if cause.write is None else cause.write.tool
-        groups.setdefault((stale.served.tool, write, cause.read_tag, cause.write_tag), []).append((stale, cause))
-    for (tool, *_), found in groups.items():
-        text = f"  {shown(tool)}: {plural(len(found), 'answer')}; {_mend(*found[0], study, shown)}"
-        printer.line(("stale", "red"), text)
-        alike: dict[tuple[str, str], list[StaleAnswer]] = {}
-        for stale, cause in found:
-            by = "" if cause.write is None else f", changed by {_call_text(cause.write, redaction)}{_at(cause.write)}"
-            alike.setdefault((_call_text(stale.served, redaction), f"loaded{_at(stale.loaded)}{by}"), []).append(stale)
-        for (read, about), answers in list(alike.items())[:_SHOWN]:
-            often = "" if len(answers) == 1 else f", and {plural(len(answers) - 1, 'time')} more"
-            printer.line(f"       {read}{_at(answers[0].served)}{often}")
-            printer.line(f"         {about}")
-        if len(alike) > _SHOWN:
-            printer.line(f"       and {len(alike) - _SHOWN:,} more: see --format json")
-    if (more := outcome.stale - len(causes)) > 0:
-        printer.line(("stale", "red"), f"  and {more:,} more answers")
+    printer, calls = Printer(), Counter(call.tool for call in study.calls)
+    shown = Names(calls, redaction).shown
+    _print_stale(printer, match, outcome, study, redaction, shown)
     for tool, names in match.ambiguous.items():
         printer.line(("ambiguous", "red"), f"  {shown(tool)} may be {', '.join(map(shown, names))}: not checked")
     for tool, instead in match.without_rule.items():
@@ -316,7 +228,28 @@ def _print_check(
         f"{len(match.ambiguous)} ambiguous": len(match.ambiguous),
     }
     result = ("failed", "bold red") if has_failed else ("ok", "bold green")
-    printer.line(result, f"  {redaction.text(target)}: {', '.join(text for text, number in counts.items() if number)}")
+    text = ", ".join(text for text, number in counts.items() if number)
+    printer.line(result, f"  {redaction.text(options.check)}: {text}")
+    return int(has_failed)
+
+
+def _print_stale(
+    printer: Printer, match: Match, outcome: Outcome, study: _Study, redaction: Redaction, shown: Callable[[str], str]
+) -> None:
+    """The stale answers, by what has to be mended."""
+    groups: dict[tuple[str, str], list[tuple[StaleAnswer, Cause]]] = {}
+    for stale in outcome.stale_answers:
+        cause = cause_of(stale, match.policy, study.advice)
+        groups.setdefault((stale.served.tool, _mend(stale, cause, study, shown)), []).append((stale, cause))
+    for (tool, mend), found in groups.items():
+        printer.line(("stale", "red"), f"  {shown(tool)}: {plural(len(found), 'answer')}; {mend}")
+        for stale, cause in found[:_SHOWN]:
+            by = "" if cause.write is None else f", changed by {_call_text(cause.write, redaction)}"
+            printer.line(f"       {_call_text(stale.served, redaction)}, loaded{_at(stale.loaded)}{by}")
+        if len(found) > _SHOWN:
+            printer.line(f"       and {len(found) - _SHOWN:,} more")
+    if (more := outcome.stale - len(outcome.stale_answers)) > 0:
+        printer.line(("stale", "red"), f"  and {more:,} more answers")
 
 
 def _mend(stale: StaleAnswer, cause: Cause, study: _Study, shown: Callable[[str], str]) -> str:
@@ -336,45 +269,9 @@ def _mend(stale: StaleAnswer, cause: Cause, study: _Study, shown: Callable[[str]
 
 def _call_text(call: LoggedCall, redaction: Redaction) -> str:
     text = ", ".join(f"{name}={value!r}" for name, value in redaction.apply(call.arguments).items())
-    return shortened(escaped(f"{redaction.text(call.tool)}({text})"), 100)
-
-
-def _time(call: LoggedCall) -> float | None:
-    return call.ended if call.ended is not None else call.started
+    return shortened(escaped(f"{redaction.text(call.tool)}({text})"), 100) + _at(call)
 
 
 def _at(call: LoggedCall) -> str:
-    time = _time(call)
+    time = call.ended if call.ended is not None else call.started
     return "" if time is None else f" at {datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%SZ}"
-
-
-def _document(match: Match, outcome: Outcome, causes: list[tuple[StaleAnswer, Cause]], study: _Study) -> dict[str, Any]:
-    """Every figure of a check, which is to be redacted."""
-    calls = Counter(call.tool for call in study.calls)
-
-    def of_call(call: LoggedCall) -> dict[str, Any]:
-        return {"tool": call.tool, "arguments": call.arguments, "run": call.run, "at": _time(call)}
-
-    return {
-        "notes": study.notes,
-        "calls": len(study.calls),
-        **{name: getattr(outcome, name) for name in ("reads", "hits", "stale", "unjudged")},
-        "stale_answers": [
-            of_call(stale.served)
-            | {
-                "rule": match.names.get(stale.served.tool, ""),
-                "loaded_at": _time(stale.loaded),
-                "writes_between": len(stale.writes),
-                "write": None if cause.write is None else of_call(cause.write),
-                "is_certain": cause.is_certain,
-                "add_to_read": cause.read_tag,
-                "add_to_write": cause.write_tag,
-            }
-            for stale, cause in causes
-        ],
-        "ambiguous": {tool: list(names) for tool, names in match.ambiguous.items()},
-        "without_rule": [
-            {"tool": tool, "calls": calls[tool], "instead": text} for tool, text in match.without_rule.items()
-        ],
-        "without_calls": match.without_calls,
-    }

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from agent_cache.advise.replay_check import tags_of
 from tests.harness import shop_days
 from tests.harness.forks import forks
 from tests.harness.shop_days import written
-from tests.harness.slow import slow
 
 ROOT = Path(__file__).parents[2]
 IMPORTS = ["agent_cache.cli.advise", "agent_cache.cli.mcp_relay", "agent_cache.advise.replay_check"]
@@ -38,9 +36,9 @@ class Ran:
         self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
         assert "Traceback" not in self.err, self.err
 
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
+    def __getattr__(self, name: str) -> int:
+        """A number of the last line of a check: ``hits``, ``stale``."""
+        return int(re.findall(rf"(\d+) {name.removesuffix('s')}", self.out.splitlines()[-1])[0])
 
 
 def agent_cache(folder: Path, *arguments: object) -> Ran:
@@ -52,22 +50,16 @@ def agent_cache(folder: Path, *arguments: object) -> Ran:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the log of a day, ``day.jsonl``, and with that of another one, ``other.jsonl``."""
+    """A folder with the log of a day, ``day.jsonl``, and that of another, ``other.jsonl``; and the rules of the day,
+    ``advised.py`` and ``advised.toml``.
+    """
     folder = tmp_path_factory.mktemp("advise")
     written(folder / "day.jsonl", day(1))
     written(folder / "other.jsonl", day(2))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def advised(folder: Path) -> dict[str, Path]:
-    """The rules of that day, by the format."""
-    files = {"python": "advised.py", "toml": "advised.toml", "json": "advised.json"}
-    for form, name in files.items():
+    for form, name in (("python", "advised.py"), ("toml", "advised.toml")):
         ran = agent_cache(folder, "advise", "day.jsonl", "--format", form, "-o", name)
-        assert ran.code == 0, ran.err
-        assert ran.out == ""
-    return {form: folder / name for form, name in files.items()}
+        assert (ran.code, ran.out) == (0, ""), ran.err
+    return folder
 
 
 def module_of(path: Path) -> Any:
@@ -85,22 +77,25 @@ def flat(text: str) -> str:
     return " ".join(text.replace("#", " ").split())
 
 
+def kinds_of(text: str) -> dict[str, str]:
+    """The kind of each tool in a file of rules."""
+    return {name: rule["kind"] for name, rule in tomllib.loads(text)["tools"].items()}
+
+
 # The rules
 
 
-@pytest.mark.usefixtures("advised")
 @pytest.mark.parametrize("target", ["advised.py", "advised.toml"])
 def test_the_rules_of_a_day_give_no_stale_answer_on_the_next_one(folder: Path, target: str) -> None:
-    ran = agent_cache(folder, "advise", "--check", target, "other.jsonl", "--format", "json")
+    ran = agent_cache(folder, "advise", "--check", target, "other.jsonl")
     assert ran.code == 0, (ran.out, ran.err)
-    found = ran.json
-    assert found["stale"] == 0
-    assert found["hits"] > 100
-    assert found["without_rule"] == found["without_calls"] == found["stale_answers"] == []
+    assert ran.stale == 0
+    assert ran.hits > 100
+    assert re.fullmatch(r"ok  .*: \d+ reads, \d+ hits \(\d+ %\), 0 stale\n", ran.out), "and every tool has a rule"
 
 
-def test_the_python_form_is_decorated_functions_of_these_names_and_parameters(advised: dict[str, Path]) -> None:
-    module = module_of(advised["python"])
+def test_the_python_form_is_decorated_functions_of_these_names_and_parameters(folder: Path) -> None:
+    module = module_of(folder / "advised.py")
     assert "order:{order_id}" in module.get_order.resource
     assert module.get_order.__agent_cache__.is_read
     assert not module.cancel_order.__agent_cache__.is_read
@@ -108,30 +103,19 @@ def test_the_python_form_is_decorated_functions_of_these_names_and_parameters(ad
     assert "{result[user_id]}" in str(module.cancel_order.resource)
 
 
-def test_a_pipe_gets_the_rules_and_nothing_else(folder: Path) -> None:
+def test_a_pipe_gets_the_rules_with_their_evidence_and_nothing_else(folder: Path) -> None:
     ran = agent_cache(folder, "advise", "day.jsonl", "--format", "toml")
     assert ran.code == 0
     assert tomllib.loads(ran.out)["tools"]["get_order"]["kind"] == "read"
     assert "\x1b" not in ran.out + ran.err
-    assert "replayed on this log" in ran.err
-    assert "oracle" in ran.err
-    compile(agent_cache(folder, "advise", "day.jsonl").out, "piped.py", "exec")
-
-
-def test_each_rule_has_its_evidence_and_each_tool_its_figures(folder: Path, advised: dict[str, Path]) -> None:
-    text = flat(advised["toml"].read_text())
-    assert re.search(r"user:\{user_id\}: changed by cancel_order \(result\[user_id\]\), \d+ of \d+ times", text)
+    text = flat(ran.out)
+    assert re.search(r"user:\{user_id\}: .*changed by cancel_order \(result\[user_id\]\), \d+ of \d+ times", text)
     assert re.search(r"get_order: \d+ calls, \d+ repeats, \d+ hits expected", text)
-    found = json.loads(advised["json"].read_text())
-    outcomes = found["outcomes"]
-    assert set(outcomes) == {"none", "roots", "advised", "oracle"}
-    assert outcomes["none"]["stale"] > 0 == outcomes["advised"]["stale"] == outcomes["oracle"]["stale"]
-    assert outcomes["roots"]["hits"] < outcomes["advised"]["hits"] <= outcomes["oracle"]["hits"]
-    [order] = [tool for tool in found["tools"] if tool["tool"] == "get_order"]
-    assert order["kind"] == "read"
-    assert 0 < order["hits"] <= order["repeats"] < order["calls"]
-    assert order["seconds_saved"] == pytest.approx(order["hits"] * 0.5)
-    assert sum(link["changes"] for link in found["links"]) >= found["explained"] > 0
+    table = {row[0]: row[-4:] for line in ran.err.splitlines() if len(row := line.split()) > 4}
+    assert table["advised"][-1] == table["oracle"][-1] == "0"
+    assert int(table["invalidation"][-1] if "invalidation" in table else table["no"][-1]) > 0
+    assert re.search(r"get_order +read +\d+ +\d+ +\d+ +\d+ % +\d+\.\d s", ran.err), "half a second a hit"
+    compile(agent_cache(folder, "advise", "day.jsonl").out, "piped.py", "exec")
 
 
 def test_what_the_log_never_showed_is_said(folder: Path) -> None:
@@ -141,83 +125,32 @@ def test_what_the_log_never_showed_is_said(folder: Path) -> None:
         {"tool": "get_order", "arguments": {"order_id": "#W2"}, "result": {"status": "a"}, "time": 3},
     ]
     written(folder / "little.jsonl", calls)
-    ran = agent_cache(folder, "advise", "little.jsonl", "--format", "json")
-    found = ran.json
-    assert any("by 1 tool (never seen between two equal answers): get_order" in line for line in found["unknown"])
-    [link] = found["links"]
-    assert link["origin"] == "whole root"
-    text = agent_cache(folder, "advise", "little.jsonl", "--format", "toml").out
-    assert "dropped whole by 1 tool (archive), too little was seen" in flat(text)
-
-
-def test_the_user_may_say_what_a_tool_is(folder: Path) -> None:
-    calls = [{**call, "tool": f"shop:{call['tool'].replace('get_', 'x_').replace('set_', 'y_')}"} for call in day(1)]
-    written(folder / "unsaid.jsonl", calls)
-    ran = agent_cache(
-        folder, "advise", "unsaid.jsonl", "--format", "json", "--read", "x_*", "--write", "shop:y_address"
-    )
-    tools = {tool["tool"]: (tool["kind"], tool["why"]) for tool in ran.json["tools"]}
-    assert tools["shop:x_order"] == tools["shop:x_user"] == ("read", "given")
-    assert tools["shop:y_address"] == ("write", "given")
-    assert ran.json["outcomes"]["advised"]["stale"] == 0
+    text = flat(agent_cache(folder, "advise", "little.jsonl", "--format", "toml").out)
+    assert "by 1 tool (never seen between two equal answers): get_order" in text
+    assert "order: too little was seen of archive" in text
 
 
 def test_of_what_the_user_says_the_exact_name_counts_first_and_then_the_order(tmp_path: Path) -> None:
     """As in the rules of a toolbox: `--read '*'` takes no write that is named."""
-    calls = [{"tool": name, "arguments": {}, "result": 1} for name in ("get_a", "get_b", "set_a", "set_b")]
+    calls = [{"tool": f"shop:{name}", "arguments": {}, "result": 1} for name in ("get_a", "get_b", "set_a", "set_b")]
     written(tmp_path / "unsaid.jsonl", calls)
-    said = ("--write", "*_b", "--read", "*", "--write", "set_a", "--write", "*_a")
-    tools = agent_cache(tmp_path, "advise", "unsaid.jsonl", "--format", "json", *said).json["tools"]
-    kinds = {tool["tool"]: tool["kind"] for tool in tools}
+    said = ("--write", "*_b", "--read", "*", "--write", "set_a", "--write", "shop:*_a")
+    kinds = kinds_of(agent_cache(tmp_path, "advise", "unsaid.jsonl", "--format", "toml", *said).out)
     assert kinds == {"get_a": "read", "get_b": "write", "set_a": "write", "set_b": "write"}
 
 
-def test_an_existing_file_is_replaced_by_force_alone(folder: Path) -> None:
-    path = folder / "mine.toml"
-    path.write_text("# mine\n")
-    refused = agent_cache(folder, "advise", "day.jsonl", "--format", "toml", "-o", "mine.toml")
+def test_an_existing_file_is_never_replaced(folder: Path) -> None:
+    before = (folder / "day.jsonl").read_bytes()
+    refused = agent_cache(folder, "advise", "day.jsonl", "-o", "day.jsonl")
     assert refused.code == 2
-    assert "--force" in refused.err
-    assert path.read_text() == "# mine\n"
-    assert agent_cache(folder, "advise", "day.jsonl", "--format", "toml", "-o", "mine.toml", "--force").code == 0
-    assert tomllib.loads(path.read_text())["namespace"]
+    assert "day.jsonl is there already" in refused.err
+    assert (folder / "day.jsonl").read_bytes() == before
 
 
-def test_a_log_that_is_read_is_not_replaced(folder: Path, tmp_path: Path) -> None:
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    log, link = logs / "day.jsonl", tmp_path / "link.jsonl"
-    log.write_bytes((folder / "day.jsonl").read_bytes())
-    link.hardlink_to(log)
-    before = log.read_bytes()
-    for runs, target in (
-        ("logs/day.jsonl", "logs/day.jsonl"),
-        ("logs/day.jsonl", "link.jsonl"),
-        ("logs", "logs/day.jsonl"),
-        ("logs/*.jsonl", "link.jsonl"),
-    ):
-        refused = agent_cache(tmp_path, "advise", runs, "-o", target, "--force")
-        assert (refused.code, refused.out) == (2, ""), (runs, target)
-        assert f"{target} is among the logs that are read: choose another name with -o\n" in refused.err
-    assert log.read_bytes() == before
-
-
-def test_what_stood_there_stays_if_the_rules_cannot_be_written(folder: Path, tmp_path: Path) -> None:
-    ran = agent_cache(folder, "advise", "day.jsonl", "-o", tmp_path, "--force")
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.splitlines()[-1] == f"agent-cache advise: {tmp_path}: cannot be written: Is a directory"
-    target = tmp_path / "rules.py"
-    target.write_text("# mine\n")
-    target.chmod(0o640)
-    assert agent_cache(folder, "advise", "day.jsonl", "-o", target, "--force").code == 0
-    assert target.stat().st_mode & 0o777 == 0o640
-    assert [path.name for path in tmp_path.iterdir()] == ["rules.py"]
-
-
-def test_the_tables_fit_into_eighty_columns(folder: Path, tmp_path: Path) -> None:
+def test_the_tables_fit_into_eighty_columns(tmp_path: Path) -> None:
     calls = [{**call, "tool": f"a_module.with_a_long_name.{'and_more' * 6}:{call['tool']}"} for call in day(3, 20)]
     written(tmp_path / "long.jsonl", calls)
-    ran = agent_cache(tmp_path, "advise", "long.jsonl", "--format", "json")
+    ran = agent_cache(tmp_path, "advise", "long.jsonl")
     table = ran.err[ran.err.index("replayed on this log") :]
     assert max(map(len, table.splitlines())) <= 80
 
@@ -230,8 +163,8 @@ def test_answers_that_are_json_as_text_are_parsed_for_the_tags_of_a_file(tmp_pat
     written(tmp_path / "texts.jsonl", calls)
     name = "rules.toml" if form == "toml" else "advised_texts.py"
     assert agent_cache(tmp_path, "advise", "texts.jsonl", "--format", form, "-o", name).code == 0
-    ran = agent_cache(tmp_path, "advise", "--check", name, "texts.jsonl", "--format", "json")
-    assert (ran.code, ran.json["stale"]) == (0, 0)
+    ran = agent_cache(tmp_path, "advise", "--check", name, "texts.jsonl")
+    assert (ran.code, ran.stale) == (0, 0)
     answer = next(call for call in calls if call["tool"] == "cancel_order" and "result" in call)
     user_id = json.loads(answer["result"])["user_id"]
     logged = LoggedCall("cancel_order", answer["arguments"], answer["result"])
@@ -250,9 +183,9 @@ def test_runs_that_begin_anew_get_rules_of_a_session(tmp_path: Path) -> None:
     for form, name in (("toml", "anew.toml"), ("python", "anew.py")):
         assert agent_cache(tmp_path, "advise", "anew.jsonl", "--format", form, "-o", name).code == 0
         assert 'scope = "session"' in (text := (tmp_path / name).read_text()) or 'scope="session"' in text
-        ran = agent_cache(tmp_path, "advise", "--check", name, "anew.jsonl", "--format", "json")
-        assert (ran.code, ran.json["stale"]) == (0, 0)
-        assert ran.json["hits"] > 0
+        ran = agent_cache(tmp_path, "advise", "--check", name, "anew.jsonl")
+        assert (ran.code, ran.stale) == (0, 0)
+        assert ran.hits > 0
 
 
 def test_a_list_of_messages_is_a_log_too(tmp_path: Path) -> None:
@@ -265,11 +198,11 @@ def test_a_list_of_messages_is_a_log_too(tmp_path: Path) -> None:
             {"role": "tool", "tool_call_id": f"c{number}", "content": content},
         ]
     written(tmp_path / "messages.jsonl", [{"messages": messages}])
-    ran = agent_cache(tmp_path, "advise", "messages.jsonl", "--format", "json")
+    ran = agent_cache(tmp_path, "advise", "messages.jsonl", "--format", "toml")
     assert ran.code == 0
-    tags = {tool["tool"]: tool["tags"] for tool in ran.json["tools"]}
-    assert tags["get_user"] == ["user:{user_id}"]
-    assert "user:{result[user_id]}" in tags["cancel_order"]
+    tools = tomllib.loads(ran.out)["tools"]
+    assert tools["get_user"]["tags"] == ["user:{user_id}"]
+    assert "user:{result[user_id]}" in tools["cancel_order"]["tags"]
     assert "no call has a time" in ran.err
 
 
@@ -324,34 +257,12 @@ def test_tags_written_by_hand_pass(shop: Path) -> None:
 def test_a_forgotten_tag_is_found_with_the_write_and_the_mend(shop: Path) -> None:
     ran = agent_cache(shop, "advise", "--check", "forgetful", "day.jsonl")
     assert ran.code == 1
-    assert "add 'user:{result[user_id]}' to cancel_order" in ran.out
-    assert re.search(r"get_user\(user_id='user_\d+'\) at \d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ", ran.out)
-    assert re.search(r"loaded at \d{4}-\S+ \S+Z, changed by cancel_order\(order_id='#W", ran.out)
-    ran = agent_cache(shop, "advise", "--check", "forgetful", "day.jsonl", "--format", "json")
-    assert ran.code == 1
-    found = ran.json
-    assert found["has_failed"]
-    assert found["stale"] == len(found["stale_answers"]) > 0
-    for answer in found["stale_answers"]:
-        assert answer["tool"] == "get_user"
-        assert answer["rule"] == "forgetful:get_user"
-        assert answer["write"]["tool"] == "cancel_order"
-        assert answer["loaded_at"] < answer["write"]["at"] < answer["at"]
-        assert (answer["add_to_read"], answer["add_to_write"]) == (None, "user:{result[user_id]}")
-    text = FORGETFUL.replace("user:{", "customer:{")
-    (shop / "otherwise.py").write_text(text)
-    ran = agent_cache(shop, "advise", "--check", "otherwise", "day.jsonl")
-    assert "add 'customer:{result[user_id]}' to cancel_order" in ran.out, "the root is that which is in use"
-
-
-def test_a_read_that_lacks_a_tag_is_told_so(shop: Path) -> None:
-    (shop / "reads.py").write_text(
-        SHOP.replace('"user:{user_id}")\nasync def get_user', '"person:{user_id}")\nasync def get_user')
-    )
-    ran = agent_cache(shop, "advise", "--check", "reads", "day.jsonl", "--format", "json")
-    assert ran.code == 1
-    mends = {(answer["add_to_read"], answer["add_to_write"]) for answer in ran.json["stale_answers"]}
-    assert mends <= {(None, "person:{user_id}"), (None, "person:{result[user_id]}")}
+    assert ran.stale > 0
+    assert re.search(r"stale  forgetful:get_user|stale  get_user", ran.out)
+    assert "answers; add 'user:{result[user_id]}' to cancel_order\n" in ran.out, "the read has its tag"
+    moment = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"
+    wrong = rf"get_user\(user_id='user_\d+'\) at {moment}, loaded at {moment}, changed by cancel_order\(order_id='#W"
+    assert re.search(wrong, ran.out)
 
 
 def test_tools_without_rules_and_rules_without_calls_fail_unless_stale_answers_alone_do(shop: Path) -> None:
@@ -403,39 +314,22 @@ def test_a_module_with_a_toolbox_is_checked_by_its_rules(shop: Path) -> None:
 
 @pytest.mark.slow
 def test_functions_that_a_toolbox_decorates_are_no_second_tools(shop: Path) -> None:
+    parameters = {
+        "get_order": "order_id",
+        "get_user": "user_id",
+        "list_products": "",
+        "cancel_order": "order_id, reason",
+        "set_address": "user_id, address",
+    }
     (shop / "decorated.py").write_text(
-        "from agent_cache import Pass, Read, Toolbox, Write\n"
+        "from agent_cache import Read, Toolbox, Write\n"
         "box = Toolbox({'get_*': Read('all'), 'list_products': Read('all'), '*': Write('all')}, namespace='shop')\n"
-        + "".join(
-            f"@box.tool\nasync def {name}({parameters}): ...\n"
-            for name, parameters in {
-                "get_order": "order_id",
-                "get_user": "user_id",
-                "list_products": "",
-                "cancel_order": "order_id, reason",
-                "set_address": "user_id, address",
-            }.items()
-        )
+        + "".join(f"@box.tool\nasync def {name}({given}): ...\n" for name, given in parameters.items())
     )
     for prefix in ("", "shop:", "__main__:"):
         written(shop / "named.jsonl", [{**call, "tool": f"{prefix}{call['tool']}"} for call in day(4)])
         ran = agent_cache(shop, "advise", "--check", "decorated", "named.jsonl")
         assert ran.code == 0, (prefix, ran.out)
-
-
-@pytest.mark.slow
-def test_a_reader_that_closes_the_pipe_is_no_error(folder: Path) -> None:
-    command = f"{sys.executable} -m agent_cache advise day.jsonl --format json | head -c 10"
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "roken" not in done.stderr
-    assert done.returncode in (0, 141)
 
 
 MISTAKES = [
@@ -444,20 +338,16 @@ MISTAKES = [
         "empty: it imports no decorated tool, and has no Toolbox",
     ),  # before others import some
     (("--check", "nowhere", "day.jsonl"), "nowhere cannot be imported: ModuleNotFoundError"),
-    (("--check", "nowhere.py", "day.jsonl"), "nowhere.py cannot be imported: FileNotFoundError"),
     (("--check", "nowhere.toml", "day.jsonl"), "nowhere.toml: the file of rules cannot be read"),
     (("--check", "shop:box", "day.jsonl"), "box is no Toolbox of shop"),
     (("--check", "broken", "day.jsonl"), "broken cannot be imported: ZeroDivisionError: division by zero"),
     (("--check", "leaves", "day.jsonl"), "leaves cannot be imported: SystemExit: 3"),
     (("--check", "bad.toml", "day.jsonl"), "bad.toml: tools.a: kind is missing"),
-    (("--check", "shop", "day.jsonl", "--format", "toml"), "--check has the formats text and json"),
-    (("--check", "shop", "day.jsonl", "-o", "x"), "-o and --force are not for it"),
-    (("day.jsonl", "--format", "text"), "--format text and --fail-on are for --check"),
-    (("day.jsonl", "--fail-on", "stale"), "--format text and --fail-on are for --check"),
-    (("day.jsonl", "--force"), "--force is for -o"),
     (("nothing.jsonl",), "nothing.jsonl"),
     (("nocalls.jsonl",), "there is no call of a tool"),
     (("day.jsonl", "-o", "missing/rules.toml"), "No such file or directory"),
+    (("day.jsonl", "-o", "day.jsonl"), "day.jsonl is there already"),
+    (("--check", "nowhere.py", "day.jsonl"), "nowhere.py cannot be imported: ModuleNotFoundError"),
 ]
 ONE_AFTER_ANOTHER = """
 import contextlib, io, json, sys
@@ -484,12 +374,6 @@ def test_bad_use_is_said_in_one_line(shop: Path) -> None:
         assert (code, out) == (2, ""), arguments
         [line] = [line for line in err.splitlines() if line.startswith("agent-cache")]
         assert message in line, arguments
-
-
-def test_an_error_is_json_where_json_was_asked_for(shop: Path) -> None:
-    ran = agent_cache(shop, "advise", "--check", "nowhere", "day.jsonl", "--format", "json")
-    assert ran.code == 2
-    assert "nowhere cannot be imported" in ran.json["error"]
 
 
 # Names and values that somebody else has chosen
@@ -552,26 +436,18 @@ def is_inert(text: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["toml", "python", *slow("json")])
+@pytest.mark.parametrize("form", ["toml", "python"])
 def test_hostile_names_stay_inert(hostile: Path, form: str) -> None:
     ran = agent_cache(hostile, "advise", "hostile.jsonl", "--format", form)
     assert ran.code == 0, ran.err
-    assert is_inert(ran.out)
-    assert is_inert(ran.err)
-    if form == "json":
-        tools = {tool["tool"] for tool in ran.json["tools"]}
-        assert {f"{name}get" for name in HOSTILE if name and name != "\ud800"} <= tools
+    assert is_inert(ran.out + ran.err)
+    if form == "python":
+        (hostile / "hostile.py").write_text(ran.out, "utf-8")
+        assert module_of(hostile / "hostile.py").__dict__.keys() & {"run"} == set()
         return
-    if form == "toml":
-        (hostile / "rules.toml").write_text(ran.out, "utf-8")
-        names = set(tomllib.loads(ran.out)["tools"])
-        assert "x" not in names
-        box = Toolbox.from_file(hostile / "rules.toml")
-    else:
-        module = hostile / f"hostile_{form}.py"
-        module.write_text(ran.out, "utf-8")
-        assert module_of(module).__dict__.keys() & {"run"} == set()
-        return
+    (hostile / "rules.toml").write_text(ran.out, "utf-8")
+    assert "x" not in tomllib.loads(ran.out)["tools"]
+    box = Toolbox.from_file(hostile / "rules.toml")
     for name in HOSTILE:
         if name not in ("\ud800", "", "colon:in:it"):
             assert box.rule(f"{name}get").kind == "read", name
@@ -587,12 +463,10 @@ def test_a_hostile_log_is_inert_in_the_findings_of_a_check(hostile: Path) -> Non
         "from agent_cache import Read, Toolbox, Watch\n"
         "box = Toolbox({'*get': Read('item:{item_id}'), '*': Watch()}, namespace='x')\n"
     )
-    for form in ("text", "json"):
-        ran = agent_cache(hostile, "advise", "--check", "forgetful:box", "hostile.jsonl", "--format", form)
-        assert ran.code == 1
-        assert is_inert(ran.out)
-        assert is_inert(ran.err)
-    assert ran.json["stale"] > 10
+    ran = agent_cache(hostile, "advise", "--check", "forgetful:box", "hostile.jsonl")
+    assert ran.code == 1
+    assert is_inert(ran.out + ran.err)
+    assert ran.stale > 10
 
 
 SECRETS = {
@@ -624,11 +498,8 @@ def test_no_secret_is_in_any_output(tmp_path: Path) -> None:
     (tmp_path / "watching.py").write_text(
         "from agent_cache import Read, Toolbox, Watch\nbox = Toolbox({'*set*': Watch(), '*': Read('x')}, namespace='s')"
     )
-    outputs = [agent_cache(tmp_path, "advise", "secret.jsonl", "--format", form) for form in ("python", "toml", "json")]
-    outputs += [
-        agent_cache(tmp_path, "advise", "--check", "watching:box", "secret.jsonl", "--format", form)
-        for form in ("text", "json")
-    ]
+    outputs = [agent_cache(tmp_path, "advise", "secret.jsonl", "--format", form) for form in ("python", "toml")]
+    outputs.append(agent_cache(tmp_path, "advise", "--check", "watching:box", "secret.jsonl"))
     outputs.append(agent_cache(tmp_path, "mcp", "--advise", "secret.jsonl"))
     outputs.append(agent_cache(tmp_path, "advise", "--check", f"watching:{key}", "secret.jsonl"))
     outputs.append(agent_cache(tmp_path, "advise", f"{github}.jsonl"))
@@ -636,7 +507,7 @@ def test_no_secret_is_in_any_output(tmp_path: Path) -> None:
         for name, secret in SECRETS.items():
             assert secret not in ran.out + ran.err, (number, name)
             assert "hunter2hunter2" not in ran.out + ran.err
-    assert [ran.code for ran in outputs] == [0, 0, 0, 1, 1, 0, 2, 2]
+    assert [ran.code for ran in outputs] == [0, 0, 1, 0, 2, 2]
     named = agent_cache(tmp_path, "advise", "--check", "watching:box", "secret.jsonl", "--redact", "item_id")
     assert "'i-1'" not in named.out
 
@@ -678,37 +549,3 @@ def test_a_terminal_shows_progress_and_a_pipe_does_not(tmp_path: Path) -> None:
     for label in ("reading", "mining", "replaying"):
         assert re.search(rf"\r{label} \[#* *\] +\d+%", shown), label
     assert "\r" not in agent_cache(tmp_path, "advise", "large.jsonl").err
-
-
-# The runs of a published set
-
-DATA = os.environ.get("AGENT_CACHE_DATA")
-
-
-@pytest.mark.skipif(not DATA, reason="the runs are not part of this project; AGENT_CACHE_DATA names their folder")
-def test_the_rules_of_a_real_shop_are_ready_to_use(tmp_path: Path) -> None:
-    import gzip
-
-    assert DATA is not None
-    calls, time = [], 0
-    with gzip.open(Path(DATA) / "tau_retail_gold.jsonl.gz", "rt") as lines:
-        for line in lines:
-            run = json.loads(line)
-            for call in run["calls"]:
-                time += 1
-                error = call["result"] if str(call["result"]).startswith("Error") else None
-                calls.append(
-                    {
-                        "tool": call["tool"],
-                        "arguments": call["args"],
-                        "time": time,
-                        "run": run["id"],
-                        **({"error": error} if error else {"result": call["result"]}),
-                    }
-                )
-    written(tmp_path / "retail.jsonl", calls)
-    for form, name in (("toml", "rules.toml"), ("python", "tools.py")):
-        assert agent_cache(tmp_path, "advise", "retail.jsonl", "--format", form, "-o", name).code == 0
-        ran = agent_cache(tmp_path, "advise", "--check", name, "retail.jsonl", "--format", "json")
-        assert ran.code == 0, ran.out[:2000]
-        assert ran.json["stale"] == 0
