@@ -40,7 +40,6 @@ BEHIND_OTHERS = (
     "agent_cache.cli.doctor",
     "agent_cache.pytest_plugin.",
     "agent_cache.relay.http_proxy",
-    "agent_cache.relay.http_server",
     "agent_cache.remote.deployments",
     "agent_cache.testing.fixtures",
 )

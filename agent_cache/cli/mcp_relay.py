@@ -16,70 +16,60 @@ import logging
 import os
 import string
 import sys
-from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_cache import AgentCacheError, ConfigurationError, Toolbox
+from agent_cache import ConfigurationError, Toolbox
 from agent_cache.cli.output import escaped
 from agent_cache.recording import CassetteError
 from agent_cache.relay.messages import RpcError
 from agent_cache.relay.relay import Relay
 from agent_cache.relay.relay_settings import DEFAULT_NAMESPACE, RelaySettings, load, proposals, starter_rules
-from agent_cache.relay.stdio import Process, introduced, serve
+from agent_cache.relay.stdio import introduced_by_command, serve
 
 __all__ = ["add_options", "run"]
 
-
-_OPTIONS = (
-    ("--config", "FILE", "the rules of the server's tools, as TOML"),
-    ("--strict", "", "with --replay: all of it, in the order recorded"),
-    ("--stats", "", "at the end, print counters to standard error"),
-    ("--explain", "", "print what is done with each tool, and rules to begin with, and exit"),
-    ("--advise", "RUNS", "print the rules that recordings or logs show to be needed, and exit"),
-    ("--url", "URL", "the server's endpoint of Streamable HTTP, in place of a command"),
-    ("--listen", "HOST:PORT", "with --url: hosts connect to this address, by Streamable HTTP too"),
-    ("--header", "NAME:VALUE", "with --url: add a header to each request; ${NAME} is a variable of the environment"),
-    ("--allow-origin", "ORIGIN", "with --listen: pages of this web origin may connect"),
-    ("--vary-header", "NAME", "with --listen: of the headers, only this one and credentials tell hosts apart"),
-)
-_SEVERAL = ("--header", "--allow-origin", "--vary-header")
 _NEEDS = {"strict": "replay", "listen": "url", "header": "url", "allow_origin": "listen", "vary_header": "listen"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.usage = (
-        "agent-cache mcp [--config FILE] [--record PATH | --replay PATH [--strict]] [--stats] [--explain] "
-        "(-- COMMAND ... | --url URL [--listen HOST:PORT])\n"
-        "       agent-cache mcp --advise RUNS... [--config FILE] [-- COMMAND ... | --url URL]"
+        "agent-cache mcp [--config FILE] [--record PATH | --replay PATH [--strict]] [--stats] -- COMMAND ...\n"
+        "       agent-cache mcp [...] --url URL --listen HOST:PORT\n"
+        "       agent-cache mcp --explain [--config FILE] (-- COMMAND ... | --url URL)"
     )
+    add = parser.add_argument
+    several: dict[str, Any] = {"action": "append", "default": []}
     tape = parser.add_mutually_exclusive_group()
     tape.add_argument("--record", metavar="PATH", help="record everything that the host asks, to replay it")
     tape.add_argument("--replay", metavar="PATH", help="answer from a recording, without any server")
-    for name, metavar, text in _OPTIONS:
-        options: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
-        options |= {"nargs": "+"} if name == "--advise" else {}
-        options |= {"action": "append", "default": []} if name in _SEVERAL else {}
-        parser.add_argument(name, help=text, **options)
-    parser.add_argument("server", metavar="COMMAND", nargs="*", help="after --: the command that starts the server")
+    add("--config", metavar="FILE", help="the rules of the server's tools, as TOML")
+    add("--strict", action="store_true", help="with --replay: all of it, in the order recorded")
+    add("--stats", action="store_true", help="at the end, print counters to standard error")
+    what = "print what is done with each tool, and rules to begin with, and exit"
+    add("--explain", action="store_true", help=what)
+    add("--url", help="the server's endpoint of Streamable HTTP, in place of a command")
+    what = "with --url: hosts connect to this address, by Streamable HTTP"
+    add("--listen", metavar="HOST:PORT", help=what)
+    what = "with --url: add a header to each request; ${NAME} is a variable of the environment"
+    add("--header", metavar="NAME:VALUE", help=what, **several)
+    add("--allow-origin", metavar="ORIGIN", help="with --listen: pages of this web origin may connect", **several)
+    what = "with --listen: of the headers, only this one and credentials tell hosts apart"
+    add("--vary-header", metavar="NAME", help=what, **several)
+    add("server", metavar="COMMAND", nargs="*", help="after --: the command that starts the server")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the relay. Returns the exit code."""
     logging.basicConfig(format="agent-cache mcp: %(message)s", level=logging.WARNING)
-    mistake = _mistake_in(options)
     try:
-        if not mistake:
-            if options.advise:
-                return _advise(options)
-            return asyncio.run(_explain(options) if options.explain else _relay(options))
+        _check(options)
+        return asyncio.run(_explain(options) if options.explain else _relay(options))
     except (ConfigurationError, CassetteError) as error:
-        mistake = str(error)
+        _say(str(error))
     except RpcError as error:
-        mistake = f"the server has refused: {escaped(error)}"
-    _say(mistake)
+        _say(f"the server has refused: {escaped(error)}")
     return 2
 
 
@@ -87,21 +77,17 @@ def _say(text: str) -> None:
     print(f"agent-cache mcp: {text}", file=sys.stderr, flush=True)
 
 
-def _mistake_in(options: argparse.Namespace) -> str:
+def _check(options: argparse.Namespace) -> None:
     given = {name for name, value in vars(options).items() if value}
     for name, other in _NEEDS.items():
         if name in given and other not in given:
-            return f"--{name.replace('_', '-')} needs --{other}"
+            raise ConfigurationError(f"--{name.replace('_', '-')} needs --{other}")
     if {"server", "url"} <= given:
-        return "give either --url or the command of the server, not both"
-    if "advise" in given:
-        surplus = sorted(given & {"record", "replay", "explain", "stats", "listen"})
-        return f"--advise prints rules and exits, so --{surplus[0]} is not for it" if surplus else ""
+        raise ConfigurationError("give either --url or the command of the server, not both")
+    if "url" in given and not given & {"listen", "explain"}:
+        raise ConfigurationError("--url needs --listen HOST:PORT, where the hosts connect")
     if not given & {"server", "url"} and ("explain" in given or "replay" not in given):
-        return (
-            "give the command of the server after --, as in: agent-cache mcp -- mcp-server-git; or its address by --url"
-        )
-    return ""
+        raise ConfigurationError("give the command of the server after --, as in: agent-cache mcp -- mcp-server-git")
 
 
 def _settings(options: argparse.Namespace) -> tuple[Toolbox, RelaySettings]:
@@ -113,21 +99,12 @@ def _settings(options: argparse.Namespace) -> tuple[Toolbox, RelaySettings]:
 async def _relay(options: argparse.Namespace) -> int:
     box, settings = _settings(options)
     relay = Relay(box, settings, record_to=options.record, replay_from=options.replay, strict=options.strict)
-    if options.url is None:
+    if options.url is not None:
+        code = await _listen(relay, options)
+    else:
         command = json.dumps([*options.server, str(Path.cwd())])  # a tier may be shared with the processes of others
         who = hashlib.sha256(command.encode("utf-8", "surrogatepass")).hexdigest()
-        code = await serve(relay, partial(Process, options.server), vary=who)
-    else:
-        http, upstream, headers = _over_http(options)
-        try:
-            if options.listen is not None:
-                code = await _listen(relay, upstream, headers, options)
-            else:
-                who = http.identity_of(headers, url=str(upstream.url))
-                connect = partial(http.HttpServer, upstream, headers, relay.schema_of)
-                code = await serve(relay, connect, vary=who)
-        finally:
-            await upstream.aclose()
+        code = await serve(relay, options.server, vary=who)
     if options.stats:
         metrics = relay.session.get_metrics()
         shown = ", ".join(f"{name} {metrics[name]}" for name in ("calls", "hits", "misses", "shared", "invalidations"))
@@ -137,36 +114,34 @@ async def _relay(options: argparse.Namespace) -> int:
     return 1 if relay.findings else code
 
 
-# A server over HTTP
-
-
-def _over_http(options: argparse.Namespace) -> tuple[Any, Any, list[tuple[bytes, bytes]]]:
-    """The module of servers over HTTP, the client of this one, and the headers for it."""
+def _http() -> Any:
     try:
-        from agent_cache.relay import http_server
+        from agent_cache.relay import http_proxy
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f'--url needs {error.name}: pip install "agent-cache[mcp-http]"') from error
-    return http_server, http_server.Upstream(options.url), [_header(text) for text in options.header]
+    return http_proxy
 
 
-async def _listen(relay: Relay, upstream: Any, headers: Any, options: argparse.Namespace) -> int:
+async def _listen(relay: Relay, options: argparse.Namespace) -> int:
     from agent_cache.recording.http.identity import is_loopback
-    from agent_cache.relay.http_proxy import HttpListener, address_of, listen
 
-    host, port = address_of(options.listen)
+    http = _http()
+    upstream, headers = http.Upstream(options.url), [_header(text) for text in options.header]
+    host, port = http.address_of(options.listen)
     if not is_loopback(host):
         _say(f"{host} can be reached from other machines, and whoever reaches it uses the server and the cache")
     more = {"vary_by": options.vary_header, "is_local": is_loopback(host), "origins": options.allow_origin}
-    listener = HttpListener(relay, upstream, headers=headers, **more)
+    listener = http.HttpListener(relay, upstream, headers=headers, **more)
     async with relay:
-        await listen(listener, (host, port), lambda url: _say(f"{url} relays to {upstream.name}"))
+        await http.listen(listener, (host, port), lambda url: _say(f"{url} relays to {upstream.name}"))
+    await upstream.aclose()
     return 0
 
 
 def _header(text: str) -> tuple[bytes, bytes]:
     """The header that ``--header`` gives. Texts of errors do not show its value."""
     name, colon, value = text.partition(":")
-    if not colon or not name.strip().replace("-", "").replace("_", "").isalnum():
+    if not colon or not name.strip():
         raise ConfigurationError("--header: write NAME:VALUE, as in --header 'Authorization: Bearer ${TOKEN}'")
     try:
         filled = string.Template(value.strip()).substitute(os.environ)
@@ -174,69 +149,25 @@ def _header(text: str) -> tuple[bytes, bytes]:
     except KeyError as error:
         raise ConfigurationError(f"--header: the environment has no variable {error}") from None
     except ValueError:
-        raise ConfigurationError(
-            f"--header: the value of {name.strip()} has a $ that names no variable (write $$ for a $), or a letter "
-            "that headers cannot have"
-        ) from None
-
-
-# What the server has
-
-
-async def _tools_of(options: argparse.Namespace) -> tuple[str, dict[str, Mapping[str, Any]]]:
-    if options.url is None:
-        return await introduced(partial(Process, options.server))
-    http, upstream, headers = _over_http(options)
-    try:
-        return await introduced(partial(http.HttpServer, upstream, headers, {}.get))
-    finally:
-        await upstream.aclose()
-
-
-def _advise(options: argparse.Namespace) -> int:
-    """Print the rules that logs show to be needed, and those to begin with for tools that were never called."""
-    from agent_cache.cli.advise import advised_rules, print_summary, refusal_of
-    from agent_cache.recording import Redaction
-    from agent_cache.toolbox.box import has_rule
-
-    server = asyncio.run(_tools_of(options)) if options.server or options.url is not None else None
-    box = None if options.config is None else _settings(options)[0]
-    redaction = Redaction()
-    try:
-        rules = advised_rules(options.advise, redaction)
-    except (AgentCacheError, OSError) as error:
-        _say(refusal_of(error, redaction))
-        return 2
-    namespace = DEFAULT_NAMESPACE if server is None else server[0]
-
-    def is_known(name: str) -> bool:
-        return box is not None and has_rule(box, name)
-
-    text = rules.toml(relay=namespace, has_rule=is_known, is_new=box is None)
-    if server is not None:
-        called = set(rules.names.of.values())
-        rest = proposals([tool for name, tool in server[1].items() if name not in called], box)
-        if rest:
-            rest = f"# Tools that were never called; these lines stand above the first table\n\n{rest}"
-            head, mark, tables = text.partition('\nunknown = "write"\n')
-            text = f"{head}{mark}\n{rest}{tables}" if mark else f"{rest}\n{text}"
-        for name in sorted(called - server[1].keys()):
-            _say(f"the server has no tool {rules.names.shown(name)}")
-    print(text, end="", flush=True)
-    print_summary(rules)
-    return 0
+        text = "has a $ that names no variable (write $$ for a $), or a letter that headers cannot have"
+        raise ConfigurationError(f"--header: {name.strip()} {text}") from None
 
 
 async def _explain(options: argparse.Namespace) -> int:
     from agent_cache.toolbox import ToolInfo
 
     box, _ = _settings(options)
-    name, tools = await _tools_of(options)
-    infos = [ToolInfo(tool["name"], tool.get("inputSchema"), tool.get("annotations")) for tool in tools.values()]
-    table = box.explain(infos)
+    if options.url is None:
+        name, tools = await introduced_by_command(options.server)
+    else:
+        upstream = _http().Upstream(options.url)
+        name, tools = await upstream.introduced([_header(text) for text in options.header])
+        await upstream.aclose()
+    table = box.explain(
+        ToolInfo(tool["name"], tool.get("inputSchema"), tool.get("annotations")) for tool in tools.values()
+    )
     for line in str(table).splitlines():  # as comments, so that all of it is a file of rules
         print(f"# {line}".rstrip())
     rules = starter_rules(name, tools.values()) if options.config is None else proposals(tools.values(), box)
-    if rules:
-        print(f"\n{rules}", end="")
+    print(f"\n{rules}", end="")
     return 1 if table.problems else 0

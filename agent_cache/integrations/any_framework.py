@@ -66,37 +66,49 @@ def wrap(
     if isinstance(rule, Pass):
         return function
     parameters = Parameters.of(function, 0, tool)
-    arguments = _Arguments(parameters)
+    keyed = [one for one in parameters.all if one.in_key]
+    names = tuple(one.name for one in keyed if one.kind is not _Kind.VAR_KEYWORD)
     if isinstance(rule, Read | Write):
-        names = None if parameters.surplus is not None else tuple(arguments.names)
-        compiled_tags(rule, names, f"{box.namespace}:{tool}")
-    described = schema if schema is not None else arguments.schema
+        compiled_tags(rule, None if parameters.surplus is not None else names, f"{box.namespace}:{tool}")
+    described = schema
+    if described is None:
+        properties: dict[str, Any] = {name: {} for name in names}
+        is_open = parameters.surplus is not None
+        described = {"type": "object", "properties": properties, "additionalProperties": is_open}
     heeds_contexts = vary is None and not shared and parameters.may_say_who_asks
     returns = returned_by(function)
     if vary is None and not shared:
         note_function(box, tool, function)
 
-    async def call_tool(*args: Any, **kwargs: Any) -> Any:
-        bound = arguments.bind(args, kwargs)
-        if bound is None:
-            return await function(*args, **kwargs)  # raises what it raises without the toolbox
-        run = functools.partial(function, *args, **kwargs)
+    def identified(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """The arguments that identify a call, and the options of it; None if the function does not take them."""
+        try:
+            bound = parameters.bind(args, kwargs)
+        except TypeError:
+            return None
+        arguments = {
+            one.name: bound[one.name] for one in keyed if not (one.is_sentinel and bound[one.name] is one.default)
+        }
+        for one in keyed:
+            if one.kind is _Kind.VAR_POSITIONAL:
+                arguments[one.name] = list(bound[one.name])
+            elif one.kind is _Kind.VAR_KEYWORD and not arguments.keys() & bound[one.name].keys():
+                arguments |= arguments.pop(one.name)
         varied = None if vary is None else vary(bound)
         contexts = parameters.all_injected(bound) if heeds_contexts else None
-        return await box.call(
-            tool, arguments.of(bound), run, schema=described, vary=varied, returns=returns, context=contexts
-        )
+        return arguments, {"schema": described, "vary": varied, "returns": returns, "context": contexts}
+
+    async def call_tool(*args: Any, **kwargs: Any) -> Any:
+        call = identified(args, kwargs)
+        if call is None:
+            return await function(*args, **kwargs)  # raises what it raises without the toolbox
+        return await box.call(tool, call[0], functools.partial(function, *args, **kwargs), **call[1])
 
     def call_blocking(*args: Any, **kwargs: Any) -> Any:
-        bound = arguments.bind(args, kwargs)
-        if bound is None:
+        call = identified(args, kwargs)
+        if call is None:
             return function(*args, **kwargs)
-        run = functools.partial(function, *args, **kwargs)
-        varied = None if vary is None else vary(bound)
-        contexts = parameters.all_injected(bound) if heeds_contexts else None
-        return box.call_sync(
-            tool, arguments.of(bound), run, schema=described, vary=varied, returns=returns, context=contexts
-        )
+        return box.call_sync(tool, call[0], functools.partial(function, *args, **kwargs), **call[1])
 
     is_async = inspect.iscoroutinefunction(_code_of(function))
     wrapper: Any = functools.update_wrapper(call_tool if is_async else call_blocking, function)
@@ -126,61 +138,6 @@ def _code_of(function: Any) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
     return function if inspect.isroutine(function) else type(function).__call__
-
-
-class _Arguments:
-    """The arguments of a call as a toolbox takes them: by name, without contexts and without sentinels as defaults."""
-
-    def __init__(self, parameters: Parameters) -> None:
-        every, keyed = parameters.all, [one for one in parameters.all if one.in_key]
-        kinds = {one.kind for one in every}
-        self._parameters, self._keyed = parameters, keyed
-        # Only then may a surplus argument have the name of another parameter.
-        self._keeps_surplus_apart = bool(kinds & {_Kind.POSITIONAL_ONLY, _Kind.VAR_POSITIONAL})
-        self._is_simple = kinds <= {_Kind.POSITIONAL_OR_KEYWORD, _Kind.KEYWORD_ONLY}
-        self._is_whole = self._is_simple and all(one.in_key and not one.is_sentinel for one in every)
-        self._positional = [one.name for one in every if one.kind is _Kind.POSITIONAL_OR_KEYWORD]
-        self._required = frozenset(one.name for one in every if not one.has_default)
-        self._defaults = {one.name: one.default for one in every if one.has_default}
-        self.names = [one.name for one in keyed if one.kind is not _Kind.VAR_KEYWORD]
-        self.schema = {
-            "type": "object",
-            "properties": {name: {} for name in self.names},
-            "additionalProperties": parameters.surplus is not None,
-        }
-
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-        """All parameters with their values; None if the function does not take these arguments.
-
-        `inspect.Signature.bind` takes 10 us, five times a hit, so the usual signatures do without.
-        """
-        if not self._is_simple:
-            try:
-                return self._parameters.bind(args, kwargs)
-            except TypeError:
-                return None
-        given = kwargs
-        if args:
-            given = dict(zip(self._positional, args, strict=False)) | kwargs
-            if len(given) < len(args) + len(kwargs):  # too many of them, or one of them twice
-                return None
-        whole = self._defaults | given
-        return whole if len(whole) == len(self._parameters.names) and given.keys() >= self._required else None
-
-    def of(self, bound: dict[str, Any]) -> dict[str, Any]:
-        """Those that identify the call."""
-        if self._is_whole:
-            return bound
-        found: dict[str, Any] = {}
-        for one in self._keyed:
-            value = bound[one.name]
-            if one.kind is _Kind.VAR_KEYWORD and not self._keeps_surplus_apart:
-                found.update(value)
-            elif one.kind is _Kind.VAR_POSITIONAL:
-                found[one.name] = list(value)
-            elif not (one.is_sentinel and value is one.default):
-                found[one.name] = value
-        return found
 
 
 # Explaining

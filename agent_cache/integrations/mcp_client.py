@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from agent_cache import ConfigurationError, Toolbox
 from agent_cache.core.asker import Apart
-from agent_cache.engine.state import forget_oldest
 from agent_cache.integrations.shared import (
-    PRIVATE,
     Answer,
-    Runs,
+    Private,
     as_json,
     called,
     checked_box,
@@ -39,8 +37,6 @@ except ImportError as error:
     ) from error
 
 __all__ = ["CachedClient", "describe"]
-
-_MAX_NAMES = 1_000
 
 
 class CachedClient:
@@ -71,7 +67,6 @@ class CachedClient:
         self._listing = asyncio.Lock()
         self._heard: Any = None  # the session whose messages come here
         self._asked = 0  # how often the server has asked this client for anything
-        self._runs: dict[str, Runs] = {}
 
     if not TYPE_CHECKING:  # a type checker is to know no other attributes than those written here
 
@@ -106,32 +101,20 @@ class CachedClient:
         if tools is None or (self._client if self._is_session else self._client.session) is not self._heard:
             tools = await self._known()
         known = tools.get(name)
-        runs = self._runs.get(name)
-        if runs is None:
-            runs = self._runs[name] = Runs()
-            forget_oldest(self._runs, _MAX_NAMES)  # a model may invent names
-        ended = runs.ended
         own: list[Any] = []
 
         async def run() -> Answer:
             asked = self._asked
-            with runs:
-                result = await method(name, arguments, *args, **options)
-            own.append(result)
-            answer = as_json(result)
-            if self._asked != asked or not isinstance(result, types.CallToolResult):
-                answer[PRIVATE] = True
-            return answer
+            own.append(await method(name, arguments, *args, **options))
+            answer = as_json(own[0])
+            is_private = self._asked != asked or not isinstance(own[0], types.CallToolResult)
+            return Private(answer) if is_private else answer
 
         schema, hints = known and known.schema, known and known.annotations
         answer = await called(
             self.box, name, arguments or {}, run, schema=schema, annotations=hints, vary=self._identity(options)
         )
-        if own:
-            return own[0]
-        if PRIVATE in answer and runs.begun != ended:  # of the call that this one has waited for, so not recorded
-            return await method(name, arguments, *args, **options)
-        return _result(answer)
+        return own[0] if own else _result(answer)
 
     def _identity(self, options: Mapping[str, Any]) -> Any:
         """What keeps the answers of one tool apart, beside its arguments; None if nothing does."""
@@ -190,19 +173,18 @@ class CachedClient:
 async def _listed(session: Any) -> dict[str, ToolInfo]:
     """All tools of a server, by name."""
 
-    async def page(params: dict[str, Any]) -> Answer:
+    async def page(params: dict[str, Any]) -> Any:
         return as_json(await session.list_tools(params=types.PaginatedRequestParams(**params) if params else None))
 
     tools = await listed(page)
     return {one["name"]: ToolInfo(one["name"], one.get("inputSchema"), one.get("annotations")) for one in tools}
 
 
-def _result(answer: Answer) -> Any:
+def _result(answer: dict[str, Any]) -> Any:
     """A result of an answer, which is another object for each call."""
-    public = {name: value for name, value in answer.items() if name != PRIVATE}
-    if public.get("resultType") == "input_required":
-        return types.InputRequiredResult.model_validate(public)
-    return types.CallToolResult.model_validate(public)
+    if answer.get("resultType") == "input_required":
+        return types.InputRequiredResult.model_validate(answer)
+    return types.CallToolResult.model_validate(answer)
 
 
 def describe(agent: object) -> list[ToolInfo] | None:

@@ -33,7 +33,6 @@ from agent_cache.integrations.shared import (
     identity_of_params,
     note_function,
     returned_by,
-    unanswered,
 )
 from agent_cache.toolbox import ToolInfo
 
@@ -398,13 +397,8 @@ class _CachedServer(_PASSED_ON):
             given = (tool_name, arguments) if meta is None else (tool_name, arguments, meta)
             try:
                 result = await self._inner.call_tool(*given)
-            except Exception as error:
-                doubt = unanswered(error)
-                if doubt is None and isinstance(error, UserError):  # what the SDK makes of an error of the transport
-                    doubt = UnansweredError(str(error), 0)
-                if doubt is None:
-                    raise
-                raise doubt from error
+            except UserError as error:  # what the SDK makes of an error of the transport
+                raise UnansweredError(str(error)) from error
             return as_json(result) if isinstance(result, CallToolResult) else result
 
         schema, hints = self._listed.get(tool_name, (None, None))

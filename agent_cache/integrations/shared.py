@@ -14,6 +14,7 @@ validation gives, as far as that is plain data.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import json
@@ -26,21 +27,16 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from hashlib import blake2b
-from types import CellType
-from typing import Any, Final
+from typing import Any, Final, NoReturn, TypeAlias
 from uuid import UUID
 
-from agent_cache import AgentLoopDetectedError, ConfigurationError, Toolbox, UncacheableArgumentsError
+from agent_cache import AgentLoopDetectedError, ConfigurationError, Toolbox
 from agent_cache.engine.state import warn_once
-from agent_cache.values.canonical import canonical
+from agent_cache.recording import register
 
 
 def checked_box(box: object, vary: object, caller: str) -> None:
-    """Refuse what is no toolbox, and a `vary` that is no function.
-
-    Raises:
-        ConfigurationError: if one of them is something else.
-    """
+    """Raise `ConfigurationError` for what is no toolbox, and a `vary` that is no function."""
     if not isinstance(box, Toolbox):
         raise ConfigurationError(f"{caller} takes a Toolbox as box, got {box!r}")
     if vary is not None and not callable(vary):
@@ -92,57 +88,45 @@ def identity_of_transport(transport: Any) -> str:
         return alone(transport)
     if kind.__name__ in _STDIO:
         return identity_of_sent(**{name: getattr(transport, name, None) for name in _PROCESS})
-    if kind.__name__ in ("SSETransport", "StreamableHttpTransport"):
+    if kind.__name__ in ("SSETransport", "StreamableHttpTransport") and transport.httpx_client_factory is None:
         auth = getattr(transport, "auth", None)
         is_bearer = f"{type(auth).__module__}.{type(auth).__name__}" == "fastmcp.client.auth.bearer.BearerAuth"
-        secret = getattr(getattr(auth, "token", None), "get_secret_value", None) if is_bearer else None
-        if transport.httpx_client_factory is None and (auth is None or secret is not None):
-            signed = None if secret is None else secret()
-            return identity_of_sent(url=transport.url, headers=transport.headers, bearer=signed)
+        if auth is None or is_bearer:
+            bearer = None if auth is None else auth.token.get_secret_value()
+            return identity_of_sent(url=transport.url, headers=transport.headers, bearer=bearer)
     return alone(getattr(transport, "server", None) or transport)  # a server in this process
 
 
 # Tools that are made anew
 
-_MADE: Final[weakref.WeakKeyDictionary[Toolbox, dict[str, tuple[Any, dict[str, Any]]]]] = weakref.WeakKeyDictionary()
+_MADE: Final[weakref.WeakKeyDictionary[Toolbox, dict[str, list[Any]]]] = weakref.WeakKeyDictionary()
 """The code of each tool, and what it was made around."""
+_SCALARS: Final = frozenset({str, int, float, bool, type(None)})
 
 
 def note_function(box: Toolbox, name: str, function: Any) -> None:
-    """Warn once if a toolbox gets another function of a name, or the same one made around other values: to the toolbox
-    it is one tool, so that they share their answers. What it is made around are the values of its closure, the defaults
-    of its parameters, the arguments of a partial function, and the attributes of the object that it is a method of.
+    """Warn once if a toolbox gets another function of a name, or the same one made around other values (in its closure,
+    its defaults, the arguments of a partial function, its object): to the toolbox it is one tool, so that they share
+    their answers.
     """
-    around: dict[str, Any] = {}
+    around: list[Any] = []
     while isinstance(function, functools.partial):
-        around |= {f"argument {place}": one for place, one in enumerate(function.args)} | function.keywords
+        around += [*function.args, *function.keywords.values()]
         function = function.func
-    owner = getattr(function, "__self__", None) if inspect.ismethod(function) else function
-    inner = getattr(function, "__func__", function) if inspect.isroutine(function) else type(function).__call__
+    around += getattr(getattr(function, "__self__", None), "__dict__", {}).values()
+    inner = getattr(function, "__func__", function)
     code = getattr(inner, "__code__", None)
     if code is None:
         return
-    if owner is not inner:
-        around |= getattr(owner, "__dict__", None) or {"self": owner}
-    around |= dict(zip(code.co_freevars, inner.__closure__ or (), strict=True))
-    names = code.co_varnames[: code.co_argcount]
-    around |= dict(zip(reversed(names), reversed(inner.__defaults__ or ()), strict=False))
-    around = {free: _identity(value) for free, value in (around | (inner.__kwdefaults__ or {})).items()}
-    former_code, former = _MADE.setdefault(box, {}).setdefault(name, (code, around))
-    if former_code != code:
+    with contextlib.suppress(ValueError):  # a cell that is empty yet
+        around += [cell.cell_contents for cell in inner.__closure__ or ()]
+    around += [*(inner.__defaults__ or ()), *(inner.__kwdefaults__ or {}).values()]
+    made = [code, *(value if type(value) in _SCALARS else id(value) for value in around)]
+    former = _MADE.setdefault(box, {}).setdefault(name, made)
+    if former[0] != code:
         warn_once("another function of this name shares its answers: give one of them another name, or vary=", name)
-    elif former != around:
-        others = ", ".join(free for free in around if around[free] != former.get(free))
-        warn_once(f"it was made anew around other values ({others}): if answers depend on them, give vary=", name)
-
-
-def _identity(value: Any) -> Any:
-    try:
-        return canonical(value.cell_contents if isinstance(value, CellType) else value)
-    except (UncacheableArgumentsError, TypeError):
-        return id(value.cell_contents if isinstance(value, CellType) else value)
-    except ValueError:  # a cell that is empty yet
-        return None
+    elif former != made:
+        warn_once("it was made anew around other values: if its answers depend on them, give vary=", name)
 
 
 def returned_by(function: Any, *, include_extras: bool = False) -> Any:
@@ -161,8 +145,6 @@ def returned_by(function: Any, *, include_extras: bool = False) -> Any:
 
 Check = Callable[[dict[str, Any]], Mapping[str, Any]]
 """Gives the checked value of each argument. Raises if the tool would refuse them."""
-
-_SCALARS: Final = frozenset({str, int, float, bool, type(None)})
 
 
 def as_tool_gets(check: Check | None, given: dict[str, Any]) -> dict[str, Any]:
@@ -202,7 +184,7 @@ def _plain(value: Any, given: Any) -> Any:
 
 
 def check_of(function: Callable[..., Any]) -> Check | None:
-    """What pydantic makes of the arguments of a function by its hints; None where that cannot be known, or nothing."""
+    """What pydantic makes of the arguments of a function by its hints; None where that cannot be known."""
     from pydantic import TypeAdapter
 
     def collect(*args: Any, **kwargs: Any) -> Mapping[str, Any]:
@@ -215,26 +197,29 @@ def check_of(function: Callable[..., Any]) -> Check | None:
         typed: Any = collect
         typed.__signature__ = signature.replace(return_annotation=inspect.Signature.empty)
         typed.__annotations__ = hints
-        adapter = TypeAdapter(typed)
+        check: Check = TypeAdapter(typed).validate_python
     except Exception:  # noqa: BLE001 - hints are evaluated, and may be anything
         return None
-    exact = {name: hint for name, hint in hints.items() if hint in (str, int, bool)}
-
-    def check(given: dict[str, Any]) -> Mapping[str, Any]:
-        if all(type(value) is exact.get(name) for name, value in given.items()):
-            return given
-        checked: Mapping[str, Any] = adapter.validate_python(given)
-        return checked
-
     return check
 
 
 # Results of MCP
 
-Answer = dict[str, Any]
 
-PRIVATE = "isPrivate"
-"""In an answer that is for its caller alone: a question to the client, a task, or what came of asking the client."""
+@register  # so that recordings give it back
+@dataclass(frozen=True)
+class Private:
+    """An answer for its caller alone: a question to the client, a task, or what came of asking the client. It cannot be
+    copied, so that it is neither stored nor shared: who waits for it has a run of its own.
+    """
+
+    answer: dict[str, Any]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise TypeError("what a server has asked one client is no answer for another")
+
+
+Answer: TypeAlias = dict[str, Any] | Private
 
 _NO_ANSWER = frozenset({408, -32001, -32000})
 """Codes of the errors that the SDKs raise themselves: a request timed out (mcp 1, mcp 2), the connection was closed."""
@@ -248,29 +233,36 @@ class UnansweredError(TimeoutError):
     """
 
 
-def unanswered(error: BaseException) -> UnansweredError | None:
-    """An error to raise from this one if it, or what it was raised from, says that nothing came back.
-
-    The SDK's errors say it by a code, and FastMCP raises its own `ToolError` from them. What was raised from a
-    `TimeoutError` or an `OSError` is known to the write without it.
-    """
-    cause: BaseException | None = error
-    while cause is not None:
-        if getattr(getattr(cause, "error", None), "code", None) in _NO_ANSWER:
-            return UnansweredError(str(error))
-        cause = cause.__cause__
-    return None
+def _is_unanswered(error: BaseException | None) -> bool:
+    """Whether an error, or what it was raised from, says that nothing came back: the SDK's errors do by a code."""
+    while error is not None:
+        if getattr(getattr(error, "error", None), "code", None) in _NO_ANSWER:
+            return True
+        error = error.__cause__
+    return False
 
 
 async def called(
     box: Toolbox, name: str, arguments: Mapping[str, Any], run: Callable[[], Awaitable[Any]], **options: Any
 ) -> Any:
     """The answer of a tool of an MCP server by the rules of a toolbox. Raises what the framework has raised."""
-    options = {"returns": dict, **options}
+
+    async def answered() -> Any:
+        try:
+            return await run()
+        except Exception as error:
+            if not _is_unanswered(error):
+                raise
+            raise UnansweredError(str(error)) from error
+
+    options = {"returns": Answer, **options}
     try:
-        return await box.call(name, arguments, run, failed=fails, store_if=is_kept, refused=notice, **options)
+        answer = await box.call(name, arguments, answered, failed=fails, store_if=is_kept, refused=notice, **options)
     except UnansweredError as doubt:
-        raise doubt.__cause__ or doubt from doubt.__cause__ and doubt.__cause__.__cause__
+        if (cause := doubt.__cause__) is None:
+            raise
+        raise cause from cause.__cause__
+    return answer.answer if type(answer) is Private else answer
 
 
 def fails(answer: Any) -> bool:
@@ -279,17 +271,14 @@ def fails(answer: Any) -> bool:
 
 
 def is_kept(answer: Any) -> bool:
-    """Whether others may be given it. What is no JSON is no final result."""
-    return type(answer) is dict and PRIVATE not in answer and may_be_cached(answer)
+    """Whether others may be given it: a result whose ``_meta`` does not say ``no-cache`` (SEP-2419)."""
+    meta = answer.get("_meta") if type(answer) is dict else None
+    return type(answer) is dict and not (
+        isinstance(meta, Mapping) and any(meta.get(name) == "no-cache" for name in _HINTS)
+    )
 
 
-def may_be_cached(answer: Mapping[str, Any]) -> bool:
-    """Whether its server lets it be stored: the ``_meta`` of a result may say ``no-cache`` (SEP-2419)."""
-    meta = answer.get("_meta")
-    return not isinstance(meta, Mapping) or all(meta.get(name) != "no-cache" for name in _HINTS)
-
-
-def notice(error: AgentLoopDetectedError) -> Answer:
+def notice(error: AgentLoopDetectedError) -> dict[str, Any]:
     """The result of a call that a session has stopped."""
     return {"content": [{"type": "text", "text": str(error)}], "isError": True}
 
@@ -300,36 +289,7 @@ def requested_version(meta: Mapping[str, Any] | None) -> Any:
     return named.get("version") if isinstance(named, Mapping) else None
 
 
-def as_json(model: Any) -> Answer:
+def as_json(model: Any) -> dict[str, Any]:
     """The JSON of a result, which is a model of any version of an SDK."""
-    form: Answer = model.model_dump(mode="json", by_alias=True, exclude_none=True)
+    form: dict[str, Any] = model.model_dump(mode="json", by_alias=True, exclude_none=True)
     return form
-
-
-@dataclass(slots=True)
-class Runs:
-    """How often a tool was run here, to tell the private answer of another call from a recorded one.
-
-    ``with runs:`` stands around each run. An error that says that nothing came back leaves it as `UnansweredError`.
-
-    Attributes:
-        begun: how many runs have begun.
-        going: how many of these have not ended.
-    """
-
-    begun: int = 0
-    going: int = 0
-
-    def __enter__(self) -> None:
-        self.begun += 1
-        self.going += 1
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.going -= 1
-        if isinstance(error, Exception) and (doubt := unanswered(error)) is not None:
-            raise doubt from error
-
-    @property
-    def ended(self) -> int:
-        """How many have ended. `begun` is another number later, if a run is going on now or begins until then."""
-        return self.begun - self.going

@@ -3,22 +3,24 @@
 A transparent reverse proxy: everything passes as it is and at once, in both directions, with these exceptions. A POSTed
 `tools/call` goes through the rules, and a list or a resource through the cache of those. If the server is asked, its
 messages to the host pass while the call runs, and its answer passes as its own bytes; what another request has brought
-is answered as JSON. Answers to `tools/list`, and the notifications that the relay observes, are read on their way.
-While a cassette is recorded or replayed, all requests go through it.
+is answered as JSON. The notifications that the relay observes are read on their way. While a cassette is recorded or
+replayed, all requests go through it.
 
-A host that goes away cancels its call from revision 2026-07-28 on, as the specification says. Before, the call goes on
-to its end, unless the host can resume the stream of events: then the server must see that nobody reads it here.
+A host that goes away closes its connection to the server, too. What that means to the call, the server decides: since
+revision 2026-07-28 it is cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import hashlib
+import re
 import socket
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing, nullcontext
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing, nullcontext, suppress
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any, Final, TypeAlias
 
 import httpx2
 import msgspec
@@ -26,22 +28,9 @@ import uvicorn
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
+from agent_cache.core.asker import TRANSPORT
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording.http.identity import is_loopback
-from agent_cache.relay.http_server import (
-    Headers,
-    Upstream,
-    end_to_end,
-    event_data,
-    header,
-    identity_of,
-    is_event_stream,
-    messages_of,
-    parts_of,
-    raw_headers,
-    reason_of,
-    without,
-)
 from agent_cache.relay.messages import (
     INTERNAL_ERROR,
     MODERN,
@@ -51,37 +40,210 @@ from agent_cache.relay.messages import (
     RpcError,
     data_of,
     error_line,
-    is_id,
     parsed,
     refusal_of,
     request_line,
 )
 from agent_cache.relay.relay import HostRequest, HostSession, Relay
-from agent_cache.relay.stdio import signals
+from agent_cache.relay.stdio import introduced, signals
 
-_LOG = logging.getLogger("agent_cache")
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+"""Names in lower case, with their values, in order; a name may occur more than once."""
 
 _JSON: Final = (b"content-type", b"application/json")
+_ACCEPT: Final = (b"accept", b"application/json, text/event-stream")
 _CANCELLED: Final = {"code": -32800, "message": "Request cancelled"}  # nobody waits for it any more
 _MAX_SESSIONS: Final = 10_000
 _GRACE_S: Final = 5
 """Seconds for calls to end after a signal to stop."""
+_HOP_BY_HOP: Final = frozenset({
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
+    b"trailer", b"transfer-encoding", b"upgrade",
+})  # fmt: skip
+"""RFC 9110, 7.6.1: they are between two neighbours, not between host and server."""
+_NEUTRAL: Final = frozenset(name.encode() for name in TRANSPORT)
+"""Headers of the transport, as are those that begin with ``content-``. Every other one may tell who asks: a server
+takes its credentials where it likes."""
+_ALWAYS: Final = frozenset({b"authorization", b"cookie", b"mcp-protocol-version"})
+_EVENT_END: Final = re.compile(rb"(?:\r\n?+|\n)(?:\r\n?+|\n)")
+
+# Headers
+
+
+def end_to_end(headers: Headers, *names: bytes) -> list[tuple[bytes, bytes]]:
+    """The headers without those that are between two neighbours, and without `names`."""
+    listed = {one.strip() for name, value in headers if name == b"connection" for one in value.lower().split(b",")}
+    left_out = {*_HOP_BY_HOP, *listed, *names}
+    return [(name, value) for name, value in headers if name not in left_out]
+
+
+def header(headers: Headers, name: bytes) -> str:
+    """The first value of a header; empty without one."""
+    return next((value.decode("latin-1") for one, value in headers if one == name), "")
+
+
+def identity_of(headers: Headers, names: Iterable[str] = (), *, url: str = "") -> str | None:
+    """A hash of who asks, and in which revision: requests of one identity share answers. None if nothing tells it.
+
+    Args:
+        headers: those of the request, as they are sent.
+        names: the only headers that tell who asks, beside Authorization, Cookie and the revision. By default all do
+            that are not of the transport: a server may take its key from a header of any name.
+        url: where it is sent to, with query and user; or a part of that.
+    """
+    chosen = {name.lower().encode("latin-1") for name in names}
+    told = sorted(
+        (name, value)
+        for name, value in headers
+        if name in _ALWAYS or (name in chosen if chosen else name not in _NEUTRAL and not name.startswith(b"content-"))
+    )
+    if not told and not url:
+        return None
+    sent = [url, *([part.decode("latin-1") for part in pair] for pair in told)]
+    return hashlib.sha256(msgspec.json.encode(sent)).hexdigest()
+
+
+# The server
+
+
+class Upstream:
+    """The HTTP client of one server. It adds nothing to a request, keeps no cookie and has no timeout.
+
+    Proxies and certificates are those of the environment, as httpx2 reads them. Password and user in the URL are sent
+    as Basic authentication. `name` is the address without password and query, for texts.
+
+    Args:
+        url: the endpoint of the server.
+
+    Raises:
+        ConfigurationError: for an address that is none of HTTP.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            self.url = httpx2.URL(url)
+        except httpx2.InvalidURL as error:
+            raise ConfigurationError(f"--url: {error}") from None
+        if self.url.scheme not in {"http", "https"} or not self.url.host:
+            raise ConfigurationError("--url: give the endpoint of the server, such as https://example.com/mcp")
+        self._client = httpx2.AsyncClient(
+            timeout=None,
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=100),
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # those of one host are nothing to another
+        )
+        self._encodings = (b"accept-encoding", self._client.headers["accept-encoding"].encode("latin-1"))
+        self.name = str(self.url.copy_with(username=None, password=None, query=None, fragment=None))
+        self.origin = str(self.url.copy_with(username=None, password=None, raw_path=b"/", fragment=None))
+        self.aclose = self._client.aclose
+
+    async def open(self, method: str, url: httpx2.URL, headers: Headers, body: bytes | None) -> httpx2.Response:
+        """Send a request. The body of the response is not read, and the response is to be closed.
+
+        Raises:
+            RpcError: if the server cannot be reached.
+            ConnectionLost: if it breaks off.
+        """
+        sent = [pair for pair in headers if pair[0] != b"accept-encoding"]
+        sent.append(self._encodings)  # what this client decodes
+        try:
+            return await self._client.send(httpx2.Request(method, url, headers=sent, content=body), stream=True)
+        except httpx2.ConnectError as error:
+            text = f"agent-cache: the server at {self.name} cannot be reached: {error}"
+            raise RpcError(INTERNAL_ERROR, text) from error
+        except httpx2.TransportError as error:
+            raise _broken_off(error) from error
+
+    def headers_of(self, response: httpx2.Response) -> list[tuple[bytes, bytes]]:
+        """The headers for the host, who gets the body without content-encoding. A redirection to another path of the
+        server leads to that path of the relay.
+        """
+        names = [b"content-encoding", b"content-length"] if "content-encoding" in response.headers else []
+        headers = end_to_end([(name.lower(), value) for name, value in response.headers.raw], *names)
+        location = header(headers, b"location")
+        if not location.startswith(self.origin):
+            return headers
+        path = b"/" + location.removeprefix(self.origin).encode("latin-1")
+        return [(name, path if name == b"location" else value) for name, value in headers]
+
+    async def introduced(self, headers: Headers) -> tuple[str, dict[str, Any]]:
+        """The name of the server and its tools: see `agent_cache.relay.stdio.introduced`."""
+        session: list[tuple[bytes, bytes]] = []
+
+        async def ask(method: str, params: dict[str, Any]) -> Any:
+            number = None if method.startswith("notifications/") else 1
+            modern = [(b"mcp-protocol-version", MODERN.encode()), (b"mcp-method", method.encode())]
+            sent = [*headers, _ACCEPT, _JSON, *session, *(modern if "_meta" in params else ())]
+            response = await self.open("POST", self.url, sent, request_line(number, method, params))
+            name = response.headers.get("mcp-session-id")
+            session[:] = [(b"mcp-session-id", name.encode("latin-1"))] if name else session
+            return None if number is None else (await answer_in(response)).result()
+
+        return await introduced(ask)
+
+
+def _broken_off(error: Exception) -> ConnectionLost:
+    return ConnectionLost(f"the server has broken off: {str(error) or type(error).__name__}")
+
+
+async def parts_of(response: httpx2.Response) -> AsyncGenerator[bytes]:
+    """The body, in parts that joined are the body: each event where there are events, else all of it.
+
+    Raises:
+        ConnectionLost: if the server breaks off.
+    """
+    rest = b""
+    try:
+        if not _is_event_stream(response):
+            yield await response.aread()
+            return
+        async with aclosing(response.aiter_bytes()) as chunks:
+            async for chunk in chunks:
+                at, rest = max(len(rest) - 3, 0), rest + chunk
+                while found := _EVENT_END.search(rest, at):
+                    yield rest[: found.end()]
+                    at, rest = 0, rest[found.end() :]
+    except httpx2.TransportError as error:
+        raise _broken_off(error) from error
+    if rest:
+        yield rest
+
+
+def _is_event_stream(response: httpx2.Response) -> bool:
+    return bool(response.headers.get("content-type", "").partition(";")[0].strip().lower() == "text/event-stream")
+
+
+def event_data(event: bytes) -> bytes:
+    """The data of an event; empty for a comment."""
+    lines = [line.partition(b":") for line in event.splitlines()]
+    return b"\n".join(value.removeprefix(b" ") for name, _, value in lines if name == b"data")
+
+
+async def answer_in(response: httpx2.Response) -> Response:
+    """The answer to the relay's own request in a body, which is read and closed."""
+    try:
+        async with aclosing(parts_of(response)) as parts:
+            async for part in parts:
+                data = event_data(part) if _is_event_stream(response) else part
+                message = parsed(data)
+                if message is not None and not message.method and (message.result or message.error):
+                    return Response(data, message)
+    finally:
+        await response.aclose()
+    raise RpcError(INTERNAL_ERROR, f"the server answered HTTP {response.status_code}")
+
+
+# Hosts
 
 
 class _Incoming:
     """One HTTP request of a host, and the response to it while it is written.
 
-    Args:
-        request, send: as ASGI has them.
-        listener: what it has come to.
-
     Attributes:
         url: where it goes to.
         headers: as they go to the server, but for those of one connection.
-        status: that of the response, once it is begun.
-        version: the revision of MCP; empty where the host does not say it.
         who: a hash of who asks; None if nothing tells hosts apart.
         session: what names the session: its id, else who asks.
+        status: that of the response, once it is begun.
     """
 
     def __init__(self, request: Request, send: Send, listener: HttpListener) -> None:
@@ -91,7 +253,6 @@ class _Incoming:
         scope = request.scope
         self.headers = headers = end_to_end(scope["headers"], b"host", b"content-length", b"expect")
         self.session_id = header(headers, b"mcp-session-id")
-        self.version = header(headers, b"mcp-protocol-version")
         query = scope["query_string"]
         url, to = listener.upstream.url, query.decode("latin-1")
         self.url = url.copy_with(raw_path=scope["raw_path"] + (b"?" + query if query else b""), fragment=None)
@@ -99,7 +260,7 @@ class _Incoming:
         if self.is_to_endpoint:
             self.url = url.copy_with(query=b"&".join(part for part in (url.query, query) if part)) if query else url
         # Recordings are replayed for another version of their host: there all revisions share answers
-        told = without(headers, b"mcp-protocol-version") if listener.relay.is_taped else headers
+        told = [pair for pair in headers if not (listener.relay.is_taped and pair[0] == b"mcp-protocol-version")]
         self.who = identity_of(told, listener.vary_by, url=to)
         # What repeats an argument is another one with each call
         lasting = [pair for pair in told if not pair[0].startswith(b"mcp-param-")]
@@ -124,69 +285,57 @@ class _Incoming:
 
     async def whole(self, status: int, headers: Headers, body: bytes = b"") -> None:
         """Send all of a response."""
-        await self.begin(status, [*without(headers, b"content-length"), (b"content-length", b"%d" % len(body))])
+        headers = [pair for pair in headers if pair[0] != b"content-length"]
+        await self.begin(status, [*headers, (b"content-length", b"%d" % len(body))])
         await self.write(body, is_last=True)
 
-    async def message(self, line: bytes, headers: Headers = (), status: int = 200) -> None:
+    async def message(self, line: bytes, status: int = 200) -> None:
         """End with a JSON-RPC message: as an event, if the response is a stream by now."""
         body = line.rstrip(b"\n")
         if self.is_begun:
             await self.write(b"event: message\r\ndata: " + body + b"\r\n\r\n", is_last=True)
         else:
-            await self.whole(status, [_JSON, *headers], body)
+            await self.whole(status, [_JSON], body)
 
 
 class _Exchange(HostRequest):
-    """One request to the endpoint, which goes to the server as it came. A call is the relay's to forward, or not.
-
-    Attributes:
-        is_resumable: whether the host can read the rest of the response by another request.
-    """
+    """A request to the endpoint that the relay answers, or has the server answer."""
 
     def __init__(
-        self, listener: HttpListener, incoming: _Incoming, body: bytes, message: Message, host: HostSession | None
+        self, listener: HttpListener, incoming: _Incoming, body: bytes, message: Message, host: HostSession
     ) -> None:
         super().__init__(message, incoming.who, host)
         self._listener, self._incoming, self._body = listener, incoming, body
-        self._status, self._headers = 200, [_JSON]
-        self._held: bytes | None = None  # of the server's response, what the host has not got
-        self._parts: AsyncGenerator[bytes] | None = None
-        self._upstream: httpx2.Response | None = None
         self._line: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.is_resumable = self.is_broken = False
-
-    # What the relay calls
+        self._status, self._headers = 200, [_JSON]
+        self._held = b""  # the server's answer as it came, with what surrounds it
+        self._is_resumable = False  # whether the host can ask for the rest of the stream
 
     async def forward(self) -> Response:
         """Send the request to the server. Its messages to the host pass until its answer is there."""
-        await self.close()
-        incoming = self._incoming
-        response = self._upstream = await self._listener.open(incoming, self._body)
-        self._status, self._headers = response.status_code, self._listener.headers_of(response)
+        incoming, upstream = self._incoming, self._listener.upstream
+        response = await upstream.open("POST", incoming.url, incoming.headers, self._body)
         try:
-            if not is_event_stream(self._headers):
-                self._held = await response.aread()
-                return self._whole(self._held)
-            if not incoming.is_begun:
+            self._status, self._headers = response.status_code, upstream.headers_of(response)
+            is_stream = _is_event_stream(response)
+            if is_stream and not incoming.is_begun:
                 await incoming.begin(self._status, self._headers)
-            self._parts = parts_of(response)
-            async for part in self._parts:
-                data = event_data(part)
-                message = parsed(data)
-                if message is not None and not message.method and message.id == self.id is not None:
-                    self._held = part
-                    return Response(data, message)
-                self.is_resumable = self.is_resumable or any(line[:3] == b"id:" for line in part.splitlines())
-                if message is not None:
-                    await self._listener.heard(message, incoming, self)
-                await incoming.write(part)
+            async with aclosing(parts_of(response)) as parts:
+                async for part in parts:
+                    if not is_stream:
+                        self._held = part
+                        return self._whole(part)
+                    message = parsed(data := event_data(part))
+                    if message is not None and not message.method and message.id == self.id:
+                        self._held = part
+                        return Response(data, message)
+                    if message is not None:
+                        await self._listener.heard(message, incoming, self)
+                    self._is_resumable |= part.startswith(b"id:") or b"\nid:" in part
+                    await incoming.write(part)
             raise ConnectionLost("the server has ended its response without an answer")
-        except httpx2.TransportError as error:
-            self.is_broken = True
-            raise ConnectionLost(f"the server has broken off: {reason_of(error)}") from error
         finally:
-            if incoming.is_ended:  # it was answered by the cache, and this is a load after that
-                await self.close()
+            await response.aclose()
 
     def _whole(self, body: bytes) -> Response:
         """The response without a stream. What only HTTP refuses is an error of JSON-RPC to the relay."""
@@ -202,76 +351,30 @@ class _Exchange(HostRequest):
 
     async def ask(self, method: str, params: dict[str, Any]) -> Response:
         """Make a request of the relay's own in the name of the host."""
+        incoming, upstream = self._incoming, self._listener.upstream
+        sent = [pair for pair in incoming.headers if not pair[0].startswith((b"mcp-name", b"mcp-param-"))]
+        headers = [(name, method.encode() if name == b"mcp-method" else value) for name, value in sent]
         body = request_line(f"agent-cache:{uuid.uuid4().hex}", method, params).rstrip(b"\n")
-        response = await self._listener.open(self._incoming, body, method=method)
-        try:
-            async with aclosing(messages_of(response)) as messages:
-                async for data in messages:
-                    message = parsed(data)
-                    if message is not None and not message.method and (message.result or message.error):
-                        return Response(data, message)
-        except httpx2.TransportError as error:
-            raise ConnectionLost(f"the server has broken off: {reason_of(error)}") from error
-        finally:
-            await response.aclose()
-        raise RpcError(INTERNAL_ERROR, f"the server answered {method} by HTTP {response.status_code}")
+        return await answer_in(await upstream.open("POST", incoming.url, headers, body))
 
     def reply(self, line: bytes) -> None:
         """Take the answer, which `respond` sends."""
         self._line.set_result(line)
 
-    # What the listener calls
-
-    async def pass_on(self) -> None:
-        """Let the server answer, whatever it says."""
-        incoming = self._incoming
-        try:
-            self._listener.learn(self.message, await self.forward())
-        except (RpcError, ConnectionLost) as error:
-            if self._held is None and not incoming.is_begun:  # it cannot be reached
-                said = error.error if isinstance(error, RpcError) else str(error)
-                await incoming.message(error_line(self.id, said), status=502 if self.id is None else 200)
-                return
-        if not self.is_broken:  # else the response stays without an end, as the server's did
-            await self._finish()
-
     async def respond(self, running: asyncio.Task[None]) -> None:
         """Send the answer to the host as soon as it is there, or that the request was cancelled."""
-        if not self._line.done():
-            ends: list[asyncio.Future[Any]] = [self._line, running]
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        ends: list[asyncio.Future[Any]] = [self._line, running]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         incoming = self._incoming
         line = self._line.result() if self._line.done() else error_line(self.id, _CANCELLED)
-        message = parsed(line)
-        is_own = self.response is not None and line is self.response.line
-        is_error = message is not None and bool(message.error)
-        if self._held is not None and self._line.done() and (is_own or (is_error and not incoming.is_begun)):
-            await self._finish()
-        elif is_error and incoming.is_begun and self.is_resumable and self._line.done():
-            await incoming.write(b"", is_last=True)  # the host asks for the rest
+        if self.response is None and self._is_resumable:
+            await incoming.write(b"", is_last=True)
+        elif self.response is None or line is not self.response.line:
+            await incoming.message(line)
+        elif incoming.is_begun:
+            await incoming.write(self._held, is_last=True)
         else:
-            is_hello = self.method == "initialize" and self._listener.relay.is_replay
-            await incoming.message(line, [(b"mcp-session-id", uuid.uuid4().hex.encode())] if is_hello else ())
-
-    async def _finish(self) -> None:
-        """Send what is left of the server's response."""
-        incoming = self._incoming
-        if self._parts is None:
-            await incoming.whole(self._status, self._headers, self._held or b"")
-            return
-        await incoming.write(self._held or b"")
-        try:
-            async for part in self._parts:
-                await incoming.write(part)
-        except httpx2.TransportError as error:
-            _LOG.info("the server has broken off after its answer: %s", error)
-        await incoming.write(b"", is_last=True)
-
-    async def close(self) -> None:
-        """Close the response of the server."""
-        response, self._upstream, self._parts, self._held = self._upstream, None, None, None
-        if response is not None:
-            await response.aclose()
+            await incoming.whole(self._status, self._headers, self._held)
 
 
 class HttpListener:
@@ -286,9 +389,6 @@ class HttpListener:
         vary_by: the headers that tell who asks; see `identity_of`.
         is_local: whether only this machine can connect. Then a request must name this machine as its host.
         origins: web origins that may send requests, beside those of this machine.
-
-    Attributes:
-        path: that of the endpoint.
     """
 
     def __init__(
@@ -306,40 +406,49 @@ class HttpListener:
         relay.identity = identity_of(self.added, url=str(upstream.url))
         self.path = upstream.url.path
         self._sessions: dict[str, HostSession] = {}
-        self._calls: dict[tuple[str, str, Any], asyncio.Task[None]] = {}
+        self._calls: dict[tuple[str, Any], asyncio.Task[None]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        request, method = Request(scope, receive), scope["method"]
+        """Answer a request, unless its host goes away."""
+        request = Request(scope, receive)
         incoming = _Incoming(request, send, self)
-        if refusal := self._refusal(request):
-            await incoming.message(error_line(None, refusal), status=403)
-            return
         try:
             body = await request.body()
         except ClientDisconnect:
             return
-        found = parsed(body) if method == "POST" else None
-        message, line = found or Message(), refusal_of(body, found) if method == "POST" else None
-        if not incoming.is_to_endpoint:  # a server may have its endpoint under several names
+        answering = asyncio.create_task(self._answer(incoming, body, scope["method"]))
+        gone = asyncio.create_task(incoming.has_gone())
+        try:
+            await asyncio.wait([answering, gone], return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                answering.result()
+        finally:
+            gone.cancel()
+            answering.cancel()
+            await asyncio.wait([answering])
+
+    async def _answer(self, incoming: _Incoming, body: bytes, method: str) -> None:
+        message = parsed(body) if method == "POST" else None
+        if refusal := self._refusal(incoming.request):
+            await incoming.message(error_line(None, refusal), status=403)
+        elif not incoming.is_to_endpoint:  # a server may have its endpoint under several names
             if self.relay.is_replay or (method == "POST" and b"tools/call" in body):
-                line = error_line(None, f"calls of tools go to {self.path}")
-                await incoming.message(line, status=404)
+                await incoming.message(error_line(None, f"calls of tools go to {self.path}"), status=404)
             else:
                 await self._pass(incoming, body, Message())
-        elif line is not None:
+        elif method == "POST" and (line := refusal_of(body, message)):
             await incoming.message(line, status=400)
-        elif message.is_request and self.relay.answers(message) and is_id(message.id):
-            await self._answer(incoming, body, message)
+        elif message is not None and message.is_request and self.relay.answers(message):
+            await self._call(incoming, body, message)
         elif self.relay.is_replay:
-            status = {"POST": 400 if found is None or message.is_request else 202, "DELETE": 204}.get(method, 405)
+            status = {"POST": 202, "DELETE": 204}.get(method, 405)
             await incoming.whole(status, [(b"allow", b"POST, DELETE")] if status == 405 else [])
         else:
-            if message.method == "notifications/cancelled":  # before the server answers: nobody else waits for that
-                key = self._key_of(incoming, message.params_by_name().get("requestId"))
-                if key in self._calls:
-                    self._calls[key].cancel()
-            await self._pass(incoming, body, message)
+            if message is not None and message.method == "notifications/cancelled":
+                running = self._calls.get((incoming.session_id, message.params_by_name().get("requestId")))
+                if running is not None:  # before the server answers: nobody else waits for that
+                    running.cancel()
+            await self._pass(incoming, body, message or Message())
             if method == "DELETE" and incoming.status < 300:
                 self._forget(incoming.session_id)
 
@@ -352,73 +461,65 @@ class HttpListener:
             return f"the origin {origin!r} is not allowed; --allow-origin allows it"
         return ""
 
-    # Messages
-
-    async def _answer(self, incoming: _Incoming, body: bytes, message: Message) -> None:
-        """Answer a request by the relay."""
+    async def _call(self, incoming: _Incoming, body: bytes, message: Message) -> None:
+        """Have the relay answer a request. A host that goes away has cancelled it."""
         session = self._session_of(incoming)
         request = _Exchange(self, incoming, body, message, session)
         session.running.add(request)
         running = self.relay.start(request)
-        await asyncio.sleep(0)
-        if request.is_answered:  # by the cache, which takes no more than this one turn of the event loop
-            session.running.discard(request)
-            await request.respond(running)
-            return
-        key = self._key_of(incoming, message.id)
+        key = incoming.session_id or uuid.uuid4().hex, message.id
         self._calls[key] = running
-        responding = asyncio.create_task(request.respond(running))
         try:
-            if not await _ends_before_its_host(responding, incoming) and (
-                incoming.version >= MODERN or request.is_resumable
-            ):
-                running.cancel()
-            await responding
+            await request.respond(running)
         except asyncio.CancelledError:
             running.cancel()
-            responding.cancel()
             raise
         finally:
             session.running.discard(request)
-            if self._calls.get(key) is running:
-                del self._calls[key]
-            await request.close()
+            self._calls.pop(key, None)
 
     async def _pass(self, incoming: _Incoming, body: bytes, message: Message) -> None:
         """Pass a request on, and the response back."""
-        request = _Exchange(self, incoming, body, message, None)
-        passing = asyncio.create_task(request.pass_on())
         try:
-            if not await _ends_before_its_host(passing, incoming):
-                passing.cancel()
-            await asyncio.wait([passing])
-            if not passing.cancelled():
-                passing.result()
+            response = await self.upstream.open(incoming.request.method, incoming.url, incoming.headers, body or None)
+        except (RpcError, ConnectionLost) as error:
+            said = error.error if isinstance(error, RpcError) else str(error)
+            await incoming.message(error_line(message.id, said), status=502 if message.id is None else 200)
+            return
+        try:
+            await incoming.begin(response.status_code, self.upstream.headers_of(response))
+            if _is_event_stream(response) or self.relay.learns(message.method):
+                async with aclosing(parts_of(response)) as parts:
+                    async for part in parts:
+                        data = event_data(part) if _is_event_stream(response) else part
+                        await self._look_into(data, message, incoming)
+                        await incoming.write(part)
+            else:
+                async for chunk in response.aiter_bytes():
+                    await incoming.write(chunk)
+            await incoming.write(b"", is_last=True)
         finally:
-            passing.cancel()
-            await request.close()
+            await response.aclose()
 
-    def _key_of(self, incoming: _Incoming, id: Any) -> tuple[str, str, Any]:  # noqa: A002 - the protocol's name
-        """What names a call within all sessions."""
-        return incoming.session_id or uuid.uuid4().hex, type(id).__name__, id if is_id(id) else None
+    async def _look_into(self, data: bytes, asked: Message, incoming: _Incoming) -> None:
+        """Take note of a message of the server on its way."""
+        found = parsed(data)
+        if found is None:
+            return
+        if found.method:
+            await self.heard(found, incoming, None)
+        elif found.result and self.relay.learns(asked.method):
+            self.relay.learn(asked, data_of(found.result))
 
-    async def heard(self, message: Message, incoming: _Incoming, request: HostRequest) -> None:
-        """Take note of a message of the server, before the host gets it."""
+    async def heard(self, message: Message, incoming: _Incoming, request: HostRequest | None) -> None:
+        """Take note of a request or a notification of the server, before the host gets it."""
         session = self._sessions.get(incoming.session)
         if message.is_request:
-            request.asked_host = True
-            if request.host is None and session is not None:  # on a stream of its own it may be for any of them
-                for each in session.running:
-                    each.asked_host = True
+            # On a stream of its own it may be for any of them
+            for each in [request] if request is not None else session.running if session is not None else ():
+                each.asked_host = True
         elif message.method in self.relay.observed:
             await self.relay.observe(message.method, data_of(message.params), session)
-
-    def learn(self, asked: Message, answer: Response) -> None:
-        """Take note of the answer to a request that passes."""
-        if not answer.is_refusal and self.relay.learns(asked.method):
-            self.relay.learn(asked, answer.result())
-
-    # Sessions
 
     def _session_of(self, incoming: _Incoming) -> HostSession:
         """The session of a host: by its id; where it has none, by who asks."""
@@ -435,62 +536,11 @@ class HttpListener:
         if session is not None:
             self.relay.end_session(session)
 
-    # The server
-
-    async def open(self, incoming: _Incoming, body: bytes, *, method: str | None = None) -> httpx2.Response:
-        """Send a request to the endpoint.
-
-        Args:
-            incoming: whose headers are sent.
-            body: the message, if it is a POST.
-            method: the method of the message, if it is not that of the host.
-
-        Raises:
-            RpcError: if the server cannot be reached.
-            ConnectionLost: if it breaks off.
-        """
-        headers = incoming.headers
-        if method is not None:
-            sent = [pair for pair in headers if pair[0] != b"mcp-name" and not pair[0].startswith(b"mcp-param-")]
-            headers = [(name, method.encode() if name == b"mcp-method" else value) for name, value in sent]
-        try:
-            return await self.upstream.open(incoming.request.method, incoming.url, headers, body or None)
-        except httpx2.ConnectError as error:
-            text = f"agent-cache: the server at {self.upstream.name} cannot be reached: {error}"
-            raise RpcError(INTERNAL_ERROR, text) from error
-        except httpx2.TransportError as error:
-            text = f"the server at {self.upstream.name} has broken off: {reason_of(error)}"
-            raise ConnectionLost(text) from error
-
-    def headers_of(self, response: httpx2.Response) -> list[tuple[bytes, bytes]]:
-        """The headers for the host, who gets the body without content-encoding. A redirection to another path of the
-        server leads to that path of the relay.
-        """
-        names = [b"content-encoding", b"content-length"] if "content-encoding" in response.headers else []
-        headers = end_to_end(raw_headers(response), *names)
-        location = header(headers, b"location")
-        origin = str(self.upstream.url.copy_with(username=None, password=None, raw_path=b"/", fragment=None))
-        if not location.startswith(origin):
-            return headers
-        path = b"/" + location.removeprefix(origin).encode("latin-1")
-        return [(name, path if name == b"location" else value) for name, value in headers]
-
-
-async def _ends_before_its_host(work: asyncio.Task[None], incoming: _Incoming) -> bool:
-    """Wait until a task has ended, or its host has gone. Returns whether the task has ended."""
-    gone = asyncio.create_task(incoming.has_gone())
-    try:
-        await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
-        return work.done()
-    finally:
-        gone.cancel()
-
 
 def _host_in(url: str) -> str:
-    try:
+    with suppress(httpx2.InvalidURL):
         return str(httpx2.URL(url).host)
-    except httpx2.InvalidURL:
-        return ""
+    return ""
 
 
 def address_of(text: str) -> tuple[str, int]:

@@ -1,34 +1,30 @@
 """The messages of JSON-RPC 2.0 as lines: parsing as far as a relay needs it, and the errors of the protocol.
 
 A message is parsed into its members, whose contents stay as they came. So what only passes by is never built as
-objects, and what is passed on is what came, byte for byte. Of a message that no JSON parser here can read (it is nested
-too deeply, or has half of a character), the members are found by its brackets, so that it reaches whom it is for.
+objects, and what is passed on is what came, byte for byte.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from agent_cache.recording import register
-from agent_cache.values.compare import utf8_text
 
-PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
 INTERNAL_ERROR: Final = -32603
 
 MODERN: Final = "2026-07-28"
-"""From this revision on, a request has no session, and who closes its response over HTTP cancels it."""
-
-_ENVELOPE: Final = "io.modelcontextprotocol/"
-"""Since that revision the ``_meta`` of every request says under such names who asks, and by which version."""
+"""Since this revision a request has no session, and its ``_meta`` says who asks, and by which version."""
+ENVELOPE: Final = "io.modelcontextprotocol/"
+"""How the names of these entries begin."""
 
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_NO_BYTES: Final = msgspec.Raw()
+_NOTHING: Final = msgspec.Raw()
+_MAX_PAGES: Final = 1000
 
 
 class Message(msgspec.Struct):
@@ -38,11 +34,11 @@ class Message(msgspec.Struct):
         params, result, error: as they came; empty where the message has none.
     """
 
-    id: Any = None
+    id: str | int | None = None
     method: str = ""
-    params: msgspec.Raw = _NO_BYTES
-    result: msgspec.Raw = _NO_BYTES
-    error: msgspec.Raw = _NO_BYTES
+    params: msgspec.Raw = _NOTHING
+    result: msgspec.Raw = _NOTHING
+    error: msgspec.Raw = _NOTHING
 
     @property
     def is_request(self) -> bool:
@@ -50,113 +46,77 @@ class Message(msgspec.Struct):
         return bool(self.method) and self.id is not None
 
     def params_by_name(self) -> dict[str, Any]:
-        """Its parameters; none if they cannot be read, or are something else."""
+        """Its parameters; none if they are something else."""
         params = data_of(self.params)
         return params if isinstance(params, dict) else {}
 
 
 _decoder = msgspec.json.Decoder(Message)
-_encoder = msgspec.json.Encoder()
 
 
 def parsed(line: bytes) -> Message | None:
-    """The message in a line; None if the line is no JSON object. One that is no message of the protocol is empty.
-
-    It never raises. A member that cannot be read is in the message as it came.
-    """
+    """The message in a line; None for anything else, which passes as it came."""
     try:
         return _decoder.decode(line)
     except _UNREADABLE:
-        members = _members_of(line.strip())
-    if members is None:
+        pass
+    found = _leniently(line)
+    if not isinstance(found, dict):
         return None
-    raw = {name: msgspec.Raw(members[key]) for name, key in _MEMBERS.items() if key in members}
-    method = data_of(members.get(b'"method"', b""))
-    return Message(id=data_of(members.get(b'"id"', b"")), method=method if isinstance(method, str) else "", **raw)
+    members = {name: found[name] for name in ("params", "result", "error") if name in found}
+    raw = {name: msgspec.Raw(json.dumps(value).encode()) for name, value in members.items()}
+    try:
+        return msgspec.convert({"id": found.get("id"), "method": found.get("method", ""), **raw}, Message)
+    except msgspec.ValidationError:
+        return None
 
 
-_MEMBERS: Final = {"params": b'"params"', "result": b'"result"', "error": b'"error"'}
-_TOKENS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}:,]|[^\s\[\]{}:,"]+', re.DOTALL)
-
-
-def _members_of(text: bytes) -> dict[bytes, bytes] | None:
-    """The members of an object, however deeply they are nested. None if it is none, or its brackets do not match."""
-    found: dict[bytes, bytes] = {}
-    depth, name, begin = 0, b"", 1
-    for token in _TOKENS.finditer(text) if text[:1] == b"{" else ():
-        symbol, at = token[0], token.start()
-        depth += (symbol in (b"{", b"[")) - (symbol in (b"}", b"]"))
-        if symbol == b":" and depth == 1:
-            name, begin = text[begin:at].strip(), token.end()
-        elif (symbol == b"," and depth == 1) or depth == 0:
-            value = text[begin:at].strip()
-            if (name[:1] == b'"') != bool(value):
-                return None
-            if value:
-                found[name] = value
-            if depth == 0:
-                return found if token.end() == len(text) else None
-            name, begin = b"", token.end()
-    return None
+def _leniently(text: bytes) -> Any:
+    """What some servers write: NaN, halves of characters, other encodings. None for anything else."""
+    try:
+        return json.loads(text.decode("utf-8", "surrogateescape"))
+    except (ValueError, RecursionError):
+        return None
 
 
 def refusal_of(line: bytes, message: Message | None) -> bytes | None:
-    """The error that answers a message of a host which may call a tool in a way that servers read differently: a batch,
-    no JSON, a name that occurs twice, a number beyond all bounds, NaN, what is no Unicode, an id that identifies
-    nothing. None for any other message.
+    """The error that answers a message of a host which calls a tool in a form that nobody can judge: a batch, a call
+    without an id, what is no JSON. None for any other message.
     """
-    is_call = message is not None and message.method == "tools/call"
-    if not is_call and b"tools/call" not in line and b"tools\\/call" not in line:
+    if message is None:
+        is_judged = b"tools/call" not in line
+    else:
+        is_judged = message.method != "tools/call" or (message.id is not None and _is_json(message.params))
+    if is_judged:
         return None
-    id = message.id if message is not None and is_id(message.id) else None  # noqa: A001 - the protocol's name
+    id = None if message is None else message.id  # noqa: A001 - the protocol's name
+    return error_line(id, "a call of a tool is one request of plain JSON; this is not passed on", INVALID_REQUEST)
+
+
+def _is_json(raw: msgspec.Raw) -> bool:
     try:
-        msgspec.json.decode(line)
-        json.loads(line.decode(), object_pairs_hook=_checked_object)
-    except (ValueError, RecursionError) as error:
-        code = PARSE_ERROR if message is None else INVALID_REQUEST
-        return error_line(id, f"a call of a tool that cannot be read in one way is not passed on ({error})", code)
-    if message is None or (is_call and id is None):
-        why = "a call of a tool is one request, whose id is a text or a whole number; this is not passed on"
-        return error_line(None, why, INVALID_REQUEST)
-    is_known = message.method or message.result or message.error
-    return (
-        None if is_known else error_line(id, "this is no message of the protocol; it is not passed on", INVALID_REQUEST)
-    )
-
-
-def _checked_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return found
-
-
-def is_id(id: Any) -> bool:  # noqa: A002 - the protocol's name
-    """Whether it identifies a request: MCP has texts and whole numbers."""
-    return type(id) is int or (type(id) is str and utf8_text(id) == id)
+        msgspec.json.decode(raw)
+    except _UNREADABLE:
+        return not raw
+    return True
 
 
 def envelope_of(params: Mapping[str, Any]) -> dict[str, Any]:
     """What a request of revision 2026-07-28 or later says of its host in its ``_meta``; empty for an earlier one."""
     meta = params.get("_meta")
-    return {key: said for key, said in meta.items() if key.startswith(_ENVELOPE)} if isinstance(meta, dict) else {}
+    return {key: said for key, said in meta.items() if key.startswith(ENVELOPE)} if isinstance(meta, dict) else {}
 
 
 def data_of(raw: msgspec.Raw | bytes) -> Any:
-    """The content of a member; None if there is none, or if it cannot be read."""
+    """The content of a member; None if there is none, or nobody can read it."""
     try:
         return msgspec.json.decode(raw) if raw else None
     except _UNREADABLE:
-        return None
-
-
-def one_line(text: bytes) -> bytes:
-    """JSON without line ends: these are only between its tokens."""
-    return text.strip().replace(b"\r", b" ").replace(b"\n", b" ")
+        return _leniently(bytes(raw))
 
 
 def _line_of(message: dict[str, Any]) -> bytes:
-    return _encoder.encode(message) + b"\n"
+    return msgspec.json.encode(message) + b"\n"
 
 
 def request_line(id: Any, method: str, params: Any) -> bytes:  # noqa: A002 - the protocol's name
@@ -179,26 +139,21 @@ def error_line(id: Any, error: dict[str, Any] | str, code: int = INTERNAL_ERROR)
 class Response:
     """The server's response to a request: the message as it came, and parsed. `is_refusal`: see `RpcError`."""
 
-    __slots__ = ("is_refusal", "line", "message")
-
     def __init__(self, line: bytes, message: Message, *, is_refusal: bool = False) -> None:
         self.line, self.message, self.is_refusal = line, message, is_refusal
 
-    def result(self) -> Any:
-        """The result; as it came, without line ends, if it cannot be read.
+    @property
+    def is_json(self) -> bool:
+        """Whether the result can be written again as it came."""
+        return _is_json(self.message.result)
 
-        Raises:
-            RpcError: if it is an error.
-        """
-        raw = self.message.result
+    def result(self) -> Any:
+        """The result. Raises `RpcError` if it is an error."""
         if self.message.error:
             error = RpcError.of(data_of(self.message.error))
             error.is_refusal = self.is_refusal
             raise error
-        try:
-            return msgspec.json.decode(raw) if raw else None
-        except _UNREADABLE:
-            return msgspec.Raw(one_line(bytes(raw)))
+        return data_of(self.message.result)
 
 
 class RpcError(Exception):
@@ -222,7 +177,7 @@ class RpcError(Exception):
     def of(cls, error: Any) -> RpcError:
         """The exception for the content of an error response."""
         if not isinstance(error, dict):
-            return cls(INTERNAL_ERROR, "the error of the server cannot be read" if error is None else str(error))
+            return cls(INTERNAL_ERROR, str(error))
         return cls(error.get("code", INTERNAL_ERROR), str(error.get("message", "")), error.get("data"))
 
     def __str__(self) -> str:
@@ -236,42 +191,24 @@ class ConnectionLost(OSError):
     """The server has gone before it answered. As an `OSError` it leaves a write in doubt."""
 
 
-_MAX_PAGES: Final = 1000
-
-
 async def listed(ask: Callable[[dict[str, Any]], Awaitable[Any]]) -> list[Any]:
-    """The tools of all pages of a list. A server whose cursor does not advance has given its last page.
+    """The tools of all pages of a list.
 
     Args:
         ask: gets a page by its parameters, which are empty or have a ``cursor``.
-
-    Raises:
-        RpcError: if the list has no end.
     """
     tools: list[Any] = []
-    seen: set[str] = set()
     params: dict[str, Any] = {}
-    while isinstance(page := _read(await ask(params)), dict):
+    for _ in range(_MAX_PAGES):
+        page = await ask(params)
         tools += page.get("tools") or []
-        cursor = page.get("nextCursor")  # an empty text is one
-        if cursor is None or repr(cursor) in seen:
+        cursor = page.get("nextCursor")
+        if cursor is None or cursor == params.get("cursor"):
             break
-        seen.add(repr(cursor))
-        if len(seen) >= _MAX_PAGES:
-            raise RpcError(INTERNAL_ERROR, f"agent-cache: the list has {_MAX_PAGES} pages, and no end")
         params = {"cursor": cursor}
     return tools
 
 
-def _read(page: Any) -> Any:
-    """A page in which msgspec cannot read the name of one tool, as of half a character: the others are read."""
-    try:
-        return json.loads(bytes(page)) if isinstance(page, msgspec.Raw) else page
-    except (ValueError, RecursionError):
-        return None
-
-
-def by_name(tools: Any) -> dict[str, Mapping[str, Any]]:
-    """The tools of a list that have a name."""
-    named = (tool for tool in (tools if isinstance(tools, list) else ()) if isinstance(tool, dict))
-    return {tool["name"]: tool for tool in named if isinstance(tool.get("name"), str)}
+def by_name(tools: list[Any]) -> dict[str, Mapping[str, Any]]:
+    """The tools of a list by their names."""
+    return {tool["name"]: tool for tool in tools}

@@ -2,8 +2,8 @@
 
 The hardest case: a host calls a tool that reads, and a second time before the first answer is there. The first request
 goes to the server as it came. The second waits for the same run. The host cancels the first: the server is told so, and
-the second runs the tool anew, under its own id. Meanwhile the server has asked the host something, so the answer
-depends on more than the arguments: both requests are answered by it, and it is not stored.
+the second runs the tool anew, under its own id. Had the server asked the host something meanwhile, the answer would
+have been for the first request alone.
 
 A transport makes a `HostRequest` of each request that `Relay.answers`, and gives it to `Relay.start`. What else passes
 by is passed on at once, as it came; of a few messages the relay wants to know (`learns`, `observed`).
@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from contextvars import Context, copy_context
 from functools import partial
@@ -24,8 +24,8 @@ from typing import Any, Final, Self
 
 from agent_cache import AgentCacheSession, AgentLoopDetectedError, Read, Toolbox, invalidate, writing
 from agent_cache.core.asker import Apart
-from agent_cache.integrations.shared import fails, may_be_cached, notice, requested_version
-from agent_cache.recording import CassetteError, Tape, intercept, record, replay
+from agent_cache.integrations.shared import Answer, Private, fails, is_kept, notice, requested_version
+from agent_cache.recording import CassetteError, intercept, record, replay
 from agent_cache.relay.messages import (
     INTERNAL_ERROR,
     ConnectionLost,
@@ -49,7 +49,7 @@ _LIST_PATIENCE: Final = 10.0
 _CONTINUES: Final = frozenset({"requestState", "inputResponses"})
 """Parameters of a request that goes on with an earlier one, which the server had answered by a question."""
 _TERMINAL: Final = frozenset({"completed", "failed", "cancelled"})
-_OF_TASKS: Final = frozenset({"tasks/get", "tasks/result", "tasks/cancel", "tasks/list"})
+_OF_TASKS: Final = frozenset({"tasks/get", "tasks/result", "tasks/cancel"})
 _UNRECORDED: Final = frozenset({"ping", "subscriptions/listen"})
 """Requests that a recording leaves out: what keeps a connection alive, and what lasts as long as the connection."""
 
@@ -70,7 +70,6 @@ _CHANGES: Final = {
 }
 _TELLS_NOTHING: Final = frozenset({"progressToken", "traceparent", "tracestate", "io.modelcontextprotocol/clientInfo"})
 """What the `_meta` of a request says that its answer does not depend on."""
-_RESULT: Final = dict[str, Any]
 
 
 class HostSession:
@@ -96,16 +95,16 @@ class HostRequest(ABC):
     Attributes:
         asked_host: whether the server has made a request of the host since this one was forwarded; a transport sets it.
         is_answered: whether the host has got a response.
-        response, result, error: what came of forwarding it: the response, the result in it, or what was raised.
+        is_sent: whether it was forwarded.
+        response, result: what came of that.
     """
 
     def __init__(self, message: Message, vary: Any = None, host: HostSession | None = None) -> None:
         self.message, self.vary, self.host = message, vary, host
         self.id, self.method, self.params = message.id, message.method, message.params_by_name()
-        self.asked_host = self.is_answered = False
+        self.asked_host = self.is_answered = self.is_sent = False
         self.response: Response | None = None
         self.result: Any = None
-        self.error: Exception | None = None
 
     @abstractmethod
     async def forward(self) -> Response:
@@ -176,7 +175,6 @@ class Relay:
             self._tape = replay(replay_from, strict=strict)
         elif record_to is not None:
             self._tape = record(record_to)
-        self._replay: Tape | None = None
         tier = tier_of(box)
         shared: dict[str, Any] = {} if tier is None else {"remote_cache": tier}
         lists = {method: Read(tag, ttl=_life_of, **shared) for method, tag in _HINTED.items()}
@@ -186,12 +184,10 @@ class Relay:
         self._writes = {method: write_of_notification(method, tags) for method, tags in changes.items()}
         self.observed = frozenset({"notifications/tasks/status", *self._writes})
         self._hosts: set[HostSession] = set()
-        self._unstored: dict[int, Any] = {}
         self._task_ends: dict[str, asyncio.Future[None]] = {}
         self._blocks = AsyncExitStack()
         self._outside = self._inside = copy_context()
         self._host = HostSession(self._inside)
-        self._store_if = self._is_storable  # one object, as `Toolbox.call` asks for
         self._request = intercept(self._forwarded, name="mcp:request", skip_args=1, vary=_who_asks)
         self._list = intercept(_all_pages, name="mcp:tools", skip_args=2)
 
@@ -201,8 +197,7 @@ class Relay:
         self._outside = copy_context()
         async with AsyncExitStack() as blocks:
             if self._tape is not None:
-                entered = blocks.enter_context(self._tape)
-                self._replay = entered if entered.file is None else None
+                blocks.enter_context(self._tape)
             await blocks.enter_async_context(self.session)
             self._inside = self._host.context = copy_context()
             self._blocks = blocks.pop_all()
@@ -243,7 +238,7 @@ class Relay:
         method = message.method
         if method == "tools/call":
             return True
-        if self._tape is not None:
+        if self.is_taped:
             return self.is_replay or method not in _UNRECORDED
         return method in _HINTED and bool(envelope_of(message.params_by_name()))
 
@@ -268,15 +263,16 @@ class Relay:
 
     def learn(self, message: Message, result: Any) -> None:
         """Take note of the result of a request which `learns`, on its way to the host."""
-        if isinstance(result, dict):
-            asked = {**message.params_by_name(), "status": "completed"} if message.method == "tasks/result" else result
-            for task in (asked, *(result.get("tasks") or ())):
-                self._end_task(task)
+        if message.method == "tasks/result":
+            self._end_task({**message.params_by_name(), "status": "completed"})
+        else:
+            self._end_task(result)
 
     async def observe(self, method: str, params: Any, host: HostSession | None = None) -> None:
         """Take note of a notification of the server which is `observed`, before the host gets it."""
         if method == "notifications/tools/list_changed":
-            (host or self._host).tools = None
+            if not self.is_taped:  # a replay hears of no change, so both ask for the list once
+                (host or self._host).tools = None
             self.box.forget()
         elif method == "notifications/tasks/status":
             self._end_task(params)
@@ -305,18 +301,16 @@ class Relay:
         except AgentLoopDetectedError as loop:
             line = result_line(request.id, _refusal(loop))
         except Exception as error:  # noqa: BLE001 - whatever it is, the host waits for a response
-            if not isinstance(error, CassetteError | ConnectionLost) and not request.is_answered:
+            if not isinstance(error, CassetteError | ConnectionLost):
                 _LOG.exception("%s could not be answered", request.method)
             line = error_line(request.id, str(error))
-        finally:
-            self._unstored.pop(id(request.result), None)
         request.answer(line)
 
     async def _line_for(self, request: HostRequest) -> bytes:
         try:
             if request.method == "tools/call":
                 result = await self._call_tool(request)
-            elif self._tape is None:
+            elif not self.is_taped:
                 result = await self._hinted(request)
             else:
                 result = await self._other(request)
@@ -326,63 +320,56 @@ class Relay:
             result = await self._run(request)  # what this request has waited for was refused
         if request.method in _OF_TASKS:
             self.learn(request.message, result)
-        if request.response is not None and result is request.result:
+        if request.response is not None and _plain(result) is _plain(request.result):
             return request.response.line  # as the server sent it
-        return result_line(request.id, result)
+        return result_line(request.id, _plain(result))
 
     async def _run(self, request: HostRequest) -> Any:
         """Let the server answer."""
-        try:
-            response = request.response = await request.forward()
-            result = request.result = response.result()
-            if request.asked_host:
-                self._unstored[id(result)] = result
-            task = _task_of(result)
-            if task is not None and task.get("status") not in _TERMINAL and self._is_write(request):
-                # The write goes on until then, and its tags stay invalid; the host has to know its task to ask for it
-                request.answer(response.line)
-                await self._end_of_task(task)
-        except Exception as error:
-            request.error = error
-            raise
+        request.is_sent = True
+        response = request.response = await request.forward()
+        result = response.result()
+        task = _task_of(result)
+        if task is not None and task.get("status") not in _TERMINAL and self._rule(request).kind == "write":
+            # The write goes on until then, and its tags stay invalid; the host has to know its task to ask for it
+            request.answer(response.line)
+            await self._end_of_task(task)
+        is_final = isinstance(result, dict) and result.get("resultType", "complete") == "complete"
+        if task is not None or request.asked_host or not is_final or not response.is_json:
+            result = Private(result)
+        request.result = result
         return result
 
     async def _call_tool(self, request: HostRequest) -> Any:
         params = request.params
         name, arguments = params.get("name"), params.get("arguments", {})
         if not isinstance(name, str) or not isinstance(arguments, dict):
-            # The server says what is wrong with it, or takes it for something
-            is_write = not isinstance(name, str) or self.box.rule(name).kind == "write"
-            return await self._uncached(partial(self._other, request), is_write=is_write)
+            async with writing(*self._every_tag):  # the server says what is wrong with it, or takes it for something
+                return await self._other(request)
         tool = await self._tool(name, request)
         hints = tool.get("annotations")
         continues = "task" in params or not _CONTINUES.isdisjoint(params)
-        if continues or self._tape is not None:
-            kind = self.box.rule(name, hints, arguments).kind
+        if continues or self.is_taped:
+            kind = self._rule(request).kind
             if kind == "pass" or (kind != "write" and continues):
                 return await self._other(request)
         try:
             return await self.box.call(
                 name, arguments, partial(self._run, request), schema=tool.get("inputSchema"), annotations=hints,
-                vary=request.vary, returns=_RESULT, failed=fails, store_if=self._store_if, refused=_refusal,
+                vary=request.vary, returns=Answer, failed=fails, store_if=is_kept, refused=_refusal,
             )  # fmt: skip
         except (RpcError, ConnectionLost, AgentLoopDetectedError, CassetteError):
             raise
         except Exception as error:
-            if self.is_replay or request.error is not None:
+            if self.is_replay or (request.is_sent and request.response is None):
                 raise
             _LOG.error("%s was not cached: %s", name, error)
             if request.response is not None:
                 return request.result
-            is_write = self.box.rule(name, hints, arguments).kind == "write"
-            return await self._uncached(partial(self._run, request), is_write=is_write)
-
-    async def _uncached(self, run: Callable[[], Awaitable[Any]], *, is_write: bool) -> Any:
-        """Run what has no rule that fits. Of a write nobody knows what it touches."""
-        if not is_write:
-            return await run()
-        async with writing(*self._every_tag):
-            return await run()
+            if self._rule(request).kind != "write":
+                return await self._run(request)
+            async with writing(*self._every_tag):  # nobody knows what it touches
+                return await self._run(request)
 
     async def _hinted(self, request: HostRequest) -> Any:
         """The answer to a list or a resource: while it is fresh by its own word, from the cache of its asker."""
@@ -395,11 +382,11 @@ class Relay:
 
         asked = {**request.params, "_meta": meta}
         call = self._lists.call(
-            request.method, asked, dated, vary=request.vary, returns=_RESULT, store_if=_is_fresh_for_others
+            request.method, asked, dated, vary=request.vary, returns=dict[str, Any], store_if=_is_fresh_for_others
         )
         kept = await self._start_outside(call)  # a host may ask as often as it likes
         result = kept["result"]
-        if request.response is not None or not isinstance(result, dict) or "ttlMs" not in result:
+        if request.response is not None or type(result) is not dict or "ttlMs" not in result:
             return result
         age = max(time.time() - kept["at"], 0.0)
         return {**result, "ttlMs": max(int(result["ttlMs"] - 1000 * age), 0)}
@@ -415,59 +402,40 @@ class Relay:
         params = {} if method == "initialize" else {key: each for key, each in request.params.items() if key != "_meta"}
         return await self._request(request, method, params)
 
-    async def _forwarded(self, request: HostRequest, method: str, params: dict[str, Any]) -> Any:  # noqa: ARG002 - these two identify the call
-        return await self._run(request)
+    async def _forwarded(self, request: HostRequest, _method: str, _params: dict[str, Any]) -> Any:
+        return _plain(await self._run(request))
 
     # What the server has
 
     async def _tool(self, name: str, request: HostRequest) -> Mapping[str, Any]:
         """What the server says of a tool; nothing if it does not list it."""
-        # A recording asks by itself in any case: a replay, which has one list for all of its hosts, must not depend on
-        # when, and which of them, had asked
-        host = self._host if self.is_replay else request.host or self._host
-        if host.tools is None or (host.listing is None and self._tape is not None):
-            if host.listing is None or (host.listing.done() and host.tools is None):
+        host = self._host_of(request)
+        if host.tools is None:
+            if host.listing is None or host.listing.done():
                 work = self._learn_tools(host, request)
                 host.listing = asyncio.get_running_loop().create_task(work, context=self._inside.copy())
             await asyncio.shield(host.listing)
         return (host.tools or {}).get(name, {})
 
+    def _host_of(self, request: HostRequest) -> HostSession:
+        """The session that knows the tools of a request. While a cassette is used, that is one for all hosts."""
+        return self._host if self.is_taped else request.host or self._host
+
     async def _learn_tools(self, host: HostSession, request: HostRequest) -> None:
-        found: dict[str, Mapping[str, Any]] = {}
-        # A replay asks as often as the recording did
-        steps = () if self._replay is None else self._replay.cassette.steps
-        lists = 1 if self._replay is None else sum(step.name == "mcp:tools" for step in steps)
         try:
             async with asyncio.timeout(_LIST_PATIENCE):
-                for _ in range(lists):
-                    page = await self._list(request, envelope_of(request.params))
-                    found = by_name(page["tools"]) | found
-        except (RpcError, ConnectionLost, CassetteError, TimeoutError) as error:
+                host.tools = by_name((await self._list(request, envelope_of(request.params)))["tools"])
+        except Exception as error:  # noqa: BLE001 - the server may answer anything
             _LOG.warning("the tools of the server are not known (%s), nor their hints", error)
-        host.tools = found
+            host.tools = {}
 
-    def _is_write(self, request: HostRequest) -> bool:
-        """Whether it calls a tool that writes by the rules."""
-        if request.method != "tools/call":
-            return False
-        name = request.params["name"]
-        hints = ((request.host or self._host).tools or {}).get(name, {}).get("annotations")
-        return self.box.rule(name, hints, request.params.get("arguments")).kind == "write"
+    def _rule(self, request: HostRequest) -> Any:
+        """The rule of the tool that a request calls."""
+        name = str(request.params.get("name"))
+        hints = (self._host_of(request).tools or {}).get(name, {}).get("annotations")
+        return self.box.rule(name, hints, request.params.get("arguments"))
 
-    def schema_of(self, name: str) -> Any:
-        """The input schema of a tool; None if the server has not told it."""
-        return (self._host.tools or {}).get(name, {}).get("inputSchema")
-
-    # Results that are not stored, and tasks
-
-    def _is_storable(self, result: Any) -> bool:
-        return (
-            isinstance(result, dict)
-            and result.get("resultType", "complete") == "complete"
-            and _task_of(result) is None
-            and may_be_cached(result)
-            and id(result) not in self._unstored
-        )
+    # Tasks
 
     async def _end_of_task(self, task: Mapping[str, Any]) -> None:
         """Wait until a task of the server has come to its terminal status.
@@ -492,10 +460,13 @@ class Relay:
     def _end_task(self, task: Any) -> None:
         """Take note of the status of a task."""
         if isinstance(task, dict) and task.get("status") in _TERMINAL:
-            name = task.get("taskId")
-            end = self._task_ends.get(name) if isinstance(name, str) else None
+            end = self._task_ends.get(str(task.get("taskId")))
             if end is not None and not end.done():
                 end.set_result(None)
+
+
+def _plain(result: Any) -> Any:
+    return result.answer if type(result) is Private else result
 
 
 def _who_asks(request: HostRequest, *_: Any) -> Any:
@@ -519,11 +490,10 @@ def _life_of(kept: dict[str, Any]) -> float:
 def _is_fresh_for_others(kept: dict[str, Any]) -> bool:
     result = kept["result"]
     return (
-        isinstance(result, dict)
+        type(result) is dict
         and result.get("cacheScope") in ("public", "private")  # either way it is kept for its asker
         and type(result.get("ttlMs")) in (int, float)
         and result["ttlMs"] > 0
-        and result.get("resultType", "complete") == "complete"
     )
 
 

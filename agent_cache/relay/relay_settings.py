@@ -22,7 +22,7 @@ from msgspec import Meta
 
 from agent_cache import AgentCacheInvalidator, AgentCacheSession, ConfigurationError, LoopPolicy, Toolbox
 from agent_cache.toolbox.box import has_rule
-from agent_cache.values.compare import utf8_text
+from agent_cache.values.compare import escaped
 
 DEFAULT_NAMESPACE: Final = "mcp"
 """The namespace of a relay without a file."""
@@ -99,6 +99,29 @@ def new_session(settings: RelaySettings) -> AgentCacheSession:
 
 # A first file
 
+_HEAD: Final = """\
+namespace = "{namespace}"
+hints = "kind"
+unknown = "write"
+
+# Nothing is stored yet: remove the # in front of the lines that begin with tools.
+"""
+_PROPOSAL: Final = """
+# {title}
+# {why}
+# tools.{key} = {{ {rule} }}
+"""
+_KINDS: Final = {
+    "changes": ("it reads what changes by itself, so it is not stored: safe", 'kind = "watch"'),
+    "reads": (
+        "it reads; safe if its answer depends on these tags alone, or may be 60 s old",
+        'kind = "read", tags = {tags}, ttl = 60',
+    ),
+    "writes": (
+        "it may write: each call drops every stored answer; safe if it changes these tags alone",
+        'kind = "write", tags = {tags}',
+    ),
+}
 _ID: Final = re.compile(r"(.+?)_?(?:id|ids|path|name|key|uri|url|slug|number)$", re.IGNORECASE)
 """A parameter that names an entity, and the entity: ``repo_path``, ``orderId``."""
 _WORDS: Final = re.compile(r"[a-z]+|[A-Z][a-z]*")
@@ -112,50 +135,35 @@ _BY_ITSELF: Final = frozenset({
 def starter_rules(namespace: str, tools: Iterable[Mapping[str, Any]]) -> str:
     """A file of rules, as TOML. The namespace is one of the characters of this that can stand in one."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", namespace).strip("-").lower() or "mcp"
-    head = f'namespace = "{name}"\nhints = "kind"\nunknown = "write"\n'
-    hint = "# Nothing is stored yet: remove the # in front of the lines that begin with tools.\n"
-    return f"{head}\n{hint}\n{proposals(tools)}"
+    return _HEAD.format(namespace=name) + proposals(tools)
 
 
 def proposals(tools: Iterable[Mapping[str, Any]], box: Toolbox | None = None) -> str:
     """Lines of a file of rules, which stand above its first table.
 
     Args:
-        tools: as the server lists them. One whose name is no Unicode is left out: TOML cannot name it.
+        tools: as the server lists them. One whose name a terminal cannot show is left out.
         box: the rules that there are. Tools that have one are left out.
     """
-    named = [tool for tool in tools if utf8_text(tool["name"]) == tool["name"]]
-    return "\n".join(_proposal(tool) for tool in named if box is None or not has_rule(box, tool["name"]))
+    named = [tool for tool in tools if tool["name"].isprintable()]
+    return "".join(_proposal(tool) for tool in named if box is None or not has_rule(box, tool["name"]))
 
 
 def _proposal(tool: Mapping[str, Any]) -> str:
-    name, reads = tool["name"], (tool.get("annotations") or {}).get("readOnlyHint")
-    title = _printable(" ".join((tool.get("description") or tool.get("title") or "").split())[:100])
-    if reads is True and not _BY_ITSELF.isdisjoint(map(str.lower, _WORDS.findall(name))):
-        why, rule = "it reads what changes by itself, so it is not stored: safe", 'kind = "watch"'
-    elif reads is True:
-        why = "it reads; safe if its answer depends on these tags alone, or may be 60 s old"
-        rule = f'kind = "read", tags = {_tags_for(tool)}, ttl = 60'
-    else:
-        why = "it writes" if reads is False else "nobody says what it does"
-        why += ": each call drops every stored answer; safe if it changes these tags alone"
-        rule = f'kind = "write", tags = {_tags_for(tool)}'
-    key = name if re.fullmatch("[A-Za-z0-9_-]+", name) else _printable(json.dumps(name, ensure_ascii=False))
-    lines = [f"# {line}" for line in (title, why) if line]
-    return "\n".join([*lines, f"# tools.{key} = {{ {rule} }}", ""])
-
-
-def _printable(text: str) -> str:
-    """A text in which is escaped what a terminal would interpret."""
-    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)
+    name, reads = tool["name"], (tool.get("annotations") or {}).get("readOnlyHint") is True
+    changes = reads and not _BY_ITSELF.isdisjoint(map(str.lower, _WORDS.findall(name)))
+    why, rule = _KINDS["changes" if changes else "reads" if reads else "writes"]
+    title = " ".join((tool.get("description") or tool.get("title") or name).split())[:100]
+    key = name if re.fullmatch("[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+    return _PROPOSAL.format(title=escaped(title), why=why, key=key, rule=rule.format(tags=_tags_for(tool)))
 
 
 def _tags_for(tool: Mapping[str, Any]) -> str:
     """A proposal: the entity that the first parameter with the name of one has."""
     schema = tool.get("inputSchema") or {}
-    required, properties = schema.get("required"), schema.get("properties") or {}
-    names = [name for name in properties if not isinstance(required, list) or name in required]
-    for name in (*names, *properties):
+    properties = schema.get("properties") or {}
+    required = schema.get("required") or properties
+    for name in (*(one for one in properties if one in required), *properties):
         found = _ID.match(name)
         if found is not None and name.isidentifier():
             return json.dumps([f"{found[1].rstrip('_').lower()}:{{{name}}}"])

@@ -157,7 +157,7 @@ async def piped(command: Sequence[Any], **options: Any) -> Piped | asyncio.subpr
     if tuple(command[: len(RELAY)]) == RELAY:
         imports = ["asyncio", "agent_cache.cli.mcp_relay", "agent_cache.remote.file"]
         if "--url" in command:
-            imports += ["agent_cache.relay.http_server", "httpx2", "anyio._backends._asyncio"]
+            imports += ["agent_cache.relay.http_proxy", "httpx2", "anyio._backends._asyncio"]
         return await Piped.start(*command[1:], imports=imports, **options)
     return await asyncio.create_subprocess_exec(
         *map(str, command),

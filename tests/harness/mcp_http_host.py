@@ -14,8 +14,7 @@ from typing import Any
 import httpx2
 import uvicorn
 
-from agent_cache.relay.http_proxy import HttpListener
-from agent_cache.relay.http_server import Upstream
+from agent_cache.relay.http_proxy import HttpListener, Upstream
 from agent_cache.relay.relay import Relay
 from agent_cache.relay.relay_settings import load
 from tests.harness.mcp_host import ENVELOPE, text_of

@@ -11,7 +11,7 @@ pytest.importorskip("httpx2", reason="the relay over HTTP needs it")
 import httpx2
 from hypothesis import strategies as st
 
-from agent_cache.relay.http_server import end_to_end, event_data, identity_of, parts_of
+from agent_cache.relay.http_proxy import end_to_end, event_data, identity_of, parts_of
 from tests.harness.searches import searched
 
 LINE_ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])

@@ -32,7 +32,6 @@ from agent_cache import (
 )
 from agent_cache.integrations.fastmcp import AgentCacheMiddleware, LoopInTool, describe
 from agent_cache.recording import record, replay
-from tests.harness.library import Clock
 from tests.harness.page_examples import examples
 from tests.integration.reach.mcp_shop import Shop, new_box, over_http
 
@@ -438,26 +437,6 @@ async def test_a_template_that_names_no_argument_is_refused_before_the_tool_runs
         await server.call_tool("look", ORDER)
     assert runs == []
     assert "'nobody'" in box.explain(describe(server) or ()).problems[0]
-
-
-async def test_what_a_tool_is_said_to_be_is_looked_up_again_after_a_second(clock: Clock):
-    box = Toolbox({}, namespace="shop", hints="kind")
-    server = FastMCP("shop", middleware=[AgentCacheMiddleware(box)], on_duplicate="replace")
-
-    def add(hint: bool) -> None:
-        async def look() -> str:
-            return "seen"
-
-        server.tool(look, annotations={"readOnlyHint": hint})
-
-    add(True)
-    async with AgentCacheSession() as session:
-        await server.call_tool("look")
-        add(False)
-        await server.call_tool("look")
-        clock.advance(1)
-        await server.call_tool("look")
-        assert [one.kind for one in session.get_execution_trace()] == ["read", "read", "write"]
 
 
 async def test_a_replaced_tool_gives_no_old_answers():

@@ -1,4 +1,4 @@
-"""Lists of tools in pages: they end where the server's cursor does not advance, or has no end."""
+"""Lists of tools in pages: they end where the server's cursor does not advance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from agent_cache import Read, Toolbox
 from agent_cache.integrations.mcp_client import CachedClient
-from tests.harness.mcp_host import RELAY, relayed
+from tests.harness.mcp_host import RELAY
 
 SERVER = """
 import json, sys
@@ -32,9 +32,7 @@ for line in sys.stdin:
         hints = {"readOnlyHint": True}
         tool = {"name": f"tool {cursor}", "inputSchema": {"type": "object"}, "annotations": hints}
         result = {"tools": [tool], "nextCursor": cursors.get(cursor)}
-        if cursors.get("endless"):
-            result = {"tools": [], "nextCursor": cursor + "+"}
-        elif result["nextCursor"] is None and cursors.get("omits"):
+        if result["nextCursor"] is None and cursors.get("omits"):
             del result["nextCursor"]
     elif message["method"] == "tools/call":
         result = {"content": [{"type": "text", "text": message["params"]["name"]}]}
@@ -42,11 +40,9 @@ for line in sys.stdin:
 """
 
 REPEATED = {"first": "same", "same": "same"}
-CIRCLE = {"first": "a", "a": "b", "b": "a"}
 EMPTY = {"first": "", "": "last"}
 LISTS = [
     (REPEATED, ["tool first", "tool same"]),
-    (CIRCLE, ["tool first", "tool a", "tool b"]),
     (EMPTY, ["tool first", "tool ", "tool last"]),
     ({"first": None}, ["tool first"]),
     ({"omits": True}, ["tool first"]),
@@ -68,17 +64,11 @@ async def client_of(cursors):
         yield CachedClient(session, Toolbox({"tool*": Read("x")}, namespace="pages"))
 
 
-@pytest.mark.parametrize(("cursors", "tools"), LISTS[1:4])
+@pytest.mark.parametrize(("cursors", "tools"), LISTS)
 async def test_a_client_has_every_page_once(cursors, tools):
     async with client_of(cursors) as client:
         assert [tool.name for tool in await client.tools()] == tools
         assert (await client.call_tool("tool first", {})).content[0].text == "tool first"
-
-
-async def test_a_client_says_that_a_list_has_no_end():
-    async with client_of({"endless": True}) as client:
-        with pytest.raises(Exception, match="the list has 1000 pages, and no end"):
-            await client.tools()
 
 
 @pytest.mark.parametrize(("cursors", "tools"), LISTS)
@@ -87,20 +77,6 @@ async def test_explain_prints_every_page_once(cursors, tools):
     assert code == 0, errors
     found = [line.partition(" = ")[0] for line in shown if line.startswith("# tools.")]
     assert found == [f'# tools."{name}"' for name in tools]
-
-
-async def test_explain_says_that_a_list_has_no_end():
-    code, shown, errors = await explained({"endless": True})
-    assert code == 2
-    assert shown == []
-    assert "the list has 1000 pages, and no end" in errors
-
-
-@pytest.mark.parametrize("cursors", [CIRCLE, {"endless": True}])
-async def test_a_relay_answers_calls_of_a_server_whose_list_does_not_end(cursors):
-    async with relayed(server=server(cursors)) as host:
-        assert await host.call("tool a") == "tool a"
-    assert ("no end" in host.errors) is bool(cursors.get("endless"))
 
 
 async def explained(cursors):

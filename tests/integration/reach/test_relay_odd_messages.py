@@ -31,24 +31,17 @@ kind = "pass"
 kind = "pass"
 """
 
-UNREADABLE = [kind for kind in ODD if kind not in ("large", "plain")]
-READ_DIFFERENTLY = [
-    b'{"jsonrpc":"2.0","id":2,"method":"ping","method":"tools/call","params":{"name":"set","arguments":{"key":"a"}}}',
-    b'{"jsonrpc":"2.0","id":2,"method":"tools/call","method":"ping","params":{"name":"set","arguments":{"key":"a"}}}',
-    b'{"jsonrpc":"2.0","id":2,"Method":"tools/call","params":{"name":"set","arguments":{"key":"a"}}}',
-    b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"set","arguments":{"key":"a","key":"b"}}}',
+UNREADABLE = ("no Unicode", "half a character", "no number")
+NOT_JUDGED = [
     b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"set","arguments":{"key":"a"}},}',
-    b'\xef\xbb\xbf{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"set","arguments":{"key":"a"}}}',
-    b'[{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"set","arguments":{"key":"a","x":"\xff"}}},1]',
-    *(call_of("set", "a", id) for id in (None, b"null", b"[1]", b"true", b"1.5", b"9" * 5000)),
-    *(call_of("set", "a", b"2", b',"odd":' + ODD[kind]) for kind in UNREADABLE),
     b"[%b]" % call_of("set", "a", b"2"),
+    *(call_of("set", "a", id) for id in (None, b"null", b"[1]", b"true", b"1.5")),
+    *(call_of("set", "a", b"2", b',"odd":' + ODD[kind]) for kind in UNREADABLE),
 ]
-"""Writes of ``a``, each by some server's reading. They are refused."""
+"""Writes of ``a``. They are refused."""
 MALFORMED = [
     b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"set","arguments":null,"key":"a"}}',
     b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":["set",{"name":"set","key":"a"}]}',
-    b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":["set"],"tool":{"name":"set","key":"a"}}}',
 ]
 """Calls whose parameters some server may take for a write of ``a``. They pass."""
 
@@ -59,16 +52,16 @@ async def host(rules):
         yield host
 
 
-async def test_a_call_that_servers_read_differently_is_refused_and_reaches_none(host):
+async def test_a_call_in_a_form_that_nobody_can_judge_is_refused_and_reaches_no_server(host):
     assert await host.call("get", "a") == "nothing (1)"
-    for line in READ_DIFFERENTLY:
+    for line in NOT_JUDGED:
         await host.send(line)
         error = json.loads(await host.line())["error"]
-        assert error["code"] in (-32600, -32700), line
+        assert error["code"] == -32600, line
         assert "not passed on" in error["message"]
     assert await host.call("get", "a") == "nothing (1)"
     seen = await host.seen()
-    assert not any(line in seen for line in READ_DIFFERENTLY)
+    assert not any(line in seen for line in NOT_JUDGED)
 
 
 async def test_a_call_whose_parameters_a_server_may_take_for_a_write_ends_what_it_touches(host):
@@ -87,13 +80,11 @@ async def test_a_request_whose_id_is_in_use_is_refused_and_the_other_one_is_answ
         await host.send(call_of("release", "", b"8"))
         assert text_of(json.loads(await host.response(b"7"))["result"]) == "held "
     assert not any(call_of("set", "a", b"7") in line for line in await host.seen())
-    await host.send(call_of("get", "a", b'"agent-cache:1"'))
-    assert json.loads(await host.response(b'"agent-cache:1"'))["error"]["code"] == -32600
 
 
 async def test_what_is_no_call_and_cannot_be_read_passes_as_it_came_and_ends_nothing(host):
     assert await host.call("get", "a") == "nothing (1)"
-    line = b'{"jsonrpc":"2.0","id":2,"method":"resources/read","params":{"uri":%b}}' % ODD["deep"]
+    line = b'{"jsonrpc":"2.0","id":2,"method":"resources/read","params":{"uri":%b}}' % ODD["no Unicode"]
     await host.send(line, b"", b"  ")
     assert await host.response(b"2")
     assert await host.call("get", "a") == "nothing (1)"
@@ -111,19 +102,7 @@ async def test_an_answer_that_cannot_be_read_passes_as_it_came(host):
 
 
 async def test_who_waits_for_an_answer_that_cannot_be_read_gets_it_too(host):
-    for kind in set(UNREADABLE) - {"twice"}:  # of which the last one counts
+    for kind in UNREADABLE:
         await host.send(call_of("odd", kind, b"2"), call_of("odd", kind, b"3"))
         for id in (b"2", b"3"):
             assert ODD[kind] in await host.response(id), kind
-
-
-async def test_a_write_whose_answer_cannot_be_read_has_ended(rules):
-    rules.write_text(
-        RULES.replace('[tools.odd]\nkind = "read"', '[tools.odd]\nkind = "write"') + '[tools."g*"]\n'
-        'kind = "read"\ntags = ["odd"]\n'
-    )
-    async with raw_relay("--config", rules, "--", *ODD_SERVER) as host:
-        await host.send(call_of("odd", "deep", b"2"))
-        await host.response(b"2")
-        first = await host.call("get_odd")
-        assert await host.call("get_odd") == first

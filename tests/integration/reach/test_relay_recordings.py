@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 pytest.importorskip("mcp", reason="the servers of these tests are made by its SDK")
@@ -112,15 +110,6 @@ async def test_an_error_of_the_server_is_replayed_with_its_code_and_data(rules, 
         assert "error" in recorded
     async with replayed(tape, "--config", rules) as host:
         assert await host.start("no/such/method", {"x": 1}) == recorded
-
-
-async def test_a_replay_answers_what_is_no_json_by_an_error_of_the_protocol(rules, tape):
-    async with relayed("--config", rules, "--record", tape):
-        pass
-    async with replayed(tape, "--config", rules) as host:
-        await host.write(b"this is no JSON\n")
-        await host.request("ping")
-        assert json.loads(host.lines[-2])["error"]["code"] == -32700
 
 
 async def test_the_tools_are_those_of_the_recording_after_their_list_has_changed(rules, tape):

@@ -115,20 +115,6 @@ def shared(rules, tmp_path):
     return rules
 
 
-@pytest.mark.parametrize("part", ["header", "query", "user"])
-async def test_hosts_over_stdio_share_the_answers_of_one_user_alone(application, rules, tmp_path, part):
-    rules, found = shared(rules, tmp_path), []
-    for user in ("ada", "bob", "ada"):
-        url, options = application.url, ["--header", f"X-User: {user if part == 'header' else 'eve'}"]
-        if part == "query":
-            url += f"?user={user}"
-        elif part == "user":
-            url = url.replace("//", f"//{user}:secret@")
-        async with started((*RELAY, "--config", rules, "--url", url, *options), greets=False) as host:
-            found.append(await host.call("get", key="a"))
-    assert found == ["nothing (1)", "nothing (2)", "nothing (1)"]
-
-
 SERVER_OF_ONE_USER = """
 import json, os, sys
 tool = {"name": "whoami", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}

@@ -347,7 +347,7 @@ async def test_servers_that_are_made_for_each_user_over_one_box_are_warned_of(ca
         server.tool(Named(user).call, name="my_tickets")
         async with Client(server) as client:
             await client.call_tool("my_tickets")
-    assert caplog.text.count("it was made anew around other values (user)") == 1
+    assert caplog.text.count("it was made anew around other values") == 1
 
 
 class Named:
